@@ -1,1 +1,31 @@
-//! Process-level tests of libebbtide.so (see `tests/tests`).
+//! Harness of the process-level tests of `libebbtide.so` (see `tests/tests`).
+//!
+//! A test compiles a small C program ([`c_program`]), runs it or any other program with the library
+//! preloaded ([`Run`]) and judges exit status, output and time ([`Outcome`]).
+//!
+//! Which library: `EBBTIDE_LIB`, else `$CARGO_TARGET_DIR/release/libebbtide.so`, else `target/release`.
+//! `EBBTIDE_LIB=none` runs everything on libc's own malloc, any other path on that library; tests of
+//! what only Ebbtide promises are skipped there ([`is_ebbtide`]).
+//!
+//! Invariants:
+//! - INV-TESTS-1: nothing here builds the library; a missing one is one line that names the remedy.
+//! - INV-TESTS-2: no run outlives its time limit: its whole process group is killed.
+//! - INV-TESTS-3: a changed system setting is restored even if the test process is killed
+//!   ([`Sysctl`]), and no other run of this test process overlaps with the change.
+//! - INV-TESTS-4: a test that cannot run says `skipped: reason` on the real stderr.
+
+mod build;
+mod machine;
+mod run;
+
+pub use build::{c_library, c_program, compile};
+pub use machine::{Cgroup, Sysctl, have, ensure_installed, is_root};
+pub use run::{Outcome, Run, is_ebbtide, library};
+
+use std::io::Write;
+
+/// Says why a test does not run. Written past the test runner's capture, so that it is always seen.
+pub fn skip(reason: &str) {
+    let line = format!("skipped: {reason}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}

@@ -1,1 +1,31 @@
+//! Mechanism: everything that talks to the kernel or the processor.
+//!
+//! The only crate with inline assembly, system calls and raw pointers into the kernel's ABI.
+//! It decides nothing: what to reserve, when to release and whom to stop is policy and lives
+//! above. System calls are raw, so `errno` is never touched; results are values.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`vm`] | reserve, commit, release and move address space |
+//! | [`lock`] | futex lock with a rank, usable before libc is ready |
+//! | [`rseq`] | per-CPU object stacks: restartable sections and their portable model |
+//! | [`membarrier`] | make another CPU leave its restartable section |
+//! | [`features`] | optional kernel calls, tried once and latched |
+//! | [`clock`] | coarse monotonic time |
+//! | [`process`] | start-up facts: environment, auxiliary vector, CPUs, limits |
+//! | [`file`] | read small kernel files without libc |
 #![no_std]
+#![warn(missing_docs)]
+
+pub mod clock;
+pub mod features;
+pub mod file;
+pub mod lock;
+pub mod membarrier;
+pub mod process;
+pub mod rseq;
+pub mod vm;
+
+mod call;
+
+pub use call::Errno;

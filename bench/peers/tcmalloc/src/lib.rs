@@ -1,0 +1,23 @@
+//! Google's TCMalloc as a preloadable library.
+
+use libtcmalloc_sys as _;
+
+include!("../../export.rs");
+
+unsafe extern "C" {
+    fn TCMallocInternalMalloc(size: usize) -> *mut c_void;
+    fn TCMallocInternalCalloc(count: usize, size: usize) -> *mut c_void;
+    fn TCMallocInternalRealloc(old: *mut c_void, size: usize) -> *mut c_void;
+    fn TCMallocInternalFree(old: *mut c_void);
+    fn TCMallocInternalMemalign(align: usize, size: usize) -> *mut c_void;
+    fn TCMallocInternalMallocSize(object: *const c_void) -> usize;
+}
+
+export!(
+    TCMallocInternalMalloc,
+    TCMallocInternalCalloc,
+    TCMallocInternalRealloc,
+    TCMallocInternalFree,
+    |align, size| unsafe { TCMallocInternalMemalign(align, size) },
+    TCMallocInternalMallocSize
+);

@@ -1,0 +1,178 @@
+//! The command line: one definition per flag, from which help, completions and
+//! manual pages come.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use crate::conf;
+
+/// Memory manager for Linux that gives memory back.
+#[derive(Debug, Parser)]
+#[command(name = "ebbtide", bin_name = "ebbtide", version, propagate_version = true)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program with Ebbtide as its memory manager
+    #[command(after_help = conf::key_table())]
+    Run(RunArgs),
+    /// Say what this system offers to Ebbtide, and what is missing
+    Doctor(DoctorArgs),
+    /// Measure Ebbtide beside other allocators
+    #[command(subcommand, arg_required_else_help = true)]
+    Bench(BenchCommand),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write all of them to a directory
+    Man {
+        /// Write ebbtide.1, ebbtide-run.1, … to this directory
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// One measurement in a process of its own (started by `bench`)
+    #[command(hide = true)]
+    BenchWorker(WorkerArgs),
+}
+
+/// Where the library is.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LibArgs {
+    /// Path of libebbtide.so (default: EBBTIDE_LIB, then beside this program,
+    /// then the usual library directories)
+    #[arg(long, value_name = "PATH")]
+    pub lib: Option<PathBuf>,
+}
+
+/// `ebbtide run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Settings for the library, laid over those in EBBTIDE_CONF
+    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append)]
+    pub conf: Vec<String>,
+    /// At the end, say on stderr what the program used and what was given back
+    #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true,
+          default_missing_value = "text", value_enum)]
+    pub summary: Option<Format>,
+    /// Write the summary to this file instead of stderr
+    #[arg(long, value_name = "FILE")]
+    pub summary_file: Option<PathBuf>,
+    /// Run the command a second time without Ebbtide, and show both side by side
+    #[arg(long)]
+    pub compare: bool,
+    /// Run the program even if Ebbtide cannot take effect in it
+    #[arg(long)]
+    pub force: bool,
+    /// The library.
+    #[command(flatten)]
+    pub lib: LibArgs,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Form of a printed summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Lines for people
+    Text,
+    /// One JSON object
+    Json,
+}
+
+/// `ebbtide doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// The library.
+    #[command(flatten)]
+    pub lib: LibArgs,
+}
+
+/// The benchmark families.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Single operations: pairs, batches, a working set, filling, start-up, small processes
+    Micro(BenchArgs),
+}
+
+/// Flags that all benchmark families share.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Fewer rounds and a smaller heap
+    #[arg(long)]
+    pub quick: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Peers to measure: a name from the list, or the path of a library
+    /// (default: every peer that is installed)
+    #[arg(long, value_name = "NAME|PATH", num_args = 1..)]
+    pub against: Vec<String>,
+    /// Only cases whose name contains this text
+    #[arg(long, value_name = "TEXT")]
+    pub only: Vec<String>,
+    /// Rounds, each with one process per case and allocator
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+    /// The library.
+    #[command(flatten)]
+    pub lib: LibArgs,
+}
+
+/// `ebbtide bench-worker`.
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    /// The case to run
+    pub case: String,
+    /// Its size, in the unit of the case
+    pub amount: u64,
+}
+
+/// The command for help, completions and manual pages.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definition_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn command_after_dashes_keeps_its_own_flags() {
+        let cli = Cli::try_parse_from(["ebbtide", "run", "--summary", "--", "ls", "--summary=json"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!() };
+        assert_eq!(run.summary, Some(Format::Text));
+        assert_eq!(run.command, ["ls", "--summary=json"]);
+    }
+
+    #[test]
+    fn command_without_dashes_works_too() {
+        let cli = Cli::try_parse_from(["ebbtide", "run", "ls", "-l", "--force"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!() };
+        assert!(!run.force);
+        assert_eq!(run.command, ["ls", "-l", "--force"]);
+    }
+
+    #[test]
+    fn run_needs_a_command() {
+        assert!(Cli::try_parse_from(["ebbtide", "run", "--summary"]).is_err());
+    }
+}

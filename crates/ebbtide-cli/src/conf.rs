@@ -1,0 +1,291 @@
+//! The keys of `EBBTIDE_CONF`: one table, from which the check, the help text
+//! and the manual page come.
+//!
+//! Invariants:
+//! - `INV-CONF-1`: a text that [`Conf::parse`] accepts holds only keys of
+//!   [`KEYS`], each with a value of its kind, each at most once.
+//! - `INV-CONF-2`: [`Conf`]'s `Display` gives a text that parses to the same `Conf`.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail};
+
+/// What values a key takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One of the listed words.
+    Word(&'static [&'static str]),
+    /// A whole number.
+    Number,
+    /// Bytes, with an optional suffix K, M, G or T (powers of 1,024).
+    Size,
+    /// A path without a comma.
+    Path,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Word(words) => f.write_str(&words.join("|")),
+            Kind::Number => f.write_str("N"),
+            Kind::Size => f.write_str("SIZE"),
+            Kind::Path => f.write_str("PATH"),
+        }
+    }
+}
+
+/// One key of the configuration.
+#[derive(Debug)]
+pub struct Key {
+    /// Its name, as written before the `=`.
+    pub name: &'static str,
+    /// The values it takes.
+    pub kind: Kind,
+    /// One line for the help text.
+    pub help: &'static str,
+}
+
+const ON_OFF: Kind = Kind::Word(&["on", "off"]);
+
+/// Every key that the library knows.
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "rseq",
+        kind: ON_OFF,
+        help: "per-CPU caches by restartable sequences; off: the portable model under locks",
+    },
+    Key {
+        name: "cluster",
+        kind: ON_OFF,
+        help: "refill by clusters of 64 frames; off: frame by frame",
+    },
+    Key {
+        name: "thp",
+        kind: ON_OFF,
+        help: "ask for transparent huge pages in the growth range",
+    },
+    Key {
+        name: "retain_ms",
+        kind: Kind::Number,
+        help: "window, in milliseconds, over which recent peaks keep freed memory",
+    },
+    Key {
+        name: "retain_max",
+        kind: Kind::Size,
+        help: "most freed memory to keep for reuse",
+    },
+    Key {
+        name: "zones",
+        kind: Kind::Number,
+        help: "number of zones (lock domains)",
+    },
+    Key {
+        name: "syscalls",
+        kind: Kind::Word(&["all", "basic"]),
+        help: "basic: only mmap, munmap, mprotect, madvise and futex (for sandboxes)",
+    },
+    Key {
+        name: "stats_dir",
+        kind: Kind::Path,
+        help: "directory in which each process keeps a statistics page, PID.ebb",
+    },
+];
+
+/// The table of keys as text, one line a key.
+pub fn key_table() -> String {
+    let forms: Vec<String> = KEYS
+        .iter()
+        .map(|k| format!("{}={}", k.name, k.kind))
+        .collect();
+    let width = forms.iter().map(String::len).max().unwrap_or(0);
+    let mut out = String::from("Configuration keys (--conf KEY=VALUE,… or EBBTIDE_CONF):\n");
+    for (form, key) in forms.iter().zip(KEYS) {
+        out.push_str(&format!("  {form:width$}  {}\n", key.help));
+    }
+    out
+}
+
+/// A checked configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conf {
+    pairs: Vec<(&'static str, String)>,
+}
+
+impl Conf {
+    /// Parses `key=value,…`; the error names the remedy.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut conf = Conf::default();
+        for item in text.split(',').map(str::trim).filter(|i| !i.is_empty()) {
+            let Some((name, value)) = item.split_once('=') else {
+                bail!("configuration item '{item}' has no '='; write it as key=value");
+            };
+            let key = find_key(name.trim())?;
+            let value = value.trim();
+            check_value(key.kind, value)
+                .with_context(|| format!("bad value '{value}' for configuration key '{name}'"))?;
+            conf.set(key.name, value);
+        }
+        Ok(conf)
+    }
+
+    /// Sets a key, replacing an earlier value.
+    pub fn set(&mut self, name: &'static str, value: &str) {
+        debug_assert!(KEYS.iter().any(|k| k.name == name));
+        self.pairs.retain(|(n, _)| *n != name);
+        self.pairs.push((name, value.to_owned()));
+    }
+
+    /// The value of a key, if it was given.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.pairs
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, v)| v.as_str())
+    }
+
+    /// This configuration with `over` laid on top.
+    pub fn overlaid(mut self, over: &Conf) -> Conf {
+        for (name, value) in &over.pairs {
+            self.set(name, value);
+        }
+        self
+    }
+}
+
+impl fmt::Display for Conf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (name, value)) in self.pairs.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            write!(f, "{comma}{name}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Parses a size such as `64M`; `None` if it is not one or does not fit.
+pub fn parse_size(text: &str) -> Option<u64> {
+    let text = text.strip_suffix("iB").unwrap_or(text);
+    let (digits, shift) = match text.as_bytes().last()? {
+        b'k' | b'K' => (&text[..text.len() - 1], 10),
+        b'm' | b'M' => (&text[..text.len() - 1], 20),
+        b'g' | b'G' => (&text[..text.len() - 1], 30),
+        b't' | b'T' => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+fn find_key(name: &str) -> Result<&'static Key> {
+    if let Some(key) = KEYS.iter().find(|k| k.name == name) {
+        return Ok(key);
+    }
+    let mut near: Vec<(f64, &str)> = KEYS
+        .iter()
+        .map(|k| {
+            (
+                strsim::jaro_winkler(&name.to_lowercase(), k.name),
+                k.name,
+            )
+        })
+        .filter(|(score, _)| *score > 0.75)
+        .collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let near: Vec<&str> = near.into_iter().take(2).map(|(_, n)| n).collect();
+    let all: Vec<&str> = KEYS.iter().map(|k| k.name).collect();
+    let hint = if near.is_empty() {
+        String::new()
+    } else {
+        format!("; did you mean '{}'?", near.join("' or '"))
+    };
+    bail!(
+        "unknown configuration key '{name}'{hint} The keys are: {}",
+        all.join(", ")
+    )
+}
+
+fn check_value(kind: Kind, value: &str) -> Result<()> {
+    match kind {
+        Kind::Word(words) if !words.contains(&value) => {
+            bail!("it takes one of: {}", words.join(", "))
+        }
+        Kind::Number if value.is_empty() || !value.bytes().all(|b| b.is_ascii_digit()) => {
+            bail!("it takes a whole number")
+        }
+        Kind::Number if value.parse::<u64>().is_err() => bail!("the number is too large"),
+        Kind::Size if parse_size(value).is_none() => {
+            bail!("it takes bytes with an optional suffix K, M, G or T, such as 64M")
+        }
+        Kind::Path if value.is_empty() => bail!("it takes a path"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepts_every_kind_and_keeps_the_last() {
+        let c = Conf::parse("rseq=off, retain_max=64M,zones=4,rseq=on,stats_dir=/tmp/x,").unwrap();
+        assert_eq!(c.get("rseq"), Some("on"));
+        assert_eq!(c.to_string(), "retain_max=64M,zones=4,rseq=on,stats_dir=/tmp/x");
+        assert_eq!(Conf::parse(&c.to_string()).unwrap(), c);
+        assert_eq!(Conf::parse("").unwrap(), Conf::default());
+    }
+
+    #[test]
+    fn unknown_key_names_near_matches_and_all_keys() {
+        let text = format!("{:#}", Conf::parse("retain_mx=1").unwrap_err());
+        assert!(text.contains("retain_max"), "{text}");
+        for key in KEYS {
+            assert!(text.contains(key.name), "{text}");
+        }
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for bad in [
+            "rseq=maybe",
+            "zones=-1",
+            "zones=",
+            "zones=99999999999999999999",
+            "retain_max=12Q",
+            "retain_max=",
+            "stats_dir=",
+            "thp",
+        ] {
+            assert!(Conf::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("0"), Some(0));
+        assert_eq!(parse_size("4K"), Some(4096));
+        assert_eq!(parse_size("2MiB"), Some(2 << 20));
+        assert_eq!(parse_size("1t"), Some(1 << 40));
+        assert_eq!(parse_size("99999999T"), None);
+        assert_eq!(parse_size("K"), None);
+        assert_eq!(parse_size("+1"), None);
+    }
+
+    #[test]
+    fn overlay_wins() {
+        let base = Conf::parse("rseq=on,zones=2").unwrap();
+        let over = Conf::parse("rseq=off").unwrap();
+        let both = base.overlaid(&over);
+        assert_eq!(both.get("rseq"), Some("off"));
+        assert_eq!(both.get("zones"), Some("2"));
+    }
+
+    #[test]
+    fn table_lists_every_key() {
+        let table = key_table();
+        for key in KEYS {
+            assert!(table.contains(key.name));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Printing that never panics on a closed pipe, and figures with units for people.
+
+use std::io::{self, IsTerminal, Write};
+
+/// Writes to stdout; a closed pipe is no error, the reader has seen enough.
+pub fn stdout(text: &[u8]) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text).and_then(|()| out.flush());
+}
+
+/// Writes to stderr; failures are ignored, there is nowhere to report them.
+pub fn stderr(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// One warning line.
+pub fn warning(text: &str) {
+    stderr(&format!("ebbtide: warning: {text}\n"));
+}
+
+/// An error with its causes, on one line where they are short.
+pub fn error(error: &anyhow::Error) {
+    stderr(&format!("ebbtide: {error:#}\n"));
+}
+
+/// Whether a stream takes colours and signs: a terminal, and no `NO_COLOR`.
+pub fn is_fancy(stream: &impl IsTerminal) -> bool {
+    let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+    stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+}
+
+/// Bytes as `12.3 MiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{n} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+/// Nanoseconds as `1.234 s`, `12.3 ms`, `4.5 µs` or `67 ns`.
+pub fn duration(ns: u64) -> String {
+    let value = ns as f64;
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} µs", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", value / 1e6),
+        _ => format!("{:.3} s", value / 1e9),
+    }
+}
+
+/// A whole number with commas between thousands.
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3 << 30), "3.0 GiB");
+        assert_eq!(duration(999), "999 ns");
+        assert_eq!(duration(1_500), "1.5 µs");
+        assert_eq!(duration(2_500_000), "2.5 ms");
+        assert_eq!(duration(1_234_000_000), "1.234 s");
+        assert_eq!(count(1), "1");
+        assert_eq!(count(1_000), "1,000");
+        assert_eq!(count(123_456_789), "123,456,789");
+    }
+}

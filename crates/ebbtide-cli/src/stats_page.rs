@@ -1,0 +1,124 @@
+//! The page of figures that each process under Ebbtide keeps in `stats_dir`.
+//!
+//! A file `PID.ebb` of 4,096 bytes, little-endian 64-bit words, written by the
+//! process through a shared mapping. The words are read one by one, without a
+//! lock: each is exact, two of them need not be from the same instant.
+
+use std::fs;
+use std::path::Path;
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+/// First word of the page: "EBBSTAT1".
+pub const MAGIC: u64 = 0x3154_4154_5342_4245;
+
+/// Length of the file.
+pub const LEN_BYTES: usize = 4096;
+
+/// One process's figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StatsPage {
+    /// The process.
+    pub pid: u64,
+    /// Bytes given back to the kernel so far.
+    pub released_bytes: u64,
+    /// Bytes the program holds.
+    pub live_bytes: u64,
+    /// Freed bytes that are still resident.
+    pub dirty_bytes: u64,
+    /// Address space opened in the region.
+    pub region_opened_bytes: u64,
+    /// 1: per-CPU caches by restartable sequences; 0: the portable model.
+    pub rseq_mode: u64,
+    /// Calls that gave memory back.
+    pub release_calls: u64,
+    /// Bytes in per-CPU caches.
+    pub cached_bytes: u64,
+    /// Bytes of the manager's own records.
+    pub metadata_bytes: u64,
+}
+
+impl StatsPage {
+    /// Reads the words; `None` if this is not such a page.
+    pub fn parse(page: &[u8]) -> Option<Self> {
+        if page.len() < LEN_BYTES {
+            return None;
+        }
+        let word = |i: usize| -> u64 {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&page[i * 8..i * 8 + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        if word(0) != MAGIC || word(1) != 1 {
+            return None;
+        }
+        Some(StatsPage {
+            pid: word(2),
+            released_bytes: word(3),
+            live_bytes: word(4),
+            dirty_bytes: word(5),
+            region_opened_bytes: word(6),
+            rseq_mode: word(7),
+            release_calls: word(8),
+            cached_bytes: word(9),
+            metadata_bytes: word(10),
+        })
+    }
+}
+
+/// Every page in `dir` that was written at `since` or later.
+pub fn read_all(dir: &Path, since: SystemTime) -> Vec<StatsPage> {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|e| e.path().extension().is_some_and(|x| x == "ebb"))
+        .filter(|e| {
+            e.metadata()
+                .and_then(|m| m.modified())
+                .is_ok_and(|t| t >= since)
+        })
+        .filter_map(|e| StatsPage::parse(&fs::read(e.path()).ok()?))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(words: &[u64]) -> Vec<u8> {
+        let mut page: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        page.resize(LEN_BYTES, 0);
+        page
+    }
+
+    #[test]
+    fn reads_the_words_in_order() {
+        assert_eq!(&MAGIC.to_le_bytes(), b"EBBSTAT1");
+        let p = StatsPage::parse(&page(&[MAGIC, 1, 42, 3, 4, 5, 6, 1, 8, 9, 10])).unwrap();
+        assert_eq!((p.pid, p.released_bytes, p.live_bytes, p.dirty_bytes), (42, 3, 4, 5));
+        assert_eq!((p.region_opened_bytes, p.rseq_mode, p.release_calls), (6, 1, 8));
+        assert_eq!((p.cached_bytes, p.metadata_bytes), (9, 10));
+    }
+
+    #[test]
+    fn refuses_other_files() {
+        assert_eq!(StatsPage::parse(&page(&[MAGIC, 2, 42])), None);
+        assert_eq!(StatsPage::parse(&page(&[0, 1, 42])), None);
+        assert_eq!(StatsPage::parse(&[0; 100]), None);
+    }
+
+    #[test]
+    fn reads_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let since = SystemTime::now() - std::time::Duration::from_secs(10);
+        fs::write(dir.path().join("7.ebb"), page(&[MAGIC, 1, 7, 100])).unwrap();
+        fs::write(dir.path().join("8.ebb"), page(&[MAGIC, 1, 8, 50])).unwrap();
+        fs::write(dir.path().join("junk"), page(&[MAGIC, 1, 9, 50])).unwrap();
+        fs::write(dir.path().join("9.ebb"), b"short").unwrap();
+        let total: u64 = read_all(dir.path(), since).iter().map(|p| p.released_bytes).sum();
+        assert_eq!(total, 150);
+    }
+}

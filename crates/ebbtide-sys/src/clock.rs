@@ -1,0 +1,30 @@
+//! Coarse monotonic time, through the vDSO: a few nanoseconds a read, about 4 ms fine.
+
+/// Milliseconds since some fixed moment; never goes back.
+pub fn now_ms() -> u64 {
+    now_ns(libc::CLOCK_MONOTONIC_COARSE) / 1_000_000
+}
+
+/// Nanoseconds since some fixed moment, for measuring durations (about 25 ns a read).
+pub fn precise_ns() -> u64 {
+    now_ns(libc::CLOCK_MONOTONIC)
+}
+
+fn now_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place to write to. Both clocks exist on every supported kernel,
+    // so the call succeeds and leaves `errno` alone.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn time_moves_forward() {
+        let start = super::precise_ns();
+        let coarse = super::now_ms();
+        while super::precise_ns() - start < 20_000_000 {}
+        assert!(super::now_ms() > coarse);
+    }
+}

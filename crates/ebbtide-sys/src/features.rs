@@ -1,0 +1,81 @@
+//! Optional kernel calls: each tried, its answer latched, readable by anyone.
+//!
+//! A feature is *unknown* until its first use, then *works* or *refused*. A program may sandbox
+//! itself late, so a working feature can become refused; refused never turns back.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+const UNKNOWN: u8 = 0;
+const WORKS: u8 = 1;
+const REFUSED: u8 = 2;
+
+/// The latch of one feature.
+pub struct Feature {
+    state: AtomicU8,
+    /// What it is called in reports.
+    pub name: &'static str,
+}
+
+impl Feature {
+    const fn new(name: &'static str) -> Self {
+        Self { state: AtomicU8::new(UNKNOWN), name }
+    }
+
+    /// Whether it is worth trying.
+    pub fn may_work(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != REFUSED
+    }
+
+    /// `Some(true)` after a success, `Some(false)` after a refusal, `None` before any use.
+    pub fn known(&self) -> Option<bool> {
+        match self.state.load(Ordering::Relaxed) {
+            UNKNOWN => None,
+            state => Some(state == WORKS),
+        }
+    }
+
+    /// Keeps the answer of a use and passes it on.
+    pub fn latch<T, E>(&self, result: Result<T, E>) -> Result<T, E> {
+        match result {
+            Ok(_) if self.state.load(Ordering::Relaxed) == UNKNOWN => {
+                self.state.store(WORKS, Ordering::Relaxed);
+            }
+            Ok(_) => {}
+            Err(_) => self.refuse(),
+        }
+        result
+    }
+
+    /// Never tries it again.
+    pub fn refuse(&self) {
+        self.state.store(REFUSED, Ordering::Relaxed);
+    }
+}
+
+/// Drains of other CPUs' caches: `membarrier(PRIVATE_EXPEDITED_RSEQ)`, Linux 5.10.
+pub static MEMBARRIER: Feature = Feature::new("membarrier");
+/// Growing large allocations without copying: `mremap(MREMAP_DONTUNMAP)`, Linux 5.7.
+pub static MOVE_PAGES: Feature = Feature::new("mremap");
+/// Huge pages for the growth range: `MADV_HUGEPAGE`.
+pub static HUGE_PAGES: Feature = Feature::new("hugepage");
+/// Recognising forked children: `MADV_WIPEONFORK`, Linux 4.14.
+pub static WIPE_ON_FORK: Feature = Feature::new("wipeonfork");
+
+/// All features, for reports.
+pub static ALL: [&Feature; 4] = [&MEMBARRIER, &MOVE_PAGES, &HUGE_PAGES, &WIPE_ON_FORK];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_stays() {
+        let feature = Feature::new("test");
+        assert_eq!(feature.known(), None);
+        assert!(feature.latch::<_, ()>(Ok(1)).is_ok());
+        assert_eq!(feature.known(), Some(true));
+        assert!(feature.latch::<(), _>(Err(1)).is_err());
+        assert!(feature.latch::<_, ()>(Ok(1)).is_ok());
+        assert_eq!((feature.known(), feature.may_work()), (Some(false), false));
+    }
+}

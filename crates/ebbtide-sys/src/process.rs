@@ -1,0 +1,172 @@
+//! Facts about this process and machine that are needed before libc is ready.
+
+use crate::call::{Sysno, syscall};
+use core::ffi::CStr;
+
+/// A value of the auxiliary vector, or `None` when the kernel did not give it.
+pub fn auxv(kind: libc::c_ulong) -> Option<usize> {
+    // SAFETY: getauxval only reads the loader's copy of the vector. It sets `errno` when the
+    // value is missing; `errno` is restored by whoever promises to keep it.
+    match unsafe { libc::getauxval(kind) } {
+        0 => None,
+        value => Some(value as usize),
+    }
+}
+
+/// Whether the program runs with more rights than its caller: nothing from outside is trusted.
+pub fn is_secure() -> bool {
+    auxv(libc::AT_SECURE).is_some()
+}
+
+/// Calls `found` with the value of the variable `name` at program start.
+///
+/// Looked for on the initial stack, because the first allocation can come before libc has set
+/// `environ`; without that, in `/proc/self/environ`.
+pub fn environment<R>(name: &[u8], found: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    if let Some(mut entry) = initial_environment() {
+        loop {
+            // SAFETY: `entry` walks the NULL-ended array that the kernel put on the stack.
+            let text = unsafe { *entry };
+            if text.is_null() {
+                return None;
+            }
+            // SAFETY: each entry is a NUL-ended string.
+            if let Some(value) = value_of(unsafe { CStr::from_ptr(text) }.to_bytes(), name) {
+                return Some(found(value));
+            }
+            // SAFETY: the terminator has not been reached.
+            entry = unsafe { entry.add(1) };
+        }
+    }
+    let mut buffer = [0; 16384];
+    let text = crate::file::read(c"/proc/self/environ", &mut buffer).ok()?;
+    let mut entries = text.split(|&byte| byte == 0);
+    entries.find_map(|entry| value_of(entry, name)).map(found)
+}
+
+fn value_of<'a>(entry: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    entry.strip_prefix(name)?.strip_prefix(b"=")
+}
+
+/// The start of `envp` on the initial stack, from the loader's `__libc_stack_end`.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+fn initial_environment() -> Option<*const *const libc::c_char> {
+    let place: *const *const usize;
+    // SAFETY: reads the address of a weak symbol, zero when the C library has none.
+    unsafe {
+        core::arch::asm!(
+            ".weak __libc_stack_end",
+            "mov {place}, qword ptr [rip + __libc_stack_end@GOTPCREL]",
+            place = out(reg) place,
+            options(nostack, pure, readonly, preserves_flags),
+        );
+    }
+    if place.is_null() {
+        return None;
+    }
+    // SAFETY: the loader stored the initial stack pointer there; it points at argc, argv[], NULL,
+    // envp[], NULL.
+    unsafe {
+        let stack = *place;
+        if stack.is_null() {
+            return None;
+        }
+        let argc = *stack;
+        Some(stack.add(argc + 2).cast())
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
+fn initial_environment() -> Option<*const *const libc::c_char> {
+    None
+}
+
+/// CPU numbers are below this: what the kernel may ever bring up, rounded up to 64.
+pub fn cpu_limit() -> usize {
+    let mut mask = [0u64; 1024];
+    // SAFETY: the kernel writes at most the size given.
+    let bytes = unsafe { syscall!(Sysno::sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+    bytes.map_or(1024, |bytes| bytes * 8)
+}
+
+/// How many CPUs this process may use now, at least 1.
+pub fn allowed_cpus() -> usize {
+    let mut mask = [0u64; 1024];
+    // SAFETY: as in `cpu_limit`.
+    let bytes = unsafe { syscall!(Sysno::sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+    let words = bytes.map_or(0, |bytes| bytes / 8);
+    let count: u32 = mask[..words].iter().map(|word| word.count_ones()).sum();
+    (count as usize).max(1)
+}
+
+/// RAM and swap of the machine in bytes.
+pub fn memory_total() -> Option<(usize, usize)> {
+    // SAFETY: zero is a valid sysinfo.
+    let mut info: libc::sysinfo = unsafe { core::mem::zeroed() };
+    // SAFETY: `info` is a valid place to write to.
+    unsafe { syscall!(Sysno::sysinfo, &raw mut info) }.ok()?;
+    let unit = info.mem_unit as usize;
+    Some((info.totalram as usize * unit, info.totalswap as usize * unit))
+}
+
+/// The soft limit of a resource (`RLIMIT_*`), `None` when unlimited.
+pub fn soft_limit(resource: u32) -> Option<usize> {
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place to write to.
+    unsafe { syscall!(Sysno::prlimit64, 0, resource, 0, &raw mut limit) }.ok()?;
+    (limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur as usize)
+}
+
+/// The process id, asked from the kernel (a cached one would be the parent's after a raw clone).
+pub fn id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { syscall!(Sysno::getpid) }.unwrap_or(0) as u32
+}
+
+/// The thread id.
+pub fn thread_id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { syscall!(Sysno::gettid) }.unwrap_or(0) as u32
+}
+
+/// The CPU that this thread is on now, a hint.
+pub fn current_cpu() -> usize {
+    // SAFETY: no arguments; the call cannot fail here and leaves `errno` alone then.
+    let cpu = unsafe { libc::sched_getcpu() };
+    cpu.max(0) as usize
+}
+
+/// Ends the process with `SIGABRT`, through libc so that a core and handlers work as usual.
+pub fn abort() -> ! {
+    // SAFETY: never returns.
+    unsafe { libc::abort() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_at_start() {
+        let path = environment(b"PATH", |value| value.to_vec_len());
+        assert!(path.unwrap() > 0);
+        assert!(environment(b"NO_SUCH_VARIABLE_HERE", |_| ()).is_none());
+    }
+
+    trait Len {
+        fn to_vec_len(&self) -> usize;
+    }
+    impl Len for [u8] {
+        fn to_vec_len(&self) -> usize {
+            self.len()
+        }
+    }
+
+    #[test]
+    fn machine() {
+        assert!(cpu_limit() >= allowed_cpus());
+        assert!(memory_total().unwrap().0 > 1 << 20);
+        assert_ne!(id(), 0);
+        assert!(current_cpu() < cpu_limit());
+    }
+}

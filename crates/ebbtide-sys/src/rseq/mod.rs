@@ -1,0 +1,138 @@
+//! Per-CPU stacks of pointers.
+//!
+//! Each CPU owns a *slab*: one page of *headers*, one per class, and behind it one page per class,
+//! the *stack*. A header holds the absolute address of the next free entry of its stack:
+//!
+//! ```text
+//!  slab of CPU 1                     stack of class c (one page)
+//!  ┌──────────┐ headers[c] ──────────────────────────┐
+//!  │ headers  │                      ┌───────┬─────┬───┬───┬───┬─▼─┬───┬───┐
+//!  │ stack 0  │                      │unused │NULL │ a │ b │ c │   │   │   │
+//!  │ stack 1  │                      └───────┴─────┴───┴───┴───┴───┴───┴───┘
+//!  │   …      │                               guard  ▲ start               ▲ page end: full
+//!  └──────────┘
+//! ```
+//!
+//! - empty: the entry below is the NULL guard; full: the low 12 address bits are zero. No index,
+//!   no capacity field, no compare with a constant from memory.
+//! - A header that points at the end of its own header page, whose last entry is NULL, is empty
+//!   *and* full: the state of a stack that has not been used, or was drained.
+//! - A push of a batch on an empty stack chooses the start anew, and so the capacity
+//!   (1 to [`MAX_CAPACITY`]).
+//!
+//! A table maps a CPU number to the offset of its slab from the *parked* slab, whose headers are
+//! all empty and full. Offset 0 therefore sends every operation to the caller's slow path, and
+//! means: not set up, stopped by a drain, wiped by a fork, or no registration (`cpu_id` −1 or
+//! −2: the two entries below the table's start). The fast path needs no check for any of that.
+//!
+//! Two implementations of the same four operations:
+//! - [`section`] (x86-64): restartable sections. Valid while the table entry was read inside the
+//!   section; a drain zeroes the entry and fences the CPU ([`crate::membarrier`]).
+//! - [`model`]: plain Rust on one slab, under the caller's lock. The fallback, and the oracle of
+//!   the tests.
+//!
+//! Invariants:
+//! - `INV-RSEQ-1`: every operation takes effect with one store, the new header. Interrupted before
+//!   it, no entry has come or gone. (Moving the start of an empty stack is a step before that with
+//!   a store of its own: the new entries may be written over the old guard.)
+//! - `INV-RSEQ-2`: entries from the start up to the header are owned by the stack; nothing else is.
+//! - `INV-RSEQ-3`: a slab is touched either by sections, or, with its entry zero and after a fence,
+//!   by one drainer.
+//!
+//! Sources: rseq(2) and librseq; the per-CPU stacks of tcmalloc, with another layout.
+
+pub mod model;
+#[cfg(target_arch = "x86_64")]
+pub mod section;
+#[cfg(target_arch = "x86_64")]
+mod vfork;
+
+/// Classes 0 to 126; the slab is 128 pages of address space.
+pub const STACKS: usize = 127;
+/// Bytes of address space per slab.
+pub const SLAB_BYTES: usize = 128 * PAGE;
+/// Most entries of one stack: a page less the guard.
+pub const MAX_CAPACITY: usize = PAGE / 8 - 1;
+
+const PAGE: usize = 4096;
+
+/// Where the stacks are. Plain numbers, copied into registers by the fast path.
+#[derive(Clone, Copy)]
+pub struct Stacks {
+    /// Address of the table entry of CPU 0; two entries for unregistered threads lie below it.
+    pub table: usize,
+    /// Address of the parked slab; the slab of CPU n lies `(n + 1) * SLAB_BYTES` behind it.
+    pub parked: usize,
+    /// Offset of this C library's `struct rseq` from the thread pointer.
+    pub rseq_offset: isize,
+}
+
+/// How a section ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It took effect for this many entries.
+    Done(usize),
+    /// The thread was interrupted; nothing happened.
+    Aborted,
+    /// This CPU's slab is parked.
+    Parked,
+}
+
+impl Stacks {
+    /// The slab of `cpu`, whether parked or not.
+    pub fn slab(&self, cpu: usize) -> usize {
+        self.parked + (cpu + 1) * SLAB_BYTES
+    }
+
+    /// The table value that makes the slab of `cpu` live.
+    pub fn live_offset(&self, cpu: usize) -> usize {
+        (cpu + 1) * SLAB_BYTES
+    }
+}
+
+/// Sets all headers of a slab to the unused state.
+///
+/// # Safety
+/// The header page is writable, and nobody else uses the slab now.
+pub unsafe fn reset_slab(slab: usize) {
+    for class in 0..STACKS {
+        // SAFETY: headers lie in the first page.
+        unsafe { ((slab + class * 8) as *mut usize).write(slab + PAGE) };
+    }
+}
+
+/// The address of the first entry of a stack with room for `capacity` entries.
+#[inline]
+fn stack_start(slab: usize, class: usize, capacity: usize) -> usize {
+    debug_assert!((1..=MAX_CAPACITY).contains(&capacity) && class < STACKS);
+    slab + (class + 2) * PAGE - capacity * 8
+}
+
+/// Registration of this thread as the C library left it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Registration {
+    /// Sections run; the offset of `struct rseq` from the thread pointer.
+    At(isize),
+    /// They do not, and why.
+    None(&'static str),
+}
+
+/// Looks for the registration that the C library made; never makes or removes one.
+pub fn registration() -> Registration {
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    {
+        section::registration()
+    }
+    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
+    {
+        Registration::None("no sections for this processor or C library")
+    }
+}
+
+/// The offset of `struct rseq` for the `vfork` wrapper; 0 while no sections run in this process.
+pub static VFORK_GUARD_OFFSET: core::sync::atomic::AtomicIsize =
+    core::sync::atomic::AtomicIsize::new(0);
+
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod tests;

@@ -1,0 +1,118 @@
+//! The operations in plain Rust, on one slab, for whoever holds that slab alone.
+//!
+//! This is the pseudo-code of [`super::section`]: each line there names the line here that it
+//! implements.
+
+use super::{STACKS, stack_start};
+
+/// A slab held alone: by the lock of the portable mode, by a drainer, or by a test.
+pub struct Slab {
+    address: usize,
+}
+
+impl Slab {
+    /// # Safety
+    /// The slab is mapped writable and was reset once; nobody else uses it while this lives.
+    pub unsafe fn new(address: usize) -> Self {
+        Self { address }
+    }
+
+    fn header(&self, class: usize) -> usize {
+        debug_assert!(class < STACKS);
+        // SAFETY: headers lie in the first page of the slab.
+        unsafe { *((self.address + class * 8) as *const usize) }
+    }
+
+    /// `INV-RSEQ-1`: the one store by which an operation takes effect.
+    fn commit(&mut self, class: usize, header: usize) {
+        // SAFETY: as in `header`.
+        unsafe { *((self.address + class * 8) as *mut usize) = header };
+    }
+
+    fn entry(address: usize) -> usize {
+        // SAFETY: called for entries of a stack page or the guard below them.
+        unsafe { *(address as *const usize) }
+    }
+
+    fn set_entry(address: usize, value: usize) {
+        // SAFETY: as in `entry`.
+        unsafe { *(address as *mut usize) = value };
+    }
+
+    /// Takes the newest entry.
+    pub fn pop(&mut self, class: usize) -> Option<usize> {
+        let header = self.header(class);
+        let entry = Self::entry(header - 8);
+        if entry == 0 {
+            return None;
+        }
+        self.commit(class, header - 8);
+        Some(entry)
+    }
+
+    /// Puts an entry on top. `false`: full, or the top is the same entry.
+    pub fn push(&mut self, class: usize, entry: usize) -> bool {
+        let header = self.header(class);
+        if header.is_multiple_of(4096) || Self::entry(header - 8) == entry {
+            return false;
+        }
+        Self::set_entry(header, entry);
+        self.commit(class, header + 8);
+        true
+    }
+
+    /// Takes up to `entries.len()` of the newest entries, newest first.
+    pub fn pop_batch(&mut self, class: usize, entries: &mut [usize]) -> usize {
+        let mut header = self.header(class);
+        let mut count = 0;
+        while count < entries.len() {
+            let entry = Self::entry(header - 8);
+            if entry == 0 {
+                break;
+            }
+            entries[count] = entry;
+            header -= 8;
+            count += 1;
+        }
+        if count > 0 {
+            self.commit(class, header);
+        }
+        count
+    }
+
+    /// Puts `entries` on top, in order, as far as there is room. An empty stack gets room for
+    /// `capacity` entries first.
+    pub fn push_batch(&mut self, class: usize, entries: &[usize], capacity: usize) -> usize {
+        let mut header = self.header(class);
+        if Self::entry(header - 8) == 0 {
+            header = stack_start(self.address, class, capacity);
+            Self::set_entry(header - 8, 0);
+            // A step of its own: the entries may be written over the old guard.
+            self.commit(class, header);
+        }
+        let room = (header.wrapping_neg() % 4096) / 8;
+        let count = entries.len().min(room);
+        for &entry in &entries[..count] {
+            Self::set_entry(header, entry);
+            header += 8;
+        }
+        self.commit(class, header);
+        count
+    }
+
+    /// The number of entries. A count made while sections run is only a hint.
+    pub fn len(&self, class: usize) -> usize {
+        let mut header = self.header(class);
+        let mut count = 0;
+        while Self::entry(header - 8) != 0 && count < super::MAX_CAPACITY {
+            header -= 8;
+            count += 1;
+        }
+        count
+    }
+
+    /// Whether the stack of `class` has no entry.
+    pub fn is_empty(&self, class: usize) -> bool {
+        Self::entry(self.header(class) - 8) == 0
+    }
+}

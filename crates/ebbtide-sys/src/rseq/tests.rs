@@ -1,0 +1,275 @@
+//! Sections against their model: random operations, each aborted at each point first.
+
+extern crate std;
+use super::model::Slab;
+use super::{MAX_CAPACITY, Outcome, Registration, SLAB_BYTES, Stacks, reset_slab, section};
+use std::vec::Vec;
+
+const CLASSES: usize = 3;
+
+/// One rig at a time: the injection point is process-wide.
+static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+struct Rig {
+    _alone: std::sync::MutexGuard<'static, ()>,
+    stacks: Stacks,
+    live: usize,
+    model: Slab,
+    model_address: usize,
+}
+
+/// Stacks for the CPU that this thread is pinned to, and a model slab beside them.
+fn rig() -> Option<Rig> {
+    let Registration::At(rseq_offset) = super::registration() else {
+        std::eprintln!("skipped: no registration for restartable sections");
+        return None;
+    };
+    let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let cpu = crate::process::current_cpu();
+    // SAFETY: plain libc calls on a local set.
+    unsafe {
+        let mut set: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
+    }
+    let cpus = crate::process::cpu_limit();
+    let table = crate::vm::map((cpus + 2) * 8 + 4096 & !4095).unwrap() + 16;
+    let parked = crate::vm::map((cpus + 2) * SLAB_BYTES).unwrap();
+    let model_address = crate::vm::map(SLAB_BYTES).unwrap();
+    let stacks = Stacks { table, parked, rseq_offset };
+    let live = stacks.slab(cpu);
+    // SAFETY: fresh mappings of the right size, used by this thread only.
+    unsafe {
+        reset_slab(parked);
+        reset_slab(live);
+        reset_slab(model_address);
+        ((table + cpu * 8) as *mut usize).write(stacks.live_offset(cpu));
+        Some(Rig { _alone: alone, stacks, live, model: Slab::new(model_address), model_address })
+    }
+}
+
+impl Rig {
+    /// Header and all entries of a class, with addresses relative to the slab.
+    fn state(slab: usize, class: usize) -> (usize, Vec<usize>) {
+        // SAFETY: reads of a mapped slab.
+        unsafe {
+            let header = *((slab + class * 8) as *const usize);
+            let mut entries = Vec::new();
+            let mut at = header;
+            while *((at - 8) as *const usize) != 0 {
+                entries.push(*((at - 8) as *const usize));
+                at -= 8;
+            }
+            (header - slab, entries)
+        }
+    }
+
+    fn assert_equal(&self) {
+        for class in 0..CLASSES {
+            assert_eq!(Self::state(self.live, class), Self::state(self.model_address, class));
+        }
+    }
+}
+
+/// A small generator, so that a failure repeats.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Pop,
+    Push,
+    PopBatch(usize),
+    PushBatch(usize, usize),
+}
+
+#[derive(PartialEq, Debug)]
+enum Answer {
+    Entry(usize),
+    Done(bool),
+    Batch(Outcome, Vec<usize>),
+}
+
+fn by_section(rig: &Rig, class: usize, operation: Operation, value: usize) -> Answer {
+    let stacks = &rig.stacks;
+    // SAFETY: the rig's stacks are live and this thread is pinned.
+    unsafe {
+        match operation {
+            Operation::Pop => Answer::Entry(section::pop(stacks, class)),
+            Operation::Push => Answer::Done(section::push(stacks, class, value)),
+            Operation::PopBatch(wanted) => {
+                let mut entries = std::vec![0; wanted];
+                let outcome = section::pop_batch(stacks, class, &mut entries);
+                if let Outcome::Done(count) = outcome {
+                    entries.truncate(count);
+                }
+                Answer::Batch(outcome, entries)
+            }
+            Operation::PushBatch(count, capacity) => {
+                let entries: Vec<usize> = (0..count).map(|i| value + i).collect();
+                Answer::Batch(section::push_batch(stacks, class, &entries, capacity), entries)
+            }
+        }
+    }
+}
+
+fn by_model(rig: &mut Rig, class: usize, operation: Operation, value: usize) -> Answer {
+    match operation {
+        Operation::Pop => Answer::Entry(rig.model.pop(class).unwrap_or(0)),
+        Operation::Push => Answer::Done(rig.model.push(class, value)),
+        Operation::PopBatch(wanted) => {
+            let mut entries = std::vec![0; wanted];
+            let count = rig.model.pop_batch(class, &mut entries);
+            entries.truncate(count);
+            Answer::Batch(Outcome::Done(count), entries)
+        }
+        Operation::PushBatch(count, capacity) => {
+            let entries: Vec<usize> = (0..count).map(|i| value + i).collect();
+            let pushed = rig.model.push_batch(class, &entries, capacity);
+            Answer::Batch(Outcome::Done(pushed), entries)
+        }
+    }
+}
+
+fn random_operation(random: &mut Random) -> Operation {
+    match random.below(8) {
+        0..3 => Operation::Pop,
+        3..6 => Operation::Push,
+        6 => Operation::PopBatch(1 + random.below(64)),
+        _ => Operation::PushBatch(1 + random.below(64), 1 + random.below(MAX_CAPACITY)),
+    }
+}
+
+/// Real interruptions can abort a section too; without injection, try again.
+fn settled(rig: &Rig, class: usize, operation: Operation, value: usize, model: &Answer) -> Answer {
+    for _ in 0..1000 {
+        let answer = by_section(rig, class, operation, value);
+        let aborted = match &answer {
+            Answer::Entry(0) | Answer::Done(false) => answer != *model,
+            Answer::Batch(Outcome::Aborted, _) => true,
+            _ => false,
+        };
+        if !aborted {
+            return answer;
+        }
+    }
+    panic!("aborted a thousand times");
+}
+
+#[test]
+fn sections_do_what_the_model_does() {
+    let Some(mut rig) = rig() else { return };
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    for step in 0..50_000 {
+        let class = random.below(CLASSES);
+        let operation = random_operation(&mut random);
+        let value = 16 + step * 1024;
+        let expected = by_model(&mut rig, class, operation, value);
+        let answer = settled(&rig, class, operation, value, &expected);
+        assert_eq!(answer, expected, "step {step}: {operation:?}");
+        if step % 64 == 0 {
+            rig.assert_equal();
+        }
+    }
+    rig.assert_equal();
+}
+
+#[test]
+fn a_parked_cpu_refuses_everything() {
+    let Some(rig) = rig() else { return };
+    let cpu = crate::process::current_cpu();
+    // SAFETY: the rig's own table.
+    unsafe { ((rig.stacks.table + cpu * 8) as *mut usize).write(0) };
+    assert_eq!(by_section(&rig, 0, Operation::Pop, 0), Answer::Entry(0));
+    assert_eq!(by_section(&rig, 0, Operation::Push, 16), Answer::Done(false));
+    let Answer::Batch(outcome, _) = by_section(&rig, 0, Operation::PopBatch(4), 0) else { panic!() };
+    assert_eq!(outcome, Outcome::Parked);
+    let Answer::Batch(outcome, _) = by_section(&rig, 0, Operation::PushBatch(4, 8), 16) else {
+        panic!()
+    };
+    assert_eq!(outcome, Outcome::Parked);
+}
+
+#[test]
+fn the_same_entry_twice_is_refused() {
+    let Some(mut rig) = rig() else { return };
+    rig.model.push_batch(0, &[16], 8);
+    assert!(!rig.model.push(0, 16));
+    // A real interruption would abort the batch; once more, then.
+    while by_section(&rig, 0, Operation::PushBatch(1, 8), 16)
+        != Answer::Batch(Outcome::Done(1), std::vec![16])
+    {}
+    assert_eq!(by_section(&rig, 0, Operation::Push, 16), Answer::Done(false));
+    rig.assert_equal();
+}
+
+/// Each operation aborted at each of its points leaves everything as it was.
+#[cfg(feature = "inject")]
+#[test]
+fn an_abort_at_any_point_changes_nothing() {
+    use core::sync::atomic::Ordering;
+    use section::INJECT;
+
+    extern "C" fn disarm(_: libc::c_int) {
+        INJECT.store(0, Ordering::Relaxed);
+    }
+    let Some(mut rig) = rig() else { return };
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::signal(libc::SIGTRAP, disarm as *const () as libc::sighandler_t) };
+    let mut random = Random(0x1234_5678_9abc_def1);
+    let mut aborted = [[0u32; 5]; 4];
+    for step in 0..40_000 {
+        let class = random.below(CLASSES);
+        let operation = random_operation(&mut random);
+        let value = 16 + step * 1024;
+        let point = 1 + random.below(4);
+        let before: Vec<_> = (0..CLASSES).map(|class| Rig::state(rig.live, class)).collect();
+        INJECT.store(point as u32, Ordering::Relaxed);
+        let answer = by_section(&rig, class, operation, value);
+        let reached = INJECT.swap(0, Ordering::Relaxed) == 0;
+        if !reached {
+            // The operation ended before the point, or a real interruption came first.
+            let unchanged = Rig::state(rig.live, class) == before[class];
+            let expected = by_model(&mut rig, class, operation, value);
+            if answer != expected {
+                assert!(unchanged);
+                assert_eq!(settled(&rig, class, operation, value, &expected), expected);
+            }
+            continue;
+        }
+        match answer {
+            Answer::Entry(entry) => assert_eq!(entry, 0),
+            Answer::Done(done) => assert!(!done),
+            Answer::Batch(outcome, _) => assert_eq!(outcome, Outcome::Aborted),
+        }
+        for (class, before) in before.iter().enumerate() {
+            let after = Rig::state(rig.live, class);
+            assert_eq!(after.1, before.1, "{operation:?} aborted at {point}");
+            // Only the start of an empty stack may have moved.
+            assert!(after.0 == before.0 || after.1.is_empty());
+        }
+        let kind = match operation {
+            Operation::Pop => 0,
+            Operation::Push => 1,
+            Operation::PopBatch(_) => 2,
+            Operation::PushBatch(..) => 3,
+        };
+        aborted[kind][point] += 1;
+        let expected = by_model(&mut rig, class, operation, value);
+        assert_eq!(settled(&rig, class, operation, value, &expected), expected);
+    }
+    for (kind, points) in aborted.iter().enumerate() {
+        for (point, &count) in points.iter().enumerate().skip(1) {
+            assert!(count > 100, "operation {kind} was aborted at point {point} only {count} times");
+        }
+    }
+    rig.assert_equal();
+}

@@ -1,0 +1,206 @@
+//! Address space: reserve, commit, release, move.
+//!
+//! Every range given to the kernel is a whole number of [`GRANULE`]s; the kernel would round
+//! lengths *up*, into the neighbour. Ranges are asserted, never rounded silently.
+//!
+//! Sources: mmap(2), mprotect(2), madvise(2), mremap(2).
+
+use crate::call::{Errno, Sysno, syscall};
+
+/// The unit of every call in this module: 4 KiB. Machines with larger pages are refused at start.
+pub const GRANULE: usize = 4096;
+
+/// 2 MiB: what one page-table page covers, and the size of a huge page.
+pub const HUGE: usize = 2 << 20;
+
+fn assert_range(addr: usize, len: usize) {
+    debug_assert!(addr.is_multiple_of(GRANULE) && len.is_multiple_of(GRANULE) && len > 0);
+}
+
+/// Reserves `len` bytes of address space without memory or access, aligned to `align`.
+///
+/// # Errors
+/// What mmap(2) says; `ENOMEM` under `RLIMIT_AS`.
+pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
+    assert_range(align, len);
+    let addr = map_none(len)?;
+    if addr.is_multiple_of(align) {
+        return Ok(addr);
+    }
+    unmap(addr, len);
+    let padded = len.checked_add(align).ok_or(Errno::ENOMEM)?;
+    let addr = map_none(padded)?;
+    let start = addr.next_multiple_of(align);
+    if start > addr {
+        unmap(addr, start - addr);
+    }
+    if addr + padded > start + len {
+        unmap(start + len, addr + padded - (start + len));
+    }
+    Ok(start)
+}
+
+fn map_none(len: usize) -> Result<usize, Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing of ours.
+    unsafe { syscall!(Sysno::mmap, 0, len, libc::PROT_NONE, flags, usize::MAX, 0) }
+}
+
+/// Maps `len` bytes of zeroed memory anywhere, readable and writable.
+///
+/// # Errors
+/// What mmap(2) says.
+pub fn map(len: usize) -> Result<usize, Errno> {
+    assert_range(0, len);
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: as in `map_none`.
+    unsafe { syscall!(Sysno::mmap, 0, len, prot, flags, usize::MAX, 0) }
+}
+
+/// Returns address space to the kernel. A refusal (`ENOMEM`: too many mappings) leaves it mapped.
+pub fn unmap(addr: usize, len: usize) {
+    assert_range(addr, len);
+    // SAFETY: the caller owns the range and forgets it.
+    let _ = unsafe { syscall!(Sysno::munmap, addr, len) };
+}
+
+/// Makes a reserved range readable and writable.
+///
+/// # Errors
+/// `ENOMEM` under `RLIMIT_DATA`, strict overcommit or `vm.max_map_count`.
+///
+/// # Safety
+/// The range lies in a reservation of the caller's.
+pub unsafe fn commit(addr: usize, len: usize) -> Result<(), Errno> {
+    assert_range(addr, len);
+    // SAFETY: the caller's range; access is only widened.
+    unsafe { syscall!(Sysno::mprotect, addr, len, libc::PROT_READ | libc::PROT_WRITE) }.map(drop)
+}
+
+/// Gives `advice` (`MADV_*`) for a range.
+///
+/// # Errors
+/// What madvise(2) says. `EAGAIN` and `EINTR` are retried a bounded number of times here.
+///
+/// # Safety
+/// The caller owns the range, and `advice` may do to it what it does.
+pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> {
+    assert_range(addr, len);
+    let mut tries = 0;
+    loop {
+        // SAFETY: by contract.
+        match unsafe { syscall!(Sysno::madvise, addr, len, advice) } {
+            Err(Errno::EAGAIN | Errno::EINTR) if tries < 16 => tries += 1,
+            result => return result.map(drop),
+        }
+    }
+}
+
+/// Gives the memory of a range back; the next touch reads zero.
+///
+/// Falls back to `MADV_DONTNEED_LOCKED` (5.18) under mlock, and after that to a fresh mapping
+/// over the range.
+///
+/// # Errors
+/// When none of the three works, the memory stays as it is.
+///
+/// # Safety
+/// The caller owns the range and needs nothing in it.
+pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    unsafe {
+        if advise(addr, len, libc::MADV_DONTNEED).is_ok() {
+            return Ok(());
+        }
+        if advise(addr, len, MADV_DONTNEED_LOCKED).is_ok() {
+            return Ok(());
+        }
+        remap_fresh(addr, len)
+    }
+}
+
+/// `MADV_DONTNEED_LOCKED`, Linux 5.18.
+pub const MADV_DONTNEED_LOCKED: i32 = 24;
+/// `MADV_POPULATE_WRITE`, Linux 5.14.
+pub const MADV_POPULATE_WRITE: i32 = 23;
+
+/// Replaces a range by a fresh private mapping: drops its memory and heals split mappings.
+///
+/// # Errors
+/// What mmap(2) says; the range is then unchanged.
+///
+/// # Safety
+/// The caller owns the range and needs nothing in it.
+pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
+    assert_range(addr, len);
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: MAP_FIXED over the caller's own range.
+    unsafe { syscall!(Sysno::mmap, addr, len, prot, flags, usize::MAX, 0) }.map(drop)
+}
+
+/// Moves the pages of `from` to `to` without copying; `from` stays mapped and reads zero.
+///
+/// # Errors
+/// `EINVAL` before Linux 5.7, `EFAULT` when `from` covers several mappings; nothing has moved then.
+///
+/// # Safety
+/// The caller owns both ranges, which do not overlap, and needs nothing that was in `to`.
+pub unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<(), Errno> {
+    assert_range(from, len);
+    assert_range(to, len);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: by contract; MREMAP_FIXED replaces only the caller's own target range.
+    unsafe { syscall!(Sysno::mremap, from, len, len, flags, to) }.map(drop)
+}
+
+/// Whether the kernel uses 4 KiB pages: the frame size that everything here is built on.
+pub fn has_small_pages() -> bool {
+    crate::process::auxv(libc::AT_PAGESZ).is_none_or(|size| size == GRANULE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserve_commit_release() {
+        let addr = reserve(8 << 20, 1 << 30).unwrap();
+        assert!(addr.is_multiple_of(1 << 30));
+        // SAFETY: the test's own reservation.
+        unsafe {
+            commit(addr, 1 << 20).unwrap();
+            let first = addr as *mut u64;
+            first.write_volatile(7);
+            release(addr, 1 << 20).unwrap();
+            assert_eq!(first.read_volatile(), 0);
+        }
+        unmap(addr, 8 << 20);
+    }
+
+    #[test]
+    fn moved_pages_keep_their_content_and_leave_zeroes() {
+        let addr = reserve(8 << 20, HUGE).unwrap();
+        // SAFETY: the test's own reservation.
+        unsafe {
+            commit(addr, 8 << 20).unwrap();
+            let from = addr as *mut u64;
+            let to = (addr + (4 << 20)) as *mut u64;
+            from.write_volatile(42);
+            move_pages(addr, to as usize, 1 << 20).unwrap();
+            assert_eq!((from.read_volatile(), to.read_volatile()), (0, 42));
+            remap_fresh(to as usize, 1 << 20).unwrap();
+            assert_eq!(to.read_volatile(), 0);
+        }
+        unmap(addr, 8 << 20);
+    }
+
+    #[test]
+    fn a_refused_call_is_a_value() {
+        // SAFETY: an unmapped low page; madvise only reports.
+        let refused = unsafe { advise(0x1000, GRANULE, libc::MADV_DONTNEED) };
+        assert_eq!(refused, Err(Errno::ENOMEM));
+    }
+}

@@ -1,0 +1,81 @@
+//! Compiles the C programs of `tests/c`, once per change.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+/// The programs do on purpose what these warn of.
+const INTENDED: [&str; 4] = [
+    "-Wno-deprecated-declarations",
+    "-Wno-alloc-size-larger-than",
+    "-Wno-use-after-free",
+    "-Wno-free-nonheap-object",
+];
+
+static BUILD: Mutex<()> = Mutex::new(());
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("c")
+}
+
+/// Beside the test binaries: `target/<profile>/ebbtide-c`.
+fn outputs() -> PathBuf {
+    let exe = std::env::current_exe().expect("own path");
+    let profile = exe.parent().and_then(Path::parent).expect("target directory");
+    let dir = profile.join("ebbtide-c");
+    std::fs::create_dir_all(&dir).expect("build directory");
+    dir
+}
+
+/// The program made from `tests/c/<name>.c`.
+pub fn c_program(name: &str) -> PathBuf {
+    compile(&sources().join(format!("{name}.c")), &outputs().join(name), &["-ldl"])
+}
+
+/// The shared library made from `tests/c/<name>.c`.
+pub fn c_library(name: &str) -> PathBuf {
+    let output = outputs().join(format!("lib{}.so", name.replace('/', "-")));
+    compile(&sources().join(format!("{name}.c")), &output, &["-shared", "-fPIC"])
+}
+
+/// Compiles `source` to `output` unless that is newer than the source and every header.
+///
+/// # Panics
+/// When there is no C compiler or the source has an error or a warning.
+pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
+    let _one = BUILD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let newest = std::fs::read_dir(sources())
+        .expect("tests/c")
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|ext| ext == "h"))
+        .chain([source.to_owned()])
+        .map(|path| modified(&path))
+        .max()
+        .flatten();
+    if modified(output).is_some_and(|built| Some(built) > newest) {
+        return output.to_owned();
+    }
+    let draft = output.with_extension(format!("draft{}", std::process::id()));
+    let run = Command::new("cc")
+        .args(["-O1", "-g", "-std=gnu11", "-pthread", "-fno-builtin", "-Wall", "-Werror"])
+        .args(INTENDED)
+        .arg("-D_GNU_SOURCE")
+        .arg("-I")
+        .arg(sources())
+        .arg(source)
+        .arg("-o")
+        .arg(&draft)
+        .args(flags)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .expect("no C compiler: install `cc`");
+    let errors = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "cannot compile {}:\n{errors}", source.display());
+    std::fs::rename(&draft, output).expect("rename");
+    output.to_owned()
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).ok()?.modified().ok()
+}

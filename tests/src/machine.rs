@@ -1,0 +1,144 @@
+//! What a test needs of the machine: programs, settings that are put back, memory cgroups.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Runs share the machine; a [`Sysctl`] has it alone.
+static MACHINE: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The share a run holds, unless its own thread has the machine alone.
+pub(crate) fn shared() -> Option<RwLockReadGuard<'static, ()>> {
+    if ALONE.get() {
+        return None;
+    }
+    Some(MACHINE.read().unwrap_or_else(|poisoned| poisoned.into_inner()))
+}
+
+pub(crate) fn open_for_write(path: &PathBuf) -> File {
+    File::options().write(true).open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    // SAFETY: geteuid has no preconditions.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Whether a program of this name is in `PATH`.
+pub fn have(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+/// Whether the program is there; as root on Debian it is installed once when it is not. Says
+/// `skipped: name` and returns false otherwise.
+pub fn ensure_installed(program: &str, package: &str) -> bool {
+    static APT: Mutex<()> = Mutex::new(());
+    let _one = APT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if !have(program) && is_root() && have("apt-get") {
+        let _ = Command::new("timeout")
+            .args(["120", "apt-get", "install", "-qq", "-y", "--no-install-recommends", package])
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdin(Stdio::null())
+            .output();
+    }
+    let there = have(program);
+    if !there {
+        crate::skip(program);
+    }
+    there
+}
+
+/// A system setting changed for a while. Put back on drop; a watcher process puts it back when this
+/// one is killed: its stdin then ends.
+pub struct Sysctl {
+    path: PathBuf,
+    old: String,
+    watcher: Child,
+    _alone: RwLockWriteGuard<'static, ()>,
+}
+
+impl Sysctl {
+    /// Sets `path` (under `/proc/sys`) to `value`; `None` when that is refused.
+    pub fn set(path: &str, value: &str) -> Option<Sysctl> {
+        let old = std::fs::read_to_string(path).ok()?.trim().to_owned();
+        let alone = MACHINE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut watcher = Command::new("setsid")
+            .args(["sh", "-c", r#"read -r _; printf '%s\n' "$1" > "$0""#, path, &old])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .env_remove("LD_PRELOAD")
+            .spawn()
+            .ok()?;
+        if std::fs::write(path, value).is_err() {
+            drop(watcher.stdin.take());
+            let _ = watcher.wait();
+            return None;
+        }
+        ALONE.set(true);
+        Some(Sysctl { path: path.into(), old, watcher, _alone: alone })
+    }
+}
+
+impl Drop for Sysctl {
+    fn drop(&mut self) {
+        let _ = std::fs::write(&self.path, &self.old);
+        drop(self.watcher.stdin.take());
+        let _ = self.watcher.wait();
+        ALONE.set(false);
+    }
+}
+
+/// A memory cgroup of this test (v2, else v1), removed on drop.
+pub struct Cgroup {
+    dir: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes a group limited to `bytes`, or says why that cannot be.
+    pub fn with_memory_max(name: &str, bytes: u64) -> Result<Cgroup, String> {
+        let name = format!("ebbtide-test-{name}-{}", std::process::id());
+        let choices =
+            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
+        for (root, knob) in choices {
+            let dir = Path::new(root).join(&name);
+            if std::fs::create_dir(&dir).is_err() {
+                continue;
+            }
+            let group = Cgroup { dir };
+            if std::fs::write(group.dir.join(knob), bytes.to_string()).is_ok() {
+                return Ok(group);
+            }
+        }
+        Err("no memory cgroup can be made here".into())
+    }
+
+    pub(crate) fn procs_file(&self) -> PathBuf {
+        self.dir.join("cgroup.procs")
+    }
+
+    /// Reads one of the group's files.
+    pub fn read(&self, file: &str) -> Option<String> {
+        std::fs::read_to_string(self.dir.join(file)).ok()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            match std::fs::remove_dir(&self.dir) {
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                _ => break,
+            }
+        }
+    }
+}
