@@ -184,7 +184,7 @@ static void usable(void)
     static char *p[3000];
     static size_t n[3000];
     int k = 0;
-    for (size_t size = 0; k < 3000 && size < 40 * MIB; size += size < 2000 ? 1 : size / 40) {
+    for (size_t size = 0; k < 3000 && size < 4 * MIB; size += size < 2000 ? 1 : size / 40) {
         CHECK((p[k] = malloc(size)));
         n[k] = malloc_usable_size(p[k]);
         CHECK(n[k] >= size, "%zu of %zu", n[k], size);

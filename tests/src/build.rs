@@ -22,7 +22,10 @@ fn sources() -> PathBuf {
 /// Beside the test binaries: `target/<profile>/ebbtide-c`.
 fn outputs() -> PathBuf {
     let exe = std::env::current_exe().expect("own path");
-    let profile = exe.parent().and_then(Path::parent).expect("target directory");
+    let profile = exe
+        .parent()
+        .and_then(Path::parent)
+        .expect("target directory");
     let dir = profile.join("ebbtide-c");
     std::fs::create_dir_all(&dir).expect("build directory");
     dir
@@ -30,13 +33,21 @@ fn outputs() -> PathBuf {
 
 /// The program made from `tests/c/<name>.c`.
 pub fn c_program(name: &str) -> PathBuf {
-    compile(&sources().join(format!("{name}.c")), &outputs().join(name), &["-ldl"])
+    compile(
+        &sources().join(format!("{name}.c")),
+        &outputs().join(name),
+        &["-ldl"],
+    )
 }
 
 /// The shared library made from `tests/c/<name>.c`.
 pub fn c_library(name: &str) -> PathBuf {
     let output = outputs().join(format!("lib{}.so", name.replace('/', "-")));
-    compile(&sources().join(format!("{name}.c")), &output, &["-shared", "-fPIC"])
+    compile(
+        &sources().join(format!("{name}.c")),
+        &output,
+        &["-shared", "-fPIC"],
+    )
 }
 
 /// Compiles `source` to `output` unless that is newer than the source and every header.
@@ -44,7 +55,9 @@ pub fn c_library(name: &str) -> PathBuf {
 /// # Panics
 /// When there is no C compiler or the source has an error or a warning.
 pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
-    let _one = BUILD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _one = BUILD
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     let newest = std::fs::read_dir(sources())
         .expect("tests/c")
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -58,7 +71,15 @@ pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
     }
     let draft = output.with_extension(format!("draft{}", std::process::id()));
     let run = Command::new("cc")
-        .args(["-O1", "-g", "-std=gnu11", "-pthread", "-fno-builtin", "-Wall", "-Werror"])
+        .args([
+            "-O1",
+            "-g",
+            "-std=gnu11",
+            "-pthread",
+            "-fno-builtin",
+            "-Wall",
+            "-Werror",
+        ])
         .args(INTENDED)
         .arg("-D_GNU_SOURCE")
         .arg("-I")
@@ -71,7 +92,11 @@ pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
         .output()
         .expect("no C compiler: install `cc`");
     let errors = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "cannot compile {}:\n{errors}", source.display());
+    assert!(
+        run.status.success(),
+        "cannot compile {}:\n{errors}",
+        source.display()
+    );
     std::fs::rename(&draft, output).expect("rename");
     output.to_owned()
 }

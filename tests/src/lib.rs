@@ -19,8 +19,8 @@ mod machine;
 mod run;
 
 pub use build::{c_library, c_program, compile};
-pub use machine::{Cgroup, Sysctl, have, ensure_installed, is_root};
-pub use run::{Outcome, Run, is_ebbtide, library};
+pub use machine::{Cgroup, Sysctl, ensure_installed, have, is_root};
+pub use run::{Outcome, Run, configuration_help, is_ebbtide, library, understands};
 
 use std::io::Write;
 

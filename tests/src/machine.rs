@@ -18,11 +18,18 @@ pub(crate) fn shared() -> Option<RwLockReadGuard<'static, ()>> {
     if ALONE.get() {
         return None;
     }
-    Some(MACHINE.read().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    Some(
+        MACHINE
+            .read()
+            .unwrap_or_else(|poisoned| poisoned.into_inner()),
+    )
 }
 
 pub(crate) fn open_for_write(path: &PathBuf) -> File {
-    File::options().write(true).open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    File::options()
+        .write(true)
+        .open(path)
+        .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// Whether the tests run as root.
@@ -44,7 +51,15 @@ pub fn ensure_installed(program: &str, package: &str) -> bool {
     let _one = APT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !have(program) && is_root() && have("apt-get") {
         let _ = Command::new("timeout")
-            .args(["120", "apt-get", "install", "-qq", "-y", "--no-install-recommends", package])
+            .args([
+                "120",
+                "apt-get",
+                "install",
+                "-qq",
+                "-y",
+                "--no-install-recommends",
+                package,
+            ])
             .env("DEBIAN_FRONTEND", "noninteractive")
             .stdin(Stdio::null())
             .output();
@@ -69,9 +84,17 @@ impl Sysctl {
     /// Sets `path` (under `/proc/sys`) to `value`; `None` when that is refused.
     pub fn set(path: &str, value: &str) -> Option<Sysctl> {
         let old = std::fs::read_to_string(path).ok()?.trim().to_owned();
-        let alone = MACHINE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let alone = MACHINE
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut watcher = Command::new("setsid")
-            .args(["sh", "-c", r#"read -r _; printf '%s\n' "$1" > "$0""#, path, &old])
+            .args([
+                "sh",
+                "-c",
+                r#"read -r _; printf '%s\n' "$1" > "$0""#,
+                path,
+                &old,
+            ])
             .stdin(Stdio::piped())
             .stderr(Stdio::null())
             .env_remove("LD_PRELOAD")
@@ -83,7 +106,12 @@ impl Sysctl {
             return None;
         }
         ALONE.set(true);
-        Some(Sysctl { path: path.into(), old, watcher, _alone: alone })
+        Some(Sysctl {
+            path: path.into(),
+            old,
+            watcher,
+            _alone: alone,
+        })
     }
 }
 
@@ -105,15 +133,19 @@ impl Cgroup {
     /// Makes a group limited to `bytes`, or says why that cannot be.
     pub fn with_memory_max(name: &str, bytes: u64) -> Result<Cgroup, String> {
         let name = format!("ebbtide-test-{name}-{}", std::process::id());
-        let choices =
-            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
+        let choices = [
+            ("/sys/fs/cgroup", "memory.max"),
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        ];
         for (root, knob) in choices {
             let dir = Path::new(root).join(&name);
             if std::fs::create_dir(&dir).is_err() {
                 continue;
             }
             let group = Cgroup { dir };
-            if std::fs::write(group.dir.join(knob), bytes.to_string()).is_ok() {
+            let knob = group.dir.join(knob);
+            // A plain directory (the mount point of v1) has no such file: it must not be made.
+            if knob.exists() && std::fs::write(knob, bytes.to_string()).is_ok() {
                 return Ok(group);
             }
         }

@@ -5,6 +5,7 @@ use std::io::{Read, Seek};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::machine;
@@ -20,7 +21,10 @@ pub fn library() -> Option<PathBuf> {
         None => target_dir().join("release/libebbtide.so"),
     };
     let Ok(path) = path.canonicalize() else {
-        panic!("{} is missing: run `make` first (or set EBBTIDE_LIB)", path.display());
+        panic!(
+            "{} is missing: run `make` first (or set EBBTIDE_LIB)",
+            path.display()
+        );
     };
     Some(path)
 }
@@ -35,8 +39,40 @@ fn target_dir() -> PathBuf {
 /// Whether the library under test is Ebbtide (judged by the file's name), not a stand-in.
 pub fn is_ebbtide() -> bool {
     library().is_some_and(|path| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().contains("ebbtide"))
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().contains("ebbtide"))
     })
+}
+
+/// What Ebbtide says of a configuration that it does not understand: it lists its keys.
+pub fn configuration_help() -> &'static str {
+    static HELP: OnceLock<String> = OnceLock::new();
+    HELP.get_or_init(|| {
+        Run::new("/bin/true")
+            .env("EBBTIDE_CONF", "nosuchkey=1")
+            .run()
+            .stderr
+    })
+}
+
+/// Whether the library understands every key of `conf`; says `skipped: …` where it does not. A stand-in,
+/// which reads no configuration, is taken to understand everything.
+pub fn understands(conf: &str) -> bool {
+    if !is_ebbtide() {
+        return true;
+    }
+    let unknown = conf
+        .split(',')
+        .filter_map(|item| Some(item.split_once('=')?.0))
+        .find(|key| {
+            !configuration_help()
+                .split_whitespace()
+                .any(|word| word.split_once('=').is_some_and(|(known, _)| known == *key))
+        });
+    if let Some(key) = unknown {
+        crate::skip(&format!("this library has no {key}="));
+    }
+    unknown.is_none()
 }
 
 /// One program to run. Preloads [`library`] unless told otherwise.
@@ -76,7 +112,8 @@ impl Run {
 
     /// Adds arguments, split at white space.
     pub fn args(mut self, args: &str) -> Self {
-        self.args.extend(args.split_whitespace().map(OsString::from));
+        self.args
+            .extend(args.split_whitespace().map(OsString::from));
         self
     }
 
@@ -88,7 +125,11 @@ impl Run {
 
     /// Sets `EBBTIDE_CONF`.
     pub fn conf(self, conf: &str) -> Self {
-        if conf.is_empty() { self } else { self.env("EBBTIDE_CONF", conf) }
+        if conf.is_empty() {
+            self
+        } else {
+            self.env("EBBTIDE_CONF", conf)
+        }
     }
 
     /// Preloads this library instead.
@@ -117,6 +158,7 @@ impl Run {
 
     /// Sets soft and hard limit of a resource, before exec. A later call for a resource wins.
     pub fn limit(mut self, resource: libc::__rlimit_resource_t, value: u64) -> Self {
+        self.limits.retain(|&(other, _)| other != resource);
         self.limits.push((resource, value));
         self
     }
@@ -157,7 +199,9 @@ impl Run {
                 command.stdin(file)
             }
         };
-        command.stdout(out.try_clone().expect("dup")).stderr(err.try_clone().expect("dup"));
+        command
+            .stdout(out.try_clone().expect("dup"))
+            .stderr(err.try_clone().expect("dup"));
         command.process_group(0);
         let limits = self.limits.clone();
         let join: Vec<std::fs::File> = self.join.iter().map(machine::open_for_write).collect();
@@ -169,7 +213,10 @@ impl Run {
                     std::io::Write::write_all(&mut &*file, b"0")?;
                 }
                 for &(resource, value) in &limits {
-                    let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+                    let limit = libc::rlimit {
+                        rlim_cur: value,
+                        rlim_max: value,
+                    };
                     if libc::setrlimit(resource, &limit) != 0 {
                         return Err(std::io::Error::last_os_error());
                     }
@@ -179,7 +226,9 @@ impl Run {
         }
         let label = format!("{command:?}");
         let start = Instant::now();
-        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {label}: {e}"));
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot run {label}: {e}"));
         let group = child.id() as libc::pid_t;
         let mut timed_out = false;
         let status = loop {
@@ -195,7 +244,14 @@ impl Run {
         };
         let elapsed = start.elapsed();
         kill_group(group);
-        Outcome { label, status, timed_out, elapsed, stdout: text(&mut out), stderr: text(&mut err) }
+        Outcome {
+            label,
+            status,
+            timed_out,
+            elapsed,
+            stdout: text(&mut out),
+            stderr: text(&mut err),
+        }
     }
 
     /// [`Run::run`], then [`Outcome::ok`].
@@ -240,7 +296,11 @@ impl Outcome {
             "ran past its time limit"
         } else if !self.status.success() {
             "failed"
-        } else if self.stderr.lines().any(|line| line.starts_with("ebbtide: ")) {
+        } else if self
+            .stderr
+            .lines()
+            .any(|line| line.starts_with("ebbtide: "))
+        {
             "succeeded, but the library complained"
         } else {
             return Ok(());
@@ -253,7 +313,11 @@ impl Outcome {
         if let Err(why) = self.verdict() {
             panic!("{why}");
         }
-        for line in self.stdout.lines().filter_map(|line| line.strip_prefix("skipped: ")) {
+        for line in self
+            .stdout
+            .lines()
+            .filter_map(|line| line.strip_prefix("skipped: "))
+        {
             crate::skip(line);
         }
     }

@@ -1,6 +1,6 @@
 //! The C interface: one run of `c/api.c` a topic, and what `malloc_info` and `malloc_stats` print.
 
-use ebbtide_tests::{Run, c_program};
+use ebbtide_tests::{Run, c_program, is_ebbtide, understands};
 
 fn topic(name: &str) -> ebbtide_tests::Outcome {
     Run::new(c_program("api")).arg(name).ok()
@@ -56,11 +56,40 @@ fn sized_frees() {
     topic("sized");
 }
 
+/// The topics where the modes differ, in every mode.
+#[test]
+fn the_same_in_every_mode() {
+    for conf in [
+        "rseq=off",
+        "cluster=off",
+        "thp=off",
+        "syscalls=basic",
+        "zones=1",
+        "harden=on",
+    ] {
+        if !understands(conf) {
+            continue;
+        }
+        for name in ["basic", "align", "zero", "resize"] {
+            Run::new(c_program("api")).arg(name).conf(conf).ok();
+        }
+        if !is_ebbtide() {
+            break;
+        }
+    }
+}
+
 #[test]
 fn figures_grow_and_fall_and_malloc_info_is_xml() {
     let outcome = topic("info");
-    let end = outcome.stdout.find("</malloc>").expect("malloc_info ends its document");
-    let start = outcome.stdout.find("<malloc").expect("malloc_info starts its document");
+    let end = outcome
+        .stdout
+        .find("</malloc>")
+        .expect("malloc_info ends its document");
+    let start = outcome
+        .stdout
+        .find("<malloc")
+        .expect("malloc_info starts its document");
     let xml = &outcome.stdout[start..end + "</malloc>".len()];
     let document = roxmltree::Document::parse(xml).expect("malloc_info is well-formed");
     let root = document.root_element();

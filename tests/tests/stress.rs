@@ -1,9 +1,19 @@
 //! Runs of `c/stress.c`: thread counts, migration, one CPU, and the fallback modes.
 
-use ebbtide_tests::{Run, c_program, have, skip};
+use ebbtide_tests::{Run, c_program, have, is_ebbtide, skip, understands};
 
 fn stress(args: &str) -> Run {
-    Run::new(c_program("stress")).args(args).timeout(60)
+    let back = if is_ebbtide() { "back" } else { "" };
+    Run::new(c_program("stress"))
+        .args(args)
+        .args(back)
+        .timeout(60)
+}
+
+fn stress_in(conf: &str, args: &str) {
+    if understands(conf) {
+        stress(args).conf(conf).ok();
+    }
 }
 
 #[test]
@@ -51,7 +61,7 @@ fn one_cpu() {
 
 #[test]
 fn without_rseq() {
-    stress("seed=8 threads=8 seconds=3 gens=4 migrate trim").conf("rseq=off").ok();
+    stress_in("rseq=off", "seed=8 threads=8 seconds=3 gens=4 migrate trim");
 }
 
 #[test]
@@ -63,25 +73,28 @@ fn glibc_keeps_rseq_to_itself() {
 
 #[test]
 fn frame_by_frame() {
-    stress("seed=10 threads=8 seconds=3 gens=4 trim").conf("cluster=off").ok();
+    stress_in("cluster=off", "seed=10 threads=8 seconds=3 gens=4 trim");
 }
 
 #[test]
 fn no_workers_inline_gather() {
-    stress("seed=11 threads=8 seconds=3 gens=4 trim").conf("workers=0,gather=inline").ok();
+    stress_in(
+        "workers=0,gather=inline",
+        "seed=11 threads=8 seconds=3 gens=4 trim",
+    );
 }
 
 #[test]
 fn lazyfree_always() {
-    stress("seed=12 threads=4 seconds=3 gens=4 trim").conf("lazyfree=always").ok();
+    stress_in("lazyfree=always", "seed=12 threads=4 seconds=3 gens=4 trim");
 }
 
 #[test]
 fn depopulate_off() {
-    stress("seed=13 threads=4 seconds=2 gens=4 trim").conf("depopulate=off").ok();
+    stress_in("depopulate=off", "seed=13 threads=4 seconds=2 gens=4 trim");
 }
 
 #[test]
 fn hardened() {
-    stress("seed=14 threads=4 seconds=2 gens=4 trim").conf("harden=on").ok();
+    stress_in("harden=on", "seed=14 threads=4 seconds=2 gens=4 trim");
 }

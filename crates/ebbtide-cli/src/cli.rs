@@ -10,7 +10,12 @@ use crate::conf;
 
 /// Memory manager for Linux that gives memory back.
 #[derive(Debug, Parser)]
-#[command(name = "ebbtide", bin_name = "ebbtide", version, propagate_version = true)]
+#[command(
+    name = "ebbtide",
+    bin_name = "ebbtide",
+    version,
+    propagate_version = true
+)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub struct Cli {
     /// What to do.
@@ -77,7 +82,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub lib: LibArgs,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 
@@ -157,8 +162,12 @@ mod tests {
 
     #[test]
     fn command_after_dashes_keeps_its_own_flags() {
-        let cli = Cli::try_parse_from(["ebbtide", "run", "--summary", "--", "ls", "--summary=json"]).unwrap();
-        let Command::Run(run) = cli.command else { panic!() };
+        let cli =
+            Cli::try_parse_from(["ebbtide", "run", "--summary", "--", "ls", "--summary=json"])
+                .unwrap();
+        let Command::Run(run) = cli.command else {
+            panic!()
+        };
         assert_eq!(run.summary, Some(Format::Text));
         assert_eq!(run.command, ["ls", "--summary=json"]);
     }
@@ -166,7 +175,9 @@ mod tests {
     #[test]
     fn command_without_dashes_works_too() {
         let cli = Cli::try_parse_from(["ebbtide", "run", "ls", "-l", "--force"]).unwrap();
-        let Command::Run(run) = cli.command else { panic!() };
+        let Command::Run(run) = cli.command else {
+            panic!()
+        };
         assert!(!run.force);
         assert_eq!(run.command, ["ls", "-l", "--force"]);
     }

@@ -1,6 +1,9 @@
 //! The keys of `EBBTIDE_CONF`: one table, from which the check, the help text
 //! and the manual page come.
 //!
+//! The library has its own reader of the same keys (`ebbtide::config`), which
+//! allocates nothing; what is accepted here, it accepts.
+//!
 //! Invariants:
 //! - `INV-CONF-1`: a text that [`Conf::parse`] accepts holds only keys of
 //!   [`KEYS`], each with a value of its kind, each at most once.
@@ -15,11 +18,11 @@ use anyhow::{Context, Result, bail};
 pub enum Kind {
     /// One of the listed words.
     Word(&'static [&'static str]),
-    /// A whole number.
-    Number,
-    /// Bytes, with an optional suffix K, M, G or T (powers of 1,024).
+    /// A whole number within these bounds.
+    Number(u64, u64),
+    /// Bytes, with an optional suffix K, M or G (powers of 1,024).
     Size,
-    /// A path without a comma.
+    /// An absolute path without a comma.
     Path,
 }
 
@@ -27,9 +30,9 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Kind::Word(words) => f.write_str(&words.join("|")),
-            Kind::Number => f.write_str("N"),
+            Kind::Number(..) => f.write_str("N"),
             Kind::Size => f.write_str("SIZE"),
-            Kind::Path => f.write_str("PATH"),
+            Kind::Path => f.write_str("/PATH"),
         }
     }
 }
@@ -44,6 +47,12 @@ pub struct Key {
     /// One line for the help text.
     pub help: &'static str,
 }
+
+/// The library keeps at most so much of a path.
+const MAX_PATH_BYTES: usize = 199;
+
+/// The library has at most so many zones.
+const MAX_ZONES: u64 = 64;
 
 const ON_OFF: Kind = Kind::Word(&["on", "off"]);
 
@@ -66,7 +75,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "retain_ms",
-        kind: Kind::Number,
+        kind: Kind::Number(0, 3_600_000),
         help: "window, in milliseconds, over which recent peaks keep freed memory",
     },
     Key {
@@ -76,13 +85,18 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "zones",
-        kind: Kind::Number,
+        kind: Kind::Number(1, MAX_ZONES),
         help: "number of zones (lock domains)",
     },
     Key {
         name: "syscalls",
         kind: Kind::Word(&["all", "basic"]),
         help: "basic: only mmap, munmap, mprotect, madvise and futex (for sandboxes)",
+    },
+    Key {
+        name: "vfork_guard",
+        kind: ON_OFF,
+        help: "keep vfork children off the per-CPU caches; off shows what it prevents",
     },
     Key {
         name: "stats_dir",
@@ -164,18 +178,19 @@ impl fmt::Display for Conf {
 
 /// Parses a size such as `64M`; `None` if it is not one or does not fit.
 pub fn parse_size(text: &str) -> Option<u64> {
-    let text = text.strip_suffix("iB").unwrap_or(text);
     let (digits, shift) = match text.as_bytes().last()? {
         b'k' | b'K' => (&text[..text.len() - 1], 10),
         b'm' | b'M' => (&text[..text.len() - 1], 20),
         b'g' | b'G' => (&text[..text.len() - 1], 30),
-        b't' | b'T' => (&text[..text.len() - 1], 40),
         _ => (text, 0),
     };
-    if !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+    number(digits)?.checked_mul(1 << shift)
+}
+
+/// Digits only: `parse` alone would take a sign.
+fn number(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
 }
 
 fn find_key(name: &str) -> Result<&'static Key> {
@@ -184,12 +199,7 @@ fn find_key(name: &str) -> Result<&'static Key> {
     }
     let mut near: Vec<(f64, &str)> = KEYS
         .iter()
-        .map(|k| {
-            (
-                strsim::jaro_winkler(&name.to_lowercase(), k.name),
-                k.name,
-            )
-        })
+        .map(|k| (strsim::jaro_winkler(&name.to_lowercase(), k.name), k.name))
         .filter(|(score, _)| *score > 0.75)
         .collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -211,14 +221,16 @@ fn check_value(kind: Kind, value: &str) -> Result<()> {
         Kind::Word(words) if !words.contains(&value) => {
             bail!("it takes one of: {}", words.join(", "))
         }
-        Kind::Number if value.is_empty() || !value.bytes().all(|b| b.is_ascii_digit()) => {
-            bail!("it takes a whole number")
-        }
-        Kind::Number if value.parse::<u64>().is_err() => bail!("the number is too large"),
+        Kind::Number(low, high) => match number(value) {
+            Some(n) if (low..=high).contains(&n) => Ok(()),
+            _ => bail!("it takes a whole number from {low} to {high}"),
+        },
         Kind::Size if parse_size(value).is_none() => {
-            bail!("it takes bytes with an optional suffix K, M, G or T, such as 64M")
+            bail!("it takes bytes with an optional suffix K, M or G, such as 64M")
         }
-        Kind::Path if value.is_empty() => bail!("it takes a path"),
+        Kind::Path if !value.starts_with('/') || value.len() > MAX_PATH_BYTES => {
+            bail!("it takes an absolute path of at most {MAX_PATH_BYTES} bytes")
+        }
         _ => Ok(()),
     }
 }
@@ -231,7 +243,10 @@ mod tests {
     fn accepts_every_kind_and_keeps_the_last() {
         let c = Conf::parse("rseq=off, retain_max=64M,zones=4,rseq=on,stats_dir=/tmp/x,").unwrap();
         assert_eq!(c.get("rseq"), Some("on"));
-        assert_eq!(c.to_string(), "retain_max=64M,zones=4,rseq=on,stats_dir=/tmp/x");
+        assert_eq!(
+            c.to_string(),
+            "retain_max=64M,zones=4,rseq=on,stats_dir=/tmp/x"
+        );
         assert_eq!(Conf::parse(&c.to_string()).unwrap(), c);
         assert_eq!(Conf::parse("").unwrap(), Conf::default());
     }
@@ -255,6 +270,9 @@ mod tests {
             "retain_max=12Q",
             "retain_max=",
             "stats_dir=",
+            "stats_dir=here",
+            "zones=0",
+            "retain_ms=3600001",
             "thp",
         ] {
             assert!(Conf::parse(bad).is_err(), "{bad}");
@@ -265,9 +283,9 @@ mod tests {
     fn sizes() {
         assert_eq!(parse_size("0"), Some(0));
         assert_eq!(parse_size("4K"), Some(4096));
-        assert_eq!(parse_size("2MiB"), Some(2 << 20));
-        assert_eq!(parse_size("1t"), Some(1 << 40));
-        assert_eq!(parse_size("99999999T"), None);
+        assert_eq!(parse_size("3g"), Some(3 << 30));
+        assert_eq!(parse_size("99999999999G"), None);
+        assert_eq!(parse_size("1T"), None);
         assert_eq!(parse_size("K"), None);
         assert_eq!(parse_size("+1"), None);
     }
@@ -287,5 +305,24 @@ mod tests {
         for key in KEYS {
             assert!(table.contains(key.name));
         }
+    }
+
+    /// The library's own list of keys, as it prints it, names the same keys.
+    #[test]
+    fn the_library_knows_the_same_keys() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebbtide/src/config.rs");
+        let Ok(source) = std::fs::read_to_string(path) else {
+            return;
+        };
+        let list = source.split("const KEYS: &str = \"").nth(1).unwrap();
+        let list = list.split("\";").next().unwrap();
+        let mut theirs: Vec<&str> = list
+            .split_whitespace()
+            .filter_map(|word| word.split_once('=').map(|(key, _)| key))
+            .collect();
+        let mut ours: Vec<&str> = KEYS.iter().map(|k| k.name).collect();
+        theirs.sort_unstable();
+        ours.sort_unstable();
+        assert_eq!(ours, theirs);
     }
 }

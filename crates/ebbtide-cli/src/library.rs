@@ -25,7 +25,10 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     let places = candidates(exe.as_deref());
     places.iter().find(|p| p.is_file()).map_or_else(
         || {
-            let list: Vec<String> = places.iter().map(|p| format!("  {}", p.display())).collect();
+            let list: Vec<String> = places
+                .iter()
+                .map(|p| format!("  {}", p.display()))
+                .collect();
             Err(anyhow!(
                 "{FILE_NAME} not found; build it with 'cargo build --release -p ebbtide-preload', \
                  or name it with --lib PATH or {ENV}=PATH. Looked at:\n{}",
@@ -46,7 +49,15 @@ fn candidates(exe: Option<&Path>) -> Vec<PathBuf> {
             dirs.extend(["release", "lib", "lib64"].map(|d| up.join(d)));
         }
     }
-    dirs.extend(["/usr/local/lib", "/usr/local/lib64", "/usr/lib", "/usr/lib64"].map(PathBuf::from));
+    dirs.extend(
+        [
+            "/usr/local/lib",
+            "/usr/local/lib64",
+            "/usr/lib",
+            "/usr/lib64",
+        ]
+        .map(PathBuf::from),
+    );
     #[cfg(target_arch = "x86_64")]
     dirs.push("/usr/lib/x86_64-linux-gnu".into());
     #[cfg(target_arch = "aarch64")]
@@ -63,7 +74,11 @@ fn checked(path: &Path) -> Result<PathBuf> {
         bail!("this is not a file; name the library itself, such as target/release/{FILE_NAME}");
     }
     // The loader splits LD_PRELOAD at these and knows no escape.
-    if path.as_os_str().to_string_lossy().contains([' ', ':', '\t', '\n']) {
+    if path
+        .as_os_str()
+        .to_string_lossy()
+        .contains([' ', ':', '\t', '\n'])
+    {
         bail!(
             "the library's path '{}' holds a space or a colon, which LD_PRELOAD cannot carry; \
              link or copy the library to a path without",

@@ -98,8 +98,14 @@ mod tests {
     fn reads_the_words_in_order() {
         assert_eq!(&MAGIC.to_le_bytes(), b"EBBSTAT1");
         let p = StatsPage::parse(&page(&[MAGIC, 1, 42, 3, 4, 5, 6, 1, 8, 9, 10])).unwrap();
-        assert_eq!((p.pid, p.released_bytes, p.live_bytes, p.dirty_bytes), (42, 3, 4, 5));
-        assert_eq!((p.region_opened_bytes, p.rseq_mode, p.release_calls), (6, 1, 8));
+        assert_eq!(
+            (p.pid, p.released_bytes, p.live_bytes, p.dirty_bytes),
+            (42, 3, 4, 5)
+        );
+        assert_eq!(
+            (p.region_opened_bytes, p.rseq_mode, p.release_calls),
+            (6, 1, 8)
+        );
         assert_eq!((p.cached_bytes, p.metadata_bytes), (9, 10));
     }
 
@@ -118,7 +124,10 @@ mod tests {
         fs::write(dir.path().join("8.ebb"), page(&[MAGIC, 1, 8, 50])).unwrap();
         fs::write(dir.path().join("junk"), page(&[MAGIC, 1, 9, 50])).unwrap();
         fs::write(dir.path().join("9.ebb"), b"short").unwrap();
-        let total: u64 = read_all(dir.path(), since).iter().map(|p| p.released_bytes).sum();
+        let total: u64 = read_all(dir.path(), since)
+            .iter()
+            .map(|p| p.released_bytes)
+            .sum();
         assert_eq!(total, 150);
     }
 }

@@ -1,2 +1,42 @@
+//! `libebbtide.so`: the C ABI of the memory manager, and nothing else.
+//!
+//! The only crate that defines `malloc`. Corner cases are glibc's: `malloc(0)` is a distinct pointer,
+//! `realloc(p, 0)` frees, overflow is `ENOMEM`, a bad alignment is `EINVAL`, `free` keeps `errno`.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`standard`] | `malloc`, `free`, `calloc`, `realloc` and the aligned and sized forms |
+//! | [`info`] | `malloc_trim`, `mallinfo2`, `malloc_info`, `malloc_stats`, `mallopt` |
+//! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
 #![no_std]
-#[panic_handler] fn panic(_: &core::panic::PanicInfo) -> ! { loop {} }
+#![warn(missing_docs)]
+
+pub mod info;
+pub mod own;
+pub mod standard;
+
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+ebbtide_sys::define_vfork!();
+
+/// Nothing may unwind across the C ABI; a panic here is a bug of ours.
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo) -> ! {
+    let line = info.location().map_or(0, |place| place.line() as usize);
+    let file = info.location().map_or("", |place| place.file());
+    ebbtide::report::Line::new()
+        .text("internal error at ")
+        .text(file)
+        .text(":")
+        .number(line)
+        .abort()
+}
+
+/// Runs when the process ends in order: the last figures for whoever watches.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static FINISH: extern "C" fn() = {
+    extern "C" fn finish() {
+        ebbtide::stats::finish();
+    }
+    finish
+};

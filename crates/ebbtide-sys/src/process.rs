@@ -81,8 +81,16 @@ fn initial_environment() -> Option<*const *const libc::c_char> {
     None
 }
 
-/// CPU numbers are below this: what the kernel may ever bring up, rounded up to 64.
+/// CPU numbers are below this: what the kernel may ever bring up.
 pub fn cpu_limit() -> usize {
+    let mut buffer = [0; 256];
+    if let Ok(text) = crate::file::read(c"/sys/devices/system/cpu/possible", &mut buffer) {
+        // "0-3" or "0,2-5": the last number is the highest.
+        let start = text.iter().rposition(|byte| matches!(byte, b'-' | b',')).map_or(0, |at| at + 1);
+        if let Some(last) = crate::file::parse_number(&text[start..]) {
+            return last as usize + 1;
+        }
+    }
     let mut mask = [0u64; 1024];
     // SAFETY: the kernel writes at most the size given.
     let bytes = unsafe { syscall!(Sysno::sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
@@ -134,6 +142,29 @@ pub fn current_cpu() -> usize {
     // SAFETY: no arguments; the call cannot fail here and leaves `errno` alone then.
     let cpu = unsafe { libc::sched_getcpu() };
     cpu.max(0) as usize
+}
+
+/// Whether the C library says that this process has only ever had one thread since it last knew.
+pub fn is_single_threaded() -> bool {
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    {
+        let place: *const u8;
+        // SAFETY: reads the address of a weak symbol of glibc 2.32, zero in older ones.
+        unsafe {
+            core::arch::asm!(
+                ".weak __libc_single_threaded",
+                "mov {place}, qword ptr [rip + __libc_single_threaded@GOTPCREL]",
+                place = out(reg) place,
+                options(nostack, pure, readonly, preserves_flags),
+            );
+        }
+        // SAFETY: a byte of the C library's.
+        !place.is_null() && unsafe { place.read_volatile() } != 0
+    }
+    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
+    {
+        false
+    }
 }
 
 /// Ends the process with `SIGABRT`, through libc so that a core and handlers work as usual.

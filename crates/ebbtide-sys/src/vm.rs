@@ -78,6 +78,19 @@ pub unsafe fn commit(addr: usize, len: usize) -> Result<(), Errno> {
     unsafe { syscall!(Sysno::mprotect, addr, len, libc::PROT_READ | libc::PROT_WRITE) }.map(drop)
 }
 
+/// Makes a reserved range readable: it reads zero and takes no memory.
+///
+/// # Errors
+/// As [`commit`].
+///
+/// # Safety
+/// The range lies in a reservation of the caller's that has not been committed.
+pub unsafe fn commit_read_only(addr: usize, len: usize) -> Result<(), Errno> {
+    assert_range(addr, len);
+    // SAFETY: the caller's range; access is only widened.
+    unsafe { syscall!(Sysno::mprotect, addr, len, libc::PROT_READ) }.map(drop)
+}
+
 /// Gives `advice` (`MADV_*`) for a range.
 ///
 /// # Errors

@@ -1,1 +1,52 @@
+//! A memory manager for Linux processes that gives memory back.
+//!
+//! As a Rust program's allocator:
+//!
+//! ```
+//! #[global_allocator]
+//! static GLOBAL: ebbtide::Ebbtide = ebbtide::Ebbtide;
+//!
+//! let words: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+//! assert_eq!(words[999], "999");
+//! ```
+//!
+//! As a drop-in `malloc` it is the crate `ebbtide-preload`, which calls what is here.
+//!
+//! The way of an allocation, top to bottom; each layer knows only the next:
+//!
+//! ```text
+//!  alloc        requests: size → class or whole frames
+//!  cpu_cache    per-CPU stacks of objects; refill and overflow
+//!  central      per class: full batches, and spans by fullness
+//!  large        whole frames, without spans
+//!  frames       runs of frames from the zones; opens new ones
+//!  release      free frames back to the kernel
+//!  heap         the one static that holds all of it, and its start
+//! ```
+//!
+//! Beside them: [`size_class`], `span` (records), `region` (address space), `config`, `fork`,
+//! [`stats`], `report` (the one line before an abort).
+//!
+//! `no_std`; allocates nothing from elsewhere; starts no thread. See `ARCHITECTURE.md`.
 #![no_std]
+#![warn(missing_docs)]
+
+pub mod alloc;
+mod central;
+pub mod config;
+mod cpu_cache;
+pub mod fork;
+mod frames;
+mod global;
+mod heap;
+mod large;
+mod ranks;
+mod region;
+mod release;
+pub mod report;
+pub mod size_class;
+mod span;
+pub mod stats;
+
+pub use global::Ebbtide;
+pub use release::release_all;

@@ -1,4 +1,8 @@
 //! Google's TCMalloc as a preloadable library.
+//!
+//! The crate builds it with the C compiler at hand. With gcc 12 its calls take the
+//! slow path (`alloc_small_sampled_hooks_or_perthread`) even where its per-CPU caches
+//! are registered, so small-object figures are worse than those of an upstream build.
 
 use libtcmalloc_sys as _;
 

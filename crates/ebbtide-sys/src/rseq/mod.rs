@@ -47,10 +47,12 @@ pub mod section;
 #[cfg(target_arch = "x86_64")]
 mod vfork;
 
-/// Classes 0 to 126; the slab is 128 pages of address space.
-pub const STACKS: usize = 127;
-/// Bytes of address space per slab.
-pub const SLAB_BYTES: usize = 128 * PAGE;
+/// Classes 0 to 98.
+pub const STACKS: usize = 99;
+/// Bytes of address space per slab: the header page and the stacks.
+pub const SLAB_BYTES: usize = (1 + STACKS) * PAGE;
+/// In the header page, the bytes from here on are the user's; all but the last eight (a guard).
+pub const SLAB_USER_OFFSET: usize = 1024;
 /// Most entries of one stack: a page less the guard.
 pub const MAX_CAPACITY: usize = PAGE / 8 - 1;
 

@@ -1,0 +1,285 @@
+//! `ebbtide doctor`: what this system offers, what is missing, and what to do about it.
+//!
+//! | module | what it looks at |
+//! |---|---|
+//! | `probe` | versions and kernel features, each really tried |
+//! | `advice` | the kinds of `madvise`, each really tried |
+//! | `machine` | huge pages, overcommit, swap, processors |
+//! | `limits` | resource limits and control groups |
+//! | `trial` | the library, in a process of its own |
+
+mod advice;
+mod limits;
+mod machine;
+mod probe;
+mod trial;
+
+use std::io;
+
+use anyhow::Result;
+use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
+use comfy_table::{Color, ContentArrangement, Table};
+use serde::Serialize;
+
+use crate::cli::DoctorArgs;
+use crate::out;
+
+/// Exit status when the library cannot work here.
+const EXIT_BROKEN: u8 = 1;
+
+/// How good the news is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Works.
+    Ok,
+    /// A fact, neither good nor bad.
+    Info,
+    /// Works with less effect than it could.
+    Limited,
+    /// Not there.
+    Missing,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// Stable name.
+    pub id: &'static str,
+    /// How good it is.
+    pub state: State,
+    /// What was found.
+    pub value: String,
+    /// What Ebbtide uses it for, or what its lack means.
+    pub effect: String,
+    /// What to do about it; empty where nothing is wrong.
+    pub remedy: String,
+}
+
+impl Check {
+    /// A fact.
+    pub fn info(id: &'static str, value: impl Into<String>) -> Self {
+        Check {
+            id,
+            state: State::Info,
+            value: value.into(),
+            effect: String::new(),
+            remedy: String::new(),
+        }
+    }
+
+    /// A feature that works, and what it is for.
+    pub fn ok(id: &'static str, value: impl Into<String>, effect: &str) -> Self {
+        Check {
+            state: State::Ok,
+            effect: effect.into(),
+            ..Check::info(id, value)
+        }
+    }
+
+    /// A feature that is not there.
+    pub fn missing(id: &'static str, value: impl Into<String>, effect: &str, remedy: &str) -> Self {
+        Check {
+            state: State::Missing,
+            effect: effect.into(),
+            remedy: remedy.into(),
+            ..Check::info(id, value)
+        }
+    }
+
+    /// Something that takes part of the effect away.
+    pub fn limited(id: &'static str, value: impl Into<String>, effect: &str, remedy: &str) -> Self {
+        Check {
+            state: State::Limited,
+            ..Check::missing(id, value, effect, remedy)
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Section {
+    title: &'static str,
+    checks: Vec<Check>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    schema: u32,
+    works: bool,
+    mode: Option<&'static str>,
+    sections: Vec<Section>,
+}
+
+/// Prints the report; 0 if the library works here, else 1.
+pub fn main(args: &DoctorArgs) -> Result<u8> {
+    let trial = trial::run(args.lib.lib.as_deref());
+    let report = Report {
+        schema: 1,
+        works: trial.works,
+        mode: trial.mode,
+        sections: vec![
+            Section {
+                title: "library",
+                checks: trial.checks,
+            },
+            Section {
+                title: "kernel features",
+                checks: probe::all(),
+            },
+            Section {
+                title: "machine",
+                checks: machine::all(),
+            },
+            Section {
+                title: "limits",
+                checks: limits::all(),
+            },
+        ],
+    };
+    let text = if args.json {
+        serde_json::to_string_pretty(&report)? + "\n"
+    } else {
+        render(&report, out::is_fancy(&io::stdout()))
+    };
+    out::stdout(text.as_bytes());
+    Ok(if report.works { 0 } else { EXIT_BROKEN })
+}
+
+/// The facts that belong beside a measurement.
+pub fn machine_facts() -> Vec<Check> {
+    let wanted = [
+        "kernel",
+        "glibc",
+        "cpus",
+        "memory",
+        "thp_enabled",
+        "cpu_model",
+    ];
+    let mut facts = Vec::new();
+    facts.extend(probe::versions());
+    facts.extend(machine::all());
+    facts.retain(|c| wanted.contains(&c.id));
+    facts
+}
+
+fn render(report: &Report, fancy: bool) -> String {
+    let mut text = String::new();
+    for section in &report.sections {
+        text.push_str(&format!("{}\n", section.title));
+        let mut table = Table::new();
+        table.load_preset(if fancy { UTF8_FULL_CONDENSED } else { NOTHING });
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        if !fancy {
+            // Not a terminal: one check a line, for grep and diff.
+            table.set_content_arrangement(ContentArrangement::Disabled);
+            table.force_no_tty();
+        }
+        for check in &section.checks {
+            let mut row = vec![
+                comfy_table::Cell::new(sign(check.state, fancy)),
+                comfy_table::Cell::new(check.id),
+                comfy_table::Cell::new(&check.value),
+                comfy_table::Cell::new(&check.effect),
+            ];
+            if fancy && let Some(color) = color(check.state) {
+                row[0] = comfy_table::Cell::new(sign(check.state, fancy)).fg(color);
+            }
+            table.add_row(row);
+        }
+        for line in table.to_string().lines() {
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text.push('\n');
+    }
+    text.push_str(&remedies(report));
+    text.push_str(match (report.works, report.mode) {
+        (true, Some("rseq")) => "Ebbtide works here, with restartable sequences.\n",
+        (true, _) => "Ebbtide works here, with the portable model (slower: locks in place of restartable sequences).\n",
+        (false, _) => "Ebbtide cannot work here as things stand; see the remedies above.\n",
+    });
+    text
+}
+
+fn remedies(report: &Report) -> String {
+    let checks = report.sections.iter().flat_map(|s| &s.checks);
+    let lines: Vec<String> = checks
+        .filter(|c| !c.remedy.is_empty())
+        .map(|c| format!("  {}: {}\n", c.id, c.remedy))
+        .collect();
+    if lines.is_empty() {
+        return "Nothing is missing.\n".into();
+    }
+    format!("For full effect:\n{}\n", lines.concat())
+}
+
+/// An error in words that say whether a newer kernel or more rights would help.
+fn reason(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
+            format!("unknown to this kernel ({error})")
+        }
+        Some(libc::EPERM | libc::EACCES) => format!("not permitted ({error})"),
+        _ => error.to_string(),
+    }
+}
+
+fn sign(state: State, fancy: bool) -> &'static str {
+    match (state, fancy) {
+        (State::Ok, true) => "✓",
+        (State::Info, true) => "·",
+        (State::Limited, true) => "!",
+        (State::Missing, true) => "✗",
+        (State::Ok, false) => "ok",
+        (State::Info, false) => "-",
+        (State::Limited, false) => "limited",
+        (State::Missing, false) => "missing",
+    }
+}
+
+fn color(state: State) -> Option<Color> {
+    match state {
+        State::Ok => Some(Color::Green),
+        State::Info => None,
+        State::Limited => Some(Color::Yellow),
+        State::Missing => Some(Color::Red),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(checks: Vec<Check>) -> Report {
+        Report {
+            schema: 1,
+            works: true,
+            mode: Some("rseq"),
+            sections: vec![Section { title: "s", checks }],
+        }
+    }
+
+    #[test]
+    fn plain_form_is_one_line_a_check() {
+        let r = report(vec![
+            Check::ok("a", "yes", "good"),
+            Check::missing("b", "no", "bad", "do c"),
+        ]);
+        let text = render(&r, false);
+        assert!(text.lines().any(|l| l.contains("ok") && l.contains("good")));
+        assert!(text.contains("b: do c"));
+        assert!(text.is_ascii(), "{text}");
+        assert!(render(&r, true).contains('✗'));
+    }
+
+    #[test]
+    fn every_check_of_this_system_is_complete() {
+        let all = [probe::all(), machine::all(), limits::all()].concat();
+        assert!(all.len() > 20);
+        for check in all {
+            let bad = matches!(check.state, State::Missing | State::Limited);
+            assert_eq!(bad, !check.remedy.is_empty(), "{check:?}");
+            assert!(!check.value.is_empty(), "{check:?}");
+        }
+    }
+}

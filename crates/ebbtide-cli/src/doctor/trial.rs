@@ -1,0 +1,136 @@
+//! Starts a small process under the library and reads its statistics page.
+
+use std::env;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, bail};
+
+use super::Check;
+use crate::run::CONF_ENV;
+use crate::stats_page::{self, StatsPage};
+use crate::{library, out};
+
+/// Longer than this, and the trial process hangs.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+const REINSTALL: &str = "build it again with 'cargo build --release -p ebbtide-preload', \
+     and check it with: LD_PRELOAD=PATH /bin/true";
+
+/// What the trial showed.
+pub struct Trial {
+    /// Whether the library works here.
+    pub works: bool,
+    /// `rseq` or `portable`.
+    pub mode: Option<&'static str>,
+    /// The lines of the report.
+    pub checks: Vec<Check>,
+}
+
+/// Finds the library and tries it.
+pub fn run(given: Option<&Path>) -> Trial {
+    let path = match library::find(given) {
+        Ok(path) => path,
+        Err(error) => {
+            return Trial {
+                works: false,
+                mode: None,
+                checks: vec![Check::missing(
+                    "library",
+                    "not found",
+                    "nothing can be preloaded",
+                    &format!("{error:#}"),
+                )],
+            };
+        }
+    };
+    let mut checks = vec![Check::ok("library", path.display().to_string(), "")];
+    let (works, mode) = match start(&path) {
+        Ok(Some(page)) => {
+            let mode = if page.rseq_mode == 1 {
+                "rseq"
+            } else {
+                "portable"
+            };
+            checks.push(Check::ok(
+                "trial",
+                format!("runs, mode {mode}"),
+                "a process under the library",
+            ));
+            checks.push(Check::info(
+                "trial_memory",
+                format!(
+                    "{} opened, {} of records",
+                    out::bytes(page.region_opened_bytes),
+                    out::bytes(page.metadata_bytes)
+                ),
+            ));
+            (true, Some(mode))
+        }
+        Ok(None) => {
+            checks.push(Check::missing(
+                "trial",
+                "no statistics page",
+                "the process ran, but the library did not take effect in it",
+                REINSTALL,
+            ));
+            (false, None)
+        }
+        Err(error) => {
+            checks.push(Check::missing(
+                "trial",
+                format!("{error:#}"),
+                "a process under the library does not run",
+                REINSTALL,
+            ));
+            (false, None)
+        }
+    };
+    Trial {
+        works,
+        mode,
+        checks,
+    }
+}
+
+/// Runs this program's `--version` under the library.
+fn start(library: &Path) -> Result<Option<StatsPage>> {
+    let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
+    let exe = env::current_exe().context("cannot find this program")?;
+    let mut child = Command::new(exe)
+        .arg("--version")
+        .env("LD_PRELOAD", library)
+        .env(CONF_ENV, format!("stats_dir={}", dir.path().display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let end = Instant::now() + TIMEOUT;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > end {
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!("it hangs");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let mut said = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        let _ = stderr.read_to_string(&mut said);
+    }
+    let said = said.lines().next().unwrap_or_default();
+    if !status.success() {
+        bail!("it ends with {status} {said}");
+    }
+    if said.contains("cannot be preloaded") {
+        bail!("the loader refuses the library: {said}");
+    }
+    Ok(stats_page::read_all(dir.path(), SystemTime::UNIX_EPOCH)
+        .into_iter()
+        .next())
+}

@@ -1,0 +1,239 @@
+//! `ebbtide run`: starts a program under Ebbtide.
+//!
+//! Without a summary this process *becomes* the program (`execve`), so signals,
+//! job control and exit status are the program's own. With a summary it stays
+//! as the parent: it passes signals on, watches memory, and repeats the exit
+//! status.
+
+mod elf;
+mod program;
+pub mod sample;
+pub mod signals;
+pub mod summary;
+mod supervise;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+
+use crate::cli::{Format, RunArgs};
+use crate::conf::Conf;
+use crate::{library, out, stats_page};
+use program::Refusal;
+use summary::{Figures, LibraryFigures, Summary};
+
+/// Environment variable that holds the library's configuration.
+pub const CONF_ENV: &str = "EBBTIDE_CONF";
+
+/// Runs the command; gives the exit status to end with.
+pub fn main(args: &RunArgs) -> Result<u8> {
+    let conf = merged_conf(&args.conf)?;
+    let library = library::find(args.lib.lib.as_deref())?;
+    // `required = true` in the definition: there is at least one word.
+    let (name, rest) = args.command.split_first().context("no command given")?;
+    let program = match program::resolve(name) {
+        Ok(path) => path,
+        Err(refusal) => return Ok(refuse(&refusal)),
+    };
+    match program::check(&program) {
+        Err(Refusal::NoEffect(text)) if args.force => out::warning(&text),
+        Err(refusal) => return Ok(refuse(&refusal)),
+        Ok(()) => {}
+    }
+    let launch = Launch {
+        name,
+        program: &program,
+        rest,
+        library: &library,
+    };
+    if args.summary.is_none() && !args.compare && args.summary_file.is_none() {
+        let error = launch.command(Some(&conf)).exec();
+        return Ok(cannot_start(&program, &error));
+    }
+    supervised(args, &launch, conf)
+}
+
+/// The environment's configuration with that of the flags on top.
+fn merged_conf(given: &[String]) -> Result<Conf> {
+    let base = match env::var_os(CONF_ENV) {
+        Some(text) => Conf::parse(&text.to_string_lossy()).with_context(|| {
+            format!("in the environment variable {CONF_ENV} (correct it, or unset it)")
+        })?,
+        None => Conf::default(),
+    };
+    Ok(base.overlaid(&Conf::parse(&given.join(",")).context("--conf")?))
+}
+
+fn refuse(refusal: &Refusal) -> u8 {
+    out::stderr(&format!("ebbtide: {}\n", refusal.text()));
+    refusal.exit_status()
+}
+
+fn cannot_start(program: &Path, error: &io::Error) -> u8 {
+    let shown = program.display();
+    let (code, hint) = match error.raw_os_error() {
+        Some(libc::ENOENT) => (127, "; the file or its loader is missing"),
+        Some(libc::E2BIG) => (
+            126,
+            "; the arguments and the environment are too long, shorten them",
+        ),
+        Some(libc::EAGAIN | libc::ENOMEM) => (
+            crate::EXIT_OWN,
+            "; the limit on processes or memory is reached",
+        ),
+        _ => (126, ""),
+    };
+    out::stderr(&format!("ebbtide: cannot start {shown}: {error}{hint}\n"));
+    code
+}
+
+/// A command that can be started with and without the library.
+struct Launch<'a> {
+    name: &'a OsStr,
+    program: &'a Path,
+    rest: &'a [OsString],
+    library: &'a Path,
+}
+
+impl Launch<'_> {
+    /// With a configuration: under Ebbtide. Without: as if Ebbtide were not there.
+    fn command(&self, conf: Option<&Conf>) -> Command {
+        let mut command = Command::new(self.program);
+        command.arg0(self.name).args(self.rest);
+        let others = other_preloads(env::var_os("LD_PRELOAD").as_deref());
+        match conf {
+            Some(conf) => {
+                let mut list = self.library.as_os_str().to_owned();
+                for other in others {
+                    list.push(":");
+                    list.push(other);
+                }
+                command.env("LD_PRELOAD", list);
+                command.env(CONF_ENV, conf.to_string());
+            }
+            None if others.is_empty() => {
+                command.env_remove("LD_PRELOAD").env_remove(CONF_ENV);
+            }
+            None => {
+                command
+                    .env("LD_PRELOAD", others.join(":"))
+                    .env_remove(CONF_ENV);
+            }
+        }
+        command
+    }
+}
+
+/// What stands in `LD_PRELOAD` beside Ebbtide.
+fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
+    list.unwrap_or_default()
+        .to_string_lossy()
+        .split([':', ' '])
+        .filter(|p| {
+            !p.is_empty() && Path::new(p).file_name() != Some(OsStr::new(library::FILE_NAME))
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
+    // A directory that the user named stays; one of our own goes at the end.
+    let own_dir = match conf.get("stats_dir") {
+        Some(_) => None,
+        None => Some(
+            tempfile::Builder::new()
+                .prefix("ebbtide-")
+                .tempdir()
+                .context(
+                    "cannot make a directory for statistics; set TMPDIR to one that is writable",
+                )?,
+        ),
+    };
+    if let Some(dir) = &own_dir {
+        conf.set("stats_dir", &dir.path().to_string_lossy());
+    }
+    let stats_dir = PathBuf::from(conf.get("stats_dir").unwrap_or_default());
+    let since = match own_dir {
+        Some(_) => SystemTime::UNIX_EPOCH,
+        None => SystemTime::now(),
+    };
+
+    let mut with = match supervise::measure(launch.command(Some(&conf))) {
+        Ok(figures) => figures,
+        Err(error) => return Ok(cannot_start(launch.program, &error)),
+    };
+    let pages = stats_page::read_all(&stats_dir, since);
+    with.ebbtide = LibraryFigures::sum(&pages);
+    if with.ebbtide.is_none() {
+        out::warning(
+            "no process of the command kept a statistics page, so Ebbtide was probably not \
+             loaded; 'ebbtide doctor' says whether the library works here",
+        );
+    }
+
+    let mut without = None;
+    if args.compare && ended_by_user(&with) {
+        out::warning("the first run was interrupted; the comparison is left out");
+    } else if args.compare {
+        out::stderr("ebbtide: running the command again, without Ebbtide\n");
+        without = match supervise::measure(launch.command(None)) {
+            Ok(figures) => Some(figures),
+            Err(error) => return Ok(cannot_start(launch.program, &error)),
+        };
+    }
+    if let Some(base) = &without
+        && base.exit_status != with.exit_status
+    {
+        out::warning("the two runs ended with different exit statuses; the figures do not compare");
+    }
+    let status = with.exit_status;
+    let shown = args
+        .command
+        .iter()
+        .map(|w| w.to_string_lossy().into_owned())
+        .collect();
+    report(args, &Summary::new(shown, with, without));
+    Ok(status)
+}
+
+fn ended_by_user(figures: &Figures) -> bool {
+    matches!(
+        figures.signal,
+        Some(libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)
+    )
+}
+
+fn report(args: &RunArgs, summary: &Summary) {
+    let text = match args.summary {
+        Some(Format::Json) => summary.json(),
+        _ => summary.text(),
+    };
+    match &args.summary_file {
+        None => out::stderr(&text),
+        Some(path) => {
+            if let Err(error) = std::fs::write(path, &text) {
+                // The program's exit status counts more than this.
+                out::warning(&format!("cannot write {}: {error}", path.display()));
+                out::stderr(&text);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_preloads_leave_ebbtide_out() {
+        let list = OsStr::new("/a/libebbtide.so:/b/x.so /c/y.so::");
+        assert_eq!(other_preloads(Some(list)), ["/b/x.so", "/c/y.so"]);
+        assert!(other_preloads(None).is_empty());
+    }
+}

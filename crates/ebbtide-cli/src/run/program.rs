@@ -1,0 +1,343 @@
+//! Looks at a program before it starts: is it there, may it be executed, and can a
+//! preloaded library take effect in it?
+//!
+//! The loader ignores `LD_PRELOAD` silently where there is no loader (static
+//! programs), where the program gains privilege (secure mode), and with one
+//! line on stderr where the library has another word size. A script is judged
+//! by its interpreter.
+
+use std::env;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::run::elf;
+
+/// Why a program is not started as asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no such program (exit status 127).
+    NotFound(String),
+    /// It is there and cannot be executed (exit status 126).
+    NotExecutable(String),
+    /// It would run, but without Ebbtide (exit status 125; `--force` runs it).
+    NoEffect(String),
+}
+
+impl Refusal {
+    /// The exit status that says so.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Refusal::NotFound(_) => 127,
+            Refusal::NotExecutable(_) => 126,
+            Refusal::NoEffect(_) => crate::EXIT_OWN,
+        }
+    }
+
+    /// The reason and its remedy.
+    pub fn text(&self) -> &str {
+        match self {
+            Refusal::NotFound(t) | Refusal::NotExecutable(t) | Refusal::NoEffect(t) => t,
+        }
+    }
+}
+
+/// The kernel follows this many interpreters of interpreters.
+const MAX_SCRIPT_DEPTH: u32 = 5;
+
+/// The file that `program` means, as `execvp` would search for it.
+pub fn resolve(program: &OsStr) -> Result<PathBuf, Refusal> {
+    let shown = program.to_string_lossy();
+    if program.is_empty() {
+        let text = "the program's name is empty; name a program";
+        return Err(Refusal::NotFound(text.into()));
+    }
+    if program.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(program);
+        return match is_executable(&path) {
+            Some(true) => Ok(path),
+            Some(false) => Err(not_executable(&path)),
+            None => Err(Refusal::NotFound(format!(
+                "no such program: {shown}; check the path"
+            ))),
+        };
+    }
+    let dirs = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let mut found = None;
+    for dir in env::split_paths(&dirs) {
+        let path = if dir.as_os_str().is_empty() {
+            Path::new(".").join(program)
+        } else {
+            dir.join(program)
+        };
+        match is_executable(&path) {
+            Some(true) => return Ok(path),
+            Some(false) if path.is_file() => found = found.or(Some(path)),
+            _ => {}
+        }
+    }
+    Err(match found {
+        Some(path) => not_executable(&path),
+        None => Refusal::NotFound(format!(
+            "no such program: {shown}; it is in no directory of PATH. Give its path, \
+             or install it (a shell builtin needs: sh -c '{shown} …')"
+        )),
+    })
+}
+
+/// Whether a preloaded library takes effect in the program at `path`.
+pub fn check(path: &Path) -> Result<(), Refusal> {
+    check_at(path, 0)
+}
+
+fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
+    let shown = path.display();
+    let file = File::open(path);
+    // Executable but unreadable is allowed by the kernel; nothing can be said then.
+    let Ok(file) = file else { return Ok(()) };
+    let mut head = [0u8; 256];
+    let len = elf::read_head(&file, &mut head);
+    let head = &head[..len];
+    if head.starts_with(b"#!") {
+        return check_script(path, head, depth);
+    }
+    if !head.starts_with(b"\x7fELF") {
+        return Err(Refusal::NotExecutable(format!(
+            "{shown} is neither a program nor a script with a '#!' line; \
+             if it is a shell script, run it as: sh {shown}"
+        )));
+    }
+    // Set-user-id bits count on programs only, the kernel ignores them on scripts.
+    if let Some(reason) = elf::gains_privilege(path, &file) {
+        return Err(Refusal::NoEffect(format!(
+            "{shown} {reason}: the loader ignores preloaded libraries for it. \
+             Run it as the user it changes to, or preload system-wide with /etc/ld.so.preload; \
+             --force runs it without Ebbtide"
+        )));
+    }
+    match elf::describe(&file) {
+        Ok(None) => Ok(()),
+        // The loader itself has no interpreter and honours LD_PRELOAD.
+        Ok(Some(_)) if is_loader(path) => Ok(()),
+        Ok(Some(reason)) => Err(Refusal::NoEffect(format!(
+            "{shown} {reason}; --force runs it without Ebbtide"
+        ))),
+        Err(reason) => Err(Refusal::NotExecutable(format!(
+            "{shown} cannot be executed: {reason}"
+        ))),
+    }
+}
+
+fn check_script(path: &Path, head: &[u8], depth: u32) -> Result<(), Refusal> {
+    let shown = path.display();
+    if depth >= MAX_SCRIPT_DEPTH {
+        return Err(Refusal::NotExecutable(format!(
+            "{shown}: too many interpreters of interpreters"
+        )));
+    }
+    let (interpreter, argument) = shebang(head).ok_or_else(|| {
+        Refusal::NotExecutable(format!(
+            "{shown} has an empty '#!' line; name an interpreter there"
+        ))
+    })?;
+    let interpreter = PathBuf::from(interpreter);
+    let broken = |name: &str| {
+        Refusal::NotExecutable(format!(
+            "{shown} is a script whose interpreter '{name}' is missing or not executable; \
+             install it or correct the '#!' line"
+        ))
+    };
+    if is_executable(&interpreter) != Some(true) {
+        return Err(broken(&interpreter.display().to_string()));
+    }
+    check_at(&interpreter, depth + 1).map_err(|r| of_script(path, r))?;
+    // `env NAME` starts NAME, and that is the program that counts.
+    if interpreter.file_name() == Some(OsStr::new("env"))
+        && let Some(name) = argument.as_deref().and_then(env_program)
+    {
+        let target = resolve(&name).map_err(|_| broken(&name.to_string_lossy()))?;
+        check_at(&target, depth + 1).map_err(|r| of_script(path, r))?;
+    }
+    Ok(())
+}
+
+/// A refusal of an interpreter, as one of the script at `path`.
+fn of_script(path: &Path, refusal: Refusal) -> Refusal {
+    let of = |text: String| format!("the interpreter of {}: {text}", path.display());
+    match refusal {
+        Refusal::NotFound(t) | Refusal::NotExecutable(t) => Refusal::NotExecutable(of(t)),
+        Refusal::NoEffect(t) => Refusal::NoEffect(of(t)),
+    }
+}
+
+/// Interpreter and its one argument from a `#!` line.
+fn shebang(head: &[u8]) -> Option<(OsString, Option<OsString>)> {
+    let line = head.strip_prefix(b"#!")?.split(|b| *b == b'\n').next()?;
+    let line = line.trim_ascii();
+    if line.is_empty() {
+        return None;
+    }
+    let end = line
+        .iter()
+        .position(|b| matches!(b, b' ' | b'\t'))
+        .unwrap_or(line.len());
+    let rest = line[end..].trim_ascii();
+    let owned = |b: &[u8]| OsString::from_vec(b.to_vec());
+    Some((owned(&line[..end]), (!rest.is_empty()).then(|| owned(rest))))
+}
+
+/// The program that `env` with this argument starts, where that is plain to see.
+fn env_program(argument: &OsStr) -> Option<OsString> {
+    let text = argument.to_str()?;
+    let text = text.strip_prefix("-S").unwrap_or(text).trim_start();
+    let word = text
+        .split_whitespace()
+        .find(|w| !w.contains('=') && !w.starts_with('-'))?;
+    Some(word.into())
+}
+
+/// `None`: no such file. `Some(false)`: there, but not a file that may be executed.
+fn is_executable(path: &Path) -> Option<bool> {
+    let meta = path.metadata().ok()?;
+    let name = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: `name` is a NUL-terminated string that outlives the call.
+    let may = unsafe { libc::access(name.as_ptr(), libc::X_OK) } == 0;
+    Some(meta.is_file() && may)
+}
+
+fn not_executable(path: &Path) -> Refusal {
+    let shown = path.display();
+    Refusal::NotExecutable(if path.is_dir() {
+        format!("{shown} is a directory; name a program")
+    } else {
+        format!("{shown} is not executable; if it is a program, allow it with: chmod +x {shown}")
+    })
+}
+
+fn is_loader(path: &Path) -> bool {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    real.file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .is_some_and(|n| (n.starts_with("ld-linux") || n.starts_with("ld-2")) && n.contains(".so"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::elf::fixture::elf64;
+    use goblin::elf::header::EM_386;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn file(dir: &Path, name: &str, content: &[u8], mode: u32) -> PathBuf {
+        let path = dir.join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    fn no_effect(result: Result<(), Refusal>) -> String {
+        match result {
+            Err(Refusal::NoEffect(text)) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn dynamic_static_32_bit_foreign_and_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let d = dir.path();
+        assert_eq!(check(&file(d, "dyn", &elf64(true), 0o755)), Ok(()));
+        assert!(no_effect(check(&file(d, "st", &elf64(false), 0o755))).contains("static"));
+        let mut other = elf64(true);
+        other[18] = 243;
+        assert!(no_effect(check(&file(d, "rv", &other, 0o755))).contains("machine"));
+        let mut narrow = elf64(true);
+        narrow[4] = 1;
+        narrow[18] = EM_386 as u8;
+        assert!(no_effect(check(&file(d, "n", &narrow, 0o755))).contains("32-bit"));
+        let cut = &elf64(true)[..70];
+        assert!(matches!(
+            check(&file(d, "cut", cut, 0o755)),
+            Err(Refusal::NotExecutable(_))
+        ));
+    }
+
+    #[test]
+    fn system_programs_pass() {
+        check(Path::new("/bin/sh")).unwrap();
+        check(&resolve(OsStr::new("ls")).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn names() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(
+            resolve(OsStr::new("no-such-program-x"))
+                .unwrap_err()
+                .exit_status(),
+            127
+        );
+        assert_eq!(
+            resolve(OsStr::new("/no/such")).unwrap_err().exit_status(),
+            127
+        );
+        assert_eq!(resolve(OsStr::new("")).unwrap_err().exit_status(), 127);
+        assert_eq!(resolve(OsStr::new("/etc")).unwrap_err().exit_status(), 126);
+        let plain = file(dir.path(), "plain", b"x", 0o644);
+        assert_eq!(resolve(plain.as_os_str()).unwrap_err().exit_status(), 126);
+    }
+
+    #[test]
+    fn scripts_are_judged_by_their_interpreter() {
+        let dir = tempfile::tempdir().unwrap();
+        let d = dir.path();
+        let fixed = file(d, "static", &elf64(false), 0o755);
+        check(&file(d, "a", b"#! /bin/sh -e\ntrue\n", 0o755)).unwrap();
+        check(&file(d, "b", b"#!/usr/bin/env sh\n", 0o755)).unwrap();
+        let by = format!("#!{}\n", fixed.display());
+        assert!(no_effect(check(&file(d, "c", by.as_bytes(), 0o755))).contains("static"));
+        for bad in [
+            "#!/no/such\n",
+            "#!\n",
+            "#!/usr/bin/env no-such-program-x\n",
+            "echo\n",
+        ] {
+            let r = check(&file(d, "d", bad.as_bytes(), 0o755));
+            assert!(matches!(r, Err(Refusal::NotExecutable(_))), "{bad} {r:?}");
+        }
+        let own = file(d, "self", b"", 0o755);
+        fs::write(&own, format!("#!{}\n", own.display())).unwrap();
+        assert!(check(&own).is_err());
+    }
+
+    #[test]
+    fn shebang_words() {
+        let s = |t: &str| shebang(t.as_bytes());
+        assert_eq!(s("#!/bin/sh\n"), Some(("/bin/sh".into(), None)));
+        assert_eq!(
+            s("#! \t/a  -x y \nz"),
+            Some(("/a".into(), Some("-x y".into())))
+        );
+        assert_eq!(
+            env_program(OsStr::new("-S A=1 python3 -u")),
+            Some("python3".into())
+        );
+    }
+
+    #[test]
+    fn set_user_id() {
+        // SAFETY: a plain call.
+        let uid = unsafe { libc::getuid() };
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(dir.path(), "s", &elf64(true), 0o755);
+        if uid == 0 && std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+            let nosuid = elf::gains_privilege(&path, &File::open(&path).unwrap()).is_none();
+            if !nosuid {
+                assert!(no_effect(check(&path)).contains("set-user-ID"));
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Watches the memory of a process tree from `/proc` while it runs.
+//!
+//! A thread looks after 1 ms, then at intervals that double up to 50 ms, and
+//! longer where looking costs more than 1 % of the time. `smaps_rollup` walks
+//! the page tables of the process, so it is read a second apart at most.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const FIRST_INTERVAL: Duration = Duration::from_millis(1);
+const INTERVAL: Duration = Duration::from_millis(50);
+const ROLLUP_INTERVAL: Duration = Duration::from_secs(1);
+/// Intervals are at least this many times what looking costs.
+const COST_FACTOR: u32 = 100;
+const MAX_PROCESSES: usize = 64;
+const MAX_THREADS: usize = 128;
+
+/// What the samples showed. Values are 0 where no sample came in time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Samples {
+    /// Number of samples.
+    pub count: u64,
+    /// Peak resident size of the first process (`VmHWM`).
+    pub rss_peak_bytes: u64,
+    /// Resident size of the first process in the last sample.
+    pub rss_end_bytes: u64,
+    /// Peak of the sum over the tree.
+    pub tree_rss_peak_bytes: u64,
+    /// Sum over the tree in the last sample.
+    pub tree_rss_end_bytes: u64,
+    /// Mean over time of the sum over the tree.
+    pub tree_rss_mean_bytes: u64,
+    /// Swapped-out bytes of the first process in the last sample.
+    pub swap_end_bytes: u64,
+    /// Peak of bytes given with `MADV_FREE` and still resident.
+    pub lazy_free_peak_bytes: u64,
+    /// Peak of bytes in anonymous huge pages.
+    pub huge_peak_bytes: u64,
+}
+
+/// The sampling thread.
+pub struct Sampler {
+    stop: Sender<()>,
+    thread: JoinHandle<Samples>,
+}
+
+impl Sampler {
+    /// Starts to watch the process `pid` and its descendants.
+    pub fn start(pid: i32) -> std::io::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("sampler".into())
+            .spawn(move || {
+                let mut watch = Watch::new(pid);
+                let mut interval = FIRST_INTERVAL;
+                loop {
+                    let began = Instant::now();
+                    watch.look(began);
+                    let cost = began.elapsed();
+                    let wait = interval.max(cost * COST_FACTOR);
+                    match stopped.recv_timeout(wait) {
+                        Err(RecvTimeoutError::Timeout) => interval = (interval * 2).min(INTERVAL),
+                        _ => return watch.finish(),
+                    }
+                }
+            })?;
+        Ok(Sampler { stop, thread })
+    }
+
+    /// Stops and gives what was seen.
+    pub fn finish(self) -> Samples {
+        let _ = self.stop.send(());
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+struct Watch {
+    pid: i32,
+    tree: BTreeSet<i32>,
+    looks: u64,
+    rollup_due: Instant,
+    last: Option<(Instant, u64)>,
+    area_byte_ns: u128,
+    area_ns: u128,
+    samples: Samples,
+}
+
+impl Watch {
+    fn new(pid: i32) -> Self {
+        Watch {
+            pid,
+            tree: BTreeSet::new(),
+            looks: 0,
+            // The first one after half a second: short programs are left alone.
+            rollup_due: Instant::now() + ROLLUP_INTERVAL / 2,
+            last: None,
+            area_byte_ns: 0,
+            area_ns: 0,
+            samples: Samples::default(),
+        }
+    }
+
+    fn look(&mut self, now: Instant) {
+        if self.looks.is_multiple_of(4) {
+            self.tree.clear();
+            collect_children(self.pid, &mut self.tree);
+        }
+        self.looks += 1;
+        let Some(main) = fs::read_to_string(format!("/proc/{}/status", self.pid))
+            .ok()
+            .and_then(|t| Status::parse(&t))
+        else {
+            return;
+        };
+        let others: u64 = self.tree.iter().filter_map(|pid| rss_of(*pid)).sum();
+        let total = main.rss_bytes + others;
+        if let Some((at, value)) = self.last {
+            let ns = (now - at).as_nanos();
+            self.area_byte_ns += u128::from(value) * ns;
+            self.area_ns += ns;
+        }
+        self.last = Some((now, total));
+        let s = &mut self.samples;
+        s.count += 1;
+        s.rss_peak_bytes = s.rss_peak_bytes.max(main.peak_bytes).max(main.rss_bytes);
+        s.rss_end_bytes = main.rss_bytes;
+        s.tree_rss_peak_bytes = s.tree_rss_peak_bytes.max(total);
+        s.tree_rss_end_bytes = total;
+        s.swap_end_bytes = main.swap_bytes;
+        if now >= self.rollup_due {
+            self.look_at_rollup();
+        }
+    }
+
+    fn look_at_rollup(&mut self) {
+        let began = Instant::now();
+        if let Ok(text) = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)) {
+            let s = &mut self.samples;
+            let value = |name| kib_field(&text, name).unwrap_or(0);
+            s.lazy_free_peak_bytes = s.lazy_free_peak_bytes.max(value("LazyFree"));
+            s.huge_peak_bytes = s.huge_peak_bytes.max(value("AnonHugePages"));
+        }
+        let cost = began.elapsed();
+        self.rollup_due = Instant::now() + ROLLUP_INTERVAL.max(cost * COST_FACTOR);
+    }
+
+    fn finish(mut self) -> Samples {
+        let s = &mut self.samples;
+        s.tree_rss_mean_bytes = match self.area_byte_ns.checked_div(self.area_ns) {
+            Some(mean) => mean as u64,
+            None => s.tree_rss_end_bytes,
+        };
+        self.samples
+    }
+}
+
+/// The figures taken from `/proc/PID/status`.
+#[derive(Debug, PartialEq, Eq)]
+struct Status {
+    rss_bytes: u64,
+    peak_bytes: u64,
+    swap_bytes: u64,
+}
+
+impl Status {
+    /// `None` once the memory of the process is gone.
+    fn parse(text: &str) -> Option<Self> {
+        Some(Status {
+            rss_bytes: kib_field(text, "VmRSS").filter(|n| *n > 0)?,
+            peak_bytes: kib_field(text, "VmHWM")?,
+            swap_bytes: kib_field(text, "VmSwap").unwrap_or(0),
+        })
+    }
+}
+
+/// The value of a line `Name:   123 kB`, in bytes.
+pub fn kib_field(text: &str, name: &str) -> Option<u64> {
+    let value = text
+        .lines()
+        .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+fn rss_of(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * page_bytes())
+}
+
+fn page_bytes() -> u64 {
+    // SAFETY: a plain call.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Adds the descendants of `pid`, up to [`MAX_PROCESSES`] of them.
+fn collect_children(pid: i32, tree: &mut BTreeSet<i32>) {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return;
+    };
+    for task in tasks.flatten().take(MAX_THREADS) {
+        let Ok(text) = fs::read_to_string(task.path().join("children")) else {
+            continue;
+        };
+        for child in text.split_whitespace().filter_map(|c| c.parse().ok()) {
+            if tree.len() < MAX_PROCESSES && tree.insert(child) {
+                collect_children(child, tree);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str =
+        "Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nVmSwap:\t       4 kB\n";
+
+    #[test]
+    fn status_of_live_and_dead() {
+        let s = Status::parse(STATUS).unwrap();
+        assert_eq!(
+            (s.rss_bytes, s.peak_bytes, s.swap_bytes),
+            (1 << 20, 2 << 20, 4096)
+        );
+        assert_eq!(Status::parse("Name:\tx\nState:\tZ (zombie)\n"), None);
+        assert_eq!(kib_field(STATUS, "Vm"), None);
+    }
+
+    #[test]
+    fn watches_itself() {
+        let sampler = Sampler::start(std::process::id() as i32).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        let s = sampler.finish();
+        assert!(s.count > 0);
+        assert!(s.rss_peak_bytes >= s.rss_end_bytes && s.rss_end_bytes > 0);
+        assert!(s.tree_rss_mean_bytes > 0);
+    }
+
+    #[test]
+    fn sees_children() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("5")
+            .spawn()
+            .unwrap();
+        let mut tree = BTreeSet::new();
+        collect_children(std::process::id() as i32, &mut tree);
+        assert!(tree.contains(&(child.id() as i32)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,141 @@
+//! Passes signals on to the child.
+//!
+//! A signal from the terminal reaches the whole foreground process group, the
+//! child included; only those sent to this process (by `kill`) are passed on.
+//! What is ignored at the start stays ignored, here and in the child (`nohup`).
+//!
+//! Invariants:
+//! - `INV-SIGNAL-1`: [`CHILD`] is 0 or a child that has not been reaped, so a
+//!   signal never goes to a recycled process number.
+//! - `INV-SIGNAL-2`: the handler calls only async-signal-safe functions and
+//!   keeps `errno`.
+
+use std::io;
+use std::mem;
+use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// Signals that are passed on.
+const PASSED: [libc::c_int; 12] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+    libc::SIGCONT,
+    libc::SIGTSTP,
+    libc::SIGALRM,
+    libc::SIGVTALRM,
+    libc::SIGIO,
+];
+
+/// The child, or 0.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel gives a valid `info` to a SA_SIGINFO handler.
+    let from_kernel = unsafe { (*info).si_code } > 0;
+    // Acquire pairs with the Release in `set_child`; only the number matters.
+    let child = CHILD.load(Ordering::Acquire);
+    if from_kernel || child == 0 {
+        return;
+    }
+    // SAFETY: `kill` and access to the thread's errno are async-signal-safe (INV-SIGNAL-2);
+    // `child` is not reaped (INV-SIGNAL-1).
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::kill(child, signal);
+        *libc::__errno_location() = errno;
+    }
+}
+
+/// Handlers installed, signals held back until the child is known; undone on drop.
+pub struct Passing(Saved);
+
+/// What was set before, for this process and for the child.
+#[derive(Clone)]
+pub struct Saved {
+    mask: libc::sigset_t,
+    actions: Vec<(libc::c_int, libc::sigaction)>,
+}
+
+impl Saved {
+    /// Sets everything back. Only async-signal-safe calls: the child does this
+    /// between fork and exec.
+    pub fn restore(&self) {
+        for (signal, old) in &self.actions {
+            // SAFETY: `old` is what the kernel gave for this signal.
+            unsafe { libc::sigaction(*signal, old, ptr::null_mut()) };
+        }
+        self.unmask();
+    }
+
+    fn unmask(&self) {
+        // SAFETY: `mask` is a set that the kernel filled in.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, ptr::null_mut()) };
+    }
+}
+
+impl Passing {
+    /// Installs the handlers and holds the signals back.
+    pub fn hold() -> io::Result<Self> {
+        // SAFETY: sigset_t and sigaction are plain data for which zero is valid; all
+        // pointers are to live locals; `pass_on` has the signature SA_SIGINFO asks for.
+        unsafe {
+            let mut set: libc::sigset_t = mem::zeroed();
+            let mut mask: libc::sigset_t = mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for signal in PASSED {
+                libc::sigaddset(&mut set, signal);
+            }
+            let rc = libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut mask);
+            if rc != 0 {
+                return Err(io::Error::from_raw_os_error(rc));
+            }
+            // An inherited "ignore" would make the kernel reap the child by itself.
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            let mut actions = Vec::new();
+            for signal in PASSED {
+                let mut old: libc::sigaction = mem::zeroed();
+                if libc::sigaction(signal, ptr::null(), &mut old) != 0
+                    || old.sa_sigaction == libc::SIG_IGN
+                {
+                    continue;
+                }
+                let mut new: libc::sigaction = mem::zeroed();
+                new.sa_sigaction = pass_on as *const () as usize;
+                new.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+                libc::sigfillset(&mut new.sa_mask);
+                if libc::sigaction(signal, &new, ptr::null_mut()) == 0 {
+                    actions.push((signal, old));
+                }
+            }
+            Ok(Passing(Saved { mask, actions }))
+        }
+    }
+
+    /// What the child has to restore before it becomes the program.
+    pub fn saved(&self) -> Saved {
+        self.0.clone()
+    }
+
+    /// Names the child; signals held back go to it now.
+    pub fn set_child(&self, pid: libc::pid_t) {
+        CHILD.store(pid, Ordering::Release);
+        self.0.unmask();
+    }
+
+    /// To be called before the child is reaped (INV-SIGNAL-1).
+    pub fn clear_child(&self) {
+        CHILD.store(0, Ordering::Release);
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.clear_child();
+        self.0.restore();
+    }
+}

@@ -1,0 +1,319 @@
+//! What a run used, as text for people or as JSON with stable field names.
+
+use serde::Serialize;
+
+use crate::out;
+use crate::run::sample::Samples;
+use crate::stats_page::StatsPage;
+
+/// Version of the JSON form; raised when a field changes its meaning.
+const SCHEMA: u32 = 1;
+
+/// What one run of the command used.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Figures {
+    /// Exit status, or 128 + the signal that ended the program.
+    pub exit_status: u8,
+    /// The signal that ended the program.
+    pub signal: Option<i32>,
+    /// From start to end.
+    pub wall_ns: u64,
+    /// CPU time in the program and its waited-for children.
+    pub user_ns: u64,
+    /// CPU time in the kernel for them.
+    pub system_ns: u64,
+    /// Peak resident size of the largest single process.
+    pub rss_peak_bytes: u64,
+    /// Resident size of the process tree in the last sample before the end.
+    pub rss_end_bytes: u64,
+    /// Mean over time of the resident size of the process tree.
+    pub rss_mean_bytes: u64,
+    /// Peak of the summed resident size of the process tree.
+    pub tree_rss_peak_bytes: u64,
+    /// Swapped-out bytes in the last sample.
+    pub swap_end_bytes: u64,
+    /// Peak of bytes under `MADV_FREE` that were still resident.
+    pub lazy_free_peak_bytes: u64,
+    /// Peak of bytes in anonymous huge pages.
+    pub huge_peak_bytes: u64,
+    /// Page faults without input or output.
+    pub faults_minor: u64,
+    /// Page faults that read from a device.
+    pub faults_major: u64,
+    /// Samples taken.
+    pub samples: u64,
+    /// What the library says; none if no process loaded it.
+    pub ebbtide: Option<LibraryFigures>,
+}
+
+/// Sums over the processes that loaded the library.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LibraryFigures {
+    /// Processes that loaded it.
+    pub processes: u64,
+    /// Of these, with per-CPU caches by restartable sequences.
+    pub processes_rseq: u64,
+    /// Bytes given back to the kernel.
+    pub released_bytes: u64,
+    /// Calls that gave memory back.
+    pub release_calls: u64,
+    /// Bytes still held by the programs at the end.
+    pub live_end_bytes: u64,
+    /// Freed and still resident at the end.
+    pub dirty_end_bytes: u64,
+    /// In per-CPU caches at the end.
+    pub cached_end_bytes: u64,
+    /// The manager's own records.
+    pub metadata_end_bytes: u64,
+}
+
+impl LibraryFigures {
+    /// Sums the pages; `None` if there are none.
+    pub fn sum(pages: &[StatsPage]) -> Option<Self> {
+        let total = |f: fn(&StatsPage) -> u64| pages.iter().map(f).sum();
+        (!pages.is_empty()).then(|| LibraryFigures {
+            processes: pages.len() as u64,
+            processes_rseq: total(|p| u64::from(p.rseq_mode == 1)),
+            released_bytes: total(|p| p.released_bytes),
+            release_calls: total(|p| p.release_calls),
+            live_end_bytes: total(|p| p.live_bytes),
+            dirty_end_bytes: total(|p| p.dirty_bytes),
+            cached_end_bytes: total(|p| p.cached_bytes),
+            metadata_end_bytes: total(|p| p.metadata_bytes),
+        })
+    }
+}
+
+impl Figures {
+    /// Takes over the samples and the kernel's own peak of the largest process.
+    pub fn set_samples(&mut self, s: &Samples, maxrss_bytes: u64) {
+        self.rss_peak_bytes = maxrss_bytes.max(s.rss_peak_bytes);
+        self.rss_end_bytes = s.tree_rss_end_bytes;
+        self.rss_mean_bytes = s.tree_rss_mean_bytes;
+        self.tree_rss_peak_bytes = s.tree_rss_peak_bytes.max(self.rss_peak_bytes);
+        self.swap_end_bytes = s.swap_end_bytes;
+        self.lazy_free_peak_bytes = s.lazy_free_peak_bytes;
+        self.huge_peak_bytes = s.huge_peak_bytes;
+        self.samples = s.count;
+    }
+}
+
+/// A summary of one run, or of two.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    schema: u32,
+    command: Vec<String>,
+    with_ebbtide: Figures,
+    without_ebbtide: Option<Figures>,
+    /// With Ebbtide over without; below 1 is less.
+    ratio: Option<Ratios>,
+}
+
+#[derive(Debug, Serialize)]
+struct Ratios {
+    wall: Option<f64>,
+    cpu: Option<f64>,
+    rss_peak: Option<f64>,
+    rss_mean: Option<f64>,
+    rss_end: Option<f64>,
+}
+
+fn ratio(with: u64, without: u64) -> Option<f64> {
+    (without > 0).then(|| with as f64 / without as f64)
+}
+
+impl Summary {
+    /// Sets the figures side by side.
+    pub fn new(command: Vec<String>, with: Figures, without: Option<Figures>) -> Self {
+        let cpu = |f: &Figures| f.user_ns + f.system_ns;
+        let ratio = without.as_ref().map(|base| Ratios {
+            wall: ratio(with.wall_ns, base.wall_ns),
+            cpu: ratio(cpu(&with), cpu(base)),
+            rss_peak: ratio(with.rss_peak_bytes, base.rss_peak_bytes),
+            rss_mean: ratio(with.rss_mean_bytes, base.rss_mean_bytes),
+            rss_end: ratio(with.rss_end_bytes, base.rss_end_bytes),
+        });
+        Summary {
+            schema: SCHEMA,
+            command,
+            with_ebbtide: with,
+            without_ebbtide: without,
+            ratio,
+        }
+    }
+
+    /// One JSON object and a line feed.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default() + "\n"
+    }
+
+    /// Aligned lines; two columns and the ratio where there were two runs.
+    pub fn text(&self) -> String {
+        let table = rows(&self.with_ebbtide);
+        let base = self.without_ebbtide.as_ref().map(rows);
+        let mut text = String::from("\n");
+        text.push_str(&format!("ebbtide run: {}\n", shown(&self.command)));
+        if base.is_some() {
+            text.push_str(&line("", "with Ebbtide", Some(("without", "ratio"))));
+        }
+        for (i, row) in table.iter().enumerate() {
+            let beside = base.as_ref().map(|b| {
+                let quotient = ratio(row.value, b[i].value).filter(|_| row.comparable);
+                (
+                    b[i].shown.clone(),
+                    quotient.map_or(String::new(), |q| format!("{q:.2}")),
+                )
+            });
+            let beside = beside.as_ref().map(|(b, q)| (b.as_str(), q.as_str()));
+            text.push_str(&line(row.name, &row.shown, beside));
+        }
+        let alone = self.without_ebbtide.is_some().then_some(("", ""));
+        if let Some(lib) = &self.with_ebbtide.ebbtide {
+            text.push_str(&line("given back", &out::bytes(lib.released_bytes), alone));
+            text.push_str(&line("in calls", &out::count(lib.release_calls), alone));
+            text.push_str(&line(
+                "kept at the end",
+                &out::bytes(lib.dirty_end_bytes),
+                alone,
+            ));
+            let mode = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
+            text.push_str(&line("processes", &mode, alone));
+        } else {
+            text.push_str(&line("given back", "unknown", alone));
+        }
+        text
+    }
+}
+
+/// The command on one line of bounded length.
+fn shown(words: &[String]) -> String {
+    const MAX_CHARS: usize = 72;
+    let text = words.join(" ").replace(char::is_control, " ");
+    if text.chars().count() <= MAX_CHARS {
+        return text;
+    }
+    text.chars().take(MAX_CHARS - 1).chain(['…']).collect()
+}
+
+fn line(name: &str, value: &str, beside: Option<(&str, &str)>) -> String {
+    let text = match beside {
+        None => format!("  {name:<18}{value:>14}"),
+        Some((base, ratio)) => format!("  {name:<18}{value:>14}{base:>14}{ratio:>8}"),
+    };
+    text.trim_end().to_owned() + "\n"
+}
+
+struct Row {
+    name: &'static str,
+    value: u64,
+    shown: String,
+    comparable: bool,
+}
+
+fn rows(f: &Figures) -> Vec<Row> {
+    let row = |name, value, show: fn(u64) -> String| Row {
+        name,
+        value,
+        shown: show(value),
+        comparable: true,
+    };
+    let sampled = |name, value| Row {
+        name,
+        value,
+        shown: if f.samples == 0 {
+            "too short".into()
+        } else {
+            out::bytes(value)
+        },
+        comparable: f.samples > 0,
+    };
+    vec![
+        Row {
+            name: "exit status",
+            value: 0,
+            shown: match f.signal {
+                Some(s) => format!("{} (signal {s})", f.exit_status),
+                None => f.exit_status.to_string(),
+            },
+            comparable: false,
+        },
+        row("wall time", f.wall_ns, out::duration),
+        row("user CPU", f.user_ns, out::duration),
+        row("system CPU", f.system_ns, out::duration),
+        row("peak RSS", f.rss_peak_bytes, out::bytes),
+        sampled("mean RSS", f.rss_mean_bytes),
+        sampled("RSS at the end", f.rss_end_bytes),
+        row("minor faults", f.faults_minor, out::count),
+        row("major faults", f.faults_major, out::count),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(wall_ns: u64, peak: u64) -> Figures {
+        Figures {
+            wall_ns,
+            user_ns: wall_ns,
+            rss_peak_bytes: peak,
+            samples: 1,
+            ..Figures::default()
+        }
+    }
+
+    #[test]
+    fn json_has_stable_names() {
+        let s = Summary::new(
+            vec!["ls".into()],
+            figures(2_000, 100),
+            Some(figures(1_000, 200)),
+        );
+        let v: serde_json::Value = serde_json::from_str(&s.json()).unwrap();
+        assert_eq!(v["schema"], 1);
+        assert_eq!(v["with_ebbtide"]["wall_ns"], 2_000);
+        assert_eq!(v["without_ebbtide"]["rss_peak_bytes"], 200);
+        assert_eq!(v["ratio"]["wall"], 2.0);
+        assert_eq!(v["ratio"]["rss_peak"], 0.5);
+        assert!(v["ratio"]["rss_end"].is_null());
+    }
+
+    #[test]
+    fn text_has_the_figures() {
+        let mut with = figures(2_000_000_000, 3 << 20);
+        with.ebbtide = LibraryFigures::sum(&[StatsPage {
+            released_bytes: 1 << 30,
+            rseq_mode: 1,
+            ..StatsPage::default()
+        }]);
+        let one = Summary::new(vec!["x".into()], with.clone(), None).text();
+        assert!(one.contains("2.000 s") && one.contains("1.0 GiB") && one.contains("1 (1 rseq)"));
+        let two = Summary::new(
+            vec!["x".into()],
+            with,
+            Some(figures(1_000_000_000, 1 << 20)),
+        )
+        .text();
+        assert!(two.contains("2.00") && two.contains("3.00"), "{two}");
+    }
+
+    #[test]
+    fn peak_is_the_larger_of_kernel_and_samples() {
+        let samples = Samples {
+            rss_peak_bytes: 50,
+            count: 1,
+            ..Samples::default()
+        };
+        let mut f = Figures::default();
+        f.set_samples(&samples, 100);
+        assert_eq!(f.rss_peak_bytes, 100);
+        f.set_samples(&samples, 10);
+        assert_eq!(f.rss_peak_bytes, 50);
+    }
+
+    #[test]
+    fn command_is_one_short_line() {
+        assert_eq!(shown(&["a".into(), "b\nc".into()]), "a b c");
+        assert_eq!(shown(&["x".repeat(200)]).chars().count(), 72);
+    }
+}

@@ -1,0 +1,108 @@
+//! Starts a child, stands by until it ends, and measures it.
+//!
+//! The child is made by fork, not by a call that shares this process's memory:
+//! the kernel's peak (`ru_maxrss`) would start at the size of this process.
+//!
+//! States of the child: running → stopped ⇄ running → zombie → reaped. The
+//! sampler and the passing of signals end while it is a zombie, so neither can
+//! meet a recycled process number.
+
+use std::io;
+use std::mem;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::run::sample::{Sampler, Samples};
+use crate::run::signals::Passing;
+use crate::run::summary::Figures;
+
+/// Runs the command to its end; the error is that it could not be started.
+pub fn measure(mut command: Command) -> io::Result<Figures> {
+    let passing = Passing::hold()?;
+    let saved = passing.saved();
+    // SAFETY: `restore` makes async-signal-safe calls only and does not allocate.
+    unsafe {
+        command.pre_exec(move || {
+            saved.restore();
+            Ok(())
+        });
+    }
+    let began = Instant::now();
+    let child = command.spawn()?;
+    let pid = child.id() as libc::pid_t;
+    passing.set_child(pid);
+    let sampler = Sampler::start(pid).ok();
+
+    let waited = wait_until_zombie(pid);
+    let wall_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let samples = sampler.map_or_else(Samples::default, Sampler::finish);
+    passing.clear_child();
+    waited?;
+
+    let (status, usage) = reap(pid)?;
+    let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
+    let exit_status = match signal {
+        Some(signal) => 128 + signal,
+        None => libc::WEXITSTATUS(status),
+    };
+    let mut figures = Figures {
+        exit_status: exit_status as u8,
+        signal,
+        wall_ns,
+        user_ns: ns(usage.ru_utime),
+        system_ns: ns(usage.ru_stime),
+        faults_minor: usage.ru_minflt as u64,
+        faults_major: usage.ru_majflt as u64,
+        ..Figures::default()
+    };
+    figures.set_samples(&samples, usage.ru_maxrss as u64 * 1024);
+    Ok(figures)
+}
+
+/// Waits for the end without reaping. When the child stops for job control, so
+/// does this process, so that the shell sees the job stop.
+fn wait_until_zombie(pid: libc::pid_t) -> io::Result<()> {
+    loop {
+        // SAFETY: siginfo_t is plain data for which zero is valid.
+        let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
+        let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT;
+        // SAFETY: `info` is writable for the call.
+        if unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) } != 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted {
+                continue;
+            }
+            return Err(error);
+        }
+        if info.si_code != libc::CLD_STOPPED && info.si_code != libc::CLD_TRAPPED {
+            return Ok(());
+        }
+        // SAFETY: waitid filled `info` for a child event, which has a status.
+        let stop = unsafe { info.si_status() };
+        let flags = libc::WSTOPPED | libc::WNOHANG;
+        // SAFETY: `info` is writable; this takes the stop event, which was seen above.
+        unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) };
+        if matches!(stop, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+            // SAFETY: a plain call; it returns when this process is continued.
+            unsafe { libc::raise(libc::SIGSTOP) };
+            // SAFETY: the child is not reaped, its number is still its own.
+            unsafe { libc::kill(pid, libc::SIGCONT) };
+        }
+    }
+}
+
+fn reap(pid: libc::pid_t) -> io::Result<(libc::c_int, libc::rusage)> {
+    let mut status = 0;
+    // SAFETY: rusage is plain data for which zero is valid.
+    let mut usage: libc::rusage = unsafe { mem::zeroed() };
+    // SAFETY: both pointers are to live locals.
+    if unsafe { libc::wait4(pid, &mut status, 0, &mut usage) } != pid {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((status, usage))
+}
+
+fn ns(time: libc::timeval) -> u64 {
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000
+}

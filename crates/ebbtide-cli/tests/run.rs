@@ -1,0 +1,428 @@
+//! `ebbtide run` from outside: exit status, signals, errors, summaries.
+//!
+//! A stand-in serves as the library: what is tested is the way programs are
+//! started and measured, not the memory manager.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::FromRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use assert_cmd::prelude::*;
+use predicates::prelude::*;
+use tempfile::TempDir;
+
+/// A library that keeps a statistics page and does nothing else.
+struct Fixture {
+    dir: TempDir,
+    lib: PathBuf,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let lib = dir.path().join("libebbtide.so");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/pages.c");
+        let built = cc(&["-shared", "-fPIC", "-o"], &lib, &source);
+        assert!(built, "the tests need a C compiler");
+        Fixture { dir, lib }
+    }
+
+    fn run(&self, args: &[&str]) -> Command {
+        let mut command = Command::cargo_bin("ebbtide").unwrap();
+        command.arg("run").args(args);
+        command.env("EBBTIDE_LIB", &self.lib);
+        command.env_remove("EBBTIDE_CONF").env_remove("LD_PRELOAD");
+        command
+    }
+
+    fn file(&self, name: &str, content: &str, mode: u32) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+}
+
+fn cc(flags: &[&str], out: &Path, source: &Path) -> bool {
+    Command::new("cc")
+        .args(flags)
+        .arg(out)
+        .arg(source)
+        .status()
+        .is_ok_and(|s| s.success())
+}
+
+fn says(text: &str) -> impl Predicate<str> + '_ {
+    predicate::str::contains(text)
+}
+
+#[test]
+fn exit_status_passes_through() {
+    let f = Fixture::new();
+    for extra in [&[][..], &["--summary"], &["--summary=json"]] {
+        for code in [0, 1, 42, 255] {
+            let mut args = extra.to_vec();
+            let script = format!("exit {code}");
+            args.extend(["--", "sh", "-c", &script]);
+            f.run(&args).assert().code(code);
+        }
+    }
+}
+
+#[test]
+fn death_by_signal_is_128_and_the_signal() {
+    let f = Fixture::new();
+    f.run(&["--summary", "--", "sh", "-c", "kill -KILL $$"])
+        .assert()
+        .code(137)
+        .stderr(says("signal 9"));
+}
+
+#[test]
+fn standard_streams_pass_through() {
+    let f = Fixture::new();
+    f.run(&["--summary", "--", "echo", "hello"])
+        .assert()
+        .stdout("hello\n")
+        .stderr(says("peak RSS"));
+    f.run(&["echo", "--summary"])
+        .assert()
+        .stdout("--summary\n")
+        .stderr("");
+}
+
+#[test]
+fn environment_has_library_and_configuration() {
+    let f = Fixture::new();
+    let show = ["--", "sh", "-c", "echo $LD_PRELOAD $EBBTIDE_CONF"];
+    let mut args = vec!["--conf", "zones=2", "--conf=rseq=off"];
+    args.extend(show);
+    let lib = f.lib.canonicalize().unwrap().display().to_string();
+    f.run(&args)
+        .env("EBBTIDE_CONF", "zones=1,thp=off")
+        .env("LD_PRELOAD", &lib)
+        .assert()
+        .stdout(format!("{lib} thp=off,zones=2,rseq=off\n"));
+}
+
+#[test]
+fn own_errors_name_the_remedy() {
+    let f = Fixture::new();
+    f.run(&["--", "no-such-program-x"])
+        .assert()
+        .code(127)
+        .stderr(says("PATH"));
+    f.run(&["--", "/no/such"]).assert().code(127);
+    let plain = f.file("plain", "#!/bin/sh\n", 0o644);
+    f.run(&["--", plain.to_str().unwrap()])
+        .assert()
+        .code(126)
+        .stderr(says("chmod +x"));
+    let bad = f.file("bad", "#!/no/such\n", 0o755);
+    f.run(&["--", bad.to_str().unwrap()])
+        .assert()
+        .code(126)
+        .stderr(says("/no/such"));
+    f.run(&["--conf", "retian_ms=5", "--", "true"])
+        .assert()
+        .code(125)
+        .stderr(says("retain_ms"));
+    f.run(&["--conf", "rseq=2", "--", "true"])
+        .assert()
+        .code(125)
+        .stderr(says("on, off"));
+    f.run(&["--lib", "/no/lib.so", "--", "true"])
+        .assert()
+        .code(125)
+        .stderr(says("--lib"));
+    f.run(&["true"])
+        .env("EBBTIDE_CONF", "nonsense")
+        .assert()
+        .code(125)
+        .stderr(says("EBBTIDE_CONF"));
+    f.run(&["--no-such-flag", "--", "true"]).assert().code(125);
+}
+
+#[test]
+fn static_program_needs_force() {
+    let f = Fixture::new();
+    let source = f.file("s.c", "int main(void) { return 7; }\n", 0o644);
+    let program = f.dir.path().join("s");
+    if !cc(&["-static", "-no-pie", "-o"], &program, &source) {
+        eprintln!("skipped: no static C library");
+        return;
+    }
+    let program = program.to_str().unwrap();
+    f.run(&["--", program])
+        .assert()
+        .code(125)
+        .stderr(says("statically linked"));
+    f.run(&["--force", "--", program])
+        .assert()
+        .code(7)
+        .stderr(says("statically linked"));
+}
+
+#[test]
+fn json_summary_goes_to_a_file() {
+    let f = Fixture::new();
+    let path = f.dir.path().join("s.json");
+    let to = path.to_str().unwrap();
+    f.run(&[
+        "--summary=json",
+        "--compare",
+        "--summary-file",
+        to,
+        "--",
+        "sleep",
+        "0.05",
+    ])
+    .assert()
+    .success();
+    let v: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    for run in ["with_ebbtide", "without_ebbtide"] {
+        let run = &v[run];
+        assert_eq!(run["exit_status"], 0);
+        assert!(run["wall_ns"].as_u64().unwrap() >= 50_000_000);
+        assert!(run["rss_peak_bytes"].as_u64().unwrap() > 100_000);
+        assert!(run["rss_end_bytes"].as_u64().unwrap() > 100_000);
+        assert!(run["faults_minor"].as_u64().unwrap() > 10);
+    }
+    assert!(v["ratio"]["wall"].as_f64().unwrap() > 0.1);
+    let library = &v["with_ebbtide"]["ebbtide"];
+    assert_eq!(library["processes"], 1);
+    assert_eq!(library["processes_rseq"], 1);
+    assert_eq!(library["released_bytes"], 1000);
+    assert!(v["without_ebbtide"]["ebbtide"].is_null());
+}
+
+#[test]
+fn a_closed_stderr_does_not_change_the_status() {
+    let f = Fixture::new();
+    let mut child = f
+        .run(&["--summary", "--", "sh", "-c", "sleep 0.1; exit 3"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+}
+
+/// Starts a supervised shell script that prints a line when it is ready.
+fn ready(f: &Fixture, script: &str) -> Child {
+    let mut child = f
+        .run(&["--summary", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut byte = [0];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut byte)
+        .unwrap();
+    child
+}
+
+fn kill(child: &Child, signal: i32) {
+    // SAFETY: the child was started here and is not reaped.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+fn status_within(child: &mut Child, seconds: u64) -> Option<i32> {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    None
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let f = Fixture::new();
+    let script = "
+        trap 'exit 11' TERM; trap 'exit 12' INT; trap 'exit 13' HUP
+        trap 'exit 14' USR1; trap 'exit 15' USR2; trap 'exit 16' QUIT; trap 'exit 17' WINCH
+        echo; while :; do sleep 0.01; done";
+    for (signal, code) in [
+        (libc::SIGTERM, 11),
+        (libc::SIGINT, 12),
+        (libc::SIGHUP, 13),
+        (libc::SIGUSR1, 14),
+        (libc::SIGUSR2, 15),
+        (libc::SIGQUIT, 16),
+        (libc::SIGWINCH, 17),
+    ] {
+        let mut child = ready(&f, script);
+        kill(&child, signal);
+        assert_eq!(status_within(&mut child, 10), Some(code), "signal {signal}");
+    }
+}
+
+#[test]
+fn untrapped_signal_ends_both() {
+    let f = Fixture::new();
+    let mut child = ready(&f, "echo; exec sleep 20");
+    kill(&child, libc::SIGTERM);
+    assert_eq!(status_within(&mut child, 10), Some(143));
+}
+
+#[test]
+fn stop_and_continue() {
+    let f = Fixture::new();
+    let mut child = ready(&f, "echo; sleep 0.3; exit 5");
+    kill(&child, libc::SIGTSTP);
+    std::thread::sleep(Duration::from_millis(600));
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    assert!(
+        stat.contains(") T "),
+        "the supervisor stops with its child: {stat}"
+    );
+    kill(&child, libc::SIGCONT);
+    assert_eq!(status_within(&mut child, 10), Some(5));
+}
+
+#[test]
+fn ignored_signals_stay_ignored() {
+    let f = Fixture::new();
+    let lib = f.lib.display();
+    let exe = Command::cargo_bin("ebbtide").unwrap();
+    let exe = Path::new(exe.get_program()).display().to_string();
+    let script =
+        format!("trap '' HUP; {exe} run --summary --lib {lib} -- sh -c 'kill -HUP $$; exit 9'");
+    Command::new("sh").args(["-c", &script]).assert().code(9);
+}
+
+#[test]
+fn figures_are_summed_over_processes() {
+    let f = Fixture::new();
+    let path = f.dir.path().join("s.json");
+    let to = path.to_str().unwrap();
+    f.run(&[
+        "--summary=json",
+        "--summary-file",
+        to,
+        "--",
+        "sh",
+        "-c",
+        "/bin/true; /bin/true; :",
+    ])
+    .assert()
+    .success()
+    .stderr("");
+    let v: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let library = &v["with_ebbtide"]["ebbtide"];
+    assert_eq!(library["processes"], 3);
+    assert_eq!(library["released_bytes"], 3000);
+    assert_eq!(library["release_calls"], 9);
+}
+
+#[test]
+fn the_private_directory_goes_and_a_named_one_stays() {
+    let f = Fixture::new();
+    let temp = f.dir.path().join("tmp");
+    let named = f.dir.path().join("named");
+    fs::create_dir(&temp).unwrap();
+    fs::create_dir(&named).unwrap();
+    f.run(&["--summary", "--", "true"])
+        .env("TMPDIR", &temp)
+        .assert()
+        .success();
+    assert_eq!(fs::read_dir(&temp).unwrap().count(), 0);
+    let conf = format!("stats_dir={}", named.display());
+    f.run(&["--summary", "--conf", &conf, "--", "true"])
+        .assert()
+        .success()
+        .stderr(says("1000 B"));
+    assert_eq!(fs::read_dir(&named).unwrap().count(), 1);
+}
+
+#[test]
+fn a_process_without_the_library_is_warned_about() {
+    let f = Fixture::new();
+    f.run(&["--summary", "--", "env", "-u", "EBBTIDE_CONF", "true"])
+        .assert()
+        .success()
+        .stderr(says("warning").not());
+    let other = f.dir.path().join("other.so");
+    let source = f.file("other.c", "int other;\n", 0o644);
+    assert!(cc(&["-shared", "-fPIC", "-o"], &other, &source));
+    f.run(&["--summary", "--lib", other.to_str().unwrap(), "--", "true"])
+        .assert()
+        .success()
+        .stderr(says("probably not loaded"));
+}
+
+#[test]
+fn doctor_tries_the_library() {
+    let f = Fixture::new();
+    let mut doctor = Command::cargo_bin("ebbtide").unwrap();
+    doctor
+        .arg("doctor")
+        .env("EBBTIDE_LIB", &f.lib)
+        .env_remove("LD_PRELOAD");
+    doctor
+        .assert()
+        .success()
+        .stdout(says("mode rseq").and(says("Ebbtide works here")));
+}
+
+/// One key press in a terminal reaches the program once, not twice.
+#[test]
+fn a_terminal_signal_arrives_once() {
+    let f = Fixture::new();
+    let script = "n=0; trap 'n=$((n+1))' INT; echo ready; i=0
+        while [ $i -lt 40 ]; do sleep 0.02; i=$((i+1)); done; exit $((40+n))";
+    let mut command = f.run(&["--summary", "--", "sh", "-c", script]);
+    let (mut main, mut child) = in_terminal(&mut command);
+    let mut seen = Vec::new();
+    let mut byte = [0];
+    while !seen.ends_with(b"ready") {
+        main.read_exact(&mut byte).unwrap();
+        seen.push(byte[0]);
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    main.write_all(b"\x03").unwrap();
+    assert_eq!(status_within(&mut child, 10), Some(41));
+}
+
+/// Starts a command as the foreground job of a new terminal; gives the other end.
+fn in_terminal(command: &mut Command) -> (fs::File, Child) {
+    let (mut main, mut side) = (0, 0);
+    let null = std::ptr::null_mut();
+    // SAFETY: the first two pointers are to live locals, the others may be null.
+    let rc = unsafe { libc::openpty(&mut main, &mut side, null, null.cast(), null.cast()) };
+    assert_eq!(rc, 0);
+    // SAFETY: both descriptors were just opened and belong to nobody else.
+    let (main, side) = unsafe { (fs::File::from_raw_fd(main), fs::File::from_raw_fd(side)) };
+    command.stdin(side.try_clone().unwrap());
+    command.stdout(side.try_clone().unwrap());
+    command.stderr(side);
+    // SAFETY: setsid and ioctl are async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            libc::setsid();
+            libc::ioctl(0, libc::TIOCSCTTY, 0);
+            Ok(())
+        });
+    }
+    let child = command.spawn().unwrap();
+    // The terminal's side stays open in the command; close it here.
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    (main, child)
+}

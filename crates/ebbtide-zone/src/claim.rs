@@ -1,0 +1,246 @@
+//! Claims: free frames taken out of the free map to be worked on (released, made lazy), and put back after it.
+//!
+//! Whole-free blocks go first and the highest first, so that low addresses stay populated; then the resident free
+//! frames of one partial block. A claim is plain data; the zone counts what is out, its places are in the claim.
+
+use crate::bits::{self, Map};
+use crate::frame::{BLOCK_CLUSTERS, BLOCK_FRAMES, Block, Frame};
+use crate::pageblock::{Content, Moved};
+use crate::put::{Put, PutError, PutErrorKind};
+use crate::state::{Zone, bit_of};
+
+/// Partial blocks of a word that are compared.
+const SCAN: u32 = 8;
+
+/// Frames that somebody works on: in no free map and with no owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// Whole pageblocks, 1 to 64. Some of their frames may be clean.
+    Blocks {
+        /// The first.
+        first: Block,
+        /// How many.
+        count: u32,
+    },
+    /// Frames of one pageblock.
+    Frames {
+        /// Which pageblock.
+        block: Block,
+        /// Its frames, one bit each.
+        mask: [u64; 8],
+    },
+}
+
+/// What a claimed frame holds when it comes back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Released: zero on next touch.
+    Clean,
+    /// As it was: the release failed or was given up.
+    Dirty,
+    /// `MADV_FREE` was given.
+    Lazy,
+}
+
+impl Claim {
+    /// How many frames it holds.
+    pub fn frames(&self) -> u32 {
+        match self {
+            Claim::Blocks { count, .. } => count.saturating_mul(BLOCK_FRAMES),
+            Claim::Frames { mask, .. } => bits::count(mask),
+        }
+    }
+
+    /// Its frames as runs of neighbours `(first, frames)`, in order of address.
+    pub fn runs(&self) -> impl Iterator<Item = (Frame, u32)> + use<> {
+        let (mut blocks, base, mask) = match *self {
+            Claim::Blocks { first, .. } => (Some((first.first_frame(), self.frames())), 0, [0; 8]),
+            Claim::Frames { block, mask } => (None, block.first_frame().0, mask),
+        };
+        let mut at = 0;
+        core::iter::from_fn(move || {
+            if let Some(run) = blocks.take() {
+                return Some(run);
+            }
+            let (begin, n) = bits::next_run(&mask, at)?;
+            at = begin + n;
+            Some((Frame(base + begin), n))
+        })
+    }
+
+    /// The pageblock of its first frame.
+    pub fn block(&self) -> Block {
+        match *self {
+            Claim::Blocks { first, .. } => first,
+            Claim::Frames { block, .. } => block,
+        }
+    }
+}
+
+impl From<Outcome> for Content {
+    fn from(outcome: Outcome) -> Content {
+        match outcome {
+            Outcome::Clean => Content::Clean,
+            Outcome::Dirty => Content::Dirty,
+            Outcome::Lazy => Content::Lazy,
+        }
+    }
+}
+
+impl Zone<'_> {
+    /// Claims at most `max_frames` free frames that are dirty (or lazy, with `include_lazy`): up to 64 neighbouring
+    /// whole-free blocks, else frames of one partial block, else (for fewer than 512) of one whole-free block.
+    /// `None`: there is none. O(opened / 64) from a hint.
+    pub fn claim_dirty(&mut self, max_frames: u32, include_lazy: bool) -> Option<Claim> {
+        let s = &*self.state;
+        if max_frames == 0 || s.dirty + (if include_lazy { s.lazy } else { 0 }) == 0 {
+            return None;
+        }
+        let low = s.base / 64;
+        while self.state.high_resident > low {
+            let w = &self.words[self.state.high_resident as usize - 1];
+            if w.dirty | w.lazy != 0 {
+                break;
+            }
+            self.state.high_resident -= 1;
+        }
+        if max_frames >= BLOCK_FRAMES
+            && let Some((i, w)) = self.highest_word(include_lazy, true)
+        {
+            return Some(self.claim_blocks(i, w, max_frames / BLOCK_FRAMES));
+        }
+        if let Some((i, w)) = self.highest_word(include_lazy, false) {
+            let index = self.emptiest(i, w);
+            return Some(self.claim_frames(index, max_frames, include_lazy));
+        }
+        let (i, w) = self.highest_word(include_lazy, true)?;
+        let index = i * 64 + 63 - w.leading_zeros();
+        self.convert_free(index);
+        Some(self.claim_frames(index, max_frames, include_lazy))
+    }
+
+    /// Puts a claim back, all its frames in one state. O(1).
+    pub fn put_claim(&mut self, claim: Claim, outcome: Outcome) -> Result<Put, PutError> {
+        let first = claim.block();
+        let fail = |kind| {
+            Err(PutError {
+                kind,
+                first: first.first_frame(),
+            })
+        };
+        if self.is_frozen(first.first_frame()) {
+            return Ok(Put::Frozen);
+        }
+        let Some(index) = self.index(first) else {
+            return fail(PutErrorKind::OutOfRange);
+        };
+        match claim {
+            Claim::Blocks { count, .. } => {
+                if count == 0 || count > self.state.open_end - index {
+                    return fail(PutErrorKind::OutOfRange);
+                }
+                let mut out = true;
+                bits::for_words(index, count, |i, mask| {
+                    out &= self.words[i].claimed & mask == mask
+                });
+                if !out {
+                    return fail(PutErrorKind::NotClaimed);
+                }
+                self.state.claimed -= u64::from(count) * u64::from(BLOCK_FRAMES);
+                self.put_range(index, count, outcome.into());
+            }
+            Claim::Frames { mask, .. } => {
+                let n = bits::count(&mask);
+                let b = &mut self.blocks[index as usize];
+                let (i, bit) = bit_of(index);
+                if self.words[i].partial & bit == 0 || n > u32::from(b.claimed_count) || n == 0 {
+                    return fail(PutErrorKind::NotClaimed);
+                }
+                if (0..BLOCK_CLUSTERS).any(|i| b.free[i] & mask[i] != 0) {
+                    return fail(PutErrorKind::AlreadyFree);
+                }
+                b.claimed_count -= n as u16;
+                for (i, &m) in mask.iter().enumerate().filter(|(_, m)| **m != 0) {
+                    self.state.count_put(b.put_word(i, m, outcome.into()));
+                }
+                b.max_run = bits::longest_run(&b.free, u32::from(b.free_count)) as u16;
+                self.state.claimed -= u64::from(n);
+                self.settle(index);
+            }
+        }
+        Ok(Put::Done)
+    }
+
+    /// The highest word with a claimable block, whole-free or partial, and all such blocks of it.
+    fn highest_word(&self, include_lazy: bool, whole: bool) -> Option<(u32, u64)> {
+        if whole && self.state.resident_blocks == 0 {
+            return None;
+        }
+        (self.state.base / 64..self.state.high_resident)
+            .rev()
+            .find_map(|i| {
+                let w = &self.words[i as usize];
+                let kind = if whole { w.free } else { w.partial };
+                let hit = kind & (w.dirty | if include_lazy { w.lazy } else { 0 });
+                (hit != 0).then_some((i, hit))
+            })
+    }
+
+    /// Claims the highest run of whole-free blocks in `candidates`.
+    fn claim_blocks(&mut self, word: u32, candidates: u64, max_blocks: u32) -> Claim {
+        let top = 63 - candidates.leading_zeros();
+        let count = (candidates << (63 - top)).leading_ones().min(max_blocks);
+        let index = word * 64 + top + 1 - count;
+        self.take_range(index, count);
+        self.words[word as usize].claimed |= bits::mask(index % 64, count);
+        self.state.claimed += u64::from(count) * u64::from(BLOCK_FRAMES);
+        Claim::Blocks {
+            first: self.block_at(index),
+            count,
+        }
+    }
+
+    /// The partial block with the most free frames among the highest few; the higher one when equal.
+    fn emptiest(&self, word: u32, mut candidates: u64) -> u32 {
+        let mut best = (0, 0);
+        for _ in 0..SCAN {
+            if candidates == 0 {
+                break;
+            }
+            let bit = 63 - candidates.leading_zeros();
+            candidates &= !(1 << bit);
+            let index = word * 64 + bit;
+            let free = self.blocks[index as usize].free_count;
+            if free > best.0 {
+                best = (free, index);
+            }
+        }
+        best.1
+    }
+
+    fn claim_frames(&mut self, index: u32, max_frames: u32, include_lazy: bool) -> Claim {
+        let b = &mut self.blocks[index as usize];
+        let mut mask: Map = [0; BLOCK_CLUSTERS];
+        let mut moved = Moved::default();
+        for i in (0..BLOCK_CLUSTERS).rev() {
+            let mut m = b.dirty[i] | if include_lazy { b.lazy[i] } else { 0 };
+            // Too many: the lowest stay.
+            while m.count_ones() > max_frames - moved.frames {
+                m &= m - 1;
+            }
+            if m != 0 {
+                mask[i] = m;
+                moved.add(b.take_word(i, m));
+            }
+        }
+        b.claimed_count += moved.frames as u16;
+        b.shorten_max_run();
+        self.state.count_take(moved);
+        self.state.claimed += u64::from(moved.frames);
+        self.settle(index);
+        Claim::Frames {
+            block: self.block_at(index),
+            mask,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Random sequences of operations against a naive model: one byte per frame.
+
+#![allow(unexpected_cfgs)]
+#![cfg(not(loom))]
+
+mod world;
+
+use ebbtide_zone::*;
+use proptest::prelude::*;
+use world::{BLOCKS, World};
+
+/// One step.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Open(u32),
+    Take(u32, u32, bool),
+    Put(usize, bool, bool),
+    PutTail(usize, u32, bool),
+    TakeBlocks(u32, u32, u32),
+    PutBlocks(usize, u32),
+    Shrink(usize, u32),
+    GrowRun(usize, u32),
+    GrowBlocks(usize, u32),
+    Claim(u32, bool),
+    PutClaim(usize, Outcome),
+    Wrong(u32, u32),
+    WrongBlocks(u32, u32),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let frames = prop_oneof![3 => 1u32..40, 3 => Just(64u32), 1 => 1u32..512, 1 => Just(256u32)];
+    let outcome = prop_oneof![
+        Just(Outcome::Clean),
+        Just(Outcome::Dirty),
+        Just(Outcome::Lazy)
+    ];
+    let align = prop_oneof![4 => Just(0u32), 1 => 0u32..10];
+    prop_oneof![
+        2 => (1u32..20).prop_map(Op::Open),
+        12 => (frames, align, any::<bool>()).prop_map(|(n, a, m)| Op::Take(n, 1 << a, m)),
+        8 => (any::<usize>(), any::<bool>(), any::<bool>()).prop_map(|(i, d, m)| Op::Put(i, d, m)),
+        3 => (any::<usize>(), 1u32..200, any::<bool>()).prop_map(|(i, n, d)| Op::PutTail(i, n, d)),
+        3 => (1u32..40, 0u32..4, 0u32..9).prop_map(|(n, a, s)| Op::TakeBlocks(n, 1 << a, s)),
+        3 => (any::<usize>(), 0u32..40).prop_map(|(i, d)| Op::PutBlocks(i, d)),
+        2 => (any::<usize>(), 1u32..512).prop_map(|(i, n)| Op::Shrink(i, n)),
+        2 => (any::<usize>(), 0u32..100).prop_map(|(i, n)| Op::GrowRun(i, n)),
+        2 => (any::<usize>(), 0u32..10).prop_map(|(i, n)| Op::GrowBlocks(i, n)),
+        4 => (1u32..9000, any::<bool>()).prop_map(|(n, l)| Op::Claim(n, l)),
+        4 => (any::<usize>(), outcome).prop_map(|(i, o)| Op::PutClaim(i, o)),
+        2 => (0..BLOCKS * 512, 1u32..520).prop_map(|(f, n)| Op::Wrong(f, n)),
+        1 => (0..BLOCKS, 1u32..20).prop_map(|(b, n)| Op::WrongBlocks(b, n)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn zone_follows_the_model(ops in prop::collection::vec(op(), 1..250)) {
+        let mut world = World::new();
+        for (i, op) in ops.into_iter().enumerate() {
+            world.step(op);
+            world.check();
+            if i % 16 == 0 {
+                world.check_frames();
+            }
+        }
+        world.check_frames();
+    }
+
+    /// Everything put back makes every opened block whole-free again.
+    #[test]
+    fn all_comes_back(ops in prop::collection::vec(op(), 1..150)) {
+        let mut world = World::new();
+        ops.into_iter().for_each(|op| world.step(op));
+        while !world.runs.is_empty() {
+            world.step(Op::Put(0, true, false));
+        }
+        while !world.extents.is_empty() {
+            world.step(Op::PutBlocks(0, 3));
+        }
+        while !world.claims.is_empty() {
+            world.step(Op::PutClaim(0, Outcome::Lazy));
+        }
+        world.check();
+        world.check_frames();
+        prop_assert_eq!(world.zone().counters().free_blocks, world.open);
+        // And all of it can be released.
+        let mut open = BLOCKS * 2;
+        while let Some(claim) = world.zone().claim_dirty(u32::MAX, true) {
+            prop_assert_eq!(world.zone().put_claim(claim, Outcome::Clean), Ok(Put::Done));
+            open -= 1;
+            prop_assert!(open > 0);
+        }
+        let c = world.zone().counters();
+        prop_assert_eq!((c.dirty, c.lazy, c.resident_free_blocks), (0, 0, 0));
+    }
+}

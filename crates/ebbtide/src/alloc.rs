@@ -1,0 +1,291 @@
+//! Requests: what the C functions and the Rust allocator are made of.
+//!
+//! Nothing here touches `errno`; a null pointer is the only error. Concurrency: any thread, any time
+//! after the loader has mapped the library. Costs: a few nanoseconds where the CPU's cache serves
+//! (no lock, no atomic instruction), a lock or two per [`CLASS`] batch otherwise; large
+//! allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
+
+use crate::heap::{FAST, Heap, heap};
+use crate::large::{self, Found};
+use crate::report::Line;
+use crate::size_class::{CLASS, MAX_SMALL, aligned_class_of, class_of};
+use core::ptr;
+use core::sync::atomic::Ordering;
+use ebbtide_zone::FRAME_BYTES;
+
+/// The alignment of every allocation.
+pub const MIN_ALIGN: usize = 16;
+/// The largest alignment that a request may ask for.
+pub const MAX_ALIGN: usize = 1 << 30;
+
+/// Allocates `size` bytes at a multiple of 16; null when out of memory. `size` 0 gives a distinct
+/// address.
+#[inline]
+pub fn allocate(size: usize) -> *mut u8 {
+    #[cfg(target_arch = "x86_64")]
+    if size < FAST.sizes.load(Ordering::Acquire) {
+        let class = crate::size_class::SMALL_TABLE[size.div_ceil(16)] as usize;
+        // SAFETY: the compare is only passed in the section mode.
+        let object = unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) };
+        if object != 0 {
+            return object as *mut u8;
+        }
+        return refill(class);
+    }
+    allocate_other(size)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn fast_stacks() -> ebbtide_sys::rseq::Stacks {
+    ebbtide_sys::rseq::Stacks {
+        table: FAST.table.load(Ordering::Relaxed),
+        parked: FAST.parked.load(Ordering::Relaxed),
+        rseq_offset: FAST.rseq_offset.load(Ordering::Relaxed) as isize,
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn refill(class: usize) -> *mut u8 {
+    heap().map_or(ptr::null_mut(), |heap| heap.refill(class) as *mut u8)
+}
+
+/// Sizes above the table, the portable mode, and the first call.
+#[inline(never)]
+fn allocate_other(size: usize) -> *mut u8 {
+    if size > MAX_SMALL {
+        return allocate_large(size, 1).0;
+    }
+    allocate_class(class_of(size))
+}
+
+/// An object of a class: from the CPU's cache if it has one.
+#[inline]
+fn allocate_class(class: usize) -> *mut u8 {
+    #[cfg(target_arch = "x86_64")]
+    if FAST.sizes.load(Ordering::Acquire) != 0 {
+        // SAFETY: not zero only in the section mode.
+        let object = unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) };
+        if object != 0 {
+            return object as *mut u8;
+        }
+    }
+    refill(class)
+}
+
+/// Address and whether it reads zero.
+fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
+    if size > isize::MAX as usize {
+        return (ptr::null_mut(), false);
+    }
+    heap()
+        .and_then(|heap| heap.allocate_large(size, align))
+        .map_or((ptr::null_mut(), false), |large| (large.address as *mut u8, large.clean))
+}
+
+/// Allocates `size` bytes that read zero; null when out of memory. Memory that is known to be fresh
+/// from the kernel is not cleared again.
+pub fn allocate_zeroed(size: usize) -> *mut u8 {
+    let (address, clean) =
+        if size > MAX_SMALL { allocate_large(size, 1) } else { (allocate(size), false) };
+    if !address.is_null() && !clean {
+        // SAFETY: the allocation has at least `size` bytes.
+        unsafe { address.write_bytes(0, size) };
+    }
+    address
+}
+
+/// Allocates `size` bytes at a multiple of `align`, a power of two up to [`MAX_ALIGN`]; null when out
+/// of memory or `align` is too large.
+pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
+    debug_assert!(align.is_power_of_two());
+    if align <= MIN_ALIGN {
+        return allocate(size);
+    }
+    match aligned_class_of(size, align) {
+        Some(class) => allocate_class(class),
+        None if align <= MAX_ALIGN => allocate_large(size.max(1), align).0,
+        None => ptr::null_mut(),
+    }
+}
+
+/// Frees an allocation; null is ignored. Anything else that is not an allocation ends the process
+/// with one line on stderr, at the latest when it reaches its span.
+///
+/// # Safety
+/// `address` is null or a live allocation of this allocator, not used afterwards.
+#[inline]
+pub unsafe fn free(address: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let limit = FAST.bytes.load(Ordering::Acquire);
+        let offset = (address as usize).wrapping_sub(FAST.base.load(Ordering::Relaxed));
+        if offset < limit && address as usize % MIN_ALIGN == 0 {
+            let classes = FAST.classes.load(Ordering::Relaxed);
+            // SAFETY: class bytes can be read for the whole region (`INV-REGION-2`).
+            let class = unsafe { *((classes + offset / FRAME_BYTES) as *const u8) } as usize;
+            // 0 wraps round: neither that nor `LARGE` is a class.
+            if class.wrapping_sub(1) < CLASS.len() - 1 {
+                // SAFETY: the limit is only above 0 in the section mode; an object is not 0.
+                let stacks = fast_stacks();
+                if unsafe { ebbtide_sys::rseq::section::push(&stacks, class, address as usize) } {
+                    return;
+                }
+                return overflow(class, address as usize);
+            }
+        }
+    }
+    // SAFETY: by contract.
+    unsafe { free_other(address) }
+}
+
+#[cold]
+#[inline(never)]
+fn overflow(class: usize, object: usize) {
+    if let Some(heap) = heap() {
+        heap.overflow(class, object);
+    }
+}
+
+/// Large allocations, the portable mode, null, and mistakes.
+#[inline(never)]
+unsafe fn free_other(address: *mut u8) {
+    if address.is_null() {
+        return;
+    }
+    let Some(heap) = heap() else { not_ours(address as usize) };
+    match find(heap, address as usize) {
+        Allocation::Object(class) => heap.overflow(class, address as usize),
+        Allocation::Large(head) => {
+            if !heap.free_large(head) {
+                large::double_free(heap.region(), head);
+            }
+        }
+        Allocation::None => mistaken(heap, address as usize, "free of "),
+    }
+}
+
+enum Allocation {
+    Object(usize),
+    Large(ebbtide_zone::Frame),
+    None,
+}
+
+fn find(heap: &Heap, address: usize) -> Allocation {
+    let region = heap.region();
+    if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
+        // SAFETY: inside the region.
+        let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
+        if class != 0 && class != large::LARGE {
+            return Allocation::Object(class as usize);
+        }
+    }
+    match heap.find_large(address) {
+        Found::Head(head) => Allocation::Large(head),
+        Found::Nothing => Allocation::None,
+    }
+}
+
+/// The bytes that may be used at `address`, at least what was asked for; 0 for null.
+///
+/// # Safety
+/// As [`free`], but it stays live.
+pub unsafe fn usable_size(address: *const u8) -> usize {
+    if address.is_null() {
+        return 0;
+    }
+    let Some(heap) = heap() else { not_ours(address as usize) };
+    match find(heap, address as usize) {
+        Allocation::Object(class) => CLASS[class].size as usize,
+        Allocation::Large(head) => heap.large_bytes(head),
+        Allocation::None => mistaken(heap, address as usize, "size asked of "),
+    }
+}
+
+/// Changes the size of an allocation, keeping the content up to the smaller size; null when out of
+/// memory, and the old one is then unchanged. Neither `address` is null nor `size` 0.
+///
+/// A smaller object stays where it is down to half of its class; large ones grow in place or have
+/// their pages moved, where that works.
+///
+/// # Safety
+/// As [`free`].
+pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
+    let Some(heap) = heap() else { not_ours(address as usize) };
+    if size > isize::MAX as usize {
+        return ptr::null_mut();
+    }
+    let old = match find(heap, address as usize) {
+        Allocation::Object(class) => {
+            let old = CLASS[class].size as usize;
+            if size <= old && size > old / 2 {
+                return address;
+            }
+            old
+        }
+        Allocation::Large(head) => {
+            if size > MAX_SMALL
+                && let Some(moved) = heap.resize_large(head, size)
+            {
+                return moved as *mut u8;
+            }
+            heap.large_bytes(head)
+        }
+        Allocation::None => mistaken(heap, address as usize, "realloc of "),
+    };
+    let fresh = allocate(size);
+    if !fresh.is_null() {
+        // SAFETY: both are live and have that many bytes; the old one is freed by its owner's wish.
+        unsafe {
+            ptr::copy_nonoverlapping(address, fresh, old.min(size));
+            free(address);
+        }
+    }
+    fresh
+}
+
+/// Checks that `size` can be what `address` was allocated with, and ends the process if not: the sized
+/// forms of `free` promise it.
+///
+/// # Safety
+/// As [`usable_size`].
+pub unsafe fn check_size(address: *mut u8, size: usize) {
+    if address.is_null() {
+        return;
+    }
+    // SAFETY: by contract.
+    let usable = unsafe { usable_size(address) };
+    // In place, `reallocate` leaves an object down to half of its class; alignment asks for up to
+    // twice the size.
+    if size > usable || (usable > MIN_ALIGN && size <= usable / 4 && usable <= MAX_SMALL) {
+        Line::new()
+            .text("free of ")
+            .address(address as usize)
+            .text(" with size ")
+            .number(size)
+            .text(", but it has ")
+            .number(usable)
+            .text(" bytes")
+            .abort();
+    }
+}
+
+/// Ends the process over a pointer that is no allocation, with what is known of it.
+#[cold]
+fn mistaken(heap: &Heap, address: usize, what: &str) -> ! {
+    let region = heap.region();
+    let line = Line::new().text(what).address(address);
+    if !region.contains(address) {
+        line.text(", which is not from this allocator").abort();
+    }
+    if !address.is_multiple_of(MIN_ALIGN) {
+        line.text(", which is not aligned to 16 bytes and so no allocation").abort();
+    }
+    line.text(", where nothing is allocated: freed already, or inside a large allocation").abort();
+}
+
+#[cold]
+fn not_ours(address: usize) -> ! {
+    Line::new().text("free of ").address(address).text(", which is not from this allocator").abort()
+}

@@ -1,0 +1,199 @@
+//! `EBBTIDE_CONF="key=value,…"`, parsed once at the first call.
+//!
+//! Nothing is taken from the environment of a program that runs with more rights than its caller.
+//! An unknown key or a bad value costs one line on stderr and leaves the default.
+
+use crate::report::Line;
+
+/// All settings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Restartable sections where they work (`rseq=on|off`).
+    pub rseq: bool,
+    /// Runs of frames taken as a whole (`cluster=on`) or frame by frame, for comparison (`off`).
+    pub cluster: bool,
+    /// Huge pages for the growth range (`thp=on|off`).
+    pub thp: bool,
+    /// Milliseconds that the recent peak keeps memory (`retain_ms=N`).
+    pub retain_ms: u32,
+    /// Most bytes kept for reuse (`retain_max=SIZE`), beside what the recent peak says.
+    pub retain_max: usize,
+    /// Number of zones (`zones=N`); 0 chooses by the number of CPUs.
+    pub zones: usize,
+    /// Only mmap, munmap, mprotect, madvise and futex (`syscalls=basic`).
+    pub basic_syscalls: bool,
+    /// The `vfork` guard (`vfork_guard=on|off`); `off` shows what it prevents.
+    pub vfork_guard: bool,
+    /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
+    pub stats_dir: Path,
+}
+
+/// A short path, kept without allocating.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Path {
+    bytes: [u8; 200],
+    len: usize,
+}
+
+impl Path {
+    const EMPTY: Self = Self { bytes: [0; 200], len: 0 };
+
+    fn new(text: &[u8]) -> Option<Self> {
+        let mut path = Self::EMPTY;
+        path.bytes.get_mut(..text.len())?.copy_from_slice(text);
+        path.len = text.len();
+        (text.first() == Some(&b'/')).then_some(path)
+    }
+
+    /// The path, empty when none was set.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl Config {
+    /// What holds without `EBBTIDE_CONF`.
+    pub const DEFAULT: Self = Self {
+        rseq: true,
+        cluster: true,
+        thp: true,
+        retain_ms: 1000,
+        retain_max: usize::MAX,
+        zones: 0,
+        basic_syscalls: false,
+        vfork_guard: true,
+        stats_dir: Path::EMPTY,
+    };
+
+    /// Reads the variable of this process.
+    pub fn from_environment() -> Self {
+        if ebbtide_sys::process::is_secure() {
+            return Self::DEFAULT;
+        }
+        let parsed = ebbtide_sys::process::environment(b"EBBTIDE_CONF", |text| {
+            Self::parse(text, |problem, item| {
+                Line::new()
+                    .text("EBBTIDE_CONF: ")
+                    .text(problem)
+                    .text(" in \"")
+                    .bytes(item)
+                    .text("\"; ignored. Keys: ")
+                    .text(KEYS)
+                    .write();
+            })
+        });
+        parsed.unwrap_or(Self::DEFAULT)
+    }
+
+    /// Parses `text`, telling `complain` of each item that is not understood.
+    pub fn parse(text: &[u8], mut complain: impl FnMut(&str, &[u8])) -> Self {
+        let mut config = Self::DEFAULT;
+        for item in text.split(|&byte| byte == b',') {
+            let item = item.trim_ascii();
+            if item.is_empty() {
+                continue;
+            }
+            let split = item.iter().position(|&byte| byte == b'=');
+            let (key, value) = split.map_or((item, &b""[..]), |at| (&item[..at], &item[at + 1..]));
+            match config.set(key, value) {
+                Some(true) => {}
+                Some(false) => complain("bad value", item),
+                None => complain("unknown key", item),
+            }
+        }
+        config
+    }
+
+    /// `None`: no such key. `Some(false)`: not a value for it.
+    fn set(&mut self, key: &[u8], value: &[u8]) -> Option<bool> {
+        fn put<T>(place: &mut T, value: Option<T>) -> bool {
+            value.map(|value| *place = value).is_some()
+        }
+        Some(match key {
+            b"rseq" => put(&mut self.rseq, on_off(value)),
+            b"cluster" => put(&mut self.cluster, on_off(value)),
+            b"thp" => put(&mut self.thp, on_off(value)),
+            b"vfork_guard" => put(&mut self.vfork_guard, on_off(value)),
+            b"retain_ms" => put(&mut self.retain_ms, number(value).filter(|&ms| ms <= 3_600_000)),
+            b"retain_max" => put(&mut self.retain_max, size(value)),
+            b"zones" => put(
+                &mut self.zones,
+                number(value).map(|n| n as usize).filter(|n| (1..=crate::heap::MAX_ZONES).contains(n)),
+            ),
+            b"syscalls" => put(
+                &mut self.basic_syscalls,
+                match value {
+                    b"all" => Some(false),
+                    b"basic" => Some(true),
+                    _ => None,
+                },
+            ),
+            b"stats_dir" => put(&mut self.stats_dir, Path::new(value)),
+            _ => return None,
+        })
+    }
+}
+
+const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE zones=N \
+                    syscalls=all|basic vfork_guard=on|off stats_dir=/PATH";
+
+fn on_off(value: &[u8]) -> Option<bool> {
+    match value {
+        b"on" => Some(true),
+        b"off" => Some(false),
+        _ => None,
+    }
+}
+
+fn number(value: &[u8]) -> Option<u32> {
+    core::str::from_utf8(value).ok()?.parse().ok()
+}
+
+/// A number of bytes with an optional k, m or g behind it.
+fn size(value: &[u8]) -> Option<usize> {
+    let (digits, shift) = match value.split_last()? {
+        (b'k' | b'K', digits) => (digits, 10),
+        (b'm' | b'M', digits) => (digits, 20),
+        (b'g' | b'G', digits) => (digits, 30),
+        _ => (value, 0),
+    };
+    let count: usize = core::str::from_utf8(digits).ok()?.parse().ok()?;
+    count.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::string::String;
+    use std::vec::Vec;
+
+    fn parse(text: &str) -> (Config, Vec<String>) {
+        let mut complaints = Vec::new();
+        let config = Config::parse(text.as_bytes(), |problem, item| {
+            complaints.push(std::format!("{problem}: {}", String::from_utf8_lossy(item)));
+        });
+        (config, complaints)
+    }
+
+    #[test]
+    fn keys_and_values() {
+        let (config, complaints) =
+            parse(" rseq=off, zones=3,retain_max=64m,stats_dir=/tmp/x ,syscalls=basic,");
+        assert!(complaints.is_empty());
+        assert!(!config.rseq && config.basic_syscalls && config.cluster);
+        assert_eq!((config.zones, config.retain_max), (3, 64 << 20));
+        assert_eq!(config.stats_dir.as_bytes(), b"/tmp/x");
+        assert_eq!(parse("").0, Config::DEFAULT);
+    }
+
+    #[test]
+    fn each_mistake_is_told_and_changes_nothing() {
+        let (config, complaints) =
+            parse("rsek=on,rseq=maybe,retain_max=1t,zones=0,retain_ms=-1,stats_dir=here,thp");
+        assert_eq!(config, Config::DEFAULT);
+        assert_eq!(complaints.len(), 7);
+        assert_eq!(complaints[0], "unknown key: rsek=on");
+        assert_eq!(complaints[1], "bad value: rseq=maybe");
+    }
+}

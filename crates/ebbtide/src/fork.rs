@@ -1,0 +1,134 @@
+//! Fork: what a child finds, and how it goes on.
+//!
+//! With handlers (`fork`): the parent takes all locks in the order of [`crate::ranks`] and stops the
+//! restartable sections of all CPUs; then every structure is whole and memory is copied. Parent and
+//! child free the locks and let the sections run. The child has none of the parent's other threads:
+//! what they had claimed goes back to the zones.
+//!
+//! Why the sections must stop: the kernel copies page after page while other threads run on. A header
+//! and its stack could be copied at different moments, and the child would be given objects that are
+//! in use.
+//!
+//! Without handlers (`_Fork`, a raw clone): the kernel has wiped the page with the CPUs' table and a
+//! word beside it, so the child's fast paths find all slabs parked, and the first slow path sees the
+//! word ([`notice`]). If the parent had one thread, all is whole. If it had more, they may have been
+//! anywhere: the child gives the heap so far up (what is live there stays live, what is freed there
+//! stays) and begins a new one behind it.
+
+use crate::heap::{Heap, heap, started_heap};
+use crate::stats;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Blocks left between the heap that was given up and the new one: another thread may have been
+/// opening them.
+const GAP_BLOCKS: u32 = 128;
+
+const NO: u32 = 0;
+const PREPARED: u32 = 1;
+const PREPARED_UNFENCED: u32 = 2;
+
+/// Whether a fork with handlers is under way, as its child sees it too.
+static FORKING: AtomicU32 = AtomicU32::new(NO);
+
+/// Installs the handlers: at the first allocation, so that handlers of libraries that come later run
+/// outside ours and may allocate.
+pub fn register() {
+    // SAFETY: three functions that live as long as the library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+}
+
+extern "C" fn prepare() {
+    let Some(heap) = started_heap() else { return };
+    notice(heap);
+    heap.for_each_lock(|lock| lock.take());
+    let fenced = heap.caches.park_all();
+    FORKING.store(if fenced { PREPARED } else { PREPARED_UNFENCED }, Ordering::Relaxed);
+}
+
+extern "C" fn parent() {
+    let Some(heap) = started_heap() else { return };
+    if FORKING.swap(NO, Ordering::Relaxed) == NO {
+        return;
+    }
+    heap.caches.unpark_all();
+    // SAFETY: `prepare` took them in this thread.
+    heap.for_each_lock(|lock| unsafe { lock.free() });
+}
+
+extern "C" fn child() {
+    let Some(heap) = started_heap() else { return };
+    let state = FORKING.swap(NO, Ordering::Relaxed);
+    if state == NO {
+        return;
+    }
+    heap.caches.forget_fork();
+    // SAFETY: the child of a fork has one thread, and `prepare` took them in it.
+    unsafe {
+        heap.for_each_lock(|lock| lock.force_free());
+        if state == PREPARED_UNFENCED {
+            heap.caches.forget_all();
+        }
+    }
+    heap.put_back_claims();
+    heap.caches.unpark_all();
+    stats::forked();
+}
+
+/// Slow paths call this first: a child that nobody has told of its fork finds out here.
+#[inline]
+pub fn notice(heap: &Heap) {
+    if heap.caches.was_forked() {
+        recover(heap);
+    }
+}
+
+#[cold]
+fn recover(heap: &Heap) {
+    if FORKING.load(Ordering::Relaxed) != NO {
+        // A handler that runs before ours allocates.
+        return child();
+    }
+    let alone = parent_had_one_thread();
+    heap.caches.forget_fork();
+    // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
+    unsafe {
+        heap.for_each_lock(|lock| lock.force_free());
+        if alone {
+            heap.put_back_claims();
+        } else {
+            give_up(heap);
+        }
+    }
+    heap.caches.unpark_all();
+    stats::forked();
+}
+
+/// # Safety
+/// No other thread exists, and all locks are free.
+unsafe fn give_up(heap: &Heap) {
+    heap.abandoned.store(true, Ordering::Relaxed);
+    heap.claims.lock().take_all();
+    heap.records.lock().abandon();
+    for zone in heap.live_zones() {
+        let mut data = zone.lock.lock();
+        let behind = data.state.open_end().0 + GAP_BLOCKS;
+        crate::frames::view(heap.region(), &mut data.state, 0)
+            .reset_above(ebbtide_zone::Block(behind));
+    }
+    for central in &heap.central {
+        central.transfer.lock().clear();
+        central.spans.lock().clear();
+    }
+    // SAFETY: by contract.
+    unsafe { heap.caches.forget_all() };
+}
+
+/// Whether this process, as it was copied, had a single thread.
+fn parent_had_one_thread() -> bool {
+    ebbtide_sys::process::is_single_threaded()
+}
+
+/// Starts the heap now, for tests of the start itself.
+pub fn ensure_started() -> bool {
+    heap().is_some()
+}

@@ -1,0 +1,219 @@
+//! Runs of frames from the zones, and the opening of new ones.
+//!
+//! A request goes to the zone of its CPU, then to the siblings; when none has room, a zone opens the
+//! next step of its range (4 MiB, doubling to 64 MiB), and siblings after it. No lock is held across
+//! the opening: threads that find the same zone full may open the same step, the first to come back
+//! adds it.
+//!
+//! The first 32 MiB of a zone are kept from huge pages, so that small processes stay small; what
+//! is opened behind asks for them.
+
+use crate::heap::Heap;
+use crate::ranks;
+use crate::region::Region;
+use ebbtide_sys::features::HUGE_PAGES;
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::{process, vm};
+use ebbtide_zone::retain::Retain;
+use ebbtide_zone::{
+    BLOCK_BYTES, Block, Counters, Extent, Frame, PutError, Run, TakeMode, Zone, ZoneState,
+};
+
+/// Blocks at a zone's start that stay without huge pages.
+const START_BLOCKS: u32 = 16;
+/// The first step of an opening, and the largest, in blocks.
+const STEPS: (u32, u32) = (2, 32);
+
+/// A zone with its lock.
+pub struct ZoneSlot {
+    /// The zone's state and its demand.
+    pub lock: Lock<ZoneData>,
+}
+
+/// What a zone's lock guards, beside its records.
+pub struct ZoneData {
+    /// Policy state.
+    pub state: ZoneState,
+    /// The recent peak.
+    pub retain: Retain,
+    /// The most frames in use since the last tick.
+    pub high: u64,
+}
+
+impl ZoneSlot {
+    /// Of no use before [`Self::begin`].
+    pub const fn new() -> Self {
+        let data = ZoneData { state: ZoneState::new(0, 0), retain: Retain::new(), high: 0 };
+        Self { lock: Lock::new(ranks::ZONE, data) }
+    }
+
+    /// Gives the zone its range.
+    pub fn begin(&self, first: u32, limit: u32) {
+        self.lock.lock().state = ZoneState::new(first, limit);
+    }
+
+    /// Works on the zone under its lock: bounded work without system calls.
+    #[inline]
+    pub fn with<R>(&self, region: &Region, work: impl FnOnce(&mut Zone) -> R) -> R {
+        work(&mut view(region, &mut self.lock.lock().state, 0))
+    }
+
+    fn take<R>(&self, region: &Region, attempt: impl FnOnce(&mut Zone) -> Option<R>) -> Option<R> {
+        let mut data = self.lock.lock();
+        let taken = attempt(&mut view(region, &mut data.state, 0))?;
+        data.high = data.high.max(data.state.counters().in_use);
+        Some(taken)
+    }
+
+    /// The zone's counts.
+    pub fn counters(&self) -> Counters {
+        self.lock.lock().state.counters()
+    }
+}
+
+/// The zone over its opened records and `more` blocks behind them.
+pub fn view<'a>(region: &'a Region, state: &'a mut ZoneState, more: u32) -> Zone<'a> {
+    let first = state.first_block().0;
+    let count = state.open_end().0 - first + more;
+    // SAFETY: the zone's lock is held by whoever has `state`, its first block is a multiple of 64,
+    // and opened blocks have records (`INV-REGION-2`).
+    let (blocks, words) = unsafe { region.records(first, count) };
+    Zone::new(state, blocks, words)
+}
+
+impl Heap {
+    fn take_mode(&self) -> TakeMode {
+        if self.settings().config.cluster { TakeMode::Cluster } else { TakeMode::FrameByFrame }
+    }
+
+    /// Takes a run inside one pageblock. `None`: out of memory or address space.
+    pub fn take_run(&self, frames: u32, align_frames: u32) -> Option<Run> {
+        let mode = self.take_mode();
+        self.take(1, |zone| zone.take_run(frames, align_frames, mode))
+    }
+
+    /// Takes whole pageblocks, with `slack` address space behind them if there is room.
+    pub fn take_blocks(&self, blocks: u32, align_blocks: u32, slack: u32) -> Option<Extent> {
+        // Enough for an aligned run wherever the opened end is now.
+        let need = blocks.checked_add(align_blocks - 1)?;
+        self.take(need, |zone| zone.take_blocks(blocks, align_blocks, slack))
+    }
+
+    fn take<R>(&self, need: u32, mut attempt: impl FnMut(&mut Zone) -> Option<R>) -> Option<R> {
+        let (region, zones) = (self.region(), self.live_zones());
+        let home = if zones.len() == 1 { 0 } else { process::current_cpu() };
+        let zone_at = |turn: usize| &zones[(home + turn) % zones.len()];
+        for turn in 0..zones.len() {
+            if let Some(taken) = zone_at(turn).take(region, &mut attempt) {
+                return Some(taken);
+            }
+        }
+        for turn in 0..zones.len() {
+            let slot = zone_at(turn);
+            while self.open_more(slot, need) {
+                if let Some(taken) = slot.take(region, &mut attempt) {
+                    return Some(taken);
+                }
+            }
+        }
+        None
+    }
+
+    /// Opens the zone's next step, `need` blocks at least. `false`: at its end, or refused.
+    fn open_more(&self, slot: &ZoneSlot, need: u32) -> bool {
+        let (first, start, opened, room) = {
+            let state = &slot.lock.lock().state;
+            (state.first_block().0, state.open_end().0, state.opened(), state.unopened())
+        };
+        if room < need {
+            return false;
+        }
+        let region = self.region();
+        let mut step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
+        if region.open(start, step).is_err() {
+            // Under a limit: as little as does.
+            step = need;
+            if region.open(start, step).is_err() {
+                return false;
+            }
+        }
+        self.advise_huge(start - first, start, step);
+        let mut data = slot.lock.lock();
+        if data.state.open_end().0 == start {
+            view(region, &mut data.state, step).open(step);
+        }
+        true
+    }
+
+    /// Tells the kernel where huge pages are wanted, `into_zone` blocks behind the zone's start.
+    fn advise_huge(&self, into_zone: u32, block: u32, count: u32) {
+        let small = if self.settings().config.thp {
+            START_BLOCKS.saturating_sub(into_zone).min(count)
+        } else {
+            count
+        };
+        let parts =
+            [(block, small, libc::MADV_NOHUGEPAGE), (block + small, count - small, libc::MADV_HUGEPAGE)];
+        for (block, count, advice) in parts {
+            if count > 0 && HUGE_PAGES.may_work() {
+                let address = self.region().address(Block(block).first_frame());
+                // SAFETY: opened blocks of ours; the advice changes no content.
+                let _ = HUGE_PAGES
+                    .latch(unsafe { vm::advise(address, count as usize * BLOCK_BYTES, advice) });
+            }
+        }
+    }
+
+    /// Renews the advice for a block whose mapping is fresh.
+    pub fn advise_again(&self, block: Block) {
+        let first = self.zone_of(block).lock.lock().state.first_block().0;
+        self.advise_huge(block.0 - first, block.0, 1);
+    }
+
+    /// The zone that a block belongs to.
+    pub fn zone_of(&self, block: Block) -> &ZoneSlot {
+        let zones = self.live_zones();
+        let part = self.region().blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS / zones.len() as u32
+            * ebbtide_zone::ZONE_ALIGN_BLOCKS;
+        let index = if part == 0 { 0 } else { block.0 / part };
+        &zones[(index as usize).min(zones.len() - 1)]
+    }
+
+    /// Returns a run, `touched` frames of it dirty, the rest as clean as it came.
+    pub fn put_run(&self, first: Frame, frames: u32, touched: u32) {
+        let mode = self.take_mode();
+        let put = self.zone_of(first.block()).with(self.region(), |zone| {
+            if touched > 0 {
+                zone.put_run(first, touched, true, mode)?;
+            }
+            if touched < frames {
+                zone.put_run(Frame(first.0 + touched), frames - touched, false, mode)?;
+            }
+            Ok(())
+        });
+        self.expect_put(put);
+    }
+
+    /// Returns whole pageblocks, the first `dirty` of them dirty.
+    pub fn put_blocks(&self, first: Block, blocks: u32, dirty: u32) {
+        let put = self
+            .zone_of(first)
+            .with(self.region(), |zone| zone.put_blocks(first, blocks, dirty).map(drop));
+        self.expect_put(put);
+    }
+
+    /// A refused put would mean that our own records are wrong: stop before they harm anyone.
+    pub fn expect_put(&self, put: Result<(), PutError>) {
+        if let Err(error) = put {
+            crate::report::Line::new()
+                .text("internal error: frames put twice at ")
+                .address(self.region().address(error.first))
+                .abort();
+        }
+    }
+
+    /// Whether a frame is in a part of the heap given up after a fork without handlers.
+    pub fn is_frozen(&self, frame: Frame) -> bool {
+        self.zone_of(frame.block()).lock.lock().state.is_frozen(frame)
+    }
+}

@@ -1,0 +1,269 @@
+//! The one static that holds everything, and its start.
+//!
+//! The first call can come from the dynamic loader, before libc is ready, and from several threads at
+//! once: one of them starts the heap with raw system calls only, the others wait. Until then the fast
+//! paths fail their first compare ([`Fast`]) and come to the slow paths, which call [`heap`].
+
+use crate::central::Central;
+use crate::config::Config;
+use crate::cpu_cache::CpuCaches;
+use crate::frames::ZoneSlot;
+use crate::ranks;
+use crate::region::Region;
+use crate::release::Claims;
+use crate::report::Line;
+use crate::size_class::CLASSES;
+use crate::span::SpanTable;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use ebbtide_sys::lock::{Lock, futex_wait, futex_wake};
+
+/// Zones at most.
+pub const MAX_ZONES: usize = 64;
+
+/// Everything that one process has once.
+pub struct Heap {
+    settings: UnsafeCell<Settings>,
+    /// Set in a child of a fork that skipped the handlers: parts of the heap are given up.
+    pub abandoned: AtomicBool,
+    /// Zones in use are the first [`Settings::zones`].
+    pub zones: [ZoneSlot; MAX_ZONES],
+    /// By class.
+    pub central: [Central; CLASSES],
+    /// Span records.
+    pub records: Lock<SpanTable>,
+    /// Ranges on their way to the kernel.
+    pub claims: Lock<Claims>,
+    /// Per-CPU caches.
+    pub caches: CpuCaches,
+}
+
+/// Constant after the start.
+#[derive(Clone, Copy)]
+pub struct Settings {
+    /// As configured.
+    pub config: Config,
+    /// Where everything is.
+    pub region: Region,
+    /// Number of zones.
+    pub zones: usize,
+    /// RAM plus swap, the bound of a single request; `usize::MAX` when unknown or not to be obeyed.
+    pub request_limit: usize,
+}
+
+// SAFETY: `settings` is written once, before `STATE` says so; the rest guards itself.
+unsafe impl Sync for Heap {}
+
+static HEAP: Heap = Heap {
+    settings: UnsafeCell::new(Settings {
+        config: Config::DEFAULT,
+        region: Region::NONE,
+        zones: 0,
+        request_limit: usize::MAX,
+    }),
+    abandoned: AtomicBool::new(false),
+    zones: [const { ZoneSlot::new() }; MAX_ZONES],
+    central: [const { Central::new() }; CLASSES],
+    records: Lock::new(ranks::RECORDS, SpanTable::NEW),
+    claims: Lock::new(ranks::CLAIMS, Claims::NEW),
+    caches: CpuCaches::new(),
+};
+
+/// What the fast paths read: few words, one cache line, zero until the heap has started.
+///
+/// The limits are stored last (release) and read first (acquire): whoever passes a compare with
+/// them sees the rest. They stay zero in the portable mode.
+#[repr(C, align(64))]
+pub struct Fast {
+    /// Requests below this size may be popped at once: [`crate::size_class::TABLE_MAX`] + 1, or 0.
+    pub sizes: AtomicUsize,
+    /// Pointers less `base` below this may be pushed at once: bytes of the region, or 0.
+    pub bytes: AtomicUsize,
+    /// [`Region::base`].
+    pub base: AtomicUsize,
+    /// [`Region::classes`].
+    pub classes: AtomicUsize,
+    /// See [`ebbtide_sys::rseq::Stacks`].
+    pub table: AtomicUsize,
+    /// See there.
+    pub parked: AtomicUsize,
+    /// See there.
+    pub rseq_offset: AtomicUsize,
+}
+
+/// The fast paths' words.
+pub static FAST: Fast = Fast {
+    sizes: AtomicUsize::new(0),
+    bytes: AtomicUsize::new(0),
+    base: AtomicUsize::new(0),
+    classes: AtomicUsize::new(0),
+    table: AtomicUsize::new(0),
+    parked: AtomicUsize::new(0),
+    rseq_offset: AtomicUsize::new(0),
+};
+
+const COLD: u32 = 0;
+const STARTING: u32 = 1;
+const READY: u32 = 2;
+const FAILED: u32 = 3;
+static STATE: AtomicU32 = AtomicU32::new(COLD);
+
+/// The heap, started by the first call. `None`: not even a little address space was to be had.
+#[inline]
+pub fn heap() -> Option<&'static Heap> {
+    if STATE.load(Ordering::Acquire) == READY { Some(&HEAP) } else { start_or_wait() }
+}
+
+/// The heap, if it has started.
+pub fn started_heap() -> Option<&'static Heap> {
+    (STATE.load(Ordering::Acquire) == READY).then_some(&HEAP)
+}
+
+#[cold]
+fn start_or_wait() -> Option<&'static Heap> {
+    match STATE.compare_exchange(COLD, STARTING, Ordering::Acquire, Ordering::Acquire) {
+        Ok(_) => {
+            // SAFETY: only this thread is here, once.
+            let started = unsafe { start() };
+            STATE.store(if started { READY } else { FAILED }, Ordering::Release);
+            futex_wake(&STATE, u32::MAX >> 1);
+            if started {
+                // As early as that, so that other handlers run outside ours.
+                crate::fork::register();
+            }
+        }
+        Err(_) => {
+            while STATE.load(Ordering::Acquire) == STARTING {
+                futex_wait(&STATE, STARTING);
+            }
+        }
+    }
+    started_heap()
+}
+
+/// # Safety
+/// Called once.
+unsafe fn start() -> bool {
+    let config = Config::from_environment();
+    if !ebbtide_sys::vm::has_small_pages() {
+        Line::new().text("only kernels with 4 KiB pages are supported").write();
+        return false;
+    }
+    let Ok(region) = Region::reserve() else {
+        Line::new().text("no address space to be had; raise the limit (ulimit -v)").write();
+        return false;
+    };
+    let zones = zone_count(&config, &region);
+    let request_limit = ebbtide_sys::process::memory_total()
+        .map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
+    // SAFETY: nobody reads before READY.
+    unsafe { *HEAP.settings.get() = Settings { config, region, zones, request_limit } };
+    for index in 0..zones {
+        let (first, limit) = zone_range(&region, zones, index);
+        HEAP.zones[index].begin(first, limit);
+    }
+    // SAFETY: once, before any other use.
+    let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
+        Line::new().text("no address space for per-CPU caches; raise the limit (ulimit -v)").write();
+        return false;
+    };
+    crate::stats::start(&config);
+    FAST.base.store(region.base, Ordering::Relaxed);
+    FAST.classes.store(region.classes, Ordering::Relaxed);
+    FAST.table.store(stacks.table, Ordering::Relaxed);
+    FAST.parked.store(stacks.parked, Ordering::Relaxed);
+    FAST.rseq_offset.store(stacks.rseq_offset as usize, Ordering::Relaxed);
+    if HEAP.caches.uses_sections() {
+        FAST.bytes.store(region.blocks as usize * ebbtide_zone::BLOCK_BYTES, Ordering::Release);
+        FAST.sizes.store(crate::size_class::TABLE_MAX + 1, Ordering::Release);
+    }
+    true
+}
+
+/// One zone for each four CPUs, within what the region holds.
+fn zone_count(config: &Config, region: &Region) -> usize {
+    let wanted = match config.zones {
+        0 => (ebbtide_sys::process::allowed_cpus() / 4).clamp(1, 16),
+        zones => zones,
+    };
+    let whole = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
+    wanted.min((whole as usize).max(1))
+}
+
+/// The blocks of a zone: equal parts of whole GiB, the last one to the end.
+fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
+    let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
+    let part = region.blocks / unit / zones as u32 * unit;
+    let first = part * index as u32;
+    (first, if index + 1 == zones { region.blocks } else { first + part })
+}
+
+impl Heap {
+    /// The constants of this process.
+    #[inline]
+    pub fn settings(&self) -> &Settings {
+        // SAFETY: a `&Heap` is only handed out after the start (`heap`), or used by the start itself
+        // after it wrote them.
+        unsafe { &*self.settings.get() }
+    }
+
+    /// Where everything is.
+    #[inline]
+    pub fn region(&self) -> &Region {
+        &self.settings().region
+    }
+
+    /// The zones in use.
+    pub fn live_zones(&self) -> &[ZoneSlot] {
+        &self.zones[..self.settings().zones]
+    }
+
+    /// Whether a frame is in a part of the heap given up after a fork without handlers.
+    #[inline]
+    pub fn is_abandoned(&self, frame: ebbtide_zone::Frame) -> bool {
+        self.abandoned.load(Ordering::Relaxed) && self.is_frozen(frame)
+    }
+
+    /// Calls `each` for every lock, in the order of [`ranks`].
+    pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
+        each(self.caches.drain_lock());
+        self.central.iter().for_each(|central| each(&central.transfer));
+        self.central.iter().for_each(|central| each(&central.spans));
+        self.live_zones().iter().for_each(|zone| each(&zone.lock));
+        each(&self.records);
+        each(&self.claims);
+        self.caches.for_each_lock(each);
+    }
+}
+
+/// A lock as the fork handlers see it.
+pub trait ForkLock {
+    /// Takes it.
+    fn take(&self);
+    /// Frees it.
+    ///
+    /// # Safety
+    /// This thread took it before the fork.
+    unsafe fn free(&self);
+    /// Makes it free whoever held it.
+    ///
+    /// # Safety
+    /// No other thread exists.
+    unsafe fn force_free(&self);
+}
+
+impl<T> ForkLock for Lock<T> {
+    fn take(&self) {
+        self.lock_for_fork();
+    }
+
+    unsafe fn free(&self) {
+        // SAFETY: by contract.
+        unsafe { self.unlock_after_fork() };
+    }
+
+    unsafe fn force_free(&self) {
+        // SAFETY: by contract.
+        unsafe { self.reset() };
+    }
+}

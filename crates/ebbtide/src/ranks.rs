@@ -1,0 +1,20 @@
+//! The one order of locks. A thread takes them downwards in this list; a fork takes all of them, in
+//! this order, through [`crate::heap::Heap::for_each_lock`].
+
+use ebbtide_sys::lock::Rank;
+
+/// Drains of other CPUs' caches, one at a time. The one lock that is held across a system call
+/// (membarrier, which does not sleep), so that a fork finds no drain half done.
+pub const DRAIN: Rank = Rank(5);
+/// The full batches of a class; one lock a class.
+pub const TRANSFER: Rank = Rank(10);
+/// The spans of a class; one lock a class.
+pub const SPANS: Rank = Rank(20);
+/// A zone; one lock a zone.
+pub const ZONE: Rank = Rank(30);
+/// The table of span records.
+pub const RECORDS: Rank = Rank(40);
+/// The table of claims.
+pub const CLAIMS: Rank = Rank(50);
+/// A CPU's cache in the portable mode; one lock a CPU.
+pub const CPU: Rank = Rank(60);

@@ -1,0 +1,91 @@
+//! One line on stderr, made and written without allocating, and the end of the process.
+
+use core::fmt::Write;
+
+/// A line that begins with `ebbtide: `; what does not fit is cut.
+pub struct Line {
+    bytes: [u8; 480],
+    len: usize,
+}
+
+impl Line {
+    /// Begins a line.
+    pub fn new() -> Self {
+        Self { bytes: [0; 480], len: 0 }.text("ebbtide: ")
+    }
+
+    /// Adds text.
+    pub fn text(self, text: &str) -> Self {
+        self.bytes(text.as_bytes())
+    }
+
+    /// Adds bytes as they are, control characters as `?`.
+    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.push(bytes);
+        self
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            // The last place is for the line's end.
+            if self.len < self.bytes.len() - 1 {
+                self.bytes[self.len] = if byte < b' ' { b'?' } else { byte };
+                self.len += 1;
+            }
+        }
+    }
+
+    /// Adds a number, decimal.
+    pub fn number(mut self, number: usize) -> Self {
+        let _ = write!(self, "{number}");
+        self
+    }
+
+    /// Adds an address, hexadecimal.
+    pub fn address(mut self, address: usize) -> Self {
+        let _ = write!(self, "{address:#x}");
+        self
+    }
+
+    /// Writes the line in one call.
+    pub fn write(mut self) {
+        self.bytes[self.len] = b'\n';
+        ebbtide_sys::file::write_stderr(&self.bytes[..=self.len]);
+    }
+
+    /// Writes the line and aborts the process.
+    pub fn abort(self) -> ! {
+        self.write();
+        ebbtide_sys::process::abort()
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        self.push(text.as_bytes());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn composes_and_cuts() {
+        let line = Line::new().text("free of ").address(0xabc).text(", ").number(7);
+        assert_eq!(&line.bytes[..line.len], b"ebbtide: free of 0xabc, 7");
+        let mut long = Line::new();
+        for _ in 0..1000 {
+            long = long.text("x\n");
+        }
+        assert_eq!(long.len, long.bytes.len() - 1);
+        assert!(!long.bytes[..long.len].contains(&b'\n'));
+    }
+}

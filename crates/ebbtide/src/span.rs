@@ -1,0 +1,236 @@
+//! Span records: what is known of a run of frames that holds objects, or of a large allocation.
+//!
+//! A record is found from a frame through `span_of_frame`. Objects are tracked by a bit map here,
+//! out of line: free objects hold no links, so freed memory is never written, and any empty page of
+//! a span can go.
+//!
+//! | owner | fields | guarded by |
+//! |---|---|---|
+//! | a class's central list | all | that list's lock |
+//! | a large allocation | `frames`, `blocks` | its owner, the program |
+//! | the free list of records | `next` | the table's lock |
+//!
+//! - `INV-SPAN-1`: bit set = the object is in the span; clear = with a cache or the program.
+//!   `free` is the number of set bits.
+//! - `INV-SPAN-2`: objects from `high` on were never handed out; their frames are as the zone gave
+//!   them.
+
+use crate::region::Region;
+use crate::size_class::{Class, MAX_OBJECTS};
+use ebbtide_sys::lock::Lock;
+use ebbtide_zone::Frame;
+
+/// A record. Zeroed memory is valid.
+#[repr(C, align(64))]
+pub struct Span {
+    /// Neighbours on a list, as index plus one.
+    pub next: u32,
+    /// See `next`.
+    pub prev: u32,
+    /// The first frame.
+    pub first: u32,
+    /// Frames of a span; frames in use of a large allocation.
+    pub frames: u32,
+    /// Pageblocks that a large allocation owns, with slack; 0 when it lies inside one.
+    pub blocks: u32,
+    /// The class, 0 for a large allocation or a record without owner.
+    pub class: u8,
+    /// The list that the span is on, plus one; 0 for none.
+    pub bucket: u8,
+    /// Whether the frames were clean when they came from the zone.
+    pub was_clean: bool,
+    /// Objects in the span (`INV-SPAN-1`).
+    pub free: u16,
+    /// Objects that were ever handed out lie below this one (`INV-SPAN-2`).
+    pub high: u16,
+    spare: [u32; 8],
+    /// One bit per object, set = in the span.
+    pub map: [u64; MAX_OBJECTS / 64],
+}
+
+const _: () = assert!(size_of::<Span>() == 128);
+
+impl Span {
+    /// Fills the record of a fresh span: all objects in it.
+    pub fn begin(&mut self, class_index: usize, class: &Class, first: Frame, clean: bool) {
+        let objects = class.objects as usize;
+        for (index, word) in self.map.iter_mut().enumerate() {
+            let in_word = objects.saturating_sub(index * 64).min(64);
+            *word = if in_word == 64 { u64::MAX } else { (1 << in_word) - 1 };
+        }
+        self.first = first.0;
+        self.frames = class.frames as u32;
+        self.blocks = 0;
+        self.class = class_index as u8;
+        self.bucket = 0;
+        self.was_clean = clean;
+        self.free = class.objects;
+        self.high = 0;
+    }
+
+    /// Takes up to `into.len()` objects, lowest first, as addresses into the *end* of `into`,
+    /// highest first. How many.
+    pub fn take(&mut self, class: &Class, span_address: usize, into: &mut [usize]) -> usize {
+        let size = class.size as usize;
+        let mut left = into.len();
+        for (index, word) in self.map.iter_mut().enumerate() {
+            let mut bits = *word;
+            while bits != 0 && left > 0 {
+                let object = index * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                left -= 1;
+                into[left] = span_address + object * size;
+            }
+            *word = bits;
+            if left == 0 {
+                break;
+            }
+        }
+        let taken = into.len() - left;
+        if taken > 0 {
+            let last = (into[left] - span_address) / size + 1;
+            self.high = self.high.max(last as u16);
+        }
+        self.free -= taken as u16;
+        taken
+    }
+
+    /// Puts an object back. `false`: it is in the span already.
+    pub fn put(&mut self, object: usize) -> bool {
+        let (word, bit) = (&mut self.map[object / 64], 1 << (object % 64));
+        if *word & bit != 0 {
+            return false;
+        }
+        *word |= bit;
+        self.free += 1;
+        true
+    }
+
+    /// How many of the frames may have been touched (`INV-SPAN-2`).
+    pub fn touched_frames(&self, class: &Class) -> u32 {
+        if !self.was_clean {
+            return self.frames;
+        }
+        let bytes = self.high as usize * class.size as usize;
+        (bytes.div_ceil(ebbtide_zone::FRAME_BYTES) as u32).min(self.frames)
+    }
+}
+
+/// Which records are free.
+pub struct SpanTable {
+    /// First free record, as index plus one.
+    free: u32,
+    /// Records below were handed out at least once.
+    used: u32,
+    /// Records below are usable memory.
+    opened: u32,
+}
+
+/// Records opened at a time: two pages.
+const STEP: u32 = 64;
+
+impl SpanTable {
+    /// No record in use.
+    pub const NEW: Self = Self { free: 0, used: 0, opened: 0 };
+
+    /// Bytes of records ever used.
+    pub fn bytes(&self) -> usize {
+        self.used as usize * size_of::<Span>()
+    }
+
+    /// Goes on behind everything, with the records so far forgotten: after a fork that skipped the
+    /// handlers.
+    pub fn abandon(&mut self) {
+        self.free = 0;
+        self.used = self.opened;
+    }
+}
+
+/// Takes a free record; its content is unspecified.
+pub fn take_record(table: &Lock<SpanTable>, region: &Region) -> Option<u32> {
+    loop {
+        let opened = {
+            let mut table = table.lock();
+            if table.free != 0 {
+                let index = table.free - 1;
+                // SAFETY: a free record belongs to the table, whose lock is held.
+                table.free = unsafe { record(region, index) }.next;
+                return Some(index);
+            }
+            if table.used < table.opened {
+                table.used += 1;
+                return Some(table.used - 1);
+            }
+            table.opened
+        };
+        // Several threads may open the same records: no harm.
+        region.open_spans(opened, STEP).ok()?;
+        let mut table = table.lock();
+        table.opened = table.opened.max(opened + STEP);
+    }
+}
+
+/// Returns a record.
+pub fn put_record(table: &Lock<SpanTable>, region: &Region, index: u32) {
+    let mut table = table.lock();
+    // SAFETY: the caller owned the record and gives it up.
+    let span = unsafe { record(region, index) };
+    span.class = 0;
+    span.next = table.free;
+    table.free = index + 1;
+}
+
+/// The record `index`.
+///
+/// # Safety
+/// `index` came from [`take_record`], and the caller is who may use the record now (see the table
+/// in the module's header).
+#[inline]
+#[allow(clippy::mut_from_ref)]
+pub unsafe fn record(region: &Region, index: u32) -> &mut Span {
+    // SAFETY: by contract.
+    unsafe { &mut *((region.spans + index as usize * size_of::<Span>()) as *mut Span) }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::size_class::CLASS;
+
+    fn fresh(class: usize) -> Span {
+        // SAFETY: zeroed memory is a valid record.
+        let mut span: Span = unsafe { core::mem::zeroed() };
+        span.begin(class, &CLASS[class], Frame(16), true);
+        span
+    }
+
+    #[test]
+    fn objects_come_lowest_first_and_go_back_once() {
+        for class in 1..CLASS.len() {
+            let (mut span, about) = (fresh(class), &CLASS[class]);
+            let objects = about.objects as usize;
+            let mut all = std::vec![0; objects + 3];
+            assert_eq!(span.take(about, 4096, &mut all[..objects.min(5)]), objects.min(5));
+            assert_eq!(all[objects.min(5) - 1], 4096);
+            let rest = span.take(about, 4096, &mut all);
+            assert_eq!(rest + objects.min(5), objects);
+            assert_eq!((span.free, span.high as usize), (0, objects));
+            for object in (0..objects).rev() {
+                assert!(span.put(object));
+                assert!(!span.put(object), "double put");
+            }
+            assert_eq!(span.free as usize, objects);
+        }
+    }
+
+    #[test]
+    fn untouched_frames_are_known() {
+        let mut span = fresh(4); // 64 B, 512 objects, 8 frames
+        assert_eq!(span.touched_frames(&CLASS[4]), 0);
+        span.take(&CLASS[4], 0, &mut [0; 65]);
+        assert_eq!(span.touched_frames(&CLASS[4]), 2);
+        span.was_clean = false;
+        assert_eq!(span.touched_frames(&CLASS[4]), 8);
+    }
+}

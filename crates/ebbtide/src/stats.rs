@@ -1,0 +1,208 @@
+//! What is known of the process's memory, and the page that tells others.
+//!
+//! live + cached + in spans + dirty + lazy + pending + metadata is what the kernel counts, within the
+//! slack that [`Stats`] names part by part.
+
+use crate::config::Config;
+use crate::heap::{Heap, started_heap};
+use crate::size_class::CLASSES;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use ebbtide_zone::FRAME_BYTES;
+
+/// Bytes, taken part by part while the process runs: each is right, the sum is as of no one moment.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// With the program, rounded up to size classes and frames. Resident as far as touched.
+    pub live: usize,
+    /// Objects in the CPUs' caches and in full batches. Resident if they were used before.
+    pub cached: usize,
+    /// Free objects in spans, with what objects leave over in them. Resident as far as used before.
+    pub in_spans: usize,
+    /// Free frames that may be resident.
+    pub dirty: usize,
+    /// Free frames that the kernel may take.
+    pub lazy: usize,
+    /// Frames on their way to the kernel.
+    pub pending: usize,
+    /// Records, class bytes, span indices, slabs, batch nodes: what of it may be resident.
+    pub metadata: usize,
+    /// Whole-frame allocations, part of `live`.
+    pub large: usize,
+    /// Address space made usable so far.
+    pub opened: usize,
+    /// Given back to the kernel since the process began.
+    pub released: usize,
+}
+
+impl Stats {
+    /// The figures now. Walks the CPUs' caches; a few microseconds to a millisecond.
+    pub fn collect() -> Self {
+        started_heap().map_or_else(Self::default, |heap| heap.stats())
+    }
+}
+
+impl Heap {
+    fn stats(&self) -> Stats {
+        let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
+        for class in 1..CLASSES {
+            let bytes = self.central[class].bytes(class);
+            batches += bytes.batches;
+            in_spans += bytes.in_spans;
+            objects += bytes.all;
+            span_bytes += bytes.frames * FRAME_BYTES;
+        }
+        let cpus = self.caches.bytes();
+        let mut stats = Stats { cached: cpus + batches, ..Stats::default() };
+        let mut in_use = 0;
+        for zone in self.live_zones() {
+            let counters = zone.counters();
+            let bytes = |frames: u64| frames as usize * FRAME_BYTES;
+            stats.dirty += bytes(counters.dirty);
+            stats.lazy += bytes(counters.lazy);
+            stats.pending += bytes(counters.claimed);
+            stats.opened += bytes(counters.open);
+            in_use += bytes(counters.in_use);
+        }
+        stats.large = in_use.saturating_sub(span_bytes);
+        let small = objects.saturating_sub(in_spans + stats.cached);
+        stats.live = small + stats.large;
+        stats.in_spans = span_bytes.saturating_sub(small + stats.cached);
+        stats.metadata = self.region().array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
+            + self.records.lock().bytes()
+            + self.caches.slab_bytes()
+            + batches / 64;
+        stats.released = word(RELEASED) as usize;
+        stats
+    }
+}
+
+const WORDS: usize = 512;
+const MAGIC: u64 = u64::from_le_bytes(*b"EBBSTAT1");
+const VERSION: u64 = 1;
+// Places of the words; the rest is zero.
+const PID: usize = 2;
+const RELEASED: usize = 3;
+const LIVE: usize = 4;
+const DIRTY: usize = 5;
+const OPENED: usize = 6;
+const MODE: usize = 7;
+const CALLS: usize = 8;
+const CACHED: usize = 9;
+const METADATA: usize = 10;
+
+/// The page as others read it: little-endian words.
+#[repr(C, align(4096))]
+struct Page([AtomicU64; WORDS]);
+
+static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
+/// [`LOCAL`], or a shared mapping of the process's file in `stats_dir`.
+static PAGE: AtomicPtr<Page> = AtomicPtr::new((&raw const LOCAL).cast_mut());
+static WANTS_FILE: AtomicBool = AtomicBool::new(false);
+static LAST_MS: AtomicU64 = AtomicU64::new(0);
+const REFRESH_MS: u64 = 500;
+
+fn page() -> &'static Page {
+    // SAFETY: either the static or a mapping that is never undone.
+    unsafe { &*PAGE.load(Ordering::Acquire) }
+}
+
+fn word(place: usize) -> u64 {
+    page().0[place].load(Ordering::Relaxed)
+}
+
+fn set(place: usize, value: usize) {
+    page().0[place].store(value as u64, Ordering::Relaxed);
+}
+
+/// Called once, by the start of the heap.
+pub(crate) fn start(config: &Config) {
+    if !config.stats_dir.as_bytes().is_empty() {
+        open_file(config);
+    }
+}
+
+/// A forked child counts anew, in a file of its own, made at its first tick.
+pub(crate) fn forked() {
+    LOCAL.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    PAGE.store((&raw const LOCAL).cast_mut(), Ordering::Release);
+    let wanted = started_heap()
+        .is_some_and(|heap| !heap.settings().config.stats_dir.as_bytes().is_empty());
+    WANTS_FILE.store(wanted, Ordering::Relaxed);
+}
+
+pub(crate) fn count_released(bytes: usize) {
+    page().0[RELEASED].fetch_add(bytes as u64, Ordering::Relaxed);
+    page().0[CALLS].fetch_add(1, Ordering::Relaxed);
+}
+
+/// Brings the page up to date, now and then.
+pub(crate) fn refresh(heap: &Heap, now: u64) {
+    if PAGE.load(Ordering::Relaxed) == (&raw const LOCAL).cast_mut()
+        && !WANTS_FILE.load(Ordering::Relaxed)
+    {
+        return;
+    }
+    let last = LAST_MS.load(Ordering::Relaxed);
+    if now.wrapping_sub(last) >= REFRESH_MS {
+        LAST_MS.store(now, Ordering::Relaxed);
+        write_page(heap);
+    }
+}
+
+/// Writes the last figures: called when the process ends in order.
+pub fn finish() {
+    if let Some(heap) = started_heap()
+        && !heap.settings().config.stats_dir.as_bytes().is_empty()
+    {
+        write_page(heap);
+    }
+}
+
+fn write_page(heap: &Heap) {
+    if WANTS_FILE.swap(false, Ordering::Relaxed) {
+        open_file(&heap.settings().config);
+    }
+    let stats = heap.stats();
+    set(LIVE, stats.live);
+    set(DIRTY, stats.dirty);
+    set(OPENED, stats.opened);
+    set(CACHED, stats.cached);
+    set(METADATA, stats.metadata);
+    set(MODE, usize::from(heap.caches.uses_sections()));
+}
+
+fn open_file(config: &Config) {
+    let mut path = [0u8; 240];
+    let dir = config.stats_dir.as_bytes();
+    let pid = ebbtide_sys::process::id();
+    let mut digits = [0u8; 10];
+    let mut first = digits.len();
+    let mut rest = pid;
+    while rest > 0 || first == digits.len() {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    let mut len = 0;
+    for part in [dir, b"/", &digits[first..], b".ebb\0"] {
+        path[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    let Ok(path) = CStr::from_bytes_until_nul(&path) else { return };
+    let Ok(mapped) = ebbtide_sys::file::create_shared(path, size_of::<Page>()) else { return };
+    let carried: [u64; WORDS] = core::array::from_fn(word);
+    PAGE.store(mapped as *mut Page, Ordering::Release);
+    carried.iter().enumerate().for_each(|(place, &value)| set(place, value as usize));
+    set(0, MAGIC as usize);
+    set(1, VERSION as usize);
+    set(PID, pid as usize);
+    let sections = started_mode();
+    set(MODE, usize::from(sections));
+}
+
+/// The mode, also while the heap is still starting.
+fn started_mode() -> bool {
+    crate::heap::FAST.sizes.load(Ordering::Relaxed) != 0
+        || started_heap().is_some_and(|heap| heap.caches.uses_sections())
+}

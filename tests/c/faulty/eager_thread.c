@@ -1,0 +1,12 @@
+/* Keeps a thread from the first call on, as an allocator with an eager worker would. */
+#include <pthread.h>
+#include <unistd.h>
+#include "base.h"
+
+static void *sleeper(void *arg) { for (;;) pause(); return arg; }
+
+__attribute__((constructor)) static void eager(void)
+{
+    pthread_t t;
+    pthread_create(&t, NULL, sleeper, NULL);
+}

@@ -1,0 +1,2 @@
+/* No fault: the wrapper itself must pass. */
+#include "base.h"

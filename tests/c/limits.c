@@ -1,0 +1,99 @@
+/* Work inside limits: limits CASE [argument]
+ *   work MIB       churn with that much live               oom BYTES   until NULL, twice, then go on
+ *   nofile N       RLIMIT_NOFILE N first, then work        mlock MIB   mlockall(current, future) first
+ *   newuser        unshare(CLONE_NEWUSER) after some work  core        some work, then abort
+ *   threads        as `work 64`, then threads */
+#include "check.h"
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+/* Holds `mib` MiB of mixed sizes, verifies all, frees all; twice, with a rest between. */
+static void work(size_t mib)
+{
+    enum { MOST = 1 << 17 };
+    static unsigned char *p[MOST];
+    static unsigned n[MOST];
+    for (int round = 0; round < 2; round++) {
+        uint64_t s = round;
+        size_t sum = 0;
+        int k = 0;
+        for (; sum < mib * MIB && k < MOST; k++) {
+            n[k] = log_size(&s, rnd(&s) % 64 ? 13 : 21);
+            CHECK((p[k] = malloc(n[k])), "%u bytes with %zu MiB live", n[k], sum / MIB);
+            fill(p[k], n[k], k);
+            sum += n[k];
+        }
+        for (int i = 0; i < k; i++) { VERIFY(p[i], n[i], i); free(p[i]); }
+        usleep(50000);
+    }
+    churn(1, 20000, 500, 14);
+}
+
+/* Chunks of n bytes until NULL. The chunks are chained through their first word. */
+static size_t until_null(size_t n, size_t most)
+{
+    void **head = NULL;
+    size_t count = 0;
+    errno = 0;
+    for (; count < most; count++) {
+        void **p = malloc(n);
+        if (!p) break;
+        memset(p, 1, n < 64 ? n : 64);
+        *p = head;
+        head = p;
+    }
+    CHECK(count == most || errno == ENOMEM);
+    while (head) { void **next = *head; free(head); head = next; }
+    return count;
+}
+
+static void oom(size_t limit)
+{
+    size_t sizes[] = { MIB, 40, 3000, 100 * KIB, 16 * MIB };
+    for (int i = 0; i < 5; i++) {
+        size_t a = until_null(sizes[i], SIZE_MAX), b = until_null(sizes[i], SIZE_MAX);
+        CHECK(a * sizes[i] > limit / 4, "only %zu objects of %zu", a, sizes[i]);
+        CHECK(b >= a - a / 5, "%zu objects of %zu at first, %zu after", a, sizes[i], b);
+    }
+    errno = 0;
+    CHECK(!calloc(1, limit) && errno == ENOMEM);
+    CHECK(!realloc(NULL, limit) && errno == ENOMEM);
+    churn(1, 5000, 300, 14);
+}
+
+static void *thread(void *arg)
+{
+    churn((uintptr_t)arg, 20000, 300, 14);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    const char *c = argc > 1 ? argv[1] : "";
+    size_t value = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
+    if (!strcmp(c, "work")) work(value);
+    else if (!strcmp(c, "oom")) oom(value);
+    else if (!strcmp(c, "nofile")) {
+        struct rlimit r = { value, value };
+        CHECK(setrlimit(RLIMIT_NOFILE, &r) == 0);
+        work(150);
+    } else if (!strcmp(c, "mlock")) {
+        CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+        work(value);
+    } else if (!strcmp(c, "newuser")) {
+        churn(1, 5000, 300, 16);
+        CHECK(unshare(CLONE_NEWUSER) == 0, "a thread exists, or namespaces are off");
+        churn(1, 5000, 300, 16);
+    } else if (!strcmp(c, "core")) {
+        churn(1, 5000, 300, 16);
+        abort();
+    } else if (!strcmp(c, "threads")) {
+        pthread_t t[8];
+        work(64);
+        for (int i = 0; i < 8; i++) CHECK(!pthread_create(&t[i], NULL, thread, (void *)(intptr_t)i));
+        for (int i = 0; i < 8; i++) pthread_join(t[i], NULL);
+    } else CHECK(0, "limits CASE");
+    return passed();
+}

@@ -1,0 +1,80 @@
+/* System calls that start to be refused (EPERM), from the start or later:
+ *   sandbox start|later SET[,SET...]     SET: membarrier madvise process_madvise clone mremap all
+ * `start` installs the filter and executes itself; `later` works with threads first. */
+#include "check.h"
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static int wants(const char *sets, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *s = sets; s; s = strchr(s, ',') ? strchr(s, ',') + 1 : NULL)
+        if ((!strncmp(s, name, n) && (s[n] == ',' || !s[n])) || !strncmp(s, "all", 3)) return 1;
+    return 0;
+}
+
+static void refuse(const char *sets)
+{
+    static const struct { const char *name; int nr; } calls[] = {
+        {"membarrier", SYS_membarrier}, {"madvise", SYS_madvise},
+        {"process_madvise", SYS_process_madvise}, {"clone", SYS_clone}, {"clone", SYS_clone3},
+        {"mremap", SYS_mremap} };
+    struct sock_filter f[40];
+    int n = 0;
+    f[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (wants(sets, calls[i].name)) {
+            f[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i].nr, 0, 1);
+            f[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+        }
+    CHECK(n > 1, "nothing to refuse in %s", sets);
+    f[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog prog = { n, f };
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &prog) == 0);
+}
+
+/* Small and large objects, peaks that fall, rests in which workers would act. */
+static void work(int seed)
+{
+    churn(seed, 30000, 500, 15);
+    for (int r = 0; r < 3; r++) {
+        size_t n = 100 * MIB;
+        char *p = malloc(n);
+        CHECK(p);
+        memset(p, 7, n);
+        CHECK((p = realloc(p, 2 * n)) && p[n - 1] == 7);
+        CHECK((p = realloc(p, n / 2)) && p[n / 2 - 1] == 7);
+        free(p);
+        CHECK((p = calloc(1, n)) && not_zero(p, n) < 0);
+        free(p);
+        usleep(r == 1 ? 1200000 : 10000);
+        churn(seed + r, 20000, 300, 16);
+    }
+}
+
+static void *thread(void *arg) { churn((uintptr_t)arg, 60000, 300, 14); return NULL; }
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 3, "sandbox start|later|inside SETS");
+    if (!strcmp(argv[1], "start")) {
+        refuse(argv[2]);
+        execl("/proc/self/exe", "sandbox", "inside", argv[2], NULL);
+        CHECK(0, "exec");
+    }
+    if (!strcmp(argv[1], "later")) {
+        pthread_t t[4];
+        for (int i = 0; i < 4; i++) CHECK(!pthread_create(&t[i], NULL, thread, (void *)(intptr_t)i));
+        work(1);
+        refuse(argv[2]);
+        for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+    }
+    work(2);
+    return passed();
+}

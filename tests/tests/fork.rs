@@ -1,0 +1,113 @@
+//! The fork matrix: `c/fork.c` and `c/vfork.c`. A child that hangs on a lock is a time-out here.
+
+use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, skip};
+
+fn fork(args: &str) -> Outcome {
+    Run::new(c_program("fork")).args(args).timeout(40).ok()
+}
+
+fn vfork(args: &str) -> Outcome {
+    Run::new(c_program("vfork")).args(args).timeout(40).ok()
+}
+
+/// These children inherit other threads' locks in an allocator that relies on atfork.
+fn raw(args: &str) {
+    if is_ebbtide() {
+        fork(args);
+    } else {
+        skip("only Ebbtide recovers children that skip atfork");
+    }
+}
+
+#[test]
+fn quiet_parent() {
+    fork("main 0 60");
+}
+
+#[test]
+fn busy_parent() {
+    fork("main 6 120");
+}
+
+#[test]
+fn busy_parent_without_rseq() {
+    Run::new(c_program("fork"))
+        .args("main 6 60")
+        .conf("rseq=off")
+        .timeout(40)
+        .ok();
+}
+
+#[test]
+fn from_another_thread() {
+    fork("thread 6 120");
+}
+
+#[test]
+fn children_with_threads_fork_again() {
+    fork("nested 4 40");
+}
+
+#[test]
+fn exec_after_fork() {
+    fork("exec 6 60");
+}
+
+#[test]
+fn spawn_system_popen() {
+    fork("spawn 4 25");
+}
+
+#[test]
+fn underscore_fork_single_threaded() {
+    fork("_fork 0 40");
+}
+
+#[test]
+fn raw_clone_single_threaded() {
+    fork("clone 0 40");
+}
+
+#[test]
+fn underscore_fork_busy() {
+    raw("_fork 6 100");
+}
+
+#[test]
+fn raw_clone_busy() {
+    raw("clone 6 100");
+}
+
+#[test]
+fn vfork_alone() {
+    vfork("0 200");
+}
+
+#[test]
+fn vfork_beside_threads() {
+    vfork("4 60");
+}
+
+#[test]
+fn vfork_pinned_with_the_threads() {
+    vfork("3 40 pin=same");
+}
+
+#[test]
+fn vfork_pinned_away_from_the_threads() {
+    vfork("3 60 pin=other");
+}
+
+#[test]
+fn vfork_child_changes_cpu() {
+    vfork("3 60 hop");
+}
+
+#[test]
+fn vfork_without_rseq() {
+    Run::new(c_program("vfork"))
+        .args("3 60 hop")
+        .conf("rseq=off")
+        .timeout(40)
+        .ok();
+}

@@ -1,0 +1,227 @@
+//! Misuse ends with SIGABRT and one line that says what and where; a bad `EBBTIDE_CONF` is one line
+//! and the default. Only Ebbtide promises this: skipped on stand-ins.
+
+use ebbtide_tests::{
+    Outcome, Run, c_program, configuration_help, is_ebbtide, is_root, library, skip, understands,
+};
+
+/// SIGABRT, and exactly one line on stderr: `ebbtide: … 0x<the bad pointer> …`.
+fn judge(outcome: &Outcome) -> Result<(), String> {
+    if !outcome.killed_by(libc::SIGABRT) {
+        return Err(outcome.describe("should have ended by SIGABRT"));
+    }
+    let lines: Vec<&str> = outcome.stderr.lines().collect();
+    let pointer = outcome.stdout.lines().next().unwrap_or("(no pointer)");
+    match lines[..] {
+        [line] if line.starts_with("ebbtide: ") && line.contains(pointer) => Ok(()),
+        _ => Err(outcome.describe(&format!("should say one line `ebbtide: … {pointer} …`"))),
+    }
+}
+
+fn misuse(cases: &str, conf: &str) {
+    if !is_ebbtide() {
+        return skip("misuse is not reported by this library");
+    }
+    if !understands(conf) {
+        return;
+    }
+    let bad: Vec<String> = cases
+        .split_whitespace()
+        .filter_map(|case| {
+            let outcome = Run::new(c_program("misuse"))
+                .arg(case)
+                .conf(conf)
+                .timeout(20)
+                .run();
+            judge(&outcome).err()
+        })
+        .collect();
+    assert!(
+        bad.is_empty(),
+        "{} of the cases are wrong:\n{}",
+        bad.len(),
+        bad.join("\n\n")
+    );
+}
+
+#[test]
+fn double_free() {
+    misuse(
+        "twice-small twice-medium twice-large later-small later-large",
+        "",
+    );
+}
+
+#[test]
+fn double_free_hardened() {
+    misuse(
+        "twice-small twice-medium twice-large later-small later-large",
+        "harden=on",
+    );
+}
+
+#[test]
+fn double_free_without_rseq() {
+    misuse(
+        "twice-small twice-large later-small later-large",
+        "rseq=off",
+    );
+}
+
+#[test]
+fn foreign_pointer() {
+    misuse(
+        "stack static code map low high realloc-stack usable-stack",
+        "",
+    );
+}
+
+#[test]
+fn interior_pointer_into_an_object() {
+    misuse("inside-1 inside-8 inside-16", "");
+}
+
+#[test]
+fn interior_pointer_into_a_large_allocation() {
+    misuse("inside-large-16 inside-large-page inside-large-2m", "");
+}
+
+#[test]
+fn wrong_size() {
+    misuse("sized-small sized-large", "");
+}
+
+/// Positive control: libc's own reports must not satisfy the judge.
+#[test]
+fn the_judge_can_say_no() {
+    let outcome = Run::new(c_program("misuse"))
+        .arg("twice-large")
+        .plain()
+        .run();
+    assert!(judge(&outcome).is_err());
+    let outcome = Run::new(c_program("misuse")).arg("stack").plain().run();
+    assert!(judge(&outcome).is_err());
+}
+
+/// Runs `true` under a configuration; its lines on stderr.
+fn conf_lines(conf: &str) -> Vec<String> {
+    let outcome = Run::new("/bin/true").env("EBBTIDE_CONF", conf).run();
+    assert!(
+        outcome.status.success(),
+        "{}",
+        outcome.describe("should work nevertheless")
+    );
+    outcome.stderr.lines().map(String::from).collect()
+}
+
+#[test]
+fn bad_configuration_is_one_line_and_the_default() {
+    if !is_ebbtide() {
+        return skip("EBBTIDE_CONF is not read by this library");
+    }
+    for (conf, word) in [
+        ("nosuchkey=1", "nosuchkey"),
+        ("workers=banana", "workers"),
+        ("workers=-1", "workers"),
+        ("rseq=maybe", "rseq"),
+        ("exit=sideways", "exit"),
+        ("cluster", "cluster"),
+        ("thp=off,nosuchkey=1,rseq=off", "nosuchkey"),
+    ] {
+        let lines = conf_lines(conf);
+        assert_eq!(lines.len(), 1, "{conf}: {lines:?}");
+        assert!(lines[0].starts_with("ebbtide: "), "{conf}: {lines:?}");
+        assert!(lines[0].contains(word), "{conf}: {lines:?}");
+    }
+}
+
+/// Every key that the complaint offers (`key=a|b`, `key=PLACEHOLDER`) is taken without a word, and a
+/// value beside those is not.
+#[test]
+fn the_offered_configuration_is_silent() {
+    if !is_ebbtide() {
+        return skip("EBBTIDE_CONF is not read by this library");
+    }
+    let is_key = |text: &str| text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    let words = configuration_help().split_whitespace();
+    let offers: Vec<(&str, &str)> = words
+        .filter_map(|word| word.split_once('='))
+        .filter(|(key, _)| is_key(key))
+        .collect();
+    for key in ["rseq", "cluster", "thp", "syscalls"] {
+        assert!(
+            offers.iter().any(|(offer, _)| *offer == key),
+            "{key} is not offered: {offers:?}"
+        );
+    }
+    for (key, values) in offers {
+        for value in values.trim_end_matches(['.', ',', ';', ')']).split('|') {
+            let value = match value {
+                lower
+                    if lower
+                        .bytes()
+                        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) =>
+                {
+                    lower
+                }
+                "/PATH" | "PATH" => "/tmp",
+                "SIZE" => "64M",
+                range if range.starts_with(|c: char| c.is_ascii_digit()) => &range[..1],
+                _ => "1",
+            };
+            let lines = conf_lines(&format!("{key}={value}"));
+            assert!(lines.is_empty(), "{key}={value}: {lines:?}");
+        }
+        assert_eq!(conf_lines(&format!("{key}=!?")).len(), 1, "{key}=!?");
+    }
+}
+
+/// A set-user-ID program does not listen to `EBBTIDE_CONF`. It is linked against a copy of the library,
+/// because the loader ignores `LD_PRELOAD` there.
+#[test]
+fn secure_programs_ignore_the_configuration() {
+    use std::os::unix::fs::PermissionsExt;
+    let (Some(library), true, true) = (library(), is_ebbtide(), is_root()) else {
+        return skip("AT_SECURE needs root and libebbtide.so");
+    };
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(dir.path(), open).expect("chmod");
+    let copy = dir.path().join("libebbtide.so");
+    std::fs::copy(&library, &copy).expect("copy the library");
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("c/fork.c");
+    let program = dir.path().join("linked");
+    let copy_name = copy.to_string_lossy().into_owned();
+    let rpath = format!("-Wl,-rpath,{}", dir.path().display());
+    ebbtide_tests::compile(
+        &source,
+        &program,
+        &["-Wl,--no-as-needed", &copy_name, &rpath],
+    );
+    let run = || {
+        Run::new(&program)
+            .arg("child")
+            .plain()
+            .env("EBBTIDE_CONF", "nosuchkey=1")
+            .run()
+    };
+    let normal = run();
+    assert!(
+        normal.stderr.starts_with("ebbtide: "),
+        "{}",
+        normal.describe("control: should complain")
+    );
+    std::os::unix::fs::chown(&program, Some(65534), Some(65534)).expect("chown");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).expect("chmod");
+    let secure = run();
+    assert!(
+        secure.status.success(),
+        "{}",
+        secure.describe("should work")
+    );
+    assert!(
+        secure.stderr.is_empty(),
+        "{}",
+        secure.describe("should be silent")
+    );
+}
