@@ -48,7 +48,8 @@ pub fn is_ebbtide() -> bool {
 pub fn configuration_help() -> &'static str {
     static HELP: OnceLock<String> = OnceLock::new();
     HELP.get_or_init(|| {
-        Run::new("/bin/true")
+        Run::new("ls")
+            .arg("/dev/null")
             .env("EBBTIDE_CONF", "nosuchkey=1")
             .run()
             .stderr

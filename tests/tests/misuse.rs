@@ -103,9 +103,12 @@ fn the_judge_can_say_no() {
     assert!(judge(&outcome).is_err());
 }
 
-/// Runs `true` under a configuration; its lines on stderr.
+/// Runs `ls` (it allocates, `true` does not) under a configuration; its lines on stderr.
 fn conf_lines(conf: &str) -> Vec<String> {
-    let outcome = Run::new("/bin/true").env("EBBTIDE_CONF", conf).run();
+    let outcome = Run::new("ls")
+        .arg("/dev/null")
+        .env("EBBTIDE_CONF", conf)
+        .run();
     assert!(
         outcome.status.success(),
         "{}",

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::bench::peers;
 use crate::conf;
 
 /// Memory manager for Linux that gives memory back.
@@ -110,6 +111,7 @@ pub struct DoctorArgs {
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Single operations: pairs, batches, a working set, filling, start-up, small processes
+    #[command(after_help = peers::known_list())]
     Micro(BenchArgs),
 }
 

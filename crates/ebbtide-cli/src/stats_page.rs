@@ -4,11 +4,19 @@
 //! process through a shared mapping. The words are read one by one, without a
 //! lock: each is exact, two of them need not be from the same instant.
 
+use std::env;
 use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
+use anyhow::{Context, Result};
 use serde::Serialize;
+use tempfile::TempDir;
+
+use crate::conf::Conf;
+
+/// Leaves room for a name of its own below what a configuration carries.
+const MAX_BASE_BYTES: usize = 150;
 
 /// First word of the page: "EBBSTAT1".
 pub const MAGIC: u64 = 0x3154_4154_5342_4245;
@@ -67,6 +75,26 @@ impl StatsPage {
     }
 }
 
+/// A private directory for pages, gone when dropped. Its path is one that a
+/// configuration can carry: absolute, short, without a comma.
+pub fn private_dir() -> Result<TempDir> {
+    let base = env::temp_dir().canonicalize().ok();
+    let base = base
+        .filter(|b| Conf::parse(&format!("stats_dir={}", b.display())).is_ok())
+        .filter(|b| !b.as_os_str().as_encoded_bytes().contains(&b','))
+        .filter(|b| b.as_os_str().len() <= MAX_BASE_BYTES)
+        .unwrap_or_else(|| "/tmp".into());
+    tempfile::Builder::new()
+        .prefix("ebbtide-")
+        .tempdir_in(&base)
+        .with_context(|| {
+            format!(
+                "cannot make a directory in {}; set TMPDIR to one that is writable",
+                base.display()
+            )
+        })
+}
+
 /// Every page in `dir` that was written at `since` or later.
 pub fn read_all(dir: &Path, since: SystemTime) -> Vec<StatsPage> {
     let Ok(entries) = fs::read_dir(dir) else {
@@ -114,6 +142,16 @@ mod tests {
         assert_eq!(StatsPage::parse(&page(&[MAGIC, 2, 42])), None);
         assert_eq!(StatsPage::parse(&page(&[0, 1, 42])), None);
         assert_eq!(StatsPage::parse(&[0; 100]), None);
+    }
+
+    #[test]
+    fn private_directory_fits_a_configuration() {
+        let dir = private_dir().unwrap();
+        let text = format!("stats_dir={}", dir.path().display());
+        assert_eq!(
+            Conf::parse(&text).unwrap().get("stats_dir"),
+            dir.path().to_str()
+        );
     }
 
     #[test]

@@ -111,7 +111,10 @@ impl Write for Text {
 
 impl Text {
     fn new() -> Self {
-        Self { bytes: [0; 2048], len: 0 }
+        Self {
+            bytes: [0; 2048],
+            len: 0,
+        }
     }
 
     fn as_bytes(&self) -> &[u8] {
@@ -155,7 +158,10 @@ pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut libc::FILE) ->
         return libc::EINVAL;
     }
     let mut text = Text::new();
-    let _ = writeln!(text, "<malloc version=\"1\">\n<allocator name=\"ebbtide\"/>");
+    let _ = writeln!(
+        text,
+        "<malloc version=\"1\">\n<allocator name=\"ebbtide\"/>"
+    );
     for (name, bytes) in figures(&Stats::collect()) {
         let _ = writeln!(text, "<size type=\"{name}\" bytes=\"{bytes}\"/>");
     }

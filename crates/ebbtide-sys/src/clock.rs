@@ -11,7 +11,10 @@ pub fn precise_ns() -> u64 {
 }
 
 fn now_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `time` is a valid place to write to. Both clocks exist on every supported kernel,
     // so the call succeeds and leaves `errno` alone.
     unsafe { libc::clock_gettime(clock, &raw mut time) };

@@ -18,7 +18,10 @@ pub struct Feature {
 
 impl Feature {
     const fn new(name: &'static str) -> Self {
-        Self { state: AtomicU8::new(UNKNOWN), name }
+        Self {
+            state: AtomicU8::new(UNKNOWN),
+            name,
+        }
     }
 
     /// Whether it is worth trying.

@@ -46,7 +46,11 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// A free lock of the given rank.
     pub const fn new(rank: Rank, value: T) -> Self {
-        Self { state: AtomicU32::new(FREE), rank, value: UnsafeCell::new(value) }
+        Self {
+            state: AtomicU32::new(FREE),
+            rank,
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Takes the lock, sleeping until it is free.
@@ -59,7 +63,9 @@ impl<T> Lock<T> {
 
     /// Takes the lock if it is free now.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        let taken = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
+        let taken = self
+            .state
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
         taken.ok()?;
         debug::taking_any_order(self.rank);
         Some(Guard { lock: self })
@@ -67,8 +73,9 @@ impl<T> Lock<T> {
 
     #[inline]
     fn acquire(&self) {
-        let taken =
-            self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
+        let taken = self
+            .state
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_err() {
             self.acquire_contended();
         }
@@ -180,8 +187,12 @@ mod debug {
     }
 
     /// Threads that share a slot with another one go unchecked while that one holds locks.
-    static SLOTS: [Slot; 256] =
-        [const { Slot { thread: AtomicU32::new(0), held: AtomicU64::new(0) } }; 256];
+    static SLOTS: [Slot; 256] = [const {
+        Slot {
+            thread: AtomicU32::new(0),
+            held: AtomicU64::new(0),
+        }
+    }; 256];
 
     fn slot() -> Option<&'static Slot> {
         let id = crate::process::thread_id();
@@ -191,14 +202,22 @@ mod debug {
             return Some(slot);
         }
         let free = slot.held.load(Ordering::Relaxed) == 0;
-        (free && slot.thread.compare_exchange(owner, id, Ordering::Relaxed, Ordering::Relaxed).is_ok())
-            .then_some(slot)
+        (free
+            && slot
+                .thread
+                .compare_exchange(owner, id, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok())
+        .then_some(slot)
     }
 
     pub fn taking(rank: Rank) {
         if let Some(slot) = slot() {
             let held = slot.held.load(Ordering::Relaxed);
-            assert!(held >> rank.0 == 0, "lock of rank {} taken while holding {held:#b}", rank.0);
+            assert!(
+                held >> rank.0 == 0,
+                "lock of rank {} taken while holding {held:#b}",
+                rank.0
+            );
             slot.held.store(held | 1 << rank.0, Ordering::Relaxed);
         }
     }

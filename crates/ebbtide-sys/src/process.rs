@@ -86,14 +86,24 @@ pub fn cpu_limit() -> usize {
     let mut buffer = [0; 256];
     if let Ok(text) = crate::file::read(c"/sys/devices/system/cpu/possible", &mut buffer) {
         // "0-3" or "0,2-5": the last number is the highest.
-        let start = text.iter().rposition(|byte| matches!(byte, b'-' | b',')).map_or(0, |at| at + 1);
+        let start = text
+            .iter()
+            .rposition(|byte| matches!(byte, b'-' | b','))
+            .map_or(0, |at| at + 1);
         if let Some(last) = crate::file::parse_number(&text[start..]) {
             return last as usize + 1;
         }
     }
     let mut mask = [0u64; 1024];
     // SAFETY: the kernel writes at most the size given.
-    let bytes = unsafe { syscall!(Sysno::sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+    let bytes = unsafe {
+        syscall!(
+            Sysno::sched_getaffinity,
+            0,
+            size_of_val(&mask),
+            mask.as_mut_ptr()
+        )
+    };
     bytes.map_or(1024, |bytes| bytes * 8)
 }
 
@@ -101,7 +111,14 @@ pub fn cpu_limit() -> usize {
 pub fn allowed_cpus() -> usize {
     let mut mask = [0u64; 1024];
     // SAFETY: as in `cpu_limit`.
-    let bytes = unsafe { syscall!(Sysno::sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+    let bytes = unsafe {
+        syscall!(
+            Sysno::sched_getaffinity,
+            0,
+            size_of_val(&mask),
+            mask.as_mut_ptr()
+        )
+    };
     let words = bytes.map_or(0, |bytes| bytes / 8);
     let count: u32 = mask[..words].iter().map(|word| word.count_ones()).sum();
     (count as usize).max(1)
@@ -114,12 +131,18 @@ pub fn memory_total() -> Option<(usize, usize)> {
     // SAFETY: `info` is a valid place to write to.
     unsafe { syscall!(Sysno::sysinfo, &raw mut info) }.ok()?;
     let unit = info.mem_unit as usize;
-    Some((info.totalram as usize * unit, info.totalswap as usize * unit))
+    Some((
+        info.totalram as usize * unit,
+        info.totalswap as usize * unit,
+    ))
 }
 
 /// The soft limit of a resource (`RLIMIT_*`), `None` when unlimited.
 pub fn soft_limit(resource: u32) -> Option<usize> {
-    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit64 {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: `limit` is a valid place to write to.
     unsafe { syscall!(Sysno::prlimit64, 0, resource, 0, &raw mut limit) }.ok()?;
     (limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur as usize)

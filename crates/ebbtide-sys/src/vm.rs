@@ -75,7 +75,15 @@ pub fn unmap(addr: usize, len: usize) {
 pub unsafe fn commit(addr: usize, len: usize) -> Result<(), Errno> {
     assert_range(addr, len);
     // SAFETY: the caller's range; access is only widened.
-    unsafe { syscall!(Sysno::mprotect, addr, len, libc::PROT_READ | libc::PROT_WRITE) }.map(drop)
+    unsafe {
+        syscall!(
+            Sysno::mprotect,
+            addr,
+            len,
+            libc::PROT_READ | libc::PROT_WRITE
+        )
+    }
+    .map(drop)
 }
 
 /// Makes a reserved range readable: it reads zero and takes no memory.
@@ -148,8 +156,7 @@ pub const MADV_POPULATE_WRITE: i32 = 23;
 pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
     assert_range(addr, len);
     let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let flags =
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: MAP_FIXED over the caller's own range.
     unsafe { syscall!(Sysno::mmap, addr, len, prot, flags, usize::MAX, 0) }.map(drop)
 }

@@ -81,14 +81,19 @@ fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
     }
     heap()
         .and_then(|heap| heap.allocate_large(size, align))
-        .map_or((ptr::null_mut(), false), |large| (large.address as *mut u8, large.clean))
+        .map_or((ptr::null_mut(), false), |large| {
+            (large.address as *mut u8, large.clean)
+        })
 }
 
 /// Allocates `size` bytes that read zero; null when out of memory. Memory that is known to be fresh
 /// from the kernel is not cleared again.
 pub fn allocate_zeroed(size: usize) -> *mut u8 {
-    let (address, clean) =
-        if size > MAX_SMALL { allocate_large(size, 1) } else { (allocate(size), false) };
+    let (address, clean) = if size > MAX_SMALL {
+        allocate_large(size, 1)
+    } else {
+        (allocate(size), false)
+    };
     if !address.is_null() && !clean {
         // SAFETY: the allocation has at least `size` bytes.
         unsafe { address.write_bytes(0, size) };
@@ -154,7 +159,9 @@ unsafe fn free_other(address: *mut u8) {
     if address.is_null() {
         return;
     }
-    let Some(heap) = heap() else { not_ours(address as usize) };
+    let Some(heap) = heap() else {
+        not_ours(address as usize)
+    };
     match find(heap, address as usize) {
         Allocation::Object(class) => heap.overflow(class, address as usize),
         Allocation::Large(head) => {
@@ -195,7 +202,9 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
     if address.is_null() {
         return 0;
     }
-    let Some(heap) = heap() else { not_ours(address as usize) };
+    let Some(heap) = heap() else {
+        not_ours(address as usize)
+    };
     match find(heap, address as usize) {
         Allocation::Object(class) => CLASS[class].size as usize,
         Allocation::Large(head) => heap.large_bytes(head),
@@ -212,7 +221,9 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
 /// # Safety
 /// As [`free`].
 pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
-    let Some(heap) = heap() else { not_ours(address as usize) };
+    let Some(heap) = heap() else {
+        not_ours(address as usize)
+    };
     if size > isize::MAX as usize {
         return ptr::null_mut();
     }
@@ -280,12 +291,18 @@ fn mistaken(heap: &Heap, address: usize, what: &str) -> ! {
         line.text(", which is not from this allocator").abort();
     }
     if !address.is_multiple_of(MIN_ALIGN) {
-        line.text(", which is not aligned to 16 bytes and so no allocation").abort();
+        line.text(", which is not aligned to 16 bytes and so no allocation")
+            .abort();
     }
-    line.text(", where nothing is allocated: freed already, or inside a large allocation").abort();
+    line.text(", where nothing is allocated: freed already, or inside a large allocation")
+        .abort();
 }
 
 #[cold]
 fn not_ours(address: usize) -> ! {
-    Line::new().text("free of ").address(address).text(", which is not from this allocator").abort()
+    Line::new()
+        .text("free of ")
+        .address(address)
+        .text(", which is not from this allocator")
+        .abort()
 }

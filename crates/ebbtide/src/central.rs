@@ -77,18 +77,34 @@ impl Misuse {
     pub fn abort(self, class: usize) -> ! {
         let (what, address) = match self {
             Self::DoubleFree(address) => ("double free of ", address),
-            Self::Interior(address) => ("free of a pointer into the middle of an object: ", address),
+            Self::Interior(address) => {
+                ("free of a pointer into the middle of an object: ", address)
+            }
         };
         let size = CLASS[class].size as usize;
-        Line::new().text(what).address(address).text(", size class ").number(size).abort()
+        Line::new()
+            .text(what)
+            .address(address)
+            .text(", size class ")
+            .number(size)
+            .abort()
     }
 }
 
 impl Central {
     /// Nothing in it.
     pub const fn new() -> Self {
-        let transfer = Transfer { full: [0; NODES], count: 0, empty: u64::MAX };
-        let lists = SpanLists { heads: [0; BUCKETS], mask: 0, spans: 0, free: 0 };
+        let transfer = Transfer {
+            full: [0; NODES],
+            count: 0,
+            empty: u64::MAX,
+        };
+        let lists = SpanLists {
+            heads: [0; BUCKETS],
+            mask: 0,
+            spans: 0,
+            free: 0,
+        };
         Self {
             transfer: Lock::new(ranks::TRANSFER, transfer),
             spans: Lock::new(ranks::SPANS, lists),
@@ -157,9 +173,14 @@ impl Heap {
 
     fn take_batch(&self, class: usize, into: &mut [usize]) -> bool {
         let transfer = &self.central[class].transfer;
-        let Some(node) = transfer.lock().take_full() else { return false };
+        let Some(node) = transfer.lock().take_full() else {
+            return false;
+        };
         // SAFETY: a node that is in neither list belongs to whoever took it out.
-        unsafe { into.as_mut_ptr().copy_from_nonoverlapping(self.node(class, node), into.len()) };
+        unsafe {
+            into.as_mut_ptr()
+                .copy_from_nonoverlapping(self.node(class, node), into.len())
+        };
         transfer.lock().put_empty(node);
         true
     }
@@ -167,10 +188,13 @@ impl Heap {
     fn put_batch(&self, class: usize, objects: &[usize]) -> bool {
         let transfer = &self.central[class].transfer;
         let limit = CLASS[class].transfer as usize;
-        let Some(node) = transfer.lock().take_empty(limit) else { return false };
+        let Some(node) = transfer.lock().take_empty(limit) else {
+            return false;
+        };
         // SAFETY: as in `take_batch`.
         unsafe {
-            self.node(class, node).copy_from_nonoverlapping(objects.as_ptr(), objects.len());
+            self.node(class, node)
+                .copy_from_nonoverlapping(objects.as_ptr(), objects.len());
         }
         transfer.lock().put_full(node);
         true
@@ -215,7 +239,9 @@ impl Heap {
     /// Gets frames for a span and puts it on the list. `false`: out of memory.
     fn add_span(&self, class: usize) -> bool {
         let about = &CLASS[class];
-        let Some(index) = span::take_record(&self.records, self.region()) else { return false };
+        let Some(index) = span::take_record(&self.records, self.region()) else {
+            return false;
+        };
         let Some(run) = self.take_run(about.frames as u32, 1) else {
             span::put_record(&self.records, self.region(), index);
             return false;
@@ -225,7 +251,9 @@ impl Heap {
             // SAFETY: the frames were just taken from a zone, so they are opened.
             unsafe {
                 region.span_of(Frame(frame)).store(index, Ordering::Relaxed);
-                region.class_of(Frame(frame)).store(class as u8, Ordering::Relaxed);
+                region
+                    .class_of(Frame(frame))
+                    .store(class as u8, Ordering::Relaxed);
             }
         }
         // SAFETY: a fresh record, known to nobody else yet.
@@ -312,7 +340,12 @@ impl SpanLists {
     ///
     /// # Safety
     /// As [`Self::take`].
-    unsafe fn put(&mut self, heap: &Heap, class: usize, object: usize) -> Result<Option<u32>, Misuse> {
+    unsafe fn put(
+        &mut self,
+        heap: &Heap,
+        class: usize,
+        object: usize,
+    ) -> Result<Option<u32>, Misuse> {
         let region = heap.region();
         let frame = region.frame(object);
         if heap.is_abandoned(frame) {
@@ -321,7 +354,10 @@ impl SpanLists {
         // SAFETY: the class of the frame was read as `class` when the program freed the object, so
         // the frame is opened.
         let (of_frame, index) = unsafe {
-            (region.class_of(frame).load(Ordering::Relaxed), region.span_of(frame).load(Ordering::Relaxed))
+            (
+                region.class_of(frame).load(Ordering::Relaxed),
+                region.span_of(frame).load(Ordering::Relaxed),
+            )
         };
         if of_frame as usize != class {
             // Its span was returned while the object was in a cache: it was there twice.
@@ -380,7 +416,9 @@ impl SpanLists {
     }
 
     unsafe fn unlink(&mut self, heap: &Heap, span: &mut Span) {
-        let Some(list) = (span.bucket as usize).checked_sub(1) else { return };
+        let Some(list) = (span.bucket as usize).checked_sub(1) else {
+            return;
+        };
         span.bucket = 0;
         // SAFETY: neighbours on the same list.
         unsafe {
@@ -400,7 +438,12 @@ impl SpanLists {
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        *self = Self { heads: [0; BUCKETS], mask: 0, spans: 0, free: 0 };
+        *self = Self {
+            heads: [0; BUCKETS],
+            mask: 0,
+            spans: 0,
+            free: 0,
+        };
     }
 }
 

@@ -36,7 +36,10 @@ pub struct Path {
 }
 
 impl Path {
-    const EMPTY: Self = Self { bytes: [0; 200], len: 0 };
+    const EMPTY: Self = Self {
+        bytes: [0; 200],
+        len: 0,
+    };
 
     fn new(text: &[u8]) -> Option<Self> {
         let mut path = Self::EMPTY;
@@ -114,11 +117,16 @@ impl Config {
             b"cluster" => put(&mut self.cluster, on_off(value)),
             b"thp" => put(&mut self.thp, on_off(value)),
             b"vfork_guard" => put(&mut self.vfork_guard, on_off(value)),
-            b"retain_ms" => put(&mut self.retain_ms, number(value).filter(|&ms| ms <= 3_600_000)),
+            b"retain_ms" => put(
+                &mut self.retain_ms,
+                number(value).filter(|&ms| ms <= 3_600_000),
+            ),
             b"retain_max" => put(&mut self.retain_max, size(value)),
             b"zones" => put(
                 &mut self.zones,
-                number(value).map(|n| n as usize).filter(|n| (1..=crate::heap::MAX_ZONES).contains(n)),
+                number(value)
+                    .map(|n| n as usize)
+                    .filter(|n| (1..=crate::heap::MAX_ZONES).contains(n)),
             ),
             b"syscalls" => put(
                 &mut self.basic_syscalls,

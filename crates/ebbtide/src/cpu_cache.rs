@@ -30,7 +30,9 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicUsize, Ordering};
 use ebbtide_sys::features::{MEMBARRIER, WIPE_ON_FORK};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::rseq::model::Slab;
-use ebbtide_sys::rseq::{self, Outcome, Registration, SLAB_BYTES, SLAB_USER_OFFSET, Stacks};
+use ebbtide_sys::rseq::{
+    self, Outcome, Registration, SLAB_BYTES, SLAB_SKEW, SLAB_USER_OFFSET, STACK_BYTES, Stacks,
+};
 use ebbtide_sys::{membarrier, process, vm};
 
 /// CPUs with a cache of their own; higher ones share them in the portable mode and go without in
@@ -91,9 +93,19 @@ const _: () = assert!(CLASSES * 8 <= SLAB_USER_OFFSET);
 impl CpuCaches {
     /// Of no use before [`Self::start`].
     pub const fn new() -> Self {
-        let stacks = Stacks { table: 0, parked: 0, rseq_offset: 0 };
-        let place =
-            Place { stacks, nodes: 0, cpus: 0, sections: false, reason: "", wipe_word: 0 };
+        let stacks = Stacks {
+            table: 0,
+            parked: 0,
+            rseq_offset: 0,
+        };
+        let place = Place {
+            stacks,
+            nodes: 0,
+            cpus: 0,
+            sections: false,
+            reason: "",
+            wipe_word: 0,
+        };
         Self {
             place: UnsafeCell::new(place),
             states: [const { AtomicU8::new(COLD) }; MAX_CPUS],
@@ -109,9 +121,10 @@ impl CpuCaches {
     pub unsafe fn start(&self, config: &Config) -> Option<Stacks> {
         let cpus = process::cpu_limit().clamp(1, MAX_CPUS);
         // The wipe word, a spare one, two entries for threads without registration, and one per CPU.
-        let table_bytes = ((4 + cpus) * 8).next_multiple_of(vm::GRANULE);
+        // The parked slab follows, at a slab's odd alignment.
+        let table_bytes = ((4 + cpus) * 8).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
         let total = table_bytes + (cpus + 1) * SLAB_BYTES;
-        let start = vm::reserve(total, vm::GRANULE).ok()?;
+        let start = vm::reserve(total, STACK_BYTES).ok()?;
         let nodes = vm::map(NODES_BYTES.next_multiple_of(vm::GRANULE)).ok()?;
         // SAFETY: our own reservation; the parked slab is one header page.
         unsafe {
@@ -130,7 +143,14 @@ impl CpuCaches {
         let sections = rseq_offset.is_some();
         // SAFETY: by contract.
         unsafe {
-            *self.place.get() = Place { stacks, nodes, cpus, sections, reason, wipe_word: start };
+            *self.place.get() = Place {
+                stacks,
+                nodes,
+                cpus,
+                sections,
+                reason,
+                wipe_word: start,
+            };
         }
         #[cfg(target_arch = "x86_64")]
         if sections && config.vfork_guard {
@@ -196,7 +216,11 @@ impl CpuCaches {
         }
         let notes = self.notes(cpu);
         let now = notes.capacity[class].load(Ordering::Relaxed) as usize;
-        let wanted = if now == 0 { least } else { (now * 2).min(about.capacity as usize) };
+        let wanted = if now == 0 {
+            least
+        } else {
+            (now * 2).min(about.capacity as usize)
+        };
         let more = wanted.saturating_sub(now) * about.size as usize;
         // Two threads may both pass: the bound is a budget, not a promise to the byte.
         if more == 0 || (now != 0 && notes.bytes.load(Ordering::Relaxed) + more > CPU_BYTES) {
@@ -213,7 +237,9 @@ impl CpuCaches {
         cpus.map(|cpu| {
             // SAFETY: only read; a torn look gives a wrong count at worst.
             let slab = unsafe { Slab::new(self.place().stacks.slab(cpu)) };
-            (1..CLASSES).map(|class| slab.len(class) * CLASS[class].size as usize).sum::<usize>()
+            (1..CLASSES)
+                .map(|class| slab.len(class) * CLASS[class].size as usize)
+                .sum::<usize>()
         })
         .sum()
     }
@@ -222,9 +248,8 @@ impl CpuCaches {
     pub fn slab_bytes(&self) -> usize {
         let cpus = (0..self.place().cpus).filter(|&cpu| self.is_warm(cpu));
         let used = |cpu| {
-            let used = |class: &usize| {
-                self.notes(cpu).capacity[*class].load(Ordering::Relaxed) != 0
-            };
+            let used =
+                |class: &usize| self.notes(cpu).capacity[*class].load(Ordering::Relaxed) != 0;
             1 + (1..CLASSES).filter(used).count()
         };
         cpus.map(used).sum::<usize>() * vm::GRANULE
@@ -238,7 +263,9 @@ impl CpuCaches {
     /// The portable mode's locks, for the fork handlers.
     pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
         if !self.uses_sections() {
-            self.locks[..self.place().cpus].iter().for_each(|lock| each(lock));
+            self.locks[..self.place().cpus]
+                .iter()
+                .for_each(|lock| each(lock));
         }
     }
 
@@ -261,7 +288,8 @@ impl CpuCaches {
         }
         for cpu in 0..self.place().cpus {
             if self.states[cpu].load(Ordering::Acquire) == LIVE {
-                self.table_entry(cpu).store(self.place().stacks.live_offset(cpu), Ordering::Release);
+                self.table_entry(cpu)
+                    .store(self.place().stacks.live_offset(cpu), Ordering::Release);
             }
         }
     }
@@ -287,7 +315,10 @@ impl CpuCaches {
         // SAFETY: by contract.
         unsafe { rseq::reset_slab(self.place().stacks.slab(cpu)) };
         let notes = self.notes(cpu);
-        notes.capacity.iter().for_each(|capacity| capacity.store(0, Ordering::Relaxed));
+        notes
+            .capacity
+            .iter()
+            .for_each(|capacity| capacity.store(0, Ordering::Relaxed));
         notes.bytes.store(0, Ordering::Relaxed);
     }
 }
@@ -304,7 +335,10 @@ fn choose_mode(config: &Config) -> (Option<isize>, &'static str) {
         Registration::None(reason) => (None, reason),
         Registration::At(offset) => match MEMBARRIER.latch(membarrier::register()) {
             Ok(()) => (Some(offset), ""),
-            Err(_) => (None, "membarrier(PRIVATE_EXPEDITED_RSEQ) is refused (Linux 5.10)"),
+            Err(_) => (
+                None,
+                "membarrier(PRIVATE_EXPEDITED_RSEQ) is refused (Linux 5.10)",
+            ),
         },
     }
 }
@@ -328,13 +362,18 @@ impl Heap {
             // mapped; objects are never 0.
             let (cpu, outcome) = unsafe {
                 let cpu = rseq::section::cpu_id(place.stacks.rseq_offset);
-                (cpu, match &mut operation {
-                    Operation::Pop(into) => rseq::section::pop_batch(&place.stacks, class, into),
-                    Operation::Push(objects) => {
-                        let capacity = self.caches.next_capacity(cpu as usize, class);
-                        rseq::section::push_batch(&place.stacks, class, objects, capacity)
-                    }
-                })
+                (
+                    cpu,
+                    match &mut operation {
+                        Operation::Pop(into) => {
+                            rseq::section::pop_batch(&place.stacks, class, into)
+                        }
+                        Operation::Push(objects) => {
+                            let capacity = self.caches.next_capacity(cpu as usize, class);
+                            rseq::section::push_batch(&place.stacks, class, objects, capacity)
+                        }
+                    },
+                )
             };
             match outcome {
                 Outcome::Aborted => {}
@@ -390,7 +429,9 @@ impl Heap {
             unsafe { caches.reset(cpu) };
             caches.states[cpu].store(LIVE, Ordering::Release);
             if place.sections {
-                caches.table_entry(cpu).store(place.stacks.live_offset(cpu), Ordering::Release);
+                caches
+                    .table_entry(cpu)
+                    .store(place.stacks.live_offset(cpu), Ordering::Release);
             }
         }
         true

@@ -42,7 +42,10 @@ extern "C" fn prepare() {
     notice(heap);
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
-    FORKING.store(if fenced { PREPARED } else { PREPARED_UNFENCED }, Ordering::Relaxed);
+    FORKING.store(
+        if fenced { PREPARED } else { PREPARED_UNFENCED },
+        Ordering::Relaxed,
+    );
 }
 
 extern "C" fn parent() {

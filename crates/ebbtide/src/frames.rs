@@ -43,8 +43,14 @@ pub struct ZoneData {
 impl ZoneSlot {
     /// Of no use before [`Self::begin`].
     pub const fn new() -> Self {
-        let data = ZoneData { state: ZoneState::new(0, 0), retain: Retain::new(), high: 0 };
-        Self { lock: Lock::new(ranks::ZONE, data) }
+        let data = ZoneData {
+            state: ZoneState::new(0, 0),
+            retain: Retain::new(),
+            high: 0,
+        };
+        Self {
+            lock: Lock::new(ranks::ZONE, data),
+        }
     }
 
     /// Gives the zone its range.
@@ -83,7 +89,11 @@ pub fn view<'a>(region: &'a Region, state: &'a mut ZoneState, more: u32) -> Zone
 
 impl Heap {
     fn take_mode(&self) -> TakeMode {
-        if self.settings().config.cluster { TakeMode::Cluster } else { TakeMode::FrameByFrame }
+        if self.settings().config.cluster {
+            TakeMode::Cluster
+        } else {
+            TakeMode::FrameByFrame
+        }
     }
 
     /// Takes a run inside one pageblock. `None`: out of memory or address space.
@@ -101,7 +111,11 @@ impl Heap {
 
     fn take<R>(&self, need: u32, mut attempt: impl FnMut(&mut Zone) -> Option<R>) -> Option<R> {
         let (region, zones) = (self.region(), self.live_zones());
-        let home = if zones.len() == 1 { 0 } else { process::current_cpu() };
+        let home = if zones.len() == 1 {
+            0
+        } else {
+            process::current_cpu()
+        };
         let zone_at = |turn: usize| &zones[(home + turn) % zones.len()];
         for turn in 0..zones.len() {
             if let Some(taken) = zone_at(turn).take(region, &mut attempt) {
@@ -123,7 +137,12 @@ impl Heap {
     fn open_more(&self, slot: &ZoneSlot, need: u32) -> bool {
         let (first, start, opened, room) = {
             let state = &slot.lock.lock().state;
-            (state.first_block().0, state.open_end().0, state.opened(), state.unopened())
+            (
+                state.first_block().0,
+                state.open_end().0,
+                state.opened(),
+                state.unopened(),
+            )
         };
         if room < need {
             return false;
@@ -152,8 +171,10 @@ impl Heap {
         } else {
             count
         };
-        let parts =
-            [(block, small, libc::MADV_NOHUGEPAGE), (block + small, count - small, libc::MADV_HUGEPAGE)];
+        let parts = [
+            (block, small, libc::MADV_NOHUGEPAGE),
+            (block + small, count - small, libc::MADV_HUGEPAGE),
+        ];
         for (block, count, advice) in parts {
             if count > 0 && HUGE_PAGES.may_work() {
                 let address = self.region().address(Block(block).first_frame());
@@ -196,9 +217,9 @@ impl Heap {
 
     /// Returns whole pageblocks, the first `dirty` of them dirty.
     pub fn put_blocks(&self, first: Block, blocks: u32, dirty: u32) {
-        let put = self
-            .zone_of(first)
-            .with(self.region(), |zone| zone.put_blocks(first, blocks, dirty).map(drop));
+        let put = self.zone_of(first).with(self.region(), |zone| {
+            zone.put_blocks(first, blocks, dirty).map(drop)
+        });
         self.expect_put(put);
     }
 
@@ -214,6 +235,10 @@ impl Heap {
 
     /// Whether a frame is in a part of the heap given up after a fork without handlers.
     pub fn is_frozen(&self, frame: Frame) -> bool {
-        self.zone_of(frame.block()).lock.lock().state.is_frozen(frame)
+        self.zone_of(frame.block())
+            .lock
+            .lock()
+            .state
+            .is_frozen(frame)
     }
 }

@@ -111,7 +111,11 @@ static STATE: AtomicU32 = AtomicU32::new(COLD);
 /// The heap, started by the first call. `None`: not even a little address space was to be had.
 #[inline]
 pub fn heap() -> Option<&'static Heap> {
-    if STATE.load(Ordering::Acquire) == READY { Some(&HEAP) } else { start_or_wait() }
+    if STATE.load(Ordering::Acquire) == READY {
+        Some(&HEAP)
+    } else {
+        start_or_wait()
+    }
 }
 
 /// The heap, if it has started.
@@ -146,25 +150,38 @@ fn start_or_wait() -> Option<&'static Heap> {
 unsafe fn start() -> bool {
     let config = Config::from_environment();
     if !ebbtide_sys::vm::has_small_pages() {
-        Line::new().text("only kernels with 4 KiB pages are supported").write();
+        Line::new()
+            .text("only kernels with 4 KiB pages are supported")
+            .write();
         return false;
     }
     let Ok(region) = Region::reserve() else {
-        Line::new().text("no address space to be had; raise the limit (ulimit -v)").write();
+        Line::new()
+            .text("no address space to be had; raise the limit (ulimit -v)")
+            .write();
         return false;
     };
     let zones = zone_count(&config, &region);
     let request_limit = ebbtide_sys::process::memory_total()
         .map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
     // SAFETY: nobody reads before READY.
-    unsafe { *HEAP.settings.get() = Settings { config, region, zones, request_limit } };
+    unsafe {
+        *HEAP.settings.get() = Settings {
+            config,
+            region,
+            zones,
+            request_limit,
+        }
+    };
     for index in 0..zones {
         let (first, limit) = zone_range(&region, zones, index);
         HEAP.zones[index].begin(first, limit);
     }
     // SAFETY: once, before any other use.
     let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
-        Line::new().text("no address space for per-CPU caches; raise the limit (ulimit -v)").write();
+        Line::new()
+            .text("no address space for per-CPU caches; raise the limit (ulimit -v)")
+            .write();
         return false;
     };
     crate::stats::start(&config);
@@ -172,10 +189,15 @@ unsafe fn start() -> bool {
     FAST.classes.store(region.classes, Ordering::Relaxed);
     FAST.table.store(stacks.table, Ordering::Relaxed);
     FAST.parked.store(stacks.parked, Ordering::Relaxed);
-    FAST.rseq_offset.store(stacks.rseq_offset as usize, Ordering::Relaxed);
+    FAST.rseq_offset
+        .store(stacks.rseq_offset as usize, Ordering::Relaxed);
     if HEAP.caches.uses_sections() {
-        FAST.bytes.store(region.blocks as usize * ebbtide_zone::BLOCK_BYTES, Ordering::Release);
-        FAST.sizes.store(crate::size_class::TABLE_MAX + 1, Ordering::Release);
+        FAST.bytes.store(
+            region.blocks as usize * ebbtide_zone::BLOCK_BYTES,
+            Ordering::Release,
+        );
+        FAST.sizes
+            .store(crate::size_class::TABLE_MAX + 1, Ordering::Release);
     }
     true
 }
@@ -195,7 +217,14 @@ fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
     let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
     let part = region.blocks / unit / zones as u32 * unit;
     let first = part * index as u32;
-    (first, if index + 1 == zones { region.blocks } else { first + part })
+    (
+        first,
+        if index + 1 == zones {
+            region.blocks
+        } else {
+            first + part
+        },
+    )
 }
 
 impl Heap {
@@ -227,7 +256,9 @@ impl Heap {
     /// Calls `each` for every lock, in the order of [`ranks`].
     pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
         each(self.caches.drain_lock());
-        self.central.iter().for_each(|central| each(&central.transfer));
+        self.central
+            .iter()
+            .for_each(|central| each(&central.transfer));
         self.central.iter().for_each(|central| each(&central.spans));
         self.live_zones().iter().for_each(|zone| each(&zone.lock));
         each(&self.records);

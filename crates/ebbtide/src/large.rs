@@ -70,7 +70,13 @@ impl Heap {
             let blocks = frames.div_ceil(BLOCK_FRAMES);
             let slack = if self.has_address_space() { blocks } else { 0 };
             let extent = self.take_blocks(blocks, align_frames.div_ceil(BLOCK_FRAMES), slack);
-            extent.map(|extent| (extent.first.first_frame(), extent.blocks, extent.dirty_blocks == 0))
+            extent.map(|extent| {
+                (
+                    extent.first.first_frame(),
+                    extent.blocks,
+                    extent.dirty_blocks == 0,
+                )
+            })
         };
         let Some((first, blocks, clean)) = taken else {
             span::put_record(&self.records, region, index);
@@ -83,14 +89,21 @@ impl Heap {
             region.span_of(first).store(index, Ordering::Relaxed);
             region.class_of(first).store(LARGE, Ordering::Release);
         }
-        Some(Large { address: region.address(first), clean })
+        Some(Large {
+            address: region.address(first),
+            clean,
+        })
     }
 
     /// The largest request to be granted now.
     fn most(&self) -> usize {
         let region_bytes = self.region().blocks as usize * BLOCK_BYTES;
         let limit = self.settings().request_limit;
-        if limit >= region_bytes || overcommits() { region_bytes } else { limit.max(UNCHECKED_BYTES) }
+        if limit >= region_bytes || overcommits() {
+            region_bytes
+        } else {
+            limit.max(UNCHECKED_BYTES)
+        }
     }
 
     /// Whether less than half of the address space has been opened.
@@ -136,7 +149,10 @@ impl Heap {
         let region = self.region();
         // SAFETY: a head's frame is opened.
         let class = unsafe { region.class_of(head) };
-        if class.compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if class
+            .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
             return false;
         }
         // SAFETY: as in `large_span`; after the exchange this thread alone owns it.
@@ -180,12 +196,16 @@ impl Heap {
         let old = span.frames;
         let grown = if span.blocks == 0 {
             head.in_block() + frames <= BLOCK_FRAMES
-                && zone.with(region, |zone| zone.grow_run(head, old, frames)).is_some()
+                && zone
+                    .with(region, |zone| zone.grow_run(head, old, frames))
+                    .is_some()
         } else {
             let blocks = frames.div_ceil(BLOCK_FRAMES);
             let grown = blocks <= span.blocks
                 || zone
-                    .with(region, |zone| zone.grow_blocks(head.block(), span.blocks, blocks))
+                    .with(region, |zone| {
+                        zone.grow_blocks(head.block(), span.blocks, blocks)
+                    })
                     .is_some();
             if grown {
                 span.blocks = span.blocks.max(blocks);
@@ -210,7 +230,10 @@ impl Heap {
             self.put_run(Frame(head.0 + frames), old - frames, old - frames);
             return true;
         }
-        let (blocks, old_blocks) = (frames.div_ceil(BLOCK_FRAMES).max(1), old.div_ceil(BLOCK_FRAMES));
+        let (blocks, old_blocks) = (
+            frames.div_ceil(BLOCK_FRAMES).max(1),
+            old.div_ceil(BLOCK_FRAMES),
+        );
         let first = Block(head.block().0 + blocks);
         let cut = span.blocks - blocks;
         (span.frames, span.blocks) = (frames, blocks);
@@ -233,7 +256,10 @@ impl Heap {
         let Large { address: to, .. } = self.allocate_large(size, FRAME_BYTES)?;
         let from = region.address(head);
         // SAFETY: both are live allocations of ours; the new one holds nothing yet and is larger.
-        if MOVE_PAGES.latch(unsafe { vm::move_pages(from, to, bytes) }).is_err() {
+        if MOVE_PAGES
+            .latch(unsafe { vm::move_pages(from, to, bytes) })
+            .is_err()
+        {
             // SAFETY: as above.
             unsafe {
                 core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes);
@@ -251,7 +277,10 @@ impl Heap {
         let region = self.region();
         // SAFETY: as in `free_large`; the program gave the allocation to `realloc`, so it is ours.
         let class = unsafe { region.class_of(head) };
-        if class.compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if class
+            .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
             double_free(region, head);
         }
         let (index, frames, blocks) = {

@@ -68,7 +68,10 @@ impl Region {
     /// Not even 16 MiB were to be had.
     pub fn reserve() -> Result<Self, Errno> {
         let ram = process::memory_total().map_or(4 * GIB, |(ram, _)| ram);
-        let mut size = ram.saturating_mul(16).clamp(64 * GIB, MAX_REGION).next_power_of_two();
+        let mut size = ram
+            .saturating_mul(16)
+            .clamp(64 * GIB, MAX_REGION)
+            .next_power_of_two();
         if let Some(limit) = process::soft_limit(libc::RLIMIT_AS) {
             // The rest is for the program's own mappings: code, stacks, files.
             size = size.min(limit / 4 * 3);
@@ -115,7 +118,17 @@ impl Region {
         // Any address may be asked about, so all of this one can be read.
         // SAFETY: our own reservation.
         unsafe { vm::commit_read_only(classes, page(frames)) }?;
-        Ok(Self { base, blocks, classes, span_ids, pageblocks, words, moved, spans, max_spans })
+        Ok(Self {
+            base,
+            blocks,
+            classes,
+            span_ids,
+            pageblocks,
+            words,
+            moved,
+            spans,
+            max_spans,
+        })
     }
 
     /// The frame of an address in the region.
@@ -175,7 +188,12 @@ impl Region {
         if first + count > self.max_spans {
             return Err(Errno::ENOMEM);
         }
-        self.open_entries(self.spans, first as usize, count as usize, size_of::<Span>())
+        self.open_entries(
+            self.spans,
+            first as usize,
+            count as usize,
+            size_of::<Span>(),
+        )
     }
 
     /// The class byte of a frame.

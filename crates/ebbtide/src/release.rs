@@ -30,7 +30,9 @@ pub struct Claims {
 
 impl Claims {
     /// None.
-    pub const NEW: Self = Self { slots: [None; MAX_CLAIMS] };
+    pub const NEW: Self = Self {
+        slots: [None; MAX_CLAIMS],
+    };
 
     fn free_slot(&self) -> Option<usize> {
         self.slots.iter().position(Option::is_none)
@@ -52,7 +54,9 @@ impl Heap {
         let now = clock::now_ms();
         let last = LAST_TICK_MS.load(Ordering::Relaxed);
         if now.wrapping_sub(last) >= TICK_MS
-            && LAST_TICK_MS.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && LAST_TICK_MS
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
         {
             self.release_due(now);
         }
@@ -61,7 +65,8 @@ impl Heap {
     #[cold]
     fn release_due(&self, now: u64) {
         let config = &self.settings().config;
-        let cap = (config.retain_max != usize::MAX).then_some((config.retain_max / FRAME_BYTES) as u64);
+        let cap =
+            (config.retain_max != usize::MAX).then_some((config.retain_max / FRAME_BYTES) as u64);
         for zone in 0..self.live_zones().len() {
             let due = {
                 let mut data = self.zones[zone].lock.lock();
@@ -70,7 +75,8 @@ impl Heap {
                 data.retain.observe(now, high.max(counters.in_use));
                 data.retain.observe(now, counters.in_use);
                 let window = u64::from(config.retain_ms);
-                data.retain.due(now, window, counters.in_use, counters.dirty, cap)
+                data.retain
+                    .due(now, window, counters.in_use, counters.dirty, cap)
             };
             if due > FLOOR_FRAMES {
                 self.release_frames(zone, (due - FLOOR_FRAMES).min(TICK_FRAMES));
@@ -84,7 +90,9 @@ impl Heap {
         let mut released = 0;
         while released < frames {
             let left = (frames - released).min(u64::from(u32::MAX)) as u32;
-            let Some((slot, claim)) = self.claim(zone, left) else { break };
+            let Some((slot, claim)) = self.claim(zone, left) else {
+                break;
+            };
             let done = self.release_claim(&claim);
             let outcome = if done { Outcome::Clean } else { Outcome::Dirty };
             self.unclaim(zone, slot, claim, outcome);
@@ -158,7 +166,9 @@ impl Heap {
 pub fn release_everything(heap: &Heap) -> usize {
     crate::fork::notice(heap);
     heap.drain_all();
-    (0..heap.live_zones().len()).map(|zone| heap.release_frames(zone, u64::MAX)).sum()
+    (0..heap.live_zones().len())
+        .map(|zone| heap.release_frames(zone, u64::MAX))
+        .sum()
 }
 
 /// Gives all free memory of the process back to the kernel, from the caches of all CPUs too. Returns

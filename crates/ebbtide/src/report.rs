@@ -11,7 +11,11 @@ pub struct Line {
 impl Line {
     /// Begins a line.
     pub fn new() -> Self {
-        Self { bytes: [0; 480], len: 0 }.text("ebbtide: ")
+        Self {
+            bytes: [0; 480],
+            len: 0,
+        }
+        .text("ebbtide: ")
     }
 
     /// Adds text.
@@ -79,7 +83,11 @@ mod tests {
 
     #[test]
     fn composes_and_cuts() {
-        let line = Line::new().text("free of ").address(0xabc).text(", ").number(7);
+        let line = Line::new()
+            .text("free of ")
+            .address(0xabc)
+            .text(", ")
+            .number(7);
         assert_eq!(&line.bytes[..line.len], b"ebbtide: free of 0xabc, 7");
         let mut long = Line::new();
         for _ in 0..1000 {

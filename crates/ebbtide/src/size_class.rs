@@ -80,8 +80,16 @@ pub const fn aligned_class_of(size: usize, align: usize) -> Option<usize> {
     if align > FRAME_BYTES || size > MAX_SMALL {
         return None;
     }
-    let rounded = if size == 0 { align } else { size.next_multiple_of(align) };
-    let mut class = if rounded > MAX_SMALL { CLASSES } else { class_of(rounded) };
+    let rounded = if size == 0 {
+        align
+    } else {
+        size.next_multiple_of(align)
+    };
+    let mut class = if rounded > MAX_SMALL {
+        CLASSES
+    } else {
+        class_of(rounded)
+    };
     while class < CLASSES {
         if CLASS_SIZES[class].is_multiple_of(align) {
             return Some(class);
@@ -108,8 +116,15 @@ const CLASS_SIZES: [usize; CLASSES] = {
 };
 
 const fn build() -> [Class; CLASSES] {
-    let none =
-        Class { size: 0, frames: 0, objects: 0, batch: 0, capacity: 0, transfer: 0, reciprocal: 0 };
+    let none = Class {
+        size: 0,
+        frames: 0,
+        objects: 0,
+        batch: 0,
+        capacity: 0,
+        transfer: 0,
+        reciprocal: 0,
+    };
     let mut classes = [none; CLASSES];
     let mut class = 1;
     while class < CLASSES {
@@ -128,7 +143,11 @@ const fn describe(size: usize) -> Class {
         frames: frames as u16,
         objects: objects as u16,
         batch: batch as u16,
-        capacity: clamp((256 << 10) / size, 2 * batch, ebbtide_sys::rseq::MAX_CAPACITY) as u16,
+        capacity: clamp(
+            (256 << 10) / size,
+            2 * batch,
+            ebbtide_sys::rseq::MAX_CAPACITY,
+        ) as u16,
         transfer: clamp((512 << 10) / (batch * size), 2, 32) as u16,
         reciprocal: (1u64 << 32).div_ceil(size as u64 / 16),
     }
@@ -200,7 +219,10 @@ mod tests {
             let bytes = class.frames as usize * FRAME_BYTES;
             assert!(size.is_multiple_of(16) && class.frames as usize <= CLUSTER_FRAMES);
             assert!((1..=MAX_OBJECTS).contains(&objects) && objects * size <= bytes);
-            assert!((bytes - objects * size) * 16 <= bytes, "{size}: span leaves too much over");
+            assert!(
+                (bytes - objects * size) * 16 <= bytes,
+                "{size}: span leaves too much over"
+            );
             assert!(class.batch <= class.capacity && class.batch > 0);
         }
     }
@@ -219,11 +241,16 @@ mod tests {
     #[test]
     fn aligned_requests() {
         assert_eq!(aligned_class_of(100, 64), Some(class_of(128)));
-        assert_eq!(aligned_class_of(0, 4096).map(|class| CLASS_SIZES[class]), Some(4096));
+        assert_eq!(
+            aligned_class_of(0, 4096).map(|class| CLASS_SIZES[class]),
+            Some(4096)
+        );
         assert_eq!(aligned_class_of(1, 8192), None);
         for shift in 4..=12 {
             for size in (1..MAX_SMALL).step_by(37) {
-                let Some(class) = aligned_class_of(size, 1 << shift) else { continue };
+                let Some(class) = aligned_class_of(size, 1 << shift) else {
+                    continue;
+                };
                 assert!(CLASS_SIZES[class] >= size);
                 assert!(CLASS_SIZES[class].is_multiple_of(1 << shift));
             }

@@ -56,7 +56,11 @@ impl Span {
         let objects = class.objects as usize;
         for (index, word) in self.map.iter_mut().enumerate() {
             let in_word = objects.saturating_sub(index * 64).min(64);
-            *word = if in_word == 64 { u64::MAX } else { (1 << in_word) - 1 };
+            *word = if in_word == 64 {
+                u64::MAX
+            } else {
+                (1 << in_word) - 1
+            };
         }
         self.first = first.0;
         self.frames = class.frames as u32;
@@ -131,7 +135,11 @@ const STEP: u32 = 64;
 
 impl SpanTable {
     /// No record in use.
-    pub const NEW: Self = Self { free: 0, used: 0, opened: 0 };
+    pub const NEW: Self = Self {
+        free: 0,
+        used: 0,
+        opened: 0,
+    };
 
     /// Bytes of records ever used.
     pub fn bytes(&self) -> usize {
@@ -211,7 +219,10 @@ mod tests {
             let (mut span, about) = (fresh(class), &CLASS[class]);
             let objects = about.objects as usize;
             let mut all = std::vec![0; objects + 3];
-            assert_eq!(span.take(about, 4096, &mut all[..objects.min(5)]), objects.min(5));
+            assert_eq!(
+                span.take(about, 4096, &mut all[..objects.min(5)]),
+                objects.min(5)
+            );
             assert_eq!(all[objects.min(5) - 1], 4096);
             let rest = span.take(about, 4096, &mut all);
             assert_eq!(rest + objects.min(5), objects);

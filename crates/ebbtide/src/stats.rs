@@ -53,7 +53,10 @@ impl Heap {
             span_bytes += bytes.frames * FRAME_BYTES;
         }
         let cpus = self.caches.bytes();
-        let mut stats = Stats { cached: cpus + batches, ..Stats::default() };
+        let mut stats = Stats {
+            cached: cpus + batches,
+            ..Stats::default()
+        };
         let mut in_use = 0;
         for zone in self.live_zones() {
             let counters = zone.counters();
@@ -68,7 +71,9 @@ impl Heap {
         let small = objects.saturating_sub(in_spans + stats.cached);
         stats.live = small + stats.large;
         stats.in_spans = span_bytes.saturating_sub(small + stats.cached);
-        stats.metadata = self.region().array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
+        stats.metadata = self
+            .region()
+            .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
             + self.records.lock().bytes()
             + self.caches.slab_bytes()
             + batches / 64;
@@ -124,10 +129,13 @@ pub(crate) fn start(config: &Config) {
 
 /// A forked child counts anew, in a file of its own, made at its first tick.
 pub(crate) fn forked() {
-    LOCAL.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    LOCAL
+        .0
+        .iter()
+        .for_each(|word| word.store(0, Ordering::Relaxed));
     PAGE.store((&raw const LOCAL).cast_mut(), Ordering::Release);
-    let wanted = started_heap()
-        .is_some_and(|heap| !heap.settings().config.stats_dir.as_bytes().is_empty());
+    let wanted =
+        started_heap().is_some_and(|heap| !heap.settings().config.stats_dir.as_bytes().is_empty());
     WANTS_FILE.store(wanted, Ordering::Relaxed);
 }
 
@@ -189,11 +197,18 @@ fn open_file(config: &Config) {
         path[len..len + part.len()].copy_from_slice(part);
         len += part.len();
     }
-    let Ok(path) = CStr::from_bytes_until_nul(&path) else { return };
-    let Ok(mapped) = ebbtide_sys::file::create_shared(path, size_of::<Page>()) else { return };
+    let Ok(path) = CStr::from_bytes_until_nul(&path) else {
+        return;
+    };
+    let Ok(mapped) = ebbtide_sys::file::create_shared(path, size_of::<Page>()) else {
+        return;
+    };
     let carried: [u64; WORDS] = core::array::from_fn(word);
     PAGE.store(mapped as *mut Page, Ordering::Release);
-    carried.iter().enumerate().for_each(|(place, &value)| set(place, value as usize));
+    carried
+        .iter()
+        .enumerate()
+        .for_each(|(place, &value)| set(place, value as usize));
     set(0, MAGIC as usize);
     set(1, VERSION as usize);
     set(PID, pid as usize);

@@ -129,6 +129,12 @@ impl Entry {
     }
 }
 
+/// The known peers as text for the help.
+pub fn known_list() -> String {
+    let names: Vec<&str> = KNOWN.iter().map(|k| k.name).collect();
+    format!("Known allocators: {}", names.join(", "))
+}
+
 /// Name of the first entry, the one that is compared.
 pub const OWN: &str = "ebbtide";
 /// Name of the second entry: the same library again.

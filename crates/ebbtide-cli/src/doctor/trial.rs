@@ -97,7 +97,7 @@ pub fn run(given: Option<&Path>) -> Trial {
 
 /// Runs this program's `--version` under the library.
 fn start(library: &Path) -> Result<Option<StatsPage>> {
-    let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
+    let dir = stats_page::private_dir()?;
     let exe = env::current_exe().context("cannot find this program")?;
     let mut child = Command::new(exe)
         .arg("--version")

@@ -115,7 +115,10 @@ impl Launch<'_> {
                     list.push(other);
                 }
                 command.env("LD_PRELOAD", list);
-                command.env(CONF_ENV, conf.to_string());
+                match conf.to_string() {
+                    text if text.is_empty() => command.env_remove(CONF_ENV),
+                    text => command.env(CONF_ENV, text),
+                };
             }
             None if others.is_empty() => {
                 command.env_remove("LD_PRELOAD").env_remove(CONF_ENV);
@@ -146,14 +149,7 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
     // A directory that the user named stays; one of our own goes at the end.
     let own_dir = match conf.get("stats_dir") {
         Some(_) => None,
-        None => Some(
-            tempfile::Builder::new()
-                .prefix("ebbtide-")
-                .tempdir()
-                .context(
-                    "cannot make a directory for statistics; set TMPDIR to one that is writable",
-                )?,
-        ),
+        None => Some(stats_page::private_dir()?),
     };
     if let Some(dir) = &own_dir {
         conf.set("stats_dir", &dir.path().to_string_lossy());

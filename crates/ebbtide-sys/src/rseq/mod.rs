@@ -1,19 +1,19 @@
 //! Per-CPU stacks of pointers.
 //!
-//! Each CPU owns a *slab*: one page of *headers*, one per class, and behind it one page per class,
-//! the *stack*. A header holds the absolute address of the next free entry of its stack:
+//! Each CPU owns a *slab*: one page of *headers*, one per class, and behind it 8 KiB per class, the
+//! *stack*. A header holds the absolute address of the next free entry of its stack:
 //!
 //! ```text
-//!  slab of CPU 1                     stack of class c (one page)
+//!  slab of CPU 1                     stack of class c (8 KiB)    
 //!  ┌──────────┐ headers[c] ──────────────────────────┐
 //!  │ headers  │                      ┌───────┬─────┬───┬───┬───┬─▼─┬───┬───┐
 //!  │ stack 0  │                      │unused │NULL │ a │ b │ c │   │   │   │
 //!  │ stack 1  │                      └───────┴─────┴───┴───┴───┴───┴───┴───┘
-//!  │   …      │                               guard  ▲ start               ▲ page end: full
+//!  │   …      │                               guard  ▲ start               ▲ end: full
 //!  └──────────┘
 //! ```
 //!
-//! - empty: the entry below is the NULL guard; full: the low 12 address bits are zero. No index,
+//! - empty: the entry below is the NULL guard; full: the low 13 address bits are zero. No index,
 //!   no capacity field, no compare with a constant from memory.
 //! - A header that points at the end of its own header page, whose last entry is NULL, is empty
 //!   *and* full: the state of a stack that has not been used, or was drained.
@@ -49,12 +49,18 @@ mod vfork;
 
 /// Classes 0 to 98.
 pub const STACKS: usize = 99;
-/// Bytes of address space per slab: the header page and the stacks.
-pub const SLAB_BYTES: usize = (1 + STACKS) * PAGE;
+/// Bytes of address space from one slab to the next: the header page, the stacks, and a spare page
+/// that keeps the stacks aligned.
+pub const SLAB_BYTES: usize = (1 + STACKS) * STACK_BYTES;
+/// Bytes of a stack, and its alignment.
+pub const STACK_BYTES: usize = 8192;
+/// A slab's address is this much past a multiple of [`STACK_BYTES`], so that the stacks, which
+/// begin behind the header page, lie at such multiples.
+pub const SLAB_SKEW: usize = STACK_BYTES - PAGE;
 /// In the header page, the bytes from here on are the user's; all but the last eight (a guard).
 pub const SLAB_USER_OFFSET: usize = 1024;
-/// Most entries of one stack: a page less the guard.
-pub const MAX_CAPACITY: usize = PAGE / 8 - 1;
+/// Most entries of one stack: its space less the guard.
+pub const MAX_CAPACITY: usize = STACK_BYTES / 8 - 1;
 
 const PAGE: usize = 4096;
 
@@ -107,7 +113,7 @@ pub unsafe fn reset_slab(slab: usize) {
 #[inline]
 fn stack_start(slab: usize, class: usize, capacity: usize) -> usize {
     debug_assert!((1..=MAX_CAPACITY).contains(&capacity) && class < STACKS);
-    slab + (class + 2) * PAGE - capacity * 8
+    slab + PAGE + (class + 1) * STACK_BYTES - capacity * 8
 }
 
 /// Registration of this thread as the C library left it.

@@ -3,7 +3,7 @@
 //! This is the pseudo-code of [`super::section`]: each line there names the line here that it
 //! implements.
 
-use super::{STACKS, stack_start};
+use super::{STACK_BYTES, STACKS, stack_start};
 
 /// A slab held alone: by the lock of the portable mode, by a drainer, or by a test.
 pub struct Slab {
@@ -53,7 +53,7 @@ impl Slab {
     /// Puts an entry on top. `false`: full, or the top is the same entry.
     pub fn push(&mut self, class: usize, entry: usize) -> bool {
         let header = self.header(class);
-        if header.is_multiple_of(4096) || Self::entry(header - 8) == entry {
+        if header.is_multiple_of(STACK_BYTES) || Self::entry(header - 8) == entry {
             return false;
         }
         Self::set_entry(header, entry);
@@ -90,7 +90,7 @@ impl Slab {
             // A step of its own: the entries may be written over the old guard.
             self.commit(class, header);
         }
-        let room = (header.wrapping_neg() % 4096) / 8;
+        let room = (header.wrapping_neg() % STACK_BYTES) / 8;
         let count = entries.len().min(room);
         for &entry in &entries[..count] {
             Self::set_entry(header, entry);

@@ -10,6 +10,8 @@
 use super::{Outcome, Registration, Stacks, stack_start};
 use core::arch::asm;
 
+const _: () = assert!(super::STACK_BYTES == 0x1fff + 1);
+
 /// Which numbered point of a section shall abort it: test builds only, 0 for none.
 #[cfg(feature = "inject")]
 pub static INJECT: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
@@ -19,8 +21,12 @@ pub static INJECT: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32
 macro_rules! point {
     ($number:literal) => {
         concat!(
-            "cmp dword ptr [rip + {inject}], ", $number, "\n",
-            "jne 77f\n", "int3\n", "77:\n",
+            "cmp dword ptr [rip + {inject}], ",
+            $number,
+            "\n",
+            "jne 77f\n",
+            "int3\n",
+            "77:\n",
         )
     };
 }
@@ -127,7 +133,7 @@ pub unsafe fn push(stacks: &Stacks, class: usize, entry: usize) -> bool {
                 "mov {slab}, [{table} + {slab}*8]",
                 point!("2"),
                 "mov {t}, [{slab} + {header}]",  // let header = self.header(class)
-                "test {t:e}, 0xfff",             // if header.is_multiple_of(4096)
+                "test {t:e}, 0x1fff",            // if header.is_multiple_of(STACK_BYTES)
                 "jz 6b",                         //     return false
                 "cmp [{t} - 8], {entry}",        // || entry(header - 8) == entry
                 "je 6b",
@@ -247,7 +253,7 @@ pub unsafe fn push_batch(
                 "7:",
                 "mov {entry}, {t}",                  // let room =
                 "neg {entry}",                       //     (header.wrapping_neg()
-                "and {entry:e}, 0xfff",              //     % 4096)
+                "and {entry:e}, 0x1fff",             //     % STACK_BYTES)
                 "shr {entry:e}, 3",                  //     / 8
                 "cmp {entry}, {wanted}",             // let wanted = entries.len().min(room)
                 "cmova {entry}, {wanted}",
@@ -323,7 +329,9 @@ pub(super) fn registration() -> Registration {
     // SAFETY: both are constants of the C library, set before the first thread runs.
     let (offset, size) = unsafe { (*offset, *size) };
     if size == 0 {
-        return Registration::None("glibc registered no sections (glibc.pthread.rseq=0, or an old kernel)");
+        return Registration::None(
+            "glibc registered no sections (glibc.pthread.rseq=0, or an old kernel)",
+        );
     }
     // SAFETY: glibc keeps `struct rseq` there for every thread.
     if unsafe { cpu_id(offset) } < 0 {

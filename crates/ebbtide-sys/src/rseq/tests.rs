@@ -2,7 +2,10 @@
 
 extern crate std;
 use super::model::Slab;
-use super::{MAX_CAPACITY, Outcome, Registration, SLAB_BYTES, Stacks, reset_slab, section};
+use super::{
+    MAX_CAPACITY, Outcome, Registration, SLAB_BYTES, SLAB_SKEW, STACK_BYTES, Stacks, reset_slab,
+    section,
+};
 use std::vec::Vec;
 
 const CLASSES: usize = 3;
@@ -24,19 +27,32 @@ fn rig() -> Option<Rig> {
         std::eprintln!("skipped: no registration for restartable sections");
         return None;
     };
-    let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     let cpu = crate::process::current_cpu();
     // SAFETY: plain libc calls on a local set.
     unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
+        assert_eq!(
+            libc::sched_setaffinity(0, size_of_val(&set), &raw const set),
+            0
+        );
     }
     let cpus = crate::process::cpu_limit();
     let table = crate::vm::map((cpus + 2) * 8 + 4096 & !4095).unwrap() + 16;
-    let parked = crate::vm::map((cpus + 2) * SLAB_BYTES).unwrap();
-    let model_address = crate::vm::map(SLAB_BYTES).unwrap();
-    let stacks = Stacks { table, parked, rseq_offset };
+    let map_slabs = |count: usize| {
+        let start = crate::vm::map((count + 1) * SLAB_BYTES).unwrap();
+        start.next_multiple_of(STACK_BYTES) + SLAB_SKEW
+    };
+    let parked = map_slabs(cpus + 1);
+    let model_address = map_slabs(1);
+    let stacks = Stacks {
+        table,
+        parked,
+        rseq_offset,
+    };
     let live = stacks.slab(cpu);
     // SAFETY: fresh mappings of the right size, used by this thread only.
     unsafe {
@@ -44,7 +60,13 @@ fn rig() -> Option<Rig> {
         reset_slab(live);
         reset_slab(model_address);
         ((table + cpu * 8) as *mut usize).write(stacks.live_offset(cpu));
-        Some(Rig { _alone: alone, stacks, live, model: Slab::new(model_address), model_address })
+        Some(Rig {
+            _alone: alone,
+            stacks,
+            live,
+            model: Slab::new(model_address),
+            model_address,
+        })
     }
 }
 
@@ -66,7 +88,10 @@ impl Rig {
 
     fn assert_equal(&self) {
         for class in 0..CLASSES {
-            assert_eq!(Self::state(self.live, class), Self::state(self.model_address, class));
+            assert_eq!(
+                Self::state(self.live, class),
+                Self::state(self.model_address, class)
+            );
         }
     }
 }
@@ -115,7 +140,10 @@ fn by_section(rig: &Rig, class: usize, operation: Operation, value: usize) -> An
             }
             Operation::PushBatch(count, capacity) => {
                 let entries: Vec<usize> = (0..count).map(|i| value + i).collect();
-                Answer::Batch(section::push_batch(stacks, class, &entries, capacity), entries)
+                Answer::Batch(
+                    section::push_batch(stacks, class, &entries, capacity),
+                    entries,
+                )
             }
         }
     }
@@ -189,8 +217,13 @@ fn a_parked_cpu_refuses_everything() {
     // SAFETY: the rig's own table.
     unsafe { ((rig.stacks.table + cpu * 8) as *mut usize).write(0) };
     assert_eq!(by_section(&rig, 0, Operation::Pop, 0), Answer::Entry(0));
-    assert_eq!(by_section(&rig, 0, Operation::Push, 16), Answer::Done(false));
-    let Answer::Batch(outcome, _) = by_section(&rig, 0, Operation::PopBatch(4), 0) else { panic!() };
+    assert_eq!(
+        by_section(&rig, 0, Operation::Push, 16),
+        Answer::Done(false)
+    );
+    let Answer::Batch(outcome, _) = by_section(&rig, 0, Operation::PopBatch(4), 0) else {
+        panic!()
+    };
     assert_eq!(outcome, Outcome::Parked);
     let Answer::Batch(outcome, _) = by_section(&rig, 0, Operation::PushBatch(4, 8), 16) else {
         panic!()
@@ -207,7 +240,10 @@ fn the_same_entry_twice_is_refused() {
     while by_section(&rig, 0, Operation::PushBatch(1, 8), 16)
         != Answer::Batch(Outcome::Done(1), std::vec![16])
     {}
-    assert_eq!(by_section(&rig, 0, Operation::Push, 16), Answer::Done(false));
+    assert_eq!(
+        by_section(&rig, 0, Operation::Push, 16),
+        Answer::Done(false)
+    );
     rig.assert_equal();
 }
 
@@ -231,7 +267,9 @@ fn an_abort_at_any_point_changes_nothing() {
         let operation = random_operation(&mut random);
         let value = 16 + step * 1024;
         let point = 1 + random.below(4);
-        let before: Vec<_> = (0..CLASSES).map(|class| Rig::state(rig.live, class)).collect();
+        let before: Vec<_> = (0..CLASSES)
+            .map(|class| Rig::state(rig.live, class))
+            .collect();
         INJECT.store(point as u32, Ordering::Relaxed);
         let answer = by_section(&rig, class, operation, value);
         let reached = INJECT.swap(0, Ordering::Relaxed) == 0;
@@ -268,7 +306,10 @@ fn an_abort_at_any_point_changes_nothing() {
     }
     for (kind, points) in aborted.iter().enumerate() {
         for (point, &count) in points.iter().enumerate().skip(1) {
-            assert!(count > 20, "operation {kind} was aborted at point {point} only {count} times");
+            assert!(
+                count > 20,
+                "operation {kind} was aborted at point {point} only {count} times"
+            );
         }
     }
     rig.assert_equal();
