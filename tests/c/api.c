@@ -139,6 +139,30 @@ static void zero(void)
         }
 }
 
+/* Large objects of ever different sizes: what lies behind one is the middle of another later. */
+static void mix(void)
+{
+    for (int mode = 0; mode < 4; mode++) {
+        uint64_t s = mode;
+        char *p[8] = {0};
+        for (int k = 0; k < 600; k++) {
+            int i = rnd(&s) % 8;
+            size_t n = 100000 + rnd(&s) % (rnd(&s) % 2 ? 20 * MIB : 3 * MIB);
+            if (p[i] && (mode & 1) && rnd(&s) % 2) CHECK((p[i] = realloc(p[i], n)));
+            else if (p[i]) { free(p[i]); p[i] = NULL; continue; }
+            else if ((mode & 2) && rnd(&s) % 4 == 0) CHECK((p[i] = memalign(16 << rnd(&s) % 18, n)));
+            else if (rnd(&s) % 2) CHECK((p[i] = malloc(n)));
+            else {
+                CHECK((p[i] = calloc(1, n)));
+                ptrdiff_t at = not_zero(p[i], n);
+                CHECK(at < 0, "step %d.%d: calloc of %zu at %p: byte %td is dirty", mode, k, n, (void *)p[i], at);
+            }
+            fill(p[i], n, k);
+        }
+        for (int i = 0; i < 8; i++) free(p[i]);
+    }
+}
+
 static void resize(void)
 {
     char *p = NULL;
@@ -277,7 +301,7 @@ static void sized(void)
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } topics[] = {
-        {"basic", basic}, {"too_big", too_big}, {"ram", ram}, {"align", align}, {"zero", zero},
+        {"basic", basic}, {"too_big", too_big}, {"ram", ram}, {"align", align}, {"zero", zero}, {"mix", mix},
         {"resize", resize}, {"usable", usable}, {"errno", errnos}, {"trim", trim}, {"info", info},
         {"sized", sized} };
     for (unsigned i = 0; argc > 1 && i < sizeof topics / sizeof *topics; i++)

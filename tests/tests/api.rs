@@ -32,6 +32,11 @@ fn calloc_is_zero_after_dirty_reuse() {
 }
 
 #[test]
+fn calloc_is_zero_among_large_neighbours() {
+    topic("mix");
+}
+
+#[test]
 fn realloc_keeps_the_content() {
     topic("resize");
 }
@@ -70,7 +75,7 @@ fn the_same_in_every_mode() {
         if !understands(conf) {
             continue;
         }
-        for name in ["basic", "align", "zero", "resize"] {
+        for name in ["basic", "align", "zero", "mix", "resize"] {
             Run::new(c_program("api")).arg(name).conf(conf).ok();
         }
         if !is_ebbtide() {

@@ -39,6 +39,7 @@ fn no_fault() {
 #[test]
 fn calloc_that_does_not_zero() {
     is_found("calloc_dirty", "api", "zero");
+    is_found("calloc_dirty", "api", "mix");
     is_found("calloc_dirty", "stress", STRESS);
 }
 

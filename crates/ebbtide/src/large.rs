@@ -70,13 +70,7 @@ impl Heap {
             let blocks = frames.div_ceil(BLOCK_FRAMES);
             let slack = if self.has_address_space() { blocks } else { 0 };
             let extent = self.take_blocks(blocks, align_frames.div_ceil(BLOCK_FRAMES), slack);
-            extent.map(|extent| {
-                (
-                    extent.first.first_frame(),
-                    extent.blocks,
-                    extent.dirty_blocks == 0,
-                )
-            })
+            extent.map(|extent| (extent.first.first_frame(), extent.blocks, extent.clean))
         };
         let Some((first, blocks, clean)) = taken else {
             span::put_record(&self.records, region, index);
@@ -86,6 +80,7 @@ impl Heap {
         unsafe {
             let span = span::record(region, index);
             (span.class, span.first, span.frames, span.blocks) = (0, first.0, frames, blocks);
+            span.was_clean = clean;
             region.span_of(first).store(index, Ordering::Relaxed);
             region.class_of(first).store(LARGE, Ordering::Release);
         }
@@ -161,11 +156,12 @@ impl Heap {
             let span = self.large_span(head);
             (span.frames, span.blocks)
         };
+        let dirty = self.large_span(head).dirty_blocks(frames.div_ceil(BLOCK_FRAMES));
         span::put_record(&self.records, region, index);
         if blocks == 0 {
             self.put_run(head, frames, frames);
         } else {
-            self.put_blocks(head.block(), blocks, frames.div_ceil(BLOCK_FRAMES));
+            self.put_blocks(head.block(), blocks, dirty);
         }
         self.tick();
         true
@@ -206,10 +202,10 @@ impl Heap {
                     .with(region, |zone| {
                         zone.grow_blocks(head.block(), span.blocks, blocks)
                     })
-                    .is_some();
-            if grown {
-                span.blocks = span.blocks.max(blocks);
-            }
+                    .is_some_and(|clean| {
+                        (span.was_clean, span.blocks) = (span.was_clean && clean, blocks);
+                        true
+                    });
             grown
         };
         if grown {
@@ -238,7 +234,8 @@ impl Heap {
         let cut = span.blocks - blocks;
         (span.frames, span.blocks) = (frames, blocks);
         if cut > 0 {
-            self.put_blocks(first, cut, old_blocks - blocks);
+            let dirty = if self.large_span(head).was_clean { old_blocks - blocks } else { cut };
+            self.put_blocks(first, cut, dirty);
         }
         let tail = old.min(blocks * BLOCK_FRAMES) - frames;
         if tail >= TAIL_FRAMES {
@@ -289,11 +286,12 @@ impl Heap {
             let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
             (index, span.frames, span.blocks)
         };
+        let dirty = self.large_span(head).dirty_blocks(0);
         span::put_record(&self.records, region, index);
         if blocks == 0 {
             self.put_run(head, frames, 0);
         } else {
-            self.put_blocks(head.block(), blocks, 0);
+            self.put_blocks(head.block(), blocks, dirty);
         }
     }
 

@@ -110,6 +110,12 @@ impl Span {
         true
     }
 
+    /// How many of a large allocation's blocks are dirty when its first `used` ones are: all, if they
+    /// were not clean from the start, for then the slack may hold old content.
+    pub fn dirty_blocks(&self, used: u32) -> u32 {
+        if self.was_clean { used } else { self.blocks }
+    }
+
     /// How many of the frames may have been touched (`INV-SPAN-2`).
     pub fn touched_frames(&self, class: &Class) -> u32 {
         if !self.was_clean {
