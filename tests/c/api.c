@@ -140,7 +140,7 @@ static void zero(void)
 }
 
 /* Large objects of ever different sizes: what lies behind one is the middle of another later. */
-static void mix(void)
+static void neighbours(void)
 {
     for (int mode = 0; mode < 4; mode++) {
         uint64_t s = mode;
@@ -301,7 +301,7 @@ static void sized(void)
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } topics[] = {
-        {"basic", basic}, {"too_big", too_big}, {"ram", ram}, {"align", align}, {"zero", zero}, {"mix", mix},
+        {"basic", basic}, {"too_big", too_big}, {"ram", ram}, {"align", align}, {"zero", zero}, {"mix", neighbours},
         {"resize", resize}, {"usable", usable}, {"errno", errnos}, {"trim", trim}, {"info", info},
         {"sized", sized} };
     for (unsigned i = 0; argc > 1 && i < sizeof topics / sizeof *topics; i++)

@@ -44,7 +44,7 @@ static void step(void)
     if (pid == 0) {
         ptrace(PTRACE_TRACEME, 0, 0, 0);
         raise(SIGSTOP);
-        for (int i = 0; i < 50; i++) {
+        for (int i = 0; i < 20; i++) {
             char *p = malloc(16 + i % 8 * 40);
             CHECK(p);
             p[0] = 1;

@@ -4,7 +4,7 @@
 use ebbtide_tests::{Run, c_library, c_program};
 
 fn signals(case: &str) {
-    Run::new(c_program("signals")).arg(case).timeout(30).ok();
+    Run::new(c_program("signals")).arg(case).timeout(60).ok();
 }
 
 fn life(case: &str) {

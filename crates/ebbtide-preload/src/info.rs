@@ -27,7 +27,7 @@ pub struct mallinfo2 {
     pub usmblks: usize,
     /// Bytes in the CPUs' caches.
     pub fsmblks: usize,
-    /// Bytes with the program.
+    /// Bytes with the program, without large allocations.
     pub uordblks: usize,
     /// Bytes kept for reuse.
     pub fordblks: usize,
@@ -44,7 +44,7 @@ pub extern "C" fn mallinfo2() -> mallinfo2 {
         arena: stats.live - stats.large.min(stats.live) + free,
         hblkhd: stats.large,
         fsmblks: stats.cached,
-        uordblks: stats.live,
+        uordblks: stats.live - stats.large.min(stats.live),
         fordblks: free,
         keepcost: stats.dirty,
         ..mallinfo2::default()

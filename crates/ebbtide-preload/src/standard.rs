@@ -59,7 +59,7 @@ pub unsafe extern "C" fn cfree(address: *mut c_void) {
 pub unsafe extern "C" fn free_sized(address: *mut c_void, size: usize) {
     // SAFETY: by contract.
     unsafe {
-        alloc::check_size(address.cast(), size);
+        alloc::check_size(address.cast(), size, false);
         alloc::free(address.cast());
     }
 }
@@ -70,20 +70,9 @@ pub unsafe extern "C" fn free_sized(address: *mut c_void, size: usize) {
 /// As [`free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_aligned_sized(address: *mut c_void, alignment: usize, size: usize) {
-    let size = if alignment.is_power_of_two() {
-        size.max(alignment)
-    } else {
-        size
-    };
-    let aligned = alignment <= PAGE;
     // SAFETY: by contract.
     unsafe {
-        if aligned {
-            alloc::check_size(
-                address.cast(),
-                size.min(alloc::usable_size(address.cast())).max(1),
-            );
-        }
+        alloc::check_size(address.cast(), size, alignment > alloc::MIN_ALIGN);
         alloc::free(address.cast());
     }
 }

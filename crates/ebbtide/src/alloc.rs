@@ -256,20 +256,27 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
     fresh
 }
 
-/// Checks that `size` can be what `address` was allocated with, and ends the process if not: the sized
-/// forms of `free` promise it.
+/// Checks that `size` can be what `address` was allocated with (with an alignment, if `aligned`), and
+/// ends the process if not: the sized forms of `free` promise it.
 ///
 /// # Safety
 /// As [`usable_size`].
-pub unsafe fn check_size(address: *mut u8, size: usize) {
+pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     if address.is_null() {
         return;
     }
     // SAFETY: by contract.
     let usable = unsafe { usable_size(address) };
-    // In place, `reallocate` leaves an object down to half of its class; alignment asks for up to
-    // twice the size.
-    if size > usable || (usable > MIN_ALIGN && size <= usable / 4 && usable <= MAX_SMALL) {
+    let fits = if aligned {
+        size <= usable
+    } else if usable > MAX_SMALL {
+        // Large allocations always have exactly the frames that they need.
+        size.div_ceil(FRAME_BYTES) * FRAME_BYTES == usable
+    } else {
+        // In place, `reallocate` leaves an object down to half of its class.
+        size <= usable && (usable <= MIN_ALIGN || size > usable / 2)
+    };
+    if !fits {
         Line::new()
             .text("free of ")
             .address(address as usize)

@@ -41,7 +41,7 @@ const MAX_CPUS: usize = 1024;
 /// Most bytes of objects that one CPU's stacks may hold.
 const CPU_BYTES: usize = 4 << 20;
 /// So many aborted sections in a row mean that they cannot get through (single-stepping).
-const MAX_ABORTS: usize = 100;
+const MAX_ABORTS: usize = 20;
 
 const COLD: u8 = 0;
 const LIVE: u8 = 1;

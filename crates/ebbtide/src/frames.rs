@@ -149,10 +149,14 @@ impl Heap {
         }
         let region = self.region();
         let mut step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
-        if region.open(start, step).is_err() {
+        let open = |step| {
+            crate::span::open_records(&self.records, region, step * crate::span::PER_BLOCK).is_some()
+                && region.open(start, step).is_ok()
+        };
+        if !open(step) {
             // Under a limit: as little as does.
             step = need;
-            if region.open(start, step).is_err() {
+            if !open(step) {
                 return false;
             }
         }

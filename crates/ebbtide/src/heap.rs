@@ -26,6 +26,8 @@ pub struct Heap {
     settings: UnsafeCell<Settings>,
     /// Set in a child of a fork that skipped the handlers: parts of the heap are given up.
     pub abandoned: AtomicBool,
+    /// Frames that large allocations own and do not use: slack, and the rest of a last block.
+    pub slack: AtomicUsize,
     /// Zones in use are the first [`Settings::zones`].
     pub zones: [ZoneSlot; MAX_ZONES],
     /// By class.
@@ -62,6 +64,7 @@ static HEAP: Heap = Heap {
         request_limit: usize::MAX,
     }),
     abandoned: AtomicBool::new(false),
+    slack: AtomicUsize::new(0),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),

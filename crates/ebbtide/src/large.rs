@@ -81,6 +81,7 @@ impl Heap {
             let span = span::record(region, index);
             (span.class, span.first, span.frames, span.blocks) = (0, first.0, frames, blocks);
             span.was_clean = clean;
+            self.slack.fetch_add(span.slack(), Ordering::Relaxed);
             region.span_of(first).store(index, Ordering::Relaxed);
             region.class_of(first).store(LARGE, Ordering::Release);
         }
@@ -157,6 +158,7 @@ impl Heap {
             (span.frames, span.blocks)
         };
         let dirty = self.large_span(head).dirty_blocks(frames.div_ceil(BLOCK_FRAMES));
+        self.slack.fetch_sub(self.large_span(head).slack(), Ordering::Relaxed);
         span::put_record(&self.records, region, index);
         if blocks == 0 {
             self.put_run(head, frames, frames);
@@ -170,19 +172,32 @@ impl Heap {
     /// Makes a large allocation `size` bytes long. `None`: it must be copied by the caller.
     pub fn resize_large(&self, head: Frame, size: usize) -> Option<usize> {
         let frames = u32::try_from(size.div_ceil(FRAME_BYTES)).ok()?;
-        let span = self.large_span(head);
-        let address = self.region().address(head);
-        if frames == span.frames || (frames > span.frames && self.grow_in_place(head, frames)) {
-            return Some(address);
+        let before = self.large_span(head).slack();
+        let resized = self.resize_in_place(head, frames);
+        if resized == Some(true) {
+            let after = self.large_span(head).slack();
+            self.slack.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+            return Some(self.region().address(head));
         }
-        if frames < span.frames {
-            return self.shrink(head, frames).then_some(address);
-        }
-        let bytes = span.frames as usize * FRAME_BYTES;
-        if bytes < MOVE_BYTES || !MOVE_PAGES.may_work() || self.settings().config.basic_syscalls {
+        let bytes = self.large_bytes(head);
+        if resized.is_none()
+            || bytes < MOVE_BYTES
+            || !MOVE_PAGES.may_work()
+            || self.settings().config.basic_syscalls
+        {
             return None;
         }
         self.move_large(head, bytes, size)
+    }
+
+    /// `Some(true)`: done; `Some(false)`: there is no room here; `None`: better copied.
+    fn resize_in_place(&self, head: Frame, frames: u32) -> Option<bool> {
+        let span = self.large_span(head);
+        match frames.cmp(&span.frames) {
+            core::cmp::Ordering::Equal => Some(true),
+            core::cmp::Ordering::Greater => Some(self.grow_in_place(head, frames)),
+            core::cmp::Ordering::Less => self.shrink(head, frames).then_some(true),
+        }
     }
 
     fn grow_in_place(&self, head: Frame, frames: u32) -> bool {
@@ -287,6 +302,7 @@ impl Heap {
             (index, span.frames, span.blocks)
         };
         let dirty = self.large_span(head).dirty_blocks(0);
+        self.slack.fetch_sub(self.large_span(head).slack(), Ordering::Relaxed);
         span::put_record(&self.records, region, index);
         if blocks == 0 {
             self.put_run(head, frames, 0);

@@ -180,20 +180,17 @@ impl Region {
         unsafe { vm::commit(start, end - start) }
     }
 
-    /// Makes the span records `[first, first + count)` usable.
+    /// Makes up to `count` span records from `first` on usable; the number of the first that is not.
     ///
     /// # Errors
-    /// `ENOMEM` under a limit, or when all records are in use.
-    pub fn open_spans(&self, first: u32, count: u32) -> Result<(), Errno> {
-        if first + count > self.max_spans {
-            return Err(Errno::ENOMEM);
+    /// `ENOMEM` under a limit.
+    pub fn open_spans(&self, first: u32, count: u32) -> Result<u32, Errno> {
+        let count = count.min(self.max_spans - first);
+        if count > 0 {
+            let size = size_of::<Span>();
+            self.open_entries(self.spans, first as usize, count as usize, size)?;
         }
-        self.open_entries(
-            self.spans,
-            first as usize,
-            count as usize,
-            size_of::<Span>(),
-        )
+        Ok(first + count)
     }
 
     /// The class byte of a frame.

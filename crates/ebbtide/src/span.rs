@@ -110,6 +110,11 @@ impl Span {
         true
     }
 
+    /// Frames that a large allocation owns and does not use.
+    pub fn slack(&self) -> usize {
+        ((self.blocks * ebbtide_zone::BLOCK_FRAMES).saturating_sub(self.frames)) as usize
+    }
+
     /// How many of a large allocation's blocks are dirty when its first `used` ones are: all, if they
     /// were not clean from the start, for then the slack may hold old content.
     pub fn dirty_blocks(&self, used: u32) -> u32 {
@@ -136,8 +141,11 @@ pub struct SpanTable {
     opened: u32,
 }
 
-/// Records opened at a time: two pages.
+/// Records opened at a time when those that came with the blocks do not do: two pages.
 const STEP: u32 = 64;
+/// Records opened with each pageblock: enough for the shortest spans, so that memory which could be
+/// opened can be used.
+pub const PER_BLOCK: u32 = ebbtide_zone::BLOCK_FRAMES / 2;
 
 impl SpanTable {
     /// No record in use.
@@ -163,7 +171,7 @@ impl SpanTable {
 /// Takes a free record; its content is unspecified.
 pub fn take_record(table: &Lock<SpanTable>, region: &Region) -> Option<u32> {
     loop {
-        let opened = {
+        {
             let mut table = table.lock();
             if table.free != 0 {
                 let index = table.free - 1;
@@ -175,13 +183,22 @@ pub fn take_record(table: &Lock<SpanTable>, region: &Region) -> Option<u32> {
                 table.used += 1;
                 return Some(table.used - 1);
             }
-            table.opened
-        };
+        }
         // Several threads may open the same records: no harm.
-        region.open_spans(opened, STEP).ok()?;
-        let mut table = table.lock();
-        table.opened = table.opened.max(opened + STEP);
+        if open_records(table, region, STEP) != Some(true) {
+            return None;
+        }
     }
+}
+
+/// Makes up to `count` more records usable, ahead of need. `None`: refused; else whether there are
+/// more than before.
+pub fn open_records(table: &Lock<SpanTable>, region: &Region, count: u32) -> Option<bool> {
+    let opened = table.lock().opened;
+    let end = region.open_spans(opened, count).ok()?;
+    let mut table = table.lock();
+    table.opened = table.opened.max(end);
+    Some(table.opened > opened)
 }
 
 /// Returns a record.

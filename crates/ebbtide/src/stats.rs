@@ -67,7 +67,8 @@ impl Heap {
             stats.opened += bytes(counters.open);
             in_use += bytes(counters.in_use);
         }
-        stats.large = in_use.saturating_sub(span_bytes);
+        let slack = self.slack.load(Ordering::Relaxed) * FRAME_BYTES;
+        stats.large = in_use.saturating_sub(span_bytes + slack);
         let small = objects.saturating_sub(in_spans + stats.cached);
         stats.live = small + stats.large;
         stats.in_spans = span_bytes.saturating_sub(small + stats.cached);

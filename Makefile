@@ -1,0 +1,88 @@
+# Ebbtide: build, try, test, measure, install. `make help` lists the targets.
+#
+# Results: $(TARGET)/release/libebbtide.so and $(TARGET)/release/ebbtide.
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+CARGO   ?= cargo
+CC      ?= cc
+
+BINDIR  ?= $(PREFIX)/bin
+LIBDIR  ?= $(PREFIX)/lib
+INCDIR  ?= $(PREFIX)/include
+DATADIR ?= $(PREFIX)/share
+MANDIR  ?= $(DATADIR)/man/man1
+BASHDIR ?= $(DATADIR)/bash-completion/completions
+ZSHDIR  ?= $(DATADIR)/zsh/site-functions
+FISHDIR ?= $(DATADIR)/fish/vendor_completions.d
+
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+LIBRARY := $(TARGET)/release/libebbtide.so
+PROGRAM := $(TARGET)/release/ebbtide
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+all: build
+
+help:
+	@echo 'make            build the library and the program (release)'
+	@echo 'make demo       redis and python with Ebbtide, and without beside it'
+	@echo 'make test       unit, property, model-checked and process-level tests'
+	@echo 'make bench      build the peers and compare single operations with them'
+	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
+	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
+	@echo 'make uninstall  the same PREFIX and DESTDIR'
+	@echo 'make clean      remove what was built here'
+
+need-cargo:
+	@command -v $(CARGO) >/dev/null || { echo 'cargo not found: install Rust from https://rustup.rs'; exit 1; }
+
+need-cc:
+	@command -v $(CC) >/dev/null || { echo '$(CC) not found: install a C compiler (Debian: apt install gcc libc6-dev)'; exit 1; }
+
+build: need-cargo need-cc
+	$(CARGO) build --release -p ebbtide-preload -p ebbtide-cli
+
+demo: build
+	scripts/demo
+
+test: need-cargo need-cc
+	scripts/test
+
+bench: build
+	$(MAKE) -C bench/peers
+	$(PROGRAM) bench micro
+
+lint: need-cargo
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
+	scripts/check-docs
+
+# No build here: `sudo make install` must leave nothing of root's in $(TARGET).
+install:
+	@test -x '$(PROGRAM)' -a -f '$(LIBRARY)' || { echo 'nothing built yet: run make first'; exit 1; }
+	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig' '$(DESTDIR)$(INCDIR)' '$(DESTDIR)$(MANDIR)' \
+	    '$(DESTDIR)$(BASHDIR)' '$(DESTDIR)$(ZSHDIR)' '$(DESTDIR)$(FISHDIR)'
+	install -m 755 '$(PROGRAM)' '$(DESTDIR)$(BINDIR)/ebbtide'
+	install -m 755 '$(LIBRARY)' '$(DESTDIR)$(LIBDIR)/libebbtide.so'
+	install -m 644 include/ebbtide.h '$(DESTDIR)$(INCDIR)/ebbtide.h'
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCDIR@|$(INCDIR)|' \
+	    -e 's|@VERSION@|$(VERSION)|' packaging/ebbtide.pc.in > '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc'
+	chmod 644 '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc'
+	'$(PROGRAM)' man --dir '$(DESTDIR)$(MANDIR)'
+	'$(PROGRAM)' completions bash > '$(DESTDIR)$(BASHDIR)/ebbtide'
+	'$(PROGRAM)' completions zsh > '$(DESTDIR)$(ZSHDIR)/_ebbtide'
+	'$(PROGRAM)' completions fish > '$(DESTDIR)$(FISHDIR)/ebbtide.fish'
+	@test -n '$(DESTDIR)' || echo 'installed; if the loader does not find -lebbtide yet, run ldconfig as root'
+
+uninstall:
+	rm -f '$(DESTDIR)$(BINDIR)/ebbtide' '$(DESTDIR)$(LIBDIR)/libebbtide.so' \
+	    '$(DESTDIR)$(INCDIR)/ebbtide.h' '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc' \
+	    '$(DESTDIR)$(MANDIR)/ebbtide.1' '$(DESTDIR)$(MANDIR)'/ebbtide-*.1 \
+	    '$(DESTDIR)$(BASHDIR)/ebbtide' '$(DESTDIR)$(ZSHDIR)/_ebbtide' '$(DESTDIR)$(FISHDIR)/ebbtide.fish'
+
+clean: need-cargo
+	$(CARGO) clean
+	$(MAKE) -C bench/peers clean
+
+.PHONY: all help need-cargo need-cc build demo test bench lint install uninstall clean
