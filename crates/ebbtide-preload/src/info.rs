@@ -143,7 +143,7 @@ fn figures(stats: &Stats) -> [(&'static str, usize); 10] {
 pub extern "C" fn malloc_stats() {
     let mut text = Text::new();
     for (name, bytes) in figures(&Stats::collect()) {
-        let _ = writeln!(text, "ebbtide: {name:<9} {bytes:>16} bytes");
+        let _ = writeln!(text, "{name:<9} {bytes:>16} bytes");
     }
     ebbtide_sys::file::write_stderr(text.as_bytes());
 }

@@ -164,7 +164,8 @@ pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
 /// Moves the pages of `from` to `to` without copying; `from` stays mapped and reads zero.
 ///
 /// # Errors
-/// `EINVAL` before Linux 5.7, `EFAULT` when `from` covers several mappings; nothing has moved then.
+/// `EINVAL` before Linux 5.7, `EFAULT` when `from` covers several mappings. Nothing has moved then; what
+/// was in `to` may be gone, and `to` is mapped again if the kernel had unmapped it.
 ///
 /// # Safety
 /// The caller owns both ranges, which do not overlap, and needs nothing that was in `to`.
@@ -173,7 +174,19 @@ pub unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<(), Errno
     assert_range(to, len);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     // SAFETY: by contract; MREMAP_FIXED replaces only the caller's own target range.
-    unsafe { syscall!(Sysno::mremap, from, len, len, flags, to) }.map(drop)
+    let moved = unsafe { syscall!(Sysno::mremap, from, len, len, flags, to) };
+    if moved.is_err() {
+        // Kernels differ in what they check before they unmap the target. If it is still there, the
+        // call below is refused; nothing of anybody else's is ever replaced.
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE
+            | libc::MAP_ANONYMOUS
+            | libc::MAP_NORESERVE
+            | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: a new mapping where there is none.
+        let _ = unsafe { syscall!(Sysno::mmap, to, len, prot, flags, usize::MAX, 0) };
+    }
+    moved.map(drop)
 }
 
 /// Whether the kernel uses 4 KiB pages: the frame size that everything here is built on.

@@ -1,7 +1,15 @@
 //! Large allocations: whole frames straight from a zone.
 //!
-//! Up to 511 frames lie inside one pageblock; from 2 MiB up they own whole pageblocks, 2 MiB-aligned,
-//! with address space behind them to grow into while the region is less than half used. Only the head
+//! Below 2 MiB they lie inside one pageblock; from 2 MiB up they begin with whole pageblocks. What is
+//! left of the last block goes to others up to 16 MiB, because a huge page there would be wasted; above,
+//! the allocation owns all its blocks, and as much address space behind them to grow into while the
+//! region is less than half used.
+//!
+//! ```text
+//!   blocks = 0          [..tail..]                 a run inside a block
+//!   frames > blocks     [block][block][tail..]     the rest of the last block is somebody else's
+//!   frames <= blocks    [block][block][slack ]     whole blocks, used up to `frames`
+//! ``` Only the head
 //! frame has a class byte ([`LARGE`]) and a span record; whoever exchanges the byte for 0 has freed the
 //! allocation, so a second `free` is always found.
 //!
@@ -14,7 +22,7 @@ use crate::report::Line;
 use crate::span::{self, Span};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::features::MOVE_PAGES;
-use ebbtide_sys::vm;
+use ebbtide_sys::{Errno, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
 
 /// The class byte of a large allocation's head frame.
@@ -24,6 +32,10 @@ pub const LARGE: u8 = u8::MAX;
 const MOVE_BYTES: usize = 256 << 10;
 /// A shrinking allocation releases a tail of at least this many frames within its last block.
 const TAIL_FRAMES: u32 = 16;
+/// From this many frames on (16 MiB) an allocation owns its last block whole, and slack.
+const OWN_BLOCKS_FRAMES: u32 = 4096;
+/// In [`Span::moved_frames`]: the pages lie in several mappings, so they cannot be moved again.
+const MOVED_TWICE: u32 = u32::MAX;
 /// Requests above this are compared with what the machine has.
 const UNCHECKED_BYTES: usize = 64 << 20;
 
@@ -56,7 +68,7 @@ impl Heap {
     }
 
     fn try_large(&self, size: usize, align: usize) -> Option<Large> {
-        if size > self.most() {
+        if !self.grants(size) {
             return None;
         }
         let frames = size.div_ceil(FRAME_BYTES) as u32;
@@ -67,10 +79,7 @@ impl Heap {
             let run = self.take_run(frames, align_frames);
             run.map(|run| (run.first, 0, run.clean))
         } else {
-            let blocks = frames.div_ceil(BLOCK_FRAMES);
-            let slack = if self.has_address_space() { blocks } else { 0 };
-            let extent = self.take_blocks(blocks, align_frames.div_ceil(BLOCK_FRAMES), slack);
-            extent.map(|extent| (extent.first.first_frame(), extent.blocks, extent.clean))
+            self.take_extent(frames, align_frames.div_ceil(BLOCK_FRAMES))
         };
         let Some((first, blocks, clean)) = taken else {
             span::put_record(&self.records, region, index);
@@ -80,7 +89,7 @@ impl Heap {
         unsafe {
             let span = span::record(region, index);
             (span.class, span.first, span.frames, span.blocks) = (0, first.0, frames, blocks);
-            span.was_clean = clean;
+            (span.was_clean, span.moved_frames) = (clean, 0);
             self.slack.fetch_add(span.slack(), Ordering::Relaxed);
             region.span_of(first).store(index, Ordering::Relaxed);
             region.class_of(first).store(LARGE, Ordering::Release);
@@ -91,15 +100,29 @@ impl Heap {
         })
     }
 
-    /// The largest request to be granted now.
-    fn most(&self) -> usize {
-        let region_bytes = self.region().blocks as usize * BLOCK_BYTES;
-        let limit = self.settings().request_limit;
-        if limit >= region_bytes || overcommits() {
-            region_bytes
-        } else {
-            limit.max(UNCHECKED_BYTES)
+    /// Takes whole blocks, and gives the rest of the last one to others or adds slack. First frame,
+    /// blocks owned, and whether all is clean.
+    fn take_extent(&self, frames: u32, align_blocks: u32) -> Option<(Frame, u32, bool)> {
+        let blocks = frames.div_ceil(BLOCK_FRAMES);
+        if frames >= OWN_BLOCKS_FRAMES {
+            let slack = if self.has_address_space() { blocks } else { 0 };
+            let extent = self.take_blocks(blocks, align_blocks, slack)?;
+            return Some((extent.first.first_frame(), extent.blocks, extent.clean));
         }
+        let extent = self.take_blocks(blocks, align_blocks, 0)?;
+        let first = extent.first.first_frame();
+        let rest = blocks * BLOCK_FRAMES - frames;
+        if rest > 0 {
+            self.put_run(Frame(first.0 + frames), rest, if extent.clean { 0 } else { rest });
+        }
+        Some((first, frames / BLOCK_FRAMES, extent.clean))
+    }
+
+    /// Whether a request of this size is granted: not above all memory of the machine, unless it
+    /// overcommits always.
+    fn grants(&self, size: usize) -> bool {
+        size <= self.region().blocks as usize * BLOCK_BYTES
+            && (size <= self.settings().request_limit.max(UNCHECKED_BYTES) || overcommits())
     }
 
     /// Whether less than half of the address space has been opened.
@@ -142,31 +165,55 @@ impl Heap {
     /// Frees a large allocation. `false`: somebody else just did.
     pub fn free_large(&self, head: Frame) -> bool {
         crate::fork::notice(self);
+        let freed = self.give_up_large(head, true);
+        self.tick();
+        freed
+    }
+
+    /// Returns the frames of a large allocation to their zone; `touched` is false when its pages have
+    /// been moved away.
+    fn give_up_large(&self, head: Frame, touched: bool) -> bool {
         let region = self.region();
         // SAFETY: a head's frame is opened.
         let class = unsafe { region.class_of(head) };
-        if class
-            .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
+        if class.compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
-        // SAFETY: as in `large_span`; after the exchange this thread alone owns it.
+        // SAFETY: after the exchange this thread alone owns the allocation and its record.
         let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
-        let (frames, blocks) = {
+        let (frames, blocks, was_clean) = {
             let span = self.large_span(head);
-            (span.frames, span.blocks)
+            self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
+            (span.frames, span.blocks, span.was_clean)
         };
-        let dirty = self.large_span(head).dirty_blocks(frames.div_ceil(BLOCK_FRAMES));
-        self.slack.fetch_sub(self.large_span(head).slack(), Ordering::Relaxed);
         span::put_record(&self.records, region, index);
-        if blocks == 0 {
-            self.put_run(head, frames, frames);
-        } else {
-            self.put_blocks(head.block(), blocks, dirty);
-        }
-        self.tick();
+        let used = if touched { frames } else { 0 };
+        self.put_large(head, 0, frames, blocks, used, was_clean);
         true
+    }
+
+    /// Returns the frames of an allocation from `from` on. `used` of all its frames were touched;
+    /// without `was_clean` the others count as dirty too, for they may hold old content.
+    fn put_large(&self, head: Frame, from: u32, frames: u32, blocks: u32, used: u32, was_clean: bool) {
+        let whole = blocks * BLOCK_FRAMES;
+        let at = |offset: u32| Frame(head.0 + offset);
+        // The tail behind the blocks, or the only run.
+        let tail = from.max(whole);
+        if frames > tail {
+            let dirty = if used > 0 || !was_clean { frames - tail } else { 0 };
+            self.put_run(at(tail), frames - tail, dirty);
+        }
+        // What stays of a block is the allocation's, the rest of it is not.
+        let first = from.next_multiple_of(BLOCK_FRAMES).min(whole);
+        if from < first {
+            let dirty = if used > from || !was_clean { first - from } else { 0 };
+            self.put_run(at(from), first - from, dirty);
+        }
+        if first < whole {
+            let count = (whole - first) / BLOCK_FRAMES;
+            let dirty = used.saturating_sub(first).div_ceil(BLOCK_FRAMES).min(count);
+            self.put_blocks(at(first).block(), count, if was_clean { dirty } else { count });
+        }
     }
 
     /// Makes a large allocation `size` bytes long. `None`: it must be copied by the caller.
@@ -183,6 +230,7 @@ impl Heap {
         if resized.is_none()
             || bytes < MOVE_BYTES
             || !MOVE_PAGES.may_work()
+            || self.large_span(head).moved_frames == MOVED_TWICE
             || self.settings().config.basic_syscalls
         {
             return None;
@@ -204,24 +252,21 @@ impl Heap {
         let region = self.region();
         let zone = self.zone_of(head.block());
         let span = self.large_span(head);
-        let old = span.frames;
-        let grown = if span.blocks == 0 {
-            head.in_block() + frames <= BLOCK_FRAMES
-                && zone
-                    .with(region, |zone| zone.grow_run(head, old, frames))
-                    .is_some()
+        let whole = span.blocks * BLOCK_FRAMES;
+        let grown = if span.frames > whole {
+            let tail = Frame(head.0 + whole);
+            let (old, new) = (span.frames - whole, frames - whole);
+            tail.in_block() + new <= BLOCK_FRAMES
+                && zone.with(region, |zone| zone.grow_run(tail, old, new)).is_some()
         } else {
-            let blocks = frames.div_ceil(BLOCK_FRAMES);
-            let grown = blocks <= span.blocks
-                || zone
-                    .with(region, |zone| {
-                        zone.grow_blocks(head.block(), span.blocks, blocks)
-                    })
-                    .is_some_and(|clean| {
-                        (span.was_clean, span.blocks) = (span.was_clean && clean, blocks);
+            let (old, new) = (span.blocks, frames.div_ceil(BLOCK_FRAMES));
+            new <= old
+                || zone.with(region, |zone| zone.grow_blocks(head.block(), old, new)).is_some_and(
+                    |clean| {
+                        (span.was_clean, span.blocks) = (span.was_clean && clean, new);
                         true
-                    });
-            grown
+                    },
+                )
         };
         if grown {
             span.frames = frames;
@@ -235,80 +280,60 @@ impl Heap {
         if frames < span.frames / 2 && (frames as usize * FRAME_BYTES) < MOVE_BYTES {
             return false;
         }
-        let old = span.frames;
-        if span.blocks == 0 {
-            span.frames = frames;
-            self.put_run(Frame(head.0 + frames), old - frames, old - frames);
-            return true;
-        }
-        let (blocks, old_blocks) = (
-            frames.div_ceil(BLOCK_FRAMES).max(1),
-            old.div_ceil(BLOCK_FRAMES),
-        );
-        let first = Block(head.block().0 + blocks);
-        let cut = span.blocks - blocks;
-        (span.frames, span.blocks) = (frames, blocks);
-        if cut > 0 {
-            let dirty = if self.large_span(head).was_clean { old_blocks - blocks } else { cut };
-            self.put_blocks(first, cut, dirty);
-        }
-        let tail = old.min(blocks * BLOCK_FRAMES) - frames;
-        if tail >= TAIL_FRAMES {
+        let (old, blocks, was_clean) = (span.frames, span.blocks, span.was_clean);
+        let owns_last = old <= blocks * BLOCK_FRAMES && frames >= OWN_BLOCKS_FRAMES;
+        let keep = if owns_last { frames.next_multiple_of(BLOCK_FRAMES) } else { frames };
+        (span.frames, span.blocks) = (frames, blocks.min(keep / BLOCK_FRAMES));
+        self.put_large(head, keep, old, blocks, old, was_clean);
+        let rest = keep.min(old).saturating_sub(frames);
+        if rest >= TAIL_FRAMES {
             let address = self.region().address(Frame(head.0 + frames));
             // SAFETY: frames of this allocation behind what the program keeps.
-            unsafe { crate::release::release_range(address, tail as usize * FRAME_BYTES) };
+            unsafe { crate::release::release_range(address, rest as usize * FRAME_BYTES) };
         }
         self.tick();
         true
     }
 
-    /// Moves the pages to a larger place.
+    /// Moves the pages to a larger place, or copies what cannot be moved.
     fn move_large(&self, head: Frame, bytes: usize, size: usize) -> Option<usize> {
         let region = self.region();
         let Large { address: to, .. } = self.allocate_large(size, FRAME_BYTES)?;
         let from = region.address(head);
-        // SAFETY: both are live allocations of ours; the new one holds nothing yet and is larger.
-        if MOVE_PAGES
-            .latch(unsafe { vm::move_pages(from, to, bytes) })
-            .is_err()
-        {
-            // SAFETY: as above.
-            unsafe {
-                core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes);
+        // A mapping of its own at the start, from the last move, and what came behind it.
+        let first = (self.large_span(head).moved_frames as usize * FRAME_BYTES).min(bytes);
+        let mut done = 0;
+        for piece in [first, bytes - first] {
+            if piece == 0 {
+                continue;
             }
-            self.free_large(head);
-            return Some(to);
+            // SAFETY: both are live allocations of ours; the new one holds nothing yet and is larger.
+            match unsafe { vm::move_pages(from + done, to + done, piece) } {
+                Ok(()) => done += piece,
+                Err(error) => {
+                    if error != Errno::EFAULT {
+                        MOVE_PAGES.refuse();
+                    }
+                    break;
+                }
+            }
         }
-        self.mark_moved(to, bytes);
-        self.free_moved(head);
-        Some(to)
-    }
-
-    /// Frees an allocation whose pages have left: its frames are clean.
-    fn free_moved(&self, head: Frame) {
-        let region = self.region();
-        // SAFETY: as in `free_large`; the program gave the allocation to `realloc`, so it is ours.
-        let class = unsafe { region.class_of(head) };
-        if class
-            .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
+        if done > 0 {
+            self.mark_moved(to, done);
+            let span = self.large_span(region.frame(to));
+            // Two mappings after the second move: it is copied the next time, then.
+            span.moved_frames =
+                if first > 0 { MOVED_TWICE } else { (done / FRAME_BYTES) as u32 };
+        }
+        // SAFETY: as above.
+        unsafe {
+            let rest = bytes - done;
+            core::ptr::copy_nonoverlapping((from + done) as *const u8, (to + done) as *mut u8, rest);
+        }
+        if !self.give_up_large(head, done < bytes) {
             double_free(region, head);
         }
-        let (index, frames, blocks) = {
-            let span = self.large_span(head);
-            // SAFETY: as above.
-            let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
-            (index, span.frames, span.blocks)
-        };
-        let dirty = self.large_span(head).dirty_blocks(0);
-        self.slack.fetch_sub(self.large_span(head).slack(), Ordering::Relaxed);
-        span::put_record(&self.records, region, index);
-        if blocks == 0 {
-            self.put_run(head, frames, 0);
-        } else {
-            self.put_blocks(head.block(), blocks, dirty);
-        }
+        Some(to)
     }
 
     /// Notes that blocks lie in a mapping of their own now, which a fresh mapping heals when they

@@ -31,7 +31,7 @@ pub struct Span {
     pub first: u32,
     /// Frames of a span; frames in use of a large allocation.
     pub frames: u32,
-    /// Pageblocks that a large allocation owns, with slack; 0 when it lies inside one.
+    /// Whole pageblocks that a large allocation owns (see `large`).
     pub blocks: u32,
     /// The class, 0 for a large allocation or a record without owner.
     pub class: u8,
@@ -43,7 +43,10 @@ pub struct Span {
     pub free: u16,
     /// Objects that were ever handed out lie below this one (`INV-SPAN-2`).
     pub high: u16,
-    spare: [u32; 8],
+    /// Of a large allocation, the frames at its start that lie in a mapping of their own because they
+    /// were moved there.
+    pub moved_frames: u32,
+    spare: [u32; 7],
     /// One bit per object, set = in the span.
     pub map: [u64; MAX_OBJECTS / 64],
 }
@@ -113,12 +116,6 @@ impl Span {
     /// Frames that a large allocation owns and does not use.
     pub fn slack(&self) -> usize {
         ((self.blocks * ebbtide_zone::BLOCK_FRAMES).saturating_sub(self.frames)) as usize
-    }
-
-    /// How many of a large allocation's blocks are dirty when its first `used` ones are: all, if they
-    /// were not clean from the start, for then the slack may hold old content.
-    pub fn dirty_blocks(&self, used: u32) -> u32 {
-        if self.was_clean { used } else { self.blocks }
     }
 
     /// How many of the frames may have been touched (`INV-SPAN-2`).

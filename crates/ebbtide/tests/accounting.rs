@@ -45,6 +45,8 @@ fn touched(size: usize) -> Vec<u8> {
 #[test]
 fn the_parts_add_up_to_what_the_kernel_counts() {
     let others = others();
+    // A huge page is resident whole, and the rest of the last block of a 3 MiB allocation is free.
+    let huge_slack = 32 * MIB;
     const SIZES: [usize; 7] = [64, 100, 1000, 5000, 70_000, 300_000, 3 * MIB];
     let count = |size| 32 * MIB / size;
     // Every word of the list itself is written too.
@@ -55,7 +57,7 @@ fn the_parts_add_up_to_what_the_kernel_counts() {
             held[next] = touched(size);
             next += 1;
         }
-        assert_accounted("filled", others, 12 * MIB);
+        assert_accounted("filled", others, huge_slack.max(12 * MIB));
     }
     let live = Stats::collect().live;
     let list = held.len() * size_of::<Vec<u8>>();
