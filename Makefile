@@ -52,11 +52,12 @@ bench: build
 	$(MAKE) -C bench/peers
 	$(PROGRAM) bench micro
 
+# The cheap ones first.
 lint: need-cargo
+	scripts/check-docs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
-	scripts/check-docs
 
 # No build here: `sudo make install` must leave nothing of root's in $(TARGET).
 install:

@@ -30,7 +30,8 @@ extern "C" {
  * released. Nothing that is allocated moves or changes.
  *
  * Returns the bytes given back, a multiple of 4,096; 0 when there was nothing to give or the kernel refused. It has no
- * errors. Pages that hold a live byte stay.
+ * errors. Pages that hold a live byte stay. The number is an upper bound: memory is given back in blocks of up to 2 MiB,
+ * and pages of a block that had no memory behind them count too.
  *
  * Blocks until it is done: roughly 0.1 microseconds for each page, more on a busy machine. Other threads may
  * allocate and free meanwhile; what they free then may be kept. malloc_trim(0) does the same and returns 1 or 0.

@@ -2,7 +2,8 @@
 // the names that its crate's C library has. Included by each peer's lib.rs.
 //
 // A forwarded call is one direct jump more than an allocator that was built as
-// a shared library pays.
+// a shared library pays. A peer with a call that gives free memory back exports
+// that as `peer_release`, in its own file.
 
 use core::ffi::{c_int, c_void};
 

@@ -113,6 +113,46 @@ pub enum BenchCommand {
     /// Single operations: pairs, batches, a working set, filling, start-up, small processes
     #[command(after_help = peers::known_list())]
     Micro(BenchArgs),
+    /// One large block: what free() costs, and how long until its memory is back
+    /// (half an hour with all peers; see --quick, --only, --against)
+    #[command(after_help = peers::known_list())]
+    Free(SizedArgs),
+    /// Freed objects: how much goes back while the program does nothing, and what
+    /// that costs the others (an hour with all peers; see --quick, --only, --against)
+    #[command(after_help = peers::known_list())]
+    Return(ReturnArgs),
+}
+
+/// Flags of the families that fill memory.
+#[derive(Debug, Args)]
+pub struct SizedArgs {
+    /// The common ones.
+    #[command(flatten)]
+    pub bench: BenchArgs,
+    /// What to fill, such as 512M; at most 40 % of the available memory
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// Seconds to wait for the memory
+    #[arg(long, value_name = "SECONDS", hide = true)]
+    pub wait: Option<f64>,
+}
+
+/// `ebbtide bench return`.
+#[derive(Debug, Args)]
+pub struct ReturnArgs {
+    /// As in the other families.
+    #[command(flatten)]
+    pub sized: SizedArgs,
+    /// Write a page with the curves to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    const LEAST: u64 = 1 << 20;
+    conf::parse_size(text)
+        .filter(|n| *n >= LEAST)
+        .ok_or_else(|| "it takes at least 1M, with a suffix K, M or G".into())
 }
 
 /// Flags that all benchmark families share.
@@ -146,6 +186,12 @@ pub struct WorkerArgs {
     pub case: String,
     /// Its size, in the unit of the case
     pub amount: u64,
+    /// How a block is had: malloc, munmap, madvise
+    #[arg(long, default_value = "malloc")]
+    pub method: String,
+    /// Without huge pages
+    #[arg(long)]
+    pub thp_off: bool,
 }
 
 /// The command for help, completions and manual pages.

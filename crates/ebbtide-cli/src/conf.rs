@@ -84,6 +84,26 @@ pub const KEYS: &[Key] = &[
         help: "most freed memory to keep for reuse",
     },
     Key {
+        name: "workers",
+        kind: Kind::Number(0, 64),
+        help: "most threads that give memory back in the background; 0: none",
+    },
+    Key {
+        name: "gather",
+        kind: Kind::Word(&["batched", "inline"]),
+        help: "collect ranges and release them together; inline: one by one, at once",
+    },
+    Key {
+        name: "threshold",
+        kind: Kind::Number(1, u32::MAX as u64),
+        help: "frames that are handed to a worker at a time",
+    },
+    Key {
+        name: "depopulate",
+        kind: ON_OFF,
+        help: "give back the empty pages of spans that are still in use",
+    },
+    Key {
         name: "zones",
         kind: Kind::Number(1, MAX_ZONES),
         help: "number of zones (lock domains)",

@@ -45,6 +45,20 @@ pub struct StatsPage {
     pub cached_bytes: u64,
     /// Bytes of the manager's own records.
     pub metadata_bytes: u64,
+    /// Free bytes that the kernel may take.
+    pub lazy_bytes: u64,
+    /// Bytes on their way to the kernel.
+    pub pending_bytes: u64,
+    /// Time that workers spent releasing.
+    pub worker_ns: u64,
+    /// The longest that one call of the program spent releasing.
+    pub longest_inline_stall_ns: u64,
+    /// Bytes that were given back and then used again.
+    pub refaulted_bytes: u64,
+    /// Bytes in huge pages that could not be split.
+    pub held_bytes: u64,
+    /// Free objects in spans, and what objects leave over there.
+    pub in_spans_bytes: u64,
 }
 
 impl StatsPage {
@@ -71,6 +85,13 @@ impl StatsPage {
             release_calls: word(8),
             cached_bytes: word(9),
             metadata_bytes: word(10),
+            lazy_bytes: word(11),
+            pending_bytes: word(12),
+            worker_ns: word(13),
+            longest_inline_stall_ns: word(14),
+            refaulted_bytes: word(15),
+            held_bytes: word(16),
+            in_spans_bytes: word(17),
         })
     }
 }
@@ -125,7 +146,10 @@ mod tests {
     #[test]
     fn reads_the_words_in_order() {
         assert_eq!(&MAGIC.to_le_bytes(), b"EBBSTAT1");
-        let p = StatsPage::parse(&page(&[MAGIC, 1, 42, 3, 4, 5, 6, 1, 8, 9, 10])).unwrap();
+        let p = StatsPage::parse(&page(&[
+            MAGIC, 1, 42, 3, 4, 5, 6, 1, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
+        ]))
+        .unwrap();
         assert_eq!(
             (p.pid, p.released_bytes, p.live_bytes, p.dirty_bytes),
             (42, 3, 4, 5)
@@ -135,6 +159,9 @@ mod tests {
             (6, 1, 8)
         );
         assert_eq!((p.cached_bytes, p.metadata_bytes), (9, 10));
+        assert_eq!((p.lazy_bytes, p.pending_bytes, p.worker_ns), (11, 12, 13));
+        assert_eq!((p.longest_inline_stall_ns, p.refaulted_bytes), (14, 15));
+        assert_eq!((p.held_bytes, p.in_spans_bytes), (16, 17));
     }
 
     #[test]

@@ -184,3 +184,156 @@ fn bench_refuses_a_library_without_malloc() {
         .code(125)
         .stderr(says("glibc"));
 }
+
+/// Runs a family with a stand-in at a tiny size; its JSON.
+fn tiny(family: &str, more: &[&str]) -> Option<serde_json::Value> {
+    let Some(lib) = stand_in() else {
+        eprintln!("skipped: libjemalloc.so.2 is not installed");
+        return None;
+    };
+    let output = ebbtide(&["bench", family, "--quick", "--json", "--rounds", "1"])
+        .args(["--lib", lib, "--against", "glibc"])
+        .args(["--size", "8M", "--wait", "0.1"])
+        .args(more)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// Values of one metric of one case, by allocator.
+fn values<'a>(v: &'a serde_json::Value, case: &str, metric: &str) -> Vec<(&'a str, Option<f64>)> {
+    let measurements = v["measurements"].as_array().unwrap();
+    let m = measurements
+        .iter()
+        .find(|m| m["case"] == case && m["metric"] == metric)
+        .unwrap_or_else(|| panic!("no {metric} of {case} in {v}"));
+    let rows = m["results"].as_array().unwrap();
+    rows.iter()
+        .map(|r| {
+            let values = r["values"].as_array().unwrap();
+            assert_eq!(values.len(), 1, "{case} {metric} {r}");
+            // Null where it was not reached, or others disturbed the system.
+            (r["allocator"].as_str().unwrap(), values[0].as_f64())
+        })
+        .collect()
+}
+
+#[test]
+fn bench_free_has_figures_variants_and_references() {
+    let Some(v) = tiny("free", &[]) else { return };
+    for case in ["block_thp", "block_4k"] {
+        let free = values(&v, case, "free_ms");
+        for name in [
+            "ebbtide",
+            "ebbtide, workers=0",
+            "munmap",
+            "madvise",
+            "glibc",
+        ] {
+            let found = free.iter().find(|(n, _)| *n == name);
+            assert!(found.unwrap().1.unwrap() > 0.0, "{name} {free:?}");
+        }
+        // The kernel gives it back at once, whoever looks.
+        let back = values(&v, case, "back_rss_ms");
+        let munmap = back.iter().find(|(n, _)| *n == "munmap").unwrap();
+        assert!(munmap.1.is_some(), "{back:?}");
+        values(&v, case, "back_system_ms");
+    }
+    let both = values(&v, "block_now", "both_ms");
+    assert!(both.iter().any(|(n, _)| *n == "ebbtide, workers=32"));
+    assert!(both.iter().all(|(n, v)| *n != "munmap" && v.is_some()));
+    assert!(v["notes"].to_string().contains("touched once beforehand"));
+}
+
+#[test]
+fn bench_return_has_curves_and_a_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    // All but `victim_later`, which sleeps.
+    let mut flags = vec!["--html", page.to_str().unwrap()];
+    for case in ["random", "oldest", "temporaries", "victim_now"] {
+        flags.extend(["--only", case]);
+    }
+    let Some(v) = tiny("return", &flags) else {
+        return;
+    };
+    for case in ["small_random", "medium_oldest", "mix_random"] {
+        for (name, ratio) in values(&v, case, "final_ratio") {
+            assert!(ratio.unwrap() > 0.5, "{case} {name} {ratio:?}");
+        }
+        values(&v, case, "t90_ms");
+    }
+    // A round touches 4 MiB; the first one has to fault.
+    for (name, faults) in values(&v, "temporaries", "faults_first") {
+        assert!(faults.unwrap() > 0.0, "{name}");
+    }
+    for metric in ["quiet_p50_ns", "during_p999_ns", "during_max_ns"] {
+        for (name, ns) in values(&v, "victim_now", metric) {
+            assert!(ns.unwrap() > 0.0, "{name} {metric}");
+        }
+    }
+    let curves = v["curves"].as_array().unwrap();
+    let own: Vec<_> = curves
+        .iter()
+        .filter(|c| c["allocator"] == "ebbtide" && c["case"] == "small_random")
+        .collect();
+    assert_eq!(own.len(), 1);
+    let points = own[0]["rss_mib"].as_array().unwrap().len();
+    assert!(points >= 2, "{own:?}");
+    assert_eq!(own[0]["system_mib"].as_array().unwrap().len(), points);
+    assert!(own[0]["live_mib"].as_f64().unwrap() > 0.0);
+    let html = fs::read_to_string(page).unwrap();
+    assert!(html.matches("<svg").count() >= 12 && html.contains("must stay"));
+    assert!(!html.contains("http"), "nothing is loaded from elsewhere");
+}
+
+/// Positive control of the check of live objects: an allocator whose `free` writes
+/// to the newest one is named and not measured.
+#[test]
+fn bench_return_notices_a_changed_object() {
+    let Some(lib) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (source, bad) = (dir.path().join("bad.c"), dir.path().join("bad.so"));
+    let code = "#include <stddef.h>
+        extern void *__libc_malloc(size_t);
+        extern void __libc_free(void *);
+        static char *newest;
+        void *malloc(size_t n) {
+            char *p = __libc_malloc(n);
+            if (n > 5000 && n < 70000) newest = p;
+            return p;
+        }
+        void free(void *p) { if (newest && p != newest) newest[4100] = ~newest[0]; __libc_free(p); }
+        ";
+    fs::write(&source, code).unwrap();
+    let cc = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&bad, &source])
+        .status();
+    assert!(cc.is_ok_and(|s| s.success()), "the tests need a C compiler");
+    ebbtide(&["bench", "return", "--quick", "--rounds", "1", "--lib", lib])
+        .args(["--size", "8M", "--wait", "0.01", "--only", "medium_oldest"])
+        .args(["--against", bad.to_str().unwrap()])
+        .assert()
+        .code(1)
+        .stdout(says("failed"))
+        .stderr(says("medium_oldest in bad.so").and(says("has changed")));
+}
+
+#[test]
+fn bench_families_refuse_what_does_not_fit() {
+    for family in ["free", "return"] {
+        for (size, why) in [("900000G", "40 %"), ("1", "at least 1M")] {
+            ebbtide(&["bench", family, "--size", size])
+                .assert()
+                .code(125)
+                .stderr(says(why));
+        }
+    }
+    ebbtide(&["bench", "return", "--html", "/no/such/place.html"])
+        .args(["--quick", "--size", "1M"])
+        .assert()
+        .code(125)
+        .stderr(says("place.html"));
+}

@@ -11,6 +11,7 @@ unsafe extern "C" {
     fn mi_free(old: *mut c_void);
     fn mi_malloc_aligned(size: usize, align: usize) -> *mut c_void;
     fn mi_usable_size(object: *const c_void) -> usize;
+    fn mi_collect(force: bool);
 }
 
 export!(
@@ -21,3 +22,9 @@ export!(
     |align, size| unsafe { mi_malloc_aligned(size, align) },
     mi_usable_size
 );
+
+/// Gives back all free memory, by the allocator's own call.
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_release() {
+    unsafe { mi_collect(true) };
+}

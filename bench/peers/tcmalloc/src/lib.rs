@@ -15,6 +15,7 @@ unsafe extern "C" {
     fn TCMallocInternalFree(old: *mut c_void);
     fn TCMallocInternalMemalign(align: usize, size: usize) -> *mut c_void;
     fn TCMallocInternalMallocSize(object: *const c_void) -> usize;
+    fn MallocExtension_Internal_ReleaseMemoryToSystem(bytes: usize);
 }
 
 export!(
@@ -25,3 +26,9 @@ export!(
     |align, size| unsafe { TCMallocInternalMemalign(align, size) },
     TCMallocInternalMallocSize
 );
+
+/// Gives back all free memory, by the allocator's own call.
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_release() {
+    unsafe { MallocExtension_Internal_ReleaseMemoryToSystem(usize::MAX) };
+}

@@ -8,24 +8,19 @@
 //! - `INV-BENCH-1`: within a case, every process reports the same checksum.
 //! - `INV-BENCH-2`: a figure is kept only if `malloc` came from the entry's library.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use tempfile::TempDir;
 
+use crate::bench::observe::Watch;
 use crate::bench::peers::{self, Entry};
-use crate::bench::stats::Spread;
-use crate::bench::worker::Output;
+use crate::bench::process::{Starter, warm_host};
+use crate::bench::worker::{Curve, Output};
 use crate::out;
 
-/// A process that runs longer is stopped.
-const TIMEOUT: Duration = Duration::from_secs(300);
-
-/// One figure that a case gives; less is better.
+/// One figure that a case gives; less is better. An infinite value is one that
+/// was not reached while the harness waited.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
     /// Its name in the process's output.
@@ -43,6 +38,15 @@ pub enum Run {
         case: &'static str,
         /// Its amount.
         amount: u64,
+    },
+    /// This program's worker, watched from outside.
+    Watched {
+        /// Case of the worker.
+        case: &'static str,
+        /// How, and how much it fills.
+        watch: Watch,
+        /// Without huge pages.
+        is_thp_off: bool,
     },
     /// A C program, compiled here; it prints what a worker prints. Where there
     /// is no compiler, the worker's case.
@@ -83,58 +87,98 @@ pub struct Series {
     pub about: &'static str,
     /// The metric.
     pub metric: Metric,
-    /// One list of values per entry, in the order of the entries.
-    pub values: Vec<Vec<f64>>,
+    /// One list of values per entry, in the order of the entries; none where the
+    /// case does not apply to the entry.
+    pub values: Vec<Option<Vec<f64>>>,
+}
+
+/// How memory went back in one process.
+#[derive(Debug)]
+pub struct Drawn {
+    /// The case.
+    pub case: &'static str,
+    /// Place among the entries.
+    pub entry: usize,
+    /// Counted from 0.
+    pub round: u32,
+    /// The points.
+    pub curve: Curve,
 }
 
 /// Everything that came out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Results {
     /// The entries that were measured.
     pub entries: Vec<Entry>,
     /// One series per case and metric.
     pub series: Vec<Series>,
+    /// The curves of watched cases.
+    pub curves: Vec<Drawn>,
     /// What went wrong, for people.
     pub failures: Vec<String>,
+    /// Said below the tables.
+    pub notes: Vec<String>,
+    /// How long a watched process was given.
+    pub wait: Duration,
 }
 
-/// Runs `cases` for `rounds` rounds.
-pub fn run(cases: &[Case], entries: Vec<Entry>, rounds: u32) -> Result<Results> {
-    let bench = Bench::new(cases)?;
-    let mut failures = Vec::new();
-    let mut kept = Vec::new();
+/// Keeps the cases whose name contains one of `only`; all without any.
+pub fn select(cases: &mut Vec<Case>, only: &[String]) -> Result<()> {
+    if only.is_empty() {
+        return Ok(());
+    }
+    let all: Vec<&str> = cases.iter().map(|c| c.id).collect();
+    cases.retain(|c| only.iter().any(|o| c.id.contains(o.as_str())));
+    if cases.is_empty() {
+        bail!("--only matches no case; the cases are: {}", all.join(", "));
+    }
+    Ok(())
+}
+
+/// Runs `cases` for `rounds` rounds, after touching `warm_bytes` of memory once.
+pub fn run(cases: &[Case], entries: Vec<Entry>, rounds: u32, warm_bytes: u64) -> Result<Results> {
+    let starter = Starter::new(cases)?;
+    let mut results = Results::default();
     for entry in entries {
-        match bench.serves(&entry) {
-            Ok(()) => kept.push(entry),
+        match starter.serves(&entry) {
+            Ok(()) => results.entries.push(entry),
             // Without Ebbtide itself there is nothing to compare with.
             Err(error) if entry.name == peers::OWN => return Err(error),
-            Err(error) => failures.push(format!("{} is left out: {error:#}", entry.name)),
+            Err(error) => results
+                .failures
+                .push(format!("{} is left out: {error:#}", entry.name)),
         }
     }
-    let mut series: Vec<Series> = cases
-        .iter()
-        .flat_map(|c| c.metrics.iter().map(move |m| (c, m)))
-        .map(|(case, metric)| Series {
-            case: case.id,
-            about: case.about,
-            metric: *metric,
-            values: vec![Vec::new(); kept.len()],
-        })
-        .collect();
+    match warm_host(warm_bytes) {
+        Ok((bytes, seconds)) => results.notes.push(format!(
+            "{} were touched once beforehand, so that the host backs them ({seconds:.1} s)",
+            out::bytes(bytes)
+        )),
+        Err(error) => results.failures.push(format!("{error:#}")),
+    }
+    let kept = results.entries.clone();
+    results.series = series(cases, &kept);
 
-    let bar = progress(u64::from(rounds) * (cases.len() * kept.len()) as u64);
+    let steps: usize = cases
+        .iter()
+        .map(|c| kept.iter().filter(|e| e.takes(c.id)).count())
+        .sum();
+    let bar = progress(u64::from(rounds) * steps as u64);
     let mut checksums: Vec<Option<u64>> = vec![None; cases.len()];
     let mut broken = vec![vec![false; kept.len()]; cases.len()];
     for round in 0..rounds {
         for (c, case) in cases.iter().enumerate() {
             for turn in 0..kept.len() {
                 let e = (turn + round as usize) % kept.len();
+                if !kept[e].takes(case.id) {
+                    continue;
+                }
                 bar.set_message(format!("{} {}", case.id, kept[e].name));
                 bar.inc(1);
                 if broken[c][e] {
                     continue;
                 }
-                let measured = bench.measure(case, &kept[e]).and_then(|output| {
+                let measured = starter.measure(case, &kept[e]).and_then(|output| {
                     let expected = *checksums[c].get_or_insert(output.checksum);
                     ensure!(
                         output.checksum == expected,
@@ -144,28 +188,54 @@ pub fn run(cases: &[Case], entries: Vec<Entry>, rounds: u32) -> Result<Results> 
                     Ok(output)
                 });
                 match measured {
-                    Ok(output) => keep(&mut series, case, e, &output),
+                    Ok(output) => keep(&mut results, case, e, round, output),
                     Err(error) => {
                         broken[c][e] = true;
-                        failures.push(format!("{} in {}: {error:#}", case.id, kept[e].name));
+                        results
+                            .failures
+                            .push(format!("{} in {}: {error:#}", case.id, kept[e].name));
                     }
                 }
             }
         }
     }
     bar.finish_and_clear();
-    Ok(Results {
-        entries: kept,
-        series,
-        failures,
-    })
+    Ok(results)
 }
 
-fn keep(series: &mut [Series], case: &Case, entry: usize, output: &Output) {
-    for one in series.iter_mut().filter(|s| s.case == case.id) {
-        if let Some(value) = output.metrics.get(one.metric.id) {
-            one.values[entry].push(*value);
+fn series(cases: &[Case], entries: &[Entry]) -> Vec<Series> {
+    let values = |case: &Case| {
+        entries
+            .iter()
+            .map(|e| e.takes(case.id).then(Vec::new))
+            .collect()
+    };
+    cases
+        .iter()
+        .flat_map(|c| c.metrics.iter().map(move |m| (c, m)))
+        .map(|(case, metric)| Series {
+            case: case.id,
+            about: case.about,
+            metric: *metric,
+            values: values(case),
+        })
+        .collect()
+}
+
+fn keep(results: &mut Results, case: &Case, entry: usize, round: u32, output: Output) {
+    for one in results.series.iter_mut().filter(|s| s.case == case.id) {
+        let value = output.metrics.get(one.metric.id);
+        if let (Some(values), Some(value)) = (&mut one.values[entry], value) {
+            values.push(*value);
         }
+    }
+    if let Some(curve) = output.curve {
+        results.curves.push(Drawn {
+            case: case.id,
+            entry,
+            round,
+            curve,
+        });
     }
 }
 
@@ -176,158 +246,4 @@ fn progress(len: u64) -> ProgressBar {
         bar.set_style(style);
     }
     bar
-}
-
-/// What all measurements share.
-struct Bench {
-    exe: PathBuf,
-    /// Compiled programs, by case.
-    programs: Vec<(&'static str, PathBuf)>,
-    _dir: TempDir,
-}
-
-impl Bench {
-    fn new(cases: &[Case]) -> Result<Self> {
-        let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
-        let mut programs = Vec::new();
-        for case in cases {
-            if let Run::Compiled { source, .. } = case.run {
-                match compile(case.id, source, dir.path()) {
-                    Ok(program) => programs.push((case.id, program)),
-                    Err(error) => out::warning(&format!(
-                        "{}: {error:#}; this program's own process is measured instead (apt-get install gcc)",
-                        case.id
-                    )),
-                }
-            }
-        }
-        Ok(Bench {
-            exe: std::env::current_exe().context("cannot find this program")?,
-            programs,
-            _dir: dir,
-        })
-    }
-
-    fn command(&self, program: &Path, entry: &Entry) -> Command {
-        let mut command = Command::new(program);
-        for name in peers::SCRUBBED_ENV {
-            command.env_remove(name);
-        }
-        if let Some(library) = &entry.library {
-            command.env("LD_PRELOAD", library);
-        }
-        command.envs(entry.env.iter().map(|(k, v)| (k, v)));
-        command
-    }
-
-    fn worker(&self, case: &str, amount: u64, entry: &Entry) -> Result<Output> {
-        let mut command = self.command(&self.exe, entry);
-        command.args(["bench-worker", case, &amount.to_string()]);
-        finish(command)
-    }
-
-    /// Whether `malloc` really comes from the entry's library (INV-BENCH-2).
-    fn serves(&self, entry: &Entry) -> Result<()> {
-        let output = self.worker("which", 0, entry)?;
-        let found = Path::new(&output.allocator);
-        let real = found.canonicalize().unwrap_or_else(|_| found.to_path_buf());
-        match &entry.library {
-            Some(library) if real != *library => bail!(
-                "{} does not define malloc (it comes from {}); build the library, or name another with --lib",
-                library.display(),
-                found.display()
-            ),
-            None if !output.allocator.contains("libc.so") => {
-                bail!(
-                    "malloc comes from {}, not from the C library",
-                    found.display()
-                )
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn measure(&self, case: &Case, entry: &Entry) -> Result<Output> {
-        match &case.run {
-            Run::Worker { case, amount } => self.worker(case, *amount, entry),
-            Run::Compiled { or_case, .. } => {
-                match self.programs.iter().find(|(id, _)| *id == case.id) {
-                    Some((_, program)) => finish(self.command(program, entry)),
-                    None => self.worker(or_case, 0, entry),
-                }
-            }
-            Run::Starts { program, times } => self.starts(Path::new(program), *times, entry),
-        }
-    }
-
-    fn starts(&self, program: &Path, times: u32, entry: &Entry) -> Result<Output> {
-        let mut command = self.command(program, entry);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let mut values = Vec::new();
-        for _ in 0..times {
-            let began = Instant::now();
-            let status = command.status()?;
-            values.push(began.elapsed().as_secs_f64() * 1e3);
-            ensure!(status.success(), "{} ends with {status}", program.display());
-        }
-        let spread = Spread::of(&values).ok_or_else(|| anyhow!("nothing was started"))?;
-        Ok(Output {
-            checksum: u64::from(times),
-            metrics: [("ms_per_start".to_owned(), spread.median)].into(),
-            ..Output::default()
-        })
-    }
-}
-
-fn compile(id: &str, source: &str, dir: &Path) -> Result<PathBuf> {
-    let file = dir.join(format!("{id}.c"));
-    std::fs::write(&file, source)?;
-    let program = dir.join(id);
-    let output = Command::new("cc")
-        .args(["-O2", "-o"])
-        .arg(&program)
-        .arg(&file)
-        .output()
-        .context("no C compiler 'cc'")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "cc fails: {}",
-        said.lines().next().unwrap_or_default()
-    );
-    Ok(program)
-}
-
-/// Waits for a worker and reads its last line.
-fn finish(mut command: Command) -> Result<Output> {
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().context("cannot start")?;
-    let end = Instant::now() + TIMEOUT;
-    // What a worker prints fits into the pipe, so it never waits for a reader.
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() > end {
-            let _ = child.kill();
-            let _ = child.wait();
-            bail!("no end within {} s", TIMEOUT.as_secs());
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    let (mut said, mut errors) = (String::new(), String::new());
-    if let (Some(mut o), Some(mut e)) = (child.stdout.take(), child.stderr.take()) {
-        o.read_to_string(&mut said)?;
-        e.read_to_string(&mut errors)?;
-    }
-    let first_error = errors.lines().next().unwrap_or_default();
-    ensure!(status.success(), "ends with {status} {first_error}");
-    let line = said.lines().last().unwrap_or_default();
-    serde_json::from_str(line).with_context(|| format!("not a worker's line: {line:?}"))
 }

@@ -1,6 +1,6 @@
 //! The micro family: what single operations cost, and what a small process weighs.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::{peers, report};
@@ -42,6 +42,9 @@ const HELLO: &[Metric] = &[
     },
 ];
 
+/// What `fill` fills in a quick run.
+const FILL_BYTES: u64 = 256 << 20;
+
 fn worker(id: &'static str, amount: u64, about: &'static str) -> Case {
     Case {
         id,
@@ -77,7 +80,7 @@ fn cases(quick: bool) -> Vec<Case> {
             about: "objects of 64 to 512 bytes, every cache line touched, then all freed",
             run: Run::Worker {
                 case: "fill",
-                amount: (256 << 20) * scale,
+                amount: FILL_BYTES * scale,
             },
             metrics: FILL,
         },
@@ -105,18 +108,15 @@ fn cases(quick: bool) -> Vec<Case> {
 /// Measures and prints.
 pub fn main(args: &BenchArgs) -> Result<u8> {
     let mut cases = cases(args.quick);
-    if !args.only.is_empty() {
-        let all: Vec<&str> = cases.iter().map(|c| c.id).collect();
-        cases.retain(|c| args.only.iter().any(|o| c.id.contains(o.as_str())));
-        ensure!(
-            !cases.is_empty(),
-            "--only matches no case; the cases are: {}",
-            all.join(", ")
-        );
-    }
+    harness::select(&mut cases, &args.only)?;
     let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 9 });
-    let entries = peers::rotation(args)?;
-    let results = harness::run(&cases, entries, rounds)?;
+    let entries = peers::rotation(args, false)?;
+    let filled = if args.quick {
+        FILL_BYTES
+    } else {
+        4 * FILL_BYTES
+    };
+    let results = harness::run(&cases, entries, rounds, filled + filled / 2)?;
     report::print("micro", args, rounds, &results)
 }
 

@@ -7,17 +7,36 @@
 //! | module | what it does |
 //! |---|---|
 //! | `harness` | runs a family's cases, interleaved, and collects figures |
+//! | `process` | starts measured processes and reads what they print |
+//! | `observe`, `sample`, `link` | watches a process from outside; a look; that process's end of it |
 //! | `peers` | the allocators, and where their libraries are |
-//! | `report` | tables and JSON |
-//! | `stats` | medians and quartiles |
-//! | `worker` | the measured process |
+//! | `report`, `tables` | sets figures side by side; as text or JSON |
+//! | `html`, `plot` | a page; its drawings |
+//! | `stats`, `hist` | medians and quartiles; histograms of times |
+//! | `worker` | the measured process: single operations |
+//! | `block`, `objects`, `victim` | the measured process: one block, many objects, two threads |
 //! | `micro` | the family of single operations |
+//! | `free`, `give_back` | the families `free` and `return`; `sized` is what they share |
 //!
 //! A family is a file like `micro`: it says what is run and what is measured.
 
+pub mod block;
+pub mod free;
+pub mod give_back;
 pub mod harness;
+pub mod hist;
+pub mod html;
+pub mod link;
 pub mod micro;
+pub mod objects;
+pub mod observe;
 pub mod peers;
+pub mod plot;
+pub mod process;
 pub mod report;
+pub mod sample;
+pub mod sized;
 pub mod stats;
+pub mod tables;
+pub mod victim;
 pub mod worker;

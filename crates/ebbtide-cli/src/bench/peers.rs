@@ -33,6 +33,7 @@ struct Known {
 }
 
 const BACKGROUND: &str = "background_thread:true";
+const BACKGROUND_1S: &str = "background_thread:true,dirty_decay_ms:1000";
 
 const fn system(name: &'static str, file: &'static str, package: &'static str) -> Known {
     Known {
@@ -87,6 +88,22 @@ const KNOWN: &[Known] = &[
     },
 ];
 
+/// Settings that differ only where time passes: for the families that wait.
+const KNOWN_WAITING: &[Known] = &[
+    Known {
+        env: &[("MALLOC_CONF", BACKGROUND_1S)],
+        ..system("jemalloc-system-bg-1s", "libjemalloc.so.2", "libjemalloc2")
+    },
+    Known {
+        env: &[("_RJEM_MALLOC_CONF", BACKGROUND_1S)],
+        ..built("jemalloc-bg-1s", "libpeer_jemalloc.so", "jemalloc")
+    },
+];
+
+fn all_known() -> impl Iterator<Item = &'static Known> {
+    KNOWN.iter().chain(KNOWN_WAITING)
+}
+
 /// Variables of the caller's environment that would change an allocator.
 pub const SCRUBBED_ENV: &[&str] = &[
     "LD_PRELOAD",
@@ -105,33 +122,78 @@ pub struct Entry {
     pub library: Option<PathBuf>,
     /// Settings beside `LD_PRELOAD`.
     pub env: Vec<(String, String)>,
+    /// `EBBTIDE_CONF` of a variant of Ebbtide.
+    pub conf: String,
+    /// How the process has its large block.
+    pub method: &'static str,
+    /// The only cases to run; all if there are none.
+    pub only: &'static [&'static str],
+    is_own: bool,
 }
 
 impl Entry {
-    fn known(known: &Known, library: Option<PathBuf>) -> Self {
+    /// An entry that preloads nothing.
+    pub fn plain(name: &str) -> Self {
         Entry {
-            name: known.name.into(),
+            name: name.into(),
+            library: None,
+            env: Vec::new(),
+            conf: String::new(),
+            method: "malloc",
+            only: &[],
+            is_own: false,
+        }
+    }
+
+    /// A reference that goes to the kernel itself.
+    pub fn reference(method: &'static str, only: &'static [&'static str]) -> Self {
+        Entry {
+            method,
+            only,
+            ..Entry::plain(method)
+        }
+    }
+
+    /// This entry, of Ebbtide, with a setting of its own.
+    pub fn variant(&self, conf: &str, only: &'static [&'static str]) -> Self {
+        Entry {
+            name: format!("ebbtide, {conf}"),
+            conf: conf.into(),
+            only,
+            ..self.clone()
+        }
+    }
+
+    /// Whether it is Ebbtide.
+    pub fn is_own(&self) -> bool {
+        self.is_own
+    }
+
+    /// Whether a case is run with it.
+    pub fn takes(&self, case: &str) -> bool {
+        self.only.is_empty() || self.only.contains(&case)
+    }
+
+    fn known(known: &Known, library: Option<PathBuf>) -> Self {
+        let env = known.env.iter();
+        Entry {
             library,
-            env: known
-                .env
-                .iter()
-                .map(|(k, v)| ((*k).into(), (*v).into()))
-                .collect(),
+            env: env.map(|(k, v)| ((*k).into(), (*v).into())).collect(),
+            ..Entry::plain(known.name)
         }
     }
 
     fn path(name: &str, library: PathBuf) -> Self {
         Entry {
-            name: name.into(),
             library: Some(library),
-            env: Vec::new(),
+            ..Entry::plain(name)
         }
     }
 }
 
 /// The known peers as text for the help.
 pub fn known_list() -> String {
-    let names: Vec<&str> = KNOWN.iter().map(|k| k.name).collect();
+    let names: Vec<&str> = all_known().map(|k| k.name).collect();
     format!("Known allocators: {}", names.join(", "))
 }
 
@@ -140,13 +202,19 @@ pub const OWN: &str = "ebbtide";
 /// Name of the second entry: the same library again.
 pub const TWIN: &str = "ebbtide (again)";
 
-/// The rotation: Ebbtide, Ebbtide again, then the peers asked for, or all that are here.
-pub fn rotation(args: &BenchArgs) -> Result<Vec<Entry>> {
+/// The rotation: Ebbtide, Ebbtide again, then the peers asked for, or all that are
+/// here. `is_waiting`: with the settings that differ only where time passes.
+pub fn rotation(args: &BenchArgs, is_waiting: bool) -> Result<Vec<Entry>> {
     let own = library::find(args.lib.lib.as_deref())?;
-    let mut entries = vec![Entry::path(OWN, own.clone()), Entry::path(TWIN, own)];
+    let own = |name| Entry {
+        is_own: true,
+        ..Entry::path(name, own.clone())
+    };
+    let mut entries = vec![own(OWN), own(TWIN)];
     let folders = built_folders();
     if args.against.is_empty() {
-        for known in KNOWN {
+        let waiting = if is_waiting { KNOWN_WAITING } else { &[] };
+        for known in KNOWN.iter().chain(waiting) {
             match locate(known.source, &folders) {
                 Ok(library) => entries.push(Entry::known(known, library)),
                 Err(remedy) => out::warning(&format!("{} is left out: {remedy}", known.name)),
@@ -161,7 +229,7 @@ pub fn rotation(args: &BenchArgs) -> Result<Vec<Entry>> {
 }
 
 fn named(name: &str, folders: &[PathBuf]) -> Result<Entry> {
-    if let Some(known) = KNOWN.iter().find(|k| k.name == name) {
+    if let Some(known) = all_known().find(|k| k.name == name) {
         return match locate(known.source, folders) {
             Ok(library) => Ok(Entry::known(known, library)),
             Err(remedy) => bail!("--against {name}: {remedy}"),
@@ -178,7 +246,7 @@ fn named(name: &str, folders: &[PathBuf]) -> Result<Entry> {
             .into_owned();
         return Ok(Entry::path(&short, path));
     }
-    let all: Vec<&str> = KNOWN.iter().map(|k| k.name).collect();
+    let all: Vec<&str> = all_known().map(|k| k.name).collect();
     bail!(
         "--against {name}: not a known allocator; give the path of a library, or one of: {}",
         all.join(", ")
@@ -239,13 +307,22 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_missing_ones_have_a_remedy() {
-        for (i, known) in KNOWN.iter().enumerate() {
-            assert!(KNOWN[i + 1..].iter().all(|k| k.name != known.name));
+        for (i, known) in all_known().enumerate() {
+            assert!(all_known().skip(i + 1).all(|k| k.name != known.name));
             if let Source::Built { .. } = known.source {
                 let remedy = locate(known.source, &[]).unwrap_err();
                 assert!(remedy.contains("build.sh"), "{remedy}");
             }
         }
+    }
+
+    #[test]
+    fn variants_take_only_their_cases() {
+        let own = Entry::path(OWN, "/x.so".into());
+        let one = own.variant("workers=0", &["a"]);
+        assert!(one.takes("a") && !one.takes("b") && own.takes("b"));
+        assert_eq!(one.name, "ebbtide, workers=0");
+        assert_eq!(Entry::reference("munmap", &[]).method, "munmap");
     }
 
     #[test]

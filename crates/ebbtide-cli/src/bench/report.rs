@@ -1,13 +1,13 @@
-//! Tables and JSON of a family's results.
+//! A family's results, set beside Ebbtide's: printed as tables or JSON.
 
 use anyhow::Result;
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
 use crate::bench::harness::{Results, Series};
 use crate::bench::peers::{OWN, TWIN};
 use crate::bench::stats::{self, Spread};
+use crate::bench::tables::render;
+use crate::bench::worker::Curve;
 use crate::cli::BenchArgs;
 use crate::doctor::{Check, machine_facts};
 use crate::out;
@@ -15,40 +15,94 @@ use crate::out;
 /// Exit status when something was measured, but not everything.
 const EXIT_PARTIAL: u8 = 1;
 
+/// What is printed.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+pub struct Report<'a> {
     schema: u32,
     family: &'a str,
-    rounds: u32,
+    /// Rounds that were run.
+    pub rounds: u32,
     quick: bool,
-    machine: Vec<(&'static str, String)>,
-    measurements: Vec<Measurement<'a>>,
+    /// What kind of machine it was.
+    pub machine: Vec<(&'static str, String)>,
+    /// One per case and metric, those of a case together.
+    pub measurements: Vec<Measurement<'a>>,
+    curves: Vec<CurveRow<'a>>,
+    /// Lines below the tables.
+    pub notes: &'a [String],
     failures: &'a [String],
+    /// In place of a figure that was not reached.
+    #[serde(skip)]
+    pub not_back: String,
 }
 
 #[derive(Debug, Serialize)]
-struct Measurement<'a> {
+struct CurveRow<'a> {
     case: &'a str,
-    about: &'a str,
-    metric: &'a str,
-    unit: &'a str,
-    /// The A/A noise as a fraction of the value.
-    noise: Option<f64>,
-    results: Vec<Row<'a>>,
+    allocator: &'a str,
+    round: u32,
+    #[serde(flatten)]
+    curve: &'a Curve,
 }
 
+/// One metric of one case.
 #[derive(Debug, Serialize)]
-struct Row<'a> {
-    allocator: &'a str,
-    spread: Option<Spread>,
+pub struct Measurement<'a> {
+    /// The case.
+    pub case: &'a str,
+    /// What it does.
+    pub about: &'a str,
+    /// The metric.
+    pub metric: &'a str,
+    /// Its unit.
+    pub unit: &'a str,
+    /// The A/A noise as a fraction of the value.
+    pub noise: Option<f64>,
+    /// One per allocator to which the case applies.
+    pub results: Vec<Row<'a>>,
+}
+
+/// One allocator's values.
+#[derive(Debug, Serialize)]
+pub struct Row<'a> {
+    /// Its name.
+    pub allocator: &'a str,
+    /// Of the values that were reached.
+    pub spread: Option<Spread>,
+    /// So many values were not reached while the harness waited; no figure if
+    /// they are half or more.
+    pub not_reached: usize,
     /// This median over Ebbtide's; above 1, Ebbtide needs less.
-    ratio_to_ebbtide: Option<f64>,
-    values: &'a [f64],
+    pub ratio_to_ebbtide: Option<f64>,
+    /// All of them; not a number where the system was disturbed.
+    pub values: &'a [f64],
 }
 
 /// Prints the results; the exit status says whether all of it was measured.
 pub fn print(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> Result<u8> {
-    let report = Report {
+    let text = if args.json {
+        serde_json::to_string_pretty(&report(family, args, rounds, results))? + "\n"
+    } else {
+        text(family, args, rounds, results)
+    };
+    out::stdout(text.as_bytes());
+    for failure in &results.failures {
+        out::warning(failure);
+    }
+    Ok(if results.failures.is_empty() {
+        0
+    } else {
+        EXIT_PARTIAL
+    })
+}
+
+/// The tables.
+pub fn text(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> String {
+    render(&report(family, args, rounds, results))
+}
+
+fn report<'a>(family: &'a str, args: &BenchArgs, rounds: u32, results: &'a Results) -> Report<'a> {
+    Report {
         schema: 1,
         family,
         rounds,
@@ -62,36 +116,43 @@ pub fn print(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> 
             .iter()
             .map(|s| measurement(s, results))
             .collect(),
+        curves: results
+            .curves
+            .iter()
+            .map(|d| CurveRow {
+                case: d.case,
+                allocator: &results.entries[d.entry].name,
+                round: d.round,
+                curve: &d.curve,
+            })
+            .collect(),
+        notes: &results.notes,
         failures: &results.failures,
-    };
-    let text = if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
-    } else {
-        render(&report)
-    };
-    out::stdout(text.as_bytes());
-    for failure in &results.failures {
-        out::warning(failure);
+        not_back: format!("not in {} s", results.wait.as_secs_f64()),
     }
-    Ok(if results.failures.is_empty() {
-        0
-    } else {
-        EXIT_PARTIAL
-    })
+}
+
+/// The spread of what was reached, unless half or more was not; how many were not.
+fn reached(values: &[f64]) -> (Option<Spread>, usize) {
+    let not = values.iter().filter(|v| v.is_infinite()).count();
+    let spread = Spread::of(values).filter(|_| 2 * not < values.len());
+    (spread, not)
 }
 
 fn measurement<'a>(series: &'a Series, results: &'a Results) -> Measurement<'a> {
     let values_of = |name: &str| {
         let at = results.entries.iter().position(|e| e.name == name);
-        at.map_or(&[][..], |i| &series.values[i])
+        let values = at.and_then(|i| series.values[i].as_deref());
+        values.unwrap_or_default()
     };
-    let own = Spread::of(values_of(OWN));
+    let (own, _) = reached(values_of(OWN));
     let rows = results
         .entries
         .iter()
         .zip(&series.values)
+        .filter_map(|(entry, values)| Some((entry, values.as_deref()?)))
         .map(|(entry, values)| {
-            let spread = Spread::of(values);
+            let (spread, not_reached) = reached(values);
             let ratio = match (spread, own) {
                 (Some(s), Some(o)) if o.median > 0.0 => Some(s.median / o.median),
                 _ => None,
@@ -99,6 +160,7 @@ fn measurement<'a>(series: &'a Series, results: &'a Results) -> Measurement<'a> 
             Row {
                 allocator: &entry.name,
                 spread,
+                not_reached,
                 ratio_to_ebbtide: ratio,
                 values,
             }
@@ -113,65 +175,6 @@ fn measurement<'a>(series: &'a Series, results: &'a Results) -> Measurement<'a> 
     }
 }
 
-fn render(report: &Report) -> String {
-    let mut text = String::new();
-    for m in &report.measurements {
-        let noise = m
-            .noise
-            .map_or("unknown".into(), |n| format!("±{:.1} %", n * 100.0));
-        text.push_str(&format!(
-            "{} — {}\n{}, less is better; A/A noise {noise}\n",
-            m.case, m.about, m.unit
-        ));
-        let mut table = Table::new();
-        table.load_preset(NOTHING);
-        table.set_header(["", "median", "quartiles", "÷ ebbtide"]);
-        for row in &m.results {
-            let Some(s) = row.spread else {
-                table.add_row([row.allocator, "failed", "", ""]);
-                continue;
-            };
-            let ratio = row.ratio_to_ebbtide.map_or(String::new(), |r| {
-                // Within the noise a ratio says nothing.
-                let same = m.noise.is_some_and(|n| (r - 1.0).abs() <= n);
-                format!("{}{r:.2}", if same { "≈ " } else { "" })
-            });
-            table.add_row([
-                row.allocator.to_owned(),
-                figure(s.median),
-                format!("{} – {}", figure(s.quartile_low), figure(s.quartile_high)),
-                ratio,
-            ]);
-        }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        for line in table.to_string().lines() {
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
-        text.push('\n');
-    }
-    text.push_str(&format!(
-        "{} rounds, one process per figure, allocators in turn. Above 1, Ebbtide needs less; ≈ is within the noise.\n",
-        report.rounds
-    ));
-    for (name, value) in &report.machine {
-        text.push_str(&format!("{name}: {value}\n"));
-    }
-    text
-}
-
-/// Three significant digits, or whole numbers where there are more.
-fn figure(value: f64) -> String {
-    match value.abs() {
-        v if v >= 100.0 => format!("{value:.0}"),
-        v if v >= 10.0 => format!("{value:.1}"),
-        v if v >= 1.0 => format!("{value:.2}"),
-        _ => format!("{value:.3}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,34 +182,31 @@ mod tests {
     use crate::bench::peers::Entry;
 
     #[test]
-    fn figures() {
-        assert_eq!(figure(1234.5), "1234");
-        assert_eq!(figure(12.34), "12.3");
-        assert_eq!(figure(1.234), "1.23");
-        assert_eq!(figure(0.1234), "0.123");
-    }
-
-    #[test]
     fn ratio_and_noise() {
-        let entry = |name: &str| Entry {
-            name: name.into(),
-            library: None,
-            env: Vec::new(),
-        };
+        let entries = [OWN, TWIN, "x", "y", "z", "w"].map(Entry::plain);
         let results = Results {
-            entries: vec![entry(OWN), entry(TWIN), entry("x"), entry("y")],
+            entries: entries.to_vec(),
             series: vec![Series {
                 case: "c",
                 about: "a",
                 metric: Metric { id: "m", unit: "u" },
-                values: vec![vec![10.0], vec![11.0], vec![20.0], vec![]],
+                values: vec![
+                    Some(vec![10.0]),
+                    Some(vec![11.0]),
+                    Some(vec![20.0]),
+                    Some(vec![]),
+                    Some(vec![5.0, f64::INFINITY]),
+                    None,
+                ],
             }],
-            failures: Vec::new(),
+            ..Results::default()
         };
         let m = measurement(&results.series[0], &results);
         assert!((m.noise.unwrap() - 0.1).abs() < 1e-9);
         assert_eq!(m.results[2].ratio_to_ebbtide, Some(2.0));
         assert_eq!(m.results[3].spread, None);
+        assert_eq!((m.results[4].spread, m.results[4].not_reached), (None, 1));
+        assert_eq!(m.results.len(), 5, "a case that does not apply has no row");
         let report = Report {
             schema: 1,
             family: "f",
@@ -214,7 +214,10 @@ mod tests {
             quick: true,
             machine: vec![("kernel", "1".into())],
             measurements: vec![m],
+            curves: Vec::new(),
+            notes: &["a note".into()],
             failures: &[],
+            not_back: "not in 9 s".into(),
         };
         let text = render(&report);
         assert!(
@@ -222,5 +225,24 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("≈ 1.10"), "{text}");
+        assert!(
+            text.contains("not in 9 s") && text.contains("a note"),
+            "{text}"
+        );
+        // A second metric makes columns.
+        let m = |metric| Measurement {
+            metric,
+            ..measurement(&results.series[0], &results)
+        };
+        let report = Report {
+            measurements: vec![m("m"), m("n")],
+            ..report
+        };
+        let text = render(&report);
+        assert!(
+            text.contains("20.0 (2.00)") && text.contains("11.0 (≈ 1.10)"),
+            "{text}"
+        );
+        assert_eq!(text.matches("not in 9 s").count(), 2, "{text}");
     }
 }

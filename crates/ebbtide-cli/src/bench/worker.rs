@@ -15,7 +15,9 @@ use std::time::Instant;
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::bench::block::{self, Method};
 use crate::bench::stats::Spread;
+use crate::bench::{objects, victim};
 use crate::cli::WorkerArgs;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -30,6 +32,24 @@ pub struct Output {
     pub checksum: u64,
     /// Figures by name.
     pub metrics: BTreeMap<String, f64>,
+    /// What an observer saw; the worker itself leaves it empty.
+    #[serde(skip)]
+    pub curve: Option<Curve>,
+}
+
+/// How memory went back, from the end of freeing on.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Curve {
+    /// Between two points.
+    pub step_ms: u64,
+    /// Resident size of the process.
+    pub rss_mib: Vec<f64>,
+    /// What the system has less than before the fill.
+    pub system_mib: Vec<f64>,
+    /// Resident before the fill.
+    pub base_mib: f64,
+    /// Pages with a live byte.
+    pub live_mib: f64,
 }
 
 /// A case is measured in this many parts; its figure is their median.
@@ -43,6 +63,10 @@ const CACHE_LINE_BYTES: usize = 64;
 /// Runs one case and prints what came out.
 pub fn main(args: &WorkerArgs) -> Result<u8> {
     let n = args.amount;
+    if args.thp_off {
+        block::disable_thp()?;
+    }
+    let method = Method::named(&args.method)?;
     let mut output = match args.case.as_str() {
         "which" => Output::default(),
         "pair16" => pair(16, n),
@@ -53,6 +77,15 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
         "working_set" => working_set(n),
         "fill" => fill(n)?,
         "rss" => rss(),
+        "warm" => block::warm(n)?,
+        "block" => block::freed(n, method, false)?,
+        "block_now" => block::freed(n, method, true)?,
+        "temporaries" => block::temporaries(n)?,
+        "victim_now" => victim::run(n, true)?,
+        "victim_later" => victim::run(n, false)?,
+        case if case.ends_with("_random") || case.ends_with("_oldest") => {
+            objects::thinned(case, n)?
+        }
         other => bail!("unknown case '{other}'; 'ebbtide bench' starts this command itself"),
     };
     output.allocator = allocator();
@@ -77,7 +110,7 @@ fn allocator() -> String {
 }
 
 /// Allocates; never null, as the figures would mean nothing.
-fn alloc(size_bytes: usize) -> *mut u8 {
+pub fn alloc(size_bytes: usize) -> *mut u8 {
     // SAFETY: `malloc` takes any size. `black_box` keeps the compiler from
     // dropping a pair that has no use.
     let object = black_box(unsafe { libc::malloc(size_bytes) }).cast::<u8>();
@@ -88,9 +121,11 @@ fn alloc(size_bytes: usize) -> *mut u8 {
     object
 }
 
+/// Frees.
+///
 /// # Safety
 /// `object` came from [`alloc`] and is not used any more.
-unsafe fn release(object: *mut u8) {
+pub unsafe fn release(object: *mut u8) {
     // SAFETY: by the contract above.
     unsafe { libc::free(black_box(object).cast::<c_void>()) };
 }
@@ -160,10 +195,11 @@ fn batch(batches: u64, order: impl Fn(usize) -> usize) -> Output {
 }
 
 /// A small generator (xorshift64*), the same in every process.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// The next number; its upper bits are the better ones.
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -171,7 +207,7 @@ impl Random {
     }
 
     /// A size of 64 to 512 bytes.
-    fn size_bytes(&mut self) -> usize {
+    pub fn size_bytes(&mut self) -> usize {
         64 + (self.next() >> 32) as usize % 449
     }
 }

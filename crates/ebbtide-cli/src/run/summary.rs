@@ -65,6 +65,20 @@ pub struct LibraryFigures {
     pub cached_end_bytes: u64,
     /// The manager's own records.
     pub metadata_end_bytes: u64,
+    /// Free objects in spans at the end.
+    pub in_spans_end_bytes: u64,
+    /// Free, resident and the kernel's to take, at the end.
+    pub lazy_end_bytes: u64,
+    /// On the way to the kernel at the end.
+    pub pending_end_bytes: u64,
+    /// In huge pages that could not be split, at the end.
+    pub held_end_bytes: u64,
+    /// Given back and then used again.
+    pub refaulted_bytes: u64,
+    /// Time that workers spent releasing.
+    pub worker_ns: u64,
+    /// The longest that one call of a program spent releasing, over all processes.
+    pub longest_inline_stall_ns: u64,
 }
 
 impl LibraryFigures {
@@ -80,6 +94,17 @@ impl LibraryFigures {
             dirty_end_bytes: total(|p| p.dirty_bytes),
             cached_end_bytes: total(|p| p.cached_bytes),
             metadata_end_bytes: total(|p| p.metadata_bytes),
+            in_spans_end_bytes: total(|p| p.in_spans_bytes),
+            lazy_end_bytes: total(|p| p.lazy_bytes),
+            pending_end_bytes: total(|p| p.pending_bytes),
+            held_end_bytes: total(|p| p.held_bytes),
+            refaulted_bytes: total(|p| p.refaulted_bytes),
+            worker_ns: total(|p| p.worker_ns),
+            longest_inline_stall_ns: pages
+                .iter()
+                .map(|p| p.longest_inline_stall_ns)
+                .max()
+                .unwrap_or(0),
         })
     }
 }
@@ -169,13 +194,18 @@ impl Summary {
         }
         let alone = self.without_ebbtide.is_some().then_some(("", ""));
         if let Some(lib) = &self.with_ebbtide.ebbtide {
-            text.push_str(&line("given back", &out::bytes(lib.released_bytes), alone));
-            text.push_str(&line("in calls", &out::count(lib.release_calls), alone));
-            text.push_str(&line(
-                "kept at the end",
-                &out::bytes(lib.dirty_end_bytes),
-                alone,
-            ));
+            let kept = lib.dirty_end_bytes + lib.lazy_end_bytes + lib.pending_end_bytes;
+            let rows = [
+                ("given back", out::bytes(lib.released_bytes)),
+                ("in calls", out::count(lib.release_calls)),
+                ("and used again", out::bytes(lib.refaulted_bytes)),
+                ("worker time", out::duration(lib.worker_ns)),
+                ("longest stall", out::duration(lib.longest_inline_stall_ns)),
+                ("kept at the end", out::bytes(kept + lib.held_end_bytes)),
+            ];
+            for (name, value) in rows {
+                text.push_str(&line(name, &value, alone));
+            }
             let mode = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
             text.push_str(&line("processes", &mode, alone));
         } else {
@@ -284,10 +314,14 @@ mod tests {
         with.ebbtide = LibraryFigures::sum(&[StatsPage {
             released_bytes: 1 << 30,
             rseq_mode: 1,
+            dirty_bytes: 1 << 20,
+            held_bytes: 2 << 20,
+            longest_inline_stall_ns: 7_000_000,
             ..StatsPage::default()
         }]);
         let one = Summary::new(vec!["x".into()], with.clone(), None).text();
         assert!(one.contains("2.000 s") && one.contains("1.0 GiB") && one.contains("1 (1 rseq)"));
+        assert!(one.contains("3.0 MiB") && one.contains("7.0 ms"), "{one}");
         let two = Summary::new(
             vec!["x".into()],
             with,

@@ -1,0 +1,142 @@
+//! The free family: one large block, what `free` costs the caller, and how long
+//! until the memory is back without any further call.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::bench::harness::{self, Case, Metric, Run};
+use crate::bench::observe::Watch;
+use crate::bench::peers::Entry;
+use crate::bench::sized::{Defaults, Plan};
+use crate::bench::{peers, report};
+use crate::cli::SizedArgs;
+
+const DEFAULTS: Defaults = Defaults {
+    size_bytes: (4 << 30, 512 << 20),
+    wait: (Duration::from_secs(10), Duration::from_secs(3)),
+    rounds: (5, 2),
+};
+
+const POLL: Duration = Duration::from_millis(1);
+/// After a release on request: only to see what is left.
+const GLANCE: Duration = Duration::from_millis(50);
+
+const FREE: Metric = Metric {
+    id: "free_ms",
+    unit: "ms in free()",
+};
+
+const UNTIL_BACK: &[Metric] = &[
+    FREE,
+    Metric {
+        id: "back_rss_ms",
+        unit: "ms from free() until 95 % are off the resident size",
+    },
+    Metric {
+        id: "back_system_ms",
+        unit: "ms from free() until 95 % are in the system's free memory",
+    },
+];
+
+const ON_REQUEST: &[Metric] = &[
+    FREE,
+    Metric {
+        id: "both_ms",
+        unit: "ms in free() and the release",
+    },
+    Metric {
+        id: "system_kept_mib",
+        unit: "MiB that the system still lacks after it",
+    },
+];
+
+const ALONE: &[&str] = &["block_thp", "block_4k"];
+const REQUESTED: &[&str] = &["block_now"];
+
+fn cases(plan: Plan) -> Vec<Case> {
+    let watch = |wait| Watch {
+        poll: POLL,
+        wait,
+        until_back: true,
+        size_bytes: plan.size_bytes,
+    };
+    let alone = |id, about, is_thp_off| Case {
+        id,
+        about,
+        run: Run::Watched {
+            case: "block",
+            watch: watch(plan.wait),
+            is_thp_off,
+        },
+        metrics: UNTIL_BACK,
+    };
+    vec![
+        alone(
+            "block_thp",
+            "fill a block, free it, do nothing; huge pages as the system and the allocator have it",
+            false,
+        ),
+        alone(
+            "block_4k",
+            "fill a block, free it, do nothing; no huge pages",
+            true,
+        ),
+        Case {
+            id: "block_now",
+            about: "fill a block, free it, ask for the release (ebb_release, the peer's own call, or malloc_trim)",
+            run: Run::Watched {
+                case: "block_now",
+                watch: watch(plan.wait.min(GLANCE)),
+                is_thp_off: false,
+            },
+            metrics: ON_REQUEST,
+        },
+    ]
+}
+
+/// Beside the peers: Ebbtide without one of its parts, and the kernel itself.
+fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
+    let mut entries = peers::rotation(&args.bench, true)?;
+    let own = entries[0].clone();
+    let mut variants = vec![
+        own.variant("workers=0", &[]),
+        own.variant("gather=inline", &[]),
+        own.variant("thp=off", ALONE),
+    ];
+    for workers in [1, 2, 4, 8, 16, 32] {
+        variants.push(own.variant(&format!("workers={workers}"), REQUESTED));
+    }
+    variants.push(Entry::reference("munmap", ALONE));
+    variants.push(Entry::reference("madvise", ALONE));
+    // Behind Ebbtide and Ebbtide again.
+    entries.splice(2..2, variants);
+    Ok(entries)
+}
+
+/// Measures and prints.
+pub fn main(args: &SizedArgs) -> Result<u8> {
+    let plan = Plan::new(args, DEFAULTS)?;
+    let mut cases = cases(plan);
+    harness::select(&mut cases, &args.bench.only)?;
+    let results = plan.run(&cases, entries(args)?)?;
+    report::print("free", &args.bench, plan.rounds, &results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_name_cases_that_exist() {
+        let cases = cases(Plan {
+            size_bytes: 1 << 20,
+            wait: Duration::from_secs(1),
+            rounds: 1,
+            most_bytes: 1 << 20,
+        });
+        for name in ALONE.iter().chain(REQUESTED) {
+            assert!(cases.iter().any(|c| c.id == *name), "{name}");
+        }
+    }
+}

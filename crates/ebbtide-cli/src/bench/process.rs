@@ -1,0 +1,272 @@
+//! Starts measured processes and reads what they print.
+//!
+//! Each starts under its entry's library and settings, with the caller's own
+//! settings of other allocators taken out of the environment.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use tempfile::TempDir;
+
+use crate::bench::harness::{Case, Run};
+use crate::bench::observe::{self, Watch};
+use crate::bench::peers::{self, Entry};
+use crate::bench::stats::Spread;
+use crate::bench::worker::Output;
+use crate::out;
+use crate::run::sample::kib_field;
+
+/// A process that runs longer is stopped.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What all measurements share.
+pub struct Starter {
+    exe: PathBuf,
+    /// Compiled programs, by case.
+    programs: Vec<(&'static str, PathBuf)>,
+    _dir: TempDir,
+}
+
+impl Starter {
+    /// Compiles what the cases need.
+    pub fn new(cases: &[Case]) -> Result<Self> {
+        let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
+        let mut programs = Vec::new();
+        for case in cases {
+            if let Run::Compiled { source, .. } = case.run {
+                match compile(case.id, source, dir.path()) {
+                    Ok(program) => programs.push((case.id, program)),
+                    Err(error) => out::warning(&format!(
+                        "{}: {error:#}; this program's own process is measured instead (apt-get install gcc)",
+                        case.id
+                    )),
+                }
+            }
+        }
+        Ok(Starter {
+            exe: std::env::current_exe().context("cannot find this program")?,
+            programs,
+            _dir: dir,
+        })
+    }
+
+    /// `conf` is laid over the settings of the caller and of the entry.
+    fn command(&self, program: &Path, entry: &Entry, conf: &str) -> Command {
+        let mut command = Command::new(program);
+        for name in peers::SCRUBBED_ENV {
+            command.env_remove(name);
+        }
+        if let Some(library) = &entry.library {
+            command.env("LD_PRELOAD", library);
+        }
+        command.envs(entry.env.iter().map(|(k, v)| (k, v)));
+        if entry.is_own() {
+            let callers = std::env::var("EBBTIDE_CONF").unwrap_or_default();
+            let parts = [callers.as_str(), &entry.conf, conf];
+            let parts: Vec<&str> = parts.into_iter().filter(|p| !p.is_empty()).collect();
+            if !parts.is_empty() {
+                command.env("EBBTIDE_CONF", parts.join(","));
+            }
+        }
+        command
+    }
+
+    fn worker(&self, case: &str, amount: u64, entry: &Entry, conf: &str) -> Command {
+        let mut command = self.command(&self.exe, entry, conf);
+        command.args(["bench-worker", case, &amount.to_string()]);
+        command.args(["--method", entry.method]);
+        command
+    }
+
+    /// Whether `malloc` really comes from the entry's library (INV-BENCH-2), and
+    /// the library knows the entry's settings.
+    pub fn serves(&self, entry: &Entry) -> Result<()> {
+        let (output, errors) = finish(self.worker("which", 0, entry, ""))?;
+        if let Some(line) = errors.lines().find(|l| l.contains("EBBTIDE_CONF")) {
+            let short: String = line.split(". Keys").next().unwrap_or(line).into();
+            ensure!(entry.conf.is_empty(), "the library says: {short}");
+        }
+        let found = Path::new(&output.allocator);
+        let real = found.canonicalize().unwrap_or_else(|_| found.to_path_buf());
+        match &entry.library {
+            Some(library) if real != *library => bail!(
+                "{} does not define malloc (it comes from {}); build the library, or name another with --lib",
+                library.display(),
+                found.display()
+            ),
+            None if !output.allocator.contains("libc.so") => {
+                bail!(
+                    "malloc comes from {}, not from the C library",
+                    found.display()
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// One process, one set of figures.
+    pub fn measure(&self, case: &Case, entry: &Entry) -> Result<Output> {
+        match &case.run {
+            Run::Worker { case, amount } => Ok(finish(self.worker(case, *amount, entry, ""))?.0),
+            Run::Watched {
+                case,
+                watch,
+                is_thp_off,
+            } => {
+                let conf = if *is_thp_off { "thp=off" } else { "" };
+                let mut command = self.worker(case, watch.size_bytes, entry, conf);
+                if *is_thp_off {
+                    command.arg("--thp-off");
+                }
+                watched(command, *watch)
+            }
+            Run::Compiled { or_case, .. } => {
+                let program = self.programs.iter().find(|(id, _)| *id == case.id);
+                let command = match program {
+                    Some((_, program)) => self.command(program, entry, ""),
+                    None => self.worker(or_case, 0, entry, ""),
+                };
+                Ok(finish(command)?.0)
+            }
+            Run::Starts { program, times } => self.starts(Path::new(program), *times, entry),
+        }
+    }
+
+    fn starts(&self, program: &Path, times: u32, entry: &Entry) -> Result<Output> {
+        let mut command = self.command(program, entry, "");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut values = Vec::new();
+        for _ in 0..times {
+            let began = Instant::now();
+            let status = command.status()?;
+            values.push(began.elapsed().as_secs_f64() * 1e3);
+            ensure!(status.success(), "{} ends with {status}", program.display());
+        }
+        let spread = Spread::of(&values).ok_or_else(|| anyhow!("nothing was started"))?;
+        Ok(Output {
+            checksum: u64::from(times),
+            metrics: [("ms_per_start".to_owned(), spread.median)].into(),
+            ..Output::default()
+        })
+    }
+}
+
+/// Touches so much memory in a process that ends: a host that lends memory only
+/// on first touch makes that touch many times dearer. At most 60 % of what is
+/// available. Bytes, and seconds that it took.
+pub fn warm_host(bytes: u64) -> Result<(u64, f64)> {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let most = kib_field(&info, "MemAvailable").map_or(bytes, |n| n / 5 * 3);
+    let bytes = bytes.min(most);
+    let exe = std::env::current_exe().context("cannot find this program")?;
+    let mut command = Command::new(exe);
+    command.env_remove("LD_PRELOAD");
+    command.args(["bench-worker", "warm", &bytes.to_string()]);
+    let (output, _) = finish(command).context("cannot touch the memory beforehand")?;
+    let seconds = output.metrics.get("warm_s").copied().unwrap_or(0.0);
+    Ok((bytes, seconds))
+}
+
+fn compile(id: &str, source: &str, dir: &Path) -> Result<PathBuf> {
+    let file = dir.join(format!("{id}.c"));
+    std::fs::write(&file, source)?;
+    let program = dir.join(id);
+    let output = Command::new("cc")
+        .args(["-O2", "-o"])
+        .arg(&program)
+        .arg(&file)
+        .output()
+        .context("no C compiler 'cc'")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "cc fails: {}",
+        said.lines().next().unwrap_or_default()
+    );
+    Ok(program)
+}
+
+/// Waits for a worker, watching it, and reads its last line.
+fn watched(mut command: Command, watch: Watch) -> Result<Output> {
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot start")?;
+    let followed = observe::follow(&mut child, watch, Instant::now() + TIMEOUT);
+    // How it ended by itself is the better reason, and what it said on stderr.
+    let status = if followed.is_err() {
+        let status = child.try_wait()?;
+        let _ = child.kill();
+        status
+    } else {
+        None
+    };
+    let (_, errors) = ended(&mut child, followed.is_err())?;
+    let (seen, line) = followed.map_err(|e| {
+        let e = match status {
+            Some(status) => e.context(format!("ends with {status}")),
+            None => e,
+        };
+        match errors.lines().next() {
+            Some(first) => e.context(first.to_owned()),
+            None => e,
+        }
+    })?;
+    let mut output: Output = parse(&line)?;
+    output.metrics.extend(seen.figures(watch.size_bytes));
+    output.curve = Some(seen.curve());
+    Ok(output)
+}
+
+/// Waits for a worker and reads its last line, and all of its stderr.
+fn finish(mut command: Command) -> Result<(Output, String)> {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot start")?;
+    let (said, errors) = ended(&mut child, false)?;
+    Ok((parse(said.lines().last().unwrap_or_default())?, errors))
+}
+
+/// Waits for the end; what is left to read from its pipes.
+fn ended(child: &mut Child, may_fail: bool) -> Result<(String, String)> {
+    let end = Instant::now() + TIMEOUT;
+    // What a worker prints fits into the pipe, so it never waits for a reader.
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > end {
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!("no end within {} s", TIMEOUT.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let (mut said, mut errors) = (String::new(), String::new());
+    if let Some(mut pipe) = child.stdout.take() {
+        pipe.read_to_string(&mut said)?;
+    }
+    if let Some(mut pipe) = child.stderr.take() {
+        pipe.read_to_string(&mut errors)?;
+    }
+    let first_error = errors.lines().next().unwrap_or_default();
+    ensure!(
+        may_fail || status.success(),
+        "{}",
+        format!("ends with {status} {first_error}").trim_end()
+    );
+    Ok((said, errors))
+}
+
+fn parse(line: &str) -> Result<Output> {
+    serde_json::from_str(line).with_context(|| format!("not a worker's line: {line:?}"))
+}

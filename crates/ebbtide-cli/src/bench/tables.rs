@@ -1,0 +1,155 @@
+//! Results as text: one table per case.
+//!
+//! A case with one metric has a table with quartiles; one with more has a column
+//! per metric, each figure with its ratio to Ebbtide's.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+
+use crate::bench::report::{Measurement, Report, Row};
+
+/// Wider tables are cut into parts of so many metrics.
+const COLUMNS: usize = 4;
+
+/// All of a report.
+pub fn render(report: &Report) -> String {
+    let mut text = String::new();
+    for case in report.measurements.chunk_by(|a, b| a.case == b.case) {
+        text.push_str(&format!("{} — {}\n", case[0].case, case[0].about));
+        match case {
+            [one] => text.push_str(&single(one, &report.not_back)),
+            several => {
+                for part in several.chunks(COLUMNS) {
+                    text.push_str(&matrix(part, &report.not_back));
+                }
+            }
+        }
+    }
+    text.push_str(&format!(
+        "{} rounds, one process per figure, allocators in turn. Less is better; above 1, Ebbtide needs less; ≈ is within the noise.\n",
+        report.rounds
+    ));
+    for note in report.notes {
+        text.push_str(note);
+        text.push('\n');
+    }
+    for (name, value) in &report.machine {
+        text.push_str(&format!("{name}: {value}\n"));
+    }
+    text
+}
+
+fn single(m: &Measurement, not_back: &str) -> String {
+    let mut table = Table::new();
+    table.set_header(["", "median", "quartiles", "÷ ebbtide"]);
+    for row in &m.results {
+        let cells = match row.spread {
+            Some(s) => [
+                figure(s.median),
+                format!("{} – {}", figure(s.quartile_low), figure(s.quartile_high)),
+                ratio(m, row),
+            ],
+            None => [
+                missing(row, not_back).to_owned(),
+                String::new(),
+                String::new(),
+            ],
+        };
+        table.add_row([row.allocator.to_owned()].into_iter().chain(cells));
+    }
+    format!("{}; A/A noise {}\n{}\n", m.unit, noise(m), lines(table))
+}
+
+fn matrix(metrics: &[Measurement], not_back: &str) -> String {
+    let mut table = Table::new();
+    table.set_header([""].into_iter().chain(metrics.iter().map(|m| m.metric)));
+    for (place, first) in metrics[0].results.iter().enumerate() {
+        let cells = metrics.iter().map(|m| {
+            let row = &m.results[place];
+            match row.spread {
+                None => missing(row, not_back).to_owned(),
+                Some(s) => match ratio(m, row).as_str() {
+                    "" => figure(s.median),
+                    ratio => format!("{} ({ratio})", figure(s.median)),
+                },
+            }
+        });
+        table.add_row([first.allocator.to_owned()].into_iter().chain(cells));
+    }
+    let noises = metrics.iter().map(noise);
+    table.add_row(["A/A noise".to_owned()].into_iter().chain(noises));
+    let mut text = lines(table);
+    for m in metrics {
+        text.push_str(&format!(" {}: {}\n", m.metric, m.unit));
+    }
+    text.push('\n');
+    text
+}
+
+/// Without frame, numbers to the right.
+fn lines(mut table: Table) -> String {
+    table.load_preset(NOTHING);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let mut text = String::new();
+    for line in table.to_string().lines() {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn missing<'a>(row: &Row, not_back: &'a str) -> &'a str {
+    if row.not_reached > 0 {
+        not_back
+    } else if row.values.iter().any(|v| v.is_nan()) {
+        "disturbed"
+    } else {
+        "failed"
+    }
+}
+
+fn noise(m: &Measurement) -> String {
+    m.noise
+        .map_or("unknown".into(), |n| format!("±{:.1} %", n * 100.0))
+}
+
+fn ratio(m: &Measurement, row: &Row) -> String {
+    row.ratio_to_ebbtide.map_or(String::new(), |r| {
+        // Within the noise a ratio says nothing.
+        let is_same = m.noise.is_some_and(|n| (r - 1.0).abs() <= n);
+        format!("{}{}", if is_same { "≈ " } else { "" }, factor(r))
+    })
+}
+
+fn factor(ratio: f64) -> String {
+    match ratio {
+        r if r >= 100.0 => format!("{r:.0}"),
+        r => format!("{r:.2}"),
+    }
+}
+
+/// Three significant digits, or whole numbers where there are more.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures() {
+        assert_eq!(figure(1234.5), "1234");
+        assert_eq!(figure(12.34), "12.3");
+        assert_eq!(figure(1.234), "1.23");
+        assert_eq!(figure(0.1234), "0.123");
+        assert_eq!((factor(1.5), factor(150.4)), ("1.50".into(), "150".into()));
+    }
+}
