@@ -64,8 +64,23 @@ pub static HUGE_PAGES: Feature = Feature::new("hugepage");
 /// Recognising forked children: `MADV_WIPEONFORK`, Linux 4.14.
 pub static WIPE_ON_FORK: Feature = Feature::new("wipeonfork");
 
+/// Many ranges released with one call: `process_madvise` on the own process, Linux 6.13 and 6.15.
+pub static RELEASE_MANY: Feature = Feature::new("process_madvise");
+/// Telling whether a huge page was split: `PAGEMAP_SCAN`, Linux 6.7.
+pub static SCAN_PAGES: Feature = Feature::new("pagemap_scan");
+/// Threads that release memory beside the program.
+pub static WORKERS: Feature = Feature::new("workers");
+
 /// All features, for reports.
-pub static ALL: [&Feature; 4] = [&MEMBARRIER, &MOVE_PAGES, &HUGE_PAGES, &WIPE_ON_FORK];
+pub static ALL: [&Feature; 7] = [
+    &MEMBARRIER,
+    &MOVE_PAGES,
+    &HUGE_PAGES,
+    &WIPE_ON_FORK,
+    &RELEASE_MANY,
+    &SCAN_PAGES,
+    &WORKERS,
+];
 
 #[cfg(test)]
 mod tests {

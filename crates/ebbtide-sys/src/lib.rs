@@ -11,6 +11,8 @@
 //! | [`rseq`] | per-CPU object stacks: restartable sections and their portable model |
 //! | [`membarrier`] | make another CPU leave its restartable section |
 //! | [`features`] | optional kernel calls, tried once and latched |
+//! | [`pages`] | what is mapped at an address |
+//! | [`thread`] | worker threads |
 //! | [`clock`] | coarse monotonic time |
 //! | [`process`] | start-up facts: environment, auxiliary vector, CPUs, limits |
 //! | [`file`] | read small kernel files without libc |
@@ -22,8 +24,10 @@ pub mod features;
 pub mod file;
 pub mod lock;
 pub mod membarrier;
+pub mod pages;
 pub mod process;
 pub mod rseq;
+pub mod thread;
 pub mod vm;
 
 mod call;

@@ -187,12 +187,12 @@ mod debug {
     }
 
     /// Threads that share a slot with another one go unchecked while that one holds locks.
-    static SLOTS: [Slot; 256] = [const {
+    static SLOTS: [Slot; 1 << 14] = [const {
         Slot {
             thread: AtomicU32::new(0),
             held: AtomicU64::new(0),
         }
-    }; 256];
+    }; 1 << 14];
 
     fn slot() -> Option<&'static Slot> {
         let id = crate::process::thread_id();

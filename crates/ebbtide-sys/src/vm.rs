@@ -146,6 +146,29 @@ pub const MADV_DONTNEED_LOCKED: i32 = 24;
 /// `MADV_POPULATE_WRITE`, Linux 5.14.
 pub const MADV_POPULATE_WRITE: i32 = 23;
 
+/// An address range as the kernel takes it.
+pub use libc::iovec as Range;
+
+/// `PIDFD_SELF_THREAD_GROUP`, Linux 6.15: this process, without a descriptor.
+const PIDFD_SELF: i32 = -10001;
+
+/// Gives one advice for many ranges with one call: bytes advised, from the first range on. One TLB
+/// flush for all of them since Linux 6.16.
+///
+/// # Errors
+/// `EINVAL` before Linux 6.13 (own process), `EBADF` before 6.15, `EPERM` or `ENOSYS` from a filter.
+/// Nothing was advised then.
+///
+/// # Safety
+/// As [`advise`], for each range. At most 1,024 ranges and 1 GiB: the kernel would cut the rest.
+pub unsafe fn advise_many(ranges: &[Range], advice: i32) -> Result<usize, Errno> {
+    debug_assert!(ranges.len() <= 1024);
+    // SAFETY: by contract.
+    unsafe {
+        syscall!(Sysno::process_madvise, PIDFD_SELF, ranges.as_ptr(), ranges.len(), advice, 0)
+    }
+}
+
 /// Replaces a range by a fresh private mapping: drops its memory and heals split mappings.
 ///
 /// # Errors
@@ -164,29 +187,31 @@ pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
 /// Moves the pages of `from` to `to` without copying; `from` stays mapped and reads zero.
 ///
 /// # Errors
-/// `EINVAL` before Linux 5.7, `EFAULT` when `from` covers several mappings. Nothing has moved then; what
-/// was in `to` may be gone, and `to` is mapped again if the kernel had unmapped it.
+/// `EINVAL` before Linux 5.7, `ENOMEM` under a limit. `from` is as it was, if it is one mapping
+/// ([`is_one_mapping`]); **`to` may be unmapped**, and whatever is mapped there next may be somebody else's.
 ///
 /// # Safety
-/// The caller owns both ranges, which do not overlap, and needs nothing that was in `to`.
+/// The caller owns both ranges, which do not overlap, needs nothing that was in `to`, and after an error
+/// never uses `to` again.
 pub unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<(), Errno> {
     assert_range(from, len);
     assert_range(to, len);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     // SAFETY: by contract; MREMAP_FIXED replaces only the caller's own target range.
-    let moved = unsafe { syscall!(Sysno::mremap, from, len, len, flags, to) };
-    if moved.is_err() {
-        // Kernels differ in what they check before they unmap the target. If it is still there, the
-        // call below is refused; nothing of anybody else's is ever replaced.
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE
-            | libc::MAP_ANONYMOUS
-            | libc::MAP_NORESERVE
-            | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: a new mapping where there is none.
-        let _ = unsafe { syscall!(Sysno::mmap, to, len, prot, flags, usize::MAX, 0) };
-    }
-    moved.map(drop)
+    unsafe { syscall!(Sysno::mremap, from, len, len, flags, to) }.map(drop)
+}
+
+/// Whether a range lies in one mapping, whatever the program did to parts of it (madvise, mlock, a name).
+/// What follows the range must be mapped too: then asking for one page more in place changes nothing, and
+/// the error tells.
+///
+/// # Safety
+/// The caller owns the range and what follows it.
+pub unsafe fn is_one_mapping(addr: usize, len: usize) -> bool {
+    assert_range(addr, len);
+    // SAFETY: without MREMAP_MAYMOVE and with a mapping behind, nothing can grow or move.
+    let grown = unsafe { syscall!(Sysno::mremap, addr, len, len + GRANULE, 0) };
+    grown != Err(Errno::EFAULT)
 }
 
 /// Whether the kernel uses 4 KiB pages: the frame size that everything here is built on.
@@ -222,7 +247,9 @@ mod tests {
             let from = addr as *mut u64;
             let to = (addr + (4 << 20)) as *mut u64;
             from.write_volatile(42);
+            assert!(is_one_mapping(addr, 1 << 20) && is_one_mapping(addr + (1 << 20), 1 << 20));
             move_pages(addr, to as usize, 1 << 20).unwrap();
+            assert!(!is_one_mapping(addr + (1 << 20), 4 << 20));
             assert_eq!((from.read_volatile(), to.read_volatile()), (0, 42));
             remap_fresh(to as usize, 1 << 20).unwrap();
             assert_eq!(to.read_volatile(), 0);

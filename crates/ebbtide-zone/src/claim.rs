@@ -119,6 +119,28 @@ impl Zone<'_> {
         Some(self.claim_frames(index, max_frames, include_lazy))
     }
 
+    /// Claims all free frames of a partial block, clean ones too: for a huge page that is about to be split, all of
+    /// which is resident. `None`: the block is not partial, or has no free frame. O(1).
+    pub fn claim_free(&mut self, block: Block) -> Option<Claim> {
+        let index = self.index(block)?;
+        let (i, bit) = bit_of(index);
+        let b = &mut self.blocks[index as usize];
+        if self.words[i].partial & bit == 0 || b.free_count == 0 {
+            return None;
+        }
+        let mask = b.free;
+        let mut moved = Moved::default();
+        for (i, &m) in mask.iter().enumerate().filter(|(_, m)| **m != 0) {
+            moved.add(b.take_word(i, m));
+        }
+        b.claimed_count += moved.frames as u16;
+        b.max_run = 0;
+        self.state.count_take(moved);
+        self.state.claimed += u64::from(moved.frames);
+        self.settle(index);
+        Some(Claim::Frames { block, mask })
+    }
+
     /// Puts a claim back, all its frames in one state. O(1).
     pub fn put_claim(&mut self, claim: Claim, outcome: Outcome) -> Result<Put, PutError> {
         let first = claim.block();

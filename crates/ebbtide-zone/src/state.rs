@@ -225,6 +225,9 @@ impl<'a> Zone<'a> {
             return 0;
         }
         let words = &mut *self.words;
+        // Bits may stand above the opened end where an `open` was cut off, in a forked child.
+        let rest = (begin + n).next_multiple_of(WORD_BLOCKS) - begin;
+        bits::for_words(begin, rest, |i, mask| words[i].clear(mask));
         bits::for_words(begin, n, |i, mask| words[i].set_free(mask, Content::Clean));
         self.state.open_end = begin + n;
         self.state.free_blocks += n;

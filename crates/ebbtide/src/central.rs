@@ -21,15 +21,18 @@ use crate::heap::Heap;
 use crate::ranks;
 use crate::report::Line;
 use crate::size_class::{CLASS, MAX_BATCH};
-use crate::span::{self, Span};
+use crate::span::{self, Span, low_mask};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Lock;
-use ebbtide_zone::Frame;
+use ebbtide_zone::{FRAME_BYTES, Frame};
+use ebbtide_zone::retain::Retain;
 
 /// Lists of spans by fullness.
 const BUCKETS: usize = 8;
 /// Batch nodes of a class.
 const NODES: usize = 64;
+/// So much must have come back before the spans are looked at again.
+const NEWS_BYTES: usize = 64 << 10;
 /// Bytes of a batch node.
 const NODE_BYTES: usize = MAX_BATCH * 8;
 /// Bytes of all nodes of all classes, address space until used.
@@ -49,9 +52,11 @@ pub struct Transfer {
     full: [u8; NODES],
     count: usize,
     empty: u64,
+    /// Rounds of the release engine since a batch came or went.
+    idle_rounds: usize,
 }
 
-/// Spans with free objects, by fullness.
+/// Spans with free objects, by fullness. The lists are rings; `heads` is where they are entered.
 pub struct SpanLists {
     /// First span, as index plus one.
     heads: [u32; BUCKETS],
@@ -61,6 +66,16 @@ pub struct SpanLists {
     spans: usize,
     /// Objects in them.
     free: usize,
+    /// Objects taken out while their frames are released.
+    claimed: usize,
+    /// Frames of living spans that are released.
+    released: usize,
+    /// Objects that came back since all spans were looked at.
+    news: usize,
+    /// The recent peak of bytes out.
+    retain: Retain,
+    /// The most objects out since the last look.
+    high: usize,
 }
 
 /// What came back is not an object of the class that is out.
@@ -98,13 +113,9 @@ impl Central {
             full: [0; NODES],
             count: 0,
             empty: u64::MAX,
+            idle_rounds: 0,
         };
-        let lists = SpanLists {
-            heads: [0; BUCKETS],
-            mask: 0,
-            spans: 0,
-            free: 0,
-        };
+        let lists = SpanLists::NEW;
         Self {
             transfer: Lock::new(ranks::TRANSFER, transfer),
             spans: Lock::new(ranks::SPANS, lists),
@@ -120,6 +131,7 @@ impl Central {
         ClassBytes {
             batches: batches * about.batch as usize * size,
             in_spans: lists.free * size,
+            claimed: lists.claimed * size,
             all: lists.spans * about.objects as usize * size,
             frames: lists.spans * about.frames as usize,
         }
@@ -132,6 +144,8 @@ pub struct ClassBytes {
     pub batches: usize,
     /// Objects in spans.
     pub in_spans: usize,
+    /// Objects of frames that are being released.
+    pub claimed: usize,
     /// All objects of all spans.
     pub all: usize,
     /// Frames (not bytes) of all spans.
@@ -211,6 +225,7 @@ impl Heap {
 
     /// Puts objects into their spans, and frames of spans that got empty into their zones.
     pub fn put_in_spans(&self, class: usize, objects: &[usize]) {
+        self.count_freed(objects.len() * CLASS[class].size as usize);
         let mut emptied = [0; MAX_BATCH];
         let mut count = 0;
         for objects in objects.chunks(MAX_BATCH) {
@@ -233,6 +248,46 @@ impl Heap {
             if let Err(misuse) = result {
                 misuse.abort(class);
             }
+        }
+    }
+
+    /// The first frame of the span that a frame belongs to.
+    pub fn span_start(&self, frame: Frame) -> u32 {
+        let region = self.region();
+        // SAFETY: asked of frames of living spans only, whose first frame does not change.
+        unsafe { span::record(region, region.span_of(frame).load(Ordering::Relaxed)).first }
+    }
+
+    /// Puts frames back into the span that they were claimed from by a depopulation.
+    ///
+    /// # Safety
+    /// They were claimed so and have not been put back.
+    pub unsafe fn put_span_frames(
+        &self,
+        first: Frame,
+        count: u32,
+        clean: bool,
+        under_lock: impl FnOnce(),
+    ) {
+        let region = self.region();
+        // SAFETY: frames of a living span.
+        let (class, index) = unsafe {
+            let class = region.class_of(first).load(Ordering::Relaxed) as usize;
+            (class, region.span_of(first).load(Ordering::Relaxed))
+        };
+        // SAFETY: as above; only what does not change while the span lives is read.
+        let start = first.0 - unsafe { span::record(region, index) }.first;
+        let frames = low_mask(count) << start;
+        let emptied = {
+            let mut lists = self.central[class].spans.lock();
+            // SAFETY: under the lists' lock, by contract claimed.
+            let emptied = unsafe { lists.repopulate(self, class, index, frames, clean) };
+            under_lock();
+            emptied
+        };
+        if let Some(index) = emptied {
+            // SAFETY: it is on no list and all its objects are in it.
+            unsafe { self.return_span(class, index) };
         }
     }
 
@@ -262,7 +317,7 @@ impl Heap {
         lists.spans += 1;
         lists.free += about.objects as usize;
         // SAFETY: under the lock of the lists.
-        unsafe { lists.link(self, index) };
+        unsafe { lists.link(self, index, false) };
         true
     }
 
@@ -273,23 +328,42 @@ impl Heap {
         // SAFETY: by contract.
         let span = unsafe { span::record(region, index) };
         let (first, frames) = (Frame(span.first), span.frames);
-        let touched = span.touched_frames(&CLASS[class]);
+        let dirty = low_mask(span.touched_frames(&CLASS[class])) & !span.released;
         for frame in first.0..first.0 + frames {
             // SAFETY: frames of a span are opened.
             unsafe { region.class_of(Frame(frame)) }.store(0, Ordering::Relaxed);
         }
         span::put_record(&self.records, region, index);
-        self.put_run(first, frames, touched);
+        let mut at = 0;
+        while at < frames {
+            // A run of frames in one state.
+            let is_dirty = dirty >> at & 1 == 1;
+            let same = if is_dirty { !dirty } else { dirty } >> at;
+            let count = same.trailing_zeros().min(frames - at);
+            self.put_run(Frame(first.0 + at), count, if is_dirty { count } else { 0 });
+            at += count;
+        }
     }
 }
 
 impl Transfer {
+    /// `None`: no full batch; else for how many rounds none came or went, this one counted.
+    pub fn idle(&mut self) -> Option<usize> {
+        if self.count == 0 {
+            return None;
+        }
+        self.idle_rounds += 1;
+        Some(self.idle_rounds)
+    }
+
     fn take_full(&mut self) -> Option<u8> {
+        self.idle_rounds = 0;
         self.count = self.count.checked_sub(1)?;
         Some(self.full[self.count])
     }
 
     fn put_full(&mut self, node: u8) {
+        self.idle_rounds = 0;
         self.full[self.count] = node;
         self.count += 1;
     }
@@ -326,12 +400,16 @@ impl SpanLists {
             // SAFETY: spans on the lists belong to them.
             let span = unsafe { span::record(region, index) };
             let address = region.address(Frame(span.first));
+            let before = span.released.count_ones();
             left -= span.take(about, address, &mut into[..left]);
+            self.released -= (before - span.released.count_ones()) as usize;
             // SAFETY: as above.
-            unsafe { self.settle(heap, index, span) };
+            unsafe { self.settle(heap, index, false) };
         }
         let taken = into.len() - left;
         self.free -= taken;
+        let out = self.spans * about.objects as usize - self.free - self.claimed;
+        self.high = self.high.max(out);
         into.copy_within(left.., 0);
         taken
     }
@@ -374,76 +452,213 @@ impl SpanLists {
             return Err(Misuse::DoubleFree(object));
         }
         self.free += 1;
+        self.news += 1;
         if span.free == about.objects {
+            self.released -= span.released.count_ones() as usize;
             // SAFETY: as above.
-            unsafe { self.unlink(heap, span) };
+            unsafe { self.unlink(heap, index) };
             self.spans -= 1;
             self.free -= about.objects as usize;
             return Ok(Some(index));
         }
         // SAFETY: as above.
-        unsafe { self.settle(heap, index, span) };
+        unsafe { self.settle(heap, index, false) };
         Ok(None)
     }
 
     /// Moves a span to the list of its fullness (`INV-CENTRAL-1`).
-    unsafe fn settle(&mut self, heap: &Heap, index: u32, span: &mut Span) {
-        let wanted = bucket_of(span);
-        if span.bucket as usize == wanted {
-            return;
-        }
+    unsafe fn settle(&mut self, heap: &Heap, index: u32, back: bool) {
         // SAFETY: by contract of the callers.
         unsafe {
-            self.unlink(heap, span);
+            let span = span::record(heap.region(), index);
+            let wanted = bucket_of(span);
+            if span.bucket as usize == wanted {
+                return;
+            }
+            self.unlink(heap, index);
             if wanted != 0 {
-                self.link(heap, index);
+                self.link(heap, index, back);
             }
         }
     }
 
-    unsafe fn link(&mut self, heap: &Heap, index: u32) {
-        // SAFETY: by contract of the callers.
-        let span = unsafe { span::record(heap.region(), index) };
-        let bucket = bucket_of(span);
-        let head = &mut self.heads[bucket - 1];
-        (span.bucket, span.prev, span.next) = (bucket as u8, 0, *head);
-        if *head != 0 {
-            // SAFETY: a neighbour on the same list.
-            unsafe { span::record(heap.region(), *head - 1) }.prev = index + 1;
-        }
-        *head = index + 1;
-        self.mask |= 1 << (bucket - 1);
-    }
-
-    unsafe fn unlink(&mut self, heap: &Heap, span: &mut Span) {
-        let Some(list) = (span.bucket as usize).checked_sub(1) else {
-            return;
-        };
-        span.bucket = 0;
-        // SAFETY: neighbours on the same list.
+    /// Puts a span on its list, in front; at the back for a depopulation, which goes round the list.
+    unsafe fn link(&mut self, heap: &Heap, index: u32, back: bool) {
+        // SAFETY: by contract of the callers; neighbours are on the same list.
         unsafe {
-            if span.next != 0 {
-                span::record(heap.region(), span.next - 1).prev = span.prev;
+            let span = span::record(heap.region(), index);
+            let bucket = bucket_of(span);
+            span.bucket = bucket as u8;
+            let head = &mut self.heads[bucket - 1];
+            if *head == 0 {
+                (span.prev, span.next) = (index + 1, index + 1);
+                *head = index + 1;
+                self.mask |= 1 << (bucket - 1);
+                return;
             }
-            if span.prev != 0 {
-                span::record(heap.region(), span.prev - 1).next = span.next;
-            } else {
-                self.heads[list] = span.next;
-                if span.next == 0 {
-                    self.mask &= !(1 << list);
-                }
+            let first = *head;
+            let last = span::record(heap.region(), first - 1).prev;
+            (span.prev, span.next) = (last, first);
+            span::record(heap.region(), first - 1).prev = index + 1;
+            span::record(heap.region(), last - 1).next = index + 1;
+            if !back {
+                *head = index + 1;
+            }
+        }
+    }
+
+    unsafe fn unlink(&mut self, heap: &Heap, index: u32) {
+        // SAFETY: by contract of the callers; neighbours are on the same list.
+        unsafe {
+            let span = span::record(heap.region(), index);
+            let Some(list) = (span.bucket as usize).checked_sub(1) else { return };
+            let (prev, next) = (span.prev, span.next);
+            span.bucket = 0;
+            if next == index + 1 {
+                self.heads[list] = 0;
+                self.mask &= !(1 << list);
+                return;
+            }
+            span::record(heap.region(), prev - 1).next = next;
+            span::record(heap.region(), next - 1).prev = prev;
+            if self.heads[list] == index + 1 {
+                self.heads[list] = next;
             }
         }
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        *self = Self {
-            heads: [0; BUCKETS],
-            mask: 0,
-            spans: 0,
-            free: 0,
-        };
+        *self = Self::NEW;
+    }
+
+    const NEW: Self = Self {
+        heads: [0; BUCKETS],
+        mask: 0,
+        spans: 0,
+        free: 0,
+        claimed: 0,
+        released: 0,
+        news: 0,
+        retain: Retain::new(),
+        high: 0,
+    };
+
+    /// Bytes of free objects, populated as far as is known, beyond what the recent peak will want again.
+    /// 0 when little has come back since all spans were looked at.
+    pub fn due(&mut self, class: usize, now: u64, window_ms: u64) -> usize {
+        let about = &CLASS[class];
+        let size = about.size as usize;
+        let out = self.spans * about.objects as usize - self.free - self.claimed;
+        let high = core::mem::replace(&mut self.high, out).max(out);
+        self.retain.observe(now, (high * size) as u64);
+        self.retain.observe(now, (out * size) as u64);
+        if self.news * size < NEWS_BYTES {
+            return 0;
+        }
+        let free = (self.free * size).saturating_sub(self.released * FRAME_BYTES) as u64;
+        self.retain.due(now, window_ms, (out * size) as u64, free, None) as usize
+    }
+
+    /// Bytes of free objects that may be worth a look.
+    pub fn waiting(&self, class: usize) -> usize {
+        let size = CLASS[class].size as usize;
+        if self.news * size < NEWS_BYTES { 0 } else { self.free * size }
+    }
+
+    /// All spans have been looked at.
+    pub fn looked_at_all(&mut self) {
+        self.news = 0;
+    }
+
+    /// Looks at up to `spans` spans, emptiest first, that round `round` has not seen, and claims their
+    /// empty frames: `each` is told first frame and count of every run. `false`: all seen.
+    ///
+    /// # Safety
+    /// As [`Self::take`].
+    pub unsafe fn depopulate(
+        &mut self,
+        heap: &Heap,
+        class: usize,
+        round: u32,
+        spans: usize,
+        mut each: impl FnMut(Frame, u32),
+    ) -> bool {
+        let (region, about) = (heap.region(), &CLASS[class]);
+        let mut looked = 0;
+        for list in 0..BUCKETS {
+            while self.heads[list] != 0 {
+                if looked == spans {
+                    return true;
+                }
+                let index = self.heads[list] - 1;
+                // SAFETY: spans on the lists belong to them.
+                let span = unsafe { span::record(region, index) };
+                if span.scanned == round {
+                    break;
+                }
+                span.scanned = round;
+                self.heads[list] = span.next;
+                looked += 1;
+                let whole = heap.may_be_huge(Frame(span.first));
+                let empty = span.empty_frames(about, whole);
+                if empty == 0 {
+                    continue;
+                }
+                let claimed = span.claim(about, empty);
+                self.free -= claimed;
+                self.claimed += claimed;
+                let first = span.first;
+                // SAFETY: as above.
+                unsafe { self.settle(heap, index, true) };
+                for_each_run(empty, |at, count| each(Frame(first + at), count));
+            }
+        }
+        false
+    }
+
+    /// Puts back what [`Self::depopulate`] claimed: frames of one span. `Some`: it got empty and was taken
+    /// off.
+    ///
+    /// # Safety
+    /// As [`Self::take`], and the frames were claimed.
+    unsafe fn repopulate(
+        &mut self,
+        heap: &Heap,
+        class: usize,
+        index: u32,
+        frames: u64,
+        clean: bool,
+    ) -> Option<u32> {
+        let about = &CLASS[class];
+        // SAFETY: a span with claimed objects lives.
+        let span = unsafe { span::record(heap.region(), index) };
+        let before = span.released.count_ones();
+        let objects = span.unclaim(about, frames, clean);
+        self.released += (span.released.count_ones() - before) as usize;
+        self.claimed -= objects;
+        self.free += objects;
+        if span.free == about.objects {
+            self.released -= span.released.count_ones() as usize;
+            // SAFETY: as above.
+            unsafe { self.unlink(heap, index) };
+            self.spans -= 1;
+            self.free -= about.objects as usize;
+            return Some(index);
+        }
+        // SAFETY: as above.
+        unsafe { self.settle(heap, index, true) };
+        None
+    }
+}
+
+/// Calls `each` with start and length of every run of set bits.
+fn for_each_run(mut bits: u64, mut each: impl FnMut(u32, u32)) {
+    while bits != 0 {
+        let start = bits.trailing_zeros();
+        let count = (!(bits >> start)).trailing_zeros().min(64 - start);
+        each(start, count);
+        bits &= !(low_mask(count) << start);
     }
 }
 

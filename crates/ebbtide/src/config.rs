@@ -18,6 +18,16 @@ pub struct Config {
     pub retain_ms: u32,
     /// Most bytes kept for reuse (`retain_max=SIZE`), beside what the recent peak says.
     pub retain_max: usize,
+    /// Threads that release memory beside the program, at most (`workers=0..64`); 0 leaves all of it to
+    /// slow paths. Default: half the CPUs, 1 to 4 ([`AUTO`]).
+    pub workers: usize,
+    /// Empty pages of half-used spans go back too (`depopulate=on|off`).
+    pub depopulate: bool,
+    /// Ranges are gathered and released many at a time (`gather=batched`), or each with a call of its own
+    /// (`inline`), for comparison.
+    pub gather: bool,
+    /// Frames after which gathered ranges are handed to a worker (`threshold=FRAMES`).
+    pub threshold: u32,
     /// Number of zones (`zones=N`); 0 chooses by the number of CPUs.
     pub zones: usize,
     /// Only mmap, munmap, mprotect, madvise and futex (`syscalls=basic`).
@@ -27,6 +37,11 @@ pub struct Config {
     /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
     pub stats_dir: Path,
 }
+
+/// [`Config::workers`] by the number of CPUs.
+pub const AUTO: usize = usize::MAX;
+/// Workers at most.
+pub const MAX_WORKERS: usize = 64;
 
 /// A short path, kept without allocating.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +77,10 @@ impl Config {
         thp: true,
         retain_ms: 1000,
         retain_max: usize::MAX,
+        workers: AUTO,
+        depopulate: true,
+        gather: true,
+        threshold: 256 << 10,
         zones: 0,
         basic_syscalls: false,
         vfork_guard: true,
@@ -122,6 +141,20 @@ impl Config {
                 number(value).filter(|&ms| ms <= 3_600_000),
             ),
             b"retain_max" => put(&mut self.retain_max, size(value)),
+            b"workers" => put(
+                &mut self.workers,
+                number(value).map(|n| n as usize).filter(|&n| n <= MAX_WORKERS),
+            ),
+            b"depopulate" => put(&mut self.depopulate, on_off(value)),
+            b"gather" => put(
+                &mut self.gather,
+                match value {
+                    b"batched" => Some(true),
+                    b"inline" => Some(false),
+                    _ => None,
+                },
+            ),
+            b"threshold" => put(&mut self.threshold, number(value).filter(|&n| n >= 512)),
             b"zones" => put(
                 &mut self.zones,
                 number(value)
@@ -142,7 +175,8 @@ impl Config {
     }
 }
 
-const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE zones=N \
+const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
+                    depopulate=on|off gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off stats_dir=/PATH";
 
 fn on_off(value: &[u8]) -> Option<bool> {

@@ -43,6 +43,9 @@ const CPU_BYTES: usize = 4 << 20;
 /// So many aborted sections in a row mean that they cannot get through (single-stepping).
 const MAX_ABORTS: usize = 20;
 
+/// Rounds of the release engine without use after which a cache is drained: about a second when calm.
+const IDLE_ROUNDS: usize = 6;
+
 const COLD: u8 = 0;
 const LIVE: u8 = 1;
 const PARKED: u8 = 2;
@@ -85,6 +88,9 @@ struct SlabNotes {
     capacity: [AtomicU16; CLASSES],
     /// Bytes of objects that all stacks have room for.
     bytes: AtomicUsize,
+    /// What the headers added up to at the last round, and for how many rounds they have.
+    seen: AtomicUsize,
+    idle_rounds: AtomicUsize,
 }
 
 const _: () = assert!(SLAB_USER_OFFSET + size_of::<SlabNotes>() <= 4096 - 8);
@@ -119,12 +125,19 @@ impl CpuCaches {
     /// # Safety
     /// Called once, before any other use.
     pub unsafe fn start(&self, config: &Config) -> Option<Stacks> {
-        let cpus = process::cpu_limit().clamp(1, MAX_CPUS);
+        let all = process::cpu_limit();
         // The wipe word, a spare one, two entries for threads without registration, and one per CPU.
         // The parked slab follows, at a slab's odd alignment.
-        let table_bytes = ((4 + cpus) * 8).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
-        let total = table_bytes + (cpus + 1) * SLAB_BYTES;
-        let start = vm::reserve(total, STACK_BYTES).ok()?;
+        let table_bytes = ((4 + all.min(MAX_CPUS)) * 8).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
+        // Under a limit, the higher CPUs go without a slab: their table entries stay parked.
+        let mut cpus = all.clamp(1, MAX_CPUS);
+        let start = loop {
+            match vm::reserve(table_bytes + (cpus + 1) * SLAB_BYTES, STACK_BYTES) {
+                Ok(start) => break start,
+                Err(_) if cpus > 1 => cpus /= 2,
+                Err(_) => return None,
+            }
+        };
         let nodes = vm::map(NODES_BYTES.next_multiple_of(vm::GRANULE)).ok()?;
         // SAFETY: our own reservation; the parked slab is one header page.
         unsafe {
@@ -134,7 +147,7 @@ impl CpuCaches {
             rseq::reset_slab(start + table_bytes);
             (start as *mut usize).write(NOT_WIPED);
         }
-        let (rseq_offset, reason) = choose_mode(config);
+        let (rseq_offset, reason) = choose_mode(config, all);
         let stacks = Stacks {
             table: start + 4 * 8,
             parked: start + table_bytes,
@@ -324,7 +337,10 @@ impl CpuCaches {
 }
 
 /// The rseq offset for the section mode, or why it is not to be.
-fn choose_mode(config: &Config) -> (Option<isize>, &'static str) {
+fn choose_mode(config: &Config, cpus: usize) -> (Option<isize>, &'static str) {
+    if cpus > MAX_CPUS {
+        return (None, "more CPUs than the table has entries");
+    }
     if !config.rseq {
         return (None, "switched off (rseq=off)");
     }
@@ -422,8 +438,15 @@ impl Heap {
         if unsafe { vm::commit(place.stacks.slab(cpu), SLAB_BYTES) }.is_err() {
             return false;
         }
-        // The portable mode's lock serves both modes here: whoever comes second finds it done.
-        let _held = caches.locks[cpu].lock();
+        // In the section mode a fork in progress holds the drain lock: no slab becomes live then.
+        let _held = if place.sections {
+            let Some(held) = caches.drain.try_lock() else {
+                return false;
+            };
+            held
+        } else {
+            caches.locks[cpu].lock()
+        };
         if caches.states[cpu].load(Ordering::Acquire) == COLD {
             // SAFETY: cold slabs are touched under this lock only.
             unsafe { caches.reset(cpu) };
@@ -560,6 +583,43 @@ impl Heap {
             }
         }
         true
+    }
+
+    /// Drains the caches of CPUs, and the full batches of classes, that have not been used for
+    /// [`IDLE_ROUNDS`] rounds. Whether nothing is left to wait for.
+    pub fn drain_idle(&self) -> bool {
+        let caches = &self.caches;
+        let mut settled = true;
+        for cpu in (0..caches.place().cpus).filter(|&cpu| caches.is_warm(cpu)) {
+            let slab = caches.place().stacks.slab(cpu);
+            let unused = slab + vm::GRANULE;
+            // SAFETY: headers are words of a mapped page; a torn sum only delays.
+            let headers = (1..CLASSES)
+                .map(|class| unsafe { (*((slab + class * 8) as *const AtomicUsize)).load(Ordering::Relaxed) });
+            let (sum, used) = headers.fold((0usize, false), |(sum, used), header| {
+                (sum.wrapping_mul(31).wrapping_add(header), used || header != unused)
+            });
+            let notes = caches.notes(cpu);
+            if notes.seen.swap(sum, Ordering::Relaxed) != sum {
+                notes.idle_rounds.store(0, Ordering::Relaxed);
+                settled = false;
+            } else if used {
+                if notes.idle_rounds.fetch_add(1, Ordering::Relaxed) >= IDLE_ROUNDS {
+                    self.drain_cpu(cpu);
+                } else {
+                    settled = false;
+                }
+            }
+        }
+        for class in 1..CLASSES {
+            let idle = self.central[class].transfer.lock().idle();
+            match idle {
+                Some(rounds) if rounds >= IDLE_ROUNDS => self.drain_transfer(class),
+                Some(_) => settled = false,
+                None => {}
+            }
+        }
+        settled
     }
 
     /// Drains all CPUs' caches and the full batches into the spans.

@@ -72,9 +72,26 @@ extern "C" fn child() {
             heap.caches.forget_all();
         }
     }
-    heap.put_back_claims();
+    go_on(heap);
+}
+
+/// What the child of a parent whose state was whole does before it goes on.
+fn go_on(heap: &Heap) {
+    heap.workers.begin();
+    // SAFETY: the parent's workers are not here.
+    unsafe {
+        heap.slots.reset(|gather| {
+            heap.put_back(gather, false);
+            gather.free_batches();
+        });
+    }
     heap.caches.unpark_all();
     stats::forked();
+}
+
+/// Whether a fork with handlers is under way in this process.
+pub fn is_forking() -> bool {
+    FORKING.load(Ordering::Relaxed) != NO
 }
 
 /// Slow paths call this first: a child that nobody has told of its fork finds out here.
@@ -96,21 +113,20 @@ fn recover(heap: &Heap) {
     // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
     unsafe {
         heap.for_each_lock(|lock| lock.force_free());
-        if alone {
-            heap.put_back_claims();
-        } else {
+        if !alone {
             give_up(heap);
         }
     }
-    heap.caches.unpark_all();
-    stats::forked();
+    go_on(heap);
 }
 
 /// # Safety
 /// No other thread exists, and all locks are free.
 unsafe fn give_up(heap: &Heap) {
     heap.abandoned.store(true, Ordering::Relaxed);
-    heap.claims.lock().take_all();
+    // SAFETY: by contract. What was claimed is given up with the rest, batches and all.
+    unsafe { heap.slots.reset(|gather| *gather = crate::release::gather::Gather::NEW) };
+    crate::release::gather::BATCHES.lock().forget();
     heap.records.lock().abandon();
     for zone in heap.live_zones() {
         let mut data = zone.lock.lock();

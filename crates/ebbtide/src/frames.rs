@@ -189,19 +189,29 @@ impl Heap {
         }
     }
 
+    /// Whether a block lies where huge pages are asked for.
+    pub fn is_in_growth_range(&self, block: Block) -> bool {
+        let (first, _) = self.zone_range_of(block);
+        block.0 - first >= START_BLOCKS
+    }
+
     /// Renews the advice for a block whose mapping is fresh.
     pub fn advise_again(&self, block: Block) {
-        let first = self.zone_of(block).lock.lock().state.first_block().0;
+        let (first, _) = self.zone_range_of(block);
         self.advise_huge(block.0 - first, block.0, 1);
     }
 
     /// The zone that a block belongs to.
     pub fn zone_of(&self, block: Block) -> &ZoneSlot {
-        let zones = self.live_zones();
-        let part = self.region().blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS / zones.len() as u32
-            * ebbtide_zone::ZONE_ALIGN_BLOCKS;
-        let index = if part == 0 { 0 } else { block.0 / part };
-        &zones[(index as usize).min(zones.len() - 1)]
+        &self.live_zones()[self.zone_range_of(block).1]
+    }
+
+    /// The first block and the number of a block's zone.
+    fn zone_range_of(&self, block: Block) -> (u32, usize) {
+        let zones = self.settings().zones;
+        let part = crate::heap::zone_part(self.region(), zones);
+        let index = if part == 0 { 0 } else { ((block.0 / part) as usize).min(zones - 1) };
+        (part * index as u32, index)
     }
 
     /// Returns a run, `touched` frames of it dirty, the rest as clean as it came.

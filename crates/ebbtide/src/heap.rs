@@ -10,7 +10,8 @@ use crate::cpu_cache::CpuCaches;
 use crate::frames::ZoneSlot;
 use crate::ranks;
 use crate::region::Region;
-use crate::release::Claims;
+use crate::release::slots::Slots;
+use crate::release::workers::Workers;
 use crate::report::Line;
 use crate::size_class::CLASSES;
 use crate::span::SpanTable;
@@ -28,6 +29,10 @@ pub struct Heap {
     pub abandoned: AtomicBool,
     /// Frames that large allocations own and do not use: slack, and the rest of a last block.
     pub slack: AtomicUsize,
+    /// Places that pages were moved to and that are not ordinary again yet.
+    pub moves: AtomicUsize,
+    /// Bytes freed since the last tick.
+    pub freed: AtomicUsize,
     /// Zones in use are the first [`Settings::zones`].
     pub zones: [ZoneSlot; MAX_ZONES],
     /// By class.
@@ -35,7 +40,9 @@ pub struct Heap {
     /// Span records.
     pub records: Lock<SpanTable>,
     /// Ranges on their way to the kernel.
-    pub claims: Lock<Claims>,
+    pub slots: Slots,
+    /// Threads that take them there.
+    pub workers: Workers,
     /// Per-CPU caches.
     pub caches: CpuCaches,
 }
@@ -51,6 +58,8 @@ pub struct Settings {
     pub zones: usize,
     /// RAM plus swap, the bound of a single request; `usize::MAX` when unknown or not to be obeyed.
     pub request_limit: usize,
+    /// Workers at most.
+    pub max_workers: usize,
 }
 
 // SAFETY: `settings` is written once, before `STATE` says so; the rest guards itself.
@@ -62,13 +71,17 @@ static HEAP: Heap = Heap {
         region: Region::NONE,
         zones: 0,
         request_limit: usize::MAX,
+        max_workers: 0,
     }),
     abandoned: AtomicBool::new(false),
     slack: AtomicUsize::new(0),
+    moves: AtomicUsize::new(0),
+    freed: AtomicUsize::new(0),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
-    claims: Lock::new(ranks::CLAIMS, Claims::NEW),
+    slots: Slots::new(),
+    workers: Workers::new(),
     caches: CpuCaches::new(),
 };
 
@@ -158,35 +171,33 @@ unsafe fn start() -> bool {
             .write();
         return false;
     }
+    // The small one first: under a limit, the region takes most of what is left.
+    // SAFETY: once, before any other use.
+    let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
+        Line::new().text("no address space for per-CPU caches; raise the limit (ulimit -v)").write();
+        return false;
+    };
     let Ok(region) = Region::reserve() else {
-        Line::new()
-            .text("no address space to be had; raise the limit (ulimit -v)")
-            .write();
+        Line::new().text("no address space to be had; raise the limit (ulimit -v)").write();
         return false;
     };
     let zones = zone_count(&config, &region);
     let request_limit = ebbtide_sys::process::memory_total()
         .map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
+    let max_workers = match config.workers {
+        crate::config::AUTO if config.basic_syscalls => 0,
+        crate::config::AUTO => (ebbtide_sys::process::allowed_cpus() / 2).clamp(1, 4),
+        workers => workers,
+    };
     // SAFETY: nobody reads before READY.
     unsafe {
-        *HEAP.settings.get() = Settings {
-            config,
-            region,
-            zones,
-            request_limit,
-        }
-    };
+        *HEAP.settings.get() = Settings { config, region, zones, request_limit, max_workers };
+    }
     for index in 0..zones {
         let (first, limit) = zone_range(&region, zones, index);
         HEAP.zones[index].begin(first, limit);
     }
-    // SAFETY: once, before any other use.
-    let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
-        Line::new()
-            .text("no address space for per-CPU caches; raise the limit (ulimit -v)")
-            .write();
-        return false;
-    };
+    HEAP.workers.begin();
     crate::stats::start(&config);
     FAST.base.store(region.base, Ordering::Relaxed);
     FAST.classes.store(region.classes, Ordering::Relaxed);
@@ -215,19 +226,17 @@ fn zone_count(config: &Config, region: &Region) -> usize {
     wanted.min((whole as usize).max(1))
 }
 
-/// The blocks of a zone: equal parts of whole GiB, the last one to the end.
-fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
+/// Blocks of a zone's range; the last one goes on to the end.
+pub fn zone_part(region: &Region, zones: usize) -> u32 {
     let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
-    let part = region.blocks / unit / zones as u32 * unit;
+    region.blocks / unit / zones as u32 * unit
+}
+
+/// First block and limit of a zone: equal parts of whole GiB.
+fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
+    let part = zone_part(region, zones);
     let first = part * index as u32;
-    (
-        first,
-        if index + 1 == zones {
-            region.blocks
-        } else {
-            first + part
-        },
-    )
+    (first, if index + 1 == zones { region.blocks } else { first + part })
 }
 
 impl Heap {
@@ -265,7 +274,7 @@ impl Heap {
         self.central.iter().for_each(|central| each(&central.spans));
         self.live_zones().iter().for_each(|zone| each(&zone.lock));
         each(&self.records);
-        each(&self.claims);
+        each(&crate::release::gather::BATCHES);
         self.caches.for_each_lock(each);
     }
 }

@@ -17,19 +17,24 @@
 //! (mremap), copying.
 
 use crate::heap::Heap;
-use crate::region::Region;
+use crate::region::{Region, flag};
 use crate::report::Line;
 use crate::span::{self, Span};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::features::MOVE_PAGES;
-use ebbtide_sys::{Errno, vm};
+use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
 
 /// The class byte of a large allocation's head frame.
 pub const LARGE: u8 = u8::MAX;
 
-/// From this size on pages are moved, not copied.
-const MOVE_BYTES: usize = 256 << 10;
+/// From this size on pages are moved, not copied. A move costs two mappings for as long as its target is
+/// not released as a whole.
+const MOVE_BYTES: usize = 16 << 20;
+/// Moves that may stand at once; further ones are copied.
+const MAX_MOVES: usize = 1000;
+/// Below this, an allocation that shrinks to less than half is copied.
+const SHRINK_BYTES: usize = 256 << 10;
 /// A shrinking allocation releases a tail of at least this many frames within its last block.
 const TAIL_FRAMES: u32 = 16;
 /// From this many frames on (16 MiB) an allocation owns its last block whole, and slack.
@@ -59,6 +64,9 @@ impl Heap {
     /// Allocates `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
     pub fn allocate_large(&self, size: usize, align: usize) -> Option<Large> {
         crate::fork::notice(self);
+        if !self.grants(size, align) {
+            return None;
+        }
         let taken = self.try_large(size, align).or_else(|| {
             crate::release::release_everything(self);
             self.try_large(size, align)
@@ -68,9 +76,6 @@ impl Heap {
     }
 
     fn try_large(&self, size: usize, align: usize) -> Option<Large> {
-        if !self.grants(size) {
-            return None;
-        }
         let frames = size.div_ceil(FRAME_BYTES) as u32;
         let align_frames = (align / FRAME_BYTES).max(1) as u32;
         let region = self.region();
@@ -118,11 +123,13 @@ impl Heap {
         Some((first, frames / BLOCK_FRAMES, extent.clean))
     }
 
-    /// Whether a request of this size is granted: not above all memory of the machine, unless it
-    /// overcommits always.
-    fn grants(&self, size: usize) -> bool {
+    /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
+    /// always.
+    fn grants(&self, size: usize, align: usize) -> bool {
+        let limit = self.settings().request_limit.max(UNCHECKED_BYTES);
         size <= self.region().blocks as usize * BLOCK_BYTES
-            && (size <= self.settings().request_limit.max(UNCHECKED_BYTES) || overcommits())
+            && align <= self.region().alignment()
+            && (size <= limit || !self.settings().config.basic_syscalls && overcommits())
     }
 
     /// Whether less than half of the address space has been opened.
@@ -187,6 +194,7 @@ impl Heap {
             (span.frames, span.blocks, span.was_clean)
         };
         span::put_record(&self.records, region, index);
+        self.count_freed(frames as usize * FRAME_BYTES);
         let used = if touched { frames } else { 0 };
         self.put_large(head, 0, frames, blocks, used, was_clean);
         true
@@ -218,7 +226,11 @@ impl Heap {
 
     /// Makes a large allocation `size` bytes long. `None`: it must be copied by the caller.
     pub fn resize_large(&self, head: Frame, size: usize) -> Option<usize> {
-        let frames = u32::try_from(size.div_ceil(FRAME_BYTES)).ok()?;
+        crate::fork::notice(self);
+        if size > self.region().blocks as usize * BLOCK_BYTES {
+            return None;
+        }
+        let frames = size.div_ceil(FRAME_BYTES) as u32;
         let before = self.large_span(head).slack();
         let resized = self.resize_in_place(head, frames);
         if resized == Some(true) {
@@ -227,12 +239,7 @@ impl Heap {
             return Some(self.region().address(head));
         }
         let bytes = self.large_bytes(head);
-        if resized.is_none()
-            || bytes < MOVE_BYTES
-            || !MOVE_PAGES.may_work()
-            || self.large_span(head).moved_frames == MOVED_TWICE
-            || self.settings().config.basic_syscalls
-        {
+        if resized.is_none() || bytes < MOVE_BYTES || !self.can_move(head, bytes) {
             return None;
         }
         self.move_large(head, bytes, size)
@@ -277,7 +284,7 @@ impl Heap {
     /// Cuts the tail off and gives its memory back. `false`: so much that copying is better.
     fn shrink(&self, head: Frame, frames: u32) -> bool {
         let span = self.large_span(head);
-        if frames < span.frames / 2 && (frames as usize * FRAME_BYTES) < MOVE_BYTES {
+        if frames < span.frames / 2 && (frames as usize * FRAME_BYTES) < SHRINK_BYTES {
             return false;
         }
         let (old, blocks, was_clean) = (span.frames, span.blocks, span.was_clean);
@@ -289,51 +296,89 @@ impl Heap {
         if rest >= TAIL_FRAMES {
             let address = self.region().address(Frame(head.0 + frames));
             // SAFETY: frames of this allocation behind what the program keeps.
-            unsafe { crate::release::release_range(address, rest as usize * FRAME_BYTES) };
+            if !unsafe { crate::release::release_range(address, rest as usize * FRAME_BYTES) } {
+                self.large_span(head).was_clean = false;
+            }
+        } else if rest > 0 {
+            // Old content stays behind what is in use.
+            self.large_span(head).was_clean = false;
         }
         self.tick();
         true
     }
 
-    /// Moves the pages to a larger place, or copies what cannot be moved.
+    /// Whether the pages of an allocation can be moved: all in one mapping (two after a move, the third
+    /// time they are copied), and not too many such places yet.
+    fn can_move(&self, head: Frame, bytes: usize) -> bool {
+        let moved = self.large_span(head).moved_frames;
+        let address = self.region().address(head);
+        let last = address + bytes == self.region().end();
+        moved != MOVED_TWICE
+            && MOVE_PAGES.may_work()
+            && !self.settings().config.basic_syscalls
+            && self.moves.load(Ordering::Relaxed) < MAX_MOVES
+            && !last
+            && pieces(moved, bytes).iter().all(|&(at, len)| {
+                // SAFETY: the allocation, and the reservation goes on behind it.
+                len == 0 || unsafe { vm::is_one_mapping(address + at, len) }
+            })
+    }
+
+    /// Moves the pages to a larger place.
     fn move_large(&self, head: Frame, bytes: usize, size: usize) -> Option<usize> {
         let region = self.region();
         let Large { address: to, .. } = self.allocate_large(size, FRAME_BYTES)?;
         let from = region.address(head);
-        // A mapping of its own at the start, from the last move, and what came behind it.
-        let first = (self.large_span(head).moved_frames as usize * FRAME_BYTES).min(bytes);
+        let moved = self.large_span(head).moved_frames;
         let mut done = 0;
-        for piece in [first, bytes - first] {
-            if piece == 0 {
-                continue;
+        for (at, len) in pieces(moved, bytes) {
+            // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and
+            // after an error it is never used again.
+            if len > 0 && MOVE_PAGES.latch(unsafe { vm::move_pages(from + at, to + at, len) }).is_err() {
+                return self.copy_after_failed_move(from, to, done, bytes, size, head);
             }
-            // SAFETY: both are live allocations of ours; the new one holds nothing yet and is larger.
-            match unsafe { vm::move_pages(from + done, to + done, piece) } {
-                Ok(()) => done += piece,
-                Err(error) => {
-                    if error != Errno::EFAULT {
-                        MOVE_PAGES.refuse();
-                    }
-                    break;
-                }
-            }
+            done += len;
         }
-        if done > 0 {
-            self.mark_moved(to, done);
-            let span = self.large_span(region.frame(to));
-            // Two mappings after the second move: it is copied the next time, then.
-            span.moved_frames =
-                if first > 0 { MOVED_TWICE } else { (done / FRAME_BYTES) as u32 };
-        }
-        // SAFETY: as above.
-        unsafe {
-            let rest = bytes - done;
-            core::ptr::copy_nonoverlapping((from + done) as *const u8, (to + done) as *mut u8, rest);
-        }
-        if !self.give_up_large(head, done < bytes) {
+        self.mark_moved(to, done);
+        // Two mappings after the second move.
+        self.large_span(region.frame(to)).moved_frames =
+            if moved > 0 { MOVED_TWICE } else { (done / FRAME_BYTES) as u32 };
+        if !self.give_up_large(head, false) {
             double_free(region, head);
         }
         Some(to)
+    }
+
+    /// The kernel may have unmapped the target, and what is there now may be somebody else's: it is
+    /// never touched again, and given up but for the `done` bytes at its start, which hold content. Moves
+    /// are not tried again in this process.
+    #[cold]
+    fn copy_after_failed_move(
+        &self,
+        from: usize,
+        to: usize,
+        done: usize,
+        bytes: usize,
+        size: usize,
+        head: Frame,
+    ) -> Option<usize> {
+        let Some(Large { address: fresh, .. }) = self.allocate_large(size, FRAME_BYTES) else {
+            if done > 0 {
+                // SAFETY: the moved pages are in the target; the source is mapped and reads zero there.
+                unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
+            }
+            return None;
+        };
+        // SAFETY: each part from where it is, to a fresh allocation that is large enough.
+        unsafe {
+            core::ptr::copy_nonoverlapping(to as *const u8, fresh as *mut u8, done);
+            let (rest, target) = ((from + done) as *const u8, (fresh + done) as *mut u8);
+            core::ptr::copy_nonoverlapping(rest, target, bytes - done);
+        }
+        if !self.give_up_large(head, true) {
+            double_free(self.region(), head);
+        }
+        Some(fresh)
     }
 
     /// Notes that blocks lie in a mapping of their own now, which a fresh mapping heals when they
@@ -342,10 +387,21 @@ impl Heap {
         let region = self.region();
         let first = region.frame(address).block().0;
         for block in first..=region.frame(address + bytes - 1).block().0 {
+            let flags = if block == first { flag::MOVED | flag::MOVE } else { flag::MOVED };
             // SAFETY: the blocks are opened.
-            unsafe { region.moved(Block(block)) }.store(1, Ordering::Relaxed);
+            let before = unsafe { region.flags(Block(block)) }.fetch_or(flags, Ordering::Relaxed);
+            if (flags & !before) & flag::MOVE != 0 {
+                self.moves.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
+}
+
+/// The mappings that an allocation's first `bytes` lie in, as offset and length: what was moved before, and
+/// the rest.
+fn pieces(moved_frames: u32, bytes: usize) -> [(usize, usize); 2] {
+    let first = (moved_frames as usize * FRAME_BYTES).min(bytes);
+    [(0, first), (first, bytes - first)]
 }
 
 /// Ends the process over a large allocation that was freed twice.

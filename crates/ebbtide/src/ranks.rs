@@ -14,7 +14,7 @@ pub const SPANS: Rank = Rank(20);
 pub const ZONE: Rank = Rank(30);
 /// The table of span records.
 pub const RECORDS: Rank = Rank(40);
-/// The table of claims.
-pub const CLAIMS: Rank = Rank(50);
+/// Free batches of gathers.
+pub const BATCHES: Rank = Rank(50);
 /// A CPU's cache in the portable mode; one lock a CPU.
 pub const CPU: Rank = Rank(60);

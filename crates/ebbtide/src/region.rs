@@ -7,7 +7,7 @@
 //!            span_of_frame   u32 a frame     index of the span record
 //!            pageblocks      256 B a block   the zones' records
 //!            block words     64 B a 64 blocks
-//!            moved           u8 a block      see `large`
+//!            flags           u8 a block      see [`flag`]
 //!            spans           128 B a span    see `span`
 //! ```
 //!
@@ -36,16 +36,28 @@ pub struct Region {
     span_ids: usize,
     pageblocks: usize,
     words: usize,
-    moved: usize,
+    flags: usize,
     /// Address of the span records.
     pub spans: usize,
     /// Room for this many span records.
     pub max_spans: u32,
 }
 
+/// What is special about a block's mapping.
+pub mod flag {
+    /// Pages were moved there: a mapping of its own, which a fresh one heals.
+    pub const MOVED: u8 = 1;
+    /// It is kept from huge pages, because empty pages of it were released.
+    pub const SMALL: u8 = 2;
+    /// Its huge page could not be split: tried again later.
+    pub const HELD: u8 = 4;
+    /// The first block of those that one move made [`MOVED`].
+    pub const MOVE: u8 = 8;
+}
+
 const GIB: usize = 1 << 30;
 /// Frame numbers fit 32 bits and every address fits the processor's.
-const MAX_REGION: usize = 16 << 40;
+const MAX_REGION: usize = 8 << 40;
 const MIN_REGION: usize = 16 << 20;
 
 impl Region {
@@ -57,7 +69,7 @@ impl Region {
         span_ids: 0,
         pageblocks: 0,
         words: 0,
-        moved: 0,
+        flags: 0,
         spans: 0,
         max_spans: 0,
     };
@@ -110,14 +122,18 @@ impl Region {
             }
         };
         let mut at = arrays;
-        let [classes, span_ids, pageblocks, words, moved, spans] = sizes.map(|bytes| {
+        let [classes, span_ids, pageblocks, words, flags, spans] = sizes.map(|bytes| {
             at += bytes;
             at - bytes
         });
         let (blocks, max_spans) = (blocks as u32, max_spans as u32);
         // Any address may be asked about, so all of this one can be read.
         // SAFETY: our own reservation.
-        unsafe { vm::commit_read_only(classes, page(frames)) }?;
+        if let Err(error) = unsafe { vm::commit_read_only(classes, page(frames)) } {
+            vm::unmap(base, size);
+            vm::unmap(arrays, sizes.iter().sum());
+            return Err(error);
+        }
         Ok(Self {
             base,
             blocks,
@@ -125,7 +141,7 @@ impl Region {
             span_ids,
             pageblocks,
             words,
-            moved,
+            flags,
             spans,
             max_spans,
         })
@@ -141,6 +157,16 @@ impl Region {
     #[inline]
     pub fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.base) < self.blocks as usize * BLOCK_BYTES
+    }
+
+    /// The largest alignment that an aligned frame number stands for (`INV-REGION-1`).
+    pub fn alignment(&self) -> usize {
+        1 << self.base.trailing_zeros()
+    }
+
+    /// The address behind the last frame.
+    pub fn end(&self) -> usize {
+        self.base + self.blocks as usize * BLOCK_BYTES
     }
 
     /// The address of a frame.
@@ -160,7 +186,7 @@ impl Region {
         self.open_entries(self.classes, first * frames, count * frames, 1)?;
         self.open_entries(self.span_ids, first * frames, count * frames, 4)?;
         self.open_entries(self.pageblocks, first, count, size_of::<Pageblock>())?;
-        self.open_entries(self.moved, first, count, 1)?;
+        self.open_entries(self.flags, first, count, 1)?;
         let words = first / 64..(first + count).div_ceil(64);
         self.open_entries(self.words, words.start, words.len(), size_of::<BlockWord>())?;
         // SAFETY: the blocks lie in the reservation.
@@ -213,13 +239,13 @@ impl Region {
         unsafe { &*((self.span_ids + frame.0 as usize * 4) as *const _) }
     }
 
-    /// Whether a block lies in a mapping of its own (1), because pages were moved there.
+    /// The flags of a block: see [`flag`].
     ///
     /// # Safety
     /// The block is below its zone's opened end.
-    pub unsafe fn moved(&self, block: Block) -> &core::sync::atomic::AtomicU8 {
+    pub unsafe fn flags(&self, block: Block) -> &core::sync::atomic::AtomicU8 {
         // SAFETY: as in `class_of`.
-        unsafe { &*((self.moved + block.0 as usize) as *const _) }
+        unsafe { &*((self.flags + block.0 as usize) as *const _) }
     }
 
     /// The records of `count` pageblocks from `first` on, and their words.

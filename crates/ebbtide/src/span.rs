@@ -12,13 +12,14 @@
 //!
 //! - `INV-SPAN-1`: bit set = the object is in the span; clear = with a cache or the program.
 //!   `free` is the number of set bits.
+//! - `INV-SPAN-3`: a frame in `released` is clean, and every object that overlaps it is in the span.
 //! - `INV-SPAN-2`: objects from `high` on were never handed out; their frames are as the zone gave
 //!   them.
 
 use crate::region::Region;
 use crate::size_class::{Class, MAX_OBJECTS};
 use ebbtide_sys::lock::Lock;
-use ebbtide_zone::Frame;
+use ebbtide_zone::{FRAME_BYTES, Frame};
 
 /// A record. Zeroed memory is valid.
 #[repr(C, align(64))]
@@ -46,7 +47,11 @@ pub struct Span {
     /// Of a large allocation, the frames at its start that lie in a mapping of their own because they
     /// were moved there.
     pub moved_frames: u32,
-    spare: [u32; 7],
+    /// The depopulation round that last looked at it.
+    pub scanned: u32,
+    /// Frames whose memory was given back while the span lives, one bit each (`INV-SPAN-3`).
+    pub released: u64,
+    spare: [u32; 4],
     /// One bit per object, set = in the span.
     pub map: [u64; MAX_OBJECTS / 64],
 }
@@ -73,33 +78,122 @@ impl Span {
         self.was_clean = clean;
         self.free = class.objects;
         self.high = 0;
+        (self.scanned, self.released) = (0, 0);
     }
 
-    /// Takes up to `into.len()` objects, lowest first, as addresses into the *end* of `into`,
-    /// highest first. How many.
+    /// Takes up to `into.len()` objects, lowest first and those in populated frames before others, as
+    /// addresses into the *end* of `into`, the first taken last. How many.
     pub fn take(&mut self, class: &Class, span_address: usize, into: &mut [usize]) -> usize {
-        let size = class.size as usize;
         let mut left = into.len();
+        if self.released != 0 {
+            let released = self.released;
+            self.take_those(class, span_address, into, &mut left, |frames| frames & released == 0);
+        }
+        if left > 0 {
+            self.take_those(class, span_address, into, &mut left, |_| true);
+        }
+        let taken = into.len() - left;
+        self.free -= taken as u16;
+        taken
+    }
+
+    fn take_those(
+        &mut self,
+        class: &Class,
+        span_address: usize,
+        into: &mut [usize],
+        left: &mut usize,
+        wanted: impl Fn(u64) -> bool,
+    ) {
+        let size = class.size as usize;
+        let (mut last, mut refaulted) = (0, 0);
         for (index, word) in self.map.iter_mut().enumerate() {
             let mut bits = *word;
-            while bits != 0 && left > 0 {
+            while bits != 0 && *left > 0 {
                 let object = index * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                left -= 1;
-                into[left] = span_address + object * size;
+                if self.released != 0 {
+                    let frames = frames_of(class, object);
+                    if !wanted(frames) {
+                        continue;
+                    }
+                    refaulted += (self.released & frames).count_ones();
+                    self.released &= !frames;
+                }
+                *word &= !(1 << (object % 64));
+                *left -= 1;
+                into[*left] = span_address + object * size;
+                last = object + 1;
             }
-            *word = bits;
-            if left == 0 {
+            if *left == 0 {
                 break;
             }
         }
-        let taken = into.len() - left;
-        if taken > 0 {
-            let last = (into[left] - span_address) / size + 1;
-            self.high = self.high.max(last as u16);
+        self.high = self.high.max(last as u16);
+        if refaulted > 0 {
+            crate::stats::count_refaulted(refaulted as usize * FRAME_BYTES);
         }
-        self.free -= taken as u16;
-        taken
+    }
+
+    /// The frames that hold nothing but free objects, if there is one that still may be resident:
+    /// whole runs, so that no object overlaps two of them. `whole`: frames that were never touched may be
+    /// resident too, for a huge page is.
+    pub fn empty_frames(&self, class: &Class, whole: bool) -> u64 {
+        let size = class.size as usize;
+        if (self.free as usize) * size < FRAME_BYTES {
+            return 0;
+        }
+        let objects = class.objects as usize;
+        let mut empty = 0u64;
+        for frame in 0..self.frames as usize {
+            let first = frame * FRAME_BYTES / size;
+            let last = ((frame + 1) * FRAME_BYTES - 1) / size;
+            if first >= objects || self.all_free(first, last.min(objects - 1)) {
+                empty |= 1 << frame;
+            }
+        }
+        let never = if whole { 0 } else { !low_mask(self.touched_frames(class)) };
+        let resident = empty & !self.released & !never;
+        // Runs of `empty` that hold a resident frame: spread each found bit over its run.
+        let mut runs = resident;
+        loop {
+            let spread = (runs | runs << 1 | runs >> 1) & empty;
+            if spread == runs {
+                return runs;
+            }
+            runs = spread;
+        }
+    }
+
+    fn all_free(&self, first: usize, last: usize) -> bool {
+        (first / 64..=last / 64).all(|index| {
+            let low = if index == first / 64 { u64::MAX << (first % 64) } else { u64::MAX };
+            let high = if index == last / 64 { u64::MAX >> (63 - last % 64) } else { u64::MAX };
+            self.map[index] & low & high == low & high
+        })
+    }
+
+    /// Takes all objects that overlap `frames` out, as if allocated. How many.
+    pub fn claim(&mut self, class: &Class, frames: u64) -> usize {
+        let before = self.free;
+        for object in objects_of(class, frames) {
+            let (word, bit) = (&mut self.map[object / 64], 1 << (object % 64));
+            self.free -= u16::from(*word & bit != 0);
+            *word &= !bit;
+        }
+        (before - self.free) as usize
+    }
+
+    /// Undoes [`Self::claim`]; with `clean`, the frames have been released. How many objects.
+    pub fn unclaim(&mut self, class: &Class, frames: u64, clean: bool) -> usize {
+        let before = self.free;
+        for object in objects_of(class, frames) {
+            self.put(object);
+        }
+        if clean {
+            self.released |= frames;
+        }
+        (self.free - before) as usize
     }
 
     /// Puts an object back. `false`: it is in the span already.
@@ -124,8 +218,29 @@ impl Span {
             return self.frames;
         }
         let bytes = self.high as usize * class.size as usize;
-        (bytes.div_ceil(ebbtide_zone::FRAME_BYTES) as u32).min(self.frames)
+        (bytes.div_ceil(FRAME_BYTES) as u32).min(self.frames)
     }
+}
+
+/// The frames that an object overlaps, one bit each.
+fn frames_of(class: &Class, object: usize) -> u64 {
+    let (start, size) = (object * class.size as usize, class.size as usize);
+    let (first, last) = (start / FRAME_BYTES, (start + size - 1) / FRAME_BYTES);
+    u64::MAX << first & u64::MAX >> (63 - last)
+}
+
+/// The objects that overlap any of `frames`, ascending; one may come twice.
+fn objects_of(class: &Class, frames: u64) -> impl Iterator<Item = usize> {
+    let (size, objects) = (class.size as usize, class.objects as usize);
+    (0..64).filter(move |frame| frames >> frame & 1 == 1).flat_map(move |frame| {
+        let last = ((frame + 1) * FRAME_BYTES - 1) / size;
+        frame * FRAME_BYTES / size..(last + 1).min(objects)
+    })
+}
+
+/// The lowest `count` bits.
+pub fn low_mask(count: u32) -> u64 {
+    if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
 /// Which records are free.
@@ -252,6 +367,40 @@ mod tests {
                 assert!(!span.put(object), "double put");
             }
             assert_eq!(span.free as usize, objects);
+        }
+    }
+
+    #[test]
+    fn empty_frames_are_claimed_and_come_back() {
+        for class in 1..CLASS.len() {
+            let (mut span, about) = (fresh(class), &CLASS[class]);
+            let objects = about.objects as usize;
+            let mut all = std::vec![0; objects];
+            span.take(about, 0, &mut all);
+            assert_eq!(span.empty_frames(about, false), 0);
+            // All but the first object come back: every frame that it does not touch is empty.
+            (1..objects).for_each(|object| assert!(span.put(object)));
+            let expected = low_mask(about.frames as u32) & !frames_of(about, 0);
+            // The rest behind the last object was never touched, but belongs to no object either.
+            let tail = low_mask(about.frames as u32) & !low_mask(span.touched_frames(about));
+            let empty = span.empty_frames(about, false);
+            assert_eq!(empty & !tail, expected & !tail, "class {class}");
+            if empty == 0 {
+                continue;
+            }
+            let free = span.free;
+            let claimed = span.claim(about, empty);
+            assert_eq!(span.free as usize + claimed, free as usize);
+            assert!(!span.put(0) || span.free > 0);
+            span.map[0] &= !1;
+            span.free = free - claimed as u16;
+            assert_eq!(span.unclaim(about, empty, true), claimed);
+            assert_eq!((span.free, span.released), (free, empty));
+            assert_eq!(span.empty_frames(about, false), 0, "released once");
+            // Populated frames serve first; an object of a released one makes it populated.
+            let one = span.take(about, 0, &mut all[..1]);
+            assert_eq!(one, 1);
+            assert_eq!(span.released & frames_of(about, all[0] / about.size as usize), 0);
         }
     }
 

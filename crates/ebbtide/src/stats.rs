@@ -33,6 +33,14 @@ pub struct Stats {
     pub opened: usize,
     /// Given back to the kernel since the process began.
     pub released: usize,
+    /// Frames of spans that were given back and then needed again.
+    pub refaulted: usize,
+    /// Free, but in huge pages that could not be split.
+    pub held: usize,
+    /// Nanoseconds that workers spent releasing.
+    pub worker_ns: u64,
+    /// The longest time that the program itself spent releasing at once, in nanoseconds.
+    pub longest_stall_ns: u64,
 }
 
 impl Stats {
@@ -44,11 +52,14 @@ impl Stats {
 
 impl Heap {
     fn stats(&self) -> Stats {
+        crate::fork::notice(self);
         let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
+        let mut claimed = 0;
         for class in 1..CLASSES {
             let bytes = self.central[class].bytes(class);
             batches += bytes.batches;
-            in_spans += bytes.in_spans;
+            in_spans += bytes.in_spans + bytes.claimed;
+            claimed += bytes.claimed;
             objects += bytes.all;
             span_bytes += bytes.frames * FRAME_BYTES;
         }
@@ -71,7 +82,8 @@ impl Heap {
         stats.large = in_use.saturating_sub(span_bytes + slack);
         let small = objects.saturating_sub(in_spans + stats.cached);
         stats.live = small + stats.large;
-        stats.in_spans = span_bytes.saturating_sub(small + stats.cached);
+        stats.in_spans = span_bytes.saturating_sub(small + stats.cached + claimed);
+        stats.pending += claimed;
         stats.metadata = self
             .region()
             .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
@@ -79,6 +91,10 @@ impl Heap {
             + self.caches.slab_bytes()
             + batches / 64;
         stats.released = word(RELEASED) as usize;
+        stats.refaulted = word(REFAULTED) as usize;
+        stats.held = word(HELD) as usize;
+        stats.worker_ns = word(WORKER_NS);
+        stats.longest_stall_ns = word(LONGEST_STALL_NS);
         stats
     }
 }
@@ -96,6 +112,13 @@ const MODE: usize = 7;
 const CALLS: usize = 8;
 const CACHED: usize = 9;
 const METADATA: usize = 10;
+const LAZY: usize = 11;
+const PENDING: usize = 12;
+const WORKER_NS: usize = 13;
+const LONGEST_STALL_NS: usize = 14;
+const REFAULTED: usize = 15;
+const HELD: usize = 16;
+const IN_SPANS: usize = 17;
 
 /// The page as others read it: little-endian words.
 #[repr(C, align(4096))]
@@ -140,6 +163,31 @@ pub(crate) fn forked() {
     WANTS_FILE.store(wanted, Ordering::Relaxed);
 }
 
+pub(crate) fn released() -> usize {
+    word(RELEASED) as usize
+}
+
+pub(crate) fn count_refaulted(bytes: usize) {
+    page().0[REFAULTED].fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+pub(crate) fn count_worker(ns: u64) {
+    page().0[WORKER_NS].fetch_add(ns, Ordering::Relaxed);
+}
+
+/// A piece of releasing that the program itself had to do.
+pub(crate) fn count_stall(ns: u64) {
+    page().0[LONGEST_STALL_NS].fetch_max(ns, Ordering::Relaxed);
+}
+
+pub(crate) fn set_held(bytes: usize) {
+    set(HELD, bytes);
+}
+
+pub(crate) fn add_held(bytes: usize) {
+    page().0[HELD].fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
 pub(crate) fn count_released(bytes: usize) {
     page().0[RELEASED].fetch_add(bytes as u64, Ordering::Relaxed);
     page().0[CALLS].fetch_add(1, Ordering::Relaxed);
@@ -178,6 +226,9 @@ fn write_page(heap: &Heap) {
     set(OPENED, stats.opened);
     set(CACHED, stats.cached);
     set(METADATA, stats.metadata);
+    set(LAZY, stats.lazy);
+    set(PENDING, stats.pending);
+    set(IN_SPANS, stats.in_spans);
     set(MODE, usize::from(heap.caches.uses_sections()));
 }
 

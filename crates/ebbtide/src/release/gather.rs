@@ -1,0 +1,381 @@
+//! A gather: claimed ranges on their way to the kernel.
+//!
+//! ```text
+//!  Gather  ┌ 8 ranges inline ┐ ──▶ Batch (4 KiB, 510 ranges) ──▶ Batch ──▶ …
+//! ```
+//!
+//! Ranges that touch are merged, frames are counted. Room is made *before* ranges are claimed
+//! ([`Gather::reserve`], no lock held), because claiming and adding happen under a zone's lock, where
+//! nothing may ask for memory.
+//!
+//! - `INV-GATHER-1`: a gather holds exactly the ranges that were claimed for it and not put back.
+//! - `INV-GATHER-2`: adding never fails within the room that was reserved.
+//!
+//! The term and the batches are those of the kernel's `mmu_gather`.
+
+use crate::ranks;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicBool, Ordering};
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::vm;
+
+/// Ranges held without a batch.
+const INLINE: usize = 8;
+/// Ranges of a batch: it fills a page.
+const BATCH: usize = 510;
+/// The most ranges that one claim adds: every other frame of a pageblock.
+pub const CLAIM_RANGES: usize = 256;
+
+/// A run of frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Range {
+    /// The first frame.
+    pub first: u32,
+    /// How many, with [`KEPT`].
+    frames: u32,
+}
+
+/// Set in [`Range::frames`] when the range was not released.
+const KEPT: u32 = 1 << 31;
+
+impl Range {
+    /// `frames` from `first` on.
+    pub fn new(first: u32, frames: u32) -> Self {
+        Self { first, frames }
+    }
+
+    /// How many frames.
+    pub fn frames(self) -> u32 {
+        self.frames & !KEPT
+    }
+
+    /// Whether it was left as it was.
+    pub fn is_kept(self) -> bool {
+        self.frames & KEPT != 0
+    }
+}
+
+#[repr(C)]
+struct Batch {
+    next: *mut Batch,
+    len: usize,
+    ranges: [Range; BATCH],
+}
+
+const _: () = assert!(size_of::<Batch>() == 4096);
+
+/// Free batches. Never returned to the kernel: there are few.
+pub struct Batches {
+    free: *mut Batch,
+}
+
+impl Batches {
+    /// Forgets the list, which may not be whole.
+    pub fn forget(&mut self) {
+        self.free = ptr::null_mut();
+    }
+}
+
+// SAFETY: the list is owned by whoever holds its lock.
+unsafe impl Send for Batches {}
+
+/// The process's free batches.
+pub static BATCHES: Lock<Batches> = Lock::new(ranks::BATCHES, Batches { free: ptr::null_mut() });
+
+/// Tests make the next requests for a batch fail.
+pub static REFUSE_BATCHES: AtomicBool = AtomicBool::new(false);
+
+/// Batches mapped at a time.
+const CHUNK: usize = 16;
+
+fn take_batch() -> Option<NonNull<Batch>> {
+    if REFUSE_BATCHES.load(Ordering::Relaxed) {
+        return None;
+    }
+    if let Some(batch) = pop_batch() {
+        return Some(batch);
+    }
+    let start = vm::map(CHUNK * size_of::<Batch>()).ok()?;
+    for index in 1..CHUNK {
+        put_batch(NonNull::new((start + index * size_of::<Batch>()) as *mut Batch)?);
+    }
+    NonNull::new(start as *mut Batch)
+}
+
+fn pop_batch() -> Option<NonNull<Batch>> {
+    let mut batches = BATCHES.lock();
+    let batch = NonNull::new(batches.free)?;
+    // SAFETY: batches on the list are ours and mapped.
+    batches.free = unsafe { batch.as_ref() }.next;
+    Some(batch)
+}
+
+fn put_batch(batch: NonNull<Batch>) {
+    let mut batches = BATCHES.lock();
+    // SAFETY: the caller owned it and gives it up.
+    unsafe { (*batch.as_ptr()).next = batches.free };
+    batches.free = batch.as_ptr();
+}
+
+/// See the module's header.
+pub struct Gather {
+    inline: [Range; INLINE],
+    inline_len: usize,
+    first: *mut Batch,
+    /// The batch that is being filled, null while ranges go inline.
+    last: *mut Batch,
+    /// An empty one behind it.
+    spare: *mut Batch,
+    frames: u64,
+    ranges: usize,
+}
+
+// SAFETY: the batches belong to the gather alone.
+unsafe impl Send for Gather {}
+
+impl Gather {
+    /// Nothing.
+    pub const NEW: Self = Self {
+        inline: [Range { first: 0, frames: 0 }; INLINE],
+        inline_len: 0,
+        first: ptr::null_mut(),
+        last: ptr::null_mut(),
+        spare: ptr::null_mut(),
+        frames: 0,
+        ranges: 0,
+    };
+
+    /// Frames of all ranges.
+    pub fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// Number of ranges.
+    pub fn len(&self) -> usize {
+        self.ranges
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.ranges == 0
+    }
+
+    /// Makes room for one more claim. `false`: no memory; release what is held.
+    pub fn reserve(&mut self) -> bool {
+        if self.spare.is_null() && self.room() < CLAIM_RANGES {
+            match take_batch() {
+                Some(mut batch) => {
+                    // SAFETY: a free batch is ours now.
+                    let batch = unsafe { batch.as_mut() };
+                    (batch.next, batch.len) = (ptr::null_mut(), 0);
+                    self.spare = batch;
+                }
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Ranges that can be added for sure.
+    pub fn room(&self) -> usize {
+        // SAFETY: our own batches.
+        let last = unsafe { self.last.as_ref() };
+        let here = last.map_or(INLINE - self.inline_len, |batch| BATCH - batch.len);
+        here + if self.spare.is_null() { 0 } else { BATCH }
+    }
+
+    /// Adds a range, merged with the last one if they touch. `false`: there was no room reserved.
+    pub fn add(&mut self, range: Range) -> bool {
+        if let Some(last) = self.last_range()
+            && last.first + last.frames() == range.first
+            && last.frames() + range.frames() < KEPT
+        {
+            last.frames += range.frames;
+            self.frames += u64::from(range.frames());
+            return true;
+        }
+        if self.last.is_null() && self.inline_len < INLINE {
+            self.inline[self.inline_len] = range;
+            self.inline_len += 1;
+        } else {
+            // SAFETY: our own batches.
+            let full = unsafe { self.last.as_ref() }.is_none_or(|batch| batch.len == BATCH);
+            if full {
+                if self.spare.is_null() {
+                    return false;
+                }
+                let spare = self.spare;
+                // SAFETY: our own chain; the batch becomes the last of another one.
+                self.spare = unsafe { core::mem::replace(&mut (*spare).next, ptr::null_mut()) };
+                if self.last.is_null() {
+                    self.first = spare;
+                } else {
+                    // SAFETY: as above.
+                    unsafe { (*self.last).next = spare };
+                }
+                self.last = spare;
+            }
+            // SAFETY: as above; it has room.
+            let batch = unsafe { &mut *self.last };
+            batch.ranges[batch.len] = range;
+            batch.len += 1;
+        }
+        self.frames += u64::from(range.frames());
+        self.ranges += 1;
+        true
+    }
+
+    fn last_range(&mut self) -> Option<&mut Range> {
+        // SAFETY: our own batches.
+        match unsafe { self.last.as_mut() } {
+            Some(batch) => batch.ranges[..batch.len].last_mut(),
+            None => self.inline[..self.inline_len].last_mut(),
+        }
+    }
+
+    /// All ranges, for changes.
+    pub fn for_each(&mut self, mut each: impl FnMut(&mut Range)) {
+        self.inline[..self.inline_len].iter_mut().for_each(&mut each);
+        let mut batch = self.first;
+        // SAFETY: our own batches.
+        while let Some(here) = unsafe { batch.as_mut() } {
+            here.ranges[..here.len].iter_mut().for_each(&mut each);
+            batch = here.next;
+        }
+    }
+
+    /// Notes that a range was not released.
+    pub fn keep(range: &mut Range) {
+        range.frames |= KEPT;
+    }
+
+    /// Takes the newest range out. The way in which ranges are put back: whoever puts one back takes it
+    /// out under the same lock.
+    pub fn pop(&mut self) -> Option<Range> {
+        let range = match self.last_range() {
+            Some(last) => *last,
+            None => return None,
+        };
+        // SAFETY: our own batches.
+        match unsafe { self.last.as_mut() } {
+            Some(batch) => {
+                batch.len -= 1;
+                if batch.len == 0 {
+                    self.drop_last();
+                }
+            }
+            None => self.inline_len -= 1,
+        }
+        self.ranges -= 1;
+        self.frames -= u64::from(range.frames());
+        Some(range)
+    }
+
+    /// Cuts `frames` off the end of the newest range; the range goes when nothing is left.
+    pub fn cut(&mut self, frames: u32) {
+        let Some(range) = self.last_range() else { return };
+        if range.frames() <= frames {
+            self.pop();
+        } else {
+            range.frames -= frames;
+            self.frames -= u64::from(frames);
+        }
+    }
+
+    /// The newest range, without taking it out.
+    pub fn peek(&mut self) -> Option<Range> {
+        self.last_range().copied()
+    }
+
+    /// Takes the empty last batch off the chain and keeps it as the spare one, or frees it later.
+    fn drop_last(&mut self) {
+        let empty = self.last;
+        if self.first == empty {
+            (self.first, self.last) = (ptr::null_mut(), ptr::null_mut());
+        } else {
+            let mut batch = self.first;
+            // SAFETY: our own chain, which ends with `empty`.
+            unsafe {
+                while (*batch).next != empty {
+                    batch = (*batch).next;
+                }
+                (*batch).next = ptr::null_mut();
+            }
+            self.last = batch;
+        }
+        // SAFETY: as above. What was spare before hangs behind it.
+        unsafe { (*empty).next = self.spare };
+        self.spare = empty;
+    }
+
+    /// Gives all batches back. No lock may be held; the gather is empty.
+    pub fn free_batches(&mut self) {
+        debug_assert!(self.is_empty() && self.first.is_null());
+        while let Some(batch) = NonNull::new(self.spare) {
+            // SAFETY: our own chain.
+            self.spare = unsafe { batch.as_ref() }.next;
+            put_batch(batch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::vec::Vec;
+
+    fn ranges(gather: &mut Gather) -> Vec<(u32, u32)> {
+        let mut all = Vec::new();
+        gather.for_each(|range| all.push((range.first, range.frames())));
+        all
+    }
+
+    /// One test for all, because refusing is process-wide.
+    #[test]
+    fn merging_batches_and_exhaustion() {
+        let mut gather = Gather::NEW;
+        assert!(gather.reserve());
+        assert!(gather.add(Range::new(10, 2)) && gather.add(Range::new(12, 3)));
+        assert!(gather.add(Range::new(20, 1)));
+        assert_eq!(ranges(&mut gather), [(10, 5), (20, 1)]);
+        assert_eq!((gather.frames(), gather.len()), (6, 2));
+
+        // Every other frame: nothing merges, batches are linked.
+        let mut expected = std::vec![(10, 5), (20, 1)];
+        for n in 0..2000u32 {
+            assert!(gather.reserve());
+            assert!(gather.add(Range::new(100 + 2 * n, 1)));
+            expected.push((100 + 2 * n, 1));
+        }
+        assert_eq!(ranges(&mut gather), expected);
+        assert_eq!(gather.len(), 2002);
+
+        // Without memory for a batch, what was reserved can still be added, no more.
+        REFUSE_BATCHES.store(true, Ordering::Relaxed);
+        let room = gather.room();
+        for n in 0..room as u32 {
+            assert!(gather.add(Range::new(10_000 + 2 * n, 1)));
+            expected.push((10_000 + 2 * n, 1));
+        }
+        assert!(!gather.reserve() && !gather.add(Range::new(1, 1)));
+        REFUSE_BATCHES.store(false, Ordering::Relaxed);
+        assert!(gather.reserve() && gather.add(Range::new(1, 1)));
+        expected.push((1, 1));
+
+        let mut count = 0;
+        gather.for_each(|range| {
+            if range.first % 4 == 0 {
+                Gather::keep(range);
+                count += 1;
+            }
+        });
+        while let Some(range) = gather.pop() {
+            assert_eq!(Some((range.first, range.frames())), expected.pop());
+            assert_eq!(range.is_kept(), range.first % 4 == 0);
+            count -= i32::from(range.is_kept());
+        }
+        assert_eq!((count, gather.frames(), gather.len()), (0, 0, 0));
+        gather.free_batches();
+    }
+}

@@ -1,0 +1,210 @@
+//! A gather's ranges to the kernel: many at a time, huge pages split first.
+//!
+//! One `process_madvise` takes up to 1,024 ranges and 1 GiB, never a part of a range: the kernel would
+//! cut a call at 2 GiB, inside a huge page. Short returns are resumed behind what was done. Where the
+//! call is refused, and for a range above 1 GiB, one madvise a range.
+//!
+//! `MADV_DONTNEED` on a part of a huge page lowers RSS and gives nothing back: the page stays whole. So
+//! before part of a block is released,
+//! 1. the block is kept from huge pages from now on (khugepaged would fill it again within seconds),
+//! 2. `MADV_COLD` on one page splits the huge page without losing content,
+//! 3. the pagemap tells whether it did. What could not be split (shared with a forked child, pinned) is
+//!    *held*: left as it is, not counted as released, tried again later.
+
+use super::gather::{Gather, Range};
+use crate::heap::Heap;
+use crate::region::flag;
+use crate::stats;
+use core::sync::atomic::Ordering;
+use ebbtide_sys::features::{RELEASE_MANY, SCAN_PAGES};
+use ebbtide_sys::pages::PageMap;
+use ebbtide_sys::{Errno, vm};
+use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
+
+/// Ranges of a call.
+const MAX_RANGES: usize = 1024;
+/// Bytes of a call.
+const MAX_BYTES: usize = 1 << 30;
+
+/// Releases what `gather` holds and marks what was kept. Bytes released. `map`: where the caller has a
+/// descriptor table of its own.
+pub fn release(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize {
+    let mut call = Call { ranges: [EMPTY; MAX_RANGES], count: 0, bytes: 0, released: 0 };
+    let batched = heap.settings().config.gather;
+    let mut split = None;
+    let mut held = 0;
+    gather.for_each(|range| {
+        if !prepare(heap, *range, &mut split, map) {
+            held += range.frames() as usize * FRAME_BYTES;
+            return Gather::keep(range);
+        }
+        let address = heap.region().address(Frame(range.first));
+        let bytes = range.frames() as usize * FRAME_BYTES;
+        if !batched || bytes > MAX_BYTES || !RELEASE_MANY.may_work() {
+            call.flush();
+            // SAFETY: claimed frames.
+            if unsafe { vm::release(address, bytes) }.is_ok() {
+                call.released += bytes;
+            } else {
+                Gather::keep(range);
+            }
+            return;
+        }
+        if call.count == MAX_RANGES || call.bytes + bytes > MAX_BYTES {
+            call.flush();
+        }
+        call.ranges[call.count] = vm::Range { iov_base: address as *mut _, iov_len: bytes };
+        call.count += 1;
+        call.bytes += bytes;
+    });
+    call.flush();
+    stats::count_released(call.released);
+    if held > 0 {
+        stats::add_held(held);
+    }
+    call.released
+}
+
+const EMPTY: vm::Range = vm::Range { iov_base: core::ptr::null_mut(), iov_len: 0 };
+
+/// The ranges of one call.
+struct Call {
+    ranges: [vm::Range; MAX_RANGES],
+    count: usize,
+    bytes: usize,
+    released: usize,
+}
+
+impl Call {
+    fn flush(&mut self) {
+        let mut start = 0;
+        while start < self.count && RELEASE_MANY.may_work() {
+            let ranges = &self.ranges[start..self.count];
+            // SAFETY: claimed frames.
+            match unsafe { vm::advise_many(ranges, libc::MADV_DONTNEED) } {
+                Ok(done) if done > 0 => {
+                    let _ = RELEASE_MANY.latch(Ok::<_, Errno>(()));
+                    start = self.resume(start, done);
+                }
+                // Not now: the program changed a mapping, or memory is short.
+                Ok(_) | Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => break,
+                Err(_) => RELEASE_MANY.refuse(),
+            }
+        }
+        // Refused, or stopped at a range: one by one.
+        for range in &self.ranges[start..self.count] {
+            // SAFETY: as above.
+            unsafe {
+                if vm::release(range.iov_base as usize, range.iov_len).is_ok() {
+                    self.released += range.iov_len;
+                } else {
+                    // Nothing gives it back. It goes on as clean, so it must read zero.
+                    range.iov_base.cast::<u8>().write_bytes(0, range.iov_len);
+                }
+            }
+        }
+        (self.count, self.bytes) = (0, 0);
+    }
+
+    /// Counts `done` bytes from range `start` on; the range to go on with, cut if it was done in part.
+    fn resume(&mut self, mut start: usize, mut done: usize) -> usize {
+        self.released += done;
+        while start < self.count && done >= self.ranges[start].iov_len {
+            done -= self.ranges[start].iov_len;
+            start += 1;
+        }
+        if done > 0 && start < self.count {
+            let range = &mut self.ranges[start];
+            range.iov_base = (range.iov_base as usize + done) as *mut _;
+            range.iov_len -= done;
+        }
+        start
+    }
+}
+
+/// Makes sure that releasing a part of a block gives memory back. `split` is the block last looked at and
+/// whether it can be. `false`: held.
+fn prepare(
+    heap: &Heap,
+    range: Range,
+    split: &mut Option<(Block, bool)>,
+    map: Option<&PageMap>,
+) -> bool {
+    let end = range.first + range.frames();
+    let mut parts = [Some(range.first), None];
+    if !end.is_multiple_of(BLOCK_FRAMES) {
+        // The block of the end, if it is another one.
+        parts[1] = Some((end - 1) / BLOCK_FRAMES * BLOCK_FRAMES).filter(|&start| start > range.first);
+    }
+    if range.first.is_multiple_of(BLOCK_FRAMES) && range.frames() >= BLOCK_FRAMES {
+        parts[0] = None;
+    }
+    parts.into_iter().flatten().all(|frame| {
+        let block = Frame(frame).block();
+        match split {
+            Some((last, done)) if *last == block => *done,
+            _ => {
+                let done = split_block(heap, block, Frame(frame), map);
+                *split = Some((block, done));
+                done
+            }
+        }
+    })
+}
+
+fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) -> bool {
+    // SAFETY: blocks with claimed frames are opened.
+    let flags = unsafe { heap.region().flags(block) };
+    if flags.load(Ordering::Relaxed) & flag::SMALL != 0 || !heap.may_be_huge(page) {
+        return true;
+    }
+    let region = heap.region();
+    let address = region.address(block.first_frame());
+    // SAFETY: our own block; neither advice changes content.
+    unsafe {
+        if vm::advise(address, BLOCK_BYTES, libc::MADV_NOHUGEPAGE).is_err() {
+            return false;
+        }
+        let _ = vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD);
+    }
+    let still_huge = match map.filter(|_| SCAN_PAGES.may_work()) {
+        Some(map) => SCAN_PAGES.latch(map.has_huge_page(address, BLOCK_BYTES)).unwrap_or(false),
+        None => false,
+    };
+    if still_huge {
+        // SAFETY: as above.
+        let _ = unsafe { vm::advise(address, BLOCK_BYTES, libc::MADV_HUGEPAGE) };
+        flags.fetch_or(flag::HELD, Ordering::Relaxed);
+        return false;
+    }
+    flags.fetch_and(!flag::HELD, Ordering::Relaxed);
+    flags.fetch_or(flag::SMALL, Ordering::Relaxed);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    fn call(lengths: &[usize]) -> Call {
+        let mut call = Call { ranges: [EMPTY; MAX_RANGES], count: 0, bytes: 0, released: 0 };
+        for (index, &len) in lengths.iter().enumerate() {
+            call.ranges[index] =
+                vm::Range { iov_base: ((index + 1) << 20) as *mut _, iov_len: len };
+            call.count += 1;
+        }
+        call
+    }
+
+    #[test]
+    fn short_returns_are_resumed_behind_what_was_done() {
+        let mut call = call(&[4096, 8192, 4096]);
+        assert_eq!(call.resume(0, 4096), 1);
+        assert_eq!(call.resume(1, 4096), 1);
+        assert_eq!(call.ranges[1].iov_base as usize, (2 << 20) + 4096);
+        assert_eq!(call.ranges[1].iov_len, 4096);
+        assert_eq!(call.resume(1, 8192), 3);
+        assert_eq!(call.released, 16384);
+    }
+}

@@ -1,0 +1,462 @@
+//! Free memory back to the kernel: what, when, and by whom.
+//!
+//! | due | calm | past the backlog cap |
+//! |---|---|---|
+//! | up to 1 MiB ([`FLOOR_FRAMES`]) | kept | kept |
+//! | to 8 MiB ([`IN_PLACE_FRAMES`]) | in place on a slow path, 1 MiB a call | the same |
+//! | above | a worker, after the window; the program does nothing | the thread that frees takes pieces |
+//!
+//! *Due* is what the recent peak does not explain ([`ebbtide_zone::retain`]): free frames of the zones, and
+//! empty frames of half-used spans. Frames are *claimed* first, under their zone's or class's lock, into a
+//! [`gather`]; no lock is held while the kernel works; then they are put back, clean.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`gather`] | claimed ranges |
+//! | [`slots`] | the process's gathers, and the queue for workers |
+//! | [`kernel`] | the system calls, and the splitting of huge pages |
+//! | [`workers`] | the threads |
+//! | [`room`] | how much memory is left |
+
+pub mod gather;
+pub mod kernel;
+pub mod room;
+pub mod slots;
+pub mod workers;
+
+use crate::frames::view;
+use crate::heap::{Heap, heap};
+use crate::region::flag;
+use crate::size_class::CLASSES;
+use crate::stats;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use ebbtide_sys::pages::PageMap;
+use ebbtide_sys::{clock, process, vm};
+use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, FRAME_BYTES, Frame, Outcome};
+use gather::{Gather, Range};
+use workers::release_owned;
+
+/// Frames always kept for reuse: 1 MiB.
+const FLOOR_FRAMES: u64 = 256;
+/// Up to this, slow paths do it: 8 MiB.
+const IN_PLACE_FRAMES: u64 = 2048;
+/// Frames released in place at once: 1 MiB, some 30 µs.
+const STEP_FRAMES: u64 = 256;
+/// Frames that a thread takes when the backlog is too long, or nobody else can: 16 MiB.
+const HELP_FRAMES: u64 = 4096;
+/// A piece for one worker at least: 32 MiB.
+const PIECE_FRAMES: u64 = 8192;
+/// Spans looked at under their lock at once.
+const SPANS_AT_ONCE: usize = 8;
+/// Milliseconds between ticks.
+const TICK_MS: u64 = 10;
+/// Milliseconds between looks at the spans on ticks, and at what memory is left.
+const LOOK_MS: u64 = 100;
+const ROOM_MS: u64 = 1000;
+
+/// When the last tick, and the last look at the spans, was.
+static LAST_TICK_MS: AtomicU64 = AtomicU64::new(0);
+static LAST_LOOK_MS: AtomicU64 = AtomicU64::new(0);
+/// Frames that may be kept beyond the floor, by what memory is left; when that was read.
+static CAP_FRAMES: AtomicU64 = AtomicU64::new(u64::MAX);
+static LAST_ROOM_MS: AtomicU64 = AtomicU64::new(0);
+/// Numbers the rounds of depopulation, so that each looks at a span once.
+static ROUND: AtomicU32 = AtomicU32::new(0);
+
+/// What the zones hold.
+#[derive(Clone, Copy, Default)]
+struct Backlog {
+    /// Free and dirty frames.
+    dirty: u64,
+    /// Those that are due.
+    due: u64,
+}
+
+impl Heap {
+    /// Notes that memory was freed, for the next [`Self::tick`].
+    #[inline]
+    pub fn count_freed(&self, bytes: usize) {
+        self.freed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Slow paths call this: sees to it that what is due goes back. Does something at most once in
+    /// [`TICK_MS`], or when much has been freed since: the program may do nothing after it.
+    #[inline]
+    pub fn tick(&self) {
+        let now = clock::now_ms();
+        let last = LAST_TICK_MS.load(Ordering::Relaxed);
+        let much = self.freed.load(Ordering::Relaxed) >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
+        if (much || now.wrapping_sub(last) >= TICK_MS)
+            && LAST_TICK_MS.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.tick_now(now);
+        }
+    }
+
+    #[cold]
+    fn tick_now(&self, now: u64) {
+        let much = self.freed.swap(0, Ordering::Relaxed) >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
+        let backlog = self.backlog(now);
+        let last_look = LAST_LOOK_MS.load(Ordering::Relaxed);
+        let waiting = if much || now.wrapping_sub(last_look) >= LOOK_MS {
+            LAST_LOOK_MS.store(now, Ordering::Relaxed);
+            self.waiting_in_spans() as u64 / FRAME_BYTES as u64
+        } else {
+            0
+        };
+        stats::refresh(self, now);
+        if backlog.dirty > IN_PLACE_FRAMES || waiting > IN_PLACE_FRAMES {
+            // A worker waits for the window; it is woken when that is over already.
+            let called = self.max_workers() > 0
+                && (self.workers.count() > 0 && backlog.due <= IN_PLACE_FRAMES
+                    || self.workers.call(1));
+            if !called {
+                self.release_dirty(backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES), now);
+                self.depopulate_some(now);
+            } else if backlog.due > CAP_FRAMES.load(Ordering::Relaxed) / 2 {
+                self.release_dirty(HELP_FRAMES, now);
+            }
+        } else if backlog.due > FLOOR_FRAMES {
+            self.release_dirty((backlog.due - FLOOR_FRAMES).min(STEP_FRAMES), now);
+        }
+    }
+
+    /// Looks at the zones and keeps their demand up to date.
+    fn backlog(&self, now: u64) -> Backlog {
+        let config = &self.settings().config;
+        let window = u64::from(config.retain_ms);
+        let own_cap = (config.retain_max / FRAME_BYTES) as u64;
+        let cap = own_cap.min(CAP_FRAMES.load(Ordering::Relaxed));
+        let mut backlog = Backlog::default();
+        for zone in self.live_zones() {
+            let mut data = zone.lock.lock();
+            let counters = data.state.counters();
+            let high = core::mem::replace(&mut data.high, counters.in_use);
+            data.retain.observe(now, high.max(counters.in_use));
+            data.retain.observe(now, counters.in_use);
+            backlog.dirty += counters.dirty;
+            let dirty = counters.dirty;
+            backlog.due += data.retain.due(now, window, counters.in_use, dirty, Some(cap));
+        }
+        backlog
+    }
+
+    fn waiting_in_spans(&self) -> usize {
+        if !self.settings().config.depopulate {
+            return 0;
+        }
+        (1..CLASSES).map(|class| self.central[class].spans.lock().waiting(class)).sum()
+    }
+
+    /// Workers at most.
+    fn max_workers(&self) -> usize {
+        self.settings().max_workers
+    }
+
+    /// A coordinator's turn: releases what is due. Milliseconds until the next one is wanted, or `None`
+    /// when nothing is left to wait for.
+    pub fn round(&self, now: u64, map: Option<&PageMap>) -> Option<u64> {
+        crate::fork::notice(self);
+        self.look_at_room(now);
+        stats::set_held(0);
+        let backlog = self.backlog(now);
+        if backlog.due > FLOOR_FRAMES {
+            self.release_zones(backlog.due - FLOOR_FRAMES, map);
+        }
+        let idle = self.drain_idle();
+        let depopulated = self.depopulate_due(now, map);
+        stats::refresh(self, now);
+        let left = self.backlog(now);
+        let waits = left.dirty > FLOOR_FRAMES || !idle || depopulated > 0 || self.waiting_in_spans() > 0;
+        let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
+        // While the program is at work, its own ticks call when something is due.
+        let active = now.wrapping_sub(LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS;
+        waits.then_some(if active { part * 4 } else { part })
+    }
+
+    fn look_at_room(&self, now: u64) {
+        if now.wrapping_sub(LAST_ROOM_MS.load(Ordering::Relaxed)) < ROOM_MS {
+            return;
+        }
+        LAST_ROOM_MS.store(now, Ordering::Relaxed);
+        if let Some(bytes) = room::available() {
+            CAP_FRAMES.store(bytes / 2 / FRAME_BYTES as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Releases up to `frames` in this thread.
+    fn release_dirty(&self, frames: u64, _now: u64) {
+        let mut left = frames;
+        for zone in 0..self.live_zones().len() {
+            if left == 0 {
+                return;
+            }
+            let Some(mut owned) = self.slots.take() else { return };
+            left -= self.gather_zone(zone, owned.gather(), left).min(left);
+            release_owned(self, owned, None);
+        }
+    }
+
+    /// Releases `frames` in pieces, by this thread and as many workers as may be. Bytes given back by this
+    /// thread.
+    fn release_zones(&self, frames: u64, map: Option<&PageMap>) -> usize {
+        let helpers = self.max_workers().saturating_sub(usize::from(map.is_some()));
+        let threshold = u64::from(self.settings().config.threshold);
+        let piece = (frames / (2 * (helpers as u64 + 1))).max(PIECE_FRAMES).min(threshold.max(512));
+        let mut left = frames;
+        let mut released = 0;
+        for zone in 0..self.live_zones().len() {
+            while left > 0 {
+                let Some(mut owned) = self.slots.take() else { return released };
+                let claimed = self.gather_zone(zone, owned.gather(), left.min(piece));
+                if claimed == 0 {
+                    break;
+                }
+                left -= claimed.min(left);
+                if helpers > 0 && left > 0 && self.slots.queued() < helpers {
+                    self.workers.leave_cpu_alone(process::current_cpu());
+                    let wanted = (self.slots.queued() + 1 + usize::from(map.is_some())).min(self.max_workers());
+                    if self.workers.call(wanted) {
+                        match self.slots.hand_over(owned) {
+                            Ok(()) => {
+                                self.workers.call(wanted);
+                                continue;
+                            }
+                            Err(back) => owned = back,
+                        }
+                    }
+                }
+                released += release_owned(self, owned, map);
+            }
+        }
+        released
+    }
+
+    /// Claims up to about `frames` dirty frames of a zone. How many.
+    fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64) -> u64 {
+        let before = gather.frames();
+        while gather.frames() - before < frames && gather.reserve() {
+            let left = (frames - (gather.frames() - before)).min(u64::from(u32::MAX)) as u32;
+            let claim = {
+                let mut data = self.zones[zone].lock.lock();
+                let claim = view(self.region(), &mut data.state, 0).claim_dirty(left, true);
+                add(gather, claim);
+                claim
+            };
+            let Some(claim) = claim else { break };
+            if let Claim::Frames { block, .. } = claim
+                && self.may_be_huge(block.first_frame())
+                && self.flags_of(block) & flag::SMALL == 0
+                && gather.reserve()
+            {
+                // All of a huge page is resident, touched or not.
+                let mut data = self.zones[zone].lock.lock();
+                add(gather, view(self.region(), &mut data.state, 0).claim_free(block));
+            }
+        }
+        gather.frames() - before
+    }
+
+    fn flags_of(&self, block: Block) -> u8 {
+        // SAFETY: only asked of opened blocks.
+        unsafe { self.region().flags(block) }.load(Ordering::Relaxed)
+    }
+
+    /// Puts a gather's ranges back to where they were claimed, each under its lock. `released` is false for
+    /// what a forked child finds.
+    pub fn put_back(&self, gather: &mut Gather, released: bool) {
+        while let Some(range) = gather.peek() {
+            let clean = released && !range.is_kept();
+            let end = range.first + range.frames();
+            let last = Frame(end - 1);
+            // SAFETY: claimed frames are opened.
+            let class = unsafe { self.region().class_of(last) }.load(Ordering::Relaxed);
+            if class == 0 {
+                self.put_back_to_zone(gather, range, clean);
+                continue;
+            }
+            let start = self.span_start(last).max(range.first);
+            let count = end - start;
+            // SAFETY: claimed by a depopulation, put back once: cut off under the same lock.
+            unsafe { self.put_span_frames(Frame(start), count, clean, || gather.cut(count)) };
+        }
+    }
+
+    fn put_back_to_zone(&self, gather: &mut Gather, range: Range, clean: bool) {
+        let end = range.first + range.frames();
+        let block = Frame(end - 1).block();
+        let whole = (range.frames() / BLOCK_FRAMES).min(64);
+        let claim = if end.is_multiple_of(BLOCK_FRAMES) && whole > 0 {
+            let first = Block(block.0 + 1 - whole);
+            if clean {
+                self.heal(first, whole);
+            }
+            Claim::Blocks { first, count: whole }
+        } else {
+            let start = range.first.max(block.first_frame().0) % BLOCK_FRAMES;
+            let count = (end - 1) % BLOCK_FRAMES + 1 - start;
+            Claim::Frames { block, mask: mask_of(start, count) }
+        };
+        let outcome = if clean { Outcome::Clean } else { Outcome::Dirty };
+        let put = {
+            let mut data = self.zone_of(block).lock.lock();
+            let put = view(self.region(), &mut data.state, 0).put_claim(claim, outcome);
+            gather.cut(claim.frames());
+            put
+        };
+        self.expect_put(put.map(drop));
+    }
+
+    /// Whole blocks that were released: special mappings become ordinary ones again.
+    fn heal(&self, first: Block, count: u32) {
+        for block in (first.0..first.0 + count).map(Block) {
+            // SAFETY: claimed blocks are opened.
+            let flags = unsafe { self.region().flags(block) };
+            let now = flags.load(Ordering::Relaxed);
+            if now == 0 {
+                continue;
+            }
+            let address = self.region().address(block.first_frame());
+            // SAFETY: claimed, and just released: there is nothing in it.
+            if now & flag::MOVED == 0 || unsafe { vm::remap_fresh(address, BLOCK_BYTES) }.is_ok() {
+                self.advise_again(block);
+                flags.store(0, Ordering::Relaxed);
+                if now & flag::MOVE != 0 {
+                    self.moves.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Empty frames of half-used spans that are due, of all classes. Frames claimed.
+    fn depopulate_due(&self, now: u64, map: Option<&PageMap>) -> u64 {
+        if !self.settings().config.depopulate {
+            return 0;
+        }
+        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let window = u64::from(self.settings().config.retain_ms);
+        let mut frames = 0;
+        for class in 1..CLASSES {
+            let due = self.central[class].spans.lock().due(class, now, window);
+            if due > 0 {
+                frames += self.depopulate(class, round, due, map);
+            }
+        }
+        frames
+    }
+
+    /// The same on a tick, where no worker can be had: one class at a time, a few spans.
+    fn depopulate_some(&self, now: u64) {
+        if !self.settings().config.depopulate {
+            return;
+        }
+        let window = u64::from(self.settings().config.retain_ms);
+        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        for class in 1..CLASSES {
+            let due = self.central[class].spans.lock().due(class, now, window);
+            if due > 0 {
+                self.depopulate(class, round, due.min(HELP_FRAMES as usize * FRAME_BYTES), None);
+                return;
+            }
+        }
+    }
+
+    /// Claims and releases empty frames of a class's spans, `due` bytes or all. Frames claimed.
+    fn depopulate(&self, class: usize, round: u32, due: usize, map: Option<&PageMap>) -> u64 {
+        let mut frames = 0;
+        loop {
+            let Some(mut owned) = self.slots.take() else { return frames };
+            let gather = owned.gather();
+            let mut more = true;
+            while more && gather.len() < BATCHED && gather.reserve() {
+                let mut lists = self.central[class].spans.lock();
+                // SAFETY: lists of this class, under their lock.
+                more = unsafe {
+                    lists.depopulate(self, class, round, SPANS_AT_ONCE, |first, count| {
+                        gather.add(Range::new(first.0, count));
+                    })
+                };
+                if !more {
+                    lists.looked_at_all();
+                }
+                if (frames + gather.frames()) as usize * FRAME_BYTES >= due {
+                    break;
+                }
+            }
+            let claimed = gather.frames();
+            frames += claimed;
+            release_owned(self, owned, map);
+            if !more || claimed == 0 || frames as usize * FRAME_BYTES >= due {
+                return frames;
+            }
+        }
+    }
+
+    /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
+    pub fn may_be_huge(&self, frame: Frame) -> bool {
+        self.settings().config.thp
+            && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
+            && self.is_in_growth_range(frame.block())
+    }
+}
+
+/// Ranges of one gather of a depopulation: one call to the kernel.
+const BATCHED: usize = 1024 - gather::CLAIM_RANGES;
+
+fn add(gather: &mut Gather, claim: Option<Claim>) {
+    for (first, frames) in claim.iter().flat_map(Claim::runs) {
+        let added = gather.add(Range::new(first.0, frames));
+        debug_assert!(added, "INV-GATHER-2");
+    }
+}
+
+fn mask_of(start: u32, count: u32) -> [u64; 8] {
+    let mut mask = [0; 8];
+    ebbtide_zone::bits::for_words(start, count, |index, bits| mask[index] = bits);
+    mask
+}
+
+/// Drains all caches and gives everything free back. Bytes given back.
+pub fn release_everything(heap: &Heap) -> usize {
+    crate::fork::notice(heap);
+    let before = stats::released();
+    heap.drain_all();
+    if heap.settings().config.depopulate {
+        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        for class in 1..CLASSES {
+            heap.depopulate(class, round, usize::MAX, None);
+        }
+    }
+    let dirty: u64 = heap.live_zones().iter().map(|zone| zone.counters().dirty).sum();
+    heap.release_zones(dirty, None);
+    // What was handed over: help, oldest first, then wait.
+    while heap.slots.is_pending() {
+        match heap.slots.take_queued() {
+            Some(owned) => {
+                release_owned(heap, owned, None);
+            }
+            None => heap.slots.wait_for_one(),
+        }
+    }
+    stats::released() - before
+}
+
+/// Gives all free memory of the process back to the kernel, from the caches of all CPUs too. Returns
+/// the bytes given back; 0 when nothing was free. Blocks for as long as that takes: about 0.1 µs a
+/// page, shared with the workers. Any thread may call it at any time.
+pub fn release_all() -> usize {
+    heap().map_or(0, release_everything)
+}
+
+/// Releases a range and counts it. `false`: refused.
+///
+/// # Safety
+/// Frames that nobody else is given now, and whose content nobody needs.
+pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
+    // SAFETY: by contract.
+    let done = unsafe { vm::release(address, bytes) }.is_ok();
+    if done {
+        stats::count_released(bytes);
+    }
+    done
+}

@@ -1,0 +1,192 @@
+//! The gathers of the process, in a fixed table, so that a forked child finds what its parent's threads
+//! had claimed, and so that a gather can be handed to somebody else.
+//!
+//! | state | meaning | who leads into it |
+//! |---|---|---|
+//! | [`FREE`] | empty | whoever put its last range back |
+//! | [`OWNED`] | one thread fills or releases it | [`Slots::take`], [`Slots::take_queued`] |
+//! | [`QUEUED`] | full, waits for a worker | its owner, by [`Slots::hand_over`] |
+
+use super::gather::Gather;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use ebbtide_sys::lock::{futex_wait, futex_wake};
+
+const FREE: u32 = 0;
+const OWNED: u32 = 1;
+const QUEUED: u32 = 2;
+
+/// Gathers at once: one for each worker, and some for threads that release in place.
+const COUNT: usize = crate::config::MAX_WORKERS + 8;
+/// Gathers that may wait for a worker.
+const MAX_QUEUED: usize = 32;
+
+struct Slot {
+    state: AtomicU32,
+    /// The order of handing over.
+    turn: AtomicU64,
+    gather: UnsafeCell<Gather>,
+}
+
+/// See the module's header.
+pub struct Slots {
+    slots: [Slot; COUNT],
+    turns: AtomicU64,
+    queued: AtomicUsize,
+    /// Gathers handed over and not yet released; sleepers wait for it to fall.
+    pending: AtomicU32,
+}
+
+// SAFETY: a gather is reached by the slot's owner, or by a child's only thread.
+unsafe impl Sync for Slots {}
+
+/// A gather that this thread owns.
+pub struct Owned<'a> {
+    slots: &'a Slots,
+    index: usize,
+    handed_over: bool,
+}
+
+impl Slots {
+    /// All free.
+    pub const fn new() -> Self {
+        Self {
+            slots: [const {
+                Slot {
+                    state: AtomicU32::new(FREE),
+                    turn: AtomicU64::new(0),
+                    gather: UnsafeCell::new(Gather::NEW),
+                }
+            }; COUNT],
+            turns: AtomicU64::new(0),
+            queued: AtomicUsize::new(0),
+            pending: AtomicU32::new(0),
+        }
+    }
+
+    /// A free gather. `None`: all are in use; release later.
+    pub fn take(&self) -> Option<Owned<'_>> {
+        let index = self.slots.iter().position(|slot| {
+            let taken =
+                slot.state.compare_exchange(FREE, OWNED, Ordering::Acquire, Ordering::Relaxed);
+            taken.is_ok()
+        })?;
+        Some(Owned { slots: self, index, handed_over: false })
+    }
+
+    /// The gather that has waited longest.
+    pub fn take_queued(&self) -> Option<Owned<'_>> {
+        while self.queued.load(Ordering::Acquire) > 0 {
+            let waiting = self
+                .slots
+                .iter()
+                .enumerate()
+                .filter(|(_, slot)| slot.state.load(Ordering::Acquire) == QUEUED);
+            let (index, slot) = waiting.min_by_key(|(_, slot)| slot.turn.load(Ordering::Relaxed))?;
+            let taken =
+                slot.state.compare_exchange(QUEUED, OWNED, Ordering::Acquire, Ordering::Relaxed);
+            if taken.is_ok() {
+                self.queued.fetch_sub(1, Ordering::AcqRel);
+                return Some(Owned { slots: self, index, handed_over: true });
+            }
+        }
+        None
+    }
+
+    /// Puts a gather into the queue. `Err`: it is full, the caller releases the gather itself.
+    pub fn hand_over<'a>(&'a self, owned: Owned<'a>) -> Result<(), Owned<'a>> {
+        if self.queued.fetch_add(1, Ordering::AcqRel) >= MAX_QUEUED {
+            self.queued.fetch_sub(1, Ordering::AcqRel);
+            return Err(owned);
+        }
+        let slot = &self.slots[owned.index];
+        slot.turn.store(self.turns.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        self.pending.fetch_add(1, Ordering::AcqRel);
+        slot.state.store(QUEUED, Ordering::Release);
+        core::mem::forget(owned);
+        Ok(())
+    }
+
+    /// How many gathers wait.
+    pub fn queued(&self) -> usize {
+        self.queued.load(Ordering::Acquire)
+    }
+
+    /// Whether a gather waits.
+    pub fn has_queued(&self) -> bool {
+        self.queued.load(Ordering::Acquire) > 0
+    }
+
+    /// Sleeps until a gather that was handed over has been released; at once if there is none.
+    pub fn wait_for_one(&self) {
+        let pending = self.pending.load(Ordering::Acquire);
+        if pending > 0 {
+            futex_wait(&self.pending, pending);
+        }
+    }
+
+    /// Whether anything handed over has not been released yet.
+    pub fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire) > 0
+    }
+
+    /// Calls `each` for every gather in use and makes all slots free.
+    ///
+    /// # Safety
+    /// No other thread exists in this process.
+    pub unsafe fn reset(&self, mut each: impl FnMut(&mut Gather)) {
+        for slot in &self.slots {
+            if slot.state.load(Ordering::Relaxed) != FREE {
+                // SAFETY: by contract nobody owns it.
+                each(unsafe { &mut *slot.gather.get() });
+                slot.state.store(FREE, Ordering::Relaxed);
+            }
+        }
+        self.queued.store(0, Ordering::Relaxed);
+        self.pending.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Owned<'_> {
+    /// The gather itself.
+    pub fn gather(&mut self) -> &mut Gather {
+        // SAFETY: the slot is owned by this value, which is borrowed mutably.
+        unsafe { &mut *self.slots.slots[self.index].gather.get() }
+    }
+}
+
+impl Drop for Owned<'_> {
+    fn drop(&mut self) {
+        self.gather().free_batches();
+        self.slots.slots[self.index].state.store(FREE, Ordering::Release);
+        if self.handed_over {
+            self.slots.pending.fetch_sub(1, Ordering::AcqRel);
+            futex_wake(&self.slots.pending, u32::MAX >> 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::release::gather::Range;
+
+    #[test]
+    fn the_oldest_is_taken_first_and_a_full_queue_says_so() {
+        static SLOTS: Slots = Slots::new();
+        for n in 0..MAX_QUEUED as u32 {
+            let mut owned = SLOTS.take().unwrap();
+            assert!(owned.gather().add(Range::new(n * 2, 1)));
+            assert!(SLOTS.hand_over(owned).is_ok());
+        }
+        let one_more = SLOTS.take().unwrap();
+        assert!(SLOTS.hand_over(one_more).is_err());
+        assert!(SLOTS.is_pending());
+        for n in 0..MAX_QUEUED as u32 {
+            let mut owned = SLOTS.take_queued().unwrap();
+            assert_eq!(owned.gather().pop().unwrap().first, n * 2);
+        }
+        assert!(SLOTS.take_queued().is_none() && !SLOTS.is_pending() && !SLOTS.has_queued());
+        SLOTS.wait_for_one();
+    }
+}
