@@ -68,8 +68,7 @@ impl PageMap {
             ..ScanArgument::default()
         };
         // SAFETY: the argument and the one region it names are valid places to write to.
-        let found =
-            unsafe { syscall!(Sysno::ioctl, self.fd, PAGEMAP_SCAN, &raw mut argument) }?;
+        let found = unsafe { syscall!(Sysno::ioctl, self.fd, PAGEMAP_SCAN, &raw mut argument) }?;
         Ok(found > 0)
     }
 }

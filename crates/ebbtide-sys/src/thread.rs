@@ -74,7 +74,9 @@ impl Affinity {
         if count == 0 {
             return;
         }
-        let Some(cpu) = others.clone().nth(index % count) else { return };
+        let Some(cpu) = others.clone().nth(index % count) else {
+            return;
+        };
         let mut one = [0u64; 128];
         one[cpu / 64] = 1 << (cpu % 64);
         self.set(&one);
@@ -99,5 +101,13 @@ pub fn wait(word: &AtomicU32, value: u32, timeout_ms: u64) {
     };
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: `word` is a live futex word, `time` is readable.
-    let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), operation, value, &raw const time) };
+    let _ = unsafe {
+        syscall!(
+            Sysno::futex,
+            word.as_ptr(),
+            operation,
+            value,
+            &raw const time
+        )
+    };
 }

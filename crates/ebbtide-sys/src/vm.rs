@@ -165,7 +165,14 @@ pub unsafe fn advise_many(ranges: &[Range], advice: i32) -> Result<usize, Errno>
     debug_assert!(ranges.len() <= 1024);
     // SAFETY: by contract.
     unsafe {
-        syscall!(Sysno::process_madvise, PIDFD_SELF, ranges.as_ptr(), ranges.len(), advice, 0)
+        syscall!(
+            Sysno::process_madvise,
+            PIDFD_SELF,
+            ranges.as_ptr(),
+            ranges.len(),
+            advice,
+            0
+        )
     }
 }
 

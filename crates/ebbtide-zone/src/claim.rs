@@ -141,6 +141,14 @@ impl Zone<'_> {
         Some(Claim::Frames { block, mask })
     }
 
+    /// Whether a pageblock stands in a claim as a whole, not by its frames.
+    pub fn is_claimed_whole(&self, block: Block) -> bool {
+        self.index(block).is_some_and(|index| {
+            let (i, bit) = bit_of(index);
+            self.words[i].claimed & bit != 0
+        })
+    }
+
     /// Puts a claim back, all its frames in one state. O(1).
     pub fn put_claim(&mut self, claim: Claim, outcome: Outcome) -> Result<Put, PutError> {
         let first = claim.block();

@@ -24,8 +24,8 @@ use crate::size_class::{CLASS, MAX_BATCH};
 use crate::span::{self, Span, low_mask};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Lock;
-use ebbtide_zone::{FRAME_BYTES, Frame};
 use ebbtide_zone::retain::Retain;
+use ebbtide_zone::{FRAME_BYTES, Frame};
 
 /// Lists of spans by fullness.
 const BUCKETS: usize = 8;
@@ -511,7 +511,9 @@ impl SpanLists {
         // SAFETY: by contract of the callers; neighbours are on the same list.
         unsafe {
             let span = span::record(heap.region(), index);
-            let Some(list) = (span.bucket as usize).checked_sub(1) else { return };
+            let Some(list) = (span.bucket as usize).checked_sub(1) else {
+                return;
+            };
             let (prev, next) = (span.prev, span.next);
             span.bucket = 0;
             if next == index + 1 {
@@ -557,13 +559,18 @@ impl SpanLists {
             return 0;
         }
         let free = (self.free * size).saturating_sub(self.released * FRAME_BYTES) as u64;
-        self.retain.due(now, window_ms, (out * size) as u64, free, None) as usize
+        self.retain
+            .due(now, window_ms, (out * size) as u64, free, None) as usize
     }
 
     /// Bytes of free objects that may be worth a look.
     pub fn waiting(&self, class: usize) -> usize {
         let size = CLASS[class].size as usize;
-        if self.news * size < NEWS_BYTES { 0 } else { self.free * size }
+        if self.news * size < NEWS_BYTES {
+            0
+        } else {
+            self.free * size
+        }
     }
 
     /// All spans have been looked at.

@@ -143,7 +143,9 @@ impl Config {
             b"retain_max" => put(&mut self.retain_max, size(value)),
             b"workers" => put(
                 &mut self.workers,
-                number(value).map(|n| n as usize).filter(|&n| n <= MAX_WORKERS),
+                number(value)
+                    .map(|n| n as usize)
+                    .filter(|&n| n <= MAX_WORKERS),
             ),
             b"depopulate" => put(&mut self.depopulate, on_off(value)),
             b"gather" => put(
@@ -154,7 +156,7 @@ impl Config {
                     _ => None,
                 },
             ),
-            b"threshold" => put(&mut self.threshold, number(value).filter(|&n| n >= 512)),
+            b"threshold" => put(&mut self.threshold, number(value).filter(|&n| n > 0)),
             b"zones" => put(
                 &mut self.zones,
                 number(value)

@@ -594,10 +594,14 @@ impl Heap {
             let slab = caches.place().stacks.slab(cpu);
             let unused = slab + vm::GRANULE;
             // SAFETY: headers are words of a mapped page; a torn sum only delays.
-            let headers = (1..CLASSES)
-                .map(|class| unsafe { (*((slab + class * 8) as *const AtomicUsize)).load(Ordering::Relaxed) });
+            let headers = (1..CLASSES).map(|class| unsafe {
+                (*((slab + class * 8) as *const AtomicUsize)).load(Ordering::Relaxed)
+            });
             let (sum, used) = headers.fold((0usize, false), |(sum, used), header| {
-                (sum.wrapping_mul(31).wrapping_add(header), used || header != unused)
+                (
+                    sum.wrapping_mul(31).wrapping_add(header),
+                    used || header != unused,
+                )
             });
             let notes = caches.notes(cpu);
             if notes.seen.swap(sum, Ordering::Relaxed) != sum {

@@ -125,7 +125,10 @@ fn recover(heap: &Heap) {
 unsafe fn give_up(heap: &Heap) {
     heap.abandoned.store(true, Ordering::Relaxed);
     // SAFETY: by contract. What was claimed is given up with the rest, batches and all.
-    unsafe { heap.slots.reset(|gather| *gather = crate::release::gather::Gather::NEW) };
+    unsafe {
+        heap.slots
+            .reset(|gather| *gather = crate::release::gather::Gather::NEW)
+    };
     crate::release::gather::BATCHES.lock().forget();
     heap.records.lock().abandon();
     for zone in heap.live_zones() {

@@ -150,7 +150,8 @@ impl Heap {
         let region = self.region();
         let mut step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
         let open = |step| {
-            crate::span::open_records(&self.records, region, step * crate::span::PER_BLOCK).is_some()
+            crate::span::open_records(&self.records, region, step * crate::span::PER_BLOCK)
+                .is_some()
                 && region.open(start, step).is_ok()
         };
         if !open(step) {
@@ -210,7 +211,11 @@ impl Heap {
     fn zone_range_of(&self, block: Block) -> (u32, usize) {
         let zones = self.settings().zones;
         let part = crate::heap::zone_part(self.region(), zones);
-        let index = if part == 0 { 0 } else { ((block.0 / part) as usize).min(zones - 1) };
+        let index = if part == 0 {
+            0
+        } else {
+            ((block.0 / part) as usize).min(zones - 1)
+        };
         (part * index as u32, index)
     }
 

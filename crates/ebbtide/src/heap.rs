@@ -174,11 +174,15 @@ unsafe fn start() -> bool {
     // The small one first: under a limit, the region takes most of what is left.
     // SAFETY: once, before any other use.
     let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
-        Line::new().text("no address space for per-CPU caches; raise the limit (ulimit -v)").write();
+        Line::new()
+            .text("no address space for per-CPU caches; raise the limit (ulimit -v)")
+            .write();
         return false;
     };
     let Ok(region) = Region::reserve() else {
-        Line::new().text("no address space to be had; raise the limit (ulimit -v)").write();
+        Line::new()
+            .text("no address space to be had; raise the limit (ulimit -v)")
+            .write();
         return false;
     };
     let zones = zone_count(&config, &region);
@@ -191,7 +195,13 @@ unsafe fn start() -> bool {
     };
     // SAFETY: nobody reads before READY.
     unsafe {
-        *HEAP.settings.get() = Settings { config, region, zones, request_limit, max_workers };
+        *HEAP.settings.get() = Settings {
+            config,
+            region,
+            zones,
+            request_limit,
+            max_workers,
+        };
     }
     for index in 0..zones {
         let (first, limit) = zone_range(&region, zones, index);
@@ -236,7 +246,14 @@ pub fn zone_part(region: &Region, zones: usize) -> u32 {
 fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
     let part = zone_part(region, zones);
     let first = part * index as u32;
-    (first, if index + 1 == zones { region.blocks } else { first + part })
+    (
+        first,
+        if index + 1 == zones {
+            region.blocks
+        } else {
+            first + part
+        },
+    )
 }
 
 impl Heap {

@@ -118,7 +118,11 @@ impl Heap {
         let first = extent.first.first_frame();
         let rest = blocks * BLOCK_FRAMES - frames;
         if rest > 0 {
-            self.put_run(Frame(first.0 + frames), rest, if extent.clean { 0 } else { rest });
+            self.put_run(
+                Frame(first.0 + frames),
+                rest,
+                if extent.clean { 0 } else { rest },
+            );
         }
         Some((first, frames / BLOCK_FRAMES, extent.clean))
     }
@@ -183,7 +187,10 @@ impl Heap {
         let region = self.region();
         // SAFETY: a head's frame is opened.
         let class = unsafe { region.class_of(head) };
-        if class.compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if class
+            .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
             return false;
         }
         // SAFETY: after the exchange this thread alone owns the allocation and its record.
@@ -202,25 +209,45 @@ impl Heap {
 
     /// Returns the frames of an allocation from `from` on. `used` of all its frames were touched;
     /// without `was_clean` the others count as dirty too, for they may hold old content.
-    fn put_large(&self, head: Frame, from: u32, frames: u32, blocks: u32, used: u32, was_clean: bool) {
+    fn put_large(
+        &self,
+        head: Frame,
+        from: u32,
+        frames: u32,
+        blocks: u32,
+        used: u32,
+        was_clean: bool,
+    ) {
         let whole = blocks * BLOCK_FRAMES;
         let at = |offset: u32| Frame(head.0 + offset);
         // The tail behind the blocks, or the only run.
         let tail = from.max(whole);
         if frames > tail {
-            let dirty = if used > 0 || !was_clean { frames - tail } else { 0 };
+            let dirty = if used > 0 || !was_clean {
+                frames - tail
+            } else {
+                0
+            };
             self.put_run(at(tail), frames - tail, dirty);
         }
         // What stays of a block is the allocation's, the rest of it is not.
         let first = from.next_multiple_of(BLOCK_FRAMES).min(whole);
         if from < first {
-            let dirty = if used > from || !was_clean { first - from } else { 0 };
+            let dirty = if used > from || !was_clean {
+                first - from
+            } else {
+                0
+            };
             self.put_run(at(from), first - from, dirty);
         }
         if first < whole {
             let count = (whole - first) / BLOCK_FRAMES;
             let dirty = used.saturating_sub(first).div_ceil(BLOCK_FRAMES).min(count);
-            self.put_blocks(at(first).block(), count, if was_clean { dirty } else { count });
+            self.put_blocks(
+                at(first).block(),
+                count,
+                if was_clean { dirty } else { count },
+            );
         }
     }
 
@@ -235,7 +262,8 @@ impl Heap {
         let resized = self.resize_in_place(head, frames);
         if resized == Some(true) {
             let after = self.large_span(head).slack();
-            self.slack.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+            self.slack
+                .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
             return Some(self.region().address(head));
         }
         let bytes = self.large_bytes(head);
@@ -264,16 +292,18 @@ impl Heap {
             let tail = Frame(head.0 + whole);
             let (old, new) = (span.frames - whole, frames - whole);
             tail.in_block() + new <= BLOCK_FRAMES
-                && zone.with(region, |zone| zone.grow_run(tail, old, new)).is_some()
+                && zone
+                    .with(region, |zone| zone.grow_run(tail, old, new))
+                    .is_some()
         } else {
             let (old, new) = (span.blocks, frames.div_ceil(BLOCK_FRAMES));
             new <= old
-                || zone.with(region, |zone| zone.grow_blocks(head.block(), old, new)).is_some_and(
-                    |clean| {
+                || zone
+                    .with(region, |zone| zone.grow_blocks(head.block(), old, new))
+                    .is_some_and(|clean| {
                         (span.was_clean, span.blocks) = (span.was_clean && clean, new);
                         true
-                    },
-                )
+                    })
         };
         if grown {
             span.frames = frames;
@@ -289,7 +319,11 @@ impl Heap {
         }
         let (old, blocks, was_clean) = (span.frames, span.blocks, span.was_clean);
         let owns_last = old <= blocks * BLOCK_FRAMES && frames >= OWN_BLOCKS_FRAMES;
-        let keep = if owns_last { frames.next_multiple_of(BLOCK_FRAMES) } else { frames };
+        let keep = if owns_last {
+            frames.next_multiple_of(BLOCK_FRAMES)
+        } else {
+            frames
+        };
         (span.frames, span.blocks) = (frames, blocks.min(keep / BLOCK_FRAMES));
         self.put_large(head, keep, old, blocks, old, was_clean);
         let rest = keep.min(old).saturating_sub(frames);
@@ -334,15 +368,22 @@ impl Heap {
         for (at, len) in pieces(moved, bytes) {
             // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and
             // after an error it is never used again.
-            if len > 0 && MOVE_PAGES.latch(unsafe { vm::move_pages(from + at, to + at, len) }).is_err() {
+            if len > 0
+                && MOVE_PAGES
+                    .latch(unsafe { vm::move_pages(from + at, to + at, len) })
+                    .is_err()
+            {
                 return self.copy_after_failed_move(from, to, done, bytes, size, head);
             }
             done += len;
         }
         self.mark_moved(to, done);
         // Two mappings after the second move.
-        self.large_span(region.frame(to)).moved_frames =
-            if moved > 0 { MOVED_TWICE } else { (done / FRAME_BYTES) as u32 };
+        self.large_span(region.frame(to)).moved_frames = if moved > 0 {
+            MOVED_TWICE
+        } else {
+            (done / FRAME_BYTES) as u32
+        };
         if !self.give_up_large(head, false) {
             double_free(region, head);
         }
@@ -387,7 +428,11 @@ impl Heap {
         let region = self.region();
         let first = region.frame(address).block().0;
         for block in first..=region.frame(address + bytes - 1).block().0 {
-            let flags = if block == first { flag::MOVED | flag::MOVE } else { flag::MOVED };
+            let flags = if block == first {
+                flag::MOVED | flag::MOVE
+            } else {
+                flag::MOVED
+            };
             // SAFETY: the blocks are opened.
             let before = unsafe { region.flags(Block(block)) }.fetch_or(flags, Ordering::Relaxed);
             if (flags & !before) & flag::MOVE != 0 {

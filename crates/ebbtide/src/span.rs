@@ -87,7 +87,9 @@ impl Span {
         let mut left = into.len();
         if self.released != 0 {
             let released = self.released;
-            self.take_those(class, span_address, into, &mut left, |frames| frames & released == 0);
+            self.take_those(class, span_address, into, &mut left, |frames| {
+                frames & released == 0
+            });
         }
         if left > 0 {
             self.take_those(class, span_address, into, &mut left, |_| true);
@@ -152,7 +154,11 @@ impl Span {
                 empty |= 1 << frame;
             }
         }
-        let never = if whole { 0 } else { !low_mask(self.touched_frames(class)) };
+        let never = if whole {
+            0
+        } else {
+            !low_mask(self.touched_frames(class))
+        };
         let resident = empty & !self.released & !never;
         // Runs of `empty` that hold a resident frame: spread each found bit over its run.
         let mut runs = resident;
@@ -167,8 +173,16 @@ impl Span {
 
     fn all_free(&self, first: usize, last: usize) -> bool {
         (first / 64..=last / 64).all(|index| {
-            let low = if index == first / 64 { u64::MAX << (first % 64) } else { u64::MAX };
-            let high = if index == last / 64 { u64::MAX >> (63 - last % 64) } else { u64::MAX };
+            let low = if index == first / 64 {
+                u64::MAX << (first % 64)
+            } else {
+                u64::MAX
+            };
+            let high = if index == last / 64 {
+                u64::MAX >> (63 - last % 64)
+            } else {
+                u64::MAX
+            };
             self.map[index] & low & high == low & high
         })
     }
@@ -232,15 +246,21 @@ fn frames_of(class: &Class, object: usize) -> u64 {
 /// The objects that overlap any of `frames`, ascending; one may come twice.
 fn objects_of(class: &Class, frames: u64) -> impl Iterator<Item = usize> {
     let (size, objects) = (class.size as usize, class.objects as usize);
-    (0..64).filter(move |frame| frames >> frame & 1 == 1).flat_map(move |frame| {
-        let last = ((frame + 1) * FRAME_BYTES - 1) / size;
-        frame * FRAME_BYTES / size..(last + 1).min(objects)
-    })
+    (0..64)
+        .filter(move |frame| frames >> frame & 1 == 1)
+        .flat_map(move |frame| {
+            let last = ((frame + 1) * FRAME_BYTES - 1) / size;
+            frame * FRAME_BYTES / size..(last + 1).min(objects)
+        })
 }
 
 /// The lowest `count` bits.
 pub fn low_mask(count: u32) -> u64 {
-    if count >= 64 { u64::MAX } else { (1 << count) - 1 }
+    if count >= 64 {
+        u64::MAX
+    } else {
+        (1 << count) - 1
+    }
 }
 
 /// Which records are free.
@@ -400,7 +420,10 @@ mod tests {
             // Populated frames serve first; an object of a released one makes it populated.
             let one = span.take(about, 0, &mut all[..1]);
             assert_eq!(one, 1);
-            assert_eq!(span.released & frames_of(about, all[0] / about.size as usize), 0);
+            assert_eq!(
+                span.released & frames_of(about, all[0] / about.size as usize),
+                0
+            );
         }
     }
 

@@ -12,8 +12,16 @@ const MIB: usize = 1 << 20;
 /// Resident private memory of the process in bytes, without files.
 fn anonymous() -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
-    let line = text.lines().find(|line| line.starts_with("Anonymous:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("Anonymous:"))
+        .unwrap();
+    line.split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<usize>()
+        .unwrap()
+        * 1024
 }
 
 /// Memory that is resident and not the allocator's: the stack, the program's data, less what the
@@ -25,7 +33,13 @@ fn others() -> isize {
 /// What the allocator says may be resident.
 fn accounted() -> usize {
     let stats = Stats::collect();
-    stats.live + stats.cached + stats.in_spans + stats.dirty + stats.lazy + stats.pending + stats.metadata
+    stats.live
+        + stats.cached
+        + stats.in_spans
+        + stats.dirty
+        + stats.lazy
+        + stats.pending
+        + stats.metadata
 }
 
 /// Each part is an upper bound of what is resident of it: objects in spans and caches that were never
@@ -33,8 +47,14 @@ fn accounted() -> usize {
 /// its untouched frames. The slack is what both can be here.
 fn assert_accounted(when: &str, others: isize, slack: usize) {
     let (kernel, own) = ((anonymous() as isize - others) as usize, accounted());
-    assert!(own + slack >= kernel, "{when}: the kernel counts {kernel}, more than {own}");
-    assert!(kernel + slack >= own, "{when}: the kernel counts {kernel}, {own} less {slack} at least");
+    assert!(
+        own + slack >= kernel,
+        "{when}: the kernel counts {kernel}, more than {own}"
+    );
+    assert!(
+        kernel + slack >= own,
+        "{when}: the kernel counts {kernel}, {own} less {slack} at least"
+    );
 }
 
 fn touched(size: usize) -> Vec<u8> {
@@ -62,7 +82,10 @@ fn the_parts_add_up_to_what_the_kernel_counts() {
     let live = Stats::collect().live;
     let list = held.len() * size_of::<Vec<u8>>();
     let asked = list + held.iter().map(Vec::len).sum::<usize>();
-    assert!(live >= asked && live <= asked + asked / 8 + 24 * MIB, "{live} live, {asked} asked for");
+    assert!(
+        live >= asked && live <= asked + asked / 8 + 24 * MIB,
+        "{live} live, {asked} asked for"
+    );
 
     // Every other one: what is freed is dirty, cached or in spans, and still resident.
     held.iter_mut().step_by(2).for_each(|one| *one = Vec::new());
@@ -72,13 +95,19 @@ fn the_parts_add_up_to_what_the_kernel_counts() {
     let released = ebbtide::release_all();
     let fallen = before - anonymous();
     assert!(released >= 24 * MIB, "only {released} bytes given back");
-    assert!(fallen <= released + 8 * MIB && fallen + 16 * MIB >= released, "{released} said, {fallen} seen");
+    assert!(
+        fallen <= released + 8 * MIB && fallen + 16 * MIB >= released,
+        "{released} said, {fallen} seen"
+    );
     assert_accounted("released", others, 64 * MIB);
 
     drop(held);
     ebbtide::release_all();
     let stats = Stats::collect();
-    assert_eq!((stats.cached, stats.dirty, stats.lazy, stats.pending), (0, 0, 0, 0));
+    assert_eq!(
+        (stats.cached, stats.dirty, stats.lazy, stats.pending),
+        (0, 0, 0, 0)
+    );
     let left = anonymous() as isize - others;
     assert!(left < 16 * MIB as isize, "{left} bytes stay: {stats:?}");
 }

@@ -80,7 +80,12 @@ impl Batches {
 unsafe impl Send for Batches {}
 
 /// The process's free batches.
-pub static BATCHES: Lock<Batches> = Lock::new(ranks::BATCHES, Batches { free: ptr::null_mut() });
+pub static BATCHES: Lock<Batches> = Lock::new(
+    ranks::BATCHES,
+    Batches {
+        free: ptr::null_mut(),
+    },
+);
 
 /// Tests make the next requests for a batch fail.
 pub static REFUSE_BATCHES: AtomicBool = AtomicBool::new(false);
@@ -97,7 +102,9 @@ fn take_batch() -> Option<NonNull<Batch>> {
     }
     let start = vm::map(CHUNK * size_of::<Batch>()).ok()?;
     for index in 1..CHUNK {
-        put_batch(NonNull::new((start + index * size_of::<Batch>()) as *mut Batch)?);
+        put_batch(NonNull::new(
+            (start + index * size_of::<Batch>()) as *mut Batch,
+        )?);
     }
     NonNull::new(start as *mut Batch)
 }
@@ -136,7 +143,10 @@ unsafe impl Send for Gather {}
 impl Gather {
     /// Nothing.
     pub const NEW: Self = Self {
-        inline: [Range { first: 0, frames: 0 }; INLINE],
+        inline: [Range {
+            first: 0,
+            frames: 0,
+        }; INLINE],
         inline_len: 0,
         first: ptr::null_mut(),
         last: ptr::null_mut(),
@@ -235,7 +245,9 @@ impl Gather {
 
     /// All ranges, for changes.
     pub fn for_each(&mut self, mut each: impl FnMut(&mut Range)) {
-        self.inline[..self.inline_len].iter_mut().for_each(&mut each);
+        self.inline[..self.inline_len]
+            .iter_mut()
+            .for_each(&mut each);
         let mut batch = self.first;
         // SAFETY: our own batches.
         while let Some(here) = unsafe { batch.as_mut() } {
@@ -273,7 +285,9 @@ impl Gather {
 
     /// Cuts `frames` off the end of the newest range; the range goes when nothing is left.
     pub fn cut(&mut self, frames: u32) {
-        let Some(range) = self.last_range() else { return };
+        let Some(range) = self.last_range() else {
+            return;
+        };
         if range.frames() <= frames {
             self.pop();
         } else {

@@ -29,7 +29,12 @@ const MAX_BYTES: usize = 1 << 30;
 /// Releases what `gather` holds and marks what was kept. Bytes released. `map`: where the caller has a
 /// descriptor table of its own.
 pub fn release(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize {
-    let mut call = Call { ranges: [EMPTY; MAX_RANGES], count: 0, bytes: 0, released: 0 };
+    let mut call = Call {
+        ranges: [EMPTY; MAX_RANGES],
+        count: 0,
+        bytes: 0,
+        released: 0,
+    };
     let batched = heap.settings().config.gather;
     let mut split = None;
     let mut held = 0;
@@ -53,7 +58,10 @@ pub fn release(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize
         if call.count == MAX_RANGES || call.bytes + bytes > MAX_BYTES {
             call.flush();
         }
-        call.ranges[call.count] = vm::Range { iov_base: address as *mut _, iov_len: bytes };
+        call.ranges[call.count] = vm::Range {
+            iov_base: address as *mut _,
+            iov_len: bytes,
+        };
         call.count += 1;
         call.bytes += bytes;
     });
@@ -65,7 +73,10 @@ pub fn release(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize
     call.released
 }
 
-const EMPTY: vm::Range = vm::Range { iov_base: core::ptr::null_mut(), iov_len: 0 };
+const EMPTY: vm::Range = vm::Range {
+    iov_base: core::ptr::null_mut(),
+    iov_len: 0,
+};
 
 /// The ranges of one call.
 struct Call {
@@ -134,7 +145,8 @@ fn prepare(
     let mut parts = [Some(range.first), None];
     if !end.is_multiple_of(BLOCK_FRAMES) {
         // The block of the end, if it is another one.
-        parts[1] = Some((end - 1) / BLOCK_FRAMES * BLOCK_FRAMES).filter(|&start| start > range.first);
+        parts[1] =
+            Some((end - 1) / BLOCK_FRAMES * BLOCK_FRAMES).filter(|&start| start > range.first);
     }
     if range.first.is_multiple_of(BLOCK_FRAMES) && range.frames() >= BLOCK_FRAMES {
         parts[0] = None;
@@ -168,7 +180,9 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
         let _ = vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD);
     }
     let still_huge = match map.filter(|_| SCAN_PAGES.may_work()) {
-        Some(map) => SCAN_PAGES.latch(map.has_huge_page(address, BLOCK_BYTES)).unwrap_or(false),
+        Some(map) => SCAN_PAGES
+            .latch(map.has_huge_page(address, BLOCK_BYTES))
+            .unwrap_or(false),
         None => false,
     };
     if still_huge {
@@ -188,10 +202,17 @@ mod tests {
     use super::*;
 
     fn call(lengths: &[usize]) -> Call {
-        let mut call = Call { ranges: [EMPTY; MAX_RANGES], count: 0, bytes: 0, released: 0 };
+        let mut call = Call {
+            ranges: [EMPTY; MAX_RANGES],
+            count: 0,
+            bytes: 0,
+            released: 0,
+        };
         for (index, &len) in lengths.iter().enumerate() {
-            call.ranges[index] =
-                vm::Range { iov_base: ((index + 1) << 20) as *mut _, iov_len: len };
+            call.ranges[index] = vm::Range {
+                iov_base: ((index + 1) << 20) as *mut _,
+                iov_len: len,
+            };
             call.count += 1;
         }
         call

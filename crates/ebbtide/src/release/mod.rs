@@ -87,7 +87,9 @@ impl Heap {
         let last = LAST_TICK_MS.load(Ordering::Relaxed);
         let much = self.freed.load(Ordering::Relaxed) >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
         if (much || now.wrapping_sub(last) >= TICK_MS)
-            && LAST_TICK_MS.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && LAST_TICK_MS
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
         {
             self.tick_now(now);
         }
@@ -111,7 +113,10 @@ impl Heap {
                 && (self.workers.count() > 0 && backlog.due <= IN_PLACE_FRAMES
                     || self.workers.call(1));
             if !called {
-                self.release_dirty(backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES), now);
+                self.release_dirty(
+                    backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES),
+                    now,
+                );
                 self.depopulate_some(now);
             } else if backlog.due > CAP_FRAMES.load(Ordering::Relaxed) / 2 {
                 self.release_dirty(HELP_FRAMES, now);
@@ -136,7 +141,9 @@ impl Heap {
             data.retain.observe(now, counters.in_use);
             backlog.dirty += counters.dirty;
             let dirty = counters.dirty;
-            backlog.due += data.retain.due(now, window, counters.in_use, dirty, Some(cap));
+            backlog.due += data
+                .retain
+                .due(now, window, counters.in_use, dirty, Some(cap));
         }
         backlog
     }
@@ -145,7 +152,9 @@ impl Heap {
         if !self.settings().config.depopulate {
             return 0;
         }
-        (1..CLASSES).map(|class| self.central[class].spans.lock().waiting(class)).sum()
+        (1..CLASSES)
+            .map(|class| self.central[class].spans.lock().waiting(class))
+            .sum()
     }
 
     /// Workers at most.
@@ -161,13 +170,14 @@ impl Heap {
         stats::set_held(0);
         let backlog = self.backlog(now);
         if backlog.due > FLOOR_FRAMES {
-            self.release_zones(backlog.due - FLOOR_FRAMES, map);
+            self.release_zones(backlog.due - FLOOR_FRAMES, backlog.due, map);
         }
         let idle = self.drain_idle();
         let depopulated = self.depopulate_due(now, map);
         stats::refresh(self, now);
         let left = self.backlog(now);
-        let waits = left.dirty > FLOOR_FRAMES || !idle || depopulated > 0 || self.waiting_in_spans() > 0;
+        let waits =
+            left.dirty > FLOOR_FRAMES || !idle || depopulated > 0 || self.waiting_in_spans() > 0;
         let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
         // While the program is at work, its own ticks call when something is due.
         let active = now.wrapping_sub(LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS;
@@ -191,23 +201,31 @@ impl Heap {
             if left == 0 {
                 return;
             }
-            let Some(mut owned) = self.slots.take() else { return };
+            let Some(mut owned) = self.slots.take() else {
+                return;
+            };
             left -= self.gather_zone(zone, owned.gather(), left).min(left);
             release_owned(self, owned, None);
         }
     }
 
-    /// Releases `frames` in pieces, by this thread and as many workers as may be. Bytes given back by this
+    /// Releases `frames` at most in pieces that share out `dirty`, by this thread and as many workers as may be. Bytes given back by this
     /// thread.
-    fn release_zones(&self, frames: u64, map: Option<&PageMap>) -> usize {
-        let helpers = self.max_workers().saturating_sub(usize::from(map.is_some()));
+    fn release_zones(&self, frames: u64, dirty: u64, map: Option<&PageMap>) -> usize {
+        let helpers = self
+            .max_workers()
+            .saturating_sub(usize::from(map.is_some()));
         let threshold = u64::from(self.settings().config.threshold);
-        let piece = (frames / (2 * (helpers as u64 + 1))).max(PIECE_FRAMES).min(threshold.max(512));
+        let piece = (dirty / (2 * (helpers as u64 + 1)))
+            .max(PIECE_FRAMES)
+            .min(threshold.max(512));
         let mut left = frames;
         let mut released = 0;
         for zone in 0..self.live_zones().len() {
             while left > 0 {
-                let Some(mut owned) = self.slots.take() else { return released };
+                let Some(mut owned) = self.slots.take() else {
+                    return released;
+                };
                 let claimed = self.gather_zone(zone, owned.gather(), left.min(piece));
                 if claimed == 0 {
                     break;
@@ -215,7 +233,8 @@ impl Heap {
                 left -= claimed.min(left);
                 if helpers > 0 && left > 0 && self.slots.queued() < helpers {
                     self.workers.leave_cpu_alone(process::current_cpu());
-                    let wanted = (self.slots.queued() + 1 + usize::from(map.is_some())).min(self.max_workers());
+                    let wanted = (self.slots.queued() + 1 + usize::from(map.is_some()))
+                        .min(self.max_workers());
                     if self.workers.call(wanted) {
                         match self.slots.hand_over(owned) {
                             Ok(()) => {
@@ -251,7 +270,10 @@ impl Heap {
             {
                 // All of a huge page is resident, touched or not.
                 let mut data = self.zones[zone].lock.lock();
-                add(gather, view(self.region(), &mut data.state, 0).claim_free(block));
+                add(
+                    gather,
+                    view(self.region(), &mut data.state, 0).claim_free(block),
+                );
             }
         }
         gather.frames() - before
@@ -284,23 +306,41 @@ impl Heap {
 
     fn put_back_to_zone(&self, gather: &mut Gather, range: Range, clean: bool) {
         let end = range.first + range.frames();
-        let block = Frame(end - 1).block();
-        let whole = (range.frames() / BLOCK_FRAMES).min(64);
-        let claim = if end.is_multiple_of(BLOCK_FRAMES) && whole > 0 {
-            let first = Block(block.0 + 1 - whole);
-            if clean {
-                self.heal(first, whole);
-            }
-            Claim::Blocks { first, count: whole }
+        let last = Frame(end - 1).block();
+        let whole = if end.is_multiple_of(BLOCK_FRAMES) {
+            (range.frames() / BLOCK_FRAMES).min(64)
         } else {
-            let start = range.first.max(block.first_frame().0) % BLOCK_FRAMES;
-            let count = (end - 1) % BLOCK_FRAMES + 1 - start;
-            Claim::Frames { block, mask: mask_of(start, count) }
+            0
         };
-        let outcome = if clean { Outcome::Clean } else { Outcome::Dirty };
+        if clean && whole > 0 {
+            self.heal(Block(last.0 + 1 - whole), whole);
+        }
+        let start = range.first.max(last.first_frame().0) % BLOCK_FRAMES;
+        let outcome = if clean {
+            Outcome::Clean
+        } else {
+            Outcome::Dirty
+        };
         let put = {
-            let mut data = self.zone_of(block).lock.lock();
-            let put = view(self.region(), &mut data.state, 0).put_claim(claim, outcome);
+            let mut data = self.zone_of(last).lock.lock();
+            let mut zone = view(self.region(), &mut data.state, 0);
+            // All frames of a block may also have been claimed one by one.
+            let as_blocks = (0..whole)
+                .take_while(|&n| zone.is_claimed_whole(Block(last.0 - n)))
+                .count() as u32;
+            let claim = if as_blocks > 0 {
+                Claim::Blocks {
+                    first: Block(last.0 + 1 - as_blocks),
+                    count: as_blocks,
+                }
+            } else {
+                let count = (end - 1) % BLOCK_FRAMES + 1 - start;
+                Claim::Frames {
+                    block: last,
+                    mask: mask_of(start, count),
+                }
+            };
+            let put = zone.put_claim(claim, outcome);
             gather.cut(claim.frames());
             put
         };
@@ -355,7 +395,12 @@ impl Heap {
         for class in 1..CLASSES {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {
-                self.depopulate(class, round, due.min(HELP_FRAMES as usize * FRAME_BYTES), None);
+                self.depopulate(
+                    class,
+                    round,
+                    due.min(HELP_FRAMES as usize * FRAME_BYTES),
+                    None,
+                );
                 return;
             }
         }
@@ -365,7 +410,9 @@ impl Heap {
     fn depopulate(&self, class: usize, round: u32, due: usize, map: Option<&PageMap>) -> u64 {
         let mut frames = 0;
         loop {
-            let Some(mut owned) = self.slots.take() else { return frames };
+            let Some(mut owned) = self.slots.take() else {
+                return frames;
+            };
             let gather = owned.gather();
             let mut more = true;
             while more && gather.len() < BATCHED && gather.reserve() {
@@ -427,17 +474,19 @@ pub fn release_everything(heap: &Heap) -> usize {
             heap.depopulate(class, round, usize::MAX, None);
         }
     }
-    let dirty: u64 = heap.live_zones().iter().map(|zone| zone.counters().dirty).sum();
-    heap.release_zones(dirty, None);
-    // What was handed over: help, oldest first, then wait.
-    while heap.slots.is_pending() {
-        match heap.slots.take_queued() {
-            Some(owned) => {
-                release_owned(heap, owned, None);
-            }
-            None => heap.slots.wait_for_one(),
-        }
-    }
+    // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
+    let (free, dirty) = heap
+        .live_zones()
+        .iter()
+        .fold((0, 0), |(free, dirty), zone| {
+            let counters = zone.counters();
+            (free + counters.free, dirty + counters.dirty)
+        });
+    heap.release_zones(free, dirty, None);
+    // What is on its way: help, oldest first, then wait.
+    heap.slots.join(|owned| {
+        release_owned(heap, owned, None);
+    });
     stats::released() - before
 }
 

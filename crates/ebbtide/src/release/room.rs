@@ -20,7 +20,9 @@ fn machine() -> Option<u64> {
     let mut buffer = [0; 512];
     let text = file::read(c"/proc/meminfo", &mut buffer).ok()?;
     let key = b"MemAvailable:";
-    let line = text.split(|&byte| byte == b'\n').find(|line| line.starts_with(key))?;
+    let line = text
+        .split(|&byte| byte == b'\n')
+        .find(|line| line.starts_with(key))?;
     file::parse_number(&line[key.len()..]).map(|kib| kib * 1024)
 }
 
@@ -37,8 +39,15 @@ fn group() -> Option<u64> {
         };
         let (root, limit, usage): (&[u8], &[u8], &[u8]) = if controllers.is_empty() {
             (b"/sys/fs/cgroup", b"/memory.max\0", b"/memory.current\0")
-        } else if controllers.split(|&byte| byte == b',').any(|name| name == b"memory") {
-            (b"/sys/fs/cgroup/memory", b"/memory.limit_in_bytes\0", b"/memory.usage_in_bytes\0")
+        } else if controllers
+            .split(|&byte| byte == b',')
+            .any(|name| name == b"memory")
+        {
+            (
+                b"/sys/fs/cgroup/memory",
+                b"/memory.limit_in_bytes\0",
+                b"/memory.usage_in_bytes\0",
+            )
         } else {
             continue;
         };

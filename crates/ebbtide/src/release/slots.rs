@@ -23,6 +23,8 @@ const MAX_QUEUED: usize = 32;
 
 struct Slot {
     state: AtomicU32,
+    /// How often it got free.
+    uses: AtomicU32,
     /// The order of handing over.
     turn: AtomicU64,
     gather: UnsafeCell<Gather>,
@@ -33,8 +35,8 @@ pub struct Slots {
     slots: [Slot; COUNT],
     turns: AtomicU64,
     queued: AtomicUsize,
-    /// Gathers handed over and not yet released; sleepers wait for it to fall.
-    pending: AtomicU32,
+    /// Changes when a gather gets free; sleepers wait for that.
+    done: AtomicU32,
 }
 
 // SAFETY: a gather is reached by the slot's owner, or by a child's only thread.
@@ -44,7 +46,6 @@ unsafe impl Sync for Slots {}
 pub struct Owned<'a> {
     slots: &'a Slots,
     index: usize,
-    handed_over: bool,
 }
 
 impl Slots {
@@ -54,13 +55,14 @@ impl Slots {
             slots: [const {
                 Slot {
                     state: AtomicU32::new(FREE),
+                    uses: AtomicU32::new(0),
                     turn: AtomicU64::new(0),
                     gather: UnsafeCell::new(Gather::NEW),
                 }
             }; COUNT],
             turns: AtomicU64::new(0),
             queued: AtomicUsize::new(0),
-            pending: AtomicU32::new(0),
+            done: AtomicU32::new(0),
         }
     }
 
@@ -68,10 +70,11 @@ impl Slots {
     pub fn take(&self) -> Option<Owned<'_>> {
         let index = self.slots.iter().position(|slot| {
             let taken =
-                slot.state.compare_exchange(FREE, OWNED, Ordering::Acquire, Ordering::Relaxed);
+                slot.state
+                    .compare_exchange(FREE, OWNED, Ordering::Acquire, Ordering::Relaxed);
             taken.is_ok()
         })?;
-        Some(Owned { slots: self, index, handed_over: false })
+        Some(Owned { slots: self, index })
     }
 
     /// The gather that has waited longest.
@@ -82,12 +85,14 @@ impl Slots {
                 .iter()
                 .enumerate()
                 .filter(|(_, slot)| slot.state.load(Ordering::Acquire) == QUEUED);
-            let (index, slot) = waiting.min_by_key(|(_, slot)| slot.turn.load(Ordering::Relaxed))?;
+            let (index, slot) =
+                waiting.min_by_key(|(_, slot)| slot.turn.load(Ordering::Relaxed))?;
             let taken =
-                slot.state.compare_exchange(QUEUED, OWNED, Ordering::Acquire, Ordering::Relaxed);
+                slot.state
+                    .compare_exchange(QUEUED, OWNED, Ordering::Acquire, Ordering::Relaxed);
             if taken.is_ok() {
                 self.queued.fetch_sub(1, Ordering::AcqRel);
-                return Some(Owned { slots: self, index, handed_over: true });
+                return Some(Owned { slots: self, index });
             }
         }
         None
@@ -100,8 +105,10 @@ impl Slots {
             return Err(owned);
         }
         let slot = &self.slots[owned.index];
-        slot.turn.store(self.turns.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-        self.pending.fetch_add(1, Ordering::AcqRel);
+        slot.turn.store(
+            self.turns.fetch_add(1, Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
         slot.state.store(QUEUED, Ordering::Release);
         core::mem::forget(owned);
         Ok(())
@@ -117,17 +124,23 @@ impl Slots {
         self.queued.load(Ordering::Acquire) > 0
     }
 
-    /// Sleeps until a gather that was handed over has been released; at once if there is none.
-    pub fn wait_for_one(&self) {
-        let pending = self.pending.load(Ordering::Acquire);
-        if pending > 0 {
-            futex_wait(&self.pending, pending);
+    /// Returns when every gather that is in use now has got free once; takes the oldest of the queue and
+    /// lets `help` have it meanwhile.
+    pub fn join(&self, mut help: impl FnMut(Owned)) {
+        for slot in &self.slots {
+            let uses = slot.uses.load(Ordering::Acquire);
+            loop {
+                let done = self.done.load(Ordering::Acquire);
+                let free = slot.state.load(Ordering::Acquire) == FREE;
+                if free || slot.uses.load(Ordering::Acquire) != uses {
+                    break;
+                }
+                match self.take_queued() {
+                    Some(owned) => help(owned),
+                    None => futex_wait(&self.done, done),
+                }
+            }
         }
-    }
-
-    /// Whether anything handed over has not been released yet.
-    pub fn is_pending(&self) -> bool {
-        self.pending.load(Ordering::Acquire) > 0
     }
 
     /// Calls `each` for every gather in use and makes all slots free.
@@ -143,7 +156,6 @@ impl Slots {
             }
         }
         self.queued.store(0, Ordering::Relaxed);
-        self.pending.store(0, Ordering::Relaxed);
     }
 }
 
@@ -158,11 +170,11 @@ impl Owned<'_> {
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
         self.gather().free_batches();
-        self.slots.slots[self.index].state.store(FREE, Ordering::Release);
-        if self.handed_over {
-            self.slots.pending.fetch_sub(1, Ordering::AcqRel);
-            futex_wake(&self.slots.pending, u32::MAX >> 1);
-        }
+        let slot = &self.slots.slots[self.index];
+        slot.uses.fetch_add(1, Ordering::AcqRel);
+        slot.state.store(FREE, Ordering::Release);
+        self.slots.done.fetch_add(1, Ordering::AcqRel);
+        futex_wake(&self.slots.done, u32::MAX >> 1);
     }
 }
 
@@ -181,12 +193,11 @@ mod tests {
         }
         let one_more = SLOTS.take().unwrap();
         assert!(SLOTS.hand_over(one_more).is_err());
-        assert!(SLOTS.is_pending());
         for n in 0..MAX_QUEUED as u32 {
             let mut owned = SLOTS.take_queued().unwrap();
             assert_eq!(owned.gather().pop().unwrap().first, n * 2);
         }
-        assert!(SLOTS.take_queued().is_none() && !SLOTS.is_pending() && !SLOTS.has_queued());
-        SLOTS.wait_for_one();
+        assert!(SLOTS.take_queued().is_none() && !SLOTS.has_queued());
+        SLOTS.join(|_| unreachable!());
     }
 }

@@ -106,7 +106,8 @@ impl Workers {
             let _ = WORKERS.latch(Ok::<_, ()>(()));
         } else {
             WORKERS.refuse();
-            self.retry_ms.store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
+            self.retry_ms
+                .store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
         }
         self.creating.store(false, Ordering::Release);
         made
@@ -185,7 +186,11 @@ pub fn release_owned(heap: &Heap, mut owned: Owned, map: Option<&PageMap>) -> us
     let released = super::kernel::release(heap, gather, map);
     heap.put_back(gather, true);
     let took = clock::precise_ns() - start;
-    if map.is_some() { stats::count_worker(took) } else { stats::count_stall(took) };
+    if map.is_some() {
+        stats::count_worker(took)
+    } else {
+        stats::count_stall(took)
+    };
     released
 }
 
