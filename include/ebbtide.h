@@ -26,15 +26,18 @@ extern "C" {
 #endif
 
 /*
- * Gives all free memory of the process back to the kernel: the per-CPU caches are drained, then every free frame is
- * released. Nothing that is allocated moves or changes.
+ * Gives all free memory of the process back to the kernel now, also what is kept for reuse: the per-CPU caches are
+ * drained, then every free frame and every empty page of half-used spans is released. Nothing that is allocated moves
+ * or changes. Without this call the same happens about a second after memory was freed, beside the program, but for
+ * what a busy program keeps in its caches and about a MiB.
  *
  * Returns the bytes given back, a multiple of 4,096; 0 when there was nothing to give or the kernel refused. It has no
  * errors. Pages that hold a live byte stay. The number is an upper bound: memory is given back in blocks of up to 2 MiB,
- * and pages of a block that had no memory behind them count too.
+ * and pages of a block that had no memory behind them count too; so does what workers give back
+ * during the call. A huge page that the kernel cannot split stays.
  *
- * Blocks until it is done: roughly 0.1 microseconds for each page, more on a busy machine. Other threads may
- * allocate and free meanwhile; what they free then may be kept. malloc_trim(0) does the same and returns 1 or 0.
+ * Blocks until it is done: roughly 0.1 microseconds for each page, shared with the workers, more on a busy machine.
+ * Other threads may allocate and free meanwhile; what they free then may be kept. malloc_trim(0) does the same and returns 1 or 0.
  */
 size_t ebb_release(void);
 

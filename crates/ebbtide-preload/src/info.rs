@@ -123,7 +123,7 @@ impl Text {
 }
 
 /// The figures by name, in bytes.
-fn figures(stats: &Stats) -> [(&'static str, usize); 10] {
+fn figures(stats: &Stats) -> [(&'static str, usize); 12] {
     [
         ("live", stats.live),
         ("large", stats.large),
@@ -135,6 +135,8 @@ fn figures(stats: &Stats) -> [(&'static str, usize); 10] {
         ("metadata", stats.metadata),
         ("opened", stats.opened),
         ("released", stats.released),
+        ("refaulted", stats.refaulted),
+        ("held", stats.held),
     ]
 }
 

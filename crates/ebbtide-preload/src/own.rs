@@ -5,3 +5,63 @@
 pub extern "C" fn ebb_release() -> usize {
     ebbtide::release_all()
 }
+
+/// `struct ebb_stats` of `ebbtide.h`: later versions only add fields at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct ebb_stats {
+    pub version: u64,
+    pub live_bytes: u64,
+    pub large_bytes: u64,
+    pub cached_bytes: u64,
+    pub in_spans_bytes: u64,
+    pub dirty_bytes: u64,
+    pub lazy_bytes: u64,
+    pub pending_bytes: u64,
+    pub held_bytes: u64,
+    pub metadata_bytes: u64,
+    pub opened_bytes: u64,
+    pub released_bytes: u64,
+    pub refaulted_bytes: u64,
+    pub worker_ns: u64,
+    pub longest_stall_ns: u64,
+}
+
+/// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or
+/// a size without room for the version.
+///
+/// # Safety
+/// `result` can be written to for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core::ffi::c_int {
+    if result.is_null() || size < size_of::<u64>() {
+        // SAFETY: the C library's own word of this thread.
+        unsafe { *libc::__errno_location() = libc::EINVAL };
+        return -1;
+    }
+    let stats = ebbtide::stats::Stats::collect();
+    let figures = ebb_stats {
+        version: 1,
+        live_bytes: stats.live as u64,
+        large_bytes: stats.large as u64,
+        cached_bytes: stats.cached as u64,
+        in_spans_bytes: stats.in_spans as u64,
+        dirty_bytes: stats.dirty as u64,
+        lazy_bytes: stats.lazy as u64,
+        pending_bytes: stats.pending as u64,
+        held_bytes: stats.held as u64,
+        metadata_bytes: stats.metadata as u64,
+        opened_bytes: stats.opened as u64,
+        released_bytes: stats.released as u64,
+        refaulted_bytes: stats.refaulted as u64,
+        worker_ns: stats.worker_ns,
+        longest_stall_ns: stats.longest_stall_ns,
+    };
+    let count = size.min(size_of::<ebb_stats>());
+    // SAFETY: by contract, and both have that many bytes.
+    unsafe {
+        core::ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), result.cast(), count);
+    }
+    count as core::ffi::c_int
+}

@@ -347,13 +347,14 @@ impl Heap {
 }
 
 impl Transfer {
-    /// `None`: no full batch; else for how many rounds none came or went, this one counted.
-    pub fn idle(&mut self) -> Option<usize> {
+    /// `None`: no full batch; else for how many rounds none came or went, this one counted, and how many
+    /// there are.
+    pub fn idle(&mut self) -> Option<(usize, usize)> {
         if self.count == 0 {
             return None;
         }
         self.idle_rounds += 1;
-        Some(self.idle_rounds)
+        Some((self.idle_rounds, self.count))
     }
 
     fn take_full(&mut self) -> Option<u8> {

@@ -246,15 +246,19 @@ impl CpuCaches {
 
     /// Bytes of objects in all caches: exact when nothing runs.
     pub fn bytes(&self) -> usize {
-        let cpus = (0..self.place().cpus).filter(|&cpu| self.is_warm(cpu));
-        cpus.map(|cpu| {
-            // SAFETY: only read; a torn look gives a wrong count at worst.
-            let slab = unsafe { Slab::new(self.place().stacks.slab(cpu)) };
-            (1..CLASSES)
-                .map(|class| slab.len(class) * CLASS[class].size as usize)
-                .sum::<usize>()
-        })
-        .sum()
+        (0..self.place().cpus).map(|cpu| self.cpu_bytes(cpu)).sum()
+    }
+
+    /// Bytes of objects in one CPU's cache: exact when nothing runs there.
+    fn cpu_bytes(&self, cpu: usize) -> usize {
+        if !self.is_warm(cpu) {
+            return 0;
+        }
+        // SAFETY: only read; a torn look gives a wrong count at worst.
+        let slab = unsafe { Slab::new(self.place().stacks.slab(cpu)) };
+        (1..CLASSES)
+            .map(|class| slab.len(class) * CLASS[class].size as usize)
+            .sum()
     }
 
     /// Bytes of memory that the slabs themselves take, a page per stack in use.
@@ -586,44 +590,54 @@ impl Heap {
     }
 
     /// Drains the caches of CPUs, and the full batches of classes, that have not been used for
-    /// [`IDLE_ROUNDS`] rounds. Whether nothing is left to wait for.
-    pub fn drain_idle(&self) -> bool {
-        let caches = &self.caches;
-        let mut settled = true;
-        for cpu in (0..caches.place().cpus).filter(|&cpu| caches.is_warm(cpu)) {
-            let slab = caches.place().stacks.slab(cpu);
-            let unused = slab + vm::GRANULE;
-            // SAFETY: headers are words of a mapped page; a torn sum only delays.
-            let headers = (1..CLASSES).map(|class| unsafe {
-                (*((slab + class * 8) as *const AtomicUsize)).load(Ordering::Relaxed)
-            });
-            let (sum, used) = headers.fold((0usize, false), |(sum, used), header| {
-                (
-                    sum.wrapping_mul(31).wrapping_add(header),
-                    used || header != unused,
-                )
-            });
-            let notes = caches.notes(cpu);
-            if notes.seen.swap(sum, Ordering::Relaxed) != sum {
-                notes.idle_rounds.store(0, Ordering::Relaxed);
-                settled = false;
-            } else if used {
-                if notes.idle_rounds.fetch_add(1, Ordering::Relaxed) >= IDLE_ROUNDS {
-                    self.drain_cpu(cpu);
-                } else {
-                    settled = false;
-                }
+    /// [`IDLE_ROUNDS`] rounds. Bytes of objects in the others.
+    pub fn drain_idle(&self) -> usize {
+        let cpus = 0..self.caches.place().cpus;
+        let in_use = cpus.map(|cpu| {
+            if self.drain_if_idle(cpu) {
+                0
+            } else {
+                self.caches.cpu_bytes(cpu)
             }
-        }
+        });
+        let mut bytes: usize = in_use.sum();
         for class in 1..CLASSES {
             let idle = self.central[class].transfer.lock().idle();
             match idle {
-                Some(rounds) if rounds >= IDLE_ROUNDS => self.drain_transfer(class),
-                Some(_) => settled = false,
+                Some((rounds, _)) if rounds >= IDLE_ROUNDS => self.drain_transfer(class),
+                Some((_, batches)) => {
+                    bytes += batches * CLASS[class].batch as usize * CLASS[class].size as usize;
+                }
                 None => {}
             }
         }
-        settled
+        bytes
+    }
+
+    /// Whether a CPU's cache is cold, or was idle and has been drained.
+    fn drain_if_idle(&self, cpu: usize) -> bool {
+        let caches = &self.caches;
+        if !caches.is_warm(cpu) {
+            return true;
+        }
+        let slab = caches.place().stacks.slab(cpu);
+        let unused = slab + vm::GRANULE;
+        let (mut sum, mut used) = (0usize, false);
+        for class in 1..CLASSES {
+            // SAFETY: headers are words of a mapped page; a torn sum only delays.
+            let header =
+                unsafe { &*((slab + class * 8) as *const AtomicUsize) }.load(Ordering::Relaxed);
+            sum = sum.wrapping_mul(31).wrapping_add(header);
+            used |= header != unused;
+        }
+        let notes = caches.notes(cpu);
+        if notes.seen.swap(sum, Ordering::Relaxed) != sum {
+            notes.idle_rounds.store(0, Ordering::Relaxed);
+            return false;
+        }
+        !used
+            || notes.idle_rounds.fetch_add(1, Ordering::Relaxed) >= IDLE_ROUNDS
+                && self.drain_cpu(cpu)
     }
 
     /// Drains all CPUs' caches and the full batches into the spans.

@@ -172,12 +172,15 @@ impl Heap {
         if backlog.due > FLOOR_FRAMES {
             self.release_zones(backlog.due - FLOOR_FRAMES, backlog.due, map);
         }
-        let idle = self.drain_idle();
+        let cached = self.drain_idle();
         let depopulated = self.depopulate_due(now, map);
         stats::refresh(self, now);
         let left = self.backlog(now);
-        let waits =
-            left.dirty > FLOOR_FRAMES || !idle || depopulated > 0 || self.waiting_in_spans() > 0;
+        let floor = FLOOR_FRAMES as usize * FRAME_BYTES;
+        let waits = left.dirty > FLOOR_FRAMES
+            || cached > floor
+            || depopulated > 0
+            || self.waiting_in_spans() > floor;
         let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
         // While the program is at work, its own ticks call when something is due.
         let active = now.wrapping_sub(LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS;

@@ -1,0 +1,162 @@
+/* Memory that comes back without a call: give_back MODE
+ *   large    one block of 512 MiB: free() only marks, then RSS falls while the program sleeps
+ *   objects  4 to 64 KiB, 10 of 11 freed: RSS falls to what lives, survivors keep their content
+ *   small    64 to 512 B, 10 of 11 freed: RSS falls to the pages with a live byte
+ *   loop     temporaries of 128 MiB: no page faults from the second round on, then all comes back
+ *   setuid   with a worker alive, setuid() does not hang
+ *   fork     children of a parent whose workers are at it find everything whole
+ *   threads  the worker has a name, and is gone some seconds after the last work */
+#include "check.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+static size_t rss(void)
+{
+    static int fd = -1;
+    char text[128];
+    if (fd < 0) fd = open("/proc/self/statm", O_RDONLY);
+    ssize_t n = pread(fd, text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    return strtoul(strchr(text, ' '), NULL, 10) * PAGE;
+}
+
+/* Sleeps until RSS is below the limit; seconds it took. */
+static double wait_below(size_t limit, double most)
+{
+    for (int i = 0; i < most * 100; i++) {
+        if (rss() < limit) return i / 100.0;
+        usleep(10000);
+    }
+    CHECK(0, "RSS %zu is not below %zu after %.1f s", rss(), limit, most);
+    return most;
+}
+
+static long faults(void)
+{
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return use.ru_minflt;
+}
+
+static int workers(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/task");
+    for (struct dirent *e; (e = readdir(dir));) {
+        char path[300], name[32] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
+        int fd = open(path, O_RDONLY);
+        if (fd >= 0) { if (read(fd, name, 31) > 0) count += !strncmp(name, "ebbtide/", 8); close(fd); }
+    }
+    closedir(dir);
+    return count;
+}
+
+enum { MAX_OBJECTS = 4 << 20 };
+static unsigned char **objects;
+static unsigned *sizes;
+static size_t count;
+
+/* Fills about `total` bytes, frees 10 of 11 at random; bytes of pages with a live byte. */
+static size_t fill_and_free(size_t low, size_t high, size_t total)
+{
+    objects = mmap(NULL, MAX_OBJECTS * sizeof *objects, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    sizes = mmap(NULL, MAX_OBJECTS * sizeof *sizes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint64_t s = 7;
+    for (size_t all = 0; all < total && count < MAX_OBJECTS; count++) {
+        sizes[count] = low + rnd(&s) % (high - low);
+        CHECK((objects[count] = malloc(sizes[count])));
+        fill(objects[count], sizes[count], count);
+        all += sizes[count];
+    }
+    static unsigned char live[1 << 21];
+    size_t pages = 0;
+    uintptr_t base = UINTPTR_MAX;
+    for (size_t i = 0; i < count; i++) if ((uintptr_t)objects[i] < base) base = (uintptr_t)objects[i];
+    base &= ~(uintptr_t)(PAGE - 1);
+    for (size_t i = 0; i < count; i++) {
+        if (rnd(&s) % 11) { free(objects[i]); objects[i] = NULL; continue; }
+        uintptr_t a = (uintptr_t)objects[i] - base;
+        for (size_t p = a / PAGE; p <= (a + sizes[i] - 1) / PAGE && p < sizeof live; p++) pages += !live[p], live[p] = 1;
+    }
+    return pages * PAGE;
+}
+
+static void verify(void)
+{
+    for (size_t i = 0; i < count; i++) if (objects[i]) VERIFY(objects[i], sizes[i], i);
+}
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc > 1 ? argv[1] : "";
+    size_t start = rss();
+    if (!strcmp(mode, "large")) {
+        char *p = malloc(512 * MIB);
+        memset(p, 1, 512 * MIB);
+        free(p);
+        printf("back after %.2f s\n", wait_below(start + 16 * MIB, 6));
+    } else if (!strcmp(mode, "objects") || !strcmp(mode, "small")) {
+        int small = *mode == 's';
+        size_t live = small ? fill_and_free(64, 512, 192 * MIB) : fill_and_free(4096, 65536, 384 * MIB);
+        size_t base = start + count * (sizeof *objects + sizeof *sizes) + (2 << 20);
+        printf("back after %.2f s\n", wait_below(base + live + live / (small ? 20 : 6) + 12 * MIB, 8));
+        verify();
+        usleep(300000);
+        verify();
+        churn(3, 20000, 500, 16);
+        verify();
+    } else if (!strcmp(mode, "loop")) {
+        long last = 0;
+        for (int round = 0; round < 8; round++) {
+            long before = faults();
+            char *p = malloc(128 * MIB);
+            for (size_t i = 0; i < 128 * MIB; i += PAGE) p[i] = round;
+            free(p);
+            last = faults() - before;
+        }
+        CHECK(last < 100, "%ld page faults in the last round", last);
+        wait_below(start + 16 * MIB, 6);
+    } else if (!strcmp(mode, "setuid")) {
+        free(memset(malloc(64 * MIB), 1, 64 * MIB));
+        usleep(100000);
+        if (!workers()) puts("skipped: no worker");
+        alarm(10);
+        CHECK(setuid(getuid()) == 0);
+    } else if (!strcmp(mode, "fork")) {
+        fill_and_free(4096, 65536, 128 * MIB);
+        for (int round = 0; round < 40; round++) {
+            free(memset(malloc(96 * MIB), round, 96 * MIB));
+            usleep(round * 997 % 40000);
+            pid_t pid = fork();
+            CHECK(pid >= 0);
+            if (pid == 0) {
+                verify();
+                unsigned char *z = calloc(1, 64 * MIB);
+                for (size_t i = 0; i < 64 * MIB; i += 512) CHECK(z[i] == 0, "dirty at %zu", i);
+                free(z);
+                churn(round, 3000, 300, 20);
+                verify();
+                _exit(0);
+            }
+            churn(round, 2000, 200, 18);
+            int status;
+            CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        }
+        verify();
+    } else if (!strcmp(mode, "threads")) {
+        CHECK(workers() == 0);
+        free(memset(malloc(64 * MIB), 1, 64 * MIB));
+        usleep(200000);
+        int most = workers();
+        if (!most) { puts("skipped: no worker"); return 0; }
+        for (int i = 0; i < 160 && workers(); i++) usleep(100000);
+        CHECK(workers() == 0, "the worker stays");
+        free(memset(malloc(64 * MIB), 1, 64 * MIB));
+        wait_below(start + 16 * MIB, 6);
+    } else CHECK(0, "what is %s?", mode);
+    puts("ok");
+}

@@ -1,0 +1,75 @@
+//! Memory comes back without a call, and nothing that lives is touched.
+
+use ebbtide_tests::{Run, c_program, is_ebbtide, skip};
+
+fn give_back(mode: &str, conf: &str) {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    let run = Run::new(c_program("give_back")).args(mode).timeout(60);
+    if conf.is_empty() {
+        run.ok();
+    } else {
+        run.conf(conf).ok();
+    }
+}
+
+#[test]
+fn a_large_block_while_the_program_sleeps() {
+    give_back("large", "");
+}
+
+#[test]
+fn a_large_block_of_small_pages() {
+    give_back("large", "thp=off");
+}
+
+#[test]
+fn a_large_block_with_many_workers() {
+    give_back("large", "workers=8,threshold=4096");
+}
+
+#[test]
+fn large_blocks_with_calls_of_their_own() {
+    give_back("large", "gather=inline");
+}
+
+#[test]
+fn spans_of_pages() {
+    give_back("objects", "");
+}
+
+#[test]
+fn spans_of_pages_without_rseq() {
+    give_back("objects", "rseq=off");
+}
+
+#[test]
+fn spans_of_pages_without_huge_pages() {
+    give_back("objects", "thp=off,zones=2");
+}
+
+#[test]
+fn pages_of_small_objects() {
+    give_back("small", "");
+}
+
+#[test]
+fn temporaries_do_not_fault_again() {
+    give_back("loop", "");
+}
+
+#[test]
+fn setuid_beside_a_worker() {
+    give_back("setuid", "");
+}
+
+#[test]
+fn forks_beside_workers() {
+    give_back("fork", "retain_ms=20,workers=4,threshold=512");
+}
+
+#[test]
+fn workers_go() {
+    give_back("threads", "");
+}
