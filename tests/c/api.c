@@ -1,5 +1,6 @@
 /* The C interface, one topic a run: api TOPIC. What glibc promises is the yardstick. */
 #include "check.h"
+#include "../../include/ebbtide.h"
 #include <dlfcn.h>
 #include <malloc.h>
 #include <stdint.h>
@@ -257,6 +258,27 @@ static void trim(void)
     malloc_trim(0);
 }
 
+static void own_stats(void)
+{
+    int (*stats)(struct ebb_stats *, size_t) =
+        (int (*)(struct ebb_stats *, size_t))dlsym(RTLD_DEFAULT, "ebb_stats");
+    if (!stats) { puts("skipped: no ebb_stats in this library"); return; }
+    struct ebb_stats a, b;
+    memset(&a, 0xff, sizeof a);
+    CHECK(stats(&a, sizeof a) == (int)sizeof a && a.version == 1);
+    void *large = malloc(hide(50 * MIB)), *small = malloc(hide(100 * KIB));
+    CHECK(stats(&b, sizeof b) == (int)sizeof b);
+    CHECK(b.live_bytes >= a.live_bytes + 50 * MIB && b.large_bytes >= a.large_bytes + 50 * MIB);
+    memset(&b, 0xff, sizeof b);
+    CHECK(stats(&b, 16) == 16 && b.version == 1 && b.large_bytes == UINT64_MAX, "only what fits is written");
+    errno = 0;
+    CHECK(stats(NULL, sizeof b) == -1 && errno == EINVAL);
+    CHECK(stats(&b, 4) == -1);
+    free(large); free(small);
+    CHECK(stats(&b, sizeof b) == (int)sizeof b && b.large_bytes < 50 * MIB);
+    CHECK(b.released_bytes + b.dirty_bytes + b.pending_bytes >= 50 * MIB);
+}
+
 static void info(void)
 {
     enum { N = 10 * 1024 };
@@ -276,6 +298,7 @@ static void info(void)
     CHECK(malloc_info(0, stdout) == 0);
     CHECK(malloc_info(1, stdout) != 0, "options other than 0 are refused");
     malloc_stats();
+    own_stats();
     CHECK((unsigned)mallopt(M_MMAP_THRESHOLD, 1 << 20) <= 1);
     CHECK((unsigned)mallopt(-9999, 1) <= 1);
 }

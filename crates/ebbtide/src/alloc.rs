@@ -126,14 +126,14 @@ pub unsafe fn free(address: *mut u8) {
     {
         let limit = FAST.bytes.load(Ordering::Acquire);
         let offset = (address as usize).wrapping_sub(FAST.base.load(Ordering::Relaxed));
-        if offset < limit && address as usize % MIN_ALIGN == 0 {
+        if offset < limit && (address as usize).is_multiple_of(MIN_ALIGN) {
             let classes = FAST.classes.load(Ordering::Relaxed);
             // SAFETY: class bytes can be read for the whole region (`INV-REGION-2`).
             let class = unsafe { *((classes + offset / FRAME_BYTES) as *const u8) } as usize;
             // 0 wraps round: neither that nor `LARGE` is a class.
             if class.wrapping_sub(1) < CLASS.len() - 1 {
-                // SAFETY: the limit is only above 0 in the section mode; an object is not 0.
                 let stacks = fast_stacks();
+                // SAFETY: the limit is only above 0 in the section mode; an object is not 0.
                 if unsafe { ebbtide_sys::rseq::section::push(&stacks, class, address as usize) } {
                     return;
                 }

@@ -26,7 +26,8 @@ pub struct Config {
     /// Ranges are gathered and released many at a time (`gather=batched`), or each with a call of its own
     /// (`inline`), for comparison.
     pub gather: bool,
-    /// Frames after which gathered ranges are handed to a worker (`threshold=FRAMES`).
+    /// Frames of one gather at most, at least 512 (`threshold=FRAMES`): what is more is another piece, for
+    /// another worker.
     pub threshold: u32,
     /// Number of zones (`zones=N`); 0 chooses by the number of CPUs.
     pub zones: usize,

@@ -601,12 +601,12 @@ impl Heap {
             }
         });
         let mut bytes: usize = in_use.sum();
-        for class in 1..CLASSES {
+        for (class, about) in CLASS.iter().enumerate().skip(1) {
             let idle = self.central[class].transfer.lock().idle();
             match idle {
                 Some((rounds, _)) if rounds >= IDLE_ROUNDS => self.drain_transfer(class),
                 Some((_, batches)) => {
-                    bytes += batches * CLASS[class].batch as usize * CLASS[class].size as usize;
+                    bytes += batches * about.batch as usize * about.size as usize;
                 }
                 None => {}
             }

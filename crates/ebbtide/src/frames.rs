@@ -211,11 +211,10 @@ impl Heap {
     fn zone_range_of(&self, block: Block) -> (u32, usize) {
         let zones = self.settings().zones;
         let part = crate::heap::zone_part(self.region(), zones);
-        let index = if part == 0 {
-            0
-        } else {
-            ((block.0 / part) as usize).min(zones - 1)
-        };
+        let index = block
+            .0
+            .checked_div(part)
+            .map_or(0, |index| (index as usize).min(zones - 1));
         (part * index as u32, index)
     }
 

@@ -171,6 +171,15 @@ unsafe fn start() -> bool {
             .write();
         return false;
     }
+    if config.basic_syscalls {
+        for feature in ebbtide_sys::features::ALL {
+            if !core::ptr::eq(feature, &ebbtide_sys::features::HUGE_PAGES)
+                && !core::ptr::eq(feature, &ebbtide_sys::features::WIPE_ON_FORK)
+            {
+                feature.refuse();
+            }
+        }
+    }
     // The small one first: under a limit, the region takes most of what is left.
     // SAFETY: once, before any other use.
     let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {

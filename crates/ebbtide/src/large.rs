@@ -9,7 +9,9 @@
 //!   blocks = 0          [..tail..]                 a run inside a block
 //!   frames > blocks     [block][block][tail..]     the rest of the last block is somebody else's
 //!   frames <= blocks    [block][block][slack ]     whole blocks, used up to `frames`
-//! ``` Only the head
+//! ```
+//!
+//! Only the head
 //! frame has a class byte ([`LARGE`]) and a span record; whoever exchanges the byte for 0 has freed the
 //! allocation, so a second `free` is always found.
 //!
@@ -160,6 +162,7 @@ impl Heap {
         }
     }
 
+    #[allow(clippy::mut_from_ref)]
     fn large_span(&self, head: Frame) -> &mut Span {
         // SAFETY: a head has a record, which belongs to the allocation's owner: the caller.
         unsafe {
@@ -366,13 +369,13 @@ impl Heap {
         let moved = self.large_span(head).moved_frames;
         let mut done = 0;
         for (at, len) in pieces(moved, bytes) {
+            if len == 0 {
+                continue;
+            }
             // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and
             // after an error it is never used again.
-            if len > 0
-                && MOVE_PAGES
-                    .latch(unsafe { vm::move_pages(from + at, to + at, len) })
-                    .is_err()
-            {
+            let result = unsafe { vm::move_pages(from + at, to + at, len) };
+            if MOVE_PAGES.latch(result).is_err() {
                 return self.copy_after_failed_move(from, to, done, bytes, size, head);
             }
             done += len;

@@ -370,8 +370,8 @@ mod tests {
 
     #[test]
     fn objects_come_lowest_first_and_go_back_once() {
-        for class in 1..CLASS.len() {
-            let (mut span, about) = (fresh(class), &CLASS[class]);
+        for (class, about) in CLASS.iter().enumerate().skip(1) {
+            let mut span = fresh(class);
             let objects = about.objects as usize;
             let mut all = std::vec![0; objects + 3];
             assert_eq!(
@@ -392,8 +392,8 @@ mod tests {
 
     #[test]
     fn empty_frames_are_claimed_and_come_back() {
-        for class in 1..CLASS.len() {
-            let (mut span, about) = (fresh(class), &CLASS[class]);
+        for (class, about) in CLASS.iter().enumerate().skip(1) {
+            let mut span = fresh(class);
             let objects = about.objects as usize;
             let mut all = std::vec![0; objects];
             span.take(about, 0, &mut all);
