@@ -41,7 +41,7 @@ fn rig() -> Option<Rig> {
         );
     }
     let cpus = crate::process::cpu_limit();
-    let table = crate::vm::map((cpus + 2) * 8 + 4096 & !4095).unwrap() + 16;
+    let table = crate::vm::map(((cpus + 2) * 8).next_multiple_of(4096)).unwrap() + 16;
     let map_slabs = |count: usize| {
         let start = crate::vm::map((count + 1) * SLAB_BYTES).unwrap();
         start.next_multiple_of(STACK_BYTES) + SLAB_SKEW
