@@ -15,7 +15,7 @@
 //! | [`thread`] | worker threads |
 //! | [`clock`] | coarse monotonic time |
 //! | [`process`] | start-up facts: environment, auxiliary vector, CPUs, limits |
-//! | [`file`] | read small kernel files without libc |
+//! | [`mod@file`] | read small kernel files without libc |
 #![no_std]
 #![warn(missing_docs)]
 

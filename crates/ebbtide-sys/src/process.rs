@@ -190,6 +190,15 @@ pub fn is_single_threaded() -> bool {
     }
 }
 
+/// The CPU that this thread is on now, asked from the kernel: for threads that libc does not know.
+pub fn current_cpu_raw() -> usize {
+    let mut cpu = 0u32;
+    let none = core::ptr::null_mut::<u32>();
+    // SAFETY: `cpu` is a valid place to write to.
+    let _ = unsafe { syscall!(Sysno::getcpu, &raw mut cpu, none, none) };
+    cpu as usize
+}
+
 /// Ends the process with `SIGABRT`, through libc so that a core and handlers work as usual.
 pub fn abort() -> ! {
     // SAFETY: never returns.

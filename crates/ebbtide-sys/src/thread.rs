@@ -1,37 +1,147 @@
-//! Worker threads: made through libc, so that its thread bookkeeping holds, and then left alone.
+//! Worker threads, made by a raw clone.
+//!
+//! Not by `pthread_create`: that takes libc's locks and memory, which whoever calls `free` may be holding;
+//! libc would count the thread, so that a program whose own threads have all ended went on, and ended in
+//! the worker; and the program's static TLS would come out of the worker's stack. So libc does not know
+//! these threads, and they must not use what it keeps per thread: no `errno`, no allocation, no
+//! cancellation. `setuid` neither waits for them nor changes them; they give up all capabilities and
+//! execute nothing.
+//!
+//! They share memory and signal handlers with the program, but all signals are blocked in them; and not
+//! its descriptors: they have a table of their own, emptied at once.
 
 use crate::call::{Sysno, syscall};
-use core::ffi::c_void;
-use core::sync::atomic::AtomicU32;
+use crate::vm;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of a worker's stack.
+/// Bytes of a worker's stack, and above it of what stands in for its thread block.
 const STACK_BYTES: usize = 128 << 10;
+const BLOCK_BYTES: usize = 32 << 10;
 
-/// Starts a detached thread with all signals blocked (libc keeps 32 and 33, without which `setuid`
-/// would hang). `false`: refused.
-///
-/// libc allocates for a thread: no lock may be held.
-pub fn spawn(entry: extern "C" fn(*mut c_void) -> *mut c_void, argument: usize) -> bool {
-    // SAFETY: plain libc calls on local objects; `entry` lives as long as the library.
-    unsafe {
-        let errno = *libc::__errno_location();
-        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
-        if libc::pthread_attr_init(&raw mut attributes) != 0 {
+/// A place for one thread at a time.
+pub struct Place {
+    /// Not 0 while a thread runs here: the kernel clears it when the thread is gone.
+    busy: AtomicU32,
+    /// Its stack, kept for the next one. 0: none yet.
+    memory: core::sync::atomic::AtomicUsize,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Place {
+    /// Nobody is here.
+    pub const fn new() -> Self {
+        Self {
+            busy: AtomicU32::new(0),
+            memory: core::sync::atomic::AtomicUsize::new(0),
+        }
+    }
+
+    /// Whether the last thread that ran here is gone.
+    pub fn is_free(&self) -> bool {
+        self.busy.load(Ordering::Acquire) == 0
+    }
+
+    /// Nobody is here any more: in a forked child.
+    pub fn reset(&self) {
+        self.busy.store(0, Ordering::Relaxed);
+    }
+
+    /// Starts a thread. `false`: refused, or the last one is not gone yet. One caller at a time.
+    ///
+    /// `rseq_offset`: where the thread would look for its `struct rseq`; it finds −1, no registration.
+    pub fn spawn(
+        &'static self,
+        entry: extern "C" fn(*mut c_void) -> c_int,
+        argument: usize,
+        rseq_offset: isize,
+    ) -> bool {
+        if !self.is_free() {
             return false;
         }
-        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
-        let mut all: libc::sigset_t = core::mem::zeroed();
-        let mut before: libc::sigset_t = core::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let mut thread: libc::pthread_t = core::mem::zeroed();
-        let argument = argument as *mut c_void;
-        let error = libc::pthread_create(&raw mut thread, &raw const attributes, entry, argument);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut());
-        libc::pthread_attr_destroy(&raw mut attributes);
-        *libc::__errno_location() = errno;
-        error == 0
+        let mut memory = self.memory.load(Ordering::Relaxed);
+        if memory == 0 {
+            let Ok(fresh) = vm::map(STACK_BYTES + BLOCK_BYTES) else {
+                return false;
+            };
+            memory = fresh;
+            self.memory.store(memory, Ordering::Relaxed);
+        }
+        let stack = memory + STACK_BYTES;
+        let block = stack + BLOCK_BYTES / 2;
+        // SAFETY: inside the mapping just made. The thread pointer's target holds its own address, and
+        // what a restartable section would read as `cpu_id` says that there is no registration.
+        unsafe {
+            (block as *mut usize).write(block);
+            if rseq_offset.unsigned_abs() + 64 < BLOCK_BYTES / 2 {
+                ((block as isize + rseq_offset + 4) as *mut i32).write(-1);
+            }
+        }
+        self.busy.store(1, Ordering::Release);
+        let flags = libc::CLONE_VM
+            | libc::CLONE_FS
+            | libc::CLONE_SIGHAND
+            | libc::CLONE_THREAD
+            | libc::CLONE_SYSVSEM
+            | libc::CLONE_SETTLS
+            | libc::CLONE_CHILD_CLEARTID;
+        let all = u64::MAX;
+        let mut before = 0u64;
+        // SAFETY: the new thread has a stack and a thread block of its own, and inherits the blocked
+        // signals; libc's clone only sets up the call of `entry` there. `errno` is kept.
+        unsafe {
+            let errno = *libc::__errno_location();
+            let size = size_of::<u64>();
+            let set = libc::SIG_SETMASK;
+            let _ = syscall!(
+                Sysno::rt_sigprocmask,
+                set,
+                &raw const all,
+                &raw mut before,
+                size
+            );
+            let id = libc::clone(
+                entry,
+                stack as *mut c_void,
+                flags,
+                argument as *mut c_void,
+                core::ptr::null_mut::<libc::pid_t>(),
+                block as *mut c_void,
+                self.busy.as_ptr(),
+            );
+            let none = core::ptr::null_mut::<u64>();
+            let _ = syscall!(Sysno::rt_sigprocmask, set, &raw const before, none, size);
+            *libc::__errno_location() = errno;
+            if id < 0 {
+                self.busy.store(0, Ordering::Release);
+            }
+            id >= 0
+        }
+    }
+}
+
+/// Gives up what a worker does not need: capabilities, and ever getting more.
+pub fn leave_privileges() {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = Header {
+        version: VERSION_3,
+        pid: 0,
+    };
+    let none = [0u32; 6];
+    // SAFETY: both are readable; only this thread loses something.
+    unsafe {
+        let _ = syscall!(Sysno::prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let _ = syscall!(Sysno::capset, &raw const header, none.as_ptr());
     }
 }
 
@@ -41,11 +151,11 @@ pub fn set_name(name: &[u8; 16]) {
     let _ = unsafe { syscall!(Sysno::prctl, libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
 }
 
-/// Gives this thread a descriptor table of its own, empty: it keeps nothing of the program's open.
-pub fn leave_descriptors() {
+/// Closes this thread's copies of the program's descriptors: it keeps nothing open. `false`: refused.
+pub fn leave_descriptors() -> bool {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
-    // SAFETY: closes only this thread's copies.
-    let _ = unsafe { syscall!(Sysno::close_range, 0, u32::MAX, CLOSE_RANGE_UNSHARE) };
+    // SAFETY: the table is this thread's own; the flag makes sure.
+    unsafe { syscall!(Sysno::close_range, 0, u32::MAX, CLOSE_RANGE_UNSHARE) }.is_ok()
 }
 
 /// The CPUs that a thread may use.

@@ -141,6 +141,20 @@ impl Zone<'_> {
         Some(Claim::Frames { block, mask })
     }
 
+    /// Keeps a pageblock out of further claims until [`Zone::end_holds`], or until it is whole-free or taken whole.
+    pub fn hold(&mut self, block: Block) {
+        if let Some(index) = self.index(block) {
+            let (i, bit) = bit_of(index);
+            self.words[i].held |= bit;
+        }
+    }
+
+    /// Ends all holds. O(opened / 64).
+    pub fn end_holds(&mut self) {
+        let end = self.state.open_end.div_ceil(64) as usize;
+        self.words[..end].iter_mut().for_each(|w| w.held = 0);
+    }
+
     /// Whether a pageblock stands in a claim as a whole, not by its frames.
     pub fn is_claimed_whole(&self, block: Block) -> bool {
         self.index(block).is_some_and(|index| {
@@ -211,7 +225,7 @@ impl Zone<'_> {
             .find_map(|i| {
                 let w = &self.words[i as usize];
                 let kind = if whole { w.free } else { w.partial };
-                let hit = kind & (w.dirty | if include_lazy { w.lazy } else { 0 });
+                let hit = kind & !w.held & (w.dirty | if include_lazy { w.lazy } else { 0 });
                 (hit != 0).then_some((i, hit))
             })
     }

@@ -48,7 +48,9 @@ pub struct BlockWord {
     pub(crate) partial: u64,
     /// The whole block stands in a claim.
     pub(crate) claimed: u64,
-    spare: [u64; 2],
+    /// Not to be claimed for now: its huge page could not be split.
+    pub(crate) held: u64,
+    spare: u64,
 }
 
 const _: () = assert!(size_of::<BlockWord>() == 64);
@@ -92,7 +94,8 @@ impl BlockWord {
         all: 0,
         partial: 0,
         claimed: 0,
-        spare: [0; 2],
+        held: 0,
+        spare: 0,
     };
 
     /// Forgets everything about the blocks of `mask`.
@@ -104,6 +107,7 @@ impl BlockWord {
         self.all &= !mask;
         self.partial &= !mask;
         self.claimed &= !mask;
+        self.held &= !mask;
     }
 
     /// Makes the blocks of `mask` whole-free, all frames in one state.

@@ -646,6 +646,10 @@ impl SpanLists {
         self.released += (span.released.count_ones() - before) as usize;
         self.claimed -= objects;
         self.free += objects;
+        if !clean {
+            // Worth another look.
+            self.news += objects;
+        }
         if span.free == about.objects {
             self.released -= span.released.count_ones() as usize;
             // SAFETY: as above.

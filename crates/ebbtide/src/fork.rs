@@ -1,6 +1,6 @@
 //! Fork: what a child finds, and how it goes on.
 //!
-//! With handlers (`fork`): the parent takes all locks in the order of [`crate::ranks`] and stops the
+//! With handlers (`fork`): the parent takes all locks in the order of `ranks` and stops the
 //! restartable sections of all CPUs; then every structure is whole and memory is copied. Parent and
 //! child free the locks and let the sections run. The child has none of the parent's other threads:
 //! what they had claimed goes back to the zones.
@@ -108,7 +108,8 @@ fn recover(heap: &Heap) {
         // A handler that runs before ours allocates.
         return child();
     }
-    let alone = parent_had_one_thread();
+    // A worker is a thread that the C library does not know of.
+    let alone = parent_had_one_thread() && heap.workers.count() == 0;
     heap.caches.forget_fork();
     // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
     unsafe {

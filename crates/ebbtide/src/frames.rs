@@ -13,7 +13,7 @@ use crate::ranks;
 use crate::region::Region;
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::{process, vm};
+use ebbtide_sys::{Errno, process, vm};
 use ebbtide_zone::retain::Retain;
 use ebbtide_zone::{
     BLOCK_BYTES, Block, Counters, Extent, Frame, PutError, Run, TakeMode, Zone, ZoneState,
@@ -184,8 +184,11 @@ impl Heap {
             if count > 0 && HUGE_PAGES.may_work() {
                 let address = self.region().address(Block(block).first_frame());
                 // SAFETY: opened blocks of ours; the advice changes no content.
-                let _ = HUGE_PAGES
-                    .latch(unsafe { vm::advise(address, count as usize * BLOCK_BYTES, advice) });
+                let advised = unsafe { vm::advise(address, count as usize * BLOCK_BYTES, advice) };
+                // Other errors come and go.
+                if matches!(advised, Ok(()) | Err(Errno::EINVAL)) {
+                    let _ = HUGE_PAGES.latch(advised);
+                }
             }
         }
     }

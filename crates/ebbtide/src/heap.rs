@@ -31,6 +31,10 @@ pub struct Heap {
     pub slack: AtomicUsize,
     /// Places that pages were moved to and that are not ordinary again yet.
     pub moves: AtomicUsize,
+    /// Blocks that are kept from huge pages.
+    pub small_blocks: AtomicUsize,
+    /// Dirty frames in blocks that could not be split at the last try.
+    pub held_frames: AtomicUsize,
     /// Bytes freed since the last tick.
     pub freed: AtomicUsize,
     /// Zones in use are the first [`Settings::zones`].
@@ -76,6 +80,8 @@ static HEAP: Heap = Heap {
     abandoned: AtomicBool::new(false),
     slack: AtomicUsize::new(0),
     moves: AtomicUsize::new(0),
+    small_blocks: AtomicUsize::new(0),
+    held_frames: AtomicUsize::new(0),
     freed: AtomicUsize::new(0),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],
@@ -132,6 +138,11 @@ pub fn heap() -> Option<&'static Heap> {
     } else {
         start_or_wait()
     }
+}
+
+/// The heap, for those who came through it.
+pub fn the_heap() -> &'static Heap {
+    &HEAP
 }
 
 /// The heap, if it has started.

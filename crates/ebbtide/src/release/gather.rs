@@ -4,7 +4,8 @@
 //!  Gather  ┌ 8 ranges inline ┐ ──▶ Batch (4 KiB, 510 ranges) ──▶ Batch ──▶ …
 //! ```
 //!
-//! Ranges that touch are merged, frames are counted. Room is made *before* ranges are claimed
+//! Ranges that touch are merged (whole blocks with whole blocks, others inside a block), frames are
+//! counted. Room is made *before* ranges are claimed
 //! ([`Gather::reserve`], no lock held), because claiming and adding happen under a zone's lock, where
 //! nothing may ask for memory.
 //!
@@ -18,6 +19,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, Ordering};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::vm;
+use ebbtide_zone::BLOCK_FRAMES;
 
 /// Ranges held without a batch.
 const INLINE: usize = 8;
@@ -47,6 +49,12 @@ impl Range {
     /// How many frames.
     pub fn frames(self) -> u32 {
         self.frames & !KEPT
+    }
+
+    /// Whether it consists of whole pageblocks. Others end at a block's border, because a block is split,
+    /// or held, on its own.
+    fn is_blocks(self) -> bool {
+        self.first.is_multiple_of(BLOCK_FRAMES) && self.frames().is_multiple_of(BLOCK_FRAMES)
     }
 
     /// Whether it was left as it was.
@@ -198,6 +206,7 @@ impl Gather {
     pub fn add(&mut self, range: Range) -> bool {
         if let Some(last) = self.last_range()
             && last.first + last.frames() == range.first
+            && (!range.first.is_multiple_of(BLOCK_FRAMES) || last.is_blocks() && range.is_blocks())
             && last.frames() + range.frames() < KEPT
         {
             last.frames += range.frames;
@@ -354,6 +363,10 @@ mod tests {
         assert!(gather.add(Range::new(20, 1)));
         assert_eq!(ranges(&mut gather), [(10, 5), (20, 1)]);
         assert_eq!((gather.frames(), gather.len()), (6, 2));
+        let mut other = Gather::NEW;
+        assert!(other.add(Range::new(500, 12)) && other.add(Range::new(512, 3)));
+        assert!(other.add(Range::new(1024, 512)) && other.add(Range::new(1536, 1024)));
+        assert_eq!(ranges(&mut other), [(500, 12), (512, 3), (1024, 1536)]);
 
         // Every other frame: nothing merges, batches are linked.
         let mut expected = std::vec![(10, 5), (20, 1)];

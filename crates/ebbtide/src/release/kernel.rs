@@ -12,6 +12,7 @@
 //!    *held*: left as it is, not counted as released, tried again later.
 
 use super::gather::{Gather, Range};
+use super::workers::Releaser;
 use crate::heap::Heap;
 use crate::region::flag;
 use crate::stats;
@@ -23,14 +24,24 @@ use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
 
 /// Ranges of a call.
 const MAX_RANGES: usize = 1024;
+/// Blocks kept from huge pages at most.
+const MAX_SMALL_BLOCKS: usize = 8000;
 /// Bytes of a call.
 const MAX_BYTES: usize = 1 << 30;
 
 /// Releases what `gather` holds and marks what was kept. Bytes released. `map`: where the caller has a
 /// descriptor table of its own.
-pub fn release(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize {
-    let mut call = Call {
-        ranges: [EMPTY; MAX_RANGES],
+pub fn release(heap: &Heap, gather: &mut Gather, by: Releaser) -> usize {
+    match by {
+        // Threads of programs may have the smallest of stacks.
+        Releaser::Program => release_with::<32>(heap, gather, None),
+        Releaser::Worker(map) => release_with::<MAX_RANGES>(heap, gather, map),
+    }
+}
+
+fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize {
+    let mut call = Call::<N> {
+        ranges: [EMPTY; N],
         count: 0,
         bytes: 0,
         released: 0,
@@ -55,7 +66,7 @@ pub fn release(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize
             }
             return;
         }
-        if call.count == MAX_RANGES || call.bytes + bytes > MAX_BYTES {
+        if call.count == N || call.bytes + bytes > MAX_BYTES {
             call.flush();
         }
         call.ranges[call.count] = vm::Range {
@@ -79,14 +90,14 @@ const EMPTY: vm::Range = vm::Range {
 };
 
 /// The ranges of one call.
-struct Call {
-    ranges: [vm::Range; MAX_RANGES],
+struct Call<const N: usize> {
+    ranges: [vm::Range; N],
     count: usize,
     bytes: usize,
     released: usize,
 }
 
-impl Call {
+impl<const N: usize> Call<N> {
     fn flush(&mut self) {
         let mut start = 0;
         while start < self.count && RELEASE_MANY.may_work() {
@@ -172,6 +183,12 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     }
     let region = heap.region();
     let address = region.address(block.first_frame());
+    if heap.small_blocks.load(Ordering::Relaxed) >= MAX_SMALL_BLOCKS {
+        // Each may cost two mappings: split without a mark, then, and khugepaged may undo it.
+        // SAFETY: our own page; the advice changes no content.
+        let _ = unsafe { vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD) };
+        return true;
+    }
     // SAFETY: our own block; neither advice changes content.
     unsafe {
         if vm::advise(address, BLOCK_BYTES, libc::MADV_NOHUGEPAGE).is_err() {
@@ -192,7 +209,9 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
         return false;
     }
     flags.fetch_and(!flag::HELD, Ordering::Relaxed);
-    flags.fetch_or(flag::SMALL, Ordering::Relaxed);
+    if flags.fetch_or(flag::SMALL, Ordering::Relaxed) & flag::SMALL == 0 {
+        heap.small_blocks.fetch_add(1, Ordering::Relaxed);
+    }
     true
 }
 
@@ -201,9 +220,9 @@ mod tests {
     extern crate std;
     use super::*;
 
-    fn call(lengths: &[usize]) -> Call {
-        let mut call = Call {
-            ranges: [EMPTY; MAX_RANGES],
+    fn call(lengths: &[usize]) -> Call<8> {
+        let mut call = Call::<8> {
+            ranges: [EMPTY; 8],
             count: 0,
             bytes: 0,
             released: 0,

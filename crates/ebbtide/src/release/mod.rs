@@ -30,11 +30,10 @@ use crate::region::flag;
 use crate::size_class::CLASSES;
 use crate::stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, FRAME_BYTES, Frame, Outcome};
 use gather::{Gather, Range};
-use workers::release_owned;
+use workers::{Releaser, release_owned};
 
 /// Frames always kept for reuse: 1 MiB.
 const FLOOR_FRAMES: u64 = 256;
@@ -53,6 +52,12 @@ const TICK_MS: u64 = 10;
 /// Milliseconds between looks at the spans on ticks, and at what memory is left.
 const LOOK_MS: u64 = 100;
 const ROOM_MS: u64 = 1000;
+
+/// How long held blocks are left alone: at first, at most, and now; and since when.
+const HOLD_FIRST_MS: u64 = 1000;
+const HOLD_MOST_MS: u64 = 60_000;
+static HOLD_MS: AtomicU64 = AtomicU64::new(HOLD_FIRST_MS);
+static LAST_HOLD_MS: AtomicU64 = AtomicU64::new(0);
 
 /// When the last tick, and the last look at the spans, was.
 static LAST_TICK_MS: AtomicU64 = AtomicU64::new(0);
@@ -109,9 +114,10 @@ impl Heap {
         stats::refresh(self, now);
         if backlog.dirty > IN_PLACE_FRAMES || waiting > IN_PLACE_FRAMES {
             // A worker waits for the window; it is woken when that is over already.
+            let window = u64::from(self.settings().config.retain_ms).max(LOOK_MS);
+            let watched = self.workers.look_before(now + window);
             let called = self.max_workers() > 0
-                && (self.workers.count() > 0 && backlog.due <= IN_PLACE_FRAMES
-                    || self.workers.call(1));
+                && (watched && backlog.due <= IN_PLACE_FRAMES || heap_workers().call(1));
             if !called {
                 self.release_dirty(
                     backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES),
@@ -131,7 +137,7 @@ impl Heap {
         let config = &self.settings().config;
         let window = u64::from(config.retain_ms);
         let own_cap = (config.retain_max / FRAME_BYTES) as u64;
-        let cap = own_cap.min(CAP_FRAMES.load(Ordering::Relaxed));
+        let cap = own_cap.min(CAP_FRAMES.load(Ordering::Relaxed)) / self.live_zones().len() as u64;
         let mut backlog = Backlog::default();
         for zone in self.live_zones() {
             let mut data = zone.lock.lock();
@@ -141,10 +147,15 @@ impl Heap {
             data.retain.observe(now, counters.in_use);
             backlog.dirty += counters.dirty;
             let dirty = counters.dirty;
+            // Held frames are not to be had for now.
             backlog.due += data
                 .retain
                 .due(now, window, counters.in_use, dirty, Some(cap));
         }
+        // What is held is not to be had for now.
+        let held = self.held_frames.load(Ordering::Relaxed) as u64;
+        backlog.dirty = backlog.dirty.saturating_sub(held);
+        backlog.due = backlog.due.min(backlog.dirty);
         backlog
     }
 
@@ -164,27 +175,45 @@ impl Heap {
 
     /// A coordinator's turn: releases what is due. Milliseconds until the next one is wanted, or `None`
     /// when nothing is left to wait for.
-    pub fn round(&self, now: u64, map: Option<&PageMap>) -> Option<u64> {
+    pub fn round(&self, now: u64, by: Releaser) -> Option<u64> {
         crate::fork::notice(self);
         self.look_at_room(now);
-        stats::set_held(0);
+        self.try_held_again(now);
         let backlog = self.backlog(now);
         if backlog.due > FLOOR_FRAMES {
-            self.release_zones(backlog.due - FLOOR_FRAMES, backlog.due, map);
+            self.release_zones(backlog.due - FLOOR_FRAMES, backlog.due, by);
         }
         let cached = self.drain_idle();
-        let depopulated = self.depopulate_due(now, map);
+        let depopulated = self.depopulate_due(now, by);
         stats::refresh(self, now);
         let left = self.backlog(now);
         let floor = FLOOR_FRAMES as usize * FRAME_BYTES;
         let waits = left.dirty > FLOOR_FRAMES
             || cached > floor
-            || depopulated > 0
+            || depopulated > FLOOR_FRAMES
             || self.waiting_in_spans() > floor;
         let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
         // While the program is at work, its own ticks call when something is due.
         let active = now.wrapping_sub(LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS;
         waits.then_some(if active { part * 4 } else { part })
+    }
+
+    /// Lets blocks that could not be split be claimed again, at growing intervals.
+    fn try_held_again(&self, now: u64) {
+        let held = self.held_frames.load(Ordering::Relaxed);
+        let wait = HOLD_MS.load(Ordering::Relaxed);
+        if held == 0 {
+            HOLD_MS.store(HOLD_FIRST_MS, Ordering::Relaxed);
+            LAST_HOLD_MS.store(now, Ordering::Relaxed);
+        } else if now.wrapping_sub(LAST_HOLD_MS.load(Ordering::Relaxed)) >= wait {
+            HOLD_MS.store((wait * 2).min(HOLD_MOST_MS), Ordering::Relaxed);
+            LAST_HOLD_MS.store(now, Ordering::Relaxed);
+            self.held_frames.store(0, Ordering::Relaxed);
+            stats::set_held(0);
+            for zone in self.live_zones() {
+                zone.with(self.region(), |zone| zone.end_holds());
+            }
+        }
     }
 
     fn look_at_room(&self, now: u64) {
@@ -208,16 +237,16 @@ impl Heap {
                 return;
             };
             left -= self.gather_zone(zone, owned.gather(), left).min(left);
-            release_owned(self, owned, None);
+            release_owned(self, owned, Releaser::Program);
         }
     }
 
     /// Releases `frames` at most in pieces that share out `dirty`, by this thread and as many workers as may be. Bytes given back by this
     /// thread.
-    fn release_zones(&self, frames: u64, dirty: u64, map: Option<&PageMap>) -> usize {
+    fn release_zones(&self, frames: u64, dirty: u64, by: Releaser) -> usize {
         let helpers = self
             .max_workers()
-            .saturating_sub(usize::from(map.is_some()));
+            .saturating_sub(usize::from(by.is_worker()));
         let threshold = u64::from(self.settings().config.threshold);
         let piece = (dirty / (2 * (helpers as u64 + 1)))
             .max(PIECE_FRAMES)
@@ -235,20 +264,20 @@ impl Heap {
                 }
                 left -= claimed.min(left);
                 if helpers > 0 && left > 0 && self.slots.queued() < helpers {
-                    self.workers.leave_cpu_alone(process::current_cpu());
-                    let wanted = (self.slots.queued() + 1 + usize::from(map.is_some()))
+                    self.workers.leave_cpu_alone(process::current_cpu_raw());
+                    let wanted = (self.slots.queued() + 1 + usize::from(by.is_worker()))
                         .min(self.max_workers());
-                    if self.workers.call(wanted) {
+                    if heap_workers().call(wanted) {
                         match self.slots.hand_over(owned) {
                             Ok(()) => {
-                                self.workers.call(wanted);
+                                heap_workers().call(wanted);
                                 continue;
                             }
                             Err(back) => owned = back,
                         }
                     }
                 }
-                released += release_owned(self, owned, map);
+                released += release_owned(self, owned, by);
             }
         }
         released
@@ -344,6 +373,11 @@ impl Heap {
                 }
             };
             let put = zone.put_claim(claim, outcome);
+            if range.is_kept() {
+                zone.hold(last);
+                self.held_frames
+                    .fetch_add(claim.frames() as usize, Ordering::Relaxed);
+            }
             gather.cut(claim.frames());
             put
         };
@@ -364,6 +398,9 @@ impl Heap {
             if now & flag::MOVED == 0 || unsafe { vm::remap_fresh(address, BLOCK_BYTES) }.is_ok() {
                 self.advise_again(block);
                 flags.store(0, Ordering::Relaxed);
+                if now & flag::SMALL != 0 {
+                    self.small_blocks.fetch_sub(1, Ordering::Relaxed);
+                }
                 if now & flag::MOVE != 0 {
                     self.moves.fetch_sub(1, Ordering::Relaxed);
                 }
@@ -372,7 +409,7 @@ impl Heap {
     }
 
     /// Empty frames of half-used spans that are due, of all classes. Frames claimed.
-    fn depopulate_due(&self, now: u64, map: Option<&PageMap>) -> u64 {
+    fn depopulate_due(&self, now: u64, by: Releaser) -> u64 {
         if !self.settings().config.depopulate {
             return 0;
         }
@@ -382,7 +419,7 @@ impl Heap {
         for class in 1..CLASSES {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {
-                frames += self.depopulate(class, round, due, map);
+                frames += self.depopulate(class, round, due, by);
             }
         }
         frames
@@ -402,7 +439,7 @@ impl Heap {
                     class,
                     round,
                     due.min(HELP_FRAMES as usize * FRAME_BYTES),
-                    None,
+                    Releaser::Program,
                 );
                 return;
             }
@@ -410,7 +447,7 @@ impl Heap {
     }
 
     /// Claims and releases empty frames of a class's spans, `due` bytes or all. Frames claimed.
-    fn depopulate(&self, class: usize, round: u32, due: usize, map: Option<&PageMap>) -> u64 {
+    fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
         let mut frames = 0;
         loop {
             let Some(mut owned) = self.slots.take() else {
@@ -435,7 +472,7 @@ impl Heap {
             }
             let claimed = gather.frames();
             frames += claimed;
-            release_owned(self, owned, map);
+            release_owned(self, owned, by);
             if !more || claimed == 0 || frames as usize * FRAME_BYTES >= due {
                 return frames;
             }
@@ -448,6 +485,11 @@ impl Heap {
             && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
             && self.is_in_growth_range(frame.block())
     }
+}
+
+/// The workers, which live as long as the process.
+fn heap_workers() -> &'static workers::Workers {
+    &crate::heap::the_heap().workers
 }
 
 /// Ranges of one gather of a depopulation: one call to the kernel.
@@ -474,7 +516,7 @@ pub fn release_everything(heap: &Heap) -> usize {
     if heap.settings().config.depopulate {
         let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         for class in 1..CLASSES {
-            heap.depopulate(class, round, usize::MAX, None);
+            heap.depopulate(class, round, usize::MAX, Releaser::Program);
         }
     }
     // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
@@ -485,10 +527,10 @@ pub fn release_everything(heap: &Heap) -> usize {
             let counters = zone.counters();
             (free + counters.free, dirty + counters.dirty)
         });
-    heap.release_zones(free, dirty, None);
+    heap.release_zones(free, dirty, Releaser::Program);
     // What is on its way: help, oldest first, then wait.
     heap.slots.join(|owned| {
-        release_owned(heap, owned, None);
+        release_owned(heap, owned, Releaser::Program);
     });
     stats::released() - before
 }

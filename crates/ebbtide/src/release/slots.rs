@@ -9,7 +9,7 @@
 
 use super::gather::Gather;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::lock::{futex_wait, futex_wake};
 
 const FREE: u32 = 0;
@@ -34,7 +34,7 @@ struct Slot {
 pub struct Slots {
     slots: [Slot; COUNT],
     turns: AtomicU64,
-    queued: AtomicUsize,
+    queued: AtomicIsize,
     /// Changes when a gather gets free; sleepers wait for that.
     done: AtomicU32,
 }
@@ -61,7 +61,7 @@ impl Slots {
                 }
             }; COUNT],
             turns: AtomicU64::new(0),
-            queued: AtomicUsize::new(0),
+            queued: AtomicIsize::new(0),
             done: AtomicU32::new(0),
         }
     }
@@ -100,8 +100,7 @@ impl Slots {
 
     /// Puts a gather into the queue. `Err`: it is full, the caller releases the gather itself.
     pub fn hand_over<'a>(&'a self, owned: Owned<'a>) -> Result<(), Owned<'a>> {
-        if self.queued.fetch_add(1, Ordering::AcqRel) >= MAX_QUEUED {
-            self.queued.fetch_sub(1, Ordering::AcqRel);
+        if self.queued() >= MAX_QUEUED {
             return Err(owned);
         }
         let slot = &self.slots[owned.index];
@@ -110,13 +109,16 @@ impl Slots {
             Ordering::Relaxed,
         );
         slot.state.store(QUEUED, Ordering::Release);
+        // Behind the state: who sees the count finds the gather. It may be taken already, and the count
+        // below zero for a moment.
+        self.queued.fetch_add(1, Ordering::AcqRel);
         core::mem::forget(owned);
         Ok(())
     }
 
     /// How many gathers wait.
     pub fn queued(&self) -> usize {
-        self.queued.load(Ordering::Acquire)
+        self.queued.load(Ordering::Acquire).max(0) as usize
     }
 
     /// Whether a gather waits.

@@ -3,18 +3,19 @@
 //! None exists before there is something to do. One at a time *coordinates*: it waits for the retain
 //! window, decides what is due, and hands pieces to the others. They sleep without a timer when nothing is
 //! kept, and end after [`IDLE_MS`] of that. They are threads of the process: its cgroup and its priority
-//! pay. They hold no allocator lock across a system call, use no libc beyond their own start and end,
-//! have all signals blocked, and a descriptor table of their own.
+//! pay. They hold no allocator lock across a system call, and libc does not know them
+//! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
 use super::gather::Gather;
 use super::slots::Owned;
+use crate::config::MAX_WORKERS;
 use crate::heap::{Heap, started_heap};
 use crate::stats;
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::pages::PageMap;
-use ebbtide_sys::thread::{self, Affinity};
+use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process};
 
 /// A worker without work ends after this.
@@ -26,6 +27,10 @@ const RETRY_MS: u64 = 10_000;
 pub struct Workers {
     /// Which numbers are in use, one bit each.
     numbers: AtomicU64,
+    /// Where they run, by number.
+    places: [Place; MAX_WORKERS],
+    /// When the coordinator looks again by itself; `u64::MAX`: not before it is woken.
+    next_ms: AtomicU64,
     /// Changes when there is something to do.
     wake: AtomicU32,
     /// Threads asleep on `wake`.
@@ -45,6 +50,8 @@ impl Workers {
     pub const fn new() -> Self {
         Self {
             numbers: AtomicU64::new(0),
+            places: [const { Place::new() }; MAX_WORKERS],
+            next_ms: AtomicU64::new(u64::MAX),
             wake: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
             coordinating: AtomicBool::new(false),
@@ -63,6 +70,8 @@ impl Workers {
     /// Called at the start, and in a forked child, which has none.
     pub fn begin(&self) {
         self.numbers.store(0, Ordering::Relaxed);
+        self.places.iter().for_each(Place::reset);
+        self.next_ms.store(u64::MAX, Ordering::Relaxed);
         self.asleep.store(0, Ordering::Relaxed);
         self.coordinating.store(false, Ordering::Relaxed);
         self.creating.store(false, Ordering::Relaxed);
@@ -71,7 +80,7 @@ impl Workers {
 
     /// Sees to it that `wanted` workers exist, and wakes those asleep. `false`: there is none, so the
     /// caller must do the work.
-    pub fn call(&self, wanted: usize) -> bool {
+    pub fn call(&'static self, wanted: usize) -> bool {
         let mut count = self.count();
         while count < wanted && self.make_one() {
             count += 1;
@@ -83,7 +92,12 @@ impl Workers {
         count > 0
     }
 
-    fn make_one(&self) -> bool {
+    /// Whether a coordinator looks by itself until then.
+    pub fn look_before(&self, ms: u64) -> bool {
+        self.count() > 0 && self.next_ms.load(Ordering::SeqCst) <= ms
+    }
+
+    fn make_one(&'static self) -> bool {
         if !WORKERS.may_work() && clock::now_ms() < self.retry_ms.load(Ordering::Relaxed) {
             return false;
         }
@@ -93,15 +107,18 @@ impl Workers {
         if self.creating.swap(true, Ordering::Acquire) {
             return false;
         }
-        let number = self.numbers.load(Ordering::Relaxed).trailing_ones();
-        let made = number < 64 && {
-            self.numbers.fetch_or(1 << number, Ordering::SeqCst);
-            let made = thread::spawn(main, number as usize);
-            if !made {
-                self.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
-            }
-            made
+        let numbers = self.numbers.load(Ordering::Relaxed);
+        let free = |number: &usize| numbers >> number & 1 == 0 && self.places[*number].is_free();
+        let Some(number) = (0..MAX_WORKERS).find(free) else {
+            self.creating.store(false, Ordering::Release);
+            return false;
         };
+        self.numbers.fetch_or(1 << number, Ordering::SeqCst);
+        let rseq_offset = crate::heap::FAST.rseq_offset.load(Ordering::Relaxed) as isize;
+        let made = self.places[number].spawn(main, number, rseq_offset);
+        if !made {
+            self.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
+        }
         if made {
             let _ = WORKERS.latch(Ok::<_, ()>(()));
         } else {
@@ -125,18 +142,24 @@ impl Workers {
     }
 }
 
-extern "C" fn main(number: *mut c_void) -> *mut c_void {
+extern "C" fn main(number: *mut c_void) -> c_int {
     if let Some(heap) = started_heap() {
         run(heap, number as usize);
     }
-    core::ptr::null_mut()
+    0
 }
 
-fn run(heap: &Heap, number: usize) {
+fn run(heap: &'static Heap, number: usize) {
     let workers = &heap.workers;
     thread::set_name(&name(number));
-    thread::leave_descriptors();
-    let map = PageMap::open().ok();
+    thread::leave_privileges();
+    // Without an empty table of its own it opens nothing.
+    let map = if thread::leave_descriptors() {
+        PageMap::open().ok()
+    } else {
+        None
+    };
+    let by = Releaser::Worker(map.as_ref());
     let affinity = Affinity::current();
     let mut worked_ms = clock::now_ms();
     loop {
@@ -144,7 +167,7 @@ fn run(heap: &Heap, number: usize) {
         if heap.slots.has_queued() {
             affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
             while let Some(owned) = heap.slots.take_queued() {
-                release_owned(heap, owned, map.as_ref());
+                release_owned(heap, owned, by);
             }
             affinity.restore();
             worked_ms = clock::now_ms();
@@ -153,7 +176,14 @@ fn run(heap: &Heap, number: usize) {
         let next = if workers.coordinating.swap(true, Ordering::Acquire) {
             None
         } else {
-            let next = heap.round(clock::now_ms(), map.as_ref());
+            // Whoever has news from now on must call.
+            workers.next_ms.store(u64::MAX, Ordering::SeqCst);
+            let next = heap.round(clock::now_ms(), by);
+            if let Some(ms) = next {
+                workers
+                    .next_ms
+                    .store(clock::now_ms() + ms, Ordering::SeqCst);
+            }
             workers.coordinating.store(false, Ordering::Release);
             next
         };
@@ -171,7 +201,7 @@ fn run(heap: &Heap, number: usize) {
                     return;
                 }
                 if workers.numbers.fetch_or(1 << number, Ordering::SeqCst) >> number & 1 == 1 {
-                    // Somebody made a new one with this number meanwhile.
+                    // Cannot be: this place is not free before the thread is gone.
                     return;
                 }
             }
@@ -179,14 +209,30 @@ fn run(heap: &Heap, number: usize) {
     }
 }
 
+/// Who releases: what it may use.
+#[derive(Clone, Copy)]
+pub enum Releaser<'a> {
+    /// A thread of the program, with a stack of its making.
+    Program,
+    /// A worker, and the pagemap if it could be opened.
+    Worker(Option<&'a PageMap>),
+}
+
+impl Releaser<'_> {
+    /// Whether it is a worker.
+    pub fn is_worker(self) -> bool {
+        matches!(self, Self::Worker(_))
+    }
+}
+
 /// Releases a gather and puts its ranges back. Bytes given back.
-pub fn release_owned(heap: &Heap, mut owned: Owned, map: Option<&PageMap>) -> usize {
+pub fn release_owned(heap: &Heap, mut owned: Owned, by: Releaser) -> usize {
     let start = clock::precise_ns();
     let gather: &mut Gather = owned.gather();
-    let released = super::kernel::release(heap, gather, map);
+    let released = super::kernel::release(heap, gather, by);
     heap.put_back(gather, true);
     let took = clock::precise_ns() - start;
-    if map.is_some() {
+    if by.is_worker() {
         stats::count_worker(took)
     } else {
         stats::count_stall(took)
