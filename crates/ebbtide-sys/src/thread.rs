@@ -151,6 +151,21 @@ pub fn set_name(name: &[u8; 16]) {
     let _ = unsafe { syscall!(Sysno::prctl, libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
 }
 
+/// Lets this thread's wake-ups wait for the program's turn to end: `SCHED_BATCH`, which costs no share of the
+/// CPU and needs no privilege.
+pub fn wake_gently() {
+    let parameter = 0i32;
+    // SAFETY: a `sched_param` is one int; `parameter` is readable.
+    let _ = unsafe {
+        syscall!(
+            Sysno::sched_setscheduler,
+            0,
+            libc::SCHED_BATCH,
+            &raw const parameter
+        )
+    };
+}
+
 /// Closes this thread's copies of the program's descriptors: it keeps nothing open. `false`: refused.
 pub fn leave_descriptors() -> bool {
     const CLOSE_RANGE_UNSHARE: u32 = 2;

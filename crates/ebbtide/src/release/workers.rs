@@ -153,6 +153,7 @@ fn run(heap: &'static Heap, number: usize) {
     let workers = &heap.workers;
     thread::set_name(&name(number));
     thread::leave_privileges();
+    thread::wake_gently();
     // Without an empty table of its own it opens nothing.
     let map = if thread::leave_descriptors() {
         PageMap::open().ok()
