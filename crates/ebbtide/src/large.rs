@@ -120,11 +120,11 @@ impl Heap {
         let first = extent.first.first_frame();
         let rest = blocks * BLOCK_FRAMES - frames;
         if rest > 0 {
-            self.put_run(
-                Frame(first.0 + frames),
-                rest,
-                if extent.clean { 0 } else { rest },
-            );
+            let first_rest = Frame(first.0 + frames);
+            // A huge page makes it resident with the rest of its block: it counts as dirty, then, so that it
+            // goes back if nobody wants it.
+            let dirty = !extent.clean || self.may_be_huge(first_rest);
+            self.put_run(first_rest, rest, if dirty { rest } else { 0 });
         }
         Some((first, frames / BLOCK_FRAMES, extent.clean))
     }
