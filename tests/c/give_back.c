@@ -5,10 +5,14 @@
  *   loop     temporaries of 128 MiB: no page faults from the second round on, then all comes back
  *   setuid   with a worker alive, setuid() does not hang
  *   fork     children of a parent whose workers are at it find everything whole
+ *   stack    a thread with the smallest stack releases in place
+ *   last     main ends by pthread_exit beside a worker: its output is not lost, its end not late
  *   threads  the worker has a name, and is gone some seconds after the last work */
 #include "check.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -90,6 +94,17 @@ static void verify(void)
     for (size_t i = 0; i < count; i++) if (objects[i]) VERIFY(objects[i], sizes[i], i);
 }
 
+static void *small_stack(void *arg)
+{
+    for (int i = 0; i < 100; i++) {
+        char *p[6];
+        for (int j = 0; j < 6; j++) { CHECK((p[j] = malloc(900000))); memset(p[j], 1, 900000); }
+        for (int j = 0; j < 6; j++) free(p[j]);
+        usleep(12000);
+    }
+    return arg;
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
@@ -147,6 +162,18 @@ int main(int argc, char **argv)
             CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
         }
         verify();
+    } else if (!strcmp(mode, "stack")) {
+        pthread_attr_t attributes;
+        pthread_t thread;
+        pthread_attr_init(&attributes);
+        CHECK(pthread_attr_setstacksize(&attributes, 16384) == 0);
+        CHECK(pthread_create(&thread, &attributes, small_stack, NULL) == 0);
+        pthread_join(thread, NULL);
+    } else if (!strcmp(mode, "last")) {
+        free(memset(malloc(64 * MIB), 1, 64 * MIB));
+        printf("ok\n");
+        alarm(5);
+        pthread_exit(NULL);
     } else if (!strcmp(mode, "threads")) {
         CHECK(workers() == 0);
         free(memset(malloc(64 * MIB), 1, 64 * MIB));

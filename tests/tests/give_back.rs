@@ -73,3 +73,16 @@ fn forks_beside_workers() {
 fn workers_go() {
     give_back("threads", "");
 }
+
+/// The table of ranges for a system call once overflowed such a stack.
+#[test]
+fn the_smallest_stack_releases_in_place() {
+    give_back("stack", "workers=0,retain_ms=0");
+    give_back("stack", "retain_ms=0");
+}
+
+/// A worker that libc counted once ran the program's exit, without its descriptors.
+#[test]
+fn output_of_a_main_thread_that_leaves() {
+    give_back("last", "");
+}

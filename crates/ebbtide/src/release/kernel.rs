@@ -39,6 +39,8 @@ pub fn release(heap: &Heap, gather: &mut Gather, by: Releaser) -> usize {
     }
 }
 
+/// Never inlined: the larger one's frame must not become everybody's.
+#[inline(never)]
 fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize {
     let mut call = Call::<N> {
         ranges: [EMPTY; N],
