@@ -94,34 +94,24 @@ pub fn cpu_limit() -> usize {
             return last as usize + 1;
         }
     }
-    let mut mask = [0u64; 1024];
-    // SAFETY: the kernel writes at most the size given.
-    let bytes = unsafe {
-        syscall!(
-            Sysno::sched_getaffinity,
-            0,
-            size_of_val(&mask),
-            mask.as_mut_ptr()
-        )
-    };
-    bytes.map_or(1024, |bytes| bytes * 8)
+    let (_, words) = affinity();
+    if words == 0 { 1024 } else { words * 64 }
 }
 
 /// How many CPUs this process may use now, at least 1.
 pub fn allowed_cpus() -> usize {
-    let mut mask = [0u64; 1024];
-    // SAFETY: as in `cpu_limit`.
-    let bytes = unsafe {
-        syscall!(
-            Sysno::sched_getaffinity,
-            0,
-            size_of_val(&mask),
-            mask.as_mut_ptr()
-        )
-    };
-    let words = bytes.map_or(0, |bytes| bytes / 8);
+    let (mask, words) = affinity();
     let count: u32 = mask[..words].iter().map(|word| word.count_ones()).sum();
     (count as usize).max(1)
+}
+
+/// The CPUs that this thread may use, and how many words of the mask the kernel wrote; 0 when refused.
+fn affinity() -> ([u64; 1024], usize) {
+    let mut mask = [0u64; 1024];
+    let size = size_of_val(&mask);
+    // SAFETY: the kernel writes at most the size given.
+    let bytes = unsafe { syscall!(Sysno::sched_getaffinity, 0, size, mask.as_mut_ptr()) };
+    (mask, bytes.map_or(0, |bytes| bytes / 8))
 }
 
 /// RAM and swap of the machine in bytes.

@@ -119,16 +119,13 @@ impl Heap {
             let called = self.max_workers() > 0
                 && (watched && backlog.due <= IN_PLACE_FRAMES || heap_workers().call(1));
             if !called {
-                self.release_dirty(
-                    backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES),
-                    now,
-                );
+                self.release_dirty(backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES));
                 self.depopulate_some(now);
             } else if backlog.due > CAP_FRAMES.load(Ordering::Relaxed) / 2 {
-                self.release_dirty(HELP_FRAMES, now);
+                self.release_dirty(HELP_FRAMES);
             }
         } else if backlog.due > FLOOR_FRAMES {
-            self.release_dirty((backlog.due - FLOOR_FRAMES).min(STEP_FRAMES), now);
+            self.release_dirty((backlog.due - FLOOR_FRAMES).min(STEP_FRAMES));
         }
     }
 
@@ -227,7 +224,7 @@ impl Heap {
     }
 
     /// Releases up to `frames` in this thread.
-    fn release_dirty(&self, frames: u64, _now: u64) {
+    fn release_dirty(&self, frames: u64) {
         let mut left = frames;
         for zone in 0..self.live_zones().len() {
             if left == 0 {
