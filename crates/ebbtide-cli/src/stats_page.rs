@@ -59,7 +59,22 @@ pub struct StatsPage {
     pub held_bytes: u64,
     /// Free objects in spans, and what objects leave over there.
     pub in_spans_bytes: u64,
+    /// Optional kernel calls that were tried and worked, one bit each in the order of [`FEATURES`].
+    pub worked: u64,
+    /// Those that were tried and refused.
+    pub refused: u64,
 }
+
+/// The optional kernel calls in the order of the library's own list.
+pub const FEATURES: [&str; 7] = [
+    "membarrier",
+    "mremap",
+    "hugepage",
+    "wipeonfork",
+    "process_madvise",
+    "pagemap_scan",
+    "workers",
+];
 
 impl StatsPage {
     /// Reads the words; `None` if this is not such a page.
@@ -92,6 +107,8 @@ impl StatsPage {
             refaulted_bytes: word(15),
             held_bytes: word(16),
             in_spans_bytes: word(17),
+            worked: word(18),
+            refused: word(19),
         })
     }
 }

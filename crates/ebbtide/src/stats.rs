@@ -119,6 +119,9 @@ const LONGEST_STALL_NS: usize = 14;
 const REFAULTED: usize = 15;
 const HELD: usize = 16;
 const IN_SPANS: usize = 17;
+/// Two masks, one bit for each of `features::ALL`: those that were tried and worked, and were refused.
+const WORKED: usize = 18;
+const REFUSED: usize = 19;
 
 /// The page as others read it: little-endian words.
 #[repr(C, align(4096))]
@@ -229,7 +232,19 @@ fn write_page(heap: &Heap) {
     set(LAZY, stats.lazy);
     set(PENDING, stats.pending);
     set(IN_SPANS, stats.in_spans);
+    write_features();
     set(MODE, usize::from(heap.caches.uses_sections()));
+}
+
+/// What became of each optional kernel call so far.
+fn write_features() {
+    let mask = |answer: bool| {
+        let all = ebbtide_sys::features::ALL.iter().enumerate();
+        all.filter(|(_, feature)| feature.known() == Some(answer))
+            .fold(0, |mask, (bit, _)| mask | 1 << bit)
+    };
+    set(WORKED, mask(true));
+    set(REFUSED, mask(false));
 }
 
 fn open_file(config: &Config) {

@@ -67,6 +67,26 @@ pub fn run(given: Option<&Path>) -> Trial {
                     out::bytes(page.metadata_bytes)
                 ),
             ));
+            let names = |mask: u64| {
+                let all = stats_page::FEATURES.iter().enumerate();
+                let named: Vec<&str> = all
+                    .filter(|(bit, _)| mask >> bit & 1 == 1)
+                    .map(|(_, name)| *name)
+                    .collect();
+                if named.is_empty() {
+                    "none".to_owned()
+                } else {
+                    named.join(", ")
+                }
+            };
+            checks.push(Check::info(
+                "trial_calls",
+                format!(
+                    "worked: {}; refused: {}",
+                    names(page.worked),
+                    names(page.refused)
+                ),
+            ));
             (true, Some(mode))
         }
         Ok(None) => {
