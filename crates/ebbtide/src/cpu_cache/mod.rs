@@ -1,7 +1,8 @@
 //! Per-CPU caches of objects: the slow side of the fast paths.
 //!
-//! The stacks and their operations are [`ebbtide_sys::rseq`]; here is who calls them when: refill on
-//! a miss, overflow on a full stack, drain by anyone.
+//! The stacks and their operations are [`ebbtide_sys::rseq`]; here is who calls them when: [`traffic`]
+//! refills on a miss and takes what overflows, [`drain`] empties caches from anywhere. This file has the
+//! slabs, their states and their bounds.
 //!
 //! The mode is chosen once, before the first push, and never changes:
 //! - **sections**: restartable sections on the CPU's slab. A thread without registration, and a
@@ -20,18 +21,21 @@
 //! room for one batch and doubles when it is refilled empty, while the CPU's budget lasts. A drain
 //! starts that anew.
 
-use crate::central::{Misuse, NODES_BYTES};
+mod drain;
+mod traffic;
+
+use crate::central::NODES_BYTES;
 use crate::config::Config;
-use crate::heap::{ForkLock, Heap};
+use crate::heap::ForkLock;
 use crate::ranks;
-use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
+use crate::size_class::{CLASS, CLASSES};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicUsize, Ordering};
 use ebbtide_sys::features::{MEMBARRIER, WIPE_ON_FORK};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::rseq::model::Slab;
 use ebbtide_sys::rseq::{
-    self, Outcome, Registration, SLAB_BYTES, SLAB_SKEW, SLAB_USER_OFFSET, STACK_BYTES, Stacks,
+    self, Registration, SLAB_BYTES, SLAB_SKEW, SLAB_USER_OFFSET, STACK_BYTES, Stacks,
 };
 use ebbtide_sys::{membarrier, process, vm};
 
@@ -40,11 +44,6 @@ use ebbtide_sys::{membarrier, process, vm};
 const MAX_CPUS: usize = 1024;
 /// Most bytes of objects that one CPU's stacks may hold.
 const CPU_BYTES: usize = 4 << 20;
-/// So many aborted sections in a row mean that they cannot get through (single-stepping).
-const MAX_ABORTS: usize = 20;
-
-/// Rounds of the release engine without use after which a cache is drained: about a second when calm.
-const IDLE_ROUNDS: usize = 6;
 
 const COLD: u8 = 0;
 const LIVE: u8 = 1;
@@ -360,293 +359,5 @@ fn choose_mode(config: &Config, cpus: usize) -> (Option<isize>, &'static str) {
                 "membarrier(PRIVATE_EXPEDITED_RSEQ) is refused (Linux 5.10)",
             ),
         },
-    }
-}
-
-/// One operation on this CPU's stacks, in whichever mode.
-enum Operation<'a> {
-    Pop(&'a mut [usize]),
-    Push(&'a [usize]),
-}
-
-impl Heap {
-    /// Performs an operation. [`Outcome::Parked`]: use the central lists.
-    fn operate(&self, class: usize, mut operation: Operation) -> Outcome {
-        let place = self.caches.place();
-        if !place.sections {
-            return self.operate_portable(class, &mut operation);
-        }
-        #[cfg(target_arch = "x86_64")]
-        for _ in 0..MAX_ABORTS {
-            // SAFETY: the mode says that the offset is good; the slabs behind live table entries are
-            // mapped; objects are never 0.
-            let (cpu, outcome) = unsafe {
-                let cpu = rseq::section::cpu_id(place.stacks.rseq_offset);
-                (
-                    cpu,
-                    match &mut operation {
-                        Operation::Pop(into) => {
-                            rseq::section::pop_batch(&place.stacks, class, into)
-                        }
-                        Operation::Push(objects) => {
-                            let capacity = self.caches.next_capacity(cpu as usize, class);
-                            rseq::section::push_batch(&place.stacks, class, objects, capacity)
-                        }
-                    },
-                )
-            };
-            match outcome {
-                Outcome::Aborted => {}
-                Outcome::Parked if self.warm(cpu) => {}
-                outcome => return outcome,
-            }
-        }
-        Outcome::Parked
-    }
-
-    fn operate_portable(&self, class: usize, operation: &mut Operation) -> Outcome {
-        let caches = &self.caches;
-        let cpu = process::current_cpu() % caches.place().cpus;
-        if !self.warm(cpu as i32) {
-            return Outcome::Parked;
-        }
-        let _held = caches.locks[cpu].lock();
-        // SAFETY: the CPU's lock is held.
-        let mut slab = unsafe { Slab::new(caches.place().stacks.slab(cpu)) };
-        Outcome::Done(match operation {
-            Operation::Pop(into) => slab.pop_batch(class, into),
-            Operation::Push(objects) => {
-                if slab.is_empty(class) {
-                    slab.push_batch(class, objects, caches.next_capacity(cpu, class))
-                } else if let [object] = objects {
-                    usize::from(slab.push(class, *object))
-                } else {
-                    slab.push_batch(class, objects, 1)
-                }
-            }
-        })
-    }
-
-    /// Makes a cold CPU's slab usable. `false`: there is none to be had, or a drain has it.
-    #[cold]
-    fn warm(&self, cpu: i32) -> bool {
-        let caches = &self.caches;
-        let place = caches.place();
-        let Some(cpu) = usize::try_from(cpu).ok().filter(|&cpu| cpu < place.cpus) else {
-            return false;
-        };
-        if caches.states[cpu].load(Ordering::Acquire) != COLD {
-            return !place.sections || caches.table_entry(cpu).load(Ordering::Relaxed) != 0;
-        }
-        // SAFETY: our own reservation. Twice does no harm.
-        if unsafe { vm::commit(place.stacks.slab(cpu), SLAB_BYTES) }.is_err() {
-            return false;
-        }
-        // In the section mode a fork in progress holds the drain lock: no slab becomes live then.
-        let _held = if place.sections {
-            let Some(held) = caches.drain.try_lock() else {
-                return false;
-            };
-            held
-        } else {
-            caches.locks[cpu].lock()
-        };
-        if caches.states[cpu].load(Ordering::Acquire) == COLD {
-            // SAFETY: cold slabs are touched under this lock only.
-            unsafe { caches.reset(cpu) };
-            caches.states[cpu].store(LIVE, Ordering::Release);
-            if place.sections {
-                caches
-                    .table_entry(cpu)
-                    .store(place.stacks.live_offset(cpu), Ordering::Release);
-            }
-        }
-        true
-    }
-
-    /// An object of `class` after the fast path found none. 0: out of memory.
-    #[cold]
-    #[inline(never)]
-    pub fn refill(&self, class: usize) -> usize {
-        crate::fork::notice(self);
-        let mut objects = [0; MAX_BATCH];
-        let batch = CLASS[class].batch as usize;
-        // The portable mode has no fast path: here is its pop. In the section mode, the miss may have
-        // been an interruption.
-        if let Outcome::Done(1) = self.operate(class, Operation::Pop(&mut objects[..1])) {
-            return objects[0];
-        }
-        let taken = self.take_objects(class, &mut objects[..batch]);
-        let Some(last) = taken.checked_sub(1) else {
-            return self.refill_after_release(class);
-        };
-        let rest = &objects[..last];
-        if !rest.is_empty() {
-            let pushed = match self.operate(class, Operation::Push(rest)) {
-                Outcome::Done(count) => count,
-                _ => 0,
-            };
-            if pushed < rest.len() {
-                self.put_objects(class, &rest[pushed..]);
-            }
-        }
-        self.tick();
-        objects[last]
-    }
-
-    /// Out of memory: everything free is given back and asked for once more.
-    #[cold]
-    fn refill_after_release(&self, class: usize) -> usize {
-        crate::release::release_everything(self);
-        let mut object = [0];
-        self.take_objects(class, &mut object);
-        object[0]
-    }
-
-    /// Takes an object back after the fast path had no room for it.
-    #[cold]
-    #[inline(never)]
-    pub fn overflow(&self, class: usize, object: usize) {
-        crate::fork::notice(self);
-        let mut objects = [0; MAX_BATCH];
-        let batch = &mut objects[..CLASS[class].batch as usize];
-        // The portable mode has no fast path: here is its push.
-        if !self.caches.uses_sections()
-            && self.operate(class, Operation::Push(&[object])) == Outcome::Done(1)
-        {
-            return;
-        }
-        match self.operate(class, Operation::Pop(batch)) {
-            Outcome::Done(count) => {
-                let popped = &batch[..count];
-                if popped.contains(&object) {
-                    Misuse::DoubleFree(object).abort(class);
-                }
-                self.put_objects(class, popped);
-                if self.operate(class, Operation::Push(&[object])) != Outcome::Done(1) {
-                    self.put_objects(class, &[object]);
-                }
-            }
-            _ => self.put_objects(class, &[object]),
-        }
-        self.tick();
-    }
-
-    /// Takes everything out of a CPU's cache, from whatever thread. `false`: the fence was
-    /// refused; the cache is as it was.
-    pub fn drain_cpu(&self, cpu: usize) -> bool {
-        let caches = &self.caches;
-        let place = caches.place();
-        if !caches.is_warm(cpu) {
-            return true;
-        }
-        if !place.sections {
-            return self.drain_portable(cpu);
-        }
-        let _draining = caches.drain.lock();
-        let state = &caches.states[cpu];
-        state.store(PARKED, Ordering::Relaxed);
-        let entry = caches.table_entry(cpu);
-        entry.store(0, Ordering::SeqCst);
-        let fenced = MEMBARRIER.may_work() && MEMBARRIER.latch(membarrier::fence_cpu(cpu)).is_ok();
-        if fenced {
-            // SAFETY: `INV-RSEQ-3`: parked, and fenced after that.
-            let mut slab = unsafe { Slab::new(place.stacks.slab(cpu)) };
-            for class in 1..CLASSES {
-                let mut objects = [0; MAX_BATCH];
-                loop {
-                    let count = slab.pop_batch(class, &mut objects);
-                    if count == 0 {
-                        break;
-                    }
-                    self.put_in_spans(class, &objects[..count]);
-                }
-            }
-            // SAFETY: as above.
-            unsafe { caches.reset(cpu) };
-        }
-        state.store(LIVE, Ordering::Release);
-        entry.store(place.stacks.live_offset(cpu), Ordering::Release);
-        fenced
-    }
-
-    fn drain_portable(&self, cpu: usize) -> bool {
-        for class in 1..CLASSES {
-            let mut objects = [0; MAX_BATCH];
-            loop {
-                let count = {
-                    let _held = self.caches.locks[cpu].lock();
-                    // SAFETY: the CPU's lock is held.
-                    let mut slab = unsafe { Slab::new(self.caches.place().stacks.slab(cpu)) };
-                    slab.pop_batch(class, &mut objects)
-                };
-                if count == 0 {
-                    break;
-                }
-                self.put_in_spans(class, &objects[..count]);
-            }
-        }
-        true
-    }
-
-    /// Drains the caches of CPUs, and the full batches of classes, that have not been used for
-    /// [`IDLE_ROUNDS`] rounds. Bytes of objects in the others.
-    pub fn drain_idle(&self) -> usize {
-        let cpus = 0..self.caches.place().cpus;
-        let in_use = cpus.map(|cpu| {
-            if self.drain_if_idle(cpu) {
-                0
-            } else {
-                self.caches.cpu_bytes(cpu)
-            }
-        });
-        let mut bytes: usize = in_use.sum();
-        for (class, about) in CLASS.iter().enumerate().skip(1) {
-            let idle = self.central[class].transfer.lock().idle();
-            match idle {
-                Some((rounds, _)) if rounds >= IDLE_ROUNDS => self.drain_transfer(class),
-                Some((_, batches)) => {
-                    bytes += batches * about.batch as usize * about.size as usize;
-                }
-                None => {}
-            }
-        }
-        bytes
-    }
-
-    /// Whether a CPU's cache is cold, or was idle and has been drained.
-    fn drain_if_idle(&self, cpu: usize) -> bool {
-        let caches = &self.caches;
-        if !caches.is_warm(cpu) {
-            return true;
-        }
-        let slab = caches.place().stacks.slab(cpu);
-        let unused = slab + vm::GRANULE;
-        let (mut sum, mut used) = (0usize, false);
-        for class in 1..CLASSES {
-            // SAFETY: headers are words of a mapped page; a torn sum only delays.
-            let header =
-                unsafe { &*((slab + class * 8) as *const AtomicUsize) }.load(Ordering::Relaxed);
-            sum = sum.wrapping_mul(31).wrapping_add(header);
-            used |= header != unused;
-        }
-        let notes = caches.notes(cpu);
-        if notes.seen.swap(sum, Ordering::Relaxed) != sum {
-            notes.idle_rounds.store(0, Ordering::Relaxed);
-            return false;
-        }
-        !used
-            || notes.idle_rounds.fetch_add(1, Ordering::Relaxed) >= IDLE_ROUNDS
-                && self.drain_cpu(cpu)
-    }
-
-    /// Drains all CPUs' caches and the full batches into the spans.
-    pub fn drain_all(&self) {
-        for cpu in 0..self.caches.place().cpus {
-            self.drain_cpu(cpu);
-        }
-        for class in 1..CLASSES {
-            self.drain_transfer(class);
-        }
     }
 }

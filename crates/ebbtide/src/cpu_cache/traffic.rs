@@ -1,0 +1,184 @@
+//! What goes between a CPU's stacks and the central lists: refill on a miss, overflow on a full stack.
+
+use crate::central::Misuse;
+use crate::heap::Heap;
+use crate::size_class::{CLASS, MAX_BATCH};
+use core::sync::atomic::Ordering;
+use ebbtide_sys::rseq::model::Slab;
+use ebbtide_sys::rseq::{self, Outcome, SLAB_BYTES};
+use ebbtide_sys::{process, vm};
+
+use super::{COLD, LIVE};
+
+/// So many aborted sections in a row mean that they cannot get through (single-stepping).
+const MAX_ABORTS: usize = 20;
+
+/// One operation on this CPU's stacks, in whichever mode.
+enum Operation<'a> {
+    Pop(&'a mut [usize]),
+    Push(&'a [usize]),
+}
+
+impl Heap {
+    /// Performs an operation. [`Outcome::Parked`]: use the central lists.
+    fn operate(&self, class: usize, mut operation: Operation) -> Outcome {
+        let place = self.caches.place();
+        if !place.sections {
+            return self.operate_portable(class, &mut operation);
+        }
+        #[cfg(target_arch = "x86_64")]
+        for _ in 0..MAX_ABORTS {
+            // SAFETY: the mode says that the offset is good; the slabs behind live table entries are
+            // mapped; objects are never 0.
+            let (cpu, outcome) = unsafe {
+                let cpu = rseq::section::cpu_id(place.stacks.rseq_offset);
+                (
+                    cpu,
+                    match &mut operation {
+                        Operation::Pop(into) => {
+                            rseq::section::pop_batch(&place.stacks, class, into)
+                        }
+                        Operation::Push(objects) => {
+                            let capacity = self.caches.next_capacity(cpu as usize, class);
+                            rseq::section::push_batch(&place.stacks, class, objects, capacity)
+                        }
+                    },
+                )
+            };
+            match outcome {
+                Outcome::Aborted => {}
+                Outcome::Parked if self.warm(cpu) => {}
+                outcome => return outcome,
+            }
+        }
+        Outcome::Parked
+    }
+
+    fn operate_portable(&self, class: usize, operation: &mut Operation) -> Outcome {
+        let caches = &self.caches;
+        let cpu = process::current_cpu() % caches.place().cpus;
+        if !self.warm(cpu as i32) {
+            return Outcome::Parked;
+        }
+        let _held = caches.locks[cpu].lock();
+        // SAFETY: the CPU's lock is held.
+        let mut slab = unsafe { Slab::new(caches.place().stacks.slab(cpu)) };
+        Outcome::Done(match operation {
+            Operation::Pop(into) => slab.pop_batch(class, into),
+            Operation::Push(objects) => {
+                if slab.is_empty(class) {
+                    slab.push_batch(class, objects, caches.next_capacity(cpu, class))
+                } else if let [object] = objects {
+                    usize::from(slab.push(class, *object))
+                } else {
+                    slab.push_batch(class, objects, 1)
+                }
+            }
+        })
+    }
+
+    /// Makes a cold CPU's slab usable. `false`: there is none to be had, or a drain has it.
+    #[cold]
+    fn warm(&self, cpu: i32) -> bool {
+        let caches = &self.caches;
+        let place = caches.place();
+        let Some(cpu) = usize::try_from(cpu).ok().filter(|&cpu| cpu < place.cpus) else {
+            return false;
+        };
+        if caches.states[cpu].load(Ordering::Acquire) != COLD {
+            return !place.sections || caches.table_entry(cpu).load(Ordering::Relaxed) != 0;
+        }
+        // SAFETY: our own reservation. Twice does no harm.
+        if unsafe { vm::commit(place.stacks.slab(cpu), SLAB_BYTES) }.is_err() {
+            return false;
+        }
+        // In the section mode a fork in progress holds the drain lock: no slab becomes live then.
+        let _held = if place.sections {
+            let Some(held) = caches.drain.try_lock() else {
+                return false;
+            };
+            held
+        } else {
+            caches.locks[cpu].lock()
+        };
+        if caches.states[cpu].load(Ordering::Acquire) == COLD {
+            // SAFETY: cold slabs are touched under this lock only.
+            unsafe { caches.reset(cpu) };
+            caches.states[cpu].store(LIVE, Ordering::Release);
+            if place.sections {
+                caches
+                    .table_entry(cpu)
+                    .store(place.stacks.live_offset(cpu), Ordering::Release);
+            }
+        }
+        true
+    }
+
+    /// An object of `class` after the fast path found none. 0: out of memory.
+    #[cold]
+    #[inline(never)]
+    pub fn refill(&self, class: usize) -> usize {
+        crate::fork::notice(self);
+        let mut objects = [0; MAX_BATCH];
+        let batch = CLASS[class].batch as usize;
+        // The portable mode has no fast path: here is its pop. In the section mode, the miss may have
+        // been an interruption.
+        if let Outcome::Done(1) = self.operate(class, Operation::Pop(&mut objects[..1])) {
+            return objects[0];
+        }
+        let taken = self.take_objects(class, &mut objects[..batch]);
+        let Some(last) = taken.checked_sub(1) else {
+            return self.refill_after_release(class);
+        };
+        let rest = &objects[..last];
+        if !rest.is_empty() {
+            let pushed = match self.operate(class, Operation::Push(rest)) {
+                Outcome::Done(count) => count,
+                _ => 0,
+            };
+            if pushed < rest.len() {
+                self.put_objects(class, &rest[pushed..]);
+            }
+        }
+        self.tick();
+        objects[last]
+    }
+
+    /// Out of memory: everything free is given back and asked for once more.
+    #[cold]
+    fn refill_after_release(&self, class: usize) -> usize {
+        crate::release::release_everything(self);
+        let mut object = [0];
+        self.take_objects(class, &mut object);
+        object[0]
+    }
+
+    /// Takes an object back after the fast path had no room for it.
+    #[cold]
+    #[inline(never)]
+    pub fn overflow(&self, class: usize, object: usize) {
+        crate::fork::notice(self);
+        let mut objects = [0; MAX_BATCH];
+        let batch = &mut objects[..CLASS[class].batch as usize];
+        // The portable mode has no fast path: here is its push.
+        if !self.caches.uses_sections()
+            && self.operate(class, Operation::Push(&[object])) == Outcome::Done(1)
+        {
+            return;
+        }
+        match self.operate(class, Operation::Pop(batch)) {
+            Outcome::Done(count) => {
+                let popped = &batch[..count];
+                if popped.contains(&object) {
+                    Misuse::DoubleFree(object).abort(class);
+                }
+                self.put_objects(class, popped);
+                if self.operate(class, Operation::Push(&[object])) != Outcome::Done(1) {
+                    self.put_objects(class, &[object]);
+                }
+            }
+            _ => self.put_objects(class, &[object]),
+        }
+        self.tick();
+    }
+}
