@@ -121,6 +121,10 @@ pub enum BenchCommand {
     /// that costs the others (an hour with all peers; see --quick, --only, --against)
     #[command(after_help = peers::known_list())]
     Return(ReturnArgs),
+    /// The end of a process that holds much memory: how long until its parent knows,
+    /// and until the memory is back (see --quick, --size, --only)
+    #[command(after_help = peers::known_list())]
+    Exit(ReturnArgs),
 }
 
 /// Flags of the families that fill memory.
@@ -137,7 +141,7 @@ pub struct SizedArgs {
     pub wait: Option<f64>,
 }
 
-/// `ebbtide bench return`.
+/// `ebbtide bench return` and `exit`.
 #[derive(Debug, Args)]
 pub struct ReturnArgs {
     /// As in the other families.

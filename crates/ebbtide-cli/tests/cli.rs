@@ -290,6 +290,47 @@ fn bench_return_has_curves_and_a_page() {
 
 /// Positive control of the check of live objects: an allocator whose `free` writes
 /// to the newest one is named and not measured.
+/// The stand-in has no helper: that is noticed, and everything else is measured.
+#[test]
+fn bench_exit_has_figures_and_misses_a_helper() {
+    let Some(lib) = stand_in() else {
+        eprintln!("skipped: libjemalloc.so.2 is not installed");
+        return;
+    };
+    let output = ebbtide(&["bench", "exit", "--quick", "--json", "--rounds", "1"])
+        .args(["--lib", lib, "--against", "glibc"])
+        .args(["--size", "8M", "--wait", "0.1"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let failures = v["failures"].as_array().unwrap();
+    assert_eq!(failures.len(), 30, "{failures:?}");
+    for failure in failures {
+        let text = failure.as_str().unwrap();
+        assert!(text.contains("exit=detached") && text.contains("no helper was made"));
+    }
+    for case in [
+        "exit_4k", "exit_thp", "kill_4k", "kill_thp", "segv_4k", "segv_thp",
+    ] {
+        for metric in ["seen_ms", "gone_ms"] {
+            let measurements = v["measurements"].as_array().unwrap();
+            let m = measurements
+                .iter()
+                .find(|m| m["case"] == case && m["metric"] == metric)
+                .unwrap();
+            for row in m["results"].as_array().unwrap() {
+                let measured = row["values"].as_array().unwrap().len();
+                let name = row["allocator"].as_str().unwrap();
+                assert_eq!(measured, usize::from(!name.contains("detached")), "{name}");
+                if measured == 1 {
+                    assert!(row["values"][0].as_f64().unwrap() > 0.0);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn bench_return_notices_a_changed_object() {
     let Some(lib) = stand_in() else { return };

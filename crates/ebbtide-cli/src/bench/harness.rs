@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::bench::dying::Ending;
 use crate::bench::observe::Watch;
 use crate::bench::peers::{self, Entry};
 use crate::bench::process::{Starter, warm_host};
@@ -45,6 +46,13 @@ pub enum Run {
         case: &'static str,
         /// How, and how much it fills.
         watch: Watch,
+        /// Without huge pages.
+        is_thp_off: bool,
+    },
+    /// This program's worker, which ends while it holds memory.
+    Ends {
+        /// How, and how much it fills.
+        ending: Ending,
         /// Without huge pages.
         is_thp_off: bool,
     },

@@ -54,7 +54,7 @@ fn page(family: &str, results: &Results, tables: &str) -> String {
     let title = format!("ebbtide bench {family}");
     let mut body = format!("<h1>{}</h1>\n", escape(&title));
     body.push_str(
-        "<p>Memory over time, from the end of freeing on. Dashed: what has to stay. \
+        "<p>Memory over time, from the end of freeing, or from the call that ends the process, on. Dashed: what has to stay. \
          Below: all figures.</p>\n",
     );
     let mut cases: Vec<&str> = results.curves.iter().map(|d| d.case).collect();

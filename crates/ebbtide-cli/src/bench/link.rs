@@ -48,20 +48,27 @@ pub fn freed(began_ns: u64, ended_ns: u64) {
     tell(format_args!("@freed {began_ns} {ended_ns}\n"));
 }
 
+/// Ends now. Nobody reads this before the end, and there is no answer.
+pub fn ending(at_ns: u64) {
+    say(format_args!("@ending {at_ns}\n"));
+}
+
 /// Says a line and waits for the answer. Without an observer there is no point in going on.
 fn tell(text: fmt::Arguments) {
-    let mut line = Line::default();
-    let _ = line.write_fmt(text);
     let mut answer = 0u8;
-    // SAFETY: both buffers are as long as said.
-    let answered = unsafe {
-        libc::write(1, line.bytes.as_ptr().cast(), line.len) == line.len as isize
-            && libc::read(0, (&raw mut answer).cast(), 1) == 1
-    };
+    // SAFETY: the buffer is as long as said.
+    let answered = say(text) && unsafe { libc::read(0, (&raw mut answer).cast(), 1) == 1 };
     if !answered {
         // SAFETY: ends the process.
         unsafe { libc::_exit(1) };
     }
+}
+
+fn say(text: fmt::Arguments) -> bool {
+    let mut line = Line::default();
+    let _ = line.write_fmt(text);
+    // SAFETY: the buffer is as long as said.
+    unsafe { libc::write(1, line.bytes.as_ptr().cast(), line.len) == line.len as isize }
 }
 
 /// A line on the stack; what does not fit is cut.

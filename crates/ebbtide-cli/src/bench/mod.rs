@@ -16,11 +16,14 @@
 //! | `worker` | the measured process: single operations |
 //! | `block`, `objects`, `victim` | the measured process: one block, many objects, two threads |
 //! | `micro` | the family of single operations |
+//! | `exit`, `dying` | the family of ends; a process that ends, and what is seen of it |
 //! | `free`, `give_back` | the families `free` and `return`; `sized` is what they share |
 //!
 //! A family is a file like `micro`: it says what is run and what is measured.
 
 pub mod block;
+pub mod dying;
+pub mod exit;
 pub mod free;
 pub mod give_back;
 pub mod harness;

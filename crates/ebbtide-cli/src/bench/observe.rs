@@ -38,7 +38,7 @@ pub const CURVE_STEP: Duration = Duration::from_millis(50);
 /// What counts as the end.
 const LAST: Duration = Duration::from_millis(100);
 /// Lets the system's counters settle after the last process.
-const SETTLE: Duration = Duration::from_millis(20);
+pub const SETTLE: Duration = Duration::from_millis(20);
 const MIB: f64 = (1 << 20) as f64;
 
 /// All that was seen.
@@ -183,7 +183,7 @@ fn round(value: f64) -> f64 {
 }
 
 /// One line of the worker, if it is a mark: its name and its numbers.
-fn parse_mark(line: &str) -> Option<(&str, Vec<u64>)> {
+pub fn parse_mark(line: &str) -> Option<(&str, Vec<u64>)> {
     let mut words = line.strip_prefix('@')?.split_whitespace();
     let name = words.next()?;
     let numbers = words
@@ -253,7 +253,7 @@ pub fn follow(child: &mut Child, watch: Watch, limit: Instant) -> Result<(Observ
 }
 
 /// Waits at most `patience` for something to read.
-fn is_readable(from: &impl AsRawFd, patience: Duration) -> Result<bool> {
+pub fn is_readable(from: &impl AsRawFd, patience: Duration) -> Result<bool> {
     let mut poll = libc::pollfd {
         fd: from.as_raw_fd(),
         events: libc::POLLIN,

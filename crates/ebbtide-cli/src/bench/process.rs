@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use tempfile::TempDir;
 
+use crate::bench::dying::{self, Ending};
 use crate::bench::harness::{Case, Run};
 use crate::bench::observe::{self, Watch};
 use crate::bench::peers::{self, Entry};
@@ -21,6 +22,9 @@ use crate::run::sample::kib_field;
 
 /// A process that runs longer is stopped.
 const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The library's own default.
+const EXIT_THRESHOLD_BYTES: u64 = 256 << 20;
 
 /// What all measurements share.
 pub struct Starter {
@@ -123,6 +127,7 @@ impl Starter {
                 }
                 watched(command, *watch)
             }
+            Run::Ends { ending, is_thp_off } => self.ends(*ending, *is_thp_off, entry),
             Run::Compiled { or_case, .. } => {
                 let program = self.programs.iter().find(|(id, _)| *id == case.id);
                 let command = match program {
@@ -133,6 +138,25 @@ impl Starter {
             }
             Run::Starts { program, times } => self.starts(Path::new(program), *times, entry),
         }
+    }
+
+    fn ends(&self, ending: Ending, is_thp_off: bool, entry: &Entry) -> Result<Output> {
+        // Small sizes would never get a helper.
+        let threshold = (ending.size_bytes / 2).min(EXIT_THRESHOLD_BYTES) >> 10;
+        let mut conf = format!("exit_threshold={threshold}K");
+        if is_thp_off {
+            conf.push_str(",thp=off");
+        }
+        let mut command = self.worker(ending.death.case(), ending.size_bytes, entry, &conf);
+        if is_thp_off {
+            command.arg("--thp-off");
+        }
+        piped(&mut command);
+        let mut child = command.spawn().context("cannot start")?;
+        let needs_helper = entry.conf.contains("exit=detached");
+        let end = Instant::now() + TIMEOUT;
+        let followed = dying::follow(&mut child, ending, needs_helper, end);
+        explained(&mut child, followed, true)
     }
 
     fn starts(&self, program: &Path, times: u32, entry: &Entry) -> Result<Output> {
@@ -194,35 +218,41 @@ fn compile(id: &str, source: &str, dir: &Path) -> Result<PathBuf> {
 
 /// Waits for a worker, watching it, and reads its last line.
 fn watched(mut command: Command, watch: Watch) -> Result<Output> {
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    piped(&mut command);
     let mut child = command.spawn().context("cannot start")?;
     let followed = observe::follow(&mut child, watch, Instant::now() + TIMEOUT);
-    // How it ended by itself is the better reason, and what it said on stderr.
-    let status = if followed.is_err() {
-        let status = child.try_wait()?;
-        let _ = child.kill();
-        status
-    } else {
-        None
-    };
-    let (_, errors) = ended(&mut child, followed.is_err())?;
-    let (seen, line) = followed.map_err(|e| {
-        let e = match status {
-            Some(status) => e.context(format!("ends with {status}")),
-            None => e,
-        };
-        match errors.lines().next() {
-            Some(first) => e.context(first.to_owned()),
-            None => e,
-        }
-    })?;
+    let (seen, line) = explained(&mut child, followed, false)?;
     let mut output: Output = parse(&line)?;
     output.metrics.extend(seen.figures(watch.size_bytes));
     output.curve = Some(seen.curve());
     Ok(output)
+}
+
+fn piped(command: &mut Command) {
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+}
+
+/// Waits for the end of a worker that was followed. Why it failed: how it ended by itself is
+/// the better reason, and what it said on stderr.
+fn explained<T>(child: &mut Child, followed: Result<T>, may_fail: bool) -> Result<T> {
+    let Err(error) = followed else {
+        ended(child, may_fail)?;
+        return followed;
+    };
+    let status = child.try_wait()?;
+    let _ = child.kill();
+    let (_, errors) = ended(child, true)?;
+    let error = match status {
+        Some(status) => error.context(format!("ends with {status}")),
+        None => error,
+    };
+    Err(match errors.lines().next() {
+        Some(first) => error.context(first.to_owned()),
+        None => error,
+    })
 }
 
 /// Waits for a worker and reads its last line, and all of its stderr.

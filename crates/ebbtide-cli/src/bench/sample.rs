@@ -27,22 +27,82 @@ pub struct Sample {
     pub free_bytes: u64,
 }
 
-/// Open files to look at.
+/// Open files to look at: a process and the system.
 pub struct Probe {
     statm: File,
-    /// Or `meminfo`, where it cannot be read.
-    zoneinfo: File,
-    is_meminfo: bool,
     page_bytes: u64,
     text: Vec<u8>,
-    system: (u64, u64),
+    system: System,
 }
 
 impl Probe {
     /// Of one process.
     pub fn new(pid: u32) -> Result<Self> {
-        let path = format!("/proc/{pid}/statm");
-        let statm = File::open(&path).with_context(|| format!("cannot open {path}"))?;
+        Ok(Probe {
+            statm: statm(pid)?,
+            page_bytes: page_bytes() as u64,
+            text: vec![0; 256],
+            system: System::new()?,
+        })
+    }
+
+    /// From now on at another process, which has the same memory.
+    pub fn turn_to(&mut self, pid: u32) -> Result<()> {
+        self.statm = statm(pid)?;
+        Ok(())
+    }
+
+    /// Looks now, at the system too if the last look at it is old or `is_exact`.
+    pub fn look(&mut self, is_exact: bool) -> Result<Sample> {
+        let sample = self.look_or_gone(is_exact)?;
+        sample.context("no resident size: the process has ended")
+    }
+
+    /// The same; `None` once the process is gone.
+    fn look_or_gone(&mut self, is_exact: bool) -> Result<Option<Sample>> {
+        let at_ns = now_ns();
+        let pages = match read(&self.statm, &mut self.text) {
+            Ok(text) => text.split_whitespace().nth(1).and_then(|t| t.parse().ok()),
+            Err(_) => None,
+        };
+        let free_bytes = self.system.free_bytes(is_exact)?;
+        Ok(pages.map(|pages: u64| Sample {
+            at_ns,
+            rss_bytes: pages * self.page_bytes,
+            free_bytes,
+        }))
+    }
+
+    /// The same; resident is nothing once the process is gone.
+    pub fn look_beyond(&mut self, is_exact: bool) -> Result<Sample> {
+        let at_ns = now_ns();
+        Ok(self.look_or_gone(is_exact)?.unwrap_or(Sample {
+            at_ns,
+            rss_bytes: 0,
+            free_bytes: self.system.free_bytes(false)?,
+        }))
+    }
+}
+
+fn statm(pid: u32) -> Result<File> {
+    let path = format!("/proc/{pid}/statm");
+    File::open(&path).with_context(|| format!("cannot open {path}"))
+}
+
+/// Open files to look at the system.
+pub struct System {
+    /// Or `meminfo`, where it cannot be read.
+    zoneinfo: File,
+    is_meminfo: bool,
+    page_bytes: u64,
+    text: Vec<u8>,
+    /// When it was looked at last, and what was free.
+    last: (u64, u64),
+}
+
+impl System {
+    /// Of this machine.
+    pub fn new() -> Result<Self> {
         let (zoneinfo, is_meminfo) = match File::open("/proc/zoneinfo") {
             Ok(file) => (file, false),
             Err(_) => (
@@ -50,38 +110,28 @@ impl Probe {
                 true,
             ),
         };
-        Ok(Probe {
-            statm,
+        Ok(System {
             zoneinfo,
             is_meminfo,
             page_bytes: page_bytes() as u64,
             text: vec![0; 1 << 16],
-            system: (0, 0),
+            last: (0, 0),
         })
     }
 
-    /// Looks now, at the system too if the last look at it is old or `is_exact`.
-    pub fn look(&mut self, is_exact: bool) -> Result<Sample> {
-        let at_ns = now_ns();
-        let pages = read(&self.statm, &mut self.text)?
-            .split_whitespace()
-            .nth(1)
-            .and_then(|t| t.parse::<u64>().ok());
-        let rss_bytes = pages.context("no resident size: the process has ended")? * self.page_bytes;
-        if is_exact || at_ns >= self.system.0 + SYSTEM_NS {
+    /// Free, the CPUs' lists included: now if `is_exact`, else at most 5 ms ago.
+    pub fn free_bytes(&mut self, is_exact: bool) -> Result<u64> {
+        let now = now_ns();
+        if is_exact || now >= self.last.0 + SYSTEM_NS {
             let text = read(&self.zoneinfo, &mut self.text)?;
             let free_bytes = if self.is_meminfo {
                 kib_field(text, "MemFree")
             } else {
                 free_pages(text).map(|pages| pages * self.page_bytes)
             };
-            self.system = (at_ns, free_bytes.context("no free pages in zoneinfo")?);
+            self.last = (now, free_bytes.context("no free pages in zoneinfo")?);
         }
-        Ok(Sample {
-            at_ns,
-            rss_bytes,
-            free_bytes: self.system.1,
-        })
+        Ok(self.last.1)
     }
 }
 

@@ -73,6 +73,7 @@ impl Plan {
         let fills = cases.iter().map(|case| match case.run {
             Run::Watched { watch, .. } => watch.size_bytes,
             Run::Worker { amount, .. } => amount,
+            Run::Ends { ending, .. } => ending.size_bytes,
             _ => 0,
         });
         fills.max().unwrap_or(self.size_bytes)

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::block::{self, Method};
 use crate::bench::stats::Spread;
-use crate::bench::{objects, victim};
+use crate::bench::{dying, objects, victim};
 use crate::cli::WorkerArgs;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -83,6 +83,7 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
         "temporaries" => block::temporaries(n)?,
         "victim_now" => victim::run(n, true)?,
         "victim_later" => victim::run(n, false)?,
+        case if case.starts_with("end_") => dying::run(case, n)?,
         case if case.ends_with("_random") || case.ends_with("_oldest") => {
             objects::thinned(case, n)?
         }
