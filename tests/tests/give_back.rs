@@ -29,6 +29,22 @@ fn a_large_block_with_many_workers() {
     give_back("large", "workers=8,threshold=4096");
 }
 
+/// They start each other, without any thread-local storage of libc's.
+#[test]
+fn many_workers_without_rseq() {
+    give_back("large", "workers=8,threshold=4096,rseq=off");
+}
+
+#[test]
+fn many_workers_beside_much_thread_local_storage() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    Run::new(c_program("tls"))
+        .conf("workers=8,threshold=4096")
+        .ok();
+}
+
 #[test]
 fn large_blocks_with_calls_of_their_own() {
     give_back("large", "gather=inline");

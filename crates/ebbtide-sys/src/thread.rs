@@ -55,6 +55,7 @@ impl Place {
     /// Starts a thread. `false`: refused, or the last one is not gone yet. One caller at a time.
     ///
     /// `rseq_offset`: where the thread would look for its `struct rseq`; it finds −1, no registration.
+    /// 0: it would not look.
     pub fn spawn(
         &'static self,
         entry: extern "C" fn(*mut c_void) -> c_int,
@@ -78,7 +79,7 @@ impl Place {
         // what a restartable section would read as `cpu_id` says that there is no registration.
         unsafe {
             (block as *mut usize).write(block);
-            if rseq_offset.unsigned_abs() + 64 < BLOCK_BYTES / 2 {
+            if rseq_offset != 0 && rseq_offset.unsigned_abs() + 64 < BLOCK_BYTES / 2 {
                 ((block as isize + rseq_offset + 4) as *mut i32).write(-1);
             }
         }
@@ -93,9 +94,8 @@ impl Place {
         let all = u64::MAX;
         let mut before = 0u64;
         // SAFETY: the new thread has a stack and a thread block of its own, and inherits the blocked
-        // signals; libc's clone only sets up the call of `entry` there. `errno` is kept.
+        // signals.
         unsafe {
-            let errno = *libc::__errno_location();
             let size = size_of::<u64>();
             let set = libc::SIG_SETMASK;
             let _ = syscall!(
@@ -105,23 +105,93 @@ impl Place {
                 &raw mut before,
                 size
             );
-            let id = libc::clone(
-                entry,
-                stack as *mut c_void,
-                flags,
-                argument as *mut c_void,
-                core::ptr::null_mut::<libc::pid_t>(),
-                block as *mut c_void,
-                self.busy.as_ptr(),
-            );
+            let made = clone(entry, argument, stack, flags, block, self.busy.as_ptr());
             let none = core::ptr::null_mut::<u64>();
             let _ = syscall!(Sysno::rt_sigprocmask, set, &raw const before, none, size);
-            *libc::__errno_location() = errno;
-            if id < 0 {
+            if !made {
                 self.busy.store(0, Ordering::Release);
             }
-            id >= 0
+            made
         }
+    }
+}
+
+/// Starts `entry(argument)` on `stack`; its return ends the thread. `false`: refused. Not by libc's `clone`,
+/// which knows `errno`: workers start workers, and have none. Where it would be, below a thread block that
+/// is not libc's, other memory lies.
+///
+/// # Safety
+/// `stack` is the aligned end of memory that nobody else uses until the kernel clears `busy`, `block` is
+/// valid as a thread pointer's target for `entry`, and the flags ask for a thread of this process.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone(
+    entry: extern "C" fn(*mut c_void) -> c_int,
+    argument: usize,
+    stack: usize,
+    flags: c_int,
+    block: usize,
+    busy: *mut u32,
+) -> bool {
+    let id: isize;
+    // SAFETY: the caller's: the new thread begins behind the system call with all registers but rax, rcx,
+    // r11 and rsp as they are here, uses the stack from its end on, and never leaves the block. In the
+    // thread that called, this is a system call.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp", // the outermost frame
+            "mov rdi, r12",
+            "call r9",
+            "mov edi, eax",
+            "mov eax, {exit}",
+            "syscall",
+            "ud2",
+            "2:",
+            exit = const libc::SYS_exit,
+            inlateout("rax") libc::SYS_clone as isize => id,
+            in("rdi") flags as usize,
+            in("rsi") stack,
+            in("rdx") 0usize,
+            in("r10") busy,
+            in("r8") block,
+            in("r9") entry,
+            in("r12") argument,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    id > 0
+}
+
+/// Elsewhere by libc's `clone`. `errno` is kept.
+///
+/// # Safety
+/// As above, and the caller has an `errno`.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn clone(
+    entry: extern "C" fn(*mut c_void) -> c_int,
+    argument: usize,
+    stack: usize,
+    flags: c_int,
+    block: usize,
+    busy: *mut u32,
+) -> bool {
+    // SAFETY: the caller's.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let id = libc::clone(
+            entry,
+            stack as *mut c_void,
+            flags,
+            argument as *mut c_void,
+            core::ptr::null_mut::<libc::pid_t>(),
+            block as *mut c_void,
+            busy,
+        );
+        *libc::__errno_location() = errno;
+        id > 0
     }
 }
 
