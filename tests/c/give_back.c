@@ -7,14 +7,20 @@
  *   fork     children of a parent whose workers are at it find everything whole
  *   stack    a thread with the smallest stack releases in place
  *   last     main ends by pthread_exit beside a worker: its output is not lost, its end not late
- *   threads  the worker has a name, and is gone some seconds after the last work */
+ *   threads  the worker has a name, sleeps without a timer, and is gone some seconds after the last work
+ *   polls    nor does it stay for the little that a program at its polling leaves behind
+ *   held     huge pages shared with a forked child are held, and go back when the child is gone; children
+ *            that skip the fork handlers are not harmed by it */
 #include "check.h"
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 static size_t rss(void)
@@ -45,18 +51,51 @@ static long faults(void)
     return use.ru_minflt;
 }
 
-static int workers(void)
+/* How many workers live, and how often they have slept. */
+static int workers_slept(long *slept)
 {
     int count = 0;
+    *slept = 0;
     DIR *dir = opendir("/proc/self/task");
     for (struct dirent *e; (e = readdir(dir));) {
         char path[300], name[32] = "";
         snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
         int fd = open(path, O_RDONLY);
-        if (fd >= 0) { if (read(fd, name, 31) > 0) count += !strncmp(name, "ebbtide/", 8); close(fd); }
+        if (fd < 0) continue;
+        int ours = read(fd, name, 31) > 0 && !strncmp(name, "ebbtide/", 8);
+        close(fd);
+        if (!ours) continue;
+        count++;
+        char text[4096] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", e->d_name);
+        if ((fd = open(path, O_RDONLY)) < 0) continue;
+        if (read(fd, text, sizeof text - 1) > 0) {
+            char *at = strstr(text, "\nvoluntary_ctxt_switches:");
+            if (at) *slept += atol(at + 25);
+        }
+        close(fd);
     }
     closedir(dir);
     return count;
+}
+
+static int workers(void) { long slept; return workers_slept(&slept); }
+
+/* A figure of ebb_stats by its place (include/ebbtide.h). */
+static uint64_t figure(int place)
+{
+    static int (*stats)(uint64_t *, size_t);
+    uint64_t all[15] = {0};
+    if (!stats) stats = (int (*)(uint64_t *, size_t))dlsym(RTLD_DEFAULT, "ebb_stats");
+    CHECK(stats && stats(all, sizeof all) == sizeof all);
+    return all[place];
+}
+enum { HELD = 8 };
+
+static void must_end_well(pid_t pid)
+{
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", status);
 }
 
 enum { MAX_OBJECTS = 4 << 20 };
@@ -162,8 +201,7 @@ int main(int argc, char **argv)
                 _exit(0);
             }
             churn(round, 2000, 200, 18);
-            int status;
-            CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+            must_end_well(pid);
         }
         verify();
     } else if (!strcmp(mode, "stack")) {
@@ -184,10 +222,45 @@ int main(int argc, char **argv)
         usleep(200000);
         int most = workers();
         if (!most) { puts("skipped: no worker"); return 0; }
+        usleep(2500000);
+        long before, after;
+        CHECK(workers_slept(&before) && usleep(2000000) == 0 && workers_slept(&after));
+        CHECK(after == before, "%ld wake-ups of an idle worker", after - before);
         for (int i = 0; i < 160 && workers(); i++) usleep(100000);
         CHECK(workers() == 0, "the worker stays");
         free(memset(malloc(64 * MIB), 1, 64 * MIB));
         wait_below(start + 16 * MIB, 6);
+    } else if (!strcmp(mode, "polls")) {
+        free(memset(malloc(64 * MIB), 1, 64 * MIB));
+        usleep(200000);
+        if (!workers()) { puts("skipped: no worker"); return 0; }
+        int gone = 0;
+        for (int i = 0; i < 1700 && !(gone = i % 10 == 0 && !workers()); i++) {
+            void *p[5];
+            for (int j = 0; j < 5; j++) { CHECK((p[j] = malloc(900000))); memset(p[j], 1, 900000); }
+            for (int j = 0; j < 5; j++) free(p[j]);
+            churn(i, 300, 200, 14);
+            usleep(10000);
+        }
+        CHECK(gone, "the worker stays");
+    } else if (!strcmp(mode, "held")) {
+        fill_and_free(4096, 16384, 256 * MIB);
+        pid_t sharer = fork();
+        if (sharer == 0) { alarm(20); pause(); _exit(0); }
+        for (int i = 0; i < 300 && !figure(HELD); i++) usleep(10000);
+        if (!figure(HELD)) { puts("skipped: nothing is held"); kill(sharer, SIGKILL); return 0; }
+        pid_t pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+        if (pid == 0) {
+            for (int i = 0; i < 4; i++) { free(memset(malloc(64 * MIB), 1, 64 * MIB)); usleep(600000); }
+            churn(1, 3000, 300, 16);
+            verify();
+            _exit(0);
+        }
+        must_end_well(pid);
+        CHECK(kill(sharer, SIGKILL) == 0 && waitpid(sharer, NULL, 0) == sharer);
+        for (int i = 0; i < 1500 && figure(HELD); i++) usleep(10000);
+        CHECK(figure(HELD) == 0, "%zu bytes stay held", (size_t)figure(HELD));
+        verify();
     } else CHECK(0, "what is %s?", mode);
     puts("ok");
 }

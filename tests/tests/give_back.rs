@@ -90,6 +90,17 @@ fn workers_go() {
     give_back("threads", "");
 }
 
+#[test]
+fn workers_do_not_stay_for_a_program_at_its_polling() {
+    give_back("polls", "");
+}
+
+#[test]
+fn huge_pages_that_cannot_be_split() {
+    give_back("held", "");
+    give_back("held", "zones=12");
+}
+
 /// The table of ranges for a system call once overflowed such a stack.
 #[test]
 fn the_smallest_stack_releases_in_place() {

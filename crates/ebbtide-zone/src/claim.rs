@@ -149,10 +149,13 @@ impl Zone<'_> {
         }
     }
 
-    /// Ends all holds. O(opened / 64).
+    /// Ends all holds. O(opened / 64). Words of frozen blocks are left alone: there may be no memory behind them.
     pub fn end_holds(&mut self) {
-        let end = self.state.open_end.div_ceil(64) as usize;
-        self.words[..end].iter_mut().for_each(|w| w.held = 0);
+        let (base, end) = (self.state.base / 64, self.state.open_end.div_ceil(64));
+        if base < end {
+            let words = &mut self.words[base as usize..end as usize];
+            words.iter_mut().for_each(|w| w.held = 0);
+        }
     }
 
     /// Whether a pageblock stands in a claim as a whole, not by its frames.

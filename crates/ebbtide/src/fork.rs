@@ -125,6 +125,15 @@ fn recover(heap: &Heap) {
 /// No other thread exists, and all locks are free.
 unsafe fn give_up(heap: &Heap) {
     heap.abandoned.store(true, Ordering::Relaxed);
+    // What these count is given up too.
+    for count in [
+        &heap.slack,
+        &heap.moves,
+        &heap.small_blocks,
+        &heap.held_frames,
+    ] {
+        count.store(0, Ordering::Relaxed);
+    }
     // SAFETY: by contract. What was claimed is given up with the rest, batches and all.
     unsafe {
         heap.slots

@@ -200,7 +200,9 @@ impl Heap {
         let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
         let (frames, blocks, was_clean) = {
             let span = self.large_span(head);
-            self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
+            if !self.is_abandoned(head) {
+                self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
+            }
             (span.frames, span.blocks, span.was_clean)
         };
         span::put_record(&self.records, region, index);
@@ -265,8 +267,10 @@ impl Heap {
         let resized = self.resize_in_place(head, frames);
         if resized == Some(true) {
             let after = self.large_span(head).slack();
-            self.slack
-                .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+            if !self.is_abandoned(head) {
+                self.slack
+                    .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+            }
             return Some(self.region().address(head));
         }
         let bytes = self.large_bytes(head);

@@ -14,7 +14,7 @@
 //! | state | table entry | who leads into it |
 //! |---|---|---|
 //! | [`COLD`] | 0 | initial; a fork without handlers |
-//! | [`LIVE`] | its offset | [`Heap::warm`] from cold, the drainer from parked |
+//! | [`LIVE`] | its offset | [`Heap::warm`](crate::heap::Heap) from cold, the drainer from parked |
 //! | [`PARKED`] | 0 | a drainer, under its lock; it alone touches the slab after its fence |
 //!
 //! Capacity is bounded per class and, over all classes, per CPU ([`CPU_BYTES`]): a stack starts with

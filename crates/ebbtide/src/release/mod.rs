@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, FRAME_BYTES, Frame, Outcome};
 use gather::{Gather, Range};
-use workers::{Releaser, release_owned};
+use workers::{Next, Releaser, release_owned};
 
 /// Frames always kept for reuse: 1 MiB.
 const FLOOR_FRAMES: u64 = 256;
@@ -119,6 +119,7 @@ impl Heap {
             let called = self.max_workers() > 0
                 && (watched && backlog.due <= IN_PLACE_FRAMES || heap_workers().call(1));
             if !called {
+                self.try_held_again(now);
                 self.release_dirty(backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES));
                 self.depopulate_some(now);
             } else if backlog.due > CAP_FRAMES.load(Ordering::Relaxed) / 2 {
@@ -170,9 +171,8 @@ impl Heap {
         self.settings().max_workers
     }
 
-    /// A coordinator's turn: releases what is due. Milliseconds until the next one is wanted, or `None`
-    /// when nothing is left to wait for.
-    pub fn round(&self, now: u64, by: Releaser) -> Option<u64> {
+    /// A coordinator's turn: releases what is due. What is left to wait for.
+    pub fn round(&self, now: u64, by: Releaser) -> Next {
         crate::fork::notice(self);
         self.look_at_room(now);
         self.try_held_again(now);
@@ -184,15 +184,29 @@ impl Heap {
         let depopulated = self.depopulate_due(now, by);
         stats::refresh(self, now);
         let left = self.backlog(now);
-        let floor = FLOOR_FRAMES as usize * FRAME_BYTES;
-        let waits = left.dirty > FLOOR_FRAMES
-            || cached > floor
-            || depopulated > FLOOR_FRAMES
-            || self.waiting_in_spans() > floor;
+        let cached = (cached / FRAME_BYTES) as u64;
+        let waiting = (self.waiting_in_spans() / FRAME_BYTES) as u64;
+        let most = left.dirty.max(cached).max(depopulated).max(waiting);
         let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
         // While the program is at work, its own ticks call when something is due.
         let active = now.wrapping_sub(LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS;
-        waits.then_some(if active { part * 4 } else { part })
+        let ms = if active { part * 4 } else { part };
+        match most {
+            most if most > IN_PLACE_FRAMES => Next::Much(ms),
+            most if self.tries_held_soon() => Next::Much(if most > FLOOR_FRAMES {
+                ms
+            } else {
+                HOLD_MS.load(Ordering::Relaxed)
+            }),
+            most if most > FLOOR_FRAMES => Next::Little(ms),
+            _ => Next::Nothing,
+        }
+    }
+
+    /// Whether a worker stays for blocks that could not be split: for the first minute.
+    fn tries_held_soon(&self) -> bool {
+        self.held_frames.load(Ordering::Relaxed) as u64 > IN_PLACE_FRAMES
+            && HOLD_MS.load(Ordering::Relaxed) < HOLD_MOST_MS
     }
 
     /// Lets blocks that could not be split be claimed again, at growing intervals.
@@ -267,8 +281,14 @@ impl Heap {
                     if heap_workers().call(wanted) {
                         match self.slots.hand_over(owned) {
                             Ok(()) => {
-                                heap_workers().call(wanted);
-                                continue;
+                                if heap_workers().call(wanted) {
+                                    continue;
+                                }
+                                // They have left meanwhile.
+                                match self.slots.take_queued() {
+                                    Some(back) => owned = back,
+                                    None => continue,
+                                }
                             }
                             Err(back) => owned = back,
                         }

@@ -2,8 +2,8 @@
 //!
 //! None exists before there is something to do. One at a time *coordinates*: it waits for the retain
 //! window, decides what is due, and hands pieces to the others. They sleep without a timer when nothing is
-//! kept, and end after [`IDLE_MS`] of that. They are threads of the process: its cgroup and its priority
-//! pay. They hold no allocator lock across a system call, and libc does not know them
+//! kept, and end after [`IDLE_MS`] of that or of waiting for little ([`Next`]). They are threads of the
+//! process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
 //! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
 use super::gather::Gather;
@@ -64,7 +64,7 @@ impl Workers {
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.numbers.load(Ordering::Acquire).count_ones() as usize
+        self.numbers.load(Ordering::SeqCst).count_ones() as usize
     }
 
     /// Called at the start, and in a forked child, which has none.
@@ -81,11 +81,13 @@ impl Workers {
     /// Sees to it that `wanted` workers exist, and wakes those asleep. `false`: there is none, so the
     /// caller must do the work.
     pub fn call(&'static self, wanted: usize) -> bool {
+        self.wake.fetch_add(1, Ordering::SeqCst);
+        // Behind the word: a worker that leaves takes its number away first and looks at the word then, so
+        // either it stays or it is not counted here.
         let mut count = self.count();
         while count < wanted && self.make_one() {
             count += 1;
         }
-        self.wake.fetch_add(1, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) > 0 {
             ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
         }
@@ -174,27 +176,27 @@ fn run(heap: &'static Heap, number: usize) {
             worked_ms = clock::now_ms();
             continue;
         }
-        let next = if workers.coordinating.swap(true, Ordering::Acquire) {
-            None
-        } else {
+        let mut wait_ms = None;
+        if !workers.coordinating.swap(true, Ordering::Acquire) {
             // Whoever has news from now on must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
             let next = heap.round(clock::now_ms(), by);
-            if let Some(ms) = next {
-                workers
-                    .next_ms
-                    .store(clock::now_ms() + ms, Ordering::SeqCst);
+            let now = clock::now_ms();
+            if let Next::Much(_) = next {
+                worked_ms = now;
+            }
+            if let Next::Much(ms) | Next::Little(ms) = next
+                && now - worked_ms < IDLE_MS
+            {
+                wait_ms = Some(ms);
+                workers.next_ms.store(now + ms, Ordering::SeqCst);
             }
             workers.coordinating.store(false, Ordering::Release);
-            next
-        };
-        let now = clock::now_ms();
-        match next {
-            Some(ms) => {
-                worked_ms = now;
-                workers.sleep(seen, ms);
-            }
-            None if now - worked_ms < IDLE_MS => workers.sleep(seen, IDLE_MS - (now - worked_ms)),
+        }
+        let idle_ms = clock::now_ms() - worked_ms;
+        match wait_ms {
+            Some(ms) => workers.sleep(seen, ms),
+            None if idle_ms < IDLE_MS => workers.sleep(seen, IDLE_MS - idle_ms),
             None => {
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
@@ -208,6 +210,18 @@ fn run(heap: &'static Heap, number: usize) {
             }
         }
     }
+}
+
+/// What a coordinator waits for after its round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// For more than slow paths take care of: look again after so many milliseconds.
+    Much(u64),
+    /// For as little as they would: so too, but nobody stays for that longer than [`IDLE_MS`]. A program that
+    /// comes back now and then always leaves a little behind.
+    Little(u64),
+    /// For nothing.
+    Nothing,
 }
 
 /// Who releases: what it may use.
