@@ -78,6 +78,23 @@ fn raw_clone_busy() {
     raw("clone 6 100");
 }
 
+/// As many zones as a large machine has; most are never used.
+#[test]
+fn many_zones() {
+    if !is_ebbtide() {
+        return skip("zones of Ebbtide");
+    }
+    for zones in [3, 12] {
+        for args in ["main 4 10", "_fork 4 10", "clone 0 10"] {
+            Run::new(c_program("fork"))
+                .args(args)
+                .conf(&format!("zones={zones}"))
+                .timeout(40)
+                .ok();
+        }
+    }
+}
+
 #[test]
 fn vfork_alone() {
     vfork("0 200");

@@ -85,6 +85,7 @@ fn go_on(heap: &Heap) {
             gather.free_batches();
         });
     }
+    heap.end_holds();
     heap.caches.unpark_all();
     stats::forked();
 }
@@ -126,12 +127,7 @@ fn recover(heap: &Heap) {
 unsafe fn give_up(heap: &Heap) {
     heap.abandoned.store(true, Ordering::Relaxed);
     // What these count is given up too.
-    for count in [
-        &heap.slack,
-        &heap.moves,
-        &heap.small_blocks,
-        &heap.held_frames,
-    ] {
+    for count in [&heap.slack, &heap.moves, &heap.small_blocks] {
         count.store(0, Ordering::Relaxed);
     }
     // SAFETY: by contract. What was claimed is given up with the rest, batches and all.

@@ -10,6 +10,7 @@ use crate::cpu_cache::CpuCaches;
 use crate::frames::ZoneSlot;
 use crate::ranks;
 use crate::region::Region;
+use crate::release::held::Held;
 use crate::release::slots::Slots;
 use crate::release::workers::Workers;
 use crate::report::Line;
@@ -33,8 +34,8 @@ pub struct Heap {
     pub moves: AtomicUsize,
     /// Blocks that are kept from huge pages.
     pub small_blocks: AtomicUsize,
-    /// Dirty frames in blocks that could not be split at the last try.
-    pub held_frames: AtomicUsize,
+    /// Blocks that could not be split at the last try.
+    pub held: Held,
     /// Bytes freed since the last tick.
     pub freed: AtomicUsize,
     /// Zones in use are the first [`Settings::zones`].
@@ -81,7 +82,7 @@ static HEAP: Heap = Heap {
     slack: AtomicUsize::new(0),
     moves: AtomicUsize::new(0),
     small_blocks: AtomicUsize::new(0),
-    held_frames: AtomicUsize::new(0),
+    held: Held::new(),
     freed: AtomicUsize::new(0),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],

@@ -92,7 +92,7 @@ impl Heap {
             + batches / 64;
         stats.released = word(RELEASED) as usize;
         stats.refaulted = word(REFAULTED) as usize;
-        stats.held = word(HELD) as usize;
+        stats.held = self.held.all() * FRAME_BYTES;
         stats.worker_ns = word(WORKER_NS);
         stats.longest_stall_ns = word(LONGEST_STALL_NS);
         stats
@@ -183,14 +183,6 @@ pub(crate) fn count_stall(ns: u64) {
     page().0[LONGEST_STALL_NS].fetch_max(ns, Ordering::Relaxed);
 }
 
-pub(crate) fn set_held(bytes: usize) {
-    set(HELD, bytes);
-}
-
-pub(crate) fn add_held(bytes: usize) {
-    page().0[HELD].fetch_add(bytes as u64, Ordering::Relaxed);
-}
-
 pub(crate) fn count_released(bytes: usize) {
     page().0[RELEASED].fetch_add(bytes as u64, Ordering::Relaxed);
     page().0[CALLS].fetch_add(1, Ordering::Relaxed);
@@ -232,6 +224,7 @@ fn write_page(heap: &Heap) {
     set(LAZY, stats.lazy);
     set(PENDING, stats.pending);
     set(IN_SPANS, stats.in_spans);
+    set(HELD, stats.held);
     write_features();
     set(MODE, usize::from(heap.caches.uses_sections()));
 }

@@ -29,6 +29,8 @@ pub struct SpanLists {
     released: usize,
     /// Objects that came back since all spans were looked at.
     news: usize,
+    /// Those whose frames were claimed and could not be given back.
+    held: usize,
     /// The recent peak of bytes out.
     retain: Retain,
     /// The most objects out since the last look.
@@ -190,6 +192,7 @@ impl SpanLists {
         claimed: 0,
         released: 0,
         news: 0,
+        held: 0,
         retain: Retain::new(),
         high: 0,
     };
@@ -226,6 +229,11 @@ impl SpanLists {
         self.news = 0;
     }
 
+    /// Frames that could not be given back are worth another look.
+    pub fn end_holds(&mut self) {
+        self.news += core::mem::take(&mut self.held);
+    }
+
     /// Looks at up to `spans` spans, emptiest first, that round `round` has not seen, and claims their
     /// empty frames: `each` is told first frame and count of every run. `false`: all seen.
     ///
@@ -257,7 +265,7 @@ impl SpanLists {
                 looked += 1;
                 let whole = heap.may_be_huge(Frame(span.first));
                 let empty = span.empty_frames(about, whole);
-                if empty == 0 {
+                if empty == 0 || whole && heap.is_held(Frame(span.first).block()) {
                     continue;
                 }
                 let claimed = span.claim(about, empty);
@@ -294,8 +302,7 @@ impl SpanLists {
         self.claimed -= objects;
         self.free += objects;
         if !clean {
-            // Worth another look.
-            self.news += objects;
+            self.held += objects;
         }
         if span.free == about.objects {
             self.released -= span.released.count_ones() as usize;

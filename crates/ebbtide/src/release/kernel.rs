@@ -50,10 +50,8 @@ fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&P
     };
     let batched = heap.settings().config.gather;
     let mut split = None;
-    let mut held = 0;
     gather.for_each(|range| {
         if !prepare(heap, *range, &mut split, map) {
-            held += range.frames() as usize * FRAME_BYTES;
             return Gather::keep(range);
         }
         let address = heap.region().address(Frame(range.first));
@@ -80,9 +78,6 @@ fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&P
     });
     call.flush();
     stats::count_released(call.released);
-    if held > 0 {
-        stats::add_held(held);
-    }
     call.released
 }
 
@@ -180,8 +175,12 @@ fn prepare(
 fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) -> bool {
     // SAFETY: blocks with claimed frames are opened.
     let flags = unsafe { heap.region().flags(block) };
-    if flags.load(Ordering::Relaxed) & flag::SMALL != 0 || !heap.may_be_huge(page) {
+    let now = flags.load(Ordering::Relaxed);
+    if now & flag::SMALL != 0 || !heap.may_be_huge(page) {
         return true;
+    }
+    if now & flag::HELD != 0 {
+        return false;
     }
     let region = heap.region();
     let address = region.address(block.first_frame());
@@ -194,6 +193,7 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     // SAFETY: our own block; neither advice changes content.
     unsafe {
         if vm::advise(address, BLOCK_BYTES, libc::MADV_NOHUGEPAGE).is_err() {
+            flags.fetch_or(flag::HELD, Ordering::Relaxed);
             return false;
         }
         let _ = vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD);
@@ -210,7 +210,6 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
         flags.fetch_or(flag::HELD, Ordering::Relaxed);
         return false;
     }
-    flags.fetch_and(!flag::HELD, Ordering::Relaxed);
     if flags.fetch_or(flag::SMALL, Ordering::Relaxed) & flag::SMALL == 0 {
         heap.small_blocks.fetch_add(1, Ordering::Relaxed);
     }

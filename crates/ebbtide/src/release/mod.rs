@@ -15,10 +15,12 @@
 //! | [`gather`] | claimed ranges |
 //! | [`slots`] | the process's gathers, and the queue for workers |
 //! | [`kernel`] | the system calls, and the splitting of huge pages |
+//! | [`held`] | huge pages that could not be split |
 //! | [`workers`] | the threads |
 //! | [`room`] | how much memory is left |
 
 pub mod gather;
+pub mod held;
 pub mod kernel;
 pub mod room;
 pub mod slots;
@@ -52,12 +54,6 @@ const TICK_MS: u64 = 10;
 /// Milliseconds between looks at the spans on ticks, and at what memory is left.
 const LOOK_MS: u64 = 100;
 const ROOM_MS: u64 = 1000;
-
-/// How long held blocks are left alone: at first, at most, and now; and since when.
-const HOLD_FIRST_MS: u64 = 1000;
-const HOLD_MOST_MS: u64 = 60_000;
-static HOLD_MS: AtomicU64 = AtomicU64::new(HOLD_FIRST_MS);
-static LAST_HOLD_MS: AtomicU64 = AtomicU64::new(0);
 
 /// When the last tick, and the last look at the spans, was.
 static LAST_TICK_MS: AtomicU64 = AtomicU64::new(0);
@@ -119,7 +115,7 @@ impl Heap {
             let called = self.max_workers() > 0
                 && (watched && backlog.due <= IN_PLACE_FRAMES || heap_workers().call(1));
             if !called {
-                self.try_held_again(now);
+                self.look_at_held(now);
                 self.release_dirty(backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES));
                 self.depopulate_some(now);
             } else if backlog.due > CAP_FRAMES.load(Ordering::Relaxed) / 2 {
@@ -137,22 +133,24 @@ impl Heap {
         let own_cap = (config.retain_max / FRAME_BYTES) as u64;
         let cap = own_cap.min(CAP_FRAMES.load(Ordering::Relaxed)) / self.live_zones().len() as u64;
         let mut backlog = Backlog::default();
+        let mut in_parts = 0;
         for zone in self.live_zones() {
             let mut data = zone.lock.lock();
             let counters = data.state.counters();
             let high = core::mem::replace(&mut data.high, counters.in_use);
             data.retain.observe(now, high.max(counters.in_use));
             data.retain.observe(now, counters.in_use);
-            backlog.dirty += counters.dirty;
             let dirty = counters.dirty;
-            // Held frames are not to be had for now.
+            backlog.dirty += dirty;
+            let in_whole = u64::from(counters.resident_free_blocks) * u64::from(BLOCK_FRAMES);
+            in_parts += dirty.saturating_sub(in_whole);
             backlog.due += data
                 .retain
                 .due(now, window, counters.in_use, dirty, Some(cap));
         }
-        // What is held is not to be had for now.
-        let held = self.held_frames.load(Ordering::Relaxed) as u64;
-        backlog.dirty = backlog.dirty.saturating_sub(held);
+        // What is held is not to be had for now. It lies in blocks that are used in part.
+        let held = (self.held.frames() as u64).min(in_parts);
+        backlog.dirty -= held;
         backlog.due = backlog.due.min(backlog.dirty);
         backlog
     }
@@ -175,7 +173,7 @@ impl Heap {
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         crate::fork::notice(self);
         self.look_at_room(now);
-        self.try_held_again(now);
+        self.look_at_held(now);
         let backlog = self.backlog(now);
         if backlog.due > FLOOR_FRAMES {
             self.release_zones(backlog.due - FLOOR_FRAMES, backlog.due, by);
@@ -193,37 +191,11 @@ impl Heap {
         let ms = if active { part * 4 } else { part };
         match most {
             most if most > IN_PLACE_FRAMES => Next::Much(ms),
-            most if self.tries_held_soon() => Next::Much(if most > FLOOR_FRAMES {
-                ms
-            } else {
-                HOLD_MS.load(Ordering::Relaxed)
-            }),
             most if most > FLOOR_FRAMES => Next::Little(ms),
-            _ => Next::Nothing,
-        }
-    }
-
-    /// Whether a worker stays for blocks that could not be split: for the first minute.
-    fn tries_held_soon(&self) -> bool {
-        self.held_frames.load(Ordering::Relaxed) as u64 > IN_PLACE_FRAMES
-            && HOLD_MS.load(Ordering::Relaxed) < HOLD_MOST_MS
-    }
-
-    /// Lets blocks that could not be split be claimed again, at growing intervals.
-    fn try_held_again(&self, now: u64) {
-        let held = self.held_frames.load(Ordering::Relaxed);
-        let wait = HOLD_MS.load(Ordering::Relaxed);
-        if held == 0 {
-            HOLD_MS.store(HOLD_FIRST_MS, Ordering::Relaxed);
-            LAST_HOLD_MS.store(now, Ordering::Relaxed);
-        } else if now.wrapping_sub(LAST_HOLD_MS.load(Ordering::Relaxed)) >= wait {
-            HOLD_MS.store((wait * 2).min(HOLD_MOST_MS), Ordering::Relaxed);
-            LAST_HOLD_MS.store(now, Ordering::Relaxed);
-            self.held_frames.store(0, Ordering::Relaxed);
-            stats::set_held(0);
-            for zone in self.live_zones() {
-                zone.with(self.region(), |zone| zone.end_holds());
+            _ if self.held.all() as u64 > IN_PLACE_FRAMES => {
+                self.held.next_look_ms().map_or(Next::Nothing, Next::Much)
             }
+            _ => Next::Nothing,
         }
     }
 
@@ -328,6 +300,11 @@ impl Heap {
         gather.frames() - before
     }
 
+    /// Whether a block's huge page could not be split.
+    pub fn is_held(&self, block: Block) -> bool {
+        self.flags_of(block) & flag::HELD != 0
+    }
+
     fn flags_of(&self, block: Block) -> u8 {
         // SAFETY: only asked of opened blocks.
         unsafe { self.region().flags(block) }.load(Ordering::Relaxed)
@@ -350,6 +327,9 @@ impl Heap {
             let count = end - start;
             // SAFETY: claimed by a depopulation, put back once: cut off under the same lock.
             unsafe { self.put_span_frames(Frame(start), count, clean, || gather.cut(count)) };
+            if range.is_kept() {
+                self.held.add_in_span(count);
+            }
         }
     }
 
@@ -392,8 +372,7 @@ impl Heap {
             let put = zone.put_claim(claim, outcome);
             if range.is_kept() {
                 zone.hold(last);
-                self.held_frames
-                    .fetch_add(claim.frames() as usize, Ordering::Relaxed);
+                self.held.add(claim.frames());
             }
             gather.cut(claim.frames());
             put
