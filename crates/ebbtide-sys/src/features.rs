@@ -70,9 +70,11 @@ pub static RELEASE_MANY: Feature = Feature::new("process_madvise");
 pub static SCAN_PAGES: Feature = Feature::new("pagemap_scan");
 /// Threads that release memory beside the program.
 pub static WORKERS: Feature = Feature::new("workers");
+/// Pages that the kernel may take and a store takes back: `MADV_FREE`, Linux 5.18 (before, it races with direct reads).
+pub static LAZY_FREE: Feature = Feature::new("madvise_free");
 
 /// All features, for reports.
-pub static ALL: [&Feature; 7] = [
+pub static ALL: [&Feature; 8] = [
     &MEMBARRIER,
     &MOVE_PAGES,
     &HUGE_PAGES,
@@ -80,6 +82,7 @@ pub static ALL: [&Feature; 7] = [
     &RELEASE_MANY,
     &SCAN_PAGES,
     &WORKERS,
+    &LAZY_FREE,
 ];
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use crate::bits::{self, Map};
 use crate::frame::{BLOCK_CLUSTERS, BLOCK_FRAMES, Block, Frame};
-use crate::pageblock::{Content, Moved};
+use crate::pageblock::{BlockWord, Content, Moved};
 use crate::put::{Put, PutError, PutErrorKind};
 use crate::state::{Zone, bit_of};
 
@@ -77,6 +77,35 @@ impl Claim {
     }
 }
 
+/// Which free frames a claim takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wanted {
+    Dirty,
+    Lazy,
+    Both,
+}
+
+impl Wanted {
+    /// Those of two words that are meant.
+    #[inline]
+    fn of(self, dirty: u64, lazy: u64) -> u64 {
+        match self {
+            Wanted::Dirty => dirty,
+            Wanted::Lazy => lazy,
+            Wanted::Both => dirty | lazy,
+        }
+    }
+
+    /// Whole-free blocks that may be claimed as such. What is dirty is not given up for the lazy frames beside it.
+    #[inline]
+    fn blocks(self, w: &BlockWord) -> u64 {
+        match self {
+            Wanted::Lazy => w.free & w.lazy & !w.dirty,
+            _ => w.free & self.of(w.dirty, w.lazy),
+        }
+    }
+}
+
 impl From<Outcome> for Content {
     fn from(outcome: Outcome) -> Content {
         match outcome {
@@ -92,8 +121,23 @@ impl Zone<'_> {
     /// whole-free blocks, else frames of one partial block, else (for fewer than 512) of one whole-free block.
     /// `None`: there is none. O(opened / 64) from a hint.
     pub fn claim_dirty(&mut self, max_frames: u32, include_lazy: bool) -> Option<Claim> {
+        let wanted = if include_lazy {
+            Wanted::Both
+        } else {
+            Wanted::Dirty
+        };
+        self.claim(max_frames, wanted)
+    }
+
+    /// The same for lazy frames alone: whole-free blocks without a dirty frame, then frames. What is dirty beside them
+    /// stays.
+    pub fn claim_lazy(&mut self, max_frames: u32) -> Option<Claim> {
+        self.claim(max_frames, Wanted::Lazy)
+    }
+
+    fn claim(&mut self, max_frames: u32, wanted: Wanted) -> Option<Claim> {
         let s = &*self.state;
-        if max_frames == 0 || s.dirty + (if include_lazy { s.lazy } else { 0 }) == 0 {
+        if max_frames == 0 || wanted.of(s.dirty, s.lazy) == 0 {
             return None;
         }
         let low = s.base / 64;
@@ -105,18 +149,19 @@ impl Zone<'_> {
             self.state.high_resident -= 1;
         }
         if max_frames >= BLOCK_FRAMES
-            && let Some((i, w)) = self.highest_word(include_lazy, true)
+            && self.state.resident_blocks != 0
+            && let Some((i, w)) = self.highest_word(|w| wanted.blocks(w))
         {
             return Some(self.claim_blocks(i, w, max_frames / BLOCK_FRAMES));
         }
-        if let Some((i, w)) = self.highest_word(include_lazy, false) {
+        if let Some((i, w)) = self.highest_word(|w| w.partial & wanted.of(w.dirty, w.lazy)) {
             let index = self.emptiest(i, w);
-            return Some(self.claim_frames(index, max_frames, include_lazy));
+            return Some(self.claim_frames(index, max_frames, wanted));
         }
-        let (i, w) = self.highest_word(include_lazy, true)?;
+        let (i, w) = self.highest_word(|w| w.free & wanted.of(w.dirty, w.lazy))?;
         let index = i * 64 + 63 - w.leading_zeros();
         self.convert_free(index);
-        Some(self.claim_frames(index, max_frames, include_lazy))
+        Some(self.claim_frames(index, max_frames, wanted))
     }
 
     /// Claims all free frames of a partial block, clean ones too: for a huge page that is about to be split, all of
@@ -218,17 +263,13 @@ impl Zone<'_> {
         Ok(Put::Done)
     }
 
-    /// The highest word with a claimable block, whole-free or partial, and all such blocks of it.
-    fn highest_word(&self, include_lazy: bool, whole: bool) -> Option<(u32, u64)> {
-        if whole && self.state.resident_blocks == 0 {
-            return None;
-        }
+    /// The highest word in which `among` finds blocks that are not held, and all such blocks of it.
+    fn highest_word(&self, among: impl Fn(&BlockWord) -> u64) -> Option<(u32, u64)> {
         (self.state.base / 64..self.state.high_resident)
             .rev()
             .find_map(|i| {
                 let w = &self.words[i as usize];
-                let kind = if whole { w.free } else { w.partial };
-                let hit = kind & !w.held & (w.dirty | if include_lazy { w.lazy } else { 0 });
+                let hit = among(w) & !w.held;
                 (hit != 0).then_some((i, hit))
             })
     }
@@ -265,12 +306,12 @@ impl Zone<'_> {
         best.1
     }
 
-    fn claim_frames(&mut self, index: u32, max_frames: u32, include_lazy: bool) -> Claim {
+    fn claim_frames(&mut self, index: u32, max_frames: u32, wanted: Wanted) -> Claim {
         let b = &mut self.blocks[index as usize];
         let mut mask: Map = [0; BLOCK_CLUSTERS];
         let mut moved = Moved::default();
         for i in (0..BLOCK_CLUSTERS).rev() {
-            let mut m = b.dirty[i] | if include_lazy { b.lazy[i] } else { 0 };
+            let mut m = wanted.of(b.dirty[i], b.lazy[i]);
             // Too many: the lowest stay.
             while m.count_ones() > max_frames - moved.frames {
                 m &= m - 1;

@@ -55,6 +55,7 @@ mod claim;
 mod frame;
 mod pageblock;
 mod put;
+pub mod refault;
 pub mod retain;
 mod state;
 mod take;

@@ -210,6 +210,19 @@ impl World {
                     }
                 }
             }
+            Op::ClaimLazy(max) => match self.zone().claim_lazy(max) {
+                Some(claim) => {
+                    let out = |f: &mut F| core::mem::replace(f, F::Claimed);
+                    assert!(claim.frames() <= max && claim.frames() > 0);
+                    let whole = matches!(claim, Claim::Blocks { .. });
+                    for f in frames_of(&claim) {
+                        let was = out(&mut self.slice(f, 1)[0]);
+                        assert!(was == F::Lazy || whole && was == F::Clean);
+                    }
+                    self.claims.push(claim);
+                }
+                None => assert!(!self.model.contains(&F::Lazy)),
+            },
             Op::Claim(max, lazy) => match self.zone().claim_dirty(max, lazy) {
                 Some(claim) => self.claimed(claim, max, lazy),
                 None => {

@@ -52,3 +52,22 @@ fn lazy_is_claimed_only_when_asked_for() {
     // Taken lazy frames are not clean.
     assert!(!take(&mut z, 64).clean);
 }
+
+#[test]
+fn lazy_alone_leaves_what_is_dirty() {
+    let mut s = Storage::new(8, 8);
+    let mut z = s.zone();
+    let e = z.take_blocks(3, 1, 0).unwrap();
+    z.put_blocks(e.first, 3, 3).unwrap();
+    // Of three dirty blocks the highest becomes lazy, and a part of the next.
+    let whole = z.claim_dirty(512, false).unwrap();
+    z.put_claim(whole, Outcome::Lazy).unwrap();
+    let part = z.claim_dirty(100, false).unwrap();
+    z.put_claim(part, Outcome::Lazy).unwrap();
+    let first = z.claim_lazy(u32::MAX).unwrap();
+    assert_eq!(first, whole);
+    assert_eq!(z.claim_lazy(u32::MAX), Some(part));
+    assert_eq!(z.claim_lazy(u32::MAX), None);
+    assert_eq!(z.counters().dirty, 1024 - 100);
+    z.check_invariants().unwrap();
+}
