@@ -64,12 +64,19 @@ struct ebb_stats {
     uint64_t refaulted_bytes;  /* empty pages of spans that were given back and then needed again */
     uint64_t worker_ns;        /* nanoseconds that workers spent giving back */
     uint64_t longest_stall_ns; /* the longest that a thread of the program gave back in one go */
+    uint64_t lazied_bytes;     /* made lazy (MADV_FREE) since the process began */
+    uint64_t lazy_zones;       /* zones whose freed memory becomes lazy first, by what was measured: */
+    uint64_t reused_bytes;     /* given up lately and wanted again within 10 s; older evidence counts less */
+    uint64_t unused_bytes;     /* given up lately and not wanted again in that time */
+    uint64_t rss_bytes;        /* resident, as the kernel counts it; 0: it does not tell */
+    uint64_t rss_without_lazy_bytes; /* of that, what the kernel cannot take at once */
 };
 
 /*
  * Fills the first `size` bytes of `*stats`; pass sizeof(struct ebb_stats). A library older than the header fills less,
  * a newer one no more than that. Returns the number of bytes filled, or -1 with errno EINVAL when `stats` is null or
- * `size` is below 8. Walks the per-CPU caches: microseconds, at most a millisecond.
+ * `size` is below 8. Walks the per-CPU caches: microseconds, at most a millisecond. For the last two fields the kernel
+ * walks the page tables, which can take milliseconds for each GiB: pass offsetof(struct ebb_stats, rss_bytes) to do without.
  */
 int ebb_stats(struct ebb_stats *stats, size_t size);
 

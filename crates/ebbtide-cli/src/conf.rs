@@ -104,6 +104,16 @@ pub const KEYS: &[Key] = &[
         help: "give back the empty pages of spans that are still in use",
     },
     Key {
+        name: "lazyfree",
+        kind: Kind::Word(&["auto", "off", "always"]),
+        help: "make due memory lazy (MADV_FREE) before it is released; auto: where it is wanted again soon",
+    },
+    Key {
+        name: "lazy_ms",
+        kind: Kind::Number(0, 3_600_000),
+        help: "milliseconds that memory stays lazy before it is released",
+    },
+    Key {
         name: "zones",
         kind: Kind::Number(1, MAX_ZONES),
         help: "number of zones (lock domains)",

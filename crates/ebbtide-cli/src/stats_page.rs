@@ -66,7 +66,7 @@ pub struct StatsPage {
 }
 
 /// The optional kernel calls in the order of the library's own list.
-pub const FEATURES: [&str; 7] = [
+pub const FEATURES: [&str; 8] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -74,6 +74,7 @@ pub const FEATURES: [&str; 7] = [
     "process_madvise",
     "pagemap_scan",
     "workers",
+    "madvise_free",
 ];
 
 impl StatsPage {

@@ -26,6 +26,12 @@ pub struct ebb_stats {
     pub refaulted_bytes: u64,
     pub worker_ns: u64,
     pub longest_stall_ns: u64,
+    pub lazied_bytes: u64,
+    pub lazy_zones: u64,
+    pub reused_bytes: u64,
+    pub unused_bytes: u64,
+    pub rss_bytes: u64,
+    pub rss_without_lazy_bytes: u64,
 }
 
 /// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or
@@ -41,6 +47,12 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
         return -1;
     }
     let stats = ebbtide::stats::Stats::collect();
+    // The kernel walks the page tables for these two: only for who asks.
+    let (rss, lazy) = if size > core::mem::offset_of!(ebb_stats, rss_bytes) {
+        ebbtide_sys::process::resident().unwrap_or_default()
+    } else {
+        (0, 0)
+    };
     let figures = ebb_stats {
         version: 1,
         live_bytes: stats.live as u64,
@@ -57,6 +69,12 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
         refaulted_bytes: stats.refaulted as u64,
         worker_ns: stats.worker_ns,
         longest_stall_ns: stats.longest_stall_ns,
+        lazied_bytes: stats.lazied as u64,
+        lazy_zones: stats.lazy_zones as u64,
+        reused_bytes: stats.reused as u64,
+        unused_bytes: stats.unused as u64,
+        rss_bytes: rss,
+        rss_without_lazy_bytes: rss.saturating_sub(lazy),
     };
     let count = size.min(size_of::<ebb_stats>());
     // SAFETY: by contract, and both have that many bytes.

@@ -127,6 +127,33 @@ pub fn memory_total() -> Option<(usize, usize)> {
     ))
 }
 
+/// The kernel's version, major and minor.
+pub fn kernel_version() -> Option<(u32, u32)> {
+    // SAFETY: zero is a valid utsname.
+    let mut name: libc::utsname = unsafe { core::mem::zeroed() };
+    // SAFETY: `name` is a valid place to write to.
+    unsafe { syscall!(Sysno::uname, &raw mut name) }.ok()?;
+    // SAFETY: the kernel ended the text with a NUL.
+    let release = unsafe { CStr::from_ptr(name.release.as_ptr()) }.to_bytes();
+    let minor = release.iter().position(|&byte| byte == b'.')? + 1;
+    Some((
+        crate::file::parse_number(release)? as u32,
+        crate::file::parse_number(&release[minor..])? as u32,
+    ))
+}
+
+/// Resident bytes of this process and the lazy ones among them, as the kernel counts them. Walks all page tables.
+pub fn resident() -> Option<(u64, u64)> {
+    let mut buffer = [0; 2048];
+    let text = crate::file::read(c"/proc/self/smaps_rollup", &mut buffer).ok()?;
+    let kib = |key: &[u8]| {
+        let mut lines = text.split(|&byte| byte == b'\n');
+        let line = lines.find(|line| line.starts_with(key))?;
+        crate::file::parse_number(&line[key.len()..])
+    };
+    Some((kib(b"Rss:")? * 1024, kib(b"LazyFree:")? * 1024))
+}
+
 /// The soft limit of a resource (`RLIMIT_*`), `None` when unlimited.
 pub fn soft_limit(resource: u32) -> Option<usize> {
     let mut limit = libc::rlimit64 {
@@ -219,6 +246,8 @@ mod tests {
     fn machine() {
         assert!(cpu_limit() >= allowed_cpus());
         assert!(memory_total().unwrap().0 > 1 << 20);
+        assert!(resident().is_none_or(|(all, lazy)| all > 1 << 16 && lazy <= all));
+        assert!(kernel_version().unwrap() >= (3, 0));
         assert_ne!(id(), 0);
         assert!(current_cpu() < cpu_limit());
     }

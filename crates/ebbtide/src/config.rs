@@ -23,6 +23,10 @@ pub struct Config {
     pub workers: usize,
     /// Empty pages of half-used spans go back too (`depopulate=on|off`).
     pub depopulate: bool,
+    /// Whether due frames become lazy before they become clean (`lazyfree=auto|off|always`).
+    pub lazyfree: LazyFree,
+    /// Milliseconds that a frame stays lazy (`lazy_ms=N`).
+    pub lazy_ms: u32,
     /// Ranges are gathered and released many at a time (`gather=batched`), or each with a call of its own
     /// (`inline`), for comparison.
     pub gather: bool,
@@ -37,6 +41,17 @@ pub struct Config {
     pub vfork_guard: bool,
     /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
     pub stats_dir: Path,
+}
+
+/// See [`Config::lazyfree`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LazyFree {
+    /// Where a zone's frames are often wanted again soon.
+    Auto,
+    /// Never.
+    Off,
+    /// Wherever it is possible.
+    Always,
 }
 
 /// [`Config::workers`] by the number of CPUs.
@@ -80,6 +95,8 @@ impl Config {
         retain_max: usize::MAX,
         workers: AUTO,
         depopulate: true,
+        lazyfree: LazyFree::Auto,
+        lazy_ms: 5000,
         gather: true,
         threshold: 256 << 10,
         zones: 0,
@@ -149,6 +166,19 @@ impl Config {
                     .filter(|&n| n <= MAX_WORKERS),
             ),
             b"depopulate" => put(&mut self.depopulate, on_off(value)),
+            b"lazyfree" => put(
+                &mut self.lazyfree,
+                match value {
+                    b"auto" => Some(LazyFree::Auto),
+                    b"off" => Some(LazyFree::Off),
+                    b"always" => Some(LazyFree::Always),
+                    _ => None,
+                },
+            ),
+            b"lazy_ms" => put(
+                &mut self.lazy_ms,
+                number(value).filter(|&ms| ms <= 3_600_000),
+            ),
             b"gather" => put(
                 &mut self.gather,
                 match value {
@@ -179,7 +209,7 @@ impl Config {
 }
 
 const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
-                    depopulate=on|off gather=batched|inline threshold=FRAMES zones=N \
+                    depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off stats_dir=/PATH";
 
 fn on_off(value: &[u8]) -> Option<bool> {
@@ -234,10 +264,11 @@ mod tests {
 
     #[test]
     fn each_mistake_is_told_and_changes_nothing() {
-        let (config, complaints) =
-            parse("rsek=on,rseq=maybe,retain_max=1t,zones=0,retain_ms=-1,stats_dir=here,thp");
+        let (config, complaints) = parse(
+            "rsek=on,rseq=maybe,retain_max=1t,zones=0,retain_ms=-1,stats_dir=here,thp,lazyfree=on",
+        );
         assert_eq!(config, Config::DEFAULT);
-        assert_eq!(complaints.len(), 7);
+        assert_eq!(complaints.len(), 8);
         assert_eq!(complaints[0], "unknown key: rsek=on");
         assert_eq!(complaints[1], "bad value: rseq=maybe");
     }

@@ -14,9 +14,11 @@ use crate::region::Region;
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{Errno, process, vm};
+use ebbtide_zone::refault::{Recent, Refaults};
 use ebbtide_zone::retain::Retain;
 use ebbtide_zone::{
-    BLOCK_BYTES, Block, Counters, Extent, Frame, PutError, Run, TakeMode, Zone, ZoneState,
+    BLOCK_BYTES, BLOCK_FRAMES, Block, Counters, Extent, Frame, PutError, Run, TakeMode, Zone,
+    ZoneState,
 };
 
 /// Blocks at a zone's start that stay without huge pages.
@@ -38,6 +40,12 @@ pub struct ZoneData {
     pub retain: Retain,
     /// The most frames in use since the last tick.
     pub high: u64,
+    /// Frames taken since then that were not dirty.
+    pub taken: u64,
+    /// What became of frames that were given up.
+    pub refaults: Refaults,
+    /// Frames that became lazy, until they have been so for `lazy_ms`.
+    pub lazied: Recent,
 }
 
 impl ZoneSlot {
@@ -47,15 +55,20 @@ impl ZoneSlot {
             state: ZoneState::new(0, 0),
             retain: Retain::new(),
             high: 0,
+            taken: 0,
+            refaults: Refaults::new(),
+            lazied: Recent::new(0),
         };
         Self {
             lock: Lock::new(ranks::ZONE, data),
         }
     }
 
-    /// Gives the zone its range.
-    pub fn begin(&self, first: u32, limit: u32) {
-        self.lock.lock().state = ZoneState::new(first, limit);
+    /// Gives the zone its range, and frames that become lazy their time.
+    pub fn begin(&self, first: u32, limit: u32, lazy_ms: u32) {
+        let mut data = self.lock.lock();
+        data.state = ZoneState::new(first, limit);
+        data.lazied = Recent::new(u64::from(lazy_ms));
     }
 
     /// Works on the zone under its lock: bounded work without system calls.
@@ -64,10 +77,20 @@ impl ZoneSlot {
         work(&mut view(region, &mut self.lock.lock().state, 0))
     }
 
-    fn take<R>(&self, region: &Region, attempt: impl FnOnce(&mut Zone) -> Option<R>) -> Option<R> {
+    /// `slack`: frames that are taken with the others and stay unused.
+    fn take<R>(
+        &self,
+        region: &Region,
+        slack: u64,
+        attempt: impl FnOnce(&mut Zone) -> Option<R>,
+    ) -> Option<R> {
         let mut data = self.lock.lock();
+        let before = data.state.counters();
         let taken = attempt(&mut view(region, &mut data.state, 0))?;
-        data.high = data.high.max(data.state.counters().in_use);
+        let after = data.state.counters();
+        data.high = data.high.max(after.in_use);
+        let other = (before.free - before.dirty) - (after.free - after.dirty);
+        data.taken += other.saturating_sub(slack);
         Some(taken)
     }
 
@@ -99,17 +122,25 @@ impl Heap {
     /// Takes a run inside one pageblock. `None`: out of memory or address space.
     pub fn take_run(&self, frames: u32, align_frames: u32) -> Option<Run> {
         let mode = self.take_mode();
-        self.take(1, |zone| zone.take_run(frames, align_frames, mode))
+        self.take(1, 0, |zone| zone.take_run(frames, align_frames, mode))
     }
 
     /// Takes whole pageblocks, with `slack` address space behind them if there is room.
     pub fn take_blocks(&self, blocks: u32, align_blocks: u32, slack: u32) -> Option<Extent> {
         // Enough for an aligned run wherever the opened end is now.
         let need = blocks.checked_add(align_blocks - 1)?;
-        self.take(need, |zone| zone.take_blocks(blocks, align_blocks, slack))
+        let unused = u64::from(slack) * u64::from(BLOCK_FRAMES);
+        self.take(need, unused, |zone| {
+            zone.take_blocks(blocks, align_blocks, slack)
+        })
     }
 
-    fn take<R>(&self, need: u32, mut attempt: impl FnMut(&mut Zone) -> Option<R>) -> Option<R> {
+    fn take<R>(
+        &self,
+        need: u32,
+        slack: u64,
+        mut attempt: impl FnMut(&mut Zone) -> Option<R>,
+    ) -> Option<R> {
         let (region, zones) = (self.region(), self.live_zones());
         let home = if zones.len() == 1 {
             0
@@ -118,14 +149,14 @@ impl Heap {
         };
         let zone_at = |turn: usize| &zones[(home + turn) % zones.len()];
         for turn in 0..zones.len() {
-            if let Some(taken) = zone_at(turn).take(region, &mut attempt) {
+            if let Some(taken) = zone_at(turn).take(region, slack, &mut attempt) {
                 return Some(taken);
             }
         }
         for turn in 0..zones.len() {
             let slot = zone_at(turn);
             while self.open_more(slot, need) {
-                if let Some(taken) = slot.take(region, &mut attempt) {
+                if let Some(taken) = slot.take(region, slack, &mut attempt) {
                     return Some(taken);
                 }
             }

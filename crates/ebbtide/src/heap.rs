@@ -226,7 +226,7 @@ unsafe fn start() -> bool {
     }
     for index in 0..zones {
         let (first, limit) = zone_range(&region, zones, index);
-        HEAP.zones[index].begin(first, limit);
+        HEAP.zones[index].begin(first, limit, config.lazy_ms);
     }
     HEAP.workers.begin();
     crate::stats::start(&config);

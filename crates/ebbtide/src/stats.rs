@@ -41,6 +41,15 @@ pub struct Stats {
     pub worker_ns: u64,
     /// The longest time that the program itself spent releasing at once, in nanoseconds.
     pub longest_stall_ns: u64,
+    /// Made lazy since the process began.
+    pub lazied: usize,
+    /// Zones whose due frames become lazy first, by what was measured.
+    pub lazy_zones: usize,
+    /// What decides it: bytes given up lately and soon wanted again, and those that were not. Older evidence
+    /// counts less.
+    pub reused: usize,
+    /// See [`Self::reused`].
+    pub unused: usize,
 }
 
 impl Stats {
@@ -70,7 +79,14 @@ impl Heap {
         };
         let mut in_use = 0;
         for zone in self.live_zones() {
-            let counters = zone.counters();
+            let (counters, refaults) = {
+                let data = zone.lock.lock();
+                (data.state.counters(), data.refaults)
+            };
+            let (reused, unused) = refaults.evidence();
+            stats.reused += reused as usize * FRAME_BYTES;
+            stats.unused += unused as usize * FRAME_BYTES;
+            stats.lazy_zones += usize::from(refaults.lazy_first());
             let bytes = |frames: u64| frames as usize * FRAME_BYTES;
             stats.dirty += bytes(counters.dirty);
             stats.lazy += bytes(counters.lazy);
@@ -95,6 +111,7 @@ impl Heap {
         stats.held = self.held.all() * FRAME_BYTES;
         stats.worker_ns = word(WORKER_NS);
         stats.longest_stall_ns = word(LONGEST_STALL_NS);
+        stats.lazied = word(LAZIED) as usize;
         stats
     }
 }
@@ -122,6 +139,10 @@ const IN_SPANS: usize = 17;
 /// Two masks, one bit for each of `features::ALL`: those that were tried and worked, and were refused.
 const WORKED: usize = 18;
 const REFUSED: usize = 19;
+const LAZIED: usize = 24;
+const LAZY_ZONES: usize = 25;
+const REUSED: usize = 26;
+const UNUSED: usize = 27;
 
 /// The page as others read it: little-endian words.
 #[repr(C, align(4096))]
@@ -183,6 +204,10 @@ pub(crate) fn count_stall(ns: u64) {
     page().0[LONGEST_STALL_NS].fetch_max(ns, Ordering::Relaxed);
 }
 
+pub(crate) fn count_lazied(bytes: usize) {
+    page().0[LAZIED].fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
 pub(crate) fn count_released(bytes: usize) {
     page().0[RELEASED].fetch_add(bytes as u64, Ordering::Relaxed);
     page().0[CALLS].fetch_add(1, Ordering::Relaxed);
@@ -225,6 +250,9 @@ fn write_page(heap: &Heap) {
     set(PENDING, stats.pending);
     set(IN_SPANS, stats.in_spans);
     set(HELD, stats.held);
+    set(LAZY_ZONES, stats.lazy_zones);
+    set(REUSED, stats.reused);
+    set(UNUSED, stats.unused);
     write_features();
     set(MODE, usize::from(heap.caches.uses_sections()));
 }

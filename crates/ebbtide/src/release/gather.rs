@@ -33,12 +33,14 @@ pub const CLAIM_RANGES: usize = 256;
 pub struct Range {
     /// The first frame.
     pub first: u32,
-    /// How many, with [`KEPT`].
+    /// How many, with [`KEPT`] and [`LAZY`].
     frames: u32,
 }
 
 /// Set in [`Range::frames`] when the range was not released.
 const KEPT: u32 = 1 << 31;
+/// Set there when the range becomes lazy, not clean.
+const LAZY: u32 = 1 << 30;
 
 impl Range {
     /// `frames` from `first` on.
@@ -46,9 +48,22 @@ impl Range {
         Self { first, frames }
     }
 
+    /// The same range, to become lazy.
+    pub fn to_lazy(self) -> Self {
+        Self {
+            frames: self.frames | LAZY,
+            ..self
+        }
+    }
+
     /// How many frames.
     pub fn frames(self) -> u32 {
-        self.frames & !KEPT
+        self.frames & !(KEPT | LAZY)
+    }
+
+    /// Whether it becomes lazy.
+    pub fn is_lazy(self) -> bool {
+        self.frames & LAZY != 0
     }
 
     /// Whether it consists of whole pageblocks. Others end at a block's border, because a block is split,
@@ -207,9 +222,10 @@ impl Gather {
         if let Some(last) = self.last_range()
             && last.first + last.frames() == range.first
             && (!range.first.is_multiple_of(BLOCK_FRAMES) || last.is_blocks() && range.is_blocks())
-            && last.frames() + range.frames() < KEPT
+            && last.is_lazy() == range.is_lazy()
+            && last.frames() + range.frames() < LAZY
         {
-            last.frames += range.frames;
+            last.frames += range.frames();
             self.frames += u64::from(range.frames());
             return true;
         }
@@ -367,6 +383,18 @@ mod tests {
         assert!(other.add(Range::new(500, 12)) && other.add(Range::new(512, 3)));
         assert!(other.add(Range::new(1024, 512)) && other.add(Range::new(1536, 1024)));
         assert_eq!(ranges(&mut other), [(500, 12), (512, 3), (1024, 1536)]);
+        // What becomes lazy stays apart, through merging and cutting.
+        let mut mixed = Gather::NEW;
+        assert!(mixed.add(Range::new(10, 2)) && mixed.add(Range::new(12, 2).to_lazy()));
+        assert!(mixed.add(Range::new(14, 3).to_lazy()));
+        assert_eq!(ranges(&mut mixed), [(10, 2), (12, 5)]);
+        mixed.cut(2);
+        let last = mixed.pop().unwrap();
+        assert_eq!(
+            (last.frames(), last.is_lazy(), mixed.frames()),
+            (3, true, 2)
+        );
+        assert!(!mixed.pop().unwrap().is_lazy());
 
         // Every other frame: nothing merges, batches are linked.
         let mut expected = std::vec![(10, 5), (20, 1)];

@@ -1,5 +1,8 @@
 //! A gather's ranges to the kernel: many at a time, huge pages split first.
 //!
+//! Ranges that become lazy get `MADV_FREE`, in calls of their own; where that is refused (locked memory, a
+//! filter) they are released like the others.
+//!
 //! One `process_madvise` takes up to 1,024 ranges and 1 GiB, never a part of a range: the kernel would
 //! cut a call at 2 GiB, inside a huge page. Short returns are resumed behind what was done. Where the
 //! call is refused, and for a range above 1 GiB, one madvise a range.
@@ -17,7 +20,7 @@ use crate::heap::Heap;
 use crate::region::flag;
 use crate::stats;
 use core::sync::atomic::Ordering;
-use ebbtide_sys::features::{RELEASE_MANY, SCAN_PAGES};
+use ebbtide_sys::features::{LAZY_FREE, RELEASE_MANY, SCAN_PAGES};
 use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::{Errno, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
@@ -46,7 +49,9 @@ fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&P
         ranges: [EMPTY; N],
         count: 0,
         bytes: 0,
+        advice: libc::MADV_DONTNEED,
         released: 0,
+        lazied: 0,
     };
     let batched = heap.settings().config.gather;
     let mut split = None;
@@ -56,12 +61,19 @@ fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&P
         }
         let address = heap.region().address(Frame(range.first));
         let bytes = range.frames() as usize * FRAME_BYTES;
+        let advice = if range.is_lazy() && LAZY_FREE.may_work() {
+            libc::MADV_FREE
+        } else {
+            libc::MADV_DONTNEED
+        };
+        if call.advice != advice {
+            call.flush();
+            call.advice = advice;
+        }
         if !batched || bytes > MAX_BYTES || !RELEASE_MANY.may_work() {
             call.flush();
             // SAFETY: claimed frames.
-            if unsafe { vm::release(address, bytes) }.is_ok() {
-                call.released += bytes;
-            } else {
+            if !unsafe { call.one(address, bytes) } {
                 Gather::keep(range);
             }
             return;
@@ -77,7 +89,10 @@ fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&P
         call.bytes += bytes;
     });
     call.flush();
-    stats::count_released(call.released);
+    if call.released > 0 {
+        stats::count_released(call.released);
+    }
+    stats::count_lazied(call.lazied);
     call.released
 }
 
@@ -91,7 +106,10 @@ struct Call<const N: usize> {
     ranges: [vm::Range; N],
     count: usize,
     bytes: usize,
+    advice: i32,
+    /// What came of all calls so far.
     released: usize,
+    lazied: usize,
 }
 
 impl<const N: usize> Call<N> {
@@ -100,23 +118,24 @@ impl<const N: usize> Call<N> {
         while start < self.count && RELEASE_MANY.may_work() {
             let ranges = &self.ranges[start..self.count];
             // SAFETY: claimed frames.
-            match unsafe { vm::advise_many(ranges, libc::MADV_DONTNEED) } {
+            match unsafe { vm::advise_many(ranges, self.advice) } {
                 Ok(done) if done > 0 => {
                     let _ = RELEASE_MANY.latch(Ok::<_, Errno>(()));
                     start = self.resume(start, done);
                 }
                 // Not now: the program changed a mapping, or memory is short.
                 Ok(_) | Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => break,
+                // One by one, to know what was refused.
+                Err(_) if self.advice == libc::MADV_FREE => break,
                 Err(_) => RELEASE_MANY.refuse(),
             }
         }
         // Refused, or stopped at a range: one by one.
-        for range in &self.ranges[start..self.count] {
+        for index in start..self.count {
+            let range = self.ranges[index];
             // SAFETY: as above.
             unsafe {
-                if vm::release(range.iov_base as usize, range.iov_len).is_ok() {
-                    self.released += range.iov_len;
-                } else {
+                if !self.one(range.iov_base as usize, range.iov_len) {
                     // Nothing gives it back. It goes on as clean, so it must read zero.
                     range.iov_base.cast::<u8>().write_bytes(0, range.iov_len);
                 }
@@ -125,9 +144,41 @@ impl<const N: usize> Call<N> {
         (self.count, self.bytes) = (0, 0);
     }
 
+    /// One range by itself. `false`: nothing gives it back.
+    ///
+    /// # Safety
+    /// Claimed frames.
+    unsafe fn one(&mut self, address: usize, bytes: usize) -> bool {
+        // SAFETY: by contract.
+        unsafe {
+            if self.advice == libc::MADV_FREE {
+                match vm::advise(address, bytes, libc::MADV_FREE) {
+                    Ok(()) => {
+                        self.count(bytes);
+                        return true;
+                    }
+                    Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => {}
+                    Err(_) => LAZY_FREE.refuse(),
+                }
+            }
+            let released = vm::release(address, bytes).is_ok();
+            self.released += if released { bytes } else { 0 };
+            released
+        }
+    }
+
+    fn count(&mut self, bytes: usize) {
+        if self.advice == libc::MADV_FREE {
+            let _ = LAZY_FREE.latch(Ok::<_, Errno>(()));
+            self.lazied += bytes;
+        } else {
+            self.released += bytes;
+        }
+    }
+
     /// Counts `done` bytes from range `start` on; the range to go on with, cut if it was done in part.
     fn resume(&mut self, mut start: usize, mut done: usize) -> usize {
-        self.released += done;
+        self.count(done);
         while start < self.count && done >= self.ranges[start].iov_len {
             done -= self.ranges[start].iov_len;
             start += 1;
@@ -226,7 +277,9 @@ mod tests {
             ranges: [EMPTY; 8],
             count: 0,
             bytes: 0,
+            advice: libc::MADV_DONTNEED,
             released: 0,
+            lazied: 0,
         };
         for (index, &len) in lengths.iter().enumerate() {
             call.ranges[index] = vm::Range {

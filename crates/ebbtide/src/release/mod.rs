@@ -16,12 +16,14 @@
 //! | [`slots`] | the process's gathers, and the queue for workers |
 //! | [`kernel`] | the system calls, and the splitting of huge pages |
 //! | [`held`] | huge pages that could not be split |
+//! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
 //! | [`workers`] | the threads |
 //! | [`room`] | how much memory is left |
 
 pub mod gather;
 pub mod held;
 pub mod kernel;
+pub mod lazy;
 pub mod room;
 pub mod slots;
 pub mod workers;
@@ -33,8 +35,11 @@ use crate::size_class::CLASSES;
 use crate::stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::{clock, process, vm};
-use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, FRAME_BYTES, Frame, Outcome};
+use ebbtide_zone::{
+    BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, Counters, FRAME_BYTES, Frame, Outcome,
+};
 use gather::{Gather, Range};
+use lazy::{Take, add};
 use workers::{Next, Releaser, release_owned};
 
 /// Frames always kept for reuse: 1 MiB.
@@ -49,6 +54,8 @@ const HELP_FRAMES: u64 = 4096;
 const PIECE_FRAMES: u64 = 8192;
 /// Spans looked at under their lock at once.
 const SPANS_AT_ONCE: usize = 8;
+/// Without a window ([`Heap::keeps_nothing`]), what was freed goes back from this on: every large allocation.
+const AT_ONCE_BYTES: usize = 256 << 10;
 /// Milliseconds between ticks.
 const TICK_MS: u64 = 10;
 /// Milliseconds between looks at the spans on ticks, and at what memory is left.
@@ -71,6 +78,10 @@ struct Backlog {
     dirty: u64,
     /// Those that are due.
     due: u64,
+    /// Free and lazy frames.
+    lazy: u64,
+    /// Those that are due to become clean.
+    lazy_due: u64,
 }
 
 impl Heap {
@@ -86,7 +97,12 @@ impl Heap {
     pub fn tick(&self) {
         let now = clock::now_ms();
         let last = LAST_TICK_MS.load(Ordering::Relaxed);
-        let much = self.freed.load(Ordering::Relaxed) >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
+        let limit = if self.keeps_nothing() {
+            AT_ONCE_BYTES
+        } else {
+            IN_PLACE_FRAMES as usize * FRAME_BYTES
+        };
+        let much = self.freed.load(Ordering::Relaxed) >= limit;
         if (much || now.wrapping_sub(last) >= TICK_MS)
             && LAST_TICK_MS
                 .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
@@ -108,7 +124,7 @@ impl Heap {
             0
         };
         stats::refresh(self, now);
-        if backlog.dirty > IN_PLACE_FRAMES || waiting > IN_PLACE_FRAMES {
+        if backlog.dirty + backlog.lazy > IN_PLACE_FRAMES || waiting > IN_PLACE_FRAMES {
             // A worker waits for the window; it is woken when that is over already.
             let window = u64::from(self.settings().config.retain_ms).max(LOOK_MS);
             let watched = self.workers.look_before(now + window);
@@ -116,13 +132,27 @@ impl Heap {
                 && (watched && backlog.due <= IN_PLACE_FRAMES || heap_workers().call(1));
             if !called {
                 self.look_at_held(now);
-                self.release_dirty(backlog.due.saturating_sub(FLOOR_FRAMES).min(HELP_FRAMES));
+                self.release_dirty(backlog.due.saturating_sub(self.floor()).min(HELP_FRAMES));
                 self.depopulate_some(now);
             } else if backlog.due > CAP_FRAMES.load(Ordering::Relaxed) / 2 {
                 self.release_dirty(HELP_FRAMES);
             }
-        } else if backlog.due > FLOOR_FRAMES {
-            self.release_dirty((backlog.due - FLOOR_FRAMES).min(STEP_FRAMES));
+        } else if backlog.due > self.floor() {
+            self.release_dirty((backlog.due - self.floor()).min(STEP_FRAMES));
+        }
+    }
+
+    /// Whether free memory goes back at once (`retain_ms=0`).
+    fn keeps_nothing(&self) -> bool {
+        self.settings().config.retain_ms == 0
+    }
+
+    /// Dirty frames that always stay.
+    fn floor(&self) -> u64 {
+        if self.keeps_nothing() {
+            0
+        } else {
+            FLOOR_FRAMES
         }
     }
 
@@ -131,7 +161,9 @@ impl Heap {
         let config = &self.settings().config;
         let window = u64::from(config.retain_ms);
         let own_cap = (config.retain_max / FRAME_BYTES) as u64;
-        let cap = own_cap.min(CAP_FRAMES.load(Ordering::Relaxed)) / self.live_zones().len() as u64;
+        let zones = self.live_zones().len() as u64;
+        let room = CAP_FRAMES.load(Ordering::Relaxed) / zones;
+        let cap = room.min(own_cap / zones);
         let mut backlog = Backlog::default();
         let mut in_parts = 0;
         for zone in self.live_zones() {
@@ -140,6 +172,10 @@ impl Heap {
             let high = core::mem::replace(&mut data.high, counters.in_use);
             data.retain.observe(now, high.max(counters.in_use));
             data.retain.observe(now, counters.in_use);
+            let taken = core::mem::take(&mut data.taken);
+            data.refaults.observe(now, taken);
+            backlog.lazy += counters.lazy;
+            backlog.lazy_due += Self::lazy_due(&mut data, now, &counters, room);
             let dirty = counters.dirty;
             backlog.dirty += dirty;
             let in_whole = u64::from(counters.resident_free_blocks) * u64::from(BLOCK_FRAMES);
@@ -153,6 +189,14 @@ impl Heap {
         backlog.dirty -= held;
         backlog.due = backlog.due.min(backlog.dirty);
         backlog
+    }
+
+    /// Two sums over the zones.
+    fn sum(&self, of: impl Fn(Counters) -> (u64, u64)) -> (u64, u64) {
+        self.live_zones()
+            .iter()
+            .map(|zone| of(zone.counters()))
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     fn waiting_in_spans(&self) -> usize {
@@ -175,8 +219,15 @@ impl Heap {
         self.look_at_room(now);
         self.look_at_held(now);
         let backlog = self.backlog(now);
-        if backlog.due > FLOOR_FRAMES {
-            self.release_zones(backlog.due - FLOOR_FRAMES, backlog.due, by);
+        if backlog.due > self.floor() {
+            let has_room = backlog.lazy + backlog.due <= CAP_FRAMES.load(Ordering::Relaxed);
+            let take = Take::Due {
+                lazy_first: by.is_worker() && has_room && self.may_go_lazy(),
+            };
+            self.release_zones(backlog.due - self.floor(), backlog.due, take, by);
+        }
+        if backlog.lazy_due > 0 {
+            self.release_zones(backlog.lazy_due, backlog.lazy_due, Take::Lazy, by);
         }
         let cached = self.drain_idle();
         let depopulated = self.depopulate_due(now, by);
@@ -191,7 +242,14 @@ impl Heap {
         let ms = if active { part * 4 } else { part };
         match most {
             most if most > IN_PLACE_FRAMES => Next::Much(ms),
+            // Lazy memory goes without a call of the program's.
+            most if left.lazy > FLOOR_FRAMES => Next::Much(if most > FLOOR_FRAMES {
+                ms
+            } else {
+                self.lazy_part_ms()
+            }),
             most if most > FLOOR_FRAMES => Next::Little(ms),
+            _ if left.lazy > 0 => Next::Little(self.lazy_part_ms()),
             _ if self.held.all() as u64 > IN_PLACE_FRAMES => {
                 self.held.next_look_ms().map_or(Next::Nothing, Next::Much)
             }
@@ -219,14 +277,15 @@ impl Heap {
             let Some(mut owned) = self.slots.take() else {
                 return;
             };
-            left -= self.gather_zone(zone, owned.gather(), left).min(left);
+            let take = Take::Due { lazy_first: false };
+            left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
             release_owned(self, owned, Releaser::Program);
         }
     }
 
     /// Releases `frames` at most in pieces that share out `dirty`, by this thread and as many workers as may be. Bytes given back by this
     /// thread.
-    fn release_zones(&self, frames: u64, dirty: u64, by: Releaser) -> usize {
+    fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
         let helpers = self
             .max_workers()
             .saturating_sub(usize::from(by.is_worker()));
@@ -241,7 +300,7 @@ impl Heap {
                 let Some(mut owned) = self.slots.take() else {
                     return released;
                 };
-                let claimed = self.gather_zone(zone, owned.gather(), left.min(piece));
+                let claimed = self.gather_zone(zone, owned.gather(), left.min(piece), take);
                 if claimed == 0 {
                     break;
                 }
@@ -272,15 +331,17 @@ impl Heap {
         released
     }
 
-    /// Claims up to about `frames` dirty frames of a zone. How many.
-    fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64) -> u64 {
+    /// Claims up to about `frames` frames of a zone. How many.
+    fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64, take: Take) -> u64 {
         let before = gather.frames();
+        let lazy_first = take == Take::Due { lazy_first: true } && self.goes_lazy(zone);
         while gather.frames() - before < frames && gather.reserve() {
             let left = (frames - (gather.frames() - before)).min(u64::from(u32::MAX)) as u32;
             let claim = {
                 let mut data = self.zones[zone].lock.lock();
-                let claim = view(self.region(), &mut data.state, 0).claim_dirty(left, true);
-                add(gather, claim);
+                let claim = take.claim(self.region(), &mut data, left);
+                let to_lazy = lazy_first && claim.is_some_and(|claim| self.can_be_lazy(&claim));
+                add(gather, claim, to_lazy);
                 claim
             };
             let Some(claim) = claim else { break };
@@ -294,6 +355,7 @@ impl Heap {
                 add(
                     gather,
                     view(self.region(), &mut data.state, 0).claim_free(block),
+                    false,
                 );
             }
         }
@@ -314,17 +376,22 @@ impl Heap {
     /// what a forked child finds.
     pub fn put_back(&self, gather: &mut Gather, released: bool) {
         while let Some(range) = gather.peek() {
-            let clean = released && !range.is_kept();
+            let outcome = match released && !range.is_kept() {
+                false => Outcome::Dirty,
+                true if range.is_lazy() => Outcome::Lazy,
+                true => Outcome::Clean,
+            };
             let end = range.first + range.frames();
             let last = Frame(end - 1);
             // SAFETY: claimed frames are opened.
             let class = unsafe { self.region().class_of(last) }.load(Ordering::Relaxed);
             if class == 0 {
-                self.put_back_to_zone(gather, range, clean);
+                self.put_back_to_zone(gather, range, outcome);
                 continue;
             }
             let start = self.span_start(last).max(range.first);
             let count = end - start;
+            let clean = outcome == Outcome::Clean;
             // SAFETY: claimed by a depopulation, put back once: cut off under the same lock.
             unsafe { self.put_span_frames(Frame(start), count, clean, || gather.cut(count)) };
             if range.is_kept() {
@@ -333,7 +400,7 @@ impl Heap {
         }
     }
 
-    fn put_back_to_zone(&self, gather: &mut Gather, range: Range, clean: bool) {
+    fn put_back_to_zone(&self, gather: &mut Gather, range: Range, outcome: Outcome) {
         let end = range.first + range.frames();
         let last = Frame(end - 1).block();
         let whole = if end.is_multiple_of(BLOCK_FRAMES) {
@@ -341,15 +408,10 @@ impl Heap {
         } else {
             0
         };
-        if clean && whole > 0 {
+        if outcome == Outcome::Clean && whole > 0 {
             self.heal(Block(last.0 + 1 - whole), whole);
         }
         let start = range.first.max(last.first_frame().0) % BLOCK_FRAMES;
-        let outcome = if clean {
-            Outcome::Clean
-        } else {
-            Outcome::Dirty
-        };
         let put = {
             let mut data = self.zone_of(last).lock.lock();
             let mut zone = view(self.region(), &mut data.state, 0);
@@ -375,6 +437,9 @@ impl Heap {
                 self.held.add(claim.frames());
             }
             gather.cut(claim.frames());
+            if outcome == Outcome::Lazy {
+                data.lazied.add(u64::from(claim.frames()));
+            }
             put
         };
         self.expect_put(put.map(drop));
@@ -491,13 +556,6 @@ fn heap_workers() -> &'static workers::Workers {
 /// Ranges of one gather of a depopulation: one call to the kernel.
 const BATCHED: usize = 1024 - gather::CLAIM_RANGES;
 
-fn add(gather: &mut Gather, claim: Option<Claim>) {
-    for (first, frames) in claim.iter().flat_map(Claim::runs) {
-        let added = gather.add(Range::new(first.0, frames));
-        debug_assert!(added, "INV-GATHER-2");
-    }
-}
-
 fn mask_of(start: u32, count: u32) -> [u64; 8] {
     let mut mask = [0; 8];
     ebbtide_zone::bits::for_words(start, count, |index, bits| mask[index] = bits);
@@ -516,14 +574,8 @@ pub fn release_everything(heap: &Heap) -> usize {
         }
     }
     // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
-    let (free, dirty) = heap
-        .live_zones()
-        .iter()
-        .fold((0, 0), |(free, dirty), zone| {
-            let counters = zone.counters();
-            (free + counters.free, dirty + counters.dirty)
-        });
-    heap.release_zones(free, dirty, Releaser::Program);
+    let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
+    heap.release_zones(free, held, Take::All, Releaser::Program);
     // What is on its way: help, oldest first, then wait.
     heap.slots.join(|owned| {
         release_owned(heap, owned, Releaser::Program);
