@@ -125,6 +125,10 @@ pub enum BenchCommand {
     /// and until the memory is back (see --quick, --size, --only)
     #[command(after_help = peers::known_list())]
     Exit(ReturnArgs),
+    /// Many processes, mostly swapped out, killed together while a program starts; as
+    /// root, as it sets up swap for its time (see --quick, --size, --processes)
+    #[command(after_help = peers::known_list())]
+    SwapExit(SwapExitArgs),
 }
 
 /// Flags of the families that fill memory.
@@ -147,6 +151,23 @@ pub struct ReturnArgs {
     /// As in the other families.
     #[command(flatten)]
     pub sized: SizedArgs,
+    /// Write a page with the curves to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `ebbtide bench swap-exit`.
+#[derive(Debug, Args)]
+pub struct SwapExitArgs {
+    /// The common ones.
+    #[command(flatten)]
+    pub bench: BenchArgs,
+    /// What each process fills, such as 200M
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// How many processes are killed
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub processes: Option<u32>,
     /// Write a page with the curves to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
@@ -196,6 +217,9 @@ pub struct WorkerArgs {
     /// Without huge pages
     #[arg(long)]
     pub thp_off: bool,
+    /// What the foreground process reads
+    #[arg(long)]
+    pub file: Option<PathBuf>,
 }
 
 /// The command for help, completions and manual pages.

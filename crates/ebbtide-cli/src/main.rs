@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Free(args)) => bench::free::main(&args),
         Command::Bench(BenchCommand::Return(args)) => bench::give_back::main(&args),
         Command::Bench(BenchCommand::Exit(args)) => bench::exit::main(&args),
+        Command::Bench(BenchCommand::SwapExit(args)) => bench::swap_exit::main(&args),
         Command::BenchWorker(args) => bench::worker::main(&args),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),

@@ -269,7 +269,7 @@ fn mark(said: &mut ChildStdout, name: &str, limit: Instant) -> Result<u64> {
 }
 
 /// The process's only child: it starts none but its helper.
-fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
+pub fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let children = tasks
         .flatten()

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::bench::crowd::Crowd;
 use crate::bench::dying::Ending;
 use crate::bench::observe::Watch;
 use crate::bench::peers::{self, Entry};
@@ -56,6 +57,8 @@ pub enum Run {
         /// Without huge pages.
         is_thp_off: bool,
     },
+    /// Many of this program's workers, killed together while another one starts.
+    Crowd(Crowd),
     /// A C program, compiled here; it prints what a worker prints. Where there
     /// is no compiler, the worker's case.
     Compiled {

@@ -72,12 +72,24 @@ fn page(family: &str, results: &Results, tables: &str) -> String {
             escape(case),
             escape(series.about)
         ));
-        let rss = lines(results, case, |c| &c.rss_mib, |c| c.base_mib + c.live_mib);
-        body.push_str("<p>Resident size of the process</p>\n");
-        body.push_str(&svg("s", "MiB", &rss));
-        let system = lines(results, case, |c| &c.system_mib, |c| c.live_mib);
-        body.push_str("<p>What the system has less than before the fill</p>\n");
-        body.push_str(&svg("s", "MiB", &system));
+        let drawings = [
+            (
+                "Resident size of the process",
+                lines(results, case, |c| &c.rss_mib, |c| c.base_mib + c.live_mib),
+            ),
+            (
+                "What the system has less than before the fill",
+                lines(results, case, |c| &c.system_mib, |c| c.live_mib),
+            ),
+            (
+                "Swap in use",
+                lines(results, case, |c| &c.swap_mib, |_| 0.0),
+            ),
+        ];
+        for (what, lines) in drawings.iter().filter(|(_, lines)| !lines.is_empty()) {
+            body.push_str(&format!("<p>{what}</p>\n"));
+            body.push_str(&svg("s", "MiB", lines));
+        }
     }
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -149,6 +161,7 @@ mod tests {
             step_ms: 50,
             rss_mib: vec![100.0, end],
             system_mib: vec![90.0, end],
+            swap_mib: Vec::new(),
             base_mib: 3.0,
             live_mib: 9.0,
         };

@@ -53,6 +53,16 @@ pub fn ending(at_ns: u64) {
     say(format_args!("@ending {at_ns}\n"));
 }
 
+/// All is filled, so much of it swapped out, and so much CPU time used. Waits to be killed.
+pub fn ready(swapped_bytes: u64, cpu_us: u64) {
+    tell(format_args!("@ready {swapped_bytes} {cpu_us}\n"));
+}
+
+/// Has started. There is no answer.
+pub fn started(at_ns: u64) {
+    say(format_args!("@started {at_ns}\n"));
+}
+
 /// Says a line and waits for the answer. Without an observer there is no point in going on.
 fn tell(text: fmt::Arguments) {
     let mut answer = 0u8;

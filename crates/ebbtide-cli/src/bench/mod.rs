@@ -17,11 +17,14 @@
 //! | `block`, `objects`, `victim` | the measured process: one block, many objects, two threads |
 //! | `micro` | the family of single operations |
 //! | `exit`, `dying` | the family of ends; a process that ends, and what is seen of it |
+//! | `swap_exit`, `crowd` | the family of ends in swap; a run of it |
+//! | `phone`, `swap` | the processes of such a run; swap for its time, and its removal |
 //! | `free`, `give_back` | the families `free` and `return`; `sized` is what they share |
 //!
 //! A family is a file like `micro`: it says what is run and what is measured.
 
 pub mod block;
+pub mod crowd;
 pub mod dying;
 pub mod exit;
 pub mod free;
@@ -34,12 +37,15 @@ pub mod micro;
 pub mod objects;
 pub mod observe;
 pub mod peers;
+pub mod phone;
 pub mod plot;
 pub mod process;
 pub mod report;
 pub mod sample;
 pub mod sized;
 pub mod stats;
+pub mod swap;
+pub mod swap_exit;
 pub mod tables;
 pub mod victim;
 pub mod worker;

@@ -156,6 +156,7 @@ impl Observation {
             step_ms: CURVE_STEP.as_millis() as u64,
             rss_mib: Vec::new(),
             system_mib: Vec::new(),
+            swap_mib: Vec::new(),
             base_mib: self.base.rss_bytes as f64 / MIB,
             live_mib: self.live_bytes as f64 / MIB,
         };

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use tempfile::TempDir;
 
+use crate::bench::crowd::{self, Crowd};
 use crate::bench::dying::{self, Ending};
 use crate::bench::harness::{Case, Run};
 use crate::bench::observe::{self, Watch};
 use crate::bench::peers::{self, Entry};
 use crate::bench::stats::Spread;
+use crate::bench::swap_exit::NOBODY;
 use crate::bench::worker::Output;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -128,6 +130,7 @@ impl Starter {
                 watched(command, *watch)
             }
             Run::Ends { ending, is_thp_off } => self.ends(*ending, *is_thp_off, entry),
+            Run::Crowd(crowd) => self.crowd(crowd, entry),
             Run::Compiled { or_case, .. } => {
                 let program = self.programs.iter().find(|(id, _)| *id == case.id);
                 let command = match program {
@@ -140,9 +143,27 @@ impl Starter {
         }
     }
 
+    fn crowd(&self, crowd: &Crowd, entry: &Entry) -> Result<Output> {
+        let app = || {
+            let threshold = threshold_kib(crowd.size_bytes);
+            let conf = format!("exit_threshold={threshold}K,thp=off");
+            let mut command = self.worker("app", crowd.size_bytes, entry, &conf);
+            command.arg("--thp-off");
+            command
+        };
+        let plain = Entry::plain("foreground");
+        let mut foreground = self.worker("foreground", crowd.foreground_bytes, &plain, "");
+        foreground.arg("--file").arg(&crowd.file);
+        let processes = if entry.name == NOBODY {
+            0
+        } else {
+            crowd.processes
+        };
+        crowd::run(crowd, processes, &app, foreground, is_detached(entry))
+    }
+
     fn ends(&self, ending: Ending, is_thp_off: bool, entry: &Entry) -> Result<Output> {
-        // Small sizes would never get a helper.
-        let threshold = (ending.size_bytes / 2).min(EXIT_THRESHOLD_BYTES) >> 10;
+        let threshold = threshold_kib(ending.size_bytes);
         let mut conf = format!("exit_threshold={threshold}K");
         if is_thp_off {
             conf.push_str(",thp=off");
@@ -153,9 +174,8 @@ impl Starter {
         }
         piped(&mut command);
         let mut child = command.spawn().context("cannot start")?;
-        let needs_helper = entry.conf.contains("exit=detached");
         let end = Instant::now() + TIMEOUT;
-        let followed = dying::follow(&mut child, ending, needs_helper, end);
+        let followed = dying::follow(&mut child, ending, is_detached(entry), end);
         explained(&mut child, followed, true)
     }
 
@@ -179,6 +199,15 @@ impl Starter {
             ..Output::default()
         })
     }
+}
+
+/// Small sizes would never get a helper.
+fn threshold_kib(size_bytes: u64) -> u64 {
+    (size_bytes / 2).min(EXIT_THRESHOLD_BYTES) >> 10
+}
+
+fn is_detached(entry: &Entry) -> bool {
+    entry.conf.contains("exit=detached")
 }
 
 /// Touches so much memory in a process that ends: a host that lends memory only

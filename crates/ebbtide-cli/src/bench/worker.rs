@@ -12,12 +12,12 @@ use std::mem;
 use std::ptr;
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::block::{self, Method};
 use crate::bench::stats::Spread;
-use crate::bench::{dying, objects, victim};
+use crate::bench::{dying, objects, phone, swap, victim};
 use crate::cli::WorkerArgs;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -46,6 +46,9 @@ pub struct Curve {
     pub rss_mib: Vec<f64>,
     /// What the system has less than before the fill.
     pub system_mib: Vec<f64>,
+    /// Swap in use beyond what was before; empty where nobody looked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub swap_mib: Vec<f64>,
     /// Resident before the fill.
     pub base_mib: f64,
     /// Pages with a live byte.
@@ -83,6 +86,9 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
         "temporaries" => block::temporaries(n)?,
         "victim_now" => victim::run(n, true)?,
         "victim_later" => victim::run(n, false)?,
+        "app" => phone::app(n)?,
+        "foreground" => phone::foreground(n, args.file.as_deref().context("--file is missing")?)?,
+        "swap_keeper" => swap::keep(n)?,
         case if case.starts_with("end_") => dying::run(case, n)?,
         case if case.ends_with("_random") || case.ends_with("_oldest") => {
             objects::thinned(case, n)?

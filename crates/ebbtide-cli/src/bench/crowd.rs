@@ -1,0 +1,388 @@
+//! One run of the family `swap-exit`: many processes are killed together while another one starts.
+//!
+//! The killed ones' helpers become children of this process (it makes itself their
+//! subreaper), so that the CPU time of all can be read when they have ended.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::mem;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::bench::dying::helper_of;
+use crate::bench::link::now_ns;
+use crate::bench::observe::parse_mark;
+use crate::bench::phone::usage_us;
+use crate::bench::sample::System;
+use crate::bench::swap;
+use crate::bench::worker::{Curve, Output};
+
+/// What a run consists of.
+#[derive(Clone, Debug)]
+pub struct Crowd {
+    /// How many are killed.
+    pub processes: u32,
+    /// What each of them holds.
+    pub size_bytes: u64,
+    /// What the foreground process maps.
+    pub foreground_bytes: u64,
+    /// What it reads.
+    pub file: PathBuf,
+    /// All are in this cgroup, which has no room for the foreground process until the
+    /// others give some back.
+    pub group: Option<PathBuf>,
+    /// How long to wait for memory and swap.
+    pub wait: Duration,
+}
+
+const POLL: Duration = Duration::from_millis(4);
+const CURVE_STEP_MS: u64 = 20;
+const MIB: f64 = (1 << 20) as f64;
+/// Room in the cgroup beyond what the killed hold.
+const ROOM_BYTES: u64 = 8 << 20;
+/// The least part of the intended swap that makes a run worth anything.
+const LEAST_SWAPPED: f64 = 0.8;
+
+/// A process that is to be killed.
+struct App {
+    child: Child,
+    _answer: ChildStdin,
+    helper: Option<u32>,
+    cpu_us: u64,
+}
+
+/// Memory and swap at a moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    at_ns: u64,
+    free_bytes: u64,
+    swap_bytes: u64,
+}
+
+/// Runs it. `app` and `foreground` are the commands, `needs_helper` says whether the
+/// processes must have one.
+pub fn run(
+    crowd: &Crowd,
+    processes: u32,
+    app: &dyn Fn() -> Command,
+    mut foreground: Command,
+    needs_helper: bool,
+) -> Result<Output> {
+    let _subreaper = Subreaper::new()?;
+    let mut system = System::new()?;
+    let mut look = || -> Result<Look> {
+        Ok(Look {
+            at_ns: now_ns(),
+            free_bytes: system.free_bytes(false)?,
+            swap_bytes: swap::used_bytes(),
+        })
+    };
+    let group = crowd.group.as_deref();
+    let base = look()?;
+    let mut apps = start(crowd, processes, app, group, needs_helper)?;
+    if let Some(group) = group {
+        let room = swap::group_usage_bytes(group)? + ROOM_BYTES;
+        swap::limit_group(group, Some(room))?;
+        join(&mut foreground, group)?;
+    }
+    foreground
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+
+    let full = look()?;
+    let began_ns = now_ns();
+    for app in &mut apps {
+        app.child.kill()?;
+    }
+    let mut front = foreground.spawn().context("cannot start")?;
+    let mut ends = Ends::new(apps);
+    let mut looks = vec![full];
+    let limit = Instant::now() + crowd.wait;
+    let mut status = None;
+    loop {
+        looks.push(look()?);
+        ends.reap();
+        if status.is_none() {
+            status = front.try_wait()?;
+        }
+        let is_back = looks.last().is_some_and(|l| is_back(&base, l));
+        let is_over = ends.all_ns().is_some() && status.is_some();
+        if (is_over && is_back) || Instant::now() > limit {
+            break;
+        }
+        std::thread::sleep(POLL);
+    }
+    if let Some(group) = group {
+        swap::limit_group(group, None)?;
+    }
+    let Some(status) = status else {
+        let _ = front.kill();
+        let _ = front.wait();
+        bail!("the foreground process does not end");
+    };
+    let mut errors = String::new();
+    front
+        .stderr
+        .take()
+        .context("no pipe")?
+        .read_to_string(&mut errors)?;
+    ensure!(
+        status.success(),
+        "the foreground process ends with {status} {}",
+        errors.lines().next().unwrap_or_default()
+    );
+    let said = front.stdout.take().context("no pipe")?;
+    let (started_ns, mut output) = started(said)?;
+    let gone_ns = ends.all_ns().context("the killed processes do not end")?;
+    let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
+    let mut figures = BTreeMap::from([
+        ("start_ms".to_owned(), ms(started_ns)),
+        ("dying_cpu_ms".to_owned(), ends.cpu_us as f64 / 1e3),
+        ("gone_ms".to_owned(), ms(gone_ns)),
+        ("seen_ms".to_owned(), ms(ends.seen_ns)),
+    ]);
+    // Until 99 % of the swap are free again.
+    let least = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
+    let swap_back = looks
+        .iter()
+        .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least);
+    figures.insert(
+        "swap_back_ms".to_owned(),
+        swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns)),
+    );
+    output.metrics.append(&mut figures);
+    output.curve = Some(curve(&base, &looks, began_ns));
+    Ok(output)
+}
+
+/// Starts the processes and waits until each has its memory where it belongs.
+fn start(
+    crowd: &Crowd,
+    processes: u32,
+    app: &dyn Fn() -> Command,
+    group: Option<&Path>,
+    needs_helper: bool,
+) -> Result<Vec<App>> {
+    let mut begun = Vec::new();
+    for _ in 0..processes {
+        let mut command = app();
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        if let Some(group) = group {
+            join(&mut command, group)?;
+        }
+        let mut child = command.spawn().context("cannot start")?;
+        let mut answer = child.stdin.take().context("no pipe")?;
+        answer.write_all(b"g")?;
+        let said = BufReader::new(child.stdout.take().context("no pipe")?);
+        begun.push((child, answer, said));
+    }
+    let mut apps = Vec::new();
+    for (child, answer, mut said) in begun {
+        mark(&mut said, "base")?;
+        let numbers = mark(&mut said, "ready")?;
+        let [swapped, cpu_us] = numbers[..] else {
+            bail!("not a mark: {numbers:?}");
+        };
+        let intended = crowd.size_bytes / 10 * crate::bench::phone::SWAPPED_TENTHS;
+        ensure!(
+            swapped as f64 >= intended as f64 * LEAST_SWAPPED,
+            "only {} of {} MiB could be swapped out",
+            swapped >> 20,
+            intended >> 20
+        );
+        let helper = helper_of(child.id()).map(|(pid, _)| pid);
+        ensure!(
+            helper.is_some() || !needs_helper,
+            "no helper was made: this is the kernel's own exit ('ebbtide doctor' may say why)"
+        );
+        apps.push(App {
+            child,
+            _answer: answer,
+            helper,
+            cpu_us,
+        });
+    }
+    Ok(apps)
+}
+
+fn mark(said: &mut impl BufRead, name: &str) -> Result<Vec<u64>> {
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    match parse_mark(line.trim()) {
+        Some((found, numbers)) if found == name => Ok(numbers),
+        _ => bail!("ended before '{name}'"),
+    }
+}
+
+/// When the foreground process had started, and its figures.
+fn started(said: ChildStdout) -> Result<(u64, Output)> {
+    let mut said = BufReader::new(said);
+    let numbers = mark(&mut said, "started")?;
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    let output = serde_json::from_str(&line).context("no figures from the foreground process")?;
+    Ok((numbers.first().copied().unwrap_or(0), output))
+}
+
+/// Lets the process join the group before it runs anything.
+fn join(command: &mut Command, group: &Path) -> Result<()> {
+    let file = group.join("cgroup.procs");
+    let procs = std::fs::File::options().write(true).open(&file);
+    let procs = procs.with_context(|| format!("cannot open {}", file.display()))?;
+    // SAFETY: one write between fork and exec, of bytes that exist.
+    unsafe {
+        command.pre_exec(move || (&procs).write_all(b"0"));
+    }
+    Ok(())
+}
+
+fn is_back(base: &Look, now: &Look) -> bool {
+    now.swap_bytes <= base.swap_bytes + (4 << 20) && now.free_bytes + (64 << 20) >= base.free_bytes
+}
+
+/// The ends of all killed processes and their helpers.
+struct Ends {
+    waiting: Vec<(libc::pid_t, bool)>,
+    /// CPU time since before the kill.
+    cpu_us: u64,
+    /// The last of the killed was waited for.
+    seen_ns: u64,
+    gone_ns: u64,
+    // Their input stays open till here, or they would end by themselves.
+    _apps: Vec<App>,
+}
+
+impl Ends {
+    fn new(apps: Vec<App>) -> Self {
+        let killed = apps.iter().map(|a| (a.child.id() as libc::pid_t, false));
+        let helpers = apps
+            .iter()
+            .filter_map(|a| Some((a.helper? as libc::pid_t, true)));
+        let waiting = killed.chain(helpers).collect();
+        let before: u64 = apps.iter().map(|a| a.cpu_us).sum();
+        Ends {
+            waiting,
+            // Added to below by more than this.
+            cpu_us: 0u64.wrapping_sub(before),
+            seen_ns: 0,
+            gone_ns: now_ns(),
+            _apps: apps,
+        }
+    }
+
+    /// Collects who has ended.
+    fn reap(&mut self) {
+        self.waiting.retain(|(pid, is_helper)| {
+            // SAFETY: numbers only; the kernel fills them in. A helper is no child of this
+            // process before its own parent has ended: then the call fails, and is repeated.
+            let (found, usage) = unsafe {
+                let mut usage: libc::rusage = mem::zeroed();
+                let flags = libc::WNOHANG | libc::__WALL;
+                let found = libc::wait4(*pid, std::ptr::null_mut(), flags, &mut usage);
+                (found, usage)
+            };
+            if found != *pid {
+                return true;
+            }
+            self.cpu_us = self.cpu_us.wrapping_add(usage_us(&usage));
+            self.gone_ns = now_ns();
+            if !is_helper {
+                self.seen_ns = self.gone_ns;
+            }
+            false
+        });
+    }
+
+    /// When the last had ended.
+    fn all_ns(&self) -> Option<u64> {
+        self.waiting.is_empty().then_some(self.gone_ns)
+    }
+}
+
+/// While it lives, orphans of this process's children become its children.
+struct Subreaper;
+
+impl Subreaper {
+    fn new() -> Result<Self> {
+        // SAFETY: takes numbers.
+        let done = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+        ensure!(done == 0, "PR_SET_CHILD_SUBREAPER is refused");
+        Ok(Subreaper)
+    }
+}
+
+impl Drop for Subreaper {
+    fn drop(&mut self) {
+        // SAFETY: takes numbers.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) };
+    }
+}
+
+fn curve(base: &Look, looks: &[Look], began_ns: u64) -> Curve {
+    let mut curve = Curve {
+        step_ms: CURVE_STEP_MS,
+        ..Curve::default()
+    };
+    let end_ns = looks.last().map_or(0, |l| l.at_ns);
+    let (mut next, mut latest) = (0, Look::default());
+    let mut at_ns = began_ns;
+    while at_ns <= end_ns {
+        while let Some(look) = looks.get(next).filter(|l| l.at_ns <= at_ns) {
+            latest = *look;
+            next += 1;
+        }
+        let taken = base.free_bytes as f64 - latest.free_bytes as f64;
+        curve.system_mib.push((taken / MIB).round());
+        let used = latest.swap_bytes.saturating_sub(base.swap_bytes) as f64;
+        curve.swap_mib.push((used / MIB).round());
+        at_ns += CURVE_STEP_MS * 1_000_000;
+    }
+    curve
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_collected_with_their_cpu_time() {
+        let child = || {
+            let mut command = Command::new("sleep");
+            command.arg("100").stdin(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            child.kill().unwrap();
+            App {
+                _answer: child.stdin.take().unwrap(),
+                child,
+                helper: None,
+                cpu_us: 0,
+            }
+        };
+        let mut ends = Ends::new(vec![child(), child()]);
+        while ends.all_ns().is_none() {
+            ends.reap();
+        }
+        assert!(ends.seen_ns > 0 && ends.cpu_us < 1_000_000);
+    }
+
+    #[test]
+    fn curves_count_from_the_kill() {
+        let look = |at_ms: u64, swap_mib: u64| Look {
+            at_ns: at_ms * 1_000_000,
+            free_bytes: 100 << 20,
+            swap_bytes: swap_mib << 20,
+        };
+        let looks = [look(10, 50), look(45, 30), look(70, 0)];
+        let curve = curve(&look(0, 0), &looks, 20_000_000);
+        assert_eq!(curve.swap_mib, [50.0, 50.0, 30.0]);
+        assert_eq!(curve.system_mib, [0.0, 0.0, 0.0]);
+    }
+}
