@@ -331,6 +331,38 @@ fn bench_exit_has_figures_and_misses_a_helper() {
     }
 }
 
+/// Sets up swap for a moment, as root; refused otherwise. The stand-in has no helper.
+#[test]
+fn bench_swap_exit_sets_up_swap_and_removes_it() {
+    let Some(lib) = stand_in() else {
+        eprintln!("skipped: libjemalloc.so.2 is not installed");
+        return;
+    };
+    let swaps = || fs::read_to_string("/proc/swaps").unwrap().lines().count();
+    let before = swaps();
+    let output = ebbtide(&["bench", "swap-exit", "--quick", "--json", "--only", "calm"])
+        .args(["--lib", lib, "--size", "16M", "--processes", "2"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.code() == Some(125) {
+        assert!(errors.contains("needs root") || errors.contains("no swap can be set up"));
+        eprintln!("skipped: {errors}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(swaps(), before);
+    assert!(errors.contains("no helper was made"), "{errors}");
+    let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for m in v["measurements"].as_array().unwrap() {
+        for row in m["results"].as_array().unwrap() {
+            let measured = row["values"].as_array().unwrap().len();
+            let name = row["allocator"].as_str().unwrap();
+            assert_eq!(measured, usize::from(!name.contains("detached")), "{name}");
+        }
+    }
+}
+
 #[test]
 fn bench_return_notices_a_changed_object() {
     let Some(lib) = stand_in() else { return };

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::mem;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -40,6 +40,8 @@ pub struct Crowd {
 }
 
 const POLL: Duration = Duration::from_millis(4);
+/// How long to wait for swap after the last has ended.
+const LATE_NS: u64 = 1_000_000_000;
 const CURVE_STEP_MS: u64 = 20;
 const MIB: f64 = (1 << 20) as f64;
 /// Room in the cgroup beyond what the killed hold.
@@ -95,6 +97,8 @@ pub fn run(
         .stderr(Stdio::piped());
 
     let full = look()?;
+    // When 99 % of the swap are free again.
+    let least_swap = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
     let began_ns = now_ns();
     for app in &mut apps {
         app.child.kill()?;
@@ -110,9 +114,11 @@ pub fn run(
         if status.is_none() {
             status = front.try_wait()?;
         }
-        let is_back = looks.last().is_some_and(|l| is_back(&base, l));
+        // What is back is back when the last has ended; only swap may come later.
+        let late = ends.all_ns().map_or(0, |ns| now_ns().saturating_sub(ns));
+        let is_back = looks.last().is_some_and(|l| l.swap_bytes <= least_swap);
         let is_over = ends.all_ns().is_some() && status.is_some();
-        if (is_over && is_back) || Instant::now() > limit {
+        if (is_over && (is_back || late > LATE_NS)) || Instant::now() > limit {
             break;
         }
         std::thread::sleep(POLL);
@@ -125,19 +131,7 @@ pub fn run(
         let _ = front.wait();
         bail!("the foreground process does not end");
     };
-    let mut errors = String::new();
-    front
-        .stderr
-        .take()
-        .context("no pipe")?
-        .read_to_string(&mut errors)?;
-    ensure!(
-        status.success(),
-        "the foreground process ends with {status} {}",
-        errors.lines().next().unwrap_or_default()
-    );
-    let said = front.stdout.take().context("no pipe")?;
-    let (started_ns, mut output) = started(said)?;
+    let (started_ns, mut output) = foreground_said(&mut front, status)?;
     let gone_ns = ends.all_ns().context("the killed processes do not end")?;
     let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
     let mut figures = BTreeMap::from([
@@ -146,11 +140,9 @@ pub fn run(
         ("gone_ms".to_owned(), ms(gone_ns)),
         ("seen_ms".to_owned(), ms(ends.seen_ns)),
     ]);
-    // Until 99 % of the swap are free again.
-    let least = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
     let swap_back = looks
         .iter()
-        .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least);
+        .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least_swap);
     figures.insert(
         "swap_back_ms".to_owned(),
         swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns)),
@@ -223,8 +215,16 @@ fn mark(said: &mut impl BufRead, name: &str) -> Result<Vec<u64>> {
 }
 
 /// When the foreground process had started, and its figures.
-fn started(said: ChildStdout) -> Result<(u64, Output)> {
-    let mut said = BufReader::new(said);
+fn foreground_said(front: &mut Child, status: ExitStatus) -> Result<(u64, Output)> {
+    let mut errors = String::new();
+    let mut pipe = front.stderr.take().context("no pipe")?;
+    pipe.read_to_string(&mut errors)?;
+    ensure!(
+        status.success(),
+        "the foreground process ends with {status} {}",
+        errors.lines().next().unwrap_or_default()
+    );
+    let mut said = BufReader::new(front.stdout.take().context("no pipe")?);
     let numbers = mark(&mut said, "started")?;
     let mut line = String::new();
     said.read_line(&mut line)?;
@@ -242,10 +242,6 @@ fn join(command: &mut Command, group: &Path) -> Result<()> {
         command.pre_exec(move || (&procs).write_all(b"0"));
     }
     Ok(())
-}
-
-fn is_back(base: &Look, now: &Look) -> bool {
-    now.swap_bytes <= base.swap_bytes + (4 << 20) && now.free_bytes + (64 << 20) >= base.free_bytes
 }
 
 /// The ends of all killed processes and their helpers.

@@ -27,7 +27,7 @@ const RANDOM_PERCENT: usize = 38;
 const FRAME_WORDS: usize = 1 << 18;
 const FRAME_BYTES: usize = 1 << 20;
 /// Frames of the loop.
-pub const FRAMES: u64 = 240;
+const FRAMES: u64 = 100;
 
 /// Holds so much memory until it is killed.
 pub fn app(bytes: u64) -> Result<Output> {
@@ -94,7 +94,7 @@ pub fn foreground(bytes: u64, file: &Path) -> Result<Output> {
         }
     }
     let words: Vec<u64> = (0..FRAME_WORDS as u64).collect();
-    for _ in 0..10 {
+    for _ in 0..4 {
         sum = sum.wrapping_add(compute(&words));
     }
     link::started(now_ns());

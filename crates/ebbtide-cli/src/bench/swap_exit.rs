@@ -18,10 +18,11 @@ use crate::cli::SwapExitArgs;
 use crate::out;
 use crate::run::sample::kib_field;
 
-const PROCESSES: (u32, u32) = (15, 6);
-const SIZE_BYTES: (u64, u64) = (450 << 20, 64 << 20);
-const FOREGROUND_BYTES: (u64, u64) = (192 << 20, 64 << 20);
-const FILE_BYTES: (usize, usize) = (64 << 20, 16 << 20);
+const PROCESSES: (u32, u32) = (15, 8);
+const SIZE_BYTES: (u64, u64) = (450 << 20, 128 << 20);
+// Start and loop together should be shorter than the kernel takes to end the others.
+const FOREGROUND_BYTES: (u64, u64) = (64 << 20, 16 << 20);
+const FILE_BYTES: (usize, usize) = (32 << 20, 8 << 20);
 const ROUNDS: (u32, u32) = (5, 1);
 const WAIT: Duration = Duration::from_secs(60);
 
