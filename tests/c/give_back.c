@@ -3,6 +3,8 @@
  *   objects  4 to 64 KiB, 10 of 11 freed: RSS falls to what lives, survivors keep their content
  *   small    64 to 512 B, 10 of 11 freed: RSS falls to the pages with a live byte
  *   loop     temporaries of 128 MiB: no page faults from the second round on, then all comes back
+ *   slack    what a large block has behind it to grow into does not keep memory
+ *   mlock    memory that the program locks as it comes goes back too, what was never touched as well
  *   setuid   with a worker alive, setuid() does not hang
  *   fork     children of a parent whose workers are at it find everything whole
  *   stack    a thread with the smallest stack releases in place
@@ -90,7 +92,7 @@ static uint64_t figure(int place)
     CHECK(stats && stats(all, sizeof all) == sizeof all);
     return all[place];
 }
-enum { HELD = 8 };
+enum { DIRTY = 5, HELD = 8 };
 
 static void must_end_well(pid_t pid)
 {
@@ -178,6 +180,29 @@ int main(int argc, char **argv)
         }
         CHECK(last < 100, "%ld page faults in the last round", last);
         wait_below(start + 16 * MIB, 6);
+    } else if (!strcmp(mode, "slack")) {
+        free(memset(malloc(512 * MIB), 1, 512 * MIB));
+        char *p = malloc(128 * MIB);
+        wait_below(start + (128 + 16) * MIB, 6);
+        CHECK((p = realloc(p, 400 * MIB)));
+        memset(p, 1, 400 * MIB);
+        CHECK((p = realloc(p, 20 * MIB)));
+        wait_below(start + (20 + 16) * MIB, 6);
+        free(p);
+        wait_below(start + 16 * MIB, 6);
+    } else if (!strcmp(mode, "mlock")) {
+        free(malloc(100000));
+        CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+        start = rss();
+        for (int round = 0; round < 2; round++) {
+            unsigned char *p = malloc(200 * MIB);
+            memset(p, 1, 100 * MIB);
+            free(p);
+            wait_below(start + 24 * MIB, 6);
+            CHECK((p = calloc(1, 64 * MIB)) && not_zero(p, 64 * MIB) < 0);
+            free(p);
+        }
+        CHECK(figure(DIRTY) < 80 * MIB);
     } else if (!strcmp(mode, "setuid")) {
         free(memset(malloc(64 * MIB), 1, 64 * MIB));
         usleep(100000);

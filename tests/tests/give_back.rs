@@ -1,6 +1,6 @@
 //! Memory comes back without a call, and nothing that lives is touched.
 
-use ebbtide_tests::{Run, c_program, is_ebbtide, skip};
+use ebbtide_tests::{Run, c_program, is_ebbtide, is_root, skip};
 
 fn give_back(mode: &str, conf: &str) {
     if !is_ebbtide() {
@@ -73,6 +73,21 @@ fn pages_of_small_objects() {
 #[test]
 fn temporaries_do_not_fault_again() {
     give_back("loop", "");
+}
+
+#[test]
+fn room_to_grow_into() {
+    give_back("slack", "");
+    give_back("slack", "thp=off");
+}
+
+#[test]
+fn locked_memory() {
+    if !is_root() {
+        return skip("locking memory needs root");
+    }
+    give_back("mlock", "");
+    give_back("mlock", "thp=off");
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub struct StatsPage {
 }
 
 /// The optional kernel calls in the order of the library's own list.
-pub const FEATURES: [&str; 8] = [
+pub const FEATURES: [&str; 9] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -75,6 +75,7 @@ pub const FEATURES: [&str; 8] = [
     "pagemap_scan",
     "workers",
     "madvise_free",
+    "dontneed_locked",
 ];
 
 impl StatsPage {

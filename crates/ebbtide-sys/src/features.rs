@@ -72,9 +72,11 @@ pub static SCAN_PAGES: Feature = Feature::new("pagemap_scan");
 pub static WORKERS: Feature = Feature::new("workers");
 /// Pages that the kernel may take and a store takes back: `MADV_FREE`, Linux 5.18 (before, it races with direct reads).
 pub static LAZY_FREE: Feature = Feature::new("madvise_free");
+/// Giving back memory that the program has locked: `MADV_DONTNEED_LOCKED`, Linux 5.18. Tried when that is met.
+pub static RELEASE_LOCKED: Feature = Feature::new("dontneed_locked");
 
 /// All features, for reports.
-pub static ALL: [&Feature; 8] = [
+pub static ALL: [&Feature; 9] = [
     &MEMBARRIER,
     &MOVE_PAGES,
     &HUGE_PAGES,
@@ -83,6 +85,7 @@ pub static ALL: [&Feature; 8] = [
     &SCAN_PAGES,
     &WORKERS,
     &LAZY_FREE,
+    &RELEASE_LOCKED,
 ];
 
 #[cfg(test)]

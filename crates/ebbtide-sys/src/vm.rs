@@ -6,6 +6,7 @@
 //! Sources: mmap(2), mprotect(2), madvise(2), mremap(2).
 
 use crate::call::{Errno, Sysno, syscall};
+use crate::features::RELEASE_LOCKED;
 
 /// The unit of every call in this module: 4 KiB. Machines with larger pages are refused at start.
 pub const GRANULE: usize = 4096;
@@ -120,8 +121,8 @@ pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> 
 
 /// Gives the memory of a range back; the next touch reads zero.
 ///
-/// Falls back to `MADV_DONTNEED_LOCKED` (5.18) under mlock, and after that to a fresh mapping
-/// over the range.
+/// Falls back to `MADV_DONTNEED_LOCKED` (5.18) under mlock, at once where that was needed before, and after that to a
+/// fresh mapping over the range.
 ///
 /// # Errors
 /// When none of the three works, the memory stays as it is.
@@ -131,13 +132,32 @@ pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> 
 pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: by contract.
     unsafe {
-        if advise(addr, len, libc::MADV_DONTNEED).is_ok() {
+        if release_locked() != Some(true) && advise(addr, len, libc::MADV_DONTNEED).is_ok() {
             return Ok(());
         }
-        if advise(addr, len, MADV_DONTNEED_LOCKED).is_ok() {
-            return Ok(());
+        if RELEASE_LOCKED.may_work() {
+            match advise(addr, len, MADV_DONTNEED_LOCKED) {
+                // Not before Linux 5.18; or it would work, but not here.
+                Err(error) if error != Errno::EINVAL => {}
+                result if RELEASE_LOCKED.latch(result).is_ok() => return Ok(()),
+                _ => {}
+            }
         }
         remap_fresh(addr, len)
+    }
+}
+
+/// `Some(true)` if this process locks its memory and the kernel gives it back nevertheless.
+fn release_locked() -> Option<bool> {
+    RELEASE_LOCKED.known()
+}
+
+/// The advice that gives memory of this process back.
+pub fn release_advice() -> i32 {
+    if release_locked() == Some(true) {
+        MADV_DONTNEED_LOCKED
+    } else {
+        libc::MADV_DONTNEED
     }
 }
 
@@ -188,7 +208,12 @@ pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: MAP_FIXED over the caller's own range.
-    unsafe { syscall!(Sysno::mmap, addr, len, prot, flags, usize::MAX, 0) }.map(drop)
+    unsafe { syscall!(Sysno::mmap, addr, len, prot, flags, usize::MAX, 0) }?;
+    if release_locked() == Some(true) {
+        // SAFETY: as above; the kernel has populated the new mapping.
+        let _ = unsafe { advise(addr, len, MADV_DONTNEED_LOCKED) };
+    }
+    Ok(())
 }
 
 /// Moves the pages of `from` to `to` without copying; `from` stays mapped and reads zero.
@@ -219,6 +244,15 @@ pub unsafe fn is_one_mapping(addr: usize, len: usize) -> bool {
     // SAFETY: without MREMAP_MAYMOVE and with a mapping behind, nothing can grow or move.
     let grown = unsafe { syscall!(Sysno::mremap, addr, len, len + GRANULE, 0) };
     grown != Err(Errno::EFAULT)
+}
+
+/// Whether the page at `addr` is resident. `false` where the kernel does not say.
+pub fn is_resident(addr: usize) -> bool {
+    assert_range(addr, GRANULE);
+    let mut page = 0u8;
+    // SAFETY: for one page, the kernel writes one byte.
+    let asked = unsafe { syscall!(Sysno::mincore, addr, GRANULE, &raw mut page) };
+    asked.is_ok() && page & 1 == 1
 }
 
 /// Whether the kernel uses 4 KiB pages: the frame size that everything here is built on.

@@ -21,8 +21,9 @@ pub struct Extent {
 
 impl Zone<'_> {
     /// Takes `blocks` whole pageblocks plus `slack_blocks` behind them, at the lowest multiple of `align_blocks` (a
-    /// power of two) where they fit; without the slack where they only fit so. O(opened / 64) from a hint; records
-    /// are read only for blocks whose frames differ.
+    /// power of two) where they fit; without the slack where they only fit so. Slack ends where the first block is
+    /// not clean: in use by nobody, it could not be given back. O(opened / 64) from a hint; records are read only for
+    /// blocks whose frames differ.
     pub fn take_blocks(
         &mut self,
         blocks: u32,
@@ -34,7 +35,10 @@ impl Zone<'_> {
         }
         let with = u64::from(blocks) + u64::from(slack_blocks);
         let (index, n) = match self.find_blocks(with, align_blocks) {
-            Some(index) => (index, with as u32),
+            Some(index) => (
+                index,
+                blocks + self.clean_blocks(index + blocks, slack_blocks),
+            ),
             None if slack_blocks == 0 => return None,
             None => (self.find_blocks(u64::from(blocks), align_blocks)?, blocks),
         };
@@ -45,6 +49,18 @@ impl Zone<'_> {
             dirty_blocks,
             clean: dirty_blocks == 0,
         })
+    }
+
+    /// How many of `n` whole-free blocks are clean up to the first that is not.
+    fn clean_blocks(&self, index: u32, n: u32) -> u32 {
+        let mut clean = n;
+        bits::for_words(index, n, |i, mask| {
+            let resident = self.words[i].free_resident() & mask;
+            if resident != 0 {
+                clean = clean.min(i as u32 * WORD_BLOCKS + resident.trailing_zeros() - index);
+            }
+        });
+        clean
     }
 
     /// Extends taken blocks in place from `old` to `new` blocks. Says whether the added ones were clean; `None`:

@@ -217,6 +217,15 @@ impl<'a> Zone<'a> {
     /// Opens up to `blocks` clean pageblocks at the end and says how many. Bounded by the zone's limit and by the
     /// slices of the view. O(blocks / 64).
     pub fn open(&mut self, blocks: u32) -> u32 {
+        self.open_as(blocks, Content::Clean)
+    }
+
+    /// [`Zone::open`] of pageblocks that the kernel has populated already, as it does for locked memory.
+    pub fn open_resident(&mut self, blocks: u32) -> u32 {
+        self.open_as(blocks, Content::Dirty)
+    }
+
+    fn open_as(&mut self, blocks: u32, content: Content) -> u32 {
         let begin = self.state.open_end;
         let room =
             (self.blocks.len().min(self.words.len() * 64)).min(self.state.limit as usize) as u32;
@@ -228,11 +237,8 @@ impl<'a> Zone<'a> {
         // Bits may stand above the opened end where an `open` was cut off, in a forked child.
         let rest = (begin + n).next_multiple_of(WORD_BLOCKS) - begin;
         bits::for_words(begin, rest, |i, mask| words[i].clear(mask));
-        bits::for_words(begin, n, |i, mask| words[i].set_free(mask, Content::Clean));
         self.state.open_end = begin + n;
-        self.state.free_blocks += n;
-        self.state.free += u64::from(n) * u64::from(BLOCK_FRAMES);
-        self.state.hint(begin / WORD_BLOCKS, true, false);
+        self.put_range(begin, n, content);
         n
     }
 

@@ -193,9 +193,18 @@ impl Heap {
             }
         }
         self.advise_huge(start - first, start, step);
+        // Where memory is locked, the kernel has populated it.
+        let last = Frame((start + step) * BLOCK_FRAMES - 1);
+        let resident =
+            !self.settings().config.basic_syscalls && vm::is_resident(region.address(last));
         let mut data = slot.lock.lock();
         if data.state.open_end().0 == start {
-            view(region, &mut data.state, step).open(step);
+            let mut zone = view(region, &mut data.state, step);
+            if resident {
+                zone.open_resident(step);
+            } else {
+                zone.open(step);
+            }
         }
         true
     }

@@ -2,7 +2,7 @@
 //!
 //! Below 2 MiB they lie inside one pageblock; from 2 MiB up they begin with whole pageblocks. What is
 //! left of the last block goes to others up to 16 MiB, because a huge page there would be wasted; above,
-//! the allocation owns all its blocks, and as much address space behind them to grow into while the
+//! the allocation owns all its blocks, and as much clean address space behind them to grow into while the
 //! region is less than half used.
 //!
 //! ```text
@@ -247,12 +247,10 @@ impl Heap {
         }
         if first < whole {
             let count = (whole - first) / BLOCK_FRAMES;
-            let dirty = used.saturating_sub(first).div_ceil(BLOCK_FRAMES).min(count);
-            self.put_blocks(
-                at(first).block(),
-                count,
-                if was_clean { dirty } else { count },
-            );
+            // Slack is clean in any case.
+            let end = if was_clean { used } else { used.max(frames) };
+            let dirty = end.saturating_sub(first).div_ceil(BLOCK_FRAMES).min(count);
+            self.put_blocks(at(first).block(), count, dirty);
         }
     }
 

@@ -131,7 +131,14 @@ impl World {
             }
             Op::TakeBlocks(n, align, slack) => {
                 let expect = match self.lowest_blocks(n + slack, align) {
-                    Some(at) => Some((at, n + slack)),
+                    Some(at) => {
+                        let clean = |b: &u32| {
+                            let frames = (b * 512) as usize..(b * 512 + 512) as usize;
+                            self.model[frames].iter().all(|&f| f == F::Clean)
+                        };
+                        let slack = (at + n..at + n + slack).take_while(clean).count();
+                        Some((at, n + slack as u32))
+                    }
                     None => self.lowest_blocks(n, align).map(|at| (at, n)),
                 };
                 let got = self.zone().take_blocks(n, align, slack);

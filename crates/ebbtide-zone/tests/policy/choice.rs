@@ -89,6 +89,25 @@ fn extents_know_their_dirt_and_their_slack() {
 }
 
 #[test]
+fn slack_is_clean() {
+    let mut s = Storage::new(300, 300);
+    let mut z = s.zone();
+    let all = z.take_blocks(200, 1, 0).unwrap();
+    z.put_blocks(all.first, 200, 150).unwrap();
+    // Nothing behind them is clean.
+    let a = z.take_blocks(40, 1, 40).unwrap();
+    assert_eq!((a.blocks, a.dirty_blocks), (40, 40));
+    // Some of it is.
+    let b = z.take_blocks(20, 128, 20).unwrap();
+    assert_eq!((b.first.0, b.blocks), (FIRST + 128, 20));
+    let c = z.take_blocks(2, 1, 0).unwrap();
+    z.put_blocks(c.first, 2, 1).unwrap();
+    let d = z.take_blocks(100, 2, 40).unwrap();
+    assert_eq!((d.first.0, d.blocks, d.clean), (FIRST + 148, 140, false));
+    z.check_invariants().unwrap();
+}
+
+#[test]
 fn blocks_align_by_address() {
     let mut s = Storage::new(700, 700);
     let mut z = s.zone();

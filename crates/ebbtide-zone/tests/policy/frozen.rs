@@ -16,6 +16,26 @@ fn nothing_opened_gives_nothing() {
 }
 
 #[test]
+fn populated_blocks_can_be_claimed() {
+    let mut s = Storage::new(200, 3);
+    let mut z = s.zone();
+    assert_eq!(z.open_resident(150), 150);
+    z.check_invariants().unwrap();
+    assert_eq!(
+        (z.counters().dirty, z.counters().free),
+        (150 * 512, 153 * 512)
+    );
+    let e = z.take_blocks(4, 1, 0).unwrap();
+    assert_eq!((e.first.0, e.dirty_blocks), (FIRST, 1));
+    let mut claimed = 0;
+    while let Some(claim) = z.claim_dirty(u32::MAX, false) {
+        claimed += claim.frames();
+    }
+    assert_eq!(claimed, 149 * 512);
+    z.check_invariants().unwrap();
+}
+
+#[test]
 fn a_reset_freezes_what_was() {
     let mut s = Storage::new(200, 100);
     let mut z = s.zone();

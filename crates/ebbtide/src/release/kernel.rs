@@ -114,11 +114,15 @@ struct Call<const N: usize> {
 
 impl<const N: usize> Call<N> {
     fn flush(&mut self) {
-        let mut start = 0;
+        let (mut start, mut refused) = (0, None);
+        let advice = match self.advice {
+            libc::MADV_FREE => libc::MADV_FREE,
+            _ => vm::release_advice(),
+        };
         while start < self.count && RELEASE_MANY.may_work() {
             let ranges = &self.ranges[start..self.count];
             // SAFETY: claimed frames.
-            match unsafe { vm::advise_many(ranges, self.advice) } {
+            match unsafe { vm::advise_many(ranges, advice) } {
                 Ok(done) if done > 0 => {
                     let _ = RELEASE_MANY.latch(Ok::<_, Errno>(()));
                     start = self.resume(start, done);
@@ -126,8 +130,12 @@ impl<const N: usize> Call<N> {
                 // Not now: the program changed a mapping, or memory is short.
                 Ok(_) | Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => break,
                 // One by one, to know what was refused.
-                Err(_) if self.advice == libc::MADV_FREE => break,
-                Err(_) => RELEASE_MANY.refuse(),
+                Err(_) if advice == libc::MADV_FREE => break,
+                // Refused, or else it is the advice that is wrong, for memory that is locked.
+                Err(error) => {
+                    refused = Some(error);
+                    break;
+                }
             }
         }
         // Refused, or stopped at a range: one by one.
@@ -140,6 +148,11 @@ impl<const N: usize> Call<N> {
                     range.iov_base.cast::<u8>().write_bytes(0, range.iov_len);
                 }
             }
+        }
+        if let Some(error) = refused
+            && (error != Errno::EINVAL || vm::release_advice() == advice)
+        {
+            RELEASE_MANY.refuse();
         }
         (self.count, self.bytes) = (0, 0);
     }
