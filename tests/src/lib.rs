@@ -15,10 +15,13 @@
 //! - INV-TESTS-4: a test that cannot run says `skipped: reason` on the real stderr.
 
 mod build;
+mod guest;
+mod image;
 mod machine;
 mod run;
 
 pub use build::{c_library, c_program, compile};
+pub use guest::{Guest, Machine};
 pub use machine::{Cgroup, Sysctl, ensure_installed, have, is_root};
 pub use run::{Outcome, Run, configuration_help, is_ebbtide, library, understands};
 

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Runs share the machine; a [`Sysctl`] has it alone.
@@ -48,27 +49,30 @@ pub fn have(program: &str) -> bool {
 /// `skipped: name` and returns false otherwise.
 pub fn ensure_installed(program: &str, package: &str) -> bool {
     static APT: Mutex<()> = Mutex::new(());
+    static UPDATED: AtomicBool = AtomicBool::new(false);
     let _one = APT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !have(program) && is_root() && have("apt-get") {
-        let _ = Command::new("timeout")
-            .args([
-                "120",
-                "apt-get",
-                "install",
-                "-qq",
-                "-y",
-                "--no-install-recommends",
-                package,
-            ])
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .stdin(Stdio::null())
-            .output();
+        // A fresh machine may have no lists of packages.
+        let installed = apt_get(&["install", "-qq", "-y", "--no-install-recommends", package]);
+        if !installed && !UPDATED.swap(true, Ordering::Relaxed) && apt_get(&["update", "-qq"]) {
+            apt_get(&["install", "-qq", "-y", "--no-install-recommends", package]);
+        }
     }
     let there = have(program);
     if !there {
         crate::skip(program);
     }
     there
+}
+
+fn apt_get(arguments: &[&str]) -> bool {
+    Command::new("timeout")
+        .args(["120", "apt-get"])
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .output()
+        .is_ok_and(|run| run.status.success())
 }
 
 /// A system setting changed for a while. Put back on drop; a watcher process puts it back when this

@@ -29,7 +29,7 @@ pub fn library() -> Option<PathBuf> {
     Some(path)
 }
 
-fn target_dir() -> PathBuf {
+pub(crate) fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => PathBuf::from(dir),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"),
@@ -277,7 +277,7 @@ fn text(file: &mut std::fs::File) -> String {
 
 /// What a program said and how it ended.
 pub struct Outcome {
-    label: String,
+    pub(crate) label: String,
     /// How it ended.
     pub status: ExitStatus,
     /// Killed at the time limit.

@@ -1,0 +1,275 @@
+//! Emulated machines, for what this one may not have: many processors, several memory nodes, cgroup v2,
+//! processors that come and go, an older kernel.
+//!
+//! ```text
+//!   test ── Guest::run("stress …") ──▶ port 2 ──▶ /init ── sh -c ──▶ program under the library
+//!        ◀─ Outcome ── o … e … @end N ◀─────────────┘      port 1: the kernel's log, to a file
+//! ```
+//!
+//! A machine boots at its first use (some 6 s without KVM) and serves all tests of the process; one works
+//! at a time. One that hangs or dies is ended, and the next test boots another. What stands in `/programs`
+//! there is made by [`crate::image`].
+//!
+//! INV-TESTS-2 here: a command past its time limit ends its machine, and no machine outlives the test
+//! process. The thread that starts one stays with it, and the machine dies with that thread.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::{Outcome, ensure_installed, image, library, skip};
+
+const EMULATOR: &str = "qemu-system-x86_64";
+
+/// A kind of machine.
+pub struct Machine {
+    /// Names the file of its kernel's log, `target/guest/NAME.console`.
+    pub name: &'static str,
+    /// Processors, memory and nodes, as arguments of the emulator.
+    pub arguments: &'static str,
+}
+
+/// All machines that run, by name. Whoever holds the lock works on one of them.
+static RUNNING: Mutex<BTreeMap<&'static str, Running>> = Mutex::new(BTreeMap::new());
+
+/// KVM was tried and is of no use.
+static NO_KVM: AtomicBool = AtomicBool::new(false);
+
+/// A machine, for this test alone while it is held.
+pub struct Guest {
+    all: MutexGuard<'static, BTreeMap<&'static str, Running>>,
+    machine: &'static Machine,
+}
+
+impl Guest {
+    /// A machine of this kind. Says `skipped: reason` where there can be none.
+    pub fn of(machine: &'static Machine) -> Option<Guest> {
+        let mut all = locked(&RUNNING);
+        if !all.contains_key(machine.name) {
+            match boot(machine) {
+                Ok(running) => all.insert(machine.name, running),
+                Err(why) => {
+                    skip(&why);
+                    return None;
+                }
+            };
+        }
+        Some(Guest { all, machine })
+    }
+
+    /// Runs a line of shell in `/tmp` of the machine, its programs under the library.
+    pub fn run(&mut self, command: &str, seconds: u64) -> Outcome {
+        let running = self
+            .all
+            .get_mut(self.machine.name)
+            .expect("an earlier command of this test ended the machine");
+        let start = Instant::now();
+        let preload = library().map_or(String::new(), |path| {
+            format!("export LD_PRELOAD={}; ", image::inside(&path).display())
+        });
+        // A machine that has died says so by the end of its answers.
+        let _ = writeln!(running.commands, "{preload}{command}");
+        let answer = running.answer(Duration::from_secs(seconds));
+        let (status, timed_out) = match answer.end {
+            Some(status) => (status, false),
+            None => {
+                let timed_out = running.alive();
+                self.all.remove(self.machine.name);
+                (libc::SIGKILL, timed_out)
+            }
+        };
+        let mut stderr = answer.stderr;
+        if answer.end.is_none() {
+            let log = std::fs::read(console(self.machine)).unwrap_or_default();
+            stderr += "(the machine was ended; the end of its kernel's log)\n";
+            stderr += &String::from_utf8_lossy(&log);
+        }
+        Outcome {
+            label: format!("[{}] {command}", self.machine.name),
+            status: ExitStatus::from_raw(status),
+            timed_out,
+            elapsed: start.elapsed(),
+            stdout: answer.stdout,
+            stderr,
+        }
+    }
+
+    /// [`Guest::run`], then [`Outcome::ok`].
+    pub fn ok(&mut self, command: &str, seconds: u64) -> Outcome {
+        let outcome = self.run(command, seconds);
+        outcome.ok();
+        outcome
+    }
+}
+
+/// What came back for a command. Without `end` nothing more will.
+#[derive(Default)]
+struct Answer {
+    stdout: String,
+    stderr: String,
+    end: Option<i32>,
+}
+
+/// The emulator of one machine. Dropping it ends the machine.
+struct Running {
+    emulator: Arc<Mutex<Child>>,
+    commands: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Running {
+    /// Collects lines until the one that ends the answer, the time limit, or the machine's end.
+    fn answer(&mut self, limit: Duration) -> Answer {
+        let start = Instant::now();
+        let mut answer = Answer::default();
+        while let Some(left) = limit.checked_sub(start.elapsed()) {
+            let Ok(line) = self.answers.recv_timeout(left) else {
+                break;
+            };
+            if let Some(text) = line.strip_prefix("o ") {
+                answer.stdout += &format!("{text}\n");
+            } else if let Some(text) = line.strip_prefix("e ") {
+                answer.stderr += &format!("{text}\n");
+            } else if let Some(code) = line.strip_prefix("@end ") {
+                answer.end = Some(wait_status(code.trim().parse().unwrap_or(255)));
+                break;
+            } else if line == "@ready" {
+                answer.end = Some(0);
+                break;
+            }
+        }
+        answer
+    }
+
+    fn alive(&self) -> bool {
+        matches!(locked(&self.emulator).try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Not by closing its commands: the system inside may answer no more.
+        let _ = locked(&self.emulator).kill();
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The shell says 128 + n for a signal.
+fn wait_status(code: i32) -> i32 {
+    if code > 128 { code - 128 } else { code << 8 }
+}
+
+fn console(machine: &Machine) -> PathBuf {
+    image::directory().join(format!("{}.console", machine.name))
+}
+
+/// Kernel and initial file system, made once.
+fn parts() -> Result<&'static (PathBuf, PathBuf), String> {
+    static PARTS: OnceLock<Result<(PathBuf, PathBuf), String>> = OnceLock::new();
+    let parts = PARTS.get_or_init(|| {
+        if !cfg!(target_arch = "x86_64") {
+            return Err("the emulated machines are x86-64".into());
+        }
+        if !ensure_installed(EMULATOR, "qemu-system-x86") {
+            return Err("no emulated machine".into());
+        }
+        Ok((image::kernel()?, image::file_system()?))
+    });
+    parts.as_ref().map_err(String::clone)
+}
+
+/// With KVM where it works, else emulated.
+fn boot(machine: &'static Machine) -> Result<Running, String> {
+    let parts = parts()?;
+    let kvm = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok()
+        && std::fs::read_to_string("/proc/cpuinfo")
+            .is_ok_and(|text| text.contains(" vmx") || text.contains(" svm"))
+        && !NO_KVM.load(Ordering::Relaxed);
+    if kvm {
+        let running = start(machine, parts, "kvm", 30);
+        if running.is_ok() {
+            return running;
+        }
+        NO_KVM.store(true, Ordering::Relaxed);
+    }
+    start(machine, parts, "tcg,thread=multi", 90)
+}
+
+fn start(
+    machine: &'static Machine,
+    (kernel, file_system): &(PathBuf, PathBuf),
+    accelerator: &str,
+    seconds: u64,
+) -> Result<Running, String> {
+    let mut command = Command::new(EMULATOR);
+    command
+        .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+        .args(["-display", "none", "-cpu", "max", "-accel", accelerator])
+        .args(machine.arguments.split_whitespace())
+        .args(["-append", "console=ttyS0 panic=-1 loglevel=4"])
+        .args([
+            Path::new("-kernel"),
+            kernel,
+            Path::new("-initrd"),
+            file_system,
+        ])
+        .arg("-serial")
+        .arg(format!("file:{}", console(machine).display()))
+        .args(["-chardev", "stdio,id=port,signal=off"])
+        .args(["-serial", "chardev:port"])
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0);
+    // SAFETY: the closure only calls prctl, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    let (begin, begun) = channel();
+    let (send, answers) = channel();
+    std::thread::spawn(move || {
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(e) => return drop(begin.send(Err(e.to_string()))),
+        };
+        let commands = child.stdin.take().expect("piped");
+        let output = child.stdout.take().expect("piped");
+        let emulator = Arc::new(Mutex::new(child));
+        let _ = begin.send(Ok((emulator.clone(), commands)));
+        let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
+        for line in lines.map(|line| String::from_utf8_lossy(&line).into_owned()) {
+            let _ = send.send(line);
+        }
+        let _ = locked(&emulator).wait();
+    });
+    let (emulator, commands) = begun.recv().expect("the thread's word")?;
+    let mut running = Running {
+        emulator,
+        commands,
+        answers,
+    };
+    match running.answer(Duration::from_secs(seconds)).end {
+        Some(_) => Ok(running),
+        None => Err(format!("{} does not boot ({accelerator})", machine.name)),
+    }
+}

@@ -1,0 +1,192 @@
+//! What an emulated machine starts from: a kernel of Debian's, and an initial file system that holds
+//! busybox, the library under test, the C programs, and the shared libraries that these need.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::{c_program, ensure_installed, library, run::target_dir};
+
+/// The programs of `tests/c` that are taken along.
+const PROGRAMS: [&str; 9] = [
+    "api",
+    "fork",
+    "give_back",
+    "life",
+    "limits",
+    "processors",
+    "stress",
+    "tls",
+    "vfork",
+];
+
+/// The package whose newest dependency is the kernel: everything that is needed is built into it.
+const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
+
+/// Where kernel, file system and the consoles' logs are kept.
+pub fn directory() -> PathBuf {
+    let dir = target_dir().join("guest");
+    fs::create_dir_all(&dir).expect("target directory");
+    dir.canonicalize().expect("target directory")
+}
+
+/// A kernel to boot: `EBBTIDE_KERNEL`, else the one that was fetched before, else Debian's. Fetched
+/// into the target directory, never installed.
+pub fn kernel() -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os("EBBTIDE_KERNEL") {
+        return Ok(path.into());
+    }
+    let kept = directory().join("vmlinuz");
+    if !kept.exists() {
+        let room = tempfile::tempdir_in(directory()).expect("temporary directory");
+        let script = format!(
+            r#"package=$(apt-cache depends {KERNEL_PACKAGE} | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
+               [ -n "$package" ] && apt-get download -qq "$package" && dpkg -x ./*.deb . && mv boot/vmlinuz-* vmlinuz"#
+        );
+        let fetched = Command::new("timeout")
+            .args(["100", "sh", "-c", &script])
+            .current_dir(room.path())
+            .stdin(Stdio::null())
+            .output();
+        if !fetched.is_ok_and(|run| run.status.success()) {
+            return Err(format!("no kernel to boot ({KERNEL_PACKAGE})"));
+        }
+        fs::rename(room.path().join("vmlinuz"), &kept).expect("rename");
+    }
+    Ok(kept)
+}
+
+/// Makes the initial file system, in the cpio format that kernels read ("newc").
+pub fn file_system() -> Result<PathBuf, String> {
+    if !ensure_installed("busybox", "busybox-static") {
+        return Err("busybox".into());
+    }
+    let mut files = BTreeMap::new();
+    let busybox = found("busybox");
+    if !libraries(&busybox).is_empty() {
+        return Err("a static busybox (busybox-static)".into());
+    }
+    files.insert(PathBuf::from("/bin/busybox"), busybox);
+    let mut programs: Vec<PathBuf> = PROGRAMS.iter().map(|name| c_program(name)).collect();
+    let command_line = target_dir().join("release/ebbtide");
+    programs.extend(command_line.exists().then_some(command_line));
+    for program in programs.into_iter().chain(library()) {
+        files.extend(
+            libraries(&program)
+                .into_iter()
+                .map(|path| (path.clone(), path)),
+        );
+        files.insert(inside(&program), program);
+    }
+    let mut archive = Archive::default();
+    archive.file(Path::new("/init"), include_bytes!("../guest/init"));
+    archive.console();
+    for (name, source) in files {
+        let content = fs::read(&source).map_err(|e| format!("{}: {e}", source.display()))?;
+        archive.file(&name, &content);
+    }
+    let path = directory().join("initrd");
+    let draft = directory().join(format!("initrd{}", std::process::id()));
+    fs::write(&draft, archive.end()).expect("initrd");
+    fs::rename(draft, &path).expect("rename");
+    Ok(path)
+}
+
+/// Where a program or the library lies inside the machine.
+pub fn inside(path: &Path) -> PathBuf {
+    Path::new("/programs").join(path.file_name().expect("a file's name"))
+}
+
+fn found(program: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(program))
+        .find(|path| path.is_file())
+        .expect("a program that is installed")
+}
+
+/// The loader and the shared libraries that a file needs, under the names by which it finds them.
+fn libraries(file: &Path) -> Vec<PathBuf> {
+    let run = Command::new("ldd")
+        .arg(file)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .expect("ldd comes with libc");
+    String::from_utf8_lossy(&run.stdout)
+        .split_whitespace()
+        .filter(|word| word.starts_with('/') && !word.ends_with(':'))
+        .map(PathBuf::from)
+        .collect()
+}
+
+/// A cpio archive in the making.
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    entries: u32,
+    directories: Vec<PathBuf>,
+}
+
+impl Archive {
+    fn file(&mut self, name: &Path, content: &[u8]) {
+        self.parents(name);
+        self.entry(name, 0o100_755, (0, 0), content);
+    }
+
+    /// `/dev/console`, which the kernel opens for the first process.
+    fn console(&mut self) {
+        let name = Path::new("/dev/console");
+        self.parents(name);
+        self.entry(name, 0o020_600, (5, 1), &[]);
+    }
+
+    fn parents(&mut self, name: &Path) {
+        let above: Vec<PathBuf> = name.ancestors().skip(1).map(Path::to_owned).collect();
+        for dir in above.into_iter().rev().filter(|dir| dir.parent().is_some()) {
+            if !self.directories.contains(&dir) {
+                self.entry(&dir, 0o040_755, (0, 0), &[]);
+                self.directories.push(dir);
+            }
+        }
+    }
+
+    fn entry(&mut self, name: &Path, mode: u32, device: (u32, u32), content: &[u8]) {
+        let name = name.to_str().expect("a plain name").trim_start_matches('/');
+        let length = u32::try_from(content.len()).expect("a small file");
+        let name_length = name.len() as u32 + 1;
+        self.entries += 1;
+        let fields = [
+            self.entries,
+            mode,
+            0,
+            0,
+            1,
+            0,
+            length,
+            0,
+            0,
+            device.0,
+            device.1,
+            name_length,
+            0,
+        ];
+        self.bytes.extend(b"070701");
+        for field in fields {
+            self.bytes.extend(format!("{field:08x}").bytes());
+        }
+        self.bytes.extend(name.bytes().chain([0]));
+        self.pad();
+        self.bytes.extend(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        self.entry(Path::new("TRAILER!!!"), 0, (0, 0), &[]);
+        self.bytes
+    }
+}

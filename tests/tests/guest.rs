@@ -1,0 +1,169 @@
+//! Programs in emulated machines (`src/guest.rs`): 8 processors on 2 memory nodes, processors that come and
+//! go, control groups of version 2, and a kernel of 2022.
+
+use ebbtide_tests::{Guest, Machine, is_ebbtide, skip, understands};
+
+/// 8 processors on 2 nodes.
+const WIDE: Machine = Machine {
+    name: "wide",
+    arguments: "-m 1280 -smp 8 \
+        -object memory-backend-ram,id=near,size=640M -numa node,cpus=0-3,memdev=near \
+        -object memory-backend-ram,id=far,size=640M -numa node,cpus=4-7,memdev=far",
+};
+
+/// 2 processors where 8 could be.
+const SPARSE: Machine = Machine {
+    name: "sparse",
+    arguments: "-m 640 -smp 2,maxcpus=8",
+};
+
+/// One line of shell, which must end well in that time.
+fn wide(command: &str, seconds: u64) {
+    if let Some(mut guest) = Guest::of(&WIDE) {
+        guest.ok(command, seconds);
+    }
+}
+
+fn wide_with(conf: &str, program: &str, seconds: u64) {
+    if understands(conf) {
+        wide(&format!("EBBTIDE_CONF={conf} {program}"), seconds);
+    }
+}
+
+#[test]
+fn the_machine_is_as_wanted() {
+    let Some(mut guest) = Guest::of(&WIDE) else {
+        return;
+    };
+    let outcome = guest.ok(
+        "cat /sys/devices/system/cpu/online /sys/devices/system/node/online; \
+         grep -o memory /sys/fs/cgroup/cgroup.controllers",
+        10,
+    );
+    assert_eq!(outcome.stdout, "0-7\n0-1\nmemory\n");
+}
+
+#[test]
+fn stress_on_eight_processors() {
+    wide(
+        "stress seed=21 threads=8 seconds=2 live=128 gens=3 migrate trim",
+        40,
+    );
+}
+
+#[test]
+fn stress_between_the_nodes() {
+    wide(
+        "taskset 81 stress seed=22 threads=8 seconds=1.5 live=64 gens=2 migrate",
+        40,
+    );
+}
+
+#[test]
+fn stress_without_rseq() {
+    wide_with(
+        "rseq=off",
+        "stress seed=23 threads=8 seconds=1.5 live=64 gens=2 migrate",
+        40,
+    );
+}
+
+#[test]
+fn stress_with_more_zones() {
+    wide_with(
+        "zones=8",
+        "stress seed=24 threads=12 seconds=1.5 live=128 gens=3 migrate trim",
+        40,
+    );
+}
+
+#[test]
+fn the_c_interface() {
+    wide(
+        "for topic in basic align zero mix resize trim info; do api $topic || exit 1; done",
+        60,
+    );
+}
+
+#[test]
+fn forks_of_busy_parents() {
+    wide("fork main 4 8 && fork thread 3 5 && fork nested 2 3", 60);
+}
+
+#[test]
+fn children_that_skip_the_handlers() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide recovers children that skip atfork");
+    }
+    wide("fork _fork 4 5 && fork clone 4 5", 60);
+}
+
+#[test]
+fn vfork_children() {
+    wide("vfork 4 15 && vfork 3 15 hop && vfork 3 15 pin=other", 60);
+}
+
+#[test]
+fn memory_comes_back() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    wide(
+        "give_back large && EBBTIDE_CONF=rseq=off give_back large",
+        60,
+    );
+}
+
+#[test]
+fn processors_go_and_come_back() {
+    wide(
+        "processors 2 && EBBTIDE_CONF=rseq=off processors 1 large",
+        60,
+    );
+}
+
+/// What the start counted is not what there is later.
+#[test]
+fn more_processors_than_at_the_start() {
+    wide(
+        "cpus=/sys/devices/system/cpu; \
+         for n in 2 3 4 5 6 7; do echo 0 > $cpus/cpu$n/online; done; \
+         stress seed=25 threads=8 seconds=2 live=64 gens=3 migrate & job=$!; \
+         sleep 0.5; \
+         for n in 2 3 4 5 6 7; do echo 1 > $cpus/cpu$n/online; done; \
+         wait $job",
+        60,
+    );
+}
+
+#[test]
+fn processors_that_could_be() {
+    let Some(mut guest) = Guest::of(&SPARSE) else {
+        return;
+    };
+    let outcome = guest.ok("cat /sys/devices/system/cpu/possible", 10);
+    assert_eq!(outcome.stdout, "0-7\n");
+    guest.ok("api basic && fork main 3 6 && fork clone 3 6", 40);
+    guest.ok(
+        "stress seed=26 threads=6 seconds=1 live=64 gens=2 migrate back",
+        40,
+    );
+}
+
+/// A group of version 2 with this limit, and the shell in it.
+const GROUP: &str = "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir -p t; \
+    echo 0 > t/cgroup.procs; ";
+
+/// Nobody is killed, and nobody is held up at the limit.
+#[test]
+fn a_group_nearly_full() {
+    let Some(mut guest) = Guest::of(&SPARSE) else {
+        return;
+    };
+    guest.ok(
+        &format!("{GROUP} echo 160M > t/memory.max; limits work 110"),
+        60,
+    );
+    let events = guest.ok("cat /sys/fs/cgroup/t/memory.events", 10).stdout;
+    assert!(events.contains("oom 0\noom_kill 0\n"), "{events}");
+}
