@@ -129,6 +129,21 @@ pub const KEYS: &[Key] = &[
         help: "keep vfork children off the per-CPU caches; off shows what it prevents",
     },
     Key {
+        name: "exit",
+        kind: Kind::Word(&["detached", "inline"]),
+        help: "detached: the end of a large process is seen at once, a helper takes its memory back after it",
+    },
+    Key {
+        name: "exit_threshold",
+        kind: Kind::Size,
+        help: "from this size on a process has such a helper",
+    },
+    Key {
+        name: "teardown_workers",
+        kind: Kind::Number(1, 16),
+        help: "threads of the helper while memory is not short",
+    },
+    Key {
         name: "stats_dir",
         kind: Kind::Path,
         help: "directory in which each process keeps a statistics page, PID.ebb",

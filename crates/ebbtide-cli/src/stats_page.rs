@@ -66,7 +66,7 @@ pub struct StatsPage {
 }
 
 /// The optional kernel calls in the order of the library's own list.
-pub const FEATURES: [&str; 9] = [
+pub const FEATURES: [&str; 10] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -76,6 +76,7 @@ pub const FEATURES: [&str; 9] = [
     "workers",
     "madvise_free",
     "dontneed_locked",
+    "reaper",
 ];
 
 impl StatsPage {

@@ -74,9 +74,11 @@ pub static WORKERS: Feature = Feature::new("workers");
 pub static LAZY_FREE: Feature = Feature::new("madvise_free");
 /// Giving back memory that the program has locked: `MADV_DONTNEED_LOCKED`, Linux 5.18. Tried when that is met.
 pub static RELEASE_LOCKED: Feature = Feature::new("dontneed_locked");
+/// A process that takes memory back after the program's end.
+pub static REAPER: Feature = Feature::new("reaper");
 
 /// All features, for reports.
-pub static ALL: [&Feature; 9] = [
+pub static ALL: [&Feature; 10] = [
     &MEMBARRIER,
     &MOVE_PAGES,
     &HUGE_PAGES,
@@ -86,6 +88,7 @@ pub static ALL: [&Feature; 9] = [
     &WORKERS,
     &LAZY_FREE,
     &RELEASE_LOCKED,
+    &REAPER,
 ];
 
 #[cfg(test)]

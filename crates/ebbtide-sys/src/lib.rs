@@ -13,6 +13,7 @@
 //! | [`features`] | optional kernel calls, tried once and latched |
 //! | [`pages`] | what is mapped at an address |
 //! | [`thread`] | worker threads |
+//! | [`helper`] | a process that shares the program's memory and outlives it |
 //! | [`clock`] | coarse monotonic time |
 //! | [`process`] | start-up facts: environment, auxiliary vector, CPUs, limits |
 //! | [`mod@file`] | read small kernel files without libc |
@@ -22,6 +23,7 @@
 pub mod clock;
 pub mod features;
 pub mod file;
+pub mod helper;
 pub mod lock;
 pub mod membarrier;
 pub mod pages;

@@ -216,6 +216,45 @@ pub fn current_cpu_raw() -> usize {
     cpu as usize
 }
 
+/// The most memory that was ever resident, in bytes; after an exec, also what the program before it had.
+pub fn peak_resident() -> usize {
+    // SAFETY: zero is a valid rusage, a place to write to.
+    let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
+    // SAFETY: as above.
+    let _ = unsafe { syscall!(Sysno::getrusage, libc::RUSAGE_SELF, &raw mut usage) };
+    usage.ru_maxrss as usize * 1024
+}
+
+/// What is resident now, in bytes, from a counter.
+pub fn resident_quickly() -> Option<usize> {
+    let mut buffer = [0; 128];
+    let text = crate::file::read(c"/proc/self/statm", &mut buffer).ok()?;
+    let mut fields = text.split(|&byte| byte == b' ').skip(1);
+    crate::file::parse_number(fields.next()?).map(|pages| pages as usize * crate::vm::GRANULE)
+}
+
+/// Whether a child will be in the process namespace that this process is in.
+pub fn has_plain_children() -> bool {
+    let own = link(c"/proc/self/ns/pid");
+    own.is_some() && own == link(c"/proc/self/ns/pid_for_children")
+}
+
+fn link(path: &CStr) -> Option<([u8; 64], usize)> {
+    let mut text = [0; 64];
+    let size = text.len();
+    // SAFETY: `path` ends with a NUL, and `text` can be written to.
+    let len = unsafe {
+        syscall!(
+            Sysno::readlinkat,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            text.as_mut_ptr(),
+            size
+        )
+    };
+    Some((text, len.ok()?))
+}
+
 /// Ends the process with `SIGABRT`, through libc so that a core and handlers work as usual.
 pub fn abort() -> ! {
     // SAFETY: never returns.

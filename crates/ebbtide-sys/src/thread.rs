@@ -260,6 +260,14 @@ impl Affinity {
         Self { mask, bytes }
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.mask
+            .iter()
+            .map(|word| word.count_ones() as usize)
+            .sum()
+    }
+
     /// Keeps this thread on the `index`-th of these CPUs other than `avoid`, where there is one: long
     /// calls into the kernel are not spread by the scheduler.
     pub fn pin(&self, index: usize, avoid: usize) {

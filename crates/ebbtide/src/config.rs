@@ -39,6 +39,14 @@ pub struct Config {
     pub basic_syscalls: bool,
     /// The `vfork` guard (`vfork_guard=on|off`); `off` shows what it prevents.
     pub vfork_guard: bool,
+    /// Memory is taken back after the program's end, beside its parent (`exit=detached`), or as the kernel does
+    /// it, before the end is seen (`inline`).
+    pub exit_detached: bool,
+    /// Bytes from which on a process gets a helper for that (`exit_threshold=SIZE`).
+    pub exit_threshold: usize,
+    /// Threads of the helper while memory is not short (`teardown_workers=1..16`). Default: half the CPUs, 1 to 4
+    /// ([`AUTO`]).
+    pub teardown_workers: usize,
     /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
     pub stats_dir: Path,
 }
@@ -102,6 +110,9 @@ impl Config {
         zones: 0,
         basic_syscalls: false,
         vfork_guard: true,
+        exit_detached: false,
+        exit_threshold: 256 << 20,
+        teardown_workers: AUTO,
         stats_dir: Path::EMPTY,
     };
 
@@ -202,6 +213,21 @@ impl Config {
                     _ => None,
                 },
             ),
+            b"exit" => put(
+                &mut self.exit_detached,
+                match value {
+                    b"detached" => Some(true),
+                    b"inline" => Some(false),
+                    _ => None,
+                },
+            ),
+            b"exit_threshold" => put(&mut self.exit_threshold, size(value)),
+            b"teardown_workers" => put(
+                &mut self.teardown_workers,
+                number(value)
+                    .map(|n| n as usize)
+                    .filter(|n| (1..=crate::reaper::MAX_WORKERS).contains(n)),
+            ),
             b"stats_dir" => put(&mut self.stats_dir, Path::new(value)),
             _ => return None,
         })
@@ -210,7 +236,8 @@ impl Config {
 
 const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
                     depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
-                    syscalls=all|basic vfork_guard=on|off stats_dir=/PATH";
+                    syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
+                    teardown_workers=1..16 stats_dir=/PATH";
 
 fn on_off(value: &[u8]) -> Option<bool> {
     match value {

@@ -88,6 +88,7 @@ fn go_on(heap: &Heap) {
     heap.end_holds();
     heap.caches.unpark_all();
     stats::forked();
+    crate::reaper::forked(heap);
 }
 
 /// Whether a fork with handlers is under way in this process.

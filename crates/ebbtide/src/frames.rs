@@ -206,6 +206,8 @@ impl Heap {
                 zone.open(step);
             }
         }
+        drop(data);
+        crate::reaper::look(self);
         true
     }
 

@@ -162,6 +162,7 @@ fn start_or_wait() -> Option<&'static Heap> {
             if started {
                 // As early as that, so that other handlers run outside ours.
                 crate::fork::register();
+                crate::reaper::start(&HEAP);
             }
         }
         Err(_) => {

@@ -21,6 +21,7 @@
 //!  large        whole frames, without spans
 //!  frames       runs of frames from the zones; opens new ones
 //!  release      free frames back to the kernel
+//!  reaper       what is left after the program's end
 //!  heap         the one static that holds all of it, and its start
 //! ```
 //!
@@ -41,6 +42,7 @@ mod global;
 mod heap;
 mod large;
 mod ranks;
+mod reaper;
 mod region;
 mod release;
 pub mod report;

@@ -124,6 +124,7 @@ impl Heap {
             0
         };
         stats::refresh(self, now);
+        crate::reaper::look(self);
         if backlog.dirty + backlog.lazy > IN_PLACE_FRAMES || waiting > IN_PLACE_FRAMES {
             // A worker waits for the window; it is woken when that is over already.
             let window = u64::from(self.settings().config.retain_ms).max(LOOK_MS);

@@ -1,0 +1,166 @@
+//! The helper's life: it leaves everything of the program's but its memory, locks itself in, and waits.
+//!
+//! Two threads. The first waits for the program's end (its pidfd). The second, the *watcher*, waits for the word
+//! that the kernel clears when the main thread leaves the memory, which it does by an end or by an exec: after an
+//! exec there is nothing to wait for, and the helper lets the old memory go by its own end. The kernel wakes one
+//! waiter of that word only, so the watcher passes it on, or a `pthread_join` of the main thread would hang.
+
+use super::arena::Arena;
+use super::need::Need;
+use super::teardown;
+use super::turns::Turns;
+use core::ffi::CStr;
+use core::sync::atomic::Ordering;
+use ebbtide_sys::helper::{self, Descriptor, Waited};
+
+/// A wait for the word is looked at anew after this, should the kernel's wake-up have gone elsewhere.
+const LOOK_MS: u64 = 10_000;
+/// The same once the main thread has left and others go on.
+const LEFT_MS: u64 = 100;
+/// How long the main thread may be seen between its last look at memory and its being without.
+const BETWEEN_MS: [u64; 3] = [1, 1, 1];
+/// How long threads of its own may take to go.
+const JOIN_MS: u64 = 1000;
+/// How long a parent that does not look is waited for: to zap at once would hold it up.
+const GRACE_MS: u64 = 15;
+const LARGE_GRACE_MS: u64 = 3;
+
+/// What the helper has open.
+pub struct Files {
+    /// `/proc/self/maps`.
+    pub maps: Descriptor,
+    /// Whether memory is short.
+    pub need: Need,
+    /// Whose turn it is.
+    pub turns: Turns,
+}
+
+/// The first thread.
+pub extern "C" fn main(arena: usize) -> ! {
+    if let Some(arena) = Arena::at(arena) {
+        live(arena);
+    }
+    helper::exit_process()
+}
+
+/// Returns where it can do no more than end.
+fn live(arena: Arena) -> Option<()> {
+    let control = arena.control();
+    if !helper::leave_program() {
+        return None;
+    }
+    ebbtide_sys::thread::set_name(b"ebbtide/exit\0\0\0\0");
+    let program = Descriptor::process(control.program).ok()?;
+    if helper::parent() != control.program {
+        return None;
+    }
+    let stat = open_stat(control.program)?;
+    let mut files = Files {
+        maps: Descriptor::open(c"/proc/self/maps").ok()?,
+        need: Need::open(),
+        turns: Turns::open(),
+    };
+    if !helper::lock_down() {
+        return None;
+    }
+    let watcher = Watcher { arena, stat };
+    // SAFETY: the watcher's seat is free; `watch` keeps to what a helper may do. The argument is on the stack of the
+    // first thread, which ends the process when it leaves this frame.
+    unsafe {
+        helper::spawn_thread(arena.seat(1), watch, (&raw const watcher) as usize).ok()?;
+    }
+    control.set_watching();
+    program.wait_for_end();
+    control.ended.store(1, Ordering::SeqCst);
+    join_watcher(arena)?;
+    // INV-REAPER-1
+    if !helper::is_alone() {
+        return None;
+    }
+    teardown::unmap_files(arena, &files.maps, teardown::Files::Small);
+    if !files.need.is_pressing() {
+        program.wait_for_parent(LARGE_GRACE_MS);
+    }
+    teardown::unmap_files(arena, &files.maps, teardown::Files::All);
+    if !files.need.is_pressing() {
+        program.wait_for_parent(GRACE_MS - LARGE_GRACE_MS);
+    }
+    teardown::take_memory(arena, &mut files);
+    None
+}
+
+/// The watcher is needed no more, and would be a second thread.
+fn join_watcher(arena: Arena) -> Option<()> {
+    let control = arena.control();
+    let began = helper::now_ms();
+    while control.busy(1).load(Ordering::Acquire) != 0 || !helper::is_single() {
+        helper::wake(control.word);
+        helper::wake(control.ended.as_ptr() as usize);
+        helper::wait(control.busy(1).as_ptr() as usize, 1, 1);
+        if helper::now_ms() - began > JOIN_MS {
+            return None;
+        }
+    }
+    Some(())
+}
+
+struct Watcher {
+    arena: Arena,
+    stat: Descriptor,
+}
+
+extern "C" fn watch(watcher: usize) -> ! {
+    // SAFETY: the first thread's frame, which stays.
+    let watcher = unsafe { &*(watcher as *const Watcher) };
+    let control = watcher.arena.control();
+    let ended = || control.ended.load(Ordering::SeqCst) != 0;
+    // The word holds the main thread's number until it leaves.
+    while !ended() {
+        let waited = helper::wait(control.word, control.program, LOOK_MS);
+        if waited == Waited::Unmapped || has_left(control.word) {
+            break;
+        }
+    }
+    helper::wake(control.word);
+    let mut pauses = BETWEEN_MS.into_iter();
+    while !ended() {
+        if has_memory(&watcher.stat) {
+            match pauses.next() {
+                Some(ms) => _ = helper::wait(control.ended.as_ptr() as usize, 0, ms),
+                // Other memory than this: an exec.
+                None => helper::exit_process(),
+            }
+        } else {
+            helper::wait(control.ended.as_ptr() as usize, 0, LEFT_MS);
+        }
+    }
+    helper::exit_thread()
+}
+
+fn has_left(word: usize) -> bool {
+    // A wait for the value 0 that is late found 0; any other value is not waited for.
+    helper::wait(word, 0, 0) == Waited::Late
+}
+
+/// Whether the program's main thread has memory, by the size in its `stat`, which anybody may read.
+fn has_memory(stat: &Descriptor) -> bool {
+    const SIZE: usize = 23;
+    let mut text = [0u8; 1024];
+    let Some(text) = stat.read_start(&mut text) else {
+        return false;
+    };
+    // The name, field 2, may hold anything; the rest is numbers.
+    let Some(name_end) = text.iter().rposition(|&byte| byte == b')') else {
+        return false;
+    };
+    let mut fields = text[name_end + 1..].split(|&byte| byte == b' ').skip(1);
+    fields.nth(SIZE - 3).is_some_and(|size| size != b"0")
+}
+
+fn open_stat(program: u32) -> Option<Descriptor> {
+    let mut path = super::maps::Text::<32>::new();
+    path.push(b"/proc/")?;
+    path.push_number(u64::from(program))?;
+    path.push(b"/stat\0")?;
+    Descriptor::open(CStr::from_bytes_until_nul(path.bytes()).ok()?).ok()
+}

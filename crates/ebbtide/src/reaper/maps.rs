@@ -1,0 +1,203 @@
+//! What is mapped: lines of `/proc/self/maps`.
+
+use ebbtide_sys::file::parse_number;
+use ebbtide_sys::helper::Descriptor;
+
+/// A mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// Its first byte.
+    pub start: usize,
+    /// Behind its last byte.
+    pub end: usize,
+    /// What stands behind it.
+    pub kind: Kind,
+}
+
+/// What stands behind a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Memory of this process alone. `reserved`: it cannot be touched, so it is mostly empty.
+    Anonymous {
+        /// See there.
+        reserved: bool,
+    },
+    /// A file, by device and number, or memory that may be shared.
+    File {
+        /// Major and minor number.
+        device: (u32, u32),
+        /// The file's number on it.
+        inode: u64,
+    },
+    /// The kernel's own: the vDSO and its data.
+    Kernel,
+}
+
+/// Calls `each` for every mapping in ascending order until it says `false`. It may take mappings away, those it
+/// has been told of.
+pub fn for_each(maps: &Descriptor, buffer: &mut [u8], mut each: impl FnMut(Mapping) -> bool) {
+    maps.rewind();
+    let mut filled = 0;
+    loop {
+        let len = maps.read(&mut buffer[filled..]);
+        if len == 0 {
+            return;
+        }
+        filled += len;
+        let mut begun = 0;
+        while let Some(line_len) = buffer[begun..filled].iter().position(|&byte| byte == b'\n') {
+            if let Some(mapping) = parse(&buffer[begun..begun + line_len])
+                && !each(mapping)
+            {
+                return;
+            }
+            begun += line_len + 1;
+        }
+        if begun == 0 && filled == buffer.len() {
+            // A line longer than any can be.
+            return;
+        }
+        buffer.copy_within(begun..filled, 0);
+        filled -= begun;
+    }
+}
+
+/// `start-end perms offset major:minor inode   path`
+fn parse(line: &[u8]) -> Option<Mapping> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let mut range = fields.next()?.split(|&byte| byte == b'-');
+    let start = hexadecimal(range.next()?)? as usize;
+    let end = hexadecimal(range.next()?)? as usize;
+    let permissions = fields.next()?;
+    let _offset = fields.next()?;
+    let mut numbers = fields.next()?.split(|&byte| byte == b':');
+    let device = (
+        hexadecimal(numbers.next()?)? as u32,
+        hexadecimal(numbers.next()?)? as u32,
+    );
+    let inode = parse_number(fields.next()?)?;
+    let name = fields.find(|field| !field.is_empty()).unwrap_or(b"");
+    let shared = permissions.get(3) == Some(&b's');
+    let kind = if shared || inode != 0 || name.starts_with(b"/") {
+        Kind::File { device, inode }
+    } else if name.is_empty()
+        || name.starts_with(b"[heap]")
+        || name.starts_with(b"[stack")
+        || name.starts_with(b"[anon:")
+    {
+        Kind::Anonymous {
+            reserved: permissions.starts_with(b"---"),
+        }
+    } else {
+        Kind::Kernel
+    };
+    (start < end).then_some(Mapping { start, end, kind })
+}
+
+fn hexadecimal(text: &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for &byte in text {
+        let digit = (byte as char).to_digit(16)?;
+        value = value.checked_mul(16)? + u64::from(digit);
+    }
+    (!text.is_empty()).then_some(value)
+}
+
+/// Text of up to `N` bytes, made without allocating.
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+}
+
+impl<const N: usize> Text<N> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self {
+            bytes: [0; N],
+            len: 0,
+        }
+    }
+
+    /// Adds bytes. `None`: no room.
+    pub fn push(&mut self, bytes: &[u8]) -> Option<()> {
+        let end = self.len + bytes.len();
+        self.bytes.get_mut(self.len..end)?.copy_from_slice(bytes);
+        self.len = end;
+        Some(())
+    }
+
+    /// Adds a number, decimal. `None`: no room.
+    pub fn push_number(&mut self, number: u64) -> Option<()> {
+        let mut digits = [0u8; 20];
+        let mut first = digits.len();
+        let mut rest = number;
+        while rest > 0 || first == digits.len() {
+            first -= 1;
+            digits[first] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        self.push(&digits[first..])
+    }
+
+    /// What was added.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_every_kind() {
+        let kind = |line: &str| parse(line.as_bytes()).map(|mapping| mapping.kind);
+        let file = Kind::File {
+            device: (0xfe, 1),
+            inode: 77,
+        };
+        let anonymous = |reserved| Some(Kind::Anonymous { reserved });
+        assert_eq!(
+            parse(b"7f00-8000 r-xp 00001000 fe:01 77   /usr/lib/a b.so"),
+            Some(Mapping {
+                start: 0x7f00,
+                end: 0x8000,
+                kind: file
+            })
+        );
+        assert_eq!(kind("1000-2000 rw-p 00000000 00:00 0 "), anonymous(false));
+        assert_eq!(kind("1000-2000 ---p 00000000 00:00 0"), anonymous(true));
+        assert_eq!(
+            kind("1000-2000 rw-p 00000000 00:00 0     [heap]"),
+            anonymous(false)
+        );
+        assert_eq!(
+            kind("1000-2000 rw-p 00000000 00:00 0     [anon:x y]"),
+            anonymous(false)
+        );
+        assert_eq!(
+            kind("1000-2000 r-xp 00000000 00:00 0     [vdso]"),
+            Some(Kind::Kernel)
+        );
+        let shared = kind("1000-2000 rw-s 00000000 00:01 5 /dev/zero (deleted)");
+        assert!(matches!(shared, Some(Kind::File { .. })));
+        assert_eq!(kind("nonsense"), None);
+        assert_eq!(kind("2000-1000 rw-p 0 00:00 0"), None);
+    }
+
+    #[test]
+    fn this_process() {
+        let maps = Descriptor::open(c"/proc/self/maps").unwrap();
+        let mut buffer = [0; 4600];
+        let here = &raw const buffer as usize;
+        let (mut last, mut found) = (0, false);
+        for_each(&maps, &mut buffer, |mapping| {
+            assert!(mapping.start >= last);
+            last = mapping.end;
+            found |= (mapping.start..mapping.end).contains(&here)
+                && matches!(mapping.kind, Kind::Anonymous { .. });
+            true
+        });
+        assert!(found);
+    }
+}

@@ -1,0 +1,190 @@
+//! Exit beside the program: a helper process takes memory back after the program's end.
+//!
+//! ```text
+//!  program ──clone(CLONE_VM)──▶ helper: waits            the program ends: its parent knows at once
+//!                               │                        (the memory is the helper's too, so it stays)
+//!                               ├─ end ──▶ files unmapped ▶ turn ▶ anonymous memory zapped by threads ▶ exit
+//!                               └─ exec ─▶ exit: the old memory goes with it
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`arena`] | the helper's own memory: what it knows, its stacks, its list of pieces |
+//! | [`life`] | what it does from its beginning to the program's end |
+//! | [`teardown`] | the order in which memory goes |
+//! | [`crew`] | the threads that take it |
+//! | [`maps`] | what is mapped |
+//! | [`turns`] | few helpers of a user at a time |
+//! | [`need`] | whether memory is short, so that it must go at once |
+//!
+//! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: from a slow path
+//! ([`look`]), with no lock held. Whatever is refused, the process ends as the kernel ends it.
+//!
+//! - `INV-REAPER-1`: the helper takes nothing away while anybody else uses the memory. The kernel says so
+//!   ([`ebbtide_sys::helper::is_alone`]) after the program's end.
+//! - `INV-REAPER-2`: it touches only its arena, its own stacks and code that it keeps mapped; nothing of libc
+//!   but the functions that the compiler calls (`memcpy` and its like), which it keeps mapped too.
+
+mod arena;
+mod crew;
+mod life;
+mod maps;
+mod need;
+mod teardown;
+mod turns;
+
+use crate::heap::Heap;
+use arena::Arena;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use ebbtide_sys::features::REAPER;
+use ebbtide_sys::{clock, helper, process, vm};
+
+pub use arena::CALM as MAX_WORKERS;
+
+/// Between two looks at the size of memory that is not ours.
+const LOOK_MS: u64 = 1000;
+/// After a refusal, or the helper's early end, none is made during this.
+const RETRY_MS: u64 = 10_000;
+
+/// The arena of this process's helper, kept for the next one. 0: none yet.
+static ARENA: AtomicUsize = AtomicUsize::new(0);
+/// The helper's number; 0: there is none.
+static HELPER: AtomicU32 = AtomicU32::new(0);
+/// The process that all this is true of: a `vfork` child is another one.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// Where the kernel tells that the main thread has left this memory.
+static MAIN_WORD: AtomicUsize = AtomicUsize::new(0);
+static MAKING: AtomicBool = AtomicBool::new(false);
+static RETRY_AT: AtomicU64 = AtomicU64::new(0);
+static LOOKED_MS: AtomicU64 = AtomicU64::new(0);
+
+/// Called once by the start of the heap, mostly in the main thread.
+pub fn start(heap: &Heap) {
+    if heap.settings().config.exit_detached {
+        PROCESS.store(process::id(), Ordering::Relaxed);
+        note_main_thread();
+    }
+}
+
+/// A forked child has no helper: it makes its own when it is large.
+pub fn forked(heap: &Heap) {
+    ARENA.store(0, Ordering::Relaxed);
+    HELPER.store(0, Ordering::Relaxed);
+    MAKING.store(false, Ordering::Relaxed);
+    MAIN_WORD.store(0, Ordering::Relaxed);
+    RETRY_AT.store(0, Ordering::Relaxed);
+    start(heap);
+}
+
+fn note_main_thread() {
+    if MAIN_WORD.load(Ordering::Relaxed) == 0
+        && process::thread_id() == PROCESS.load(Ordering::Relaxed)
+        && let Some(word) = helper::leaving_word()
+    {
+        MAIN_WORD.store(word, Ordering::Relaxed);
+    }
+}
+
+/// Slow paths call this, with no lock held, when the heap may have grown: sees to it that a large process has
+/// a helper.
+pub fn look(heap: &Heap) {
+    let config = &heap.settings().config;
+    let wanted = config.exit_detached && !config.basic_syscalls;
+    if wanted && clock::now_ms() >= RETRY_AT.load(Ordering::Relaxed) {
+        look_now(heap);
+    }
+}
+
+#[cold]
+fn look_now(heap: &Heap) {
+    if crate::fork::is_forking() || PROCESS.load(Ordering::Relaxed) != process::id() {
+        return;
+    }
+    note_main_thread();
+    if MAKING.swap(true, Ordering::Acquire) {
+        return;
+    }
+    if (HELPER.load(Ordering::Relaxed) == 0 || has_ended()) && is_large(heap) {
+        make(heap);
+    }
+    MAKING.store(false, Ordering::Release);
+}
+
+fn is_large(heap: &Heap) -> bool {
+    let threshold = heap.settings().config.exit_threshold;
+    let zones = heap.live_zones().iter();
+    let opened: u64 = zones.map(|zone| zone.counters().open).sum();
+    if opened as usize * ebbtide_zone::FRAME_BYTES >= threshold {
+        return true;
+    }
+    // Memory that is not from here: seldom, and with a descriptor only if it may be so.
+    let now = clock::now_ms();
+    if now.wrapping_sub(LOOKED_MS.load(Ordering::Relaxed)) < LOOK_MS {
+        return false;
+    }
+    LOOKED_MS.store(now, Ordering::Relaxed);
+    process::peak_resident() >= threshold
+        && process::resident_quickly().is_some_and(|now| now >= threshold)
+}
+
+/// Whether the last helper is gone before its time: somebody killed it, or it could not work.
+fn has_ended() -> bool {
+    let Some(arena) = Arena::at(ARENA.load(Ordering::Relaxed)) else {
+        return true;
+    };
+    if arena.control().is_alive() {
+        // Not before the next time that it is worth a look.
+        if arena.control().is_watching() {
+            let _ = REAPER.latch(Ok::<_, ()>(()));
+            RETRY_AT.store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
+        }
+        return false;
+    }
+    if !helper::collect(HELPER.load(Ordering::Relaxed)) {
+        return false;
+    }
+    HELPER.store(0, Ordering::Relaxed);
+    if !arena.control().is_watching() {
+        REAPER.refuse();
+    }
+    RETRY_AT.store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
+    false
+}
+
+fn make(heap: &Heap) {
+    let word = MAIN_WORD.load(Ordering::Relaxed);
+    let program = PROCESS.load(Ordering::Relaxed);
+    // The first process of a container takes everybody with it, and so would be the helper of a program that has
+    // asked for its next child to be the first.
+    if word == 0 || program == 1 || !process::has_plain_children() {
+        return;
+    }
+    RETRY_AT.store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
+    let arena = match Arena::at(ARENA.load(Ordering::Relaxed)) {
+        Some(arena) => arena,
+        None => {
+            let Ok(address) = vm::map(arena::BYTES) else {
+                return;
+            };
+            // SAFETY: the mapping just made. A forked child has no use for it.
+            let _ = unsafe { vm::advise(address, arena::BYTES, libc::MADV_DONTFORK) };
+            ARENA.store(address, Ordering::Relaxed);
+            let Some(arena) = Arena::at(address) else {
+                return;
+            };
+            arena
+        }
+    };
+    let config = &heap.settings().config;
+    // SAFETY: no helper runs on it: none was made, or it has been collected.
+    unsafe { arena.prepare(program, word, config) };
+    // SAFETY: the main seat is free, and the arena stays mapped; `life::main` keeps to what a helper may do.
+    match unsafe { helper::spawn_process(arena.seat(0), life::main, arena.address()) } {
+        Ok(id) => {
+            HELPER.store(id, Ordering::Relaxed);
+            // Whether it came to work is seen at the next look.
+            RETRY_AT.store(clock::now_ms() + 100, Ordering::Relaxed);
+        }
+        Err(_) => REAPER.refuse(),
+    }
+}

@@ -1,0 +1,325 @@
+/* A helper takes memory back after the program's end: reaper MODE. Needs exit=detached, exit_threshold=32M.
+ *   exit _exit quick kill segv abort term hup leave   a program of 128 MiB ends so: its end is seen at once, the
+ *            helper is there before and gone after it, and waiting finds no other child
+ *   exec     a program with a helper execs: the helper and the old memory are gone soon
+ *   thread   the same by another thread than the main one
+ *   join     another thread joins the main one, beside a helper
+ *   vfork    a vfork child that outlives its parent keeps its data
+ *   fork     forked children have helpers of their own, once they are large
+ *   rights   what the helper has left: no descriptors, no signals, no capabilities, a filter
+ *   none     a small program has none
+ *   off      exit=inline: a large one has none */
+#include "check.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+static const size_t size = 128 * MIB;
+static volatile char *memory;
+
+/* The helper of a process, or 0; -1 as parent finds any. */
+static pid_t helper_of(pid_t parent)
+{
+    pid_t found = 0;
+    DIR *dir = opendir("/proc");
+    CHECK(dir);
+    for (struct dirent *e; (e = readdir(dir));) {
+        char path[300], text[512];
+        int pid = atoi(e->d_name), ppid = 0;
+        if (pid <= 0) continue;
+        snprintf(path, sizeof path, "/proc/%d/stat", pid);
+        int fd = open(path, O_RDONLY);
+        if (fd < 0) continue;
+        ssize_t n = read(fd, text, sizeof text - 1);
+        close(fd);
+        if (n <= 0) continue;
+        text[n] = 0;
+        char *behind = strrchr(text, ')'), state = 0;
+        if (!behind || sscanf(behind, ") %c %d", &state, &ppid) != 2) continue;
+        if (strstr(text, "(ebbtide/exit)") && ppid == parent && state != 'Z') found = pid;
+    }
+    closedir(dir);
+    return found;
+}
+
+static pid_t wait_for_helper(pid_t parent)
+{
+    for (int i = 0; i < 2000; i++) {
+        pid_t helper = helper_of(parent);
+        if (helper) return helper;
+        usleep(1000);
+    }
+    CHECK(0, "%d has no helper", (int)parent);
+    return 0;
+}
+
+/* Seconds until a process is gone. */
+static double wait_gone(pid_t pid, double most)
+{
+    double start = now();
+    while (now() - start < most) {
+        if (kill(pid, 0) != 0 && errno == ESRCH) return now() - start;
+        usleep(500);
+    }
+    CHECK(0, "%d is still there after %.1f s", (int)pid, most);
+    return most;
+}
+
+static void grow(size_t bytes)
+{
+    memory = malloc(bytes);
+    CHECK(memory);
+    memset((char *)memory, 7, bytes);
+}
+
+static void *leave_later(void *unused)
+{
+    (void)unused;
+    usleep(50000);
+    _exit(0);
+}
+
+static void end(const char *how)
+{
+    if (!strcmp(how, "exit")) exit(0);
+    if (!strcmp(how, "_exit")) _exit(0);
+    if (!strcmp(how, "quick")) quick_exit(0);
+    if (!strcmp(how, "abort")) abort();
+    if (!strcmp(how, "segv")) *(volatile int *)0 = 1;
+    if (!strcmp(how, "leave")) {
+        pthread_t t;
+        CHECK(!pthread_create(&t, NULL, leave_later, NULL));
+        pthread_exit(NULL);
+    }
+    for (;;) pause();
+}
+
+static int ends(const char *how)
+{
+    int ready[2], go[2], status;
+    char byte = 0;
+    CHECK(!pipe(ready) && !pipe(go));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) {
+        setpgid(0, 0);
+        close(ready[0]);
+        close(go[1]);
+        grow(size);
+        CHECK(write(ready[1], "x", 1) == 1 && read(go[0], &byte, 1) == 1);
+        end(how);
+    }
+    close(ready[1]);
+    CHECK(read(ready[0], &byte, 1) == 1);
+    pid_t helper = wait_for_helper(child);
+    usleep(20000);
+    double start = now();
+    CHECK(write(go[1], "x", 1) == 1);
+    if (!strcmp(how, "kill")) CHECK(!kill(child, SIGKILL));
+    if (!strcmp(how, "term")) CHECK(!kill(-child, SIGTERM));
+    if (!strcmp(how, "hup")) CHECK(!kill(-child, SIGHUP));
+    CHECK(waitpid(child, &status, 0) == child);
+    double seen = now() - start;
+    /* The pipe's other end goes with the program, not with its helper. */
+    CHECK(read(ready[0], &byte, 1) == 0);
+    double gone = wait_gone(helper, 10);
+    CHECK(waitpid(-1, &status, WNOHANG) == -1 && errno == ECHILD);
+    CHECK(!access("/proc", F_OK) && helper_of(child) == 0);
+    fprintf(stderr, "seen after %.2f ms, helper gone %.2f ms later\n", seen * 1e3, gone * 1e3);
+    CHECK(seen < 0.5 + (!strcmp(how, "leave") ? 0.05 : 0), "%.3f s", seen);
+    return passed();
+}
+
+static void *exec_sleep(void *unused)
+{
+    (void)unused;
+    execl("/bin/sleep", "sleep", "20", NULL);
+    _exit(1);
+}
+
+static int exec_away(int by_thread)
+{
+    int ready[2], go[2], status;
+    char byte;
+    CHECK(!pipe2(ready, O_CLOEXEC) && !pipe2(go, O_CLOEXEC));
+    pid_t child = fork();
+    if (!child) {
+        grow(size);
+        CHECK(write(ready[1], "x", 1) == 1 && read(go[0], &byte, 1) == 1);
+        unsetenv("LD_PRELOAD");
+        if (by_thread) {
+            pthread_t t;
+            CHECK(!pthread_create(&t, NULL, exec_sleep, NULL));
+            pthread_exit(NULL);
+        }
+        exec_sleep(NULL);
+    }
+    close(ready[1]);
+    CHECK(read(ready[0], &byte, 1) == 1);
+    pid_t helper = wait_for_helper(child);
+    usleep(20000);
+    CHECK(write(go[1], "x", 1) == 1);
+    CHECK(read(ready[0], &byte, 1) == 0);
+    double gone = 0, start = now();
+    while (helper_of(child)) {
+        gone = now() - start;
+        CHECK(gone < 1, "the helper stays after an exec");
+        usleep(200);
+    }
+    fprintf(stderr, "helper gone %.2f ms after the exec\n", gone * 1e3);
+    CHECK(!kill(helper, 0) || errno == ESRCH);
+    CHECK(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
+    return passed();
+}
+
+static pthread_t main_thread;
+
+static void *join_main(void *unused)
+{
+    (void)unused;
+    CHECK(!pthread_join(main_thread, NULL));
+    _exit(passed());
+}
+
+static int join(int first)
+{
+    pthread_t t;
+    main_thread = pthread_self();
+    if (first) {
+        CHECK(!pthread_create(&t, NULL, join_main, NULL));
+        usleep(20000);
+    }
+    grow(size);
+    wait_for_helper(getpid());
+    usleep(20000);
+    if (!first) {
+        CHECK(!pthread_create(&t, NULL, join_main, NULL));
+        usleep(20000);
+    }
+    alarm(5);
+    pthread_exit(NULL);
+}
+
+static int outlive(void)
+{
+    int verdict[2], status;
+    char byte = 0;
+    CHECK(!pipe(verdict));
+    pid_t child = fork();
+    if (!child) {
+        grow(size);
+        wait_for_helper(getpid());
+        volatile int *there = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        *there = 42;
+        pid_t parent = getpid();
+        if (!vfork()) {
+            kill(parent, SIGKILL);
+            /* The parent is gone, and its memory is this one's alone. */
+            int whole = 1;
+            for (int i = 0; i < 60; i++) {
+                usleep(5000);
+                for (size_t at = 0; at < size; at += PAGE) whole &= memory[at] == 7;
+                whole &= *there == 42;
+            }
+            _exit(write(verdict[1], whole ? "y" : "n", 1) != 1);
+        }
+        _exit(1);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    close(verdict[1]);
+    CHECK(read(verdict[0], &byte, 1) == 1 && byte == 'y', "the vfork child lost its data: %d", byte);
+    return passed();
+}
+
+static int forked(void)
+{
+    int status;
+    grow(size);
+    pid_t own = wait_for_helper(getpid());
+    pid_t child = fork();
+    if (!child) {
+        CHECK(helper_of(getpid()) == 0);
+        char *more = malloc(size);
+        memset(more, 1, size);
+        wait_for_helper(getpid());
+        for (size_t at = 0; at < size; at += PAGE) CHECK(memory[at] == 7);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    usleep(100000);
+    for (size_t at = 0; at < size; at += PAGE) CHECK(memory[at] == 7);
+    CHECK(helper_of(getpid()) == own);
+    return passed();
+}
+
+static int rights(void)
+{
+    char path[64], line[256], cwd[256];
+    int seen = 0, descriptors = 0;
+    int low = open("/dev/null", O_RDONLY);
+    grow(size);
+    pid_t helper = wait_for_helper(getpid());
+    usleep(100000);
+    snprintf(path, sizeof path, "/proc/%d/status", (int)helper);
+    FILE *f = fopen(path, "r");
+    CHECK(f);
+    while (fgets(line, sizeof line, f)) {
+        unsigned long long value = 0;
+        if (sscanf(line, "CapPrm: %llx", &value) == 1) { CHECK(value == 0); seen++; }
+        if (sscanf(line, "CapEff: %llx", &value) == 1) { CHECK(value == 0); seen++; }
+        if (sscanf(line, "NoNewPrivs: %llu", &value) == 1) { CHECK(value == 1); seen++; }
+        if (sscanf(line, "Seccomp: %llu", &value) == 1) { CHECK(value == 2); seen++; }
+        /* All but 9 and 19, which cannot be blocked. */
+        if (sscanf(line, "SigBlk: %llx", &value) == 1) { CHECK((value | 0x40100) == ~0ull); seen++; }
+    }
+    fclose(f);
+    CHECK(seen == 5, "%d", seen);
+    CHECK(getsid(helper) == helper);
+    snprintf(path, sizeof path, "/proc/%d/cwd", (int)helper);
+    CHECK(readlink(path, cwd, sizeof cwd) == 1 && cwd[0] == '/');
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)helper);
+    DIR *dir = opendir(path);
+    CHECK(dir);
+    for (struct dirent *e; (e = readdir(dir));) {
+        char name[400], target[256] = "";
+        if (e->d_name[0] == '.') continue;
+        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
+        CHECK(readlink(name, target, sizeof target - 1) > 0);
+        CHECK(!strncmp(target, "/proc/", 6) || !strncmp(target, "/sys/", 5) || strstr(target, "pidfd")
+              || strstr(target, "ebbtide"), "%s", target);
+        descriptors++;
+    }
+    closedir(dir);
+    CHECK(descriptors > 0 && low >= 0);
+    return passed();
+}
+
+static int none(size_t bytes)
+{
+    grow(bytes);
+    for (int i = 0; i < 20; i++) {
+        usleep(10000);
+        free(malloc(300 * KIB));
+    }
+    CHECK(helper_of(getpid()) == 0);
+    return passed();
+}
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc > 1 ? argv[1] : "";
+    if (!strcmp(mode, "exec")) return exec_away(0);
+    if (!strcmp(mode, "thread")) return exec_away(1);
+    if (!strcmp(mode, "join")) return join(0);
+    if (!strcmp(mode, "joined")) return join(1);
+    if (!strcmp(mode, "vfork")) return outlive();
+    if (!strcmp(mode, "fork")) return forked();
+    if (!strcmp(mode, "rights")) return rights();
+    if (!strcmp(mode, "none")) return none(MIB);
+    if (!strcmp(mode, "off")) return none(size);
+    return ends(mode);
+}

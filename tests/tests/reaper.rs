@@ -1,0 +1,78 @@
+//! A helper takes memory back after the program's end.
+
+use ebbtide_tests::{Run, c_program, is_ebbtide, skip};
+
+fn reaper(mode: &str, conf: &str) {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has a helper");
+    }
+    let conf = format!("exit=detached,exit_threshold=32M{conf}");
+    Run::new(c_program("reaper"))
+        .args(mode)
+        .conf(&conf)
+        .timeout(60)
+        .ok();
+}
+
+#[test]
+fn every_way_to_end() {
+    for how in [
+        "exit", "_exit", "quick", "kill", "segv", "abort", "term", "hup", "leave",
+    ] {
+        reaper(how, "");
+    }
+}
+
+#[test]
+fn ends_with_many_threads() {
+    reaper("exit", ",teardown_workers=16");
+    reaper("kill", ",teardown_workers=16,thp=off");
+}
+
+#[test]
+fn an_exec_lets_go() {
+    reaper("exec", "");
+}
+
+#[test]
+fn an_exec_by_another_thread_lets_go() {
+    reaper("thread", "");
+}
+
+#[test]
+fn joining_the_main_thread() {
+    reaper("join", "");
+    reaper("joined", "");
+}
+
+#[test]
+fn a_vfork_child_that_outlives_its_parent() {
+    reaper("vfork", "");
+}
+
+#[test]
+fn forked_children() {
+    reaper("fork", "");
+}
+
+#[test]
+fn what_it_may() {
+    reaper("rights", "");
+}
+
+#[test]
+fn a_small_program_has_none() {
+    reaper("none", "");
+}
+
+#[test]
+fn none_without_the_key_or_with_few_calls() {
+    reaper("off", ",exit=inline");
+    reaper("off", ",syscalls=basic");
+}
+
+#[test]
+fn from_the_first_call_on() {
+    reaper("exit", ",exit_threshold=0");
+    reaper("vfork", ",exit_threshold=0");
+}
