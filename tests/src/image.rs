@@ -40,12 +40,14 @@ pub fn kernel() -> Result<PathBuf, String> {
     let kept = directory().join("vmlinuz");
     if !kept.exists() {
         let room = tempfile::tempdir_in(directory()).expect("temporary directory");
-        let script = format!(
-            r#"package=$(apt-cache depends {KERNEL_PACKAGE} | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
-               [ -n "$package" ] && apt-get download -qq "$package" && dpkg -x ./*.deb . && mv boot/vmlinuz-* vmlinuz"#
-        );
+        // Lists of packages may be missing, or too old to find what they name.
+        let script = r#"fetch() {
+                   package=$(apt-cache depends "$0" | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
+                   [ -n "$package" ] && apt-get download -qq "$package"
+               }
+               { fetch || { apt-get update -qq && fetch; } } && dpkg -x ./*.deb . && mv boot/vmlinuz-* vmlinuz"#;
         let fetched = Command::new("timeout")
-            .args(["100", "sh", "-c", &script])
+            .args(["100", "sh", "-c", script, KERNEL_PACKAGE])
             .current_dir(room.path())
             .stdin(Stdio::null())
             .output();

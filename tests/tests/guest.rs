@@ -167,3 +167,22 @@ fn a_group_nearly_full() {
     let events = guest.ok("cat /sys/fs/cgroup/t/memory.events", 10).stdout;
     assert!(events.contains("oom 0\noom_kill 0\n"), "{events}");
 }
+
+/// The harness itself: how a command ended is known, and one without an end takes its machine with it.
+#[test]
+fn endings_are_told_apart() {
+    let Some(mut guest) = Guest::of(&SPARSE) else {
+        return;
+    };
+    let failed = guest.run("echo one; echo two >&2; exit 3", 10);
+    assert_eq!(failed.status.code(), Some(3));
+    assert_eq!((&*failed.stdout, &*failed.stderr), ("one\n", "two\n"));
+    assert!(guest.run("kill -SEGV $$", 10).killed_by(11));
+    let endless = guest.run("sleep 100", 1);
+    assert!(endless.timed_out && endless.verdict().is_err());
+    drop(guest);
+    let Some(mut guest) = Guest::of(&SPARSE) else {
+        return;
+    };
+    guest.ok("! pidof sleep", 10);
+}
