@@ -54,6 +54,7 @@ mod check;
 mod claim;
 mod frame;
 mod pageblock;
+pub mod percpu;
 mod put;
 pub mod refault;
 pub mod retain;

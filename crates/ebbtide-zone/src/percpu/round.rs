@@ -1,0 +1,241 @@
+//! Depopulation: which pages go back, and what becomes of their chunks.
+
+use super::{Chunk, HIGH, Shard, State};
+
+/// The second pass leaves one empty page for this many populated ones.
+const TRIM: u64 = 20;
+
+/// Pages of an isolated chunk on their way to the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct Claimed {
+    /// The chunk.
+    pub chunk: u32,
+    /// The pages, as a mask.
+    pub pages: u64,
+    /// It stays active: only the stock was too large.
+    stays: bool,
+}
+
+/// What a round may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// Free chunks only.
+    FreeChunks,
+    /// Pages that were empty since the round before, as far as the stock is above [`HIGH`].
+    Due,
+    /// Every empty page.
+    Everything,
+}
+
+impl Shard<'_> {
+    /// Begins a round.
+    pub fn begin_round(&mut self, scope: Scope) {
+        let state = &mut *self.state;
+        state.budget = match scope {
+            Scope::Everything => u32::MAX,
+            _ => state.low.min(state.stock).saturating_sub(HIGH),
+        };
+        state.low = state.stock;
+        state.cursor = state.base;
+        state.trim = false;
+    }
+
+    /// Isolates the next chunk and claims pages of it, at most `runs` runs of them, from the end. `None`: the
+    /// round is over.
+    pub fn claim(&mut self, scope: Scope, runs: u32) -> Option<Claimed> {
+        self.claim_free(runs).or_else(|| match scope {
+            Scope::FreeChunks => None,
+            _ => self.claim_next(scope, runs),
+        })
+    }
+
+    /// Of the chunks without areas one may stay.
+    fn claim_free(&mut self, runs: u32) -> Option<Claimed> {
+        while self.state.counters.free > 1 {
+            let id = self.state.free;
+            let chunk = &self.chunks[id as usize];
+            let populated = chunk.populated;
+            if populated != 0 && self.state.budget == 0 {
+                return None;
+            }
+            self.remove(id);
+            if populated != 0 {
+                return Some(self.isolate(id, last_runs(populated, runs), false));
+            }
+            self.retire(id);
+        }
+        None
+    }
+
+    fn claim_next(&mut self, scope: Scope, runs: u32) -> Option<Claimed> {
+        loop {
+            if self.state.cursor >= self.state.end {
+                if self.state.trim || scope == Scope::Everything {
+                    return None;
+                }
+                (self.state.trim, self.state.cursor) = (true, self.state.base);
+                continue;
+            }
+            let id = self.state.cursor;
+            if let Some(pages) = self.due(id, scope) {
+                self.remove(id);
+                let stays = self.state.trim;
+                return Some(self.isolate(id, last_runs(pages, runs), stays));
+            }
+            self.state.cursor += 1;
+        }
+    }
+
+    /// The pages of a chunk that may go.
+    fn due(&self, id: u32, scope: Scope) -> Option<u64> {
+        let chunk = &self.chunks[id as usize];
+        let empty = chunk.empty();
+        let count = empty.count_ones();
+        let stocked = match chunk.state {
+            State::Active | State::Free => true,
+            State::Sidelined => false,
+            State::Isolated | State::Unused => return None,
+        };
+        if scope == Scope::Everything || count == 0 {
+            return (count > 0).then_some(empty);
+        }
+        let state = &*self.state;
+        let (keep, most) = if stocked {
+            let many = count * 4 >= chunk.populated.count_ones();
+            let trim = state.trim && u64::from(state.stock) * TRIM > state.counters.populated;
+            if state.stock <= HIGH || !(many || trim) {
+                return None;
+            }
+            (HIGH.saturating_sub(state.stock - count), state.budget)
+        } else {
+            (HIGH.saturating_sub(state.stock), u32::MAX)
+        };
+        // The low ones stay, so that areas collect at the front.
+        let pages = last_bits(without_first(empty, keep), most);
+        (pages != 0).then_some(pages)
+    }
+
+    fn isolate(&mut self, id: u32, pages: u64, stays: bool) -> Claimed {
+        let chunk = &mut self.chunks[id as usize];
+        if chunk.state != State::Sidelined {
+            self.state.budget = self.state.budget.saturating_sub(pages.count_ones());
+        }
+        chunk.state = State::Isolated;
+        chunk.claimed = pages;
+        Claimed {
+            chunk: id,
+            pages,
+            stays,
+        }
+    }
+
+    /// Puts a claimed chunk back; `released` of its claimed pages went.
+    pub fn finish(&mut self, claimed: Claimed, released: u64) {
+        let id = claimed.chunk;
+        let chunk = &mut self.chunks[id as usize];
+        debug_assert!(chunk.state == State::Isolated && chunk.claimed == claimed.pages);
+        debug_assert!(released & !claimed.pages == 0 && released & chunk.occupied == 0);
+        let released = released & chunk.populated;
+        chunk.populated &= !released;
+        chunk.claimed = 0;
+        let (free, populated) = (chunk.granules == 0, chunk.populated);
+        let empty = chunk.empty();
+        let count = u64::from(released.count_ones());
+        let counters = &mut self.state.counters;
+        counters.populated -= count;
+        counters.empty -= count;
+        counters.depopulated += count;
+        // The stock fell below what shall be at hand, or no more of it is due.
+        let short = self.state.stock < HIGH || self.state.budget == 0;
+        if free && populated == 0 && self.state.counters.free > 0 {
+            self.retire(id);
+        } else if free {
+            self.list(id, State::Free);
+        } else if claimed.stays || empty != 0 && short {
+            self.list(id, State::Active);
+        } else {
+            self.list(id, State::Sidelined);
+        }
+    }
+
+    /// A chunk without areas and pages becomes unused.
+    fn retire(&mut self, id: u32) {
+        self.chunks[id as usize].begin();
+        self.state.counters.chunks -= 1;
+        self.list(id, State::Unused);
+    }
+
+    /// Whether a later round will find something.
+    pub fn has_due(&self, scope: Scope) -> bool {
+        let state = &*self.state;
+        let counters = &state.counters;
+        let stock = u64::from(state.stock);
+        match scope {
+            Scope::FreeChunks => counters.free > 1,
+            _ => {
+                stock > u64::from(HIGH).max(counters.populated / TRIM)
+                    || counters.free > 1
+                    || counters.empty > stock
+            }
+        }
+    }
+
+    /// In a forked child: chunks that the parent's threads had isolated come back, as populated as before.
+    pub fn take_back(&mut self) {
+        for id in self.state.base..self.state.end {
+            let Chunk { state, claimed, .. } = self.chunks[id as usize];
+            if state == State::Isolated {
+                let claimed = Claimed {
+                    chunk: id,
+                    pages: claimed,
+                    stays: true,
+                };
+                self.finish(claimed, 0);
+            }
+        }
+    }
+}
+
+/// Without the `n` lowest bits.
+fn without_first(mut bits: u64, n: u32) -> u64 {
+    for _ in 0..n {
+        bits &= bits.wrapping_sub(1);
+    }
+    bits
+}
+
+/// The `n` highest bits.
+fn last_bits(bits: u64, n: u32) -> u64 {
+    without_first(bits, bits.count_ones().saturating_sub(n))
+}
+
+/// The `n` highest runs of bits.
+fn last_runs(bits: u64, n: u32) -> u64 {
+    let mut rest = bits;
+    for _ in 0..n {
+        if rest == 0 {
+            break;
+        }
+        let ones = (rest << rest.leading_zeros()).leading_ones();
+        let top = 64 - rest.leading_zeros();
+        rest &= !(u64::MAX >> (64 - ones) << (top - ones));
+    }
+    bits & !rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_runs_of_a_mask() {
+        assert_eq!(last_runs(0b1011_0110, 1), 0b1000_0000);
+        assert_eq!(last_runs(0b1011_0110, 2), 0b1011_0000);
+        assert_eq!(last_runs(0b1011_0110, 9), 0b1011_0110);
+        assert_eq!(last_runs(u64::MAX, 1), u64::MAX);
+        assert_eq!(last_runs(0, 3), 0);
+        assert_eq!(last_bits(0b1011, 2), 0b1010);
+        assert_eq!(last_bits(0b1011, 9), 0b1011);
+    }
+}

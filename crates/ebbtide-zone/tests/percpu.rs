@@ -1,0 +1,376 @@
+//! Random sequences of chunk operations against a naive model: the contents of every granule on two CPUs.
+
+#![allow(unexpected_cfgs)]
+#![cfg(not(loom))]
+
+use ebbtide_zone::percpu::*;
+use proptest::prelude::*;
+
+const CPUS: usize = 2;
+const CHUNKS: usize = 6;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Take(u32, u32),
+    Put(usize),
+    Disown(usize),
+    PutDisowned(usize),
+    BeginRound(Scope),
+    Claim(Scope, u32),
+    Finish(usize, bool),
+    Forget,
+    Wrong(u32, u32),
+}
+
+struct Area {
+    chunk: u32,
+    at: u32,
+    n: u32,
+    value: u64,
+}
+
+/// What stands behind a chunk: a word per granule and CPU, and which pages are resident.
+#[derive(Clone)]
+struct Memory {
+    words: [Vec<u64>; CPUS],
+    resident: u64,
+}
+
+struct World {
+    state: ShardState,
+    chunks: Vec<Chunk>,
+    memory: Vec<Memory>,
+    areas: Vec<Area>,
+    disowned: Vec<Putting>,
+    claims: Vec<Claimed>,
+    stamp: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let memory = Memory {
+            words: [0, 1].map(|_| vec![0; UNIT_GRANULES as usize]),
+            resident: 0,
+        };
+        Self {
+            state: ShardState::NEW,
+            chunks: vec![Chunk::ZERO; CHUNKS],
+            memory: vec![memory; CHUNKS],
+            areas: Vec::new(),
+            disowned: Vec::new(),
+            claims: Vec::new(),
+            stamp: 0,
+        }
+    }
+
+    fn shard(&mut self) -> Shard<'_> {
+        Shard::new(&mut self.state, &mut self.chunks)
+    }
+
+    /// The words of a range on all CPUs; their pages must be resident.
+    fn words(&mut self, chunk: u32, at: u32, n: u32) -> impl Iterator<Item = &mut u64> {
+        let memory = &mut self.memory[chunk as usize];
+        for page in at / PAGE_GRANULES..(at + n).div_ceil(PAGE_GRANULES) {
+            assert_eq!(memory.resident >> page & 1, 1, "INV-PERCPU-2");
+        }
+        let range = at as usize..(at + n) as usize;
+        memory
+            .words
+            .iter_mut()
+            .flat_map(move |words| &mut words[range.clone()])
+    }
+
+    fn take(&mut self, n: u32, align: u32) {
+        let taken = loop {
+            if let Some(taken) = self.shard().take(n, align) {
+                break taken;
+            }
+            let Some(id) = self.shard().wanted(CHUNKS as u32) else {
+                return;
+            };
+            self.shard().open(id);
+        };
+        let Taken {
+            chunk,
+            at,
+            populate,
+        } = taken;
+        assert!(at % align == 0 && at + n <= UNIT_GRANULES);
+        assert!(self.claims.iter().all(|claimed| claimed.chunk != chunk));
+        self.memory[chunk as usize].resident |= populate;
+        self.stamp += 1;
+        let value = self.stamp;
+        for word in self.words(chunk, at, n) {
+            assert_eq!(core::mem::replace(word, value), 0, "INV-PERCPU-7");
+        }
+        self.areas.push(Area {
+            chunk,
+            at,
+            n,
+            value,
+        });
+    }
+
+    fn disown(&mut self, index: usize) -> Option<Putting> {
+        let index = index.checked_rem(self.areas.len())?;
+        let area = self.areas.swap_remove(index);
+        let putting = self.shard().disown(area.chunk, area.at).unwrap();
+        assert_eq!(putting.granules, area.n);
+        assert_eq!(
+            self.shard().disown(area.chunk, area.at),
+            Err(Misuse::NotAnArea)
+        );
+        for word in self.words(area.chunk, area.at, area.n) {
+            assert_eq!(core::mem::take(word), area.value, "content");
+        }
+        Some(putting)
+    }
+
+    fn finish(&mut self, index: usize, works: bool) {
+        let Some(index) = index.checked_rem(self.claims.len()) else {
+            return;
+        };
+        let claimed = self.claims.swap_remove(index);
+        if !works {
+            return self.shard().finish(claimed, 0);
+        }
+        let memory = &mut self.memory[claimed.chunk as usize];
+        assert_eq!(claimed.pages & !memory.resident, 0);
+        memory.resident &= !claimed.pages;
+        for page in (0..UNIT_PAGES).filter(|page| claimed.pages >> page & 1 == 1) {
+            let range = page * PAGE_GRANULES as usize..(page + 1) * PAGE_GRANULES as usize;
+            for words in &mut memory.words {
+                // The kernel would lose what is there.
+                assert!(words[range.clone()].iter().all(|&word| word == 0));
+            }
+        }
+        self.shard().finish(claimed, claimed.pages);
+    }
+
+    fn step(&mut self, op: Op) {
+        match op {
+            Op::Take(n, align) => self.take(n, align),
+            Op::Put(index) => {
+                if let Some(putting) = self.disown(index) {
+                    self.shard().put(putting);
+                }
+            }
+            Op::Disown(index) => {
+                let putting = self.disown(index);
+                self.disowned.extend(putting);
+            }
+            Op::PutDisowned(index) => {
+                if let Some(index) = index.checked_rem(self.disowned.len()) {
+                    let putting = self.disowned.swap_remove(index);
+                    self.shard().put(putting);
+                }
+            }
+            Op::BeginRound(scope) => self.shard().begin_round(scope),
+            Op::Claim(scope, runs) => {
+                let claimed = self.shard().claim(scope, runs);
+                self.claims.extend(claimed);
+            }
+            Op::Finish(index, works) => self.finish(index, works),
+            Op::Forget => {
+                // As in a forked child.
+                self.claims.clear();
+                self.shard().take_back();
+            }
+            Op::Wrong(chunk, at) => {
+                let known = |area: &Area| (area.chunk, area.at) == (chunk, at);
+                if !self.areas.iter().any(known) {
+                    assert_eq!(self.shard().disown(chunk, at), Err(Misuse::NotAnArea));
+                }
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        self.shard().check_invariants().unwrap();
+        for (chunk, memory) in self.chunks.iter().zip(&self.memory) {
+            assert_eq!(memory.resident & !chunk.populated(), 0, "a page is lost");
+        }
+    }
+
+    fn check_contents(&mut self) {
+        for index in 0..self.areas.len() {
+            let Area {
+                chunk,
+                at,
+                n,
+                value,
+            } = self.areas[index];
+            assert!(self.words(chunk, at, n).all(|word| *word == value));
+        }
+        let used: u64 = self.areas.iter().map(|area| u64::from(area.n)).sum();
+        let disowned: u64 = self
+            .disowned
+            .iter()
+            .map(|area| u64::from(area.granules))
+            .sum();
+        assert_eq!(self.shard().counters().granules, used + disowned);
+    }
+}
+
+fn scope() -> impl Strategy<Value = Scope> {
+    prop_oneof![
+        4 => Just(Scope::Due),
+        2 => Just(Scope::Everything),
+        1 => Just(Scope::FreeChunks)
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let size = prop_oneof![
+        6 => 1u32..20,
+        6 => 20u32..300,
+        6 => 300u32..3000,
+        1 => 3000u32..=UNIT_GRANULES
+    ];
+    let align = prop_oneof![4 => Just(0u32), 1 => 0u32..10];
+    prop_oneof![
+        30 => (size, align).prop_map(|(n, align)| Op::Take(n, 1 << align)),
+        22 => any::<usize>().prop_map(Op::Put),
+        4 => any::<usize>().prop_map(Op::Disown),
+        5 => any::<usize>().prop_map(Op::PutDisowned),
+        4 => scope().prop_map(Op::BeginRound),
+        8 => (scope(), 1u32..70).prop_map(|(scope, runs)| Op::Claim(scope, runs)),
+        8 => (any::<usize>(), prop::bool::weighted(0.9)).prop_map(|(i, works)| Op::Finish(i, works)),
+        1 => Just(Op::Forget),
+        2 => (0..CHUNKS as u32 + 1, 0..UNIT_GRANULES + 9).prop_map(|(c, at)| Op::Wrong(c, at)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn chunks_follow_the_model(ops in prop::collection::vec(op(), 1..300)) {
+        let mut world = World::new();
+        for (i, op) in ops.into_iter().enumerate() {
+            world.step(op);
+            if i % 8 == 0 {
+                world.check();
+                world.check_contents();
+            }
+        }
+        world.check();
+        world.check_contents();
+        // All of it goes back, but for one chunk without pages.
+        while !world.areas.is_empty() {
+            world.step(Op::Put(0));
+        }
+        while !world.disowned.is_empty() {
+            world.step(Op::PutDisowned(0));
+        }
+        while !world.claims.is_empty() {
+            world.step(Op::Finish(0, true));
+        }
+        world.step(Op::BeginRound(Scope::Everything));
+        while let Some(claimed) = world.shard().claim(Scope::Everything, 64) {
+            world.claims.push(claimed);
+            world.finish(0, true);
+        }
+        world.check();
+        let counters = world.shard().counters();
+        prop_assert_eq!((counters.populated, counters.empty, counters.granules), (0, 0, 0));
+        prop_assert!(counters.chunks <= 1);
+        prop_assert!(world.memory.iter().all(|memory| memory.resident == 0));
+    }
+}
+
+/// Takes areas of `n` granules until `count`, or as many as there are chunks for.
+fn fill(world: &mut World, n: u32, count: usize) {
+    for _ in 0..count {
+        world.take(n, 1);
+    }
+}
+
+fn round(world: &mut World, scope: Scope) -> u32 {
+    let mut pages = 0;
+    world.shard().begin_round(scope);
+    while let Some(claimed) = world.shard().claim(scope, 64) {
+        pages += claimed.pages.count_ones();
+        world.claims.push(claimed);
+        world.finish(0, true);
+        world.check();
+    }
+    pages
+}
+
+#[test]
+fn a_chunk_with_many_empty_pages_is_sidelined_and_used_last() {
+    let mut world = World::new();
+    // Two chunks, full of areas of a page.
+    fill(&mut world, PAGE_GRANULES, 2 * UNIT_PAGES);
+    assert_eq!(world.shard().counters().chunks, 2);
+    // Of the first, three quarters go; of the second one page more than a shard keeps.
+    world
+        .areas
+        .sort_by_key(|area| (area.chunk, core::cmp::Reverse(area.at)));
+    for _ in 0..UNIT_PAGES * 3 / 4 {
+        let putting = world.disown(0).unwrap();
+        world.shard().put(putting);
+        world
+            .areas
+            .sort_by_key(|area| (area.chunk, core::cmp::Reverse(area.at)));
+    }
+    // The pages were not empty all the time since the round before.
+    assert_eq!(round(&mut world, Scope::Due), 0);
+    let given = round(&mut world, Scope::Due);
+    assert!(given >= UNIT_PAGES as u32 * 3 / 4 - HIGH, "{given}");
+    let counters = world.shard().counters();
+    assert!(counters.empty <= u64::from(HIGH));
+}
+
+#[test]
+fn a_sidelined_chunk_serves_when_no_active_one_fits() {
+    let mut world = World::new();
+    fill(&mut world, PAGE_GRANULES, 2 * UNIT_PAGES);
+    while world.areas.iter().filter(|area| area.chunk == 0).count() > 10 {
+        let index = world.areas.iter().position(|area| area.chunk == 0).unwrap();
+        world.step(Op::Put(index));
+    }
+    round(&mut world, Scope::Everything);
+    assert_eq!(world.shard().counters().sidelined, 1);
+    let index = world.areas.iter().position(|area| area.chunk == 1).unwrap();
+    let at = world.areas[index].at;
+    world.step(Op::Put(index));
+    // The active one first, then the sidelined one.
+    world.take(PAGE_GRANULES, 1);
+    assert_eq!(
+        world.areas.last().map(|area| (area.chunk, area.at)),
+        Some((1, at))
+    );
+    world.take(PAGE_GRANULES, 1);
+    assert_eq!(world.areas.last().map(|area| area.chunk), Some(0));
+    assert_eq!(world.shard().counters().sidelined, 0);
+}
+
+#[test]
+fn without_depopulation_only_whole_chunks_go() {
+    let mut world = World::new();
+    fill(&mut world, PAGE_GRANULES, 3 * UNIT_PAGES);
+    while world.areas.iter().any(|area| area.chunk < 2) {
+        let index = world.areas.iter().position(|area| area.chunk < 2).unwrap();
+        world.step(Op::Put(index));
+    }
+    while world.areas.len() > 1 {
+        world.step(Op::Put(0));
+    }
+    round(&mut world, Scope::FreeChunks);
+    round(&mut world, Scope::FreeChunks);
+    let counters = world.shard().counters();
+    assert_eq!(counters.chunks, 2);
+    assert!(counters.populated > UNIT_PAGES as u64);
+}
+
+#[test]
+fn small_and_large_areas_have_chunks_of_their_own() {
+    let mut world = World::new();
+    world.take(SMALL_GRANULES, 1);
+    world.take(SMALL_GRANULES + 1, 1);
+    world.take(1, 1);
+    let chunks: Vec<u32> = world.areas.iter().map(|area| area.chunk).collect();
+    assert!(chunks[0] != chunks[1] && chunks[0] == chunks[2]);
+}
