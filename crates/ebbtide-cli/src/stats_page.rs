@@ -66,7 +66,7 @@ pub struct StatsPage {
 }
 
 /// The optional kernel calls in the order of the library's own list.
-pub const FEATURES: [&str; 10] = [
+pub const FEATURES: [&str; 11] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -77,6 +77,7 @@ pub const FEATURES: [&str; 10] = [
     "madvise_free",
     "dontneed_locked",
     "reaper",
+    "populate",
 ];
 
 impl StatsPage {

@@ -76,9 +76,11 @@ pub static LAZY_FREE: Feature = Feature::new("madvise_free");
 pub static RELEASE_LOCKED: Feature = Feature::new("dontneed_locked");
 /// A process that takes memory back after the program's end.
 pub static REAPER: Feature = Feature::new("reaper");
+/// Memory for a page on all CPUs in advance: `MADV_POPULATE_WRITE`, Linux 5.14.
+pub static POPULATE: Feature = Feature::new("populate");
 
 /// All features, for reports.
-pub static ALL: [&Feature; 10] = [
+pub static ALL: [&Feature; 11] = [
     &MEMBARRIER,
     &MOVE_PAGES,
     &HUGE_PAGES,
@@ -89,6 +91,7 @@ pub static ALL: [&Feature; 10] = [
     &LAZY_FREE,
     &RELEASE_LOCKED,
     &REAPER,
+    &POPULATE,
 ];
 
 #[cfg(test)]

@@ -31,6 +31,9 @@
 //! - [`model`]: plain Rust on one slab, under the caller's lock. The fallback, and the oracle of
 //!   the tests.
 //!
+//! Beside the stacks: counters, one word a CPU ([`section::add`], [`section::add_unless`]), for the per-CPU data
+//! of the user. They need no table: whoever has no CPU of its own adds elsewhere.
+//!
 //! Invariants:
 //! - `INV-RSEQ-1`: every operation takes effect with one store, the new header. Interrupted before
 //!   it, no entry has come or gone. (Moving the start of an empty stack is a step before that with
@@ -64,6 +67,9 @@ pub const MAX_CAPACITY: usize = STACK_BYTES / 8 - 1;
 
 const PAGE: usize = 4096;
 
+/// Per-CPU words: those of CPU n lie `n << UNIT_SHIFT` bytes behind those of CPU 0.
+pub const UNIT_SHIFT: u32 = 18;
+
 /// Where the stacks are. Plain numbers, copied into registers by the fast path.
 #[derive(Clone, Copy)]
 pub struct Stacks {
@@ -84,6 +90,17 @@ pub enum Outcome {
     Aborted,
     /// This CPU's slab is parked.
     Parked,
+}
+
+/// How an addition ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Added {
+    /// It was interrupted, or the thread has no registration: nothing happened.
+    No,
+    /// It took effect.
+    Yes,
+    /// The flag was set.
+    Flagged,
 }
 
 impl Stacks {

@@ -4,6 +4,7 @@
 //! implements.
 
 use super::{STACK_BYTES, STACKS, stack_start};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// A slab held alone: by the lock of the portable mode, by a drainer, or by a test.
 pub struct Slab {
@@ -115,4 +116,27 @@ impl Slab {
     pub fn is_empty(&self, class: usize) -> bool {
         Self::entry(self.header(class) - 8) == 0
     }
+}
+
+/// Adds to a CPU's word, for whoever is alone there: the one store is the commit.
+///
+/// # Safety
+/// `word + (cpu << UNIT_SHIFT)` is an aligned word that nobody else writes meanwhile.
+pub unsafe fn add(word: usize, cpu: usize, value: u64) {
+    let place = (word + (cpu << super::UNIT_SHIFT)) as *mut u64;
+    // SAFETY: by contract.
+    unsafe { *place = (*place).wrapping_add(value) };
+}
+
+/// As [`add`], unless `flag` is set. `false`: it is.
+///
+/// # Safety
+/// As [`add`].
+pub unsafe fn add_unless(flag: &AtomicU32, word: usize, cpu: usize, value: u64) -> bool {
+    if flag.load(Ordering::Relaxed) != 0 {
+        return false;
+    }
+    // SAFETY: by contract.
+    unsafe { add(word, cpu, value) };
+    true
 }

@@ -7,10 +7,11 @@
 //! The descriptor is not cleared at the end: the kernel does that when it finds the instruction
 //! pointer outside. The library must therefore never be unmapped (it is linked `nodelete`).
 
-use super::{Outcome, Registration, Stacks, stack_start};
+use super::{Added, Outcome, Registration, Stacks, stack_start};
 use core::arch::asm;
+use core::sync::atomic::AtomicU32;
 
-const _: () = assert!(super::STACK_BYTES == 0x1fff + 1);
+const _: () = assert!(super::STACK_BYTES == 0x1fff + 1 && super::UNIT_SHIFT == 18);
 
 /// Which numbered point of a section shall abort it: test builds only, 0 for none.
 #[cfg(feature = "inject")]
@@ -287,6 +288,79 @@ pub unsafe fn push_batch(
         }
     }
     outcome(count)
+}
+
+/// Adds `value` to this CPU's word. `false`: aborted, or not registered.
+///
+/// # Safety
+/// This thread's `struct rseq` lies at `rseq_offset`; `word` is the aligned word of CPU 0, and those of all
+/// CPUs can be written to.
+#[inline(always)]
+pub unsafe fn add(word: usize, value: u64, rseq_offset: isize) -> bool {
+    let done: usize;
+    // SAFETY: by contract.
+    unsafe {
+        with_inject! {
+            body: [
+                point!("1"),
+                "movsxd {cpu}, dword ptr fs:[{off} + 4]",
+                "test {cpu:e}, {cpu:e}",
+                "js 6b",                         // not registered
+                "shl {cpu}, 18",                 // cpu << UNIT_SHIFT
+                point!("2"),
+                "add [{word} + {cpu}], {value}", // *place = (*place).wrapping_add(value)
+                "4:",
+            ],
+            abort: ["xor {t:e}, {t:e}",],
+            cpu = out(reg) _,
+            t = out(reg) done,
+            word = in(reg) word,
+            value = in(reg) value,
+            off = in(reg) rseq_offset,
+        }
+    }
+    done != 0
+}
+
+/// As [`add`], unless `flag` is set when the addition takes effect: whoever sets it and then fences all CPUs
+/// ([`crate::membarrier::fence_all`]) knows that none is under way.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+pub unsafe fn add_unless(flag: &AtomicU32, word: usize, value: u64, rseq_offset: isize) -> Added {
+    let done: usize;
+    // SAFETY: by contract.
+    unsafe {
+        with_inject! {
+            body: [
+                point!("1"),
+                "mov {t:e}, 2",
+                "cmp dword ptr [{flag}], 0",     // if flag.load(Relaxed) != 0
+                "jne 5f",                        //     return false
+                "movsxd {cpu}, dword ptr fs:[{off} + 4]",
+                "test {cpu:e}, {cpu:e}",
+                "js 6b",                         // not registered
+                "shl {cpu}, 18",
+                "mov {t:e}, 1",
+                point!("2"),
+                "add [{word} + {cpu}], {value}", // add(word, cpu, value)
+                "4:",
+            ],
+            abort: ["xor {t:e}, {t:e}",],
+            cpu = out(reg) _,
+            t = out(reg) done,
+            flag = in(reg) flag.as_ptr(),
+            word = in(reg) word,
+            value = in(reg) value,
+            off = in(reg) rseq_offset,
+        }
+    }
+    match done {
+        0 => Added::No,
+        1 => Added::Yes,
+        _ => Added::Flagged,
+    }
 }
 
 /// The `cpu_id` of this thread as the kernel last wrote it; negative without registration.

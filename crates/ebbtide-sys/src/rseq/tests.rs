@@ -314,3 +314,114 @@ fn an_abort_at_any_point_changes_nothing() {
     }
     rig.assert_equal();
 }
+
+/// Words for every CPU, and the flag of [`section::add_unless`].
+struct Words {
+    words: usize,
+    flag: core::sync::atomic::AtomicU32,
+}
+
+impl Words {
+    fn new() -> Self {
+        let len = crate::process::cpu_limit() << super::UNIT_SHIFT;
+        Self {
+            words: crate::vm::map(len).unwrap(),
+            flag: core::sync::atomic::AtomicU32::new(0),
+        }
+    }
+
+    fn of(&self, cpu: usize) -> u64 {
+        // SAFETY: a word of the mapping.
+        unsafe { *((self.words + (cpu << super::UNIT_SHIFT)) as *const u64) }
+    }
+
+    /// One addition by the section, which may be aborted.
+    fn add(&self, rig: &Rig, plain: bool, value: u64) -> super::Added {
+        let offset = rig.stacks.rseq_offset;
+        // SAFETY: words of all CPUs are mapped, and the rig found a registration.
+        unsafe {
+            if !plain {
+                section::add_unless(&self.flag, self.words, value, offset)
+            } else if section::add(self.words, value, offset) {
+                super::Added::Yes
+            } else {
+                super::Added::No
+            }
+        }
+    }
+
+    /// The same by the model.
+    fn model(
+        &self,
+        flag: &core::sync::atomic::AtomicU32,
+        plain: bool,
+        cpu: usize,
+        value: u64,
+    ) -> super::Added {
+        // SAFETY: as above, by this thread only.
+        unsafe {
+            if plain {
+                super::model::add(self.words, cpu, value);
+                super::Added::Yes
+            } else if super::model::add_unless(flag, self.words, cpu, value) {
+                super::Added::Yes
+            } else {
+                super::Added::Flagged
+            }
+        }
+    }
+}
+
+#[test]
+fn additions_do_what_the_model_does() {
+    let Some(rig) = rig() else { return };
+    let cpu = crate::process::current_cpu();
+    let (live, model) = (Words::new(), Words::new());
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    for _ in 0..50_000 {
+        let (plain, value) = (random.below(2) == 0, random.0);
+        live.flag.store(
+            u32::from(random.below(3) == 0),
+            core::sync::atomic::Ordering::Relaxed,
+        );
+        let expected = model.model(&live.flag, plain, cpu, value);
+        let mut answer = live.add(&rig, plain, value);
+        while answer == super::Added::No {
+            answer = live.add(&rig, plain, value);
+        }
+        assert_eq!(answer, expected);
+        assert_eq!(live.of(cpu), model.of(cpu));
+    }
+}
+
+/// An addition aborted at each of its points has not happened.
+#[cfg(feature = "inject")]
+#[test]
+fn an_aborted_addition_adds_nothing() {
+    use core::sync::atomic::Ordering;
+    use section::INJECT;
+
+    extern "C" fn disarm(_: libc::c_int) {
+        INJECT.store(0, Ordering::Relaxed);
+    }
+    let Some(rig) = rig() else { return };
+    let cpu = crate::process::current_cpu();
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::signal(libc::SIGTRAP, disarm as *const () as libc::sighandler_t) };
+    let live = Words::new();
+    let mut aborted = [[0u32; 3]; 2];
+    for step in 0..4000u64 {
+        let (plain, point) = (step % 2 == 0, 1 + step as usize / 2 % 2);
+        let before = live.of(cpu);
+        INJECT.store(point as u32, Ordering::Relaxed);
+        let answer = live.add(&rig, plain, step);
+        let reached = INJECT.swap(0, Ordering::Relaxed) == 0;
+        // Without the point, a real interruption came first.
+        assert_eq!(answer, super::Added::No);
+        assert_eq!(live.of(cpu), before);
+        aborted[usize::from(plain)][point] += u32::from(reached);
+    }
+    for points in aborted {
+        assert!(points[1] > 900 && points[2] > 900, "{points:?}");
+    }
+}
