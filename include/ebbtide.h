@@ -81,6 +81,68 @@ struct ebb_stats {
 int ebb_stats(struct ebb_stats *stats, size_t size);
 
 /*
+ * Data with a copy for each CPU: counters, reference counts, statistics that many threads write to without sharing a
+ * cache line. All copies of an area lie at the same place of their CPU's part of the memory, and pages without an area
+ * go back to the kernel, also while others of the same part are in use (EBBTIDE_CONF=percpu_depopulate=off: not those).
+ *
+ * An ebb_percpu * is a number, not an address: it must not be dereferenced or computed with.
+ */
+typedef struct ebb_percpu ebb_percpu;
+
+/*
+ * An area of `size` bytes (1 to 262,144) at a multiple of `align` (a power of two, 1 to 4,096; areas of a multiple of 8
+ * bytes are always aligned to 8), zero on every CPU. NULL with errno EINVAL for other arguments, ENOMEM without memory:
+ * what is returned has its memory on all CPUs already.
+ */
+ebb_percpu *ebb_percpu_alloc(size_t size, size_t align);
+
+/*
+ * Frees an area on all CPUs. Nobody may be using it. NULL is ignored; what is no area, or no longer one, ends the process
+ * with a line on stderr. errno is kept.
+ */
+void ebb_percpu_free(ebb_percpu *area);
+
+/*
+ * The copy for `cpu`, from 0 to ebb_percpu_cpus() - 1, until the area is freed; another number ends the process. Which
+ * thread writes there is the caller's affair: a thread can be moved to another CPU at any moment. ebb_percpu_add_u64
+ * does not mind.
+ */
+void *ebb_percpu_ptr(ebb_percpu *area, unsigned cpu);
+
+/* The number of copies of each area: CPUs that the kernel may ever bring up, or more (percpu_units). Constant. */
+unsigned ebb_percpu_cpus(void);
+
+/*
+ * Adds `value`, wrapping, to the 64-bit word at `offset` of the copy for the CPU that this thread is on: a restartable
+ * section without an atomic instruction where the C library registers them (glibc 2.35), else an atomic addition.
+ * Nothing is lost, whoever else adds and wherever threads move. A thread without registration adds to a copy of its
+ * own kind, which no ebb_percpu_ptr shows. `offset` is a multiple of 8, and the word lies in the area, or the process
+ * is ended.
+ */
+void ebb_percpu_add_u64(ebb_percpu *area, size_t offset, uint64_t value);
+
+/*
+ * The sum, wrapping, of the words at `offset` over all copies: all that was added before the call, and what of the
+ * additions beside it has been seen. Words that the program itself wrote through ebb_percpu_ptr count too.
+ */
+uint64_t ebb_percpu_sum_u64(ebb_percpu *area, size_t offset);
+
+/* Bytes are those of all CPUs together. */
+struct ebb_percpu_stats {
+    size_t chunks;            /* parts of the memory in use, 262,144 bytes for each CPU */
+    size_t sidelined_chunks;  /* of those, ones that gave pages back and serve when others are full */
+    size_t allocated_bytes;   /* in areas, rounded up to 8 bytes */
+    size_t populated_bytes;   /* in pages that may be resident */
+    size_t depopulated_bytes; /* given back so far */
+};
+
+/*
+ * Fills the first `size` bytes of `*stats`; pass sizeof(struct ebb_percpu_stats). Returns the number of bytes filled, or
+ * -1 with errno EINVAL when `stats` is null or `size` is below sizeof(size_t). Later versions add fields at the end.
+ */
+int ebb_percpu_stats(struct ebb_percpu_stats *stats, size_t size);
+
+/*
  * The version of the library, "MAJOR.MINOR.PATCH", in ASCII. The text is static: it is never null, never changes, and
  * is not to be freed.
  */

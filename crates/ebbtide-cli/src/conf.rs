@@ -144,6 +144,16 @@ pub const KEYS: &[Key] = &[
         help: "threads of the helper while memory is not short",
     },
     Key {
+        name: "percpu_depopulate",
+        kind: ON_OFF,
+        help: "give back the empty pages of per-CPU data; off gives only whole chunks back",
+    },
+    Key {
+        name: "percpu_units",
+        kind: Kind::Number(1, 1024),
+        help: "copies of per-CPU data at least; more than there are CPUs is for measurements",
+    },
+    Key {
         name: "stats_dir",
         kind: Kind::Path,
         help: "directory in which each process keeps a statistics page, PID.ebb",

@@ -8,11 +8,13 @@
 //! | [`standard`] | `malloc`, `free`, `calloc`, `realloc` and the aligned and sized forms |
 //! | [`info`] | `malloc_trim`, `mallinfo2`, `malloc_info`, `malloc_stats`, `mallopt` |
 //! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
+//! | [`percpu`] | `ebb_percpu_*`, see there |
 #![no_std]
 #![warn(missing_docs)]
 
 pub mod info;
 pub mod own;
+pub mod percpu;
 pub mod standard;
 
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]

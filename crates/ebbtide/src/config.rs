@@ -47,6 +47,10 @@ pub struct Config {
     /// Threads of the helper while memory is not short (`teardown_workers=1..16`). Default: half the CPUs, 1 to 4
     /// ([`AUTO`]).
     pub teardown_workers: usize,
+    /// Empty pages of per-CPU data go back (`percpu_depopulate=on|off`); `off` gives only whole chunks back.
+    pub percpu_depopulate: bool,
+    /// Copies of per-CPU data at least (`percpu_units=1..1024`); as many as CPUs are possible if that is more.
+    pub percpu_units: usize,
     /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
     pub stats_dir: Path,
 }
@@ -113,6 +117,8 @@ impl Config {
         exit_detached: false,
         exit_threshold: 256 << 20,
         teardown_workers: AUTO,
+        percpu_depopulate: true,
+        percpu_units: 1,
         stats_dir: Path::EMPTY,
     };
 
@@ -228,6 +234,13 @@ impl Config {
                     .map(|n| n as usize)
                     .filter(|n| (1..=crate::reaper::MAX_WORKERS).contains(n)),
             ),
+            b"percpu_depopulate" => put(&mut self.percpu_depopulate, on_off(value)),
+            b"percpu_units" => put(
+                &mut self.percpu_units,
+                number(value)
+                    .map(|n| n as usize)
+                    .filter(|n| (1..=1024).contains(n)),
+            ),
             b"stats_dir" => put(&mut self.stats_dir, Path::new(value)),
             _ => return None,
         })
@@ -237,7 +250,7 @@ impl Config {
 const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
                     depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
-                    teardown_workers=1..16 stats_dir=/PATH";
+                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 stats_dir=/PATH";
 
 fn on_off(value: &[u8]) -> Option<bool> {
     match value {

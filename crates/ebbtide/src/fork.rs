@@ -86,6 +86,7 @@ fn go_on(heap: &Heap) {
         });
     }
     heap.end_holds();
+    heap.percpu_take_back();
     heap.caches.unpark_all();
     stats::forked();
     crate::reaper::forked(heap);
@@ -148,6 +149,7 @@ unsafe fn give_up(heap: &Heap) {
         central.transfer.lock().clear();
         central.spans.lock().clear();
     }
+    heap.percpu_abandon();
     // SAFETY: by contract.
     unsafe { heap.caches.forget_all() };
 }

@@ -8,6 +8,7 @@ use crate::central::Central;
 use crate::config::Config;
 use crate::cpu_cache::CpuCaches;
 use crate::frames::ZoneSlot;
+use crate::percpu::PerCpuHeap;
 use crate::ranks;
 use crate::region::Region;
 use crate::release::held::Held;
@@ -48,6 +49,8 @@ pub struct Heap {
     pub slots: Slots,
     /// Threads that take them there.
     pub workers: Workers,
+    /// Per-CPU data of the program.
+    pub percpu: PerCpuHeap,
     /// Per-CPU caches.
     pub caches: CpuCaches,
 }
@@ -89,6 +92,7 @@ static HEAP: Heap = Heap {
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
     slots: Slots::new(),
     workers: Workers::new(),
+    percpu: PerCpuHeap::new(),
     caches: CpuCaches::new(),
 };
 
@@ -314,6 +318,7 @@ impl Heap {
         self.live_zones().iter().for_each(|zone| each(&zone.lock));
         each(&self.records);
         each(&crate::release::gather::BATCHES);
+        self.percpu.locks().iter().for_each(|shard| each(shard));
         self.caches.for_each_lock(each);
     }
 }

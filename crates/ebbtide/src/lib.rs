@@ -25,7 +25,7 @@
 //!  heap         the one static that holds all of it, and its start
 //! ```
 //!
-//! Beside them: [`size_class`], `span` (records), `region` (address space), `config`, `fork`,
+//! Beside them: [`percpu`] (data for each CPU), [`size_class`], `span` (records), `region` (address space), `config`, `fork`,
 //! [`stats`], `report` (the one line before an abort).
 //!
 //! `no_std`; allocates nothing from elsewhere; starts no thread. See `ARCHITECTURE.md`.
@@ -41,6 +41,7 @@ mod frames;
 mod global;
 mod heap;
 mod large;
+pub mod percpu;
 mod ranks;
 mod reaper;
 mod region;

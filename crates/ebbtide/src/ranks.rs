@@ -16,5 +16,7 @@ pub const ZONE: Rank = Rank(30);
 pub const RECORDS: Rank = Rank(40);
 /// Free batches of gathers.
 pub const BATCHES: Rank = Rank(50);
+/// The chunks of per-CPU data of a shard; one lock a shard.
+pub const PERCPU: Rank = Rank(56);
 /// A CPU's cache in the portable mode; one lock a CPU.
 pub const CPU: Rank = Rank(60);

@@ -166,19 +166,19 @@ impl Shard<'_> {
         self.list(id, State::Unused);
     }
 
-    /// Whether a later round will find something.
-    pub fn has_due(&self, scope: Scope) -> bool {
-        let state = &*self.state;
-        let counters = &state.counters;
-        let stock = u64::from(state.stock);
-        match scope {
+    /// About how many pages a later round will find; 0: nothing.
+    pub fn due_pages(&self, scope: Scope) -> u64 {
+        let counters = &self.state.counters;
+        let stock = u64::from(self.state.stock);
+        let due = match scope {
             Scope::FreeChunks => counters.free > 1,
             _ => {
                 stock > u64::from(HIGH).max(counters.populated / TRIM)
                     || counters.free > 1
                     || counters.empty > stock
             }
-        }
+        };
+        if due { counters.empty.max(1) } else { 0 }
     }
 
     /// In a forked child: chunks that the parent's threads had isolated come back, as populated as before.

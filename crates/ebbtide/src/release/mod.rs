@@ -43,7 +43,7 @@ use lazy::{Take, add};
 use workers::{Next, Releaser, release_owned};
 
 /// Frames always kept for reuse: 1 MiB.
-const FLOOR_FRAMES: u64 = 256;
+pub const FLOOR_FRAMES: u64 = 256;
 /// Up to this, slow paths do it: 8 MiB.
 const IN_PLACE_FRAMES: u64 = 2048;
 /// Frames released in place at once: 1 MiB, some 30 µs.
@@ -232,11 +232,13 @@ impl Heap {
         }
         let cached = self.drain_idle();
         let depopulated = self.depopulate_due(now, by);
+        let percpu = self.percpu_round(now);
         stats::refresh(self, now);
         let left = self.backlog(now);
         let cached = (cached / FRAME_BYTES) as u64;
         let waiting = (self.waiting_in_spans() / FRAME_BYTES) as u64;
-        let most = left.dirty.max(cached).max(depopulated).max(waiting);
+        let most = [left.dirty, cached, depopulated, waiting, percpu];
+        let most = most.into_iter().max().unwrap_or(0);
         let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
         // While the program is at work, its own ticks call when something is due.
         let active = now.wrapping_sub(LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS;
@@ -568,6 +570,7 @@ pub fn release_everything(heap: &Heap) -> usize {
     crate::fork::notice(heap);
     let before = stats::released();
     heap.drain_all();
+    heap.percpu_release_all();
     if heap.settings().config.depopulate {
         let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         for class in 1..CLASSES {

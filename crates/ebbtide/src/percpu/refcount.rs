@@ -1,0 +1,132 @@
+//! A reference count that is per CPU until it is killed, and exact from then on.
+//!
+//! | `killed` | references are counted | the last one is noticed |
+//! |---|---|---|
+//! | 0 | on the CPU, by a section that looks at `killed` first; in `count` without a registration | no |
+//! | 1 | in `count` | once `kill` has folded the CPUs' words into it |
+//!
+//! `count` begins with [`BIAS`] above the truth, so it cannot reach zero before the fold. Why the fold misses
+//! nothing: `kill` sets the flag and fences all CPUs. A section that read the flag before is then either over,
+//! and its addition is seen, or aborted, and reads the flag anew. What is counted in `count` meanwhile is right
+//! whenever it happens. The CPUs' words do not change any more when they are summed.
+//!
+//! Origin: the kernel's `percpu-refcount`, whose grace period is the fence here.
+
+use super::PerCpu;
+use super::areas::Problem;
+use super::space;
+use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use ebbtide_sys::features::MEMBARRIER;
+use ebbtide_sys::membarrier;
+
+/// More than there will ever be references.
+const BIAS: i64 = 1 << 62;
+#[cfg(target_arch = "x86_64")]
+const MAX_ABORTS: u32 = 100;
+
+/// References to something. Begins with one.
+///
+/// ```
+/// let references = ebbtide::percpu::RefCount::new().unwrap();
+/// references.get();
+/// assert_eq!(references.kill(), Ok(false)); // gives the first one back
+/// assert!(references.put()); // the last one
+/// ```
+#[derive(Debug)]
+pub struct RefCount {
+    words: PerCpu<[u64; 1]>,
+    count: AtomicI64,
+    killed: AtomicU32,
+}
+
+/// The kernel refuses the fence: the count stays per CPU, and its end goes unnoticed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused;
+
+impl RefCount {
+    /// One reference.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new() -> Result<Self, Problem> {
+        Ok(Self {
+            words: PerCpu::new()?,
+            count: AtomicI64::new(BIAS + 1),
+            killed: AtomicU32::new(0),
+        })
+    }
+
+    /// One reference more, for whoever has one.
+    #[inline]
+    pub fn get(&self) {
+        if !self.on_cpu(1) {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// One reference more, unless the last one is gone.
+    pub fn try_get(&self) -> bool {
+        if self.on_cpu(1) {
+            return true;
+        }
+        let more = |count| (count > 0).then_some(count + 1);
+        self.count
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .is_ok()
+    }
+
+    /// One reference less. `true`: it was the last one, which only one caller is told; what others did before
+    /// their `put` is seen by it.
+    #[inline]
+    pub fn put(&self) -> bool {
+        if self.on_cpu(1u64.wrapping_neg()) {
+            return false;
+        }
+        self.count.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Makes the count exact and gives the first reference back: `true` if it was the last one. Later calls do
+    /// nothing and say `false`.
+    ///
+    /// # Errors
+    /// The fence is refused: nothing has changed.
+    pub fn kill(&self) -> Result<bool, Refused> {
+        if self.killed.swap(1, Ordering::SeqCst) != 0 {
+            return Ok(false);
+        }
+        if space::rseq_offset() != 0 && MEMBARRIER.latch(membarrier::fence_all()).is_err() {
+            self.killed.store(0, Ordering::SeqCst);
+            return Err(Refused);
+        }
+        let counted = self.words.sum(0) as i64;
+        self.count.fetch_add(counted - BIAS, Ordering::AcqRel);
+        Ok(self.put())
+    }
+
+    /// Counts on this CPU. `false`: count in `count`.
+    #[inline]
+    fn on_cpu(&self, value: u64) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use ebbtide_sys::rseq::{Added, section};
+            let rseq_offset = space::rseq_offset();
+            if rseq_offset == 0 {
+                return false;
+            }
+            let word = self.words.pointer(0) as usize;
+            for _ in 0..MAX_ABORTS {
+                // SAFETY: the area lives as long as `self`; sections are in use.
+                let added = unsafe { section::add_unless(&self.killed, word, value, rseq_offset) };
+                match added {
+                    Added::Yes => return true,
+                    Added::Flagged => return false,
+                    // SAFETY: as above.
+                    Added::No if unsafe { section::cpu_id(rseq_offset) } < 0 => return false,
+                    Added::No => {}
+                }
+            }
+        }
+        let _ = value;
+        false
+    }
+}

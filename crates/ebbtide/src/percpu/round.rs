@@ -1,0 +1,137 @@
+//! Depopulation: the coordinating worker does it, in its rounds; without workers, slow paths do.
+
+use super::memory::{self, RANGES};
+use super::space::{self, Place};
+use crate::heap::{Heap, the_heap};
+use crate::release::FLOOR_FRAMES;
+use crate::stats;
+use core::sync::atomic::{AtomicU64, Ordering};
+use ebbtide_sys::clock;
+use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::percpu::Scope;
+
+/// Milliseconds between rounds: a page that was empty from one to the next goes.
+const ROUND_MS: u64 = 250;
+/// Empty bytes of a shard that are not worth a thread.
+const FLOOR_BYTES: usize = 1 << 20;
+/// Milliseconds between calls for a worker.
+const CALL_MS: u64 = 10;
+/// Chunks that a thread of the program depopulates at once.
+const IN_PLACE: usize = 4;
+
+static LAST_ROUND_MS: AtomicU64 = AtomicU64::new(0);
+static LAST_CALL_MS: AtomicU64 = AtomicU64::new(0);
+
+impl Heap {
+    /// Frees call this when a page became empty: sees to it that somebody looks.
+    #[inline]
+    pub(super) fn percpu_emptied(&self, stock: u32) {
+        if stock as usize * space::units() * FRAME_BYTES > FLOOR_BYTES {
+            self.percpu_call();
+        }
+    }
+
+    #[cold]
+    fn percpu_call(&self) {
+        let now = clock::now_ms();
+        let last = LAST_CALL_MS.load(Ordering::Relaxed);
+        if now.wrapping_sub(last) < CALL_MS
+            || LAST_CALL_MS
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_err()
+            || self.workers.look_before(now + ROUND_MS)
+        {
+            return;
+        }
+        let called = self.settings().max_workers > 0 && the_heap().workers.call(1);
+        if !called && now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
+            let mut left = IN_PLACE;
+            let more = self.depopulate_percpu(self.percpu_scope(), || {
+                left = left.saturating_sub(1);
+                left > 0
+            });
+            if !more {
+                LAST_ROUND_MS.store(now, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The coordinator's turn. Frames that another one will find, more than the floor if any: one or two turns
+    /// end it.
+    pub fn percpu_round(&self, now: u64) -> u64 {
+        if space::shards() == 0 {
+            return 0;
+        }
+        let scope = self.percpu_scope();
+        if now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
+            LAST_ROUND_MS.store(now, Ordering::Relaxed);
+            self.depopulate_percpu(scope, || true);
+        }
+        let pages: u64 = (0..space::shards())
+            .map(|shard| self.percpu.with(shard, |shard| shard.due_pages(scope)))
+            .sum();
+        match pages * space::units() as u64 {
+            0 => 0,
+            frames => frames.max(FLOOR_FRAMES + 1),
+        }
+    }
+
+    /// Gives every empty page back.
+    pub fn percpu_release_all(&self) {
+        let scope = match self.percpu_scope() {
+            Scope::FreeChunks => Scope::FreeChunks,
+            _ => Scope::Everything,
+        };
+        self.depopulate_percpu(scope, || true);
+    }
+
+    fn percpu_scope(&self) -> Scope {
+        if self.settings().config.percpu_depopulate {
+            Scope::Due
+        } else {
+            Scope::FreeChunks
+        }
+    }
+
+    /// A round through all shards, as long as `go_on` says so. Whether it was cut short.
+    fn depopulate_percpu(&self, scope: Scope, mut go_on: impl FnMut() -> bool) -> bool {
+        let runs = (RANGES / (space::units() + 1)).max(1) as u32;
+        for shard in 0..space::shards() {
+            self.percpu.with(shard, |shard| shard.begin_round(scope));
+            while let Some(claimed) = self.percpu.with(shard, |shard| shard.claim(scope, runs)) {
+                let place = Place {
+                    shard,
+                    chunk: claimed.chunk,
+                };
+                // SAFETY: INV-PERCPU-5.
+                let released = unsafe { memory::release(place, claimed.pages) };
+                self.percpu
+                    .with(shard, |shard| shard.finish(claimed, released));
+                if released == 0 {
+                    break;
+                }
+                let pages = released.count_ones() as usize * space::units();
+                stats::count_released(pages * FRAME_BYTES);
+                if !go_on() {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// In a forked child: what the parent's threads were giving back is as populated as before.
+    pub fn percpu_take_back(&self) {
+        for shard in 0..space::shards() {
+            self.percpu.with(shard, |shard| shard.take_back());
+        }
+    }
+
+    /// In a child that skipped the handlers while other threads ran: the areas so far stay readable, and freeing
+    /// them does nothing.
+    pub fn percpu_abandon(&self) {
+        for shard in 0..space::shards() {
+            self.percpu.with(shard, |shard| shard.abandon());
+        }
+    }
+}

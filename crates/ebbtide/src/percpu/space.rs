@@ -1,0 +1,278 @@
+//! Address space of the per-CPU areas: one reservation, made at the first use.
+
+use super::handle::Handle;
+use crate::heap::{FAST, Heap};
+use crate::ranks;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::{process, vm};
+use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::percpu::{Chunk, Shard, ShardState, UNIT_BYTES};
+
+/// A handle has room for that.
+pub const LIMIT_BYTES: usize = 1 << 40;
+/// Shards at most.
+const MAX_SHARDS: usize = 16;
+/// Chunks of a shard at most.
+const MAX_CHUNKS: usize = 1 << 15;
+
+const _: () = assert!(UNIT_BYTES == 1 << ebbtide_sys::rseq::UNIT_SHIFT);
+
+/// What additions read: one cache line, set once.
+#[repr(C, align(64))]
+struct Words {
+    /// 0 before the first use.
+    base: AtomicUsize,
+    bytes: AtomicUsize,
+    units: AtomicUsize,
+    /// 0: no sections.
+    rseq_offset: AtomicUsize,
+    shards: AtomicUsize,
+    /// Chunks of a shard, as a shift.
+    shift: AtomicUsize,
+    records: AtomicUsize,
+    spills: AtomicUsize,
+}
+
+static WORDS: Words = Words {
+    base: AtomicUsize::new(0),
+    bytes: AtomicUsize::new(0),
+    units: AtomicUsize::new(0),
+    rseq_offset: AtomicUsize::new(0),
+    shards: AtomicUsize::new(0),
+    shift: AtomicUsize::new(0),
+    records: AtomicUsize::new(0),
+    spills: AtomicUsize::new(0),
+};
+
+/// The start of the reservation.
+#[inline]
+pub fn base() -> usize {
+    WORDS.base.load(Ordering::Relaxed)
+}
+
+/// Its length; 0 before the first use.
+#[inline]
+pub fn bytes() -> usize {
+    WORDS.bytes.load(Ordering::Acquire)
+}
+
+/// Copies of an area, without the spill unit.
+#[inline]
+pub fn units() -> usize {
+    WORDS.units.load(Ordering::Relaxed)
+}
+
+/// Where `struct rseq` is; 0 when additions are atomic instructions.
+#[inline]
+pub fn rseq_offset() -> isize {
+    WORDS.rseq_offset.load(Ordering::Relaxed) as isize
+}
+
+/// The CPU that this thread is on, or was a moment ago.
+#[inline]
+pub fn current_cpu() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if rseq_offset() != 0 {
+        // SAFETY: sections are in use, so `struct rseq` lies there.
+        let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
+        if let Ok(cpu) = usize::try_from(cpu) {
+            return cpu;
+        }
+    }
+    process::current_cpu()
+}
+
+/// The shards.
+pub struct PerCpuHeap {
+    shards: [Lock<ShardState>; MAX_SHARDS],
+}
+
+/// A chunk by shard and number in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub shard: usize,
+    pub chunk: u32,
+}
+
+impl PerCpuHeap {
+    /// Not started.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
+        Self {
+            shards: [const { Lock::new(ranks::PERCPU, ShardState::NEW) }; MAX_SHARDS],
+        }
+    }
+
+    /// The locks of the shards in use.
+    pub fn locks(&self) -> &[Lock<ShardState>] {
+        &self.shards[..WORDS.shards.load(Ordering::Relaxed)]
+    }
+
+    /// Copies of an area, also before the first use.
+    pub fn cpus(&self, heap: &Heap) -> usize {
+        match units() {
+            0 => process::cpu_limit().max(heap.settings().config.percpu_units),
+            units => units,
+        }
+    }
+
+    /// Reserves the address space, once. `false`: there is none to be had.
+    pub fn start(&self, heap: &Heap) -> bool {
+        if bytes() != 0 {
+            return true;
+        }
+        let units = self.cpus(heap);
+        let shards = units.min(MAX_SHARDS);
+        let chunk_bytes = (units + 1) * UNIT_BYTES;
+        let ram = process::memory_total().map_or(4 << 30, |(ram, _)| ram);
+        let mut wanted = ram.saturating_mul(4).min(LIMIT_BYTES);
+        if let Some(limit) = process::soft_limit(libc::RLIMIT_AS) {
+            wanted = wanted.min(limit / 16);
+        }
+        let mut chunks = (wanted / chunk_bytes / shards).clamp(1, MAX_CHUNKS);
+        // Powers of two, so that a chunk's number says its shard.
+        chunks = 1 << chunks.ilog2();
+        let (base, records, spills) = loop {
+            let count = shards * chunks;
+            let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
+            let (records, spills) = (page(count * size_of::<Chunk>()), page(count * 8));
+            let side = vm::reserve(records + spills, FRAME_BYTES);
+            let data = vm::reserve(count * chunk_bytes, UNIT_BYTES);
+            match (data, side) {
+                (Ok(data), Ok(side)) => break (data, side, side + records),
+                (data, side) => {
+                    if let Ok(data) = data {
+                        vm::unmap(data, count * chunk_bytes);
+                    }
+                    if let Ok(side) = side {
+                        vm::unmap(side, records + spills);
+                    }
+                    if chunks == 1 {
+                        return false;
+                    }
+                    chunks /= 2;
+                }
+            }
+        };
+        let bytes = shards * chunks * chunk_bytes;
+        // What is populated shall be what is needed.
+        // SAFETY: our own reservation, without content.
+        let _ = unsafe { vm::advise(base, bytes, libc::MADV_NOHUGEPAGE) };
+        let first = WORDS
+            .base
+            .compare_exchange(0, base, Ordering::AcqRel, Ordering::Acquire);
+        if first.is_err() {
+            let count = shards * chunks;
+            vm::unmap(base, bytes);
+            let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
+            vm::unmap(records, page(count * size_of::<Chunk>()) + page(count * 8));
+            // Another thread was first, and a few stores are left to it.
+            while WORDS.bytes.load(Ordering::Acquire) == 0 {
+                core::hint::spin_loop();
+            }
+            return true;
+        }
+        if heap.caches.uses_sections() {
+            let offset = FAST.rseq_offset.load(Ordering::Relaxed);
+            WORDS.rseq_offset.store(offset, Ordering::Relaxed);
+        }
+        WORDS.units.store(units, Ordering::Relaxed);
+        WORDS.records.store(records, Ordering::Relaxed);
+        WORDS.spills.store(spills, Ordering::Relaxed);
+        WORDS
+            .shift
+            .store(chunks.ilog2() as usize, Ordering::Relaxed);
+        WORDS.shards.store(shards, Ordering::Relaxed);
+        WORDS.bytes.store(bytes, Ordering::Release);
+        true
+    }
+
+    /// Calls `work` with a shard, under its lock.
+    pub fn with<R>(&self, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> R {
+        let mut state = self.shards[shard].lock();
+        let first = record(Place { shard, chunk: 0 });
+        let count = state.end() as usize;
+        // SAFETY: the records below the end were opened, zeroed memory is a valid one (INV-PERCPU-6), and those
+        // of a shard are touched under its lock only.
+        let chunks = unsafe { core::slice::from_raw_parts_mut(first as *mut Chunk, count) };
+        work(&mut Shard::new(&mut state, chunks))
+    }
+
+    /// Opens the next chunk of a shard. `false`: no memory, or no address space.
+    pub fn open(&self, shard: usize) -> bool {
+        let limit = 1 << WORDS.shift.load(Ordering::Relaxed);
+        let Some(chunk) = self.with(shard, |shard| shard.wanted(limit)) else {
+            return false;
+        };
+        let place = Place { shard, chunk };
+        let pages = |from: usize, bytes: usize| {
+            let start = from / FRAME_BYTES * FRAME_BYTES;
+            (start, (from + bytes).next_multiple_of(FRAME_BYTES) - start)
+        };
+        let (record, record_bytes) = pages(record(place), size_of::<Chunk>());
+        let (spill, spill_bytes) = pages(spill(place).as_ptr() as usize, 8);
+        // SAFETY: parts of our own reservations; opening twice does no harm.
+        let opened = unsafe {
+            vm::commit(record, record_bytes)
+                .and_then(|()| vm::commit(spill, spill_bytes))
+                .and_then(|()| vm::commit(address(place, 0), (units() + 1) * UNIT_BYTES))
+        };
+        if opened.is_err() {
+            return false;
+        }
+        let mut state = self.shards[shard].lock();
+        // SAFETY: as in `with`; the record behind the end was opened just now.
+        let chunks = unsafe {
+            let count = (state.end() as usize).max(chunk as usize + 1);
+            core::slice::from_raw_parts_mut(
+                self::record(Place { shard, chunk: 0 }) as *mut Chunk,
+                count,
+            )
+        };
+        Shard::new(&mut state, chunks).open(chunk);
+        true
+    }
+}
+
+/// The number of shards.
+pub fn shards() -> usize {
+    WORDS.shards.load(Ordering::Relaxed)
+}
+
+fn index(place: Place) -> usize {
+    place.shard << WORDS.shift.load(Ordering::Relaxed) | place.chunk as usize
+}
+
+fn record(place: Place) -> usize {
+    WORDS.records.load(Ordering::Relaxed) + index(place) * size_of::<Chunk>()
+}
+
+/// Pages of a chunk's spill unit that may be resident. Opened with the chunk.
+pub fn spill(place: Place) -> &'static AtomicU64 {
+    let address = WORDS.spills.load(Ordering::Relaxed) + index(place) * 8;
+    // SAFETY: an entry of the table, which is never unmapped; all access is atomic.
+    unsafe { &*(address as *const AtomicU64) }
+}
+
+/// The address of a chunk's unit; that with the number [`units`] is the spill unit.
+pub fn address(place: Place, unit: usize) -> usize {
+    base() + (index(place) * (units() + 1) + unit) * UNIT_BYTES
+}
+
+/// The handle of an area by its chunk and first byte.
+pub fn handle(place: Place, offset: usize, size: usize) -> Handle {
+    Handle::new(address(place, 0) - base() + offset, size)
+}
+
+/// The chunk of a handle's place, and the offset in it. `None`: it is not in the unit of CPU 0.
+pub fn chunk_of(place: usize) -> Option<(Place, usize)> {
+    let unit = place / UNIT_BYTES;
+    let (index, unit) = (unit / (units() + 1), unit % (units() + 1));
+    let shift = WORDS.shift.load(Ordering::Relaxed);
+    let found = Place {
+        shard: index >> shift,
+        chunk: (index & ((1 << shift) - 1)) as u32,
+    };
+    (unit == 0).then_some((found, place % UNIT_BYTES))
+}
