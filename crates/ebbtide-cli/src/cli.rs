@@ -66,6 +66,10 @@ pub struct RunArgs {
     /// Settings for the library, laid over those in EBBTIDE_CONF
     #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append)]
     pub conf: Vec<String>,
+    /// How the program ends: seen at once and torn down beside whoever waits for it, or as
+    /// the kernel does it; the same as --conf exit=…
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub exit: Option<Exit>,
     /// At the end, say on stderr what the program used and what was given back
     #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true,
           default_missing_value = "text", value_enum)]
@@ -85,6 +89,15 @@ pub struct RunArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// How a program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Exit {
+    /// Its end is seen at once; a helper takes the memory back after it
+    Detached,
+    /// Its end is seen when its memory is back
+    Inline,
 }
 
 /// Form of a printed summary.

@@ -63,6 +63,10 @@ pub struct StatsPage {
     pub worked: u64,
     /// Those that were tried and refused.
     pub refused: u64,
+    /// The process that takes memory back after the end, or 0.
+    pub helper: u64,
+    /// When the end began, if in order: nanoseconds of the monotonic clock.
+    pub end_ns: u64,
 }
 
 /// The optional kernel calls in the order of the library's own list.
@@ -113,6 +117,8 @@ impl StatsPage {
             in_spans_bytes: word(17),
             worked: word(18),
             refused: word(19),
+            helper: word(106),
+            end_ns: word(107),
         })
     }
 }

@@ -143,6 +143,9 @@ const LAZIED: usize = 24;
 const LAZY_ZONES: usize = 25;
 const REUSED: usize = 26;
 const UNUSED: usize = 27;
+/// The process that takes memory back after the end, and when the end began (`CLOCK_MONOTONIC`), if in order.
+const HELPER: usize = 106;
+const END_NS: usize = 107;
 
 /// The page as others read it: little-endian words.
 #[repr(C, align(4096))]
@@ -229,11 +232,17 @@ pub(crate) fn refresh(heap: &Heap, now: u64) {
 
 /// Writes the last figures: called when the process ends in order.
 pub fn finish() {
-    if let Some(heap) = started_heap()
-        && !heap.settings().config.stats_dir.as_bytes().is_empty()
-    {
+    let Some(heap) = started_heap() else { return };
+    set(END_NS, ebbtide_sys::clock::precise_ns() as usize);
+    crate::reaper::finish(heap);
+    if !heap.settings().config.stats_dir.as_bytes().is_empty() {
         write_page(heap);
     }
+}
+
+/// Names the helper that was made.
+pub(crate) fn set_helper(id: u32) {
+    set(HELPER, id as usize);
 }
 
 fn write_page(heap: &Heap) {

@@ -6,9 +6,11 @@
 //! | `advice` | the kinds of `madvise`, each really tried |
 //! | `machine` | huge pages, overcommit, swap, processors |
 //! | `limits` | resource limits and control groups |
+//! | `ending` | exit beside the program |
 //! | `trial` | the library, in a process of its own |
 
 mod advice;
+mod ending;
 mod limits;
 mod machine;
 mod probe;
@@ -133,6 +135,10 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
             Section {
                 title: "limits",
                 checks: limits::all(),
+            },
+            Section {
+                title: "exit beside the program (exit=detached)",
+                checks: ending::all(trial.path.as_deref()),
             },
         ],
     };
@@ -274,7 +280,13 @@ mod tests {
 
     #[test]
     fn every_check_of_this_system_is_complete() {
-        let all = [probe::all(), machine::all(), limits::all()].concat();
+        let all = [
+            probe::all(),
+            machine::all(),
+            limits::all(),
+            ending::all(None),
+        ]
+        .concat();
         assert!(all.len() > 20);
         for check in all {
             let bad = matches!(check.state, State::Missing | State::Limited);

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -25,6 +25,8 @@ pub struct Trial {
     pub works: bool,
     /// `rseq` or `portable`.
     pub mode: Option<&'static str>,
+    /// The library.
+    pub path: Option<PathBuf>,
     /// The lines of the report.
     pub checks: Vec<Check>,
 }
@@ -37,6 +39,7 @@ pub fn run(given: Option<&Path>) -> Trial {
             return Trial {
                 works: false,
                 mode: None,
+                path: None,
                 checks: vec![Check::missing(
                     "library",
                     "not found",
@@ -111,18 +114,28 @@ pub fn run(given: Option<&Path>) -> Trial {
     Trial {
         works,
         mode,
+        path: Some(path),
         checks,
     }
 }
 
 /// Runs this program's `--version` under the library.
 fn start(library: &Path) -> Result<Option<StatsPage>> {
-    let dir = stats_page::private_dir()?;
     let exe = env::current_exe().context("cannot find this program")?;
-    let mut child = Command::new(exe)
-        .arg("--version")
+    let mut command = Command::new(exe);
+    command.arg("--version");
+    watch(command, library, "")
+}
+
+/// Runs a command under the library with this configuration, and reads its page.
+pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<StatsPage>> {
+    let dir = stats_page::private_dir()?;
+    let mut child = command
         .env("LD_PRELOAD", library)
-        .env(CONF_ENV, format!("stats_dir={}", dir.path().display()))
+        .env(
+            CONF_ENV,
+            format!("stats_dir={},{conf}", dir.path().display()),
+        )
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -6,6 +6,7 @@
 //! status.
 
 mod elf;
+mod end;
 mod program;
 pub mod sample;
 pub mod signals;
@@ -22,7 +23,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 
-use crate::cli::{Format, RunArgs};
+use crate::cli::{Exit, Format, RunArgs};
 use crate::conf::Conf;
 use crate::{library, out, stats_page};
 use program::Refusal;
@@ -33,7 +34,12 @@ pub const CONF_ENV: &str = "EBBTIDE_CONF";
 
 /// Runs the command; gives the exit status to end with.
 pub fn main(args: &RunArgs) -> Result<u8> {
-    let conf = merged_conf(&args.conf)?;
+    let mut conf = merged_conf(&args.conf)?;
+    match args.exit {
+        Some(Exit::Detached) => conf.set("exit", "detached"),
+        Some(Exit::Inline) => conf.set("exit", "inline"),
+        None => {}
+    }
     let library = library::find(args.lib.lib.as_deref())?;
     // `required = true` in the definition: there is at least one word.
     let (name, rest) = args.command.split_first().context("no command given")?;
@@ -166,6 +172,7 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
     };
     let pages = stats_page::read_all(&stats_dir, since);
     with.ebbtide = LibraryFigures::sum(&pages);
+    with.complete_end(&pages);
     if with.ebbtide.is_none() {
         out::warning(
             "no process of the command kept a statistics page, so Ebbtide was probably not \

@@ -10,6 +10,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::run::end::is_helper;
+
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(50);
 const ROLLUP_INTERVAL: Duration = Duration::from_secs(1);
@@ -206,7 +208,8 @@ fn collect_children(pid: i32, tree: &mut BTreeSet<i32>) {
             continue;
         };
         for child in text.split_whitespace().filter_map(|c| c.parse().ok()) {
-            if tree.len() < MAX_PROCESSES && tree.insert(child) {
+            // A helper's memory is its program's.
+            if tree.len() < MAX_PROCESSES && !is_helper(child as u64) && tree.insert(child) {
                 collect_children(child, tree);
             }
         }

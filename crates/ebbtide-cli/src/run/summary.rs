@@ -1,8 +1,11 @@
 //! What a run used, as text for people or as JSON with stable field names.
 
+use std::time::Instant;
+
 use serde::Serialize;
 
 use crate::out;
+use crate::run::end;
 use crate::run::sample::Samples;
 use crate::stats_page::StatsPage;
 
@@ -42,6 +45,13 @@ pub struct Figures {
     pub faults_major: u64,
     /// Samples taken.
     pub samples: u64,
+    /// From the last steps of the program to its end being seen; none if it did not end in order.
+    pub end_seen_ns: Option<u64>,
+    /// From there to the end of the helpers that took memory back; 0 without any, none if they stay.
+    pub memory_back_ns: Option<u64>,
+    /// Process, and the moment when its end was seen, by both clocks.
+    #[serde(skip)]
+    pub end: Option<(u32, Instant, u64)>,
     /// What the library says; none if no process loaded it.
     pub ebbtide: Option<LibraryFigures>,
 }
@@ -110,6 +120,14 @@ impl LibraryFigures {
 }
 
 impl Figures {
+    /// Adds what the pages say of the end, and waits for the helpers that they name.
+    pub fn complete_end(&mut self, pages: &[StatsPage]) {
+        if let Some((pid, seen, seen_ns)) = self.end {
+            self.end_seen_ns = end::seen_after_ns(pages, pid, seen_ns);
+            self.memory_back_ns = end::wait_for_memory(pages, seen);
+        }
+    }
+
     /// Takes over the samples and the kernel's own peak of the largest process.
     pub fn set_samples(&mut self, s: &Samples, maxrss_bytes: u64) {
         self.rss_peak_bytes = maxrss_bytes.max(s.rss_peak_bytes);
@@ -196,6 +214,11 @@ impl Summary {
         if let Some(lib) = &self.with_ebbtide.ebbtide {
             let kept = lib.dirty_end_bytes + lib.lazy_end_bytes + lib.pending_end_bytes;
             let rows = [
+                ("end seen after", duration(self.with_ebbtide.end_seen_ns)),
+                (
+                    "then memory after",
+                    duration(self.with_ebbtide.memory_back_ns),
+                ),
                 ("given back", out::bytes(lib.released_bytes)),
                 ("in calls", out::count(lib.release_calls)),
                 ("and used again", out::bytes(lib.refaulted_bytes)),
@@ -213,6 +236,10 @@ impl Summary {
         }
         text
     }
+}
+
+fn duration(ns: Option<u64>) -> String {
+    ns.map_or("unknown".into(), out::duration)
 }
 
 /// The command on one line of bounded length.
@@ -319,9 +346,11 @@ mod tests {
             longest_inline_stall_ns: 7_000_000,
             ..StatsPage::default()
         }]);
+        with.end_seen_ns = Some(41_000_000);
         let one = Summary::new(vec!["x".into()], with.clone(), None).text();
         assert!(one.contains("2.000 s") && one.contains("1.0 GiB") && one.contains("1 (1 rseq)"));
         assert!(one.contains("3.0 MiB") && one.contains("7.0 ms"), "{one}");
+        assert!(one.contains("41.0 ms") && one.contains("unknown"), "{one}");
         let two = Summary::new(
             vec!["x".into()],
             with,

@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Instant;
 
+use crate::run::end::monotonic_ns;
 use crate::run::sample::{Sampler, Samples};
 use crate::run::signals::Passing;
 use crate::run::summary::Figures;
@@ -35,6 +36,7 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
     let sampler = Sampler::start(pid).ok();
 
     let waited = wait_until_zombie(pid);
+    let seen = (Instant::now(), monotonic_ns());
     let wall_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let samples = sampler.map_or_else(Samples::default, Sampler::finish);
     passing.clear_child();
@@ -50,6 +52,7 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
         exit_status: exit_status as u8,
         signal,
         wall_ns,
+        end: Some((pid as u32, seen.0, seen.1)),
         user_ns: ns(usage.ru_utime),
         system_ns: ns(usage.ru_stime),
         faults_minor: usage.ru_minflt as u64,

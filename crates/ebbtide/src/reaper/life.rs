@@ -27,6 +27,8 @@ const LARGE_GRACE_MS: u64 = 3;
 
 /// What the helper has open.
 pub struct Files {
+    /// The program.
+    program: Descriptor,
     /// `/proc/self/maps`.
     pub maps: Descriptor,
     /// Whether memory is short.
@@ -37,14 +39,18 @@ pub struct Files {
 
 /// The first thread.
 pub extern "C" fn main(arena: usize) -> ! {
-    if let Some(arena) = Arena::at(arena) {
-        live(arena);
+    if let Some(arena) = Arena::at(arena)
+        && let Some((mut files, watcher)) = begin(arena)
+    {
+        live(arena, &mut files, &watcher);
+        // With the watcher's data still in place.
+        helper::exit_process()
     }
     helper::exit_process()
 }
 
-/// Returns where it can do no more than end.
-fn live(arena: Arena) -> Option<()> {
+/// Leaves the program and locks itself in. `None`: something was refused, and it must end.
+fn begin(arena: Arena) -> Option<(Files, Watcher)> {
     let control = arena.control();
     if !helper::leave_program() {
         return None;
@@ -55,22 +61,25 @@ fn live(arena: Arena) -> Option<()> {
         return None;
     }
     let stat = open_stat(control.program)?;
-    let mut files = Files {
+    let files = Files {
+        program,
         maps: Descriptor::open(c"/proc/self/maps").ok()?,
         need: Need::open(),
         turns: Turns::open(),
     };
-    if !helper::lock_down() {
-        return None;
-    }
-    let watcher = Watcher { arena, stat };
+    helper::lock_down().then_some((files, Watcher { arena, stat }))
+}
+
+/// Returns where it can do no more than end.
+fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
+    let control = arena.control();
     // SAFETY: the watcher's seat is free; `watch` keeps to what a helper may do. The argument is on the stack of the
-    // first thread, which ends the process when it leaves this frame.
+    // first thread, which ends the process without leaving that frame.
     unsafe {
-        helper::spawn_thread(arena.seat(1), watch, (&raw const watcher) as usize).ok()?;
+        helper::spawn_thread(arena.seat(1), watch, core::ptr::from_ref(watcher) as usize).ok()?;
     }
     control.set_watching();
-    program.wait_for_end();
+    files.program.wait_for_end();
     control.ended.store(1, Ordering::SeqCst);
     join_watcher(arena)?;
     // INV-REAPER-1
@@ -79,13 +88,13 @@ fn live(arena: Arena) -> Option<()> {
     }
     teardown::unmap_files(arena, &files.maps, teardown::Files::Small);
     if !files.need.is_pressing() {
-        program.wait_for_parent(LARGE_GRACE_MS);
+        files.program.wait_for_parent(LARGE_GRACE_MS);
     }
     teardown::unmap_files(arena, &files.maps, teardown::Files::All);
     if !files.need.is_pressing() {
-        program.wait_for_parent(GRACE_MS - LARGE_GRACE_MS);
+        files.program.wait_for_parent(GRACE_MS - LARGE_GRACE_MS);
     }
-    teardown::take_memory(arena, &mut files);
+    teardown::take_memory(arena, files);
     None
 }
 

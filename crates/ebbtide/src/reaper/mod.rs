@@ -110,6 +110,16 @@ fn look_now(heap: &Heap) {
     MAKING.store(false, Ordering::Release);
 }
 
+/// The process ends in order: the last moment for one whose memory is not from here.
+pub fn finish(heap: &Heap) {
+    if HELPER.load(Ordering::Relaxed) == 0 {
+        LOOKED_MS.store(0, Ordering::Relaxed);
+    } else {
+        RETRY_AT.store(0, Ordering::Relaxed);
+    }
+    look(heap);
+}
+
 fn is_large(heap: &Heap) -> bool {
     let threshold = heap.settings().config.exit_threshold;
     let zones = heap.live_zones().iter();
@@ -182,6 +192,7 @@ fn make(heap: &Heap) {
     match unsafe { helper::spawn_process(arena.seat(0), life::main, arena.address()) } {
         Ok(id) => {
             HELPER.store(id, Ordering::Relaxed);
+            crate::stats::set_helper(id);
             // Whether it came to work is seen at the next look.
             RETRY_AT.store(clock::now_ms() + 100, Ordering::Relaxed);
         }
