@@ -80,6 +80,7 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     }
     control.set_watching();
     files.program.wait_for_end();
+    files.need.begin();
     control.ended.store(1, Ordering::SeqCst);
     join_watcher(arena)?;
     // INV-REAPER-1

@@ -177,7 +177,10 @@ fn make(heap: &Heap) {
                 return;
             };
             // SAFETY: the mapping just made. A forked child has no use for it.
-            let _ = unsafe { vm::advise(address, arena::BYTES, libc::MADV_DONTFORK) };
+            unsafe {
+                let _ = vm::advise(address, arena::BYTES, libc::MADV_DONTFORK);
+                let _ = vm::advise(address, arena::BYTES, libc::MADV_NOHUGEPAGE);
+            }
             ARENA.store(address, Ordering::Relaxed);
             let Some(arena) = Arena::at(address) else {
                 return;

@@ -10,6 +10,8 @@ use ebbtide_sys::helper::Descriptor;
 
 /// Time that tasks lost since the last look, in microseconds, from which on memory is short.
 const LOST_US: u64 = 2000;
+/// The same on the average of the last ten seconds.
+const AVERAGE_PERCENT: u64 = 5;
 /// A sixteenth of a limit left is short.
 const PART: u64 = 16;
 /// Limits at most: the cgroup, and its parents.
@@ -33,8 +35,13 @@ impl Need {
             groups: [None; GROUPS],
         };
         need.open_groups();
-        need.is_pressing();
         need
+    }
+
+    /// Begins to look: what was lost long before does not count.
+    pub fn begin(&mut self) {
+        self.lost_us = None;
+        self.has_lost_time();
     }
 
     fn open_groups(&mut self) {
@@ -79,14 +86,16 @@ impl Need {
 
     fn has_lost_time(&mut self) -> bool {
         let mut buffer = [0; 256];
-        let lost = self
-            .pressure
-            .as_ref()
-            .and_then(|pressure| pressure.read_start(&mut buffer))
-            .and_then(|text| number_after(text, b"total="));
+        let pressure = self.pressure.as_ref();
+        let Some(text) = pressure.and_then(|pressure| pressure.read_start(&mut buffer)) else {
+            return false;
+        };
+        let lost = number_after(text, b"total=");
         let before = core::mem::replace(&mut self.lost_us, lost);
-        lost.zip(before)
-            .is_some_and(|(now, before)| now.saturating_sub(before) >= LOST_US)
+        number_after(text, b"avg10=").is_some_and(|percent| percent >= AVERAGE_PERCENT)
+            || lost
+                .zip(before)
+                .is_some_and(|(now, before)| now.saturating_sub(before) >= LOST_US)
     }
 
     fn machine_is_full(&self) -> bool {
