@@ -138,6 +138,15 @@ pub enum BenchCommand {
     /// and until the memory is back (see --quick, --size, --only)
     #[command(after_help = peers::known_list())]
     Exit(ReturnArgs),
+    /// Programs that free what they soon want again: copy, search, free, in processes and
+    /// threads, with memory for all and within a limit (as root); an hour with all peers;
+    /// see --quick, --only, --against
+    #[command(after_help = peers::known_list())]
+    Lazyfree(BenchArgs),
+    /// Memory that is dropped and wanted again after 0.1, 1, 3 and 10 s: what that costs,
+    /// and what is held meanwhile (an hour with all peers; see --quick, --only, --against)
+    #[command(after_help = peers::known_list())]
+    Reuse(SizedArgs),
     /// Many processes, mostly swapped out, killed together while a program starts; as
     /// root, as it sets up swap for its time (see --quick, --size, --processes)
     #[command(after_help = peers::known_list())]
@@ -230,6 +239,9 @@ pub struct WorkerArgs {
     /// Without huge pages
     #[arg(long)]
     pub thp_off: bool,
+    /// Chunks for which searches are counted
+    #[arg(long, default_value_t = 1)]
+    pub searches_of_chunks: u64,
     /// What the foreground process reads
     #[arg(long)]
     pub file: Option<PathBuf>,

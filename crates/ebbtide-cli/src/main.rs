@@ -45,6 +45,8 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Micro(args)) => bench::micro::main(&args),
         Command::Bench(BenchCommand::Free(args)) => bench::free::main(&args),
         Command::Bench(BenchCommand::Return(args)) => bench::give_back::main(&args),
+        Command::Bench(BenchCommand::Lazyfree(args)) => bench::lazyfree::main(&args),
+        Command::Bench(BenchCommand::Reuse(args)) => bench::reuse::main(&args),
         Command::Bench(BenchCommand::Exit(args)) => bench::exit::main(&args),
         Command::Bench(BenchCommand::SwapExit(args)) => bench::swap_exit::main(&args),
         Command::BenchWorker(args) => bench::worker::main(&args),

@@ -67,6 +67,14 @@ pub struct StatsPage {
     pub helper: u64,
     /// When the end began, if in order: nanoseconds of the monotonic clock.
     pub end_ns: u64,
+    /// Bytes made lazy.
+    pub lazied_bytes: u64,
+    /// Zones whose freed memory becomes lazy first.
+    pub lazy_zones: u64,
+    /// Bytes given up lately and soon wanted again.
+    pub reused_bytes: u64,
+    /// Bytes given up lately and not wanted again.
+    pub unused_bytes: u64,
 }
 
 /// The optional kernel calls in the order of the library's own list.
@@ -119,6 +127,10 @@ impl StatsPage {
             refused: word(19),
             helper: word(106),
             end_ns: word(107),
+            lazied_bytes: word(24),
+            lazy_zones: word(25),
+            reused_bytes: word(26),
+            unused_bytes: word(27),
         })
     }
 }

@@ -364,6 +364,42 @@ fn bench_swap_exit_sets_up_swap_and_removes_it() {
 }
 
 #[test]
+fn bench_lazyfree_has_figures_and_variants() {
+    let Some(lib) = stand_in() else { return };
+    let output = ebbtide(&["bench", "lazyfree", "--quick", "--json", "--rounds", "1"])
+        .args(["--lib", lib, "--against", "glibc", "--only", "1x4"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Without root there is no cgroup: the case is left out, and it is said.
+    let said = String::from_utf8_lossy(&output.stderr);
+    let cases = v["measurements"].as_array().unwrap().len();
+    assert!(
+        cases == 2 || cases == 1 && said.contains("without a limit only"),
+        "{said}"
+    );
+    for case in v["measurements"].as_array().unwrap() {
+        let rows = values(&v, case["case"].as_str().unwrap(), "us_per_search");
+        assert_eq!(rows.len(), 6);
+        assert!(rows[2].0.ends_with("retain_ms=0,lazyfree=off"));
+        assert!(rows.iter().all(|(_, value)| value.unwrap() > 0.0));
+    }
+}
+
+#[test]
+fn bench_reuse_has_times_and_what_is_held() {
+    let Some(v) = tiny("reuse", &["--only", "100ms"]) else {
+        return;
+    };
+    for metric in ["again_ms", "held_mib", "held_without_lazy_mib"] {
+        assert_eq!(values(&v, "reuse_100ms", metric).len(), 7);
+    }
+    let again = values(&v, "reuse_100ms", "again_ms");
+    assert!(again.iter().all(|(_, value)| value.unwrap() > 0.0));
+}
+
+#[test]
 fn bench_return_notices_a_changed_object() {
     let Some(lib) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();

@@ -233,7 +233,7 @@ fn foreground_said(front: &mut Child, status: ExitStatus) -> Result<(u64, Output
 }
 
 /// Lets the process join the group before it runs anything.
-fn join(command: &mut Command, group: &Path) -> Result<()> {
+pub fn join(command: &mut Command, group: &Path) -> Result<()> {
     let file = group.join("cgroup.procs");
     let procs = std::fs::File::options().write(true).open(&file);
     let procs = procs.with_context(|| format!("cannot open {}", file.display()))?;

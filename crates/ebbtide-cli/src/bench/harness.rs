@@ -8,6 +8,7 @@
 //! - `INV-BENCH-1`: within a case, every process reports the same checksum.
 //! - `INV-BENCH-2`: a figure is kept only if `malloc` came from the entry's library.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
@@ -59,6 +60,17 @@ pub enum Run {
     },
     /// Many of this program's workers, killed together while another one starts.
     Crowd(Crowd),
+    /// This program's worker, which starts searching processes.
+    Search {
+        /// Case of the worker.
+        case: &'static str,
+        /// Chunks of a process.
+        chunks: u64,
+        /// Chunks for which the searches are counted.
+        searches_of_chunks: u64,
+        /// All processes are in this cgroup.
+        group: Option<PathBuf>,
+    },
     /// A C program, compiled here; it prints what a worker prints. Where there
     /// is no compiler, the worker's case.
     Compiled {

@@ -19,6 +19,8 @@
 //! | `exit`, `dying` | the family of ends; a process that ends, and what is seen of it |
 //! | `swap_exit`, `crowd` | the family of ends in swap; a run of it |
 //! | `phone`, `swap` | the processes of such a run; swap for its time, and its removal |
+//! | `lazyfree`, `search` | the family of searches; the measured processes that search |
+//! | `reuse` | the family of memory that is wanted again, and its measured process |
 //! | `free`, `give_back` | the families `free` and `return`; `sized` is what they share |
 //!
 //! A family is a file like `micro`: it says what is run and what is measured.
@@ -32,6 +34,7 @@ pub mod give_back;
 pub mod harness;
 pub mod hist;
 pub mod html;
+pub mod lazyfree;
 pub mod link;
 pub mod micro;
 pub mod objects;
@@ -41,7 +44,9 @@ pub mod phone;
 pub mod plot;
 pub mod process;
 pub mod report;
+pub mod reuse;
 pub mod sample;
+pub mod search;
 pub mod sized;
 pub mod stats;
 pub mod swap;

@@ -131,6 +131,19 @@ impl Starter {
             }
             Run::Ends { ending, is_thp_off } => self.ends(*ending, *is_thp_off, entry),
             Run::Crowd(crowd) => self.crowd(crowd, entry),
+            Run::Search {
+                case,
+                chunks,
+                searches_of_chunks,
+                group,
+            } => {
+                let mut command = self.worker(case, *chunks, entry, "");
+                command.args(["--searches-of-chunks", &searches_of_chunks.to_string()]);
+                if let Some(group) = group {
+                    crowd::join(&mut command, group)?;
+                }
+                Ok(finish(command)?.0)
+            }
             Run::Compiled { or_case, .. } => {
                 let program = self.programs.iter().find(|(id, _)| *id == case.id);
                 let command = match program {

@@ -47,13 +47,14 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Swap of so many bytes: in compressed memory if the kernel has that, else in a file.
+    /// Swap of so many bytes: in compressed memory if the kernel has that, else in a file. For 0 bytes, only a
+    /// memory cgroup.
     pub fn start(bytes: u64) -> Result<Self> {
         // SAFETY: takes nothing, returns a number.
         let is_root = unsafe { libc::geteuid() } == 0;
         ensure!(
             is_root,
-            "needs root, to set up swap for the time of the run"
+            "needs root, to set up swap or a memory cgroup for the time of the run"
         );
         let exe = std::env::current_exe().context("cannot find this program")?;
         let mut child = Command::new(exe)
@@ -96,12 +97,20 @@ pub fn keep(bytes: u64) -> Result<Output> {
         }
     }
     let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
-    let made = Swap::zram(bytes, dir.path()).or_else(|zram| {
-        Swap::file(bytes, dir.path()).map_err(|file| anyhow!("zram: {zram:#}; file: {file:#}"))
-    });
+    let made = if bytes == 0 {
+        Ok(None)
+    } else {
+        let made = Swap::zram(bytes, dir.path()).or_else(|zram| {
+            Swap::file(bytes, dir.path()).map_err(|file| anyhow!("zram: {zram:#}; file: {file:#}"))
+        });
+        made.map(Some)
+    };
     let group = make_group();
     let kept = Kept {
-        swap: made.as_ref().map_or(String::new(), |s| s.about.clone()),
+        swap: match &made {
+            Ok(Some(swap)) => swap.about.clone(),
+            _ => String::new(),
+        },
         group: group.clone(),
         error: made.as_ref().err().map(|e| format!("{e:#}")),
     };
@@ -110,7 +119,7 @@ pub fn keep(bytes: u64) -> Result<Output> {
     if let Some(group) = group {
         remove_group(&group);
     }
-    if let Ok(swap) = made {
+    if let Ok(Some(swap)) = made {
         swap.remove()?;
     }
     drop(dir);

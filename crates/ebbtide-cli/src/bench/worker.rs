@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::block::{self, Method};
 use crate::bench::stats::Spread;
-use crate::bench::{dying, objects, phone, swap, victim};
+use crate::bench::{dying, objects, phone, reuse, search, swap, victim};
 use crate::cli::WorkerArgs;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -89,6 +89,9 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
         "app" => phone::app(n)?,
         "foreground" => phone::foreground(n, args.file.as_deref().context("--file is missing")?)?,
         "swap_keeper" => swap::keep(n)?,
+        case if case.starts_with("search_") => search::run(case, n, args.searches_of_chunks)?,
+        case if case.starts_with("searcher_") => search::searcher(case, n)?,
+        case if case.starts_with("reuse_") => reuse::worker(case, n)?,
         case if case.starts_with("end_") => dying::run(case, n)?,
         case if case.ends_with("_random") || case.ends_with("_oldest") => {
             objects::thinned(case, n)?

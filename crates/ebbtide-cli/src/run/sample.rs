@@ -39,6 +39,8 @@ pub struct Samples {
     pub swap_end_bytes: u64,
     /// Peak of bytes given with `MADV_FREE` and still resident.
     pub lazy_free_peak_bytes: u64,
+    /// Sum of the same over the tree in the last sample that looked; none without such a sample.
+    pub tree_lazy_free_end_bytes: Option<u64>,
     /// Peak of bytes in anonymous huge pages.
     pub huge_peak_bytes: u64,
 }
@@ -144,6 +146,8 @@ impl Watch {
             let value = |name| kib_field(&text, name).unwrap_or(0);
             s.lazy_free_peak_bytes = s.lazy_free_peak_bytes.max(value("LazyFree"));
             s.huge_peak_bytes = s.huge_peak_bytes.max(value("AnonHugePages"));
+            let others: u64 = self.tree.iter().filter_map(|pid| lazy_of(*pid)).sum();
+            s.tree_lazy_free_end_bytes = Some(value("LazyFree") + others);
         }
         let cost = began.elapsed();
         self.rollup_due = Instant::now() + ROLLUP_INTERVAL.max(cost * COST_FACTOR);
@@ -185,6 +189,11 @@ pub fn kib_field(text: &str, name: &str) -> Option<u64> {
         .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
+}
+
+fn lazy_of(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    kib_field(&text, "LazyFree")
 }
 
 fn rss_of(pid: i32) -> Option<u64> {

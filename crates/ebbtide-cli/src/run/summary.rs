@@ -29,6 +29,9 @@ pub struct Figures {
     pub rss_peak_bytes: u64,
     /// Resident size of the process tree in the last sample before the end.
     pub rss_end_bytes: u64,
+    /// Of that, what the kernel could not take at once: without pages under `MADV_FREE`, as of at most
+    /// a second before in most cases. None for programs that end too soon for such a look.
+    pub rss_without_lazy_end_bytes: Option<u64>,
     /// Mean over time of the resident size of the process tree.
     pub rss_mean_bytes: u64,
     /// Peak of the summed resident size of the process tree.
@@ -85,6 +88,14 @@ pub struct LibraryFigures {
     pub held_end_bytes: u64,
     /// Given back and then used again.
     pub refaulted_bytes: u64,
+    /// Made lazy.
+    pub lazied_bytes: u64,
+    /// Zones whose freed memory becomes lazy first, at the end.
+    pub lazy_zones_end: u64,
+    /// What decides it: given up lately and soon wanted again.
+    pub reused_end_bytes: u64,
+    /// Given up lately and not wanted again.
+    pub unused_end_bytes: u64,
     /// Time that workers spent releasing.
     pub worker_ns: u64,
     /// The longest that one call of a program spent releasing, over all processes.
@@ -109,6 +120,10 @@ impl LibraryFigures {
             pending_end_bytes: total(|p| p.pending_bytes),
             held_end_bytes: total(|p| p.held_bytes),
             refaulted_bytes: total(|p| p.refaulted_bytes),
+            lazied_bytes: total(|p| p.lazied_bytes),
+            lazy_zones_end: total(|p| p.lazy_zones),
+            reused_end_bytes: total(|p| p.reused_bytes),
+            unused_end_bytes: total(|p| p.unused_bytes),
             worker_ns: total(|p| p.worker_ns),
             longest_inline_stall_ns: pages
                 .iter()
@@ -132,6 +147,9 @@ impl Figures {
     pub fn set_samples(&mut self, s: &Samples, maxrss_bytes: u64) {
         self.rss_peak_bytes = maxrss_bytes.max(s.rss_peak_bytes);
         self.rss_end_bytes = s.tree_rss_end_bytes;
+        self.rss_without_lazy_end_bytes = s
+            .tree_lazy_free_end_bytes
+            .map(|lazy| s.tree_rss_end_bytes.saturating_sub(lazy));
         self.rss_mean_bytes = s.tree_rss_mean_bytes;
         self.tree_rss_peak_bytes = s.tree_rss_peak_bytes.max(self.rss_peak_bytes);
         self.swap_end_bytes = s.swap_end_bytes;
@@ -222,6 +240,7 @@ impl Summary {
                 ("given back", out::bytes(lib.released_bytes)),
                 ("in calls", out::count(lib.release_calls)),
                 ("and used again", out::bytes(lib.refaulted_bytes)),
+                ("made lazy", out::bytes(lib.lazied_bytes)),
                 ("worker time", out::duration(lib.worker_ns)),
                 ("longest stall", out::duration(lib.longest_inline_stall_ns)),
                 ("kept at the end", out::bytes(kept + lib.held_end_bytes)),
@@ -300,6 +319,14 @@ fn rows(f: &Figures) -> Vec<Row> {
         row("peak RSS", f.rss_peak_bytes, out::bytes),
         sampled("mean RSS", f.rss_mean_bytes),
         sampled("RSS at the end", f.rss_end_bytes),
+        Row {
+            name: "without lazy",
+            value: f.rss_without_lazy_end_bytes.unwrap_or(0),
+            shown: f
+                .rss_without_lazy_end_bytes
+                .map_or_else(|| "too short".into(), out::bytes),
+            comparable: f.rss_without_lazy_end_bytes.is_some(),
+        },
         row("minor faults", f.faults_minor, out::count),
         row("major faults", f.faults_major, out::count),
     ]

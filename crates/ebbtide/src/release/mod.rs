@@ -125,7 +125,9 @@ impl Heap {
         };
         stats::refresh(self, now);
         crate::reaper::look(self);
-        if backlog.dirty + backlog.lazy > IN_PLACE_FRAMES || waiting > IN_PLACE_FRAMES {
+        let unwatched = backlog.lazy > FLOOR_FRAMES && self.workers.count() == 0;
+        if backlog.dirty + backlog.lazy > IN_PLACE_FRAMES || waiting > IN_PLACE_FRAMES || unwatched
+        {
             // A worker waits for the window; it is woken when that is over already.
             let window = u64::from(self.settings().config.retain_ms).max(LOOK_MS);
             let watched = self.workers.look_before(now + window);
@@ -280,7 +282,10 @@ impl Heap {
             let Some(mut owned) = self.slots.take() else {
                 return;
             };
-            let take = Take::Due { lazy_first: false };
+            // Seldom worth it for so little, but without a window this is all there is.
+            let take = Take::Due {
+                lazy_first: self.keeps_nothing() && self.may_go_lazy(),
+            };
             left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
             release_owned(self, owned, Releaser::Program);
         }
