@@ -242,11 +242,17 @@ int main(int argc, char **argv)
         alarm(5);
         pthread_exit(NULL);
     } else if (!strcmp(mode, "threads")) {
+        void *some[30];
+        for (int i = 0; i < 30; i++) CHECK((some[i] = malloc(MIB)));
+        CHECK(workers() == 0, "a small program has a worker");
+        for (int i = 0; i < 30; i++) free(some[i]);
         CHECK(workers() == 0);
-        free(memset(malloc(64 * MIB), 1, 64 * MIB));
+        /* It is made when much is asked for, so that free() need not. */
+        void *much = malloc(64 * MIB);
         usleep(200000);
         int most = workers();
         if (!most) { puts("skipped: no worker"); return 0; }
+        free(memset(much, 1, 64 * MIB));
         usleep(2500000);
         long before, after;
         CHECK(workers_slept(&before) && usleep(2000000) == 0 && workers_slept(&after));
@@ -261,10 +267,10 @@ int main(int argc, char **argv)
         if (!workers()) { puts("skipped: no worker"); return 0; }
         int gone = 0;
         for (int i = 0; i < 1700 && !(gone = i % 10 == 0 && !workers()); i++) {
-            void *p[5];
-            for (int j = 0; j < 5; j++) { CHECK((p[j] = malloc(900000))); memset(p[j], 1, 900000); }
-            for (int j = 0; j < 5; j++) free(p[j]);
-            churn(i, 300, 200, 14);
+            void *p[2];
+            for (int j = 0; j < 2; j++) { CHECK((p[j] = malloc(900000))); memset(p[j], 1, 900000); }
+            for (int j = 0; j < 2; j++) free(p[j]);
+            churn(i, 50, 20, 9);
             usleep(10000);
         }
         CHECK(gone, "the worker stays");

@@ -11,6 +11,7 @@
 use crate::heap::Heap;
 use crate::ranks;
 use crate::region::Region;
+use crate::release::EXPECT_BLOCKS;
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{Errno, process, vm};
@@ -208,6 +209,9 @@ impl Heap {
         }
         drop(data);
         crate::reaper::look(self);
+        if step >= EXPECT_BLOCKS {
+            self.expect_release();
+        }
         true
     }
 

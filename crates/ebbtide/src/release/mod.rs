@@ -52,6 +52,8 @@ const STEP_FRAMES: u64 = 256;
 const HELP_FRAMES: u64 = 4096;
 /// A piece for one worker at least: 32 MiB.
 const PIECE_FRAMES: u64 = 8192;
+/// A step of this many blocks (64 MiB) makes a worker in advance.
+pub const EXPECT_BLOCKS: u32 = 32;
 /// Spans looked at under their lock at once.
 const SPANS_AT_ONCE: usize = 8;
 /// Without a window ([`Heap::keeps_nothing`]), what was freed goes back from this on: every large allocation.
@@ -117,17 +119,15 @@ impl Heap {
         let much = self.freed.swap(0, Ordering::Relaxed) >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
         let backlog = self.backlog(now);
         let last_look = LAST_LOOK_MS.load(Ordering::Relaxed);
-        let waiting = if much || now.wrapping_sub(last_look) >= LOOK_MS {
+        let mut plenty = backlog.dirty + backlog.lazy > IN_PLACE_FRAMES;
+        if !plenty && (much || now.wrapping_sub(last_look) >= LOOK_MS) {
             LAST_LOOK_MS.store(now, Ordering::Relaxed);
-            self.waiting_in_spans() as u64 / FRAME_BYTES as u64
-        } else {
-            0
-        };
+            plenty = self.waiting_in_spans() as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
+        }
         stats::refresh(self, now);
         crate::reaper::look(self);
         let unwatched = backlog.lazy > FLOOR_FRAMES && self.workers.count() == 0;
-        if backlog.dirty + backlog.lazy > IN_PLACE_FRAMES || waiting > IN_PLACE_FRAMES || unwatched
-        {
+        if plenty || unwatched {
             // A worker waits for the window; it is woken when that is over already.
             let window = u64::from(self.settings().config.retain_ms).max(LOOK_MS);
             let watched = self.workers.look_before(now + window);
@@ -211,6 +211,14 @@ impl Heap {
             .sum()
     }
 
+    /// The heap has grown by [`EXPECT_BLOCKS`] or more: some day that is freed.
+    #[cold]
+    pub fn expect_release(&self) {
+        if self.max_workers() > 0 {
+            heap_workers().expect();
+        }
+    }
+
     /// Workers at most.
     fn max_workers(&self) -> usize {
         self.settings().max_workers
@@ -258,6 +266,7 @@ impl Heap {
             _ if self.held.all() as u64 > IN_PLACE_FRAMES => {
                 self.held.next_look_ms().map_or(Next::Nothing, Next::Much)
             }
+            _ if self.workers.is_expecting() => Next::Little(part * 8),
             _ => Next::Nothing,
         }
     }

@@ -1,6 +1,7 @@
 //! Threads that release memory beside the program.
 //!
-//! None exists before there is something to do. One at a time *coordinates*: it waits for the retain
+//! None exists before there is something to do, or the heap has grown by so much ([`Workers::expect`]) that the
+//! `free` to come should not have to make one. One at a time *coordinates*: it waits for the retain
 //! window, decides what is due, and hands pieces to the others. They sleep without a timer when nothing is
 //! kept, and end after [`IDLE_MS`] of that or of waiting for little ([`Next`]). They are threads of the
 //! process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
@@ -36,6 +37,8 @@ pub struct Workers {
     /// Threads asleep on `wake`.
     asleep: AtomicU32,
     coordinating: AtomicBool,
+    /// Nothing has come yet of the worker that was made in advance.
+    expecting: AtomicBool,
     /// A thread is being made: what libc allocates for it must not ask for another.
     creating: AtomicBool,
     /// The process that all this is true of; a `vfork` child is another one.
@@ -55,6 +58,7 @@ impl Workers {
             wake: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
             coordinating: AtomicBool::new(false),
+            expecting: AtomicBool::new(false),
             creating: AtomicBool::new(false),
             process: AtomicU32::new(0),
             retry_ms: AtomicU64::new(0),
@@ -84,14 +88,30 @@ impl Workers {
         self.wake.fetch_add(1, Ordering::SeqCst);
         // Behind the word: a worker that leaves takes its number away first and looks at the word then, so
         // either it stays or it is not counted here.
-        let mut count = self.count();
+        let before = self.count();
+        let mut count = before;
         while count < wanted && self.make_one() {
             count += 1;
         }
-        if self.asleep.load(Ordering::SeqCst) > 0 {
+        // A new one looks without being woken.
+        if before > 0 && self.asleep.load(Ordering::SeqCst) > 0 {
             ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
         }
         count > 0
+    }
+
+    /// Makes the first worker in advance: in a call that takes long anyway. It looks once in a window, so that `free`
+    /// need not even wake it (40 µs), and ends like any other when nothing comes of it.
+    pub fn expect(&'static self) {
+        if self.count() == 0 {
+            self.expecting.store(true, Ordering::Relaxed);
+            self.make_one();
+        }
+    }
+
+    /// Whether the coordinator looks without being called.
+    pub fn is_expecting(&self) -> bool {
+        self.expecting.load(Ordering::Relaxed)
     }
 
     /// Whether a coordinator looks by itself until then.
@@ -184,6 +204,7 @@ fn run(heap: &'static Heap, number: usize) {
             let now = clock::now_ms();
             if let Next::Much(_) = next {
                 worked_ms = now;
+                workers.expecting.store(false, Ordering::Relaxed);
             }
             if let Next::Much(ms) | Next::Little(ms) = next
                 && now - worked_ms < IDLE_MS
