@@ -6,8 +6,11 @@
  *   join     another thread joins the main one, beside a helper
  *   vfork    a vfork child that outlives its parent keeps its data
  *   fork     forked children have helpers of their own, once they are large
+ *   many     a hundred short programs leave no process and no memory behind
+ *   limit    where no process can be had, there is no helper, and all goes on
  *   rights   what the helper has left: no descriptors, no signals, no capabilities, a filter
  *   none     a small program has none
+ *   plain    grows, and ends in order
  *   off      exit=inline: a large one has none */
 #include "check.h"
 #include <dirent.h>
@@ -16,10 +19,13 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 static const size_t size = 128 * MIB;
 static volatile char *memory;
+
+static int none(size_t bytes);
 
 /* The helper of a process, or 0; -1 as parent finds any. */
 static pid_t helper_of(pid_t parent)
@@ -57,12 +63,24 @@ static pid_t wait_for_helper(pid_t parent)
     return 0;
 }
 
+/* Whether a process has memory: not any more as a zombie, which its new parent may leave for long. */
+static int has_memory(pid_t pid)
+{
+    char path[64], text[64] = "0";
+    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
+    int fd = open(path, O_RDONLY);
+    if (fd < 0) return 0;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    return n > 0 && strtoul(text, NULL, 10) > 0;
+}
+
 /* Seconds until a process is gone. */
 static double wait_gone(pid_t pid, double most)
 {
     double start = now();
     while (now() - start < most) {
-        if (kill(pid, 0) != 0 && errno == ESRCH) return now() - start;
+        if (!has_memory(pid)) return now() - start;
         usleep(500);
     }
     CHECK(0, "%d is still there after %.1f s", (int)pid, most);
@@ -298,6 +316,38 @@ static int rights(void)
     return passed();
 }
 
+static int many(void)
+{
+    int status;
+    pid_t last = 0;
+    for (int i = 0; i < 100; i++) {
+        pid_t child = fork();
+        if (!child) { grow(40 * MIB); _exit(0); }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        last = child;
+    }
+    double start = now();
+    for (int pid = getpid(); pid <= last + 8; pid++) {
+        char path[64], name[32] = "";
+        snprintf(path, sizeof path, "/proc/%d/comm", pid);
+        int fd = open(path, O_RDONLY);
+        if (fd < 0) continue;
+        int is_helper = read(fd, name, 31) > 0 && !strncmp(name, "ebbtide/exit", 12);
+        close(fd);
+        if (is_helper) wait_gone(pid, 10 - (now() - start));
+    }
+    CHECK(waitpid(-1, &status, __WALL | WNOHANG) == -1 && errno == ECHILD);
+    return passed();
+}
+
+static int limited(void)
+{
+    struct rlimit few = {1, 1};
+    if (geteuid() == 0) CHECK(!setgid(65534) && !setuid(65534));
+    CHECK(!setrlimit(RLIMIT_NPROC, &few));
+    return none(size);
+}
+
 static int none(size_t bytes)
 {
     grow(bytes);
@@ -319,7 +369,10 @@ int main(int argc, char **argv)
     if (!strcmp(mode, "vfork")) return outlive();
     if (!strcmp(mode, "fork")) return forked();
     if (!strcmp(mode, "rights")) return rights();
+    if (!strcmp(mode, "many")) return many();
+    if (!strcmp(mode, "limit")) return limited();
     if (!strcmp(mode, "none")) return none(MIB);
     if (!strcmp(mode, "off")) return none(size);
+    if (!strcmp(mode, "plain")) { grow(size); wait_for_helper(getpid()); usleep(50000); return passed(); }
     return ends(mode);
 }

@@ -1,6 +1,6 @@
 //! A helper takes memory back after the program's end.
 
-use ebbtide_tests::{Run, c_program, is_ebbtide, skip};
+use ebbtide_tests::{Run, c_program, is_ebbtide, library, skip};
 
 fn reaper(mode: &str, conf: &str) {
     if !is_ebbtide() {
@@ -58,6 +58,49 @@ fn forked_children() {
 #[test]
 fn what_it_may() {
     reaper("rights", "");
+}
+
+#[test]
+fn many_short_programs_leave_nothing_behind() {
+    reaper("many", "");
+    reaper("many", ",exit_threshold=0");
+}
+
+#[test]
+fn no_process_to_be_had() {
+    reaper("limit", "");
+}
+
+/// `ebbtide run --exit=detached`: the summary says when memory was back.
+#[test]
+fn run_waits_for_the_helper() {
+    let Some(program) = library().map(|path| path.with_file_name("ebbtide")) else {
+        return skip("only Ebbtide has a helper");
+    };
+    if !is_ebbtide() || !program.exists() {
+        return skip("no ebbtide beside the library");
+    }
+    let run = Run::new(&program)
+        .plain()
+        .args("run --exit=detached --conf exit_threshold=32M --summary=json --")
+        .arg(c_program("reaper"))
+        .arg("plain")
+        .run();
+    let number = |key: &str| {
+        let behind = run.stderr.split(&format!("\"{key}\":")).nth(1)?;
+        behind.split([',', '}']).next()?.parse::<u64>().ok()
+    };
+    assert!(run.status.success(), "{}", run.describe("failed"));
+    assert!(
+        number("end_seen_ns").is_some_and(|ns| ns > 0),
+        "{}",
+        run.describe("has no latency")
+    );
+    assert!(
+        number("memory_back_ns").is_some_and(|ns| ns > 0),
+        "{}",
+        run.describe("did not wait")
+    );
 }
 
 #[test]

@@ -44,8 +44,8 @@ pub struct Config {
     pub exit_detached: bool,
     /// Bytes from which on a process gets a helper for that (`exit_threshold=SIZE`).
     pub exit_threshold: usize,
-    /// Threads of the helper while memory is not short (`teardown_workers=1..16`). Default: half the CPUs, 1 to 4
-    /// ([`AUTO`]).
+    /// Threads of the helper while memory is not short (`teardown_workers=1..16`). Default: as many as CPUs, 1 to 4
+    /// ([`AUTO`]): they run only where nobody else wants to.
     pub teardown_workers: usize,
     /// Empty pages of per-CPU data go back (`percpu_depopulate=on|off`); `off` gives only whole chunks back.
     pub percpu_depopulate: bool,

@@ -107,7 +107,7 @@ impl Arena {
     /// No helper lives on it.
     pub unsafe fn prepare(self, program: u32, word: usize, config: &Config) {
         let workers = match config.teardown_workers {
-            crate::config::AUTO => (ebbtide_sys::process::allowed_cpus() / 2).clamp(1, 4),
+            crate::config::AUTO => ebbtide_sys::process::allowed_cpus().clamp(1, 4),
             workers => workers,
         };
         // SAFETY: by contract nobody else reads it now; both places are inside the mapping.
