@@ -160,6 +160,11 @@ impl Cgroup {
         self.dir.join("cgroup.procs")
     }
 
+    /// One of the group's files.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
     /// Reads one of the group's files.
     pub fn read(&self, file: &str) -> Option<String> {
         std::fs::read_to_string(self.dir.join(file)).ok()
