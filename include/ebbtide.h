@@ -70,6 +70,12 @@ struct ebb_stats {
     uint64_t unused_bytes;     /* given up lately and not wanted again in that time */
     uint64_t rss_bytes;        /* resident, as the kernel counts it; 0: it does not tell */
     uint64_t rss_without_lazy_bytes; /* of that, what the kernel cannot take at once */
+    uint64_t fallovers;        /* runs of pages that another zone than the CPU's own gave */
+    /* What all locks cost; zeros without EBBTIDE_CONF=lockstat=on|cpu. By rank: malloc_stats(), the statistics page. */
+    uint64_t lock_acquisitions;
+    uint64_t lock_contended;
+    uint64_t lock_wait_ns;
+    uint64_t lock_hold_ns;
 };
 
 /*

@@ -154,6 +154,11 @@ pub const KEYS: &[Key] = &[
         help: "copies of per-CPU data at least; more than there are CPUs is for measurements",
     },
     Key {
+        name: "lockstat",
+        kind: Kind::Word(&["off", "on", "cpu"]),
+        help: "figures of what locks cost; cpu: holds by CPU time instead of by the wall",
+    },
+    Key {
         name: "stats_dir",
         kind: Kind::Path,
         help: "directory in which each process keeps a statistics page, PID.ebb",

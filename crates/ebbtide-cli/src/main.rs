@@ -5,6 +5,7 @@
 //! | `cli` | the flags, each defined once |
 //! | `conf` | the keys of `EBBTIDE_CONF` |
 //! | `library` | finds `libebbtide.so` |
+//! | `lock_figures` | what the library's locks cost |
 //! | `out` | prints without failing on a closed pipe; units |
 //! | `stats_page` | the page of figures that a process under Ebbtide keeps |
 //! | `run` | starts a program, passes signals and its exit status, measures it |
@@ -16,6 +17,7 @@ mod cli;
 mod conf;
 mod doctor;
 mod library;
+mod lock_figures;
 mod out;
 mod run;
 mod stats_page;

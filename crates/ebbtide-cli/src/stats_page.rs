@@ -1,6 +1,6 @@
 //! The page of figures that each process under Ebbtide keeps in `stats_dir`.
 //!
-//! A file `PID.ebb` of 4,096 bytes, little-endian 64-bit words, written by the
+//! A file `PID.ebb` of 8,192 bytes, little-endian 64-bit words, written by the
 //! process through a shared mapping. The words are read one by one, without a
 //! lock: each is exact, two of them need not be from the same instant.
 
@@ -14,6 +14,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::conf::Conf;
+use crate::lock_figures::{self, RankFigures};
 
 /// Leaves room for a name of its own below what a configuration carries.
 const MAX_BASE_BYTES: usize = 150;
@@ -21,11 +22,11 @@ const MAX_BASE_BYTES: usize = 150;
 /// First word of the page: "EBBSTAT1".
 pub const MAGIC: u64 = 0x3154_4154_5342_4245;
 
-/// Length of the file.
+/// Length of the single figures; those of locks follow.
 pub const LEN_BYTES: usize = 4096;
 
 /// One process's figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StatsPage {
     /// The process.
     pub pid: u64,
@@ -75,6 +76,10 @@ pub struct StatsPage {
     pub reused_bytes: u64,
     /// Bytes given up lately and not wanted again.
     pub unused_bytes: u64,
+    /// Runs of frames that another zone than the CPU's own gave.
+    pub fallovers: u64,
+    /// What the locks of each rank cost; empty without `lockstat`.
+    pub locks: Vec<RankFigures>,
 }
 
 /// The optional kernel calls in the order of the library's own list.
@@ -131,6 +136,12 @@ impl StatsPage {
             lazy_zones: word(25),
             reused_bytes: word(26),
             unused_bytes: word(27),
+            fallovers: word(32),
+            locks: lock_figures::parse(
+                &(LEN_BYTES / 8..page.len() / 8)
+                    .map(word)
+                    .collect::<Vec<_>>(),
+            ),
         })
     }
 }

@@ -95,7 +95,7 @@ pub extern "C" fn mallopt(parameter: c_int, _value: c_int) -> c_int {
 
 /// Text for a person or a parser, made on the stack.
 struct Text {
-    bytes: [u8; 2048],
+    bytes: [u8; 4096],
     len: usize,
 }
 
@@ -112,7 +112,7 @@ impl Write for Text {
 impl Text {
     fn new() -> Self {
         Self {
-            bytes: [0; 2048],
+            bytes: [0; 4096],
             len: 0,
         }
     }
@@ -146,6 +146,21 @@ pub extern "C" fn malloc_stats() {
     let mut text = Text::new();
     for (name, bytes) in figures(&Stats::collect()) {
         let _ = writeln!(text, "{name:<9} {bytes:>16} bytes");
+    }
+    for (name, lock) in ebbtide::stats::locks().filter(|(_, lock)| lock.taken > 0) {
+        let (waits, holds) = (&lock.waits, &lock.holds);
+        let _ = writeln!(
+            text,
+            "lock {name:<9} {:>12} taken {:>9} contended, waits {:>6} ns mean {:>9} ns 99 % {:>9} ns longest, holds {:>6} ns mean {:>6} ns 99 % {:>9} ns longest",
+            lock.taken,
+            lock.contended,
+            waits.sum_ns / lock.contended.max(1),
+            waits.quantile_ns(0.99),
+            waits.longest_ns,
+            holds.sum_ns / lock.taken,
+            holds.quantile_ns(0.99),
+            holds.longest_ns,
+        );
     }
     ebbtide_sys::file::write_stderr(text.as_bytes());
 }

@@ -32,6 +32,11 @@ pub struct ebb_stats {
     pub unused_bytes: u64,
     pub rss_bytes: u64,
     pub rss_without_lazy_bytes: u64,
+    pub fallovers: u64,
+    pub lock_acquisitions: u64,
+    pub lock_contended: u64,
+    pub lock_wait_ns: u64,
+    pub lock_hold_ns: u64,
 }
 
 /// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or
@@ -75,6 +80,11 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
         unused_bytes: stats.unused as u64,
         rss_bytes: rss,
         rss_without_lazy_bytes: rss.saturating_sub(lazy),
+        fallovers: stats.fallovers,
+        lock_acquisitions: stats.locks.taken,
+        lock_contended: stats.locks.contended,
+        lock_wait_ns: stats.locks.wait_ns,
+        lock_hold_ns: stats.locks.hold_ns,
     };
     let count = size.min(size_of::<ebb_stats>());
     // SAFETY: by contract, and both have that many bytes.

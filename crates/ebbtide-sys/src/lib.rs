@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`vm`] | reserve, commit, release and move address space |
 //! | [`lock`] | futex lock with a rank, usable before libc is ready |
+//! | [`lockstat`] | what the locks cost, by rank; off by default |
 //! | [`rseq`] | per-CPU object stacks: restartable sections and their portable model |
 //! | [`membarrier`] | make another CPU leave its restartable section |
 //! | [`features`] | optional kernel calls, tried once and latched |
@@ -25,6 +26,7 @@ pub mod features;
 pub mod file;
 pub mod helper;
 pub mod lock;
+pub mod lockstat;
 pub mod membarrier;
 pub mod pages;
 pub mod process;

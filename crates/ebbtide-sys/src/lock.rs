@@ -1,11 +1,18 @@
 //! A futex lock with a rank.
 //!
 //! ```text
-//!  state  meaning                          set by
-//!  0      free                             the holder, on unlock
-//!  1      held, nobody waits               a taker that found 0
-//!  2      held, somebody may be waiting    a taker about to sleep
+//!  state  meaning                              set by
+//!  0      free                                 the holder, on unlock
+//!  1      held, nobody waits                   a taker that found 0
+//!  2      held, somebody may be waiting        a taker about to sleep, or one that slept and took it
+//!  3      held, somebody has waited too long   a taker that was woken in vain `PATIENCE` times
+//!  4      handed on: for one that has slept    the holder, on unlock of 3
 //! ```
+//!
+//! Who comes by takes a free lock before one that was woken for it gets there: that is fast, and unfair. So that a
+//! loop cannot keep others out, a waiter that was woken in vain says so, and the next unlock hands the lock on:
+//! only threads that slept may take it then. Should there be none any more (a process that shares the memory was
+//! killed), any thread may after a moment of sleep. See `docs/decisions/0016-handed-on.md`.
 //!
 //! Works before libc is ready, allocates nothing, starts nothing, and keeps `errno`. It does not
 //! poison and is not re-entrant.
@@ -13,11 +20,13 @@
 //! - `INV-LOCK-1`: a thread takes locks in ascending [`Rank`] only. Debug builds check it on each
 //!   [`Lock::lock`]; fork handlers take whole ranks in order through [`Lock::lock_for_fork`].
 //! - `INV-LOCK-2`: no holder makes a system call that can block.
+//! - `INV-LOCK-3`: at most one thread holds it, and a waiter is woken in vain a bounded number of times.
 //!
 //! Orderings: the successful exchange acquires, the unlocking one releases; they are partners.
 //! Source: Drepper, *Futexes are tricky*, mutex 3.
 
 use crate::call::{Sysno, syscall};
+use crate::{clock, lockstat};
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -25,9 +34,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const AWAITED: u32 = 2;
+const STARVED: u32 = 3;
+const HANDED: u32 = 4;
 
 /// How long a taker looks on before it sleeps: about as long as the longest hold.
 const SPINS: u32 = 100;
+/// Sleeps in vain after which a taker asks to be handed the lock.
+const PATIENCE: u32 = 2;
+/// How long a taker that has not slept yet leaves a lock alone that was handed on to others.
+const HANDED_NS: u32 = 1_000_000;
 
 /// The place of a lock in the one order in which locks are taken, below 64.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -57,53 +72,104 @@ impl<T> Lock<T> {
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         debug::taking(self.rank);
+        if lockstat::is_on() {
+            return self.lock_clocked();
+        }
         self.acquire();
-        Guard { lock: self }
+        Guard::new(self)
     }
 
     /// Takes the lock if it is free now.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        let taken = self
-            .state
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        taken.ok()?;
+        if !self.try_acquire() {
+            return None;
+        }
         debug::taking_any_order(self.rank);
-        Some(Guard { lock: self })
+        let mut guard = Guard::new(self);
+        if lockstat::is_on() {
+            lockstat::taken(self.rank);
+            guard.since = lockstat::now();
+        }
+        Some(guard)
+    }
+
+    #[cold]
+    fn lock_clocked(&self) -> Guard<'_, T> {
+        if !self.try_acquire() {
+            let start = clock::precise_ns();
+            self.acquire_contended();
+            lockstat::waited_since(self.rank, start);
+        }
+        lockstat::taken(self.rank);
+        Guard {
+            lock: self,
+            since: lockstat::now(),
+        }
+    }
+
+    #[inline]
+    fn try_acquire(&self) -> bool {
+        self.state
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
     }
 
     #[inline]
     fn acquire(&self) {
-        let taken = self
-            .state
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        if taken.is_err() {
+        if !self.try_acquire() {
             self.acquire_contended();
         }
     }
 
+    /// How often the thread slept.
     #[cold]
-    fn acquire_contended(&self) {
+    fn acquire_contended(&self) -> u32 {
         for _ in 0..SPINS {
             core::hint::spin_loop();
-            if self.state.load(Ordering::Relaxed) == FREE
-                && self
-                    .state
-                    .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-            {
-                return;
+            if self.state.load(Ordering::Relaxed) == FREE && self.try_acquire() {
+                return 0;
             }
         }
-        while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
-            futex_wait(&self.state, AWAITED);
+        let mut sleeps = 0;
+        loop {
+            let seen = self.state.load(Ordering::Relaxed);
+            let (next, taken) = ask(seen, sleeps);
+            if next != seen
+                && self
+                    .state
+                    .compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed)
+                    .is_err()
+            {
+                continue;
+            }
+            if taken {
+                return sleeps;
+            }
+            futex_wait_ns(&self.state, next, (next == HANDED).then_some(HANDED_NS));
+            sleeps += 1;
         }
     }
 
     #[inline]
     fn release(&self) {
-        if self.state.swap(FREE, Ordering::Release) == AWAITED {
-            futex_wake(&self.state, 1);
+        let freed = self
+            .state
+            .compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed);
+        if freed.is_err() {
+            self.release_awaited();
         }
+    }
+
+    #[cold]
+    fn release_awaited(&self) {
+        // A waiter may raise its mark meanwhile, nobody lowers it.
+        let awaited =
+            self.state
+                .compare_exchange(AWAITED, FREE, Ordering::Release, Ordering::Relaxed);
+        if awaited.is_err() {
+            self.state.store(HANDED, Ordering::Release);
+        }
+        futex_wake(&self.state, 1);
     }
 
     /// Takes the lock for a fork, without a guard; several of one rank may be held so.
@@ -131,9 +197,38 @@ impl<T> Lock<T> {
     }
 }
 
+/// What a taker that has slept so often makes of a state, and whether it has the lock then; else it sleeps.
+const fn ask(seen: u32, sleeps: u32) -> (u32, bool) {
+    match seen {
+        // Others may be waiting behind this one.
+        FREE => (AWAITED, true),
+        HANDED if sleeps > 0 => (AWAITED, true),
+        HANDED => (HANDED, false),
+        _ if sleeps >= PATIENCE => (STARVED, false),
+        STARVED => (STARVED, false),
+        _ => (AWAITED, false),
+    }
+}
+
 /// Access to the value; frees the lock when dropped.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
+    /// See [`lockstat`]; 0: not clocked.
+    since: u64,
+}
+
+impl<'a, T> Guard<'a, T> {
+    #[inline]
+    fn new(lock: &'a Lock<T>) -> Self {
+        Self { lock, since: 0 }
+    }
+
+    #[cold]
+    fn release_clocked(&self) {
+        let until = lockstat::now();
+        self.lock.release();
+        lockstat::held(self.lock.rank, self.since, until);
+    }
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -157,15 +252,28 @@ impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         debug::dropping(self.lock.rank);
+        if self.since != 0 {
+            return self.release_clocked();
+        }
         self.lock.release();
     }
 }
 
 /// Sleeps while `word` holds `value`. Wakes up spuriously too.
 pub fn futex_wait(word: &AtomicU32, value: u32) {
+    futex_wait_ns(word, value, None);
+}
+
+/// The same for so many nanoseconds at most, below a second.
+fn futex_wait_ns(word: &AtomicU32, value: u32, most_ns: Option<u32>) {
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: `word` is a live futex word; no timeout.
-    let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), operation, value, 0) };
+    let most = most_ns.map(|ns| libc::timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(ns),
+    });
+    let most = most.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    // SAFETY: `word` is a live futex word; `most` is null or a time that lives until the call is over.
+    let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), operation, value, most) };
 }
 
 /// Wakes up to `count` sleepers on `word`.
@@ -247,36 +355,4 @@ mod debug {
 }
 
 #[cfg(test)]
-mod tests {
-    extern crate std;
-    use super::*;
-
-    #[test]
-    fn excludes_and_wakes() {
-        static LOCK: Lock<u64> = Lock::new(Rank(1), 0);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..20_000 {
-                        *LOCK.lock() += 1;
-                    }
-                });
-            }
-        });
-        assert_eq!(*LOCK.lock(), 80_000);
-        let guard = LOCK.lock();
-        assert!(LOCK.try_lock().is_none());
-        drop(guard);
-        assert!(LOCK.try_lock().is_some());
-    }
-
-    /// The positive control of the rank checker.
-    #[test]
-    #[cfg(debug_assertions)]
-    #[should_panic(expected = "taken while holding")]
-    fn descending_ranks_are_caught() {
-        let (low, high) = (Lock::new(Rank(1), ()), Lock::new(Rank(2), ()));
-        let _high = high.lock();
-        let _low = low.lock();
-    }
-}
+mod tests;

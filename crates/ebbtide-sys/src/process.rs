@@ -98,6 +98,80 @@ pub fn cpu_limit() -> usize {
     if words == 0 { 1024 } else { words * 64 }
 }
 
+/// A set of CPU numbers below 1,024.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CpuSet([u64; 16]);
+
+impl CpuSet {
+    /// None.
+    pub const EMPTY: Self = Self([0; 16]);
+
+    /// Whether a CPU is in it.
+    pub fn has(&self, cpu: usize) -> bool {
+        let word = self.0.get(cpu / 64);
+        word.is_some_and(|word| word >> (cpu % 64) & 1 == 1)
+    }
+
+    /// Adds a CPU; a number from 1,024 on is left out.
+    pub fn add(&mut self, cpu: usize) {
+        if let Some(word) = self.0.get_mut(cpu / 64) {
+            *word |= 1 << (cpu % 64);
+        }
+    }
+
+    /// The CPUs that this thread may use.
+    pub fn allowed() -> Self {
+        let (mask, words) = affinity();
+        let mut set = Self::EMPTY;
+        let words = words.min(set.0.len());
+        set.0[..words].copy_from_slice(&mask[..words]);
+        set
+    }
+
+    /// NUMA nodes, as a set of their numbers. Empty: not to be read.
+    pub fn nodes() -> Self {
+        let mut buffer = [0; 256];
+        let text = crate::file::read(c"/sys/devices/system/node/online", &mut buffer);
+        text.map_or(Self::EMPTY, Self::parse)
+    }
+
+    /// Whether there are no others than one.
+    pub fn has_at_most_one(&self) -> bool {
+        self.0.iter().map(|word| word.count_ones()).sum::<u32>() <= 1
+    }
+
+    /// The CPUs of a NUMA node. `None`: there is no such node, or it cannot be read.
+    pub fn of_node(node: usize) -> Option<Self> {
+        let mut path = *b"/sys/devices/system/node/node\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        let mut at = b"/sys/devices/system/node/node".len();
+        if node >= 1000 {
+            return None;
+        }
+        for digit in [100, 10, 1].into_iter().filter(|&d| node >= d || d == 1) {
+            path[at] = b'0' + (node / digit % 10) as u8;
+            at += 1;
+        }
+        path[at..at + 8].copy_from_slice(b"/cpulist");
+        let path = CStr::from_bytes_until_nul(&path).ok()?;
+        let mut buffer = [0; 4096];
+        Some(Self::parse(crate::file::read(path, &mut buffer).ok()?))
+    }
+
+    /// A list as the kernel writes it: `0-3,8,10-11`.
+    fn parse(list: &[u8]) -> Self {
+        let mut set = Self::EMPTY;
+        for part in list.split(|&byte| byte == b',') {
+            let mut ends = part.split(|&byte| byte == b'-');
+            let mut end = || crate::file::parse_number(ends.next()?);
+            if let Some(first) = end() {
+                let last = end().unwrap_or(first).min(1023);
+                (first..=last).for_each(|cpu| set.add(cpu as usize));
+            }
+        }
+        set
+    }
+}
+
 /// How many CPUs this process may use now, at least 1.
 pub fn allowed_cpus() -> usize {
     let (mask, words) = affinity();
@@ -279,6 +353,17 @@ mod tests {
         fn to_vec_len(&self) -> usize {
             self.len()
         }
+    }
+
+    #[test]
+    fn cpu_lists() {
+        let set = CpuSet::parse(b"0-2,64,1022-4000\n");
+        let all = (0..2000).filter(|&cpu| set.has(cpu));
+        assert!(all.eq([0, 1, 2, 64, 1022, 1023]));
+        assert_eq!(CpuSet::parse(b"\n"), CpuSet::EMPTY);
+        assert!(CpuSet::allowed().has(current_cpu()));
+        assert!(CpuSet::of_node(0).is_none_or(|cpus| cpus != CpuSet::EMPTY));
+        assert_eq!(CpuSet::of_node(999), None);
     }
 
     #[test]

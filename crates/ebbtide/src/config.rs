@@ -4,6 +4,7 @@
 //! An unknown key or a bad value costs one line on stderr and leaves the default.
 
 use crate::report::Line;
+use ebbtide_sys::lockstat::Holds;
 
 /// All settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,6 +52,8 @@ pub struct Config {
     pub percpu_depopulate: bool,
     /// Copies of per-CPU data at least (`percpu_units=1..1024`); as many as CPUs are possible if that is more.
     pub percpu_units: usize,
+    /// Figures of what locks cost (`lockstat=off|on|cpu`), holds by the wall or by CPU time.
+    pub lockstat: Option<Holds>,
     /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
     pub stats_dir: Path,
 }
@@ -119,6 +122,7 @@ impl Config {
         teardown_workers: AUTO,
         percpu_depopulate: true,
         percpu_units: 1,
+        lockstat: None,
         stats_dir: Path::EMPTY,
     };
 
@@ -241,6 +245,15 @@ impl Config {
                     .map(|n| n as usize)
                     .filter(|n| (1..=1024).contains(n)),
             ),
+            b"lockstat" => put(
+                &mut self.lockstat,
+                match value {
+                    b"off" => Some(None),
+                    b"on" => Some(Some(Holds::Wall)),
+                    b"cpu" => Some(Some(Holds::Cpu)),
+                    _ => None,
+                },
+            ),
             b"stats_dir" => put(&mut self.stats_dir, Path::new(value)),
             _ => return None,
         })
@@ -250,7 +263,8 @@ impl Config {
 const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
                     depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
-                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 stats_dir=/PATH";
+                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 lockstat=off|on|cpu \
+                    stats_dir=/PATH";
 
 fn on_off(value: &[u8]) -> Option<bool> {
     match value {

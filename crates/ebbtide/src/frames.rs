@@ -1,8 +1,9 @@
 //! Runs of frames from the zones, and the opening of new ones.
 //!
-//! A request goes to the zone of its CPU, then to the siblings; when none has room, a zone opens the
-//! next step of its range (4 MiB, doubling to 64 MiB), and siblings after it. No lock is held across
-//! the opening: threads that find the same zone full may open the same step, the first to come back
+//! A request goes to the zone that is home to its CPU, then to [`FALLOVERS`] siblings at most, those of the same
+//! node first; when none has room, the home opens the next step of its range (4 MiB, doubling to 64 MiB). Only when
+//! that is refused, all siblings are asked, and open more. A run that a sibling gave is counted; it goes home
+//! when it is put back, because its zone is known by its number. No lock is held across the opening: threads that find the same zone full may open the same step, the first to come back
 //! adds it.
 //!
 //! The first 32 MiB of a zone are kept from huge pages, so that small processes stay small; what
@@ -12,6 +13,7 @@ use crate::heap::Heap;
 use crate::ranks;
 use crate::region::Region;
 use crate::release::EXPECT_BLOCKS;
+use crate::stats;
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{Errno, process, vm};
@@ -26,6 +28,9 @@ use ebbtide_zone::{
 const START_BLOCKS: u32 = 16;
 /// The first step of an opening, and the largest, in blocks.
 const STEPS: (u32, u32) = (2, 32);
+
+/// Siblings that are asked before the home opens more.
+const FALLOVERS: usize = 2;
 
 /// A zone with its lock.
 pub struct ZoneSlot {
@@ -143,23 +148,49 @@ impl Heap {
         mut attempt: impl FnMut(&mut Zone) -> Option<R>,
     ) -> Option<R> {
         let (region, zones) = (self.region(), self.live_zones());
-        let home = if zones.len() == 1 {
+        let domains = &self.settings().domains;
+        let at = if zones.len() == 1 {
             0
         } else {
-            process::current_cpu()
+            domains.home(process::current_cpu())
         };
-        let zone_at = |turn: usize| &zones[(home + turn) % zones.len()];
-        for turn in 0..zones.len() {
-            if let Some(taken) = zone_at(turn).take(region, slack, &mut attempt) {
-                return Some(taken);
-            }
+        let home = &zones[at];
+        if let Some(taken) = home.take(region, slack, &mut attempt) {
+            return Some(taken);
         }
-        for turn in 0..zones.len() {
-            let slot = zone_at(turn);
-            while self.open_more(slot, need) {
-                if let Some(taken) = slot.take(region, slack, &mut attempt) {
-                    return Some(taken);
-                }
+        let taken = domains
+            .siblings(at)
+            .take(FALLOVERS)
+            .find_map(|zone| zones[zone].take(region, slack, &mut attempt));
+        if taken.is_some() {
+            stats::count_fallover();
+            return taken;
+        }
+        if let Some(taken) = self.take_opening(home, need, slack, &mut attempt) {
+            return Some(taken);
+        }
+        // Out of address space, or of what a limit allows: whatever there is.
+        let taken = domains.siblings(at).find_map(|zone| {
+            let taken = zones[zone].take(region, slack, &mut attempt);
+            taken.or_else(|| self.take_opening(&zones[zone], need, slack, &mut attempt))
+        });
+        if taken.is_some() {
+            stats::count_fallover();
+        }
+        taken
+    }
+
+    fn take_opening<R>(
+        &self,
+        slot: &ZoneSlot,
+        need: u32,
+        slack: u64,
+        mut attempt: impl FnMut(&mut Zone) -> Option<R>,
+    ) -> Option<R> {
+        while self.open_more(slot, need) {
+            let taken = slot.take(self.region(), slack, &mut attempt);
+            if taken.is_some() {
+                return taken;
             }
         }
         None
@@ -276,6 +307,24 @@ impl Heap {
             }
             if touched < frames {
                 zone.put_run(Frame(first.0 + touched), frames - touched, false, mode)?;
+            }
+            Ok(())
+        });
+        self.expect_put(put);
+    }
+
+    /// Returns a run of at most 64 frames in one turn of its zone's lock; bit `n` of `dirty` says that frame `n` of it
+    /// is dirty.
+    pub fn put_cluster(&self, first: Frame, frames: u32, dirty: u64) {
+        let mode = self.take_mode();
+        let put = self.zone_of(first.block()).with(self.region(), |zone| {
+            let mut at = 0;
+            while at < frames {
+                let is_dirty = dirty >> at & 1 == 1;
+                let same = if is_dirty { !dirty } else { dirty } >> at;
+                let count = same.trailing_zeros().min(frames - at);
+                zone.put_run(Frame(first.0 + at), count, is_dirty, mode)?;
+                at += count;
             }
             Ok(())
         });

@@ -7,6 +7,7 @@
 use crate::central::Central;
 use crate::config::Config;
 use crate::cpu_cache::CpuCaches;
+use crate::domains::Domains;
 use crate::frames::ZoneSlot;
 use crate::percpu::PerCpuHeap;
 use crate::ranks;
@@ -64,6 +65,8 @@ pub struct Settings {
     pub region: Region,
     /// Number of zones.
     pub zones: usize,
+    /// Which of them is home to which CPU.
+    pub domains: Domains,
     /// RAM plus swap, the bound of a single request; `usize::MAX` when unknown or not to be obeyed.
     pub request_limit: usize,
     /// Workers at most.
@@ -78,6 +81,7 @@ static HEAP: Heap = Heap {
         config: Config::DEFAULT,
         region: Region::NONE,
         zones: 0,
+        domains: Domains::ONE,
         request_limit: usize::MAX,
         max_workers: 0,
     }),
@@ -211,7 +215,9 @@ unsafe fn start() -> bool {
             .write();
         return false;
     };
-    let zones = zone_count(&config, &region);
+    let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
+    let domains = Domains::of_machine(config.zones, most as usize);
+    let zones = domains.zones();
     let request_limit = ebbtide_sys::process::memory_total()
         .map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
     let max_workers = match config.workers {
@@ -225,6 +231,7 @@ unsafe fn start() -> bool {
             config,
             region,
             zones,
+            domains,
             request_limit,
             max_workers,
         };
@@ -234,6 +241,9 @@ unsafe fn start() -> bool {
         HEAP.zones[index].begin(first, limit, config.lazy_ms);
     }
     HEAP.workers.begin();
+    if let Some(holds) = config.lockstat {
+        ebbtide_sys::lockstat::start(holds);
+    }
     crate::stats::start(&config);
     FAST.base.store(region.base, Ordering::Relaxed);
     FAST.classes.store(region.classes, Ordering::Relaxed);
@@ -250,16 +260,6 @@ unsafe fn start() -> bool {
             .store(crate::size_class::TABLE_MAX + 1, Ordering::Release);
     }
     true
-}
-
-/// One zone for each four CPUs, within what the region holds.
-fn zone_count(config: &Config, region: &Region) -> usize {
-    let wanted = match config.zones {
-        0 => (ebbtide_sys::process::allowed_cpus() / 4).clamp(1, 16),
-        zones => zones,
-    };
-    let whole = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
-    wanted.min((whole as usize).max(1))
 }
 
 /// Blocks of a zone's range; the last one goes on to the end.

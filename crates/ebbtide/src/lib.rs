@@ -25,7 +25,8 @@
 //!  heap         the one static that holds all of it, and its start
 //! ```
 //!
-//! Beside them: [`percpu`] (data for each CPU), [`size_class`], `span` (records), `region` (address space), `config`, `fork`,
+//! Beside them: [`percpu`] (data for each CPU), [`size_class`], `span` (records), `region` (address space), `config`,
+//! `fork`, `domains` (zones by CPUs and nodes),
 //! [`stats`], `report` (the one line before an abort).
 //!
 //! `no_std`; allocates nothing from elsewhere; starts no thread. See `ARCHITECTURE.md`.
@@ -36,6 +37,7 @@ pub mod alloc;
 mod central;
 pub mod config;
 mod cpu_cache;
+mod domains;
 pub mod fork;
 mod frames;
 mod global;

@@ -20,3 +20,15 @@ pub const BATCHES: Rank = Rank(50);
 pub const PERCPU: Rank = Rank(56);
 /// A CPU's cache in the portable mode; one lock a CPU.
 pub const CPU: Rank = Rank(60);
+
+/// All of them by name, in order.
+pub const NAMES: [(Rank, &str); 8] = [
+    (DRAIN, "DRAIN"),
+    (TRANSFER, "TRANSFER"),
+    (SPANS, "SPANS"),
+    (ZONE, "ZONE"),
+    (RECORDS, "RECORDS"),
+    (BATCHES, "BATCHES"),
+    (PERCPU, "PERCPU"),
+    (CPU, "CPU"),
+];

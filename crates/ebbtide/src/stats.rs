@@ -8,6 +8,7 @@ use crate::heap::{Heap, started_heap};
 use crate::size_class::CLASSES;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use ebbtide_sys::lockstat;
 use ebbtide_zone::FRAME_BYTES;
 
 /// Bytes, taken part by part while the process runs: each is right, the sum is as of no one moment.
@@ -50,6 +51,29 @@ pub struct Stats {
     pub reused: usize,
     /// See [`Self::reused`].
     pub unused: usize,
+    /// Runs of frames that another zone than the CPU's own gave.
+    pub fallovers: u64,
+    /// What the locks of all ranks cost; zero without `lockstat`. See [`locks`].
+    pub locks: LockTotals,
+}
+
+/// Sums over all locks.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct LockTotals {
+    /// Acquisitions.
+    pub taken: u64,
+    /// Of these, such that had to wait.
+    pub contended: u64,
+    /// How long they waited.
+    pub wait_ns: u64,
+    /// How long locks were held.
+    pub hold_ns: u64,
+}
+
+/// What the locks of each rank cost so far, by name; zeros without `lockstat`.
+pub fn locks() -> impl Iterator<Item = (&'static str, lockstat::Figures)> {
+    let ranks = crate::ranks::NAMES.iter();
+    ranks.map(|&(rank, name)| (name, lockstat::figures(rank)))
 }
 
 impl Stats {
@@ -112,11 +136,19 @@ impl Heap {
         stats.worker_ns = word(WORKER_NS);
         stats.longest_stall_ns = word(LONGEST_STALL_NS);
         stats.lazied = word(LAZIED) as usize;
+        stats.fallovers = word(FALLOVERS);
+        for (_, rank) in locks() {
+            stats.locks.taken += rank.taken;
+            stats.locks.contended += rank.contended;
+            stats.locks.wait_ns += rank.waits.sum_ns;
+            stats.locks.hold_ns += rank.holds.sum_ns;
+        }
         stats
     }
 }
 
-const WORDS: usize = 512;
+/// The first half are single figures; the second is of lock ranks, [`RANK_WORDS`] each.
+const WORDS: usize = 1024;
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBSTAT1");
 const VERSION: u64 = 1;
 // Places of the words; the rest is zero.
@@ -146,6 +178,11 @@ const UNUSED: usize = 27;
 /// The process that takes memory back after the end, and when the end began (`CLOCK_MONOTONIC`), if in order.
 const HELPER: usize = 106;
 const END_NS: usize = 107;
+const FALLOVERS: usize = 32;
+/// What each lock rank cost: see [`write_locks`].
+const RANKS: usize = 512;
+const RANK_WORDS: usize = 8 + 2 * lockstat::BUCKETS;
+const _: () = assert!(RANKS + crate::ranks::NAMES.len() * RANK_WORDS <= WORDS);
 
 /// The page as others read it: little-endian words.
 #[repr(C, align(4096))]
@@ -185,6 +222,7 @@ pub(crate) fn forked() {
         .iter()
         .for_each(|word| word.store(0, Ordering::Relaxed));
     PAGE.store((&raw const LOCAL).cast_mut(), Ordering::Release);
+    lockstat::forget();
     let wanted =
         started_heap().is_some_and(|heap| !heap.settings().config.stats_dir.as_bytes().is_empty());
     WANTS_FILE.store(wanted, Ordering::Relaxed);
@@ -192,6 +230,11 @@ pub(crate) fn forked() {
 
 pub(crate) fn released() -> usize {
     word(RELEASED) as usize
+}
+
+/// A zone other than the CPU's own gave a run of frames.
+pub(crate) fn count_fallover() {
+    page().0[FALLOVERS].fetch_add(1, Ordering::Relaxed);
 }
 
 pub(crate) fn count_refaulted(bytes: usize) {
@@ -263,6 +306,9 @@ fn write_page(heap: &Heap) {
     set(REUSED, stats.reused);
     set(UNUSED, stats.unused);
     write_features();
+    if lockstat::is_on() {
+        write_locks();
+    }
     set(MODE, usize::from(heap.caches.uses_sections()));
 }
 
@@ -275,6 +321,29 @@ fn write_features() {
     };
     set(WORKED, mask(true));
     set(REFUSED, mask(false));
+}
+
+/// A record a rank: the rank and one, acquisitions, contended ones, sum and longest of waits, the same of holds, a
+/// spare word; then the histograms of waits and of holds.
+fn write_locks() {
+    for (at, &(rank, _)) in crate::ranks::NAMES.iter().enumerate() {
+        let figures = lockstat::figures(rank);
+        let (waits, holds) = (&figures.waits, &figures.holds);
+        let head = [
+            u64::from(rank.0) + 1,
+            figures.taken,
+            figures.contended,
+            waits.sum_ns,
+            waits.longest_ns,
+            holds.sum_ns,
+            holds.longest_ns,
+            0,
+        ];
+        let words = head.iter().chain(&waits.buckets).chain(&holds.buckets);
+        for (word, &value) in words.enumerate() {
+            set(RANKS + at * RANK_WORDS + word, value as usize);
+        }
+    }
 }
 
 fn open_file(config: &Config) {

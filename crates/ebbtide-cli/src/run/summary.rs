@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::lock_figures::{self, RankFigures};
 use crate::out;
 use crate::run::end;
 use crate::run::sample::Samples;
@@ -100,6 +101,10 @@ pub struct LibraryFigures {
     pub worker_ns: u64,
     /// The longest that one call of a program spent releasing, over all processes.
     pub longest_inline_stall_ns: u64,
+    /// Runs of frames that another zone than the CPU's own gave.
+    pub fallovers: u64,
+    /// What the locks cost, by rank; empty without `lockstat`.
+    pub locks: Vec<RankFigures>,
 }
 
 impl LibraryFigures {
@@ -130,6 +135,8 @@ impl LibraryFigures {
                 .map(|p| p.longest_inline_stall_ns)
                 .max()
                 .unwrap_or(0),
+            fallovers: total(|p| p.fallovers),
+            locks: lock_figures::sum(pages.iter().map(|p| p.locks.as_slice())),
         })
     }
 }
@@ -250,6 +257,7 @@ impl Summary {
             }
             let mode = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
             text.push_str(&line("processes", &mode, alone));
+            text.push_str(&lock_figures::table(&lib.locks));
         } else {
             text.push_str(&line("given back", "unknown", alone));
         }

@@ -310,15 +310,7 @@ impl Heap {
             unsafe { region.class_of(Frame(frame)) }.store(0, Ordering::Relaxed);
         }
         span::put_record(&self.records, region, index);
-        let mut at = 0;
-        while at < frames {
-            // A run of frames in one state.
-            let is_dirty = dirty >> at & 1 == 1;
-            let same = if is_dirty { !dirty } else { dirty } >> at;
-            let count = same.trailing_zeros().min(frames - at);
-            self.put_run(Frame(first.0 + at), count, if is_dirty { count } else { 0 });
-            at += count;
-        }
+        self.put_cluster(first, frames, dirty);
     }
 }
 
