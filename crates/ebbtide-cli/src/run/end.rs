@@ -57,6 +57,7 @@ pub fn is_helper(pid: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice::from_ref;
 
     #[test]
     fn ends_are_measured_where_they_are_known() {
@@ -65,10 +66,17 @@ mod tests {
             end_ns: 1000,
             ..StatsPage::default()
         };
-        assert_eq!(seen_after_ns(&[page], 7, 1500), Some(500));
-        assert_eq!(seen_after_ns(&[page], 8, 1500), None);
+        assert_eq!(seen_after_ns(from_ref(&page), 7, 1500), Some(500));
+        assert_eq!(seen_after_ns(from_ref(&page), 8, 1500), None);
         assert_eq!(
-            seen_after_ns(&[StatsPage { end_ns: 0, ..page }], 7, 1500),
+            seen_after_ns(
+                &[StatsPage {
+                    end_ns: 0,
+                    ..page.clone()
+                }],
+                7,
+                1500
+            ),
             None
         );
         // This process is no helper.
