@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 static const size_t size = 128 * MIB;
@@ -27,28 +28,33 @@ static volatile char *memory;
 
 static int none(size_t bytes);
 
-/* The helper of a process, or 0; -1 as parent finds any. */
+/* The helper of a process, or 0. Allocates nothing: a large process would make one. */
 static pid_t helper_of(pid_t parent)
 {
+    char entries[4096] __attribute__((aligned(8)));
     pid_t found = 0;
-    DIR *dir = opendir("/proc");
-    CHECK(dir);
-    for (struct dirent *e; (e = readdir(dir));) {
-        char path[300], text[512];
-        int pid = atoi(e->d_name), ppid = 0;
-        if (pid <= 0) continue;
-        snprintf(path, sizeof path, "/proc/%d/stat", pid);
-        int fd = open(path, O_RDONLY);
-        if (fd < 0) continue;
-        ssize_t n = read(fd, text, sizeof text - 1);
-        close(fd);
-        if (n <= 0) continue;
-        text[n] = 0;
-        char *behind = strrchr(text, ')'), state = 0;
-        if (!behind || sscanf(behind, ") %c %d", &state, &ppid) != 2) continue;
-        if (strstr(text, "(ebbtide/exit)") && ppid == parent && state != 'Z') found = pid;
+    ssize_t length;
+    int dir = open("/proc", O_RDONLY | O_DIRECTORY);
+    CHECK(dir >= 0);
+    while ((length = syscall(SYS_getdents64, dir, entries, sizeof entries)) > 0) {
+        for (char *at = entries; at < entries + length; at += ((struct dirent64 *)at)->d_reclen) {
+            char path[300], text[512];
+            int pid = atoi(((struct dirent64 *)at)->d_name), ppid = 0;
+            if (pid <= 0) continue;
+            snprintf(path, sizeof path, "/proc/%d/stat", pid);
+            int fd = open(path, O_RDONLY);
+            if (fd < 0) continue;
+            ssize_t n = read(fd, text, sizeof text - 1);
+            close(fd);
+            if (n <= 0) continue;
+            text[n] = 0;
+            char *behind = strrchr(text, ')'), state = 0;
+            if (!behind || sscanf(behind, ") %c %d", &state, &ppid) != 2) continue;
+            if (strstr(text, "(ebbtide/exit)") && ppid == parent && state != 'Z') found = pid;
+        }
     }
-    closedir(dir);
+    CHECK(length == 0);
+    close(dir);
     return found;
 }
 
