@@ -13,11 +13,11 @@ const PROGRAMS: [&str; 9] = [
     "api",
     "fork",
     "give_back",
-    "life",
     "limits",
+    "percpu",
     "processors",
+    "reaper",
     "stress",
-    "tls",
     "vfork",
 ];
 

@@ -80,7 +80,7 @@ fn stress_with_more_zones() {
 #[test]
 fn the_c_interface() {
     wide(
-        "for topic in basic align zero mix resize trim info; do api $topic || exit 1; done",
+        "for topic in basic align mix resize trim; do api $topic || exit 1; done",
         60,
     );
 }
@@ -185,4 +185,43 @@ fn endings_are_told_apart() {
         return;
     };
     guest.ok("! pidof sleep", 10);
+}
+
+const DETACHED: &str = "exit=detached,exit_threshold=32M";
+
+#[test]
+fn a_killed_program_is_gone_before_its_memory() {
+    if is_ebbtide() {
+        wide_with(DETACHED, "reaper kill", 40);
+    }
+}
+
+#[test]
+fn a_large_child_makes_a_helper_of_its_own() {
+    if is_ebbtide() {
+        wide_with(DETACHED, "reaper fork", 40);
+    }
+}
+
+#[test]
+fn sums_over_eight_processors() {
+    wide("percpu 1.5 move", 60);
+    wide_with("rseq=off", "percpu 0.5 move", 60);
+}
+
+#[test]
+fn sums_over_processors_that_go_and_come_back() {
+    wide("percpu 2 processors", 60);
+}
+
+/// For looking closer: the lines of `GUEST` in a machine, and what they say.
+#[test]
+#[ignore = "runs the commands in the variable GUEST"]
+fn by_hand() {
+    let commands = std::env::var("GUEST").expect("GUEST holds lines of shell");
+    for command in commands.lines() {
+        if let Some(mut guest) = Guest::of(&WIDE) {
+            eprintln!("{}", guest.run(command, 120).describe("ended"));
+        }
+    }
 }
