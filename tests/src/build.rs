@@ -40,6 +40,15 @@ pub fn c_program(name: &str) -> PathBuf {
     )
 }
 
+/// The program made from `tests/c/<name>.c` with more flags.
+pub fn c_program_with(name: &str, flags: &[&str]) -> PathBuf {
+    compile(
+        &sources().join(format!("{name}.c")),
+        &outputs().join(name),
+        flags,
+    )
+}
+
 /// The shared library made from `tests/c/<name>.c`.
 pub fn c_library(name: &str) -> PathBuf {
     let output = outputs().join(format!("lib{}.so", name.replace('/', "-")));

@@ -151,6 +151,9 @@ pub enum BenchCommand {
     /// root, as it sets up swap for its time (see --quick, --size, --processes)
     #[command(after_help = peers::known_list())]
     SwapExit(SwapExitArgs),
+    /// Per-CPU data: what stays after most of it was freed, counting, allocating
+    /// (see --quick, --only)
+    Percpu(PercpuArgs),
 }
 
 /// Flags of the families that fill memory.
@@ -174,6 +177,17 @@ pub struct ReturnArgs {
     #[command(flatten)]
     pub sized: SizedArgs,
     /// Write a page with the curves to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `ebbtide bench percpu`.
+#[derive(Debug, Args)]
+pub struct PercpuArgs {
+    /// The common ones.
+    #[command(flatten)]
+    pub bench: BenchArgs,
+    /// Write a page with the figures to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }

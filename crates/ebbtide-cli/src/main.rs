@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Reuse(args)) => bench::reuse::main(&args),
         Command::Bench(BenchCommand::Exit(args)) => bench::exit::main(&args),
         Command::Bench(BenchCommand::SwapExit(args)) => bench::swap_exit::main(&args),
+        Command::Bench(BenchCommand::Percpu(args)) => bench::percpu::main(&args),
         Command::BenchWorker(args) => bench::worker::main(&args),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),

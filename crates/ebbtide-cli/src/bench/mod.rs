@@ -21,16 +21,20 @@
 //! | `phone`, `swap` | the processes of such a run; swap for its time, and its removal |
 //! | `lazyfree`, `search` | the family of searches; the measured processes that search |
 //! | `reuse` | the family of memory that is wanted again, and its measured process |
+//! | `percpu` | the family of per-CPU data |
+//! | `groups`, `counting`, `percpu_api` | the measured process: groups of areas; counting and allocating; the library's functions |
 //! | `free`, `give_back` | the families `free` and `return`; `sized` is what they share |
 //!
 //! A family is a file like `micro`: it says what is run and what is measured.
 
 pub mod block;
+pub mod counting;
 pub mod crowd;
 pub mod dying;
 pub mod exit;
 pub mod free;
 pub mod give_back;
+pub mod groups;
 pub mod harness;
 pub mod hist;
 pub mod html;
@@ -40,6 +44,8 @@ pub mod micro;
 pub mod objects;
 pub mod observe;
 pub mod peers;
+pub mod percpu;
+pub mod percpu_api;
 pub mod phone;
 pub mod plot;
 pub mod process;

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::block::{self, Method};
 use crate::bench::stats::Spread;
+use crate::bench::{counting, groups, percpu};
 use crate::bench::{dying, objects, phone, reuse, search, swap, victim};
 use crate::cli::WorkerArgs;
 use crate::out;
@@ -92,6 +93,9 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
         case if case.starts_with("search_") => search::run(case, n, args.searches_of_chunks)?,
         case if case.starts_with("searcher_") => search::searcher(case, n)?,
         case if case.starts_with("reuse_") => reuse::worker(case, n)?,
+        case if case.starts_with("groups_") => groups::run(case, n)?,
+        case if case.starts_with("count_") => counting::count(percpu::threads_of(case), n)?,
+        case if case.starts_with("pairs_") => counting::pairs(percpu::threads_of(case), n)?,
         case if case.starts_with("end_") => dying::run(case, n)?,
         case if case.ends_with("_random") || case.ends_with("_oldest") => {
             objects::thinned(case, n)?

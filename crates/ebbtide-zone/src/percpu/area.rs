@@ -122,6 +122,7 @@ impl Chunk {
                 self.set_run(page, run);
             }
         });
+        self.occupied &= !empty;
         let around = self.run_around(at, n);
         self.longest = self.longest.max(around as u16);
         empty
@@ -134,10 +135,18 @@ impl Chunk {
         bits::run_around(&free, begin, n)
     }
 
-    /// The free run around a free range, across pages.
+    /// The free run around a free range, across pages: empty ones are passed by at once.
     fn run_around(&self, at: u32, n: u32) -> u32 {
         let (mut begin, mut end) = (at, at + n);
         while begin > 0 {
+            if begin.is_multiple_of(PAGE_GRANULES) {
+                // Empty pages right below.
+                let below = self.occupied << (UNIT_PAGES as u32 - begin / PAGE_GRANULES);
+                begin -= PAGE_GRANULES * below.leading_zeros().min(begin / PAGE_GRANULES);
+                if begin == 0 {
+                    break;
+                }
+            }
             let bit = (begin - 1) % 64;
             let word = self.used[((begin - 1) / 64) as usize] << (63 - bit);
             let zeros = word.leading_zeros().min(bit + 1);
@@ -147,6 +156,14 @@ impl Chunk {
             }
         }
         while end < UNIT_GRANULES {
+            if end.is_multiple_of(PAGE_GRANULES) {
+                let page = end / PAGE_GRANULES;
+                let empty = (self.occupied >> page).trailing_zeros();
+                end += PAGE_GRANULES * empty.min(UNIT_PAGES as u32 - page);
+                if end == UNIT_GRANULES {
+                    break;
+                }
+            }
             let bit = end % 64;
             let zeros = (self.used[(end / 64) as usize] >> bit)
                 .trailing_zeros()

@@ -257,7 +257,6 @@ impl<'a> Shard<'a> {
         let chunk = &mut self.chunks[id as usize];
         let listed = chunk.slot();
         let empty = chunk.clear(area.at, area.granules);
-        chunk.occupied &= !empty;
         let (state, slot, granules) = (chunk.state, chunk.slot(), chunk.granules);
         let counters = &mut self.state.counters;
         counters.granules -= u64::from(area.granules);

@@ -42,7 +42,7 @@ impl Handle {
         let room = (self.0 >> SIZE_SHIFT)
             .wrapping_sub(BIAS)
             .wrapping_sub(offset);
-        if room & !(UNIT_BYTES - 8) != 0 {
+        if (room | offset) & !(UNIT_BYTES - 8) != 0 {
             misuse(self, offset);
         }
         space::base()

@@ -1,0 +1,120 @@
+//! Per-CPU data in C programs built against the installed header and library: `c/areas.c`.
+
+use ebbtide_tests::{Outcome, Run, c_program_with, is_ebbtide, library, skip};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The program, built with what `make install` put into a directory.
+fn program() -> Option<&'static Path> {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    if !is_ebbtide() {
+        skip("per-CPU data is Ebbtide's own");
+        return None;
+    }
+    Some(PROGRAM.get_or_init(|| {
+        let library = library().expect("Ebbtide's own");
+        let target = library.parent().and_then(Path::parent).expect("target");
+        let root = target.join("installed");
+        let done = Command::new("make")
+            .arg("-C")
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+            .args(["--silent", "install", "PREFIX=/usr"])
+            .arg(format!("DESTDIR={}", root.display()))
+            .status()
+            .expect("make");
+        assert!(done.success(), "make install");
+        let include = format!("-I{}", root.join("usr/include").display());
+        let own = library.to_str().expect("UTF-8");
+        c_program_with("areas", &[&include, own])
+    }))
+}
+
+fn topic(topic: &str, conf: &str) {
+    if let Some(program) = program() {
+        Run::new(program).arg(topic).conf(conf).timeout(60).ok();
+    }
+}
+
+#[test]
+fn arguments_and_alignments() {
+    topic("arguments", "");
+    topic("arguments", "rseq=off");
+}
+
+#[test]
+fn arguments_with_copies_for_more_cpus() {
+    topic("arguments", "percpu_units=64");
+}
+
+#[test]
+fn figures_and_release() {
+    topic("figures", "");
+}
+
+#[test]
+fn figures_with_few_system_calls() {
+    topic("figures", "syscalls=basic");
+}
+
+#[test]
+fn figures_with_copies_for_more_cpus() {
+    topic("figures", "percpu_units=64");
+}
+
+#[test]
+fn a_worker_gives_empty_pages_back() {
+    topic("calm", "workers=1");
+}
+
+/// The positive control of the above.
+#[test]
+fn nothing_goes_back_without_depopulation() {
+    if let Some(program) = program() {
+        let outcome = Run::new(program)
+            .arg("calm")
+            .conf("percpu_depopulate=off")
+            .timeout(60)
+            .run();
+        assert!(
+            outcome.stderr.contains("populated_bytes"),
+            "{}",
+            outcome.stderr
+        );
+    }
+}
+
+#[test]
+fn children_have_copies_of_their_own() {
+    topic("forks", "");
+    topic("forks", "rseq=off");
+}
+
+#[test]
+fn children_that_skip_the_handlers() {
+    topic("raw", "");
+}
+
+/// SIGABRT, and one line that names what was given.
+fn judge(case: &str, outcome: &Outcome) {
+    let named = outcome.stdout.lines().last().unwrap_or("(nothing)");
+    let named = if case == "null-add" { "0x0" } else { named };
+    assert!(
+        outcome.killed_by(libc::SIGABRT)
+            && outcome.stderr.lines().count() == 1
+            && outcome.stderr.starts_with("ebbtide: ebb_percpu")
+            && outcome.stderr.contains(named),
+        "{}",
+        outcome.describe(&format!("{case}: should abort and name {named}"))
+    );
+}
+
+#[test]
+fn misuse_is_found() {
+    let Some(program) = program() else { return };
+    let cases = "twice late inside heap heap-add heap-ptr null-add \
+                 offset offset-far offset-odd offset-sum cpu";
+    for case in cases.split_whitespace() {
+        judge(case, &Run::new(program).arg(case).timeout(20).run());
+    }
+}
