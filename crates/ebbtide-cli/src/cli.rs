@@ -67,7 +67,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append)]
     pub conf: Vec<String>,
     /// How the program ends: seen at once and torn down beside whoever waits for it, or as
-    /// the kernel does it; the same as --conf exit=…
+    /// the kernel does it; the same as --conf exit=…. A program whose memory is not from
+    /// malloc may need --conf exit_threshold=0
     #[arg(long, value_name = "HOW", value_enum)]
     pub exit: Option<Exit>,
     /// At the end, say on stderr what the program used and what was given back

@@ -248,17 +248,24 @@ impl Descriptor {
         let _ = unsafe { syscall!(Sysno::lseek, self.0, 0, libc::SEEK_SET) };
     }
 
-    /// Of a process: waits until all its threads are gone.
-    pub fn wait_for_end(&self) {
-        while self.poll(libc::POLLIN, None) & libc::POLLIN == 0 {}
+    /// Of a process: waits until all its threads are gone. `false`: it cannot wait, because a filter of the
+    /// program's refuses the call.
+    pub fn wait_for_end(&self) -> bool {
+        loop {
+            match self.poll(libc::POLLIN, None) {
+                Ok(events) if events & libc::POLLIN != 0 => return true,
+                Ok(0) | Err(Errno::EINTR | Errno::EAGAIN) => {}
+                _ => return false,
+            }
+        }
     }
 
     /// Of a process that has ended: waits until its parent knows, or for `ms`. Kernels before 6.15 do not tell.
     pub fn wait_for_parent(&self, ms: u64) {
-        self.poll(0, Some(ms));
+        let _ = self.poll(0, Some(ms));
     }
 
-    fn poll(&self, events: i16, ms: Option<u64>) -> i16 {
+    fn poll(&self, events: i16, ms: Option<u64>) -> Result<i16, Errno> {
         let mut one = libc::pollfd {
             fd: self.0 as i32,
             events,
@@ -267,8 +274,8 @@ impl Descriptor {
         let time = ms.map(timespec);
         let time = time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
         // SAFETY: one entry, and a time or none.
-        let _ = unsafe { syscall!(Sysno::ppoll, &raw mut one, 1, time, 0, 0) };
-        one.revents
+        unsafe { syscall!(Sysno::ppoll, &raw mut one, 1, time, 0, 0) }?;
+        Ok(one.revents)
     }
 
     /// Locks byte `at` of a file against other processes; waits for it if `wait`. `false`: not now, or refused.
@@ -385,8 +392,8 @@ pub enum Waited {
     Woken,
     /// The time is over.
     Late,
-    /// The word cannot be read.
-    Unmapped,
+    /// The word cannot be read, or a filter of the program's refuses the call.
+    Refused,
 }
 
 /// Sleeps while the word at `address` holds `value`. The kernel's own wake-ups of thread ends are heard.
@@ -403,8 +410,8 @@ pub fn wait(address: usize, value: u32, ms: u64) -> Waited {
         )
     } {
         Err(Errno::ETIMEDOUT) => Waited::Late,
-        Err(Errno::EFAULT) => Waited::Unmapped,
-        _ => Waited::Woken,
+        Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => Waited::Woken,
+        Err(_) => Waited::Refused,
     }
 }
 

@@ -252,11 +252,16 @@ pub struct Affinity {
 impl Affinity {
     /// Those of this thread now.
     pub fn current() -> Self {
+        Self::of(0)
+    }
+
+    /// Those of a thread of this user's by number, 0 for this one.
+    pub fn of(thread: u32) -> Self {
         let mut mask = [0u64; 128];
         let size = size_of_val(&mask);
         // SAFETY: the kernel writes at most the size given.
-        let bytes =
-            unsafe { syscall!(Sysno::sched_getaffinity, 0, size, mask.as_mut_ptr()) }.unwrap_or(0);
+        let bytes = unsafe { syscall!(Sysno::sched_getaffinity, thread, size, mask.as_mut_ptr()) }
+            .unwrap_or(0);
         Self { mask, bytes }
     }
 

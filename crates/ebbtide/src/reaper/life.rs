@@ -12,6 +12,7 @@ use super::turns::Turns;
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper::{self, Descriptor, Waited};
+use ebbtide_sys::thread::Affinity;
 
 /// A wait for the word is looked at anew after this, should the kernel's wake-up have gone elsewhere.
 const LOOK_MS: u64 = 10_000;
@@ -61,6 +62,8 @@ fn begin(arena: Arena) -> Option<(Files, Watcher)> {
         return None;
     }
     let stat = open_stat(control.program)?;
+    // The thread that made it may be bound to one CPU; the main one says what the program may use.
+    Affinity::of(control.program).restore();
     let files = Files {
         program,
         maps: Descriptor::open(c"/proc/self/maps").ok()?,
@@ -79,7 +82,9 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
         helper::spawn_thread(arena.seat(1), watch, core::ptr::from_ref(watcher) as usize).ok()?;
     }
     control.set_watching();
-    files.program.wait_for_end();
+    if !files.program.wait_for_end() {
+        return None;
+    }
     files.need.begin();
     control.ended.store(1, Ordering::SeqCst);
     join_watcher(arena)?;
@@ -127,21 +132,23 @@ extern "C" fn watch(watcher: usize) -> ! {
     // The word holds the main thread's number until it leaves.
     while !ended() {
         let waited = helper::wait(control.word, control.program, LOOK_MS);
-        if waited == Waited::Unmapped || has_left(control.word) {
+        if waited == Waited::Refused || has_left(control.word) {
             break;
         }
     }
     helper::wake(control.word);
     let mut pauses = BETWEEN_MS.into_iter();
     while !ended() {
-        if has_memory(&watcher.stat) {
-            match pauses.next() {
-                Some(ms) => _ = helper::wait(control.ended.as_ptr() as usize, 0, ms),
-                // Other memory than this: an exec.
-                None => helper::exit_process(),
-            }
-        } else {
-            helper::wait(control.ended.as_ptr() as usize, 0, LEFT_MS);
+        let pause = match has_memory(&watcher.stat) {
+            Some(true) => pauses.next(),
+            Some(false) => Some(LEFT_MS),
+            // It has ended, and its parent knows.
+            None => break,
+        };
+        // Memory for long, other than this: an exec. Or no way to wait.
+        let waited = pause.map(|ms| helper::wait(control.ended.as_ptr() as usize, 0, ms));
+        if waited.is_none_or(|waited| waited == Waited::Refused) {
+            helper::exit_process();
         }
     }
     helper::exit_thread()
@@ -153,18 +160,15 @@ fn has_left(word: usize) -> bool {
 }
 
 /// Whether the program's main thread has memory, by the size in its `stat`, which anybody may read.
-fn has_memory(stat: &Descriptor) -> bool {
+/// `None`: there is no such process any more.
+fn has_memory(stat: &Descriptor) -> Option<bool> {
     const SIZE: usize = 23;
     let mut text = [0u8; 1024];
-    let Some(text) = stat.read_start(&mut text) else {
-        return false;
-    };
+    let text = stat.read_start(&mut text)?;
     // The name, field 2, may hold anything; the rest is numbers.
-    let Some(name_end) = text.iter().rposition(|&byte| byte == b')') else {
-        return false;
-    };
+    let name_end = text.iter().rposition(|&byte| byte == b')')?;
     let mut fields = text[name_end + 1..].split(|&byte| byte == b' ').skip(1);
-    fields.nth(SIZE - 3).is_some_and(|size| size != b"0")
+    fields.nth(SIZE - 3).map(|size| size != b"0")
 }
 
 fn open_stat(program: u32) -> Option<Descriptor> {
