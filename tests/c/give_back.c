@@ -11,6 +11,10 @@
  *   last     main ends by pthread_exit beside a worker: its output is not lost, its end not late
  *   threads  the worker has a name, sleeps without a timer, and is gone some seconds after the last work
  *   polls    nor does it stay for the little that a program at its polling leaves behind
+ *   cpu      with one CPU, and with CPUs that change meanwhile
+ *   clone    as `fork`, children that skip the handlers
+ *   split    the huge pages behind depopulated spans are split, so that the system gets the memory
+ *   khuge    khugepaged leaves depopulated spans alone (as root, with a fast scan)
  *   held     huge pages shared with a forked child are held, and go back when the child is gone; children
  *            that skip the fork handlers are not harmed by it */
 #include "check.h"
@@ -19,6 +23,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -93,6 +98,40 @@ static uint64_t figure(int place)
     return all[place];
 }
 enum { DIRTY = 5, HELD = 8 };
+
+/* Whether the page at p is part of a huge page, by the kernel's own flags; -1: not to be had. */
+static int in_huge_page(const void *p)
+{
+    enum { THP = 22 };
+    static int map = -1, flags = -1;
+    uint64_t entry, flag;
+    if (map < 0) map = open("/proc/self/pagemap", O_RDONLY);
+    if (flags < 0) flags = open("/proc/kpageflags", O_RDONLY);
+    if (pread(map, &entry, 8, (uintptr_t)p / PAGE * 8) != 8 || !(entry >> 63)) return -1;
+    uint64_t frame = entry & ((1ull << 55) - 1);
+    if (!frame || pread(flags, &flag, 8, frame * 8) != 8) return -1;
+    return flag >> THP & 1;
+}
+
+/* 32 MiB of which one page in each 2 MiB is there. */
+static char *sparse(void)
+{
+    char *p = mmap(NULL, 34 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(p != MAP_FAILED);
+    p = (char *)(((uintptr_t)p + 2 * MIB - 1) & ~(2 * MIB - 1));
+    madvise(p, 32 * MIB, MADV_NOHUGEPAGE);
+    for (int i = 0; i < 16; i++) p[i * 2 * MIB] = 1;
+    madvise(p, 32 * MIB, MADV_HUGEPAGE);
+    return p;
+}
+
+static void pin(int first, int count)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int i = first; i < first + count; i++) CPU_SET(i, &set);
+    if (sched_setaffinity(0, sizeof set, &set)) puts("skipped: no such CPU");
+}
 
 static void must_end_well(pid_t pid)
 {
@@ -209,12 +248,48 @@ int main(int argc, char **argv)
         if (!workers()) puts("skipped: no worker");
         alarm(10);
         CHECK(setuid(getuid()) == 0);
-    } else if (!strcmp(mode, "fork")) {
+    } else if (!strcmp(mode, "cpu")) {
+        for (int round = 0; round < 3; round++) {
+            /* One; another one while a worker that knew the first is awake; two. */
+            pin(round == 1, 1 + (round == 2));
+            free(memset(malloc(256 * MIB), 1, 256 * MIB));
+            usleep(900000);
+            pin(round == 0, 1 + (round == 1));
+            wait_below(start + 16 * MIB, 6);
+        }
+    } else if (!strcmp(mode, "split")) {
+        char *control = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        control = (char *)(((uintptr_t)control + 2 * MIB - 1) & ~(2 * MIB - 1));
+        madvise(control, 2 * MIB, MADV_HUGEPAGE);
+        memset(control, 1, 2 * MIB);
+        madvise(control, MIB, MADV_DONTNEED);
+        if (in_huge_page(control + MIB) != 1) { puts("skipped: no huge pages, or no way to see them"); return 0; }
+        size_t live = fill_and_free(4096, 65536, 384 * MIB);
+        wait_below(start + live + live / 6 + 24 * MIB, 8);
+        size_t huge = 0, pages = 0;
+        for (size_t i = 0; i < count; i++)
+            for (size_t at = 0; objects[i] && at < sizes[i]; at += PAGE, pages++) huge += in_huge_page(objects[i] + at) == 1;
+        CHECK(pages > 5000 && huge < pages / 50, "%zu of %zu pages are in huge pages", huge, pages);
+        verify();
+    } else if (!strcmp(mode, "khuge")) {
+        size_t live = fill_and_free(4096, 65536, 256 * MIB);
+        wait_below(start + live + live / 6 + 24 * MIB, 8);
+        size_t low = rss();
+        /* It has been here when it has filled what is like that and not guarded: twice, to be sure. */
+        for (int round = 0; round < 2; round++) {
+            char *control = sparse();
+            int i = 0;
+            while (i < 1500 && in_huge_page(control + 30 * MIB) != 1) usleep(10000), i++;
+            if (i == 1500) { puts("skipped: khugepaged does not come here"); return 0; }
+        }
+        CHECK(rss() < low + 64 * MIB + low / 20, "%zu after khugepaged, %zu before", rss(), low);
+        verify();
+    } else if (!strcmp(mode, "fork") || !strcmp(mode, "clone")) {
         fill_and_free(4096, 65536, 128 * MIB);
         for (int round = 0; round < 40; round++) {
             free(memset(malloc(96 * MIB), round, 96 * MIB));
             usleep(round * 997 % 40000);
-            pid_t pid = fork();
+            pid_t pid = *mode == 'f' ? fork() : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
             CHECK(pid >= 0);
             if (pid == 0) {
                 verify();

@@ -1,6 +1,7 @@
-/* System calls that start to be refused (EPERM), from the start or later:
- *   sandbox start|later SET[,SET...]     SET: membarrier madvise process_madvise clone mremap all
- * `start` installs the filter and executes itself; `later` works with threads first. */
+/* System calls that start to be refused, from the start or later:
+ *   sandbox start|later SET[,SET...] [ERRNO [back]]     SET: membarrier madvise process_madvise clone mremap all
+ * ERRNO is a number, 1 (EPERM) if absent; 0 lets the call do nothing and say so. `start` installs the filter and
+ * executes itself; `later` works with threads first. With `back`, memory must go back nevertheless. */
 #include "check.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -18,7 +19,7 @@ static int wants(const char *sets, const char *name)
     return 0;
 }
 
-static void refuse(const char *sets)
+static void refuse(const char *sets, int error)
 {
     static const struct { const char *name; int nr; } calls[] = {
         {"membarrier", SYS_membarrier}, {"madvise", SYS_madvise},
@@ -30,7 +31,7 @@ static void refuse(const char *sets)
     for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++)
         if (wants(sets, calls[i].name)) {
             f[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i].nr, 0, 1);
-            f[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+            f[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error);
         }
     CHECK(n > 1, "nothing to refuse in %s", sets);
     f[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
@@ -38,6 +39,8 @@ static void refuse(const char *sets)
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &prog) == 0);
 }
+
+static int rest_us = 1200000;
 
 /* Small and large objects, peaks that fall, rests in which workers would act. */
 static void work(int seed)
@@ -53,28 +56,48 @@ static void work(int seed)
         free(p);
         CHECK((p = calloc(1, n)) && not_zero(p, n) < 0);
         free(p);
-        usleep(r == 1 ? 1200000 : 10000);
+        usleep(r == 1 ? rest_us : 10000);
         churn(seed + r, 20000, 300, 16);
     }
 }
 
 static void *thread(void *arg) { churn((uintptr_t)arg, 60000, 300, 14); return NULL; }
 
+/* A program at its work gets rid of what it freed, whoever does it. */
+static void gives_back(void)
+{
+    size_t start = resident();
+    char *p = malloc(200 * MIB);
+    memset(p, 7, 200 * MIB);
+    free(p);
+    for (int i = 0; i < 400 && resident() > start + 24 * MIB; i++) {
+        free(memset(malloc(500000), 1, 500000));
+        usleep(20000);
+    }
+    CHECK(resident() <= start + 24 * MIB, "%zu resident, %zu before", resident(), start);
+    CHECK((p = calloc(1, 100 * MIB)) && not_zero(p, 100 * MIB) < 0);
+    free(p);
+}
+
 int main(int argc, char **argv)
 {
-    CHECK(argc == 3, "sandbox start|later|inside SETS");
+    CHECK(argc >= 3 && argc <= 5, "sandbox start|later|inside SETS [ERRNO [back]]");
+    int error = argc > 3 ? atoi(argv[3]) : EPERM;
+    if (argc > 4) rest_us = 200000;
     if (!strcmp(argv[1], "start")) {
-        refuse(argv[2]);
-        execl("/proc/self/exe", "sandbox", "inside", argv[2], NULL);
+        refuse(argv[2], error);
+        argv[1] = "inside";
+        execv("/proc/self/exe", argv);
         CHECK(0, "exec");
     }
     if (!strcmp(argv[1], "later")) {
         pthread_t t[4];
         for (int i = 0; i < 4; i++) CHECK(!pthread_create(&t[i], NULL, thread, (void *)(intptr_t)i));
         work(1);
-        refuse(argv[2]);
+        refuse(argv[2], error);
         for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
     }
     work(2);
+    if (argc > 4) gives_back();
     return passed();
 }

@@ -81,16 +81,24 @@ pub struct Sysctl {
     path: PathBuf,
     old: String,
     watcher: Child,
-    _alone: RwLockWriteGuard<'static, ()>,
+    /// Absent in a setting within another one of the same thread.
+    alone: Option<RwLockWriteGuard<'static, ()>>,
 }
 
 impl Sysctl {
-    /// Sets `path` (under `/proc/sys`) to `value`; `None` when that is refused.
+    /// Sets `path` (of `/proc/sys`, `/sys/kernel`) to `value`; `None` when that is refused.
     pub fn set(path: &str, value: &str) -> Option<Sysctl> {
-        let old = std::fs::read_to_string(path).ok()?.trim().to_owned();
-        let alone = MACHINE
-            .write()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let old = std::fs::read_to_string(path).ok()?;
+        // Where the kernel lists the choices, the one that holds stands in brackets.
+        let held = old
+            .split_once('[')
+            .and_then(|(_, rest)| rest.split(']').next());
+        let old = held.unwrap_or(&old).trim().to_owned();
+        let alone = (!ALONE.get()).then(|| {
+            MACHINE
+                .write()
+                .unwrap_or_else(|poisoned| poisoned.into_inner())
+        });
         let mut watcher = Command::new("setsid")
             .args([
                 "sh",
@@ -114,7 +122,7 @@ impl Sysctl {
             path: path.into(),
             old,
             watcher,
-            _alone: alone,
+            alone,
         })
     }
 }
@@ -124,7 +132,9 @@ impl Drop for Sysctl {
         let _ = std::fs::write(&self.path, &self.old);
         drop(self.watcher.stdin.take());
         let _ = self.watcher.wait();
-        ALONE.set(false);
+        if self.alone.is_some() {
+            ALONE.set(false);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Memory comes back without a call, and nothing that lives is touched.
 
-use ebbtide_tests::{Run, c_program, is_ebbtide, is_root, skip};
+use ebbtide_tests::{Run, Sysctl, c_program, is_ebbtide, is_root, skip};
 
 fn give_back(mode: &str, conf: &str) {
     if !is_ebbtide() {
@@ -98,6 +98,47 @@ fn setuid_beside_a_worker() {
 #[test]
 fn forks_beside_workers() {
     give_back("fork", "retain_ms=20,workers=4,threshold=512");
+}
+
+#[test]
+fn children_that_skip_the_handlers_beside_workers() {
+    give_back("clone", "retain_ms=20,workers=4,threshold=512");
+    give_back("clone", "retain_ms=20,workers=4,threshold=512,zones=12");
+}
+
+#[test]
+fn one_cpu_and_others() {
+    give_back("cpu", "");
+    give_back("cpu", "workers=4,threshold=4096");
+}
+
+#[test]
+fn huge_pages_are_really_split() {
+    if !is_root() {
+        return skip("the kernel's page flags are for root");
+    }
+    give_back("split", "");
+}
+
+#[test]
+fn khugepaged_does_not_refill_what_was_depopulated() {
+    if !is_root() {
+        return skip("khugepaged is set by root");
+    }
+    let dir = "/sys/kernel/mm/transparent_hugepage";
+    let scan = format!("{dir}/khugepaged/scan_sleep_millisecs");
+    let Some(_fast) = Sysctl::set(&scan, "10") else {
+        return skip("khugepaged cannot be set");
+    };
+    let Some(_far) = Sysctl::set(&format!("{dir}/khugepaged/pages_to_scan"), "262144") else {
+        return skip("khugepaged cannot be set");
+    };
+    for enabled in ["madvise", "always"] {
+        let Some(_enabled) = Sysctl::set(&format!("{dir}/enabled"), enabled) else {
+            return skip("huge pages cannot be set");
+        };
+        give_back("khuge", "");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Allocation at odd moments: signals, single steps, cancellation, constructors and destructors,
 //! dlopen, late exits, refused system calls.
 
-use ebbtide_tests::{Run, c_library, c_program};
+use ebbtide_tests::{Run, c_library, c_program, is_ebbtide, skip};
 
 fn signals(case: &str) {
     Run::new(c_program("signals")).arg(case).timeout(60).ok();
@@ -102,4 +102,49 @@ fn refused_later() {
     ] {
         sandbox("later", sets);
     }
+}
+
+/// A call with each answer that a kernel or a filter may give. What was freed goes back another way.
+fn refused_with(call: &str, answers: &[i32]) {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    for (turn, error) in answers.iter().enumerate() {
+        let when = if turn % 2 == 0 { "start" } else { "later" };
+        Run::new(c_program("sandbox"))
+            .args(&format!("{when} {call} {error} back"))
+            .conf("retain_ms=100")
+            .timeout(60)
+            .ok();
+    }
+}
+
+const ANSWERS: [i32; 5] = [
+    libc::ENOSYS,
+    libc::EPERM,
+    libc::EINVAL,
+    libc::EAGAIN,
+    libc::ENOMEM,
+];
+
+#[test]
+fn any_answer_of_process_madvise() {
+    refused_with("process_madvise", &ANSWERS);
+    // It says that it did nothing.
+    refused_with("process_madvise", &[0]);
+}
+
+#[test]
+fn any_answer_of_madvise() {
+    refused_with("madvise", &ANSWERS);
+}
+
+#[test]
+fn any_answer_of_membarrier() {
+    refused_with("membarrier", &ANSWERS);
+}
+
+#[test]
+fn any_answer_of_clone() {
+    refused_with("clone", &ANSWERS);
 }
