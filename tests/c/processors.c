@@ -97,7 +97,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_create(&t[i], NULL, worker, (void *)(intptr_t)(i + 1)) == 0);
     uint64_t s = 5;
-    while (now() < end) {
+    while (now() < end || turns < 4 || handed < 1000) {
         int cpu = 1 + rnd(&s) % (configured - 1);
         turns += set_online(cpu, rnd(&s) % 2);
         if (turns % 4 == 0 && argc > 2) free(memset(malloc(20 * MIB), 1, 20 * MIB));
@@ -106,7 +106,6 @@ int main(int argc, char **argv)
     stop = 1;
     for (int i = 0; i < THREADS; i++) pthread_join(t[i], NULL);
     for (int i = 0; i < BOARD; i++) drop(board[i]);
-    CHECK(turns > 1 && handed > 100, "%d turns, %ld objects", turns, handed);
     printf("%d turns, %ld objects\n", turns, handed);
     return passed();
 }
