@@ -47,17 +47,30 @@ pub fn wait_for_memory(pages: &[StatsPage], seen: Instant) -> Option<u64> {
     }
 }
 
-/// Whether the process has a helper's name, and memory.
+/// Whether the process has a helper's name and has not come to its own end: its last step may take memory too.
 pub fn is_helper(pid: u64) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == HELPER_NAME)
-        && fs::read_to_string(format!("/proc/{pid}/statm"))
-            .is_ok_and(|size| !size.starts_with("0 "))
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_at_work(&stat))
+}
+
+/// `PID (name) state …`
+fn is_at_work(stat: &str) -> bool {
+    stat.split_once(" (")
+        .and_then(|(_, rest)| rest.strip_prefix(HELPER_NAME)?.strip_prefix(") "))
+        .is_some_and(|state| !state.starts_with(['Z', 'X']))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::slice::from_ref;
+
+    #[test]
+    fn helpers_at_work() {
+        assert!(is_at_work("12 (ebbtide/exit) S 1 12"));
+        assert!(!is_at_work("12 (ebbtide/exit) Z 1 12"));
+        assert!(!is_at_work("12 (sleep) S 1 12"));
+        assert!(!is_at_work(""));
+    }
 
     #[test]
     fn ends_are_measured_where_they_are_known() {
