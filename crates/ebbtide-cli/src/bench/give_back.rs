@@ -21,6 +21,8 @@ const DEFAULTS: Defaults = Defaults {
 const POLL: Duration = Duration::from_millis(10);
 /// The victim's neighbour frees a larger block than the others fill, within the same limit.
 const VICTIM_TIMES: u64 = 4;
+/// Calls of the churn for so many bytes that the others fill.
+const CHURN_PART: u64 = 16;
 /// The loop's blocks in a quick run are smaller than what the others fill.
 const QUICK_LOOP_PART: u64 = 2;
 
@@ -56,6 +58,8 @@ const TEMPORARIES: &[Metric] = &[
         "ms after the last round until 95 % are in the system's free memory",
     ),
 ];
+
+const CHURN: &[Metric] = &[metric("ns_per_pair", "ns a call of malloc or free")];
 
 const VICTIM: &[Metric] = &[
     metric("quiet_p50_ns", "ns an operation, median, quiet"),
@@ -132,6 +136,15 @@ fn cases(plan: Plan, loop_bytes: u64, victim_bytes: u64) -> Vec<Case> {
         run: watched("temporaries", loop_bytes, true),
         metrics: TEMPORARIES,
     });
+    cases.push(Case {
+        id: "churn",
+        about: "objects of 64 bytes to 16 KiB made and freed at random, in sizes that change: the engine's price",
+        run: Run::Worker {
+            case: "churn",
+            amount: plan.size_bytes / CHURN_PART,
+        },
+        metrics: CHURN,
+    });
     for (id, about) in VICTIM_CASES {
         cases.push(Case {
             id,
@@ -151,7 +164,9 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     let mut entries = peers::rotation(&args.bench, true)?;
     let own = entries[0].clone();
     let variants = ["workers=0", "gather=inline", "depopulate=off", "thp=off"];
-    entries.splice(2..2, variants.map(|conf| own.variant(conf, &[])));
+    let idle = own.variant("workers=0,depopulate=off", &["churn"]);
+    let variants = variants.map(|conf| own.variant(conf, &[]));
+    entries.splice(2..2, variants.into_iter().chain([idle]));
     Ok(entries)
 }
 

@@ -79,6 +79,7 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
         "lifo" => batch(n, |i| BATCH - 1 - i),
         "fifo" => batch(n, |i| i),
         "working_set" => working_set(n),
+        "churn" => churn(n),
         "fill" => fill(n)?,
         "rss" => rss(),
         "warm" => block::warm(n)?,
@@ -226,6 +227,43 @@ impl Random {
     }
 }
 
+/// Frees or makes objects of 64 bytes to 16 KiB at random: half of 32,768 places hold one, and which sizes are
+/// in demand changes, so that there is always something to give back.
+fn churn(count: u64) -> Output {
+    const PLACES: usize = 32_768;
+    const PHASE: u64 = 1 << 17;
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let mut places = vec![std::ptr::null_mut::<u8>(); PLACES];
+    let mut done = 0u64;
+    let output = timed("ns_per_pair", count, |each| {
+        let mut sum = 0u64;
+        for _ in 0..each {
+            let draw = random.next();
+            let place = &mut places[(draw >> 40) as usize % PLACES];
+            if place.is_null() {
+                let shift = (draw >> 8) % 5 + done / PHASE % 5;
+                *place = alloc((64 << shift) - (draw & 31) as usize);
+                // SAFETY: the object has more than 32 bytes.
+                unsafe { place.write_volatile(draw as u8) };
+            } else {
+                // SAFETY: a live object, forgotten below.
+                unsafe {
+                    sum = sum.wrapping_add(1 + u64::from(place.read_volatile()));
+                    release(*place);
+                }
+                *place = std::ptr::null_mut();
+            }
+            done += 1;
+        }
+        sum
+    });
+    for place in places {
+        // SAFETY: live or null, and the vector is gone after this.
+        unsafe { release(place) };
+    }
+    output
+}
+
 /// Replaces objects of 64 to 512 bytes at random among 4,096 live ones.
 fn working_set(count: u64) -> Output {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
@@ -356,10 +394,11 @@ mod tests {
 
     #[test]
     fn every_case_gives_its_metric_and_a_repeatable_checksum() {
-        let cases: [fn() -> Output; 4] = [
+        let cases: [fn() -> Output; 5] = [
             || pair(64, 1_000),
             || batch(22, |i| i),
             || working_set(1_000),
+            || churn(100_000),
             || fill(1 << 20).unwrap(),
         ];
         for case in cases {
