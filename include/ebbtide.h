@@ -76,6 +76,10 @@ struct ebb_stats {
     uint64_t lock_contended;
     uint64_t lock_wait_ns;
     uint64_t lock_hold_ns;
+    uint64_t pressure_events;  /* looks at which memory was found to be short */
+    uint64_t pressure_state;   /* 0: nobody has looked, 1: calm, 2: short, so nothing is kept for reuse */
+    uint64_t limit_left_bytes; /* left of the nearest limit (cgroup or machine) at the last look; 0 with limit_bytes 0: unknown */
+    uint64_t limit_bytes;      /* that limit */
 };
 
 /*

@@ -9,12 +9,13 @@ use std::process::{Command, Stdio};
 use crate::{c_program, ensure_installed, library, run::target_dir};
 
 /// The programs of `tests/c` that are taken along.
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "api",
     "fork",
     "give_back",
     "limits",
     "percpu",
+    "pressure",
     "processors",
     "reaper",
     "stress",

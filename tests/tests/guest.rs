@@ -168,6 +168,29 @@ fn a_group_nearly_full() {
     assert!(events.contains("oom 0\noom_kill 0\n"), "{events}");
 }
 
+/// Version 2: what would not fit goes back in time; without that, somebody is killed.
+#[test]
+fn garbage_goes_before_the_limit() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    let Some(mut guest) = Guest::of(&SPARSE) else {
+        return;
+    };
+    let limited = format!("{GROUP} echo 256M > t/memory.max; ");
+    guest.ok(
+        &format!("{limited} export EBBTIDE_CONF=retain_ms=60000; pressure grow && pressure blocks"),
+        60,
+    );
+    let events = guest.ok("cat /sys/fs/cgroup/t/memory.events", 10).stdout;
+    assert!(events.contains("oom 0\noom_kill 0\n"), "{events}");
+    let control = guest.run(
+        &format!("{limited} (EBBTIDE_CONF=retain_ms=60000,pressure=off pressure grow)"),
+        60,
+    );
+    assert!(control.verdict().is_err(), "{}", control.describe("lives"));
+}
+
 /// The harness itself: how a command ended is known, and one without an end takes its machine with it.
 #[test]
 fn endings_are_told_apart() {

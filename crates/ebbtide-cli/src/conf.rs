@@ -22,6 +22,8 @@ pub enum Kind {
     Number(u64, u64),
     /// Bytes, with an optional suffix K, M or G (powers of 1,024).
     Size,
+    /// Bytes as in `Size`, or a number up to 100 with a % behind it.
+    SizeOrPercent,
     /// An absolute path without a comma.
     Path,
 }
@@ -32,6 +34,7 @@ impl fmt::Display for Kind {
             Kind::Word(words) => f.write_str(&words.join("|")),
             Kind::Number(..) => f.write_str("N"),
             Kind::Size => f.write_str("SIZE"),
+            Kind::SizeOrPercent => f.write_str("SIZE|PERCENT%"),
             Kind::Path => f.write_str("/PATH"),
         }
     }
@@ -87,6 +90,16 @@ pub const KEYS: &[Key] = &[
         name: "workers",
         kind: Kind::Number(0, 64),
         help: "most threads that give memory back in the background; 0: none",
+    },
+    Key {
+        name: "limit",
+        kind: Kind::SizeOrPercent,
+        help: "most memory to keep beyond what is live; %: of the nearest limit, or of RAM",
+    },
+    Key {
+        name: "pressure",
+        kind: ON_OFF,
+        help: "watch limits and memory pressure while there is memory to give",
     },
     Key {
         name: "gather",
@@ -287,6 +300,17 @@ fn check_value(kind: Kind, value: &str) -> Result<()> {
         },
         Kind::Size if parse_size(value).is_none() => {
             bail!("it takes bytes with an optional suffix K, M or G, such as 64M")
+        }
+        Kind::SizeOrPercent
+            if parse_size(value).is_none()
+                && value
+                    .strip_suffix('%')
+                    .and_then(number)
+                    .is_none_or(|n| n > 100) =>
+        {
+            bail!(
+                "it takes bytes with an optional suffix K, M or G, or at most 100 and a %, such as 64M or 10%"
+            )
         }
         Kind::Path if !value.starts_with('/') || value.len() > MAX_PATH_BYTES => {
             bail!("it takes an absolute path of at most {MAX_PATH_BYTES} bytes")

@@ -80,6 +80,19 @@ pub struct StatsPage {
     pub fallovers: u64,
     /// What the locks of each rank cost; empty without `lockstat`.
     pub locks: Vec<RankFigures>,
+    /// Looks at which memory was found to be short.
+    pub pressure_events: u64,
+    /// 0: nobody has looked, 1: calm, 2: short.
+    pub pressure_state: u64,
+    /// Left of the nearest limit at the last look.
+    pub limit_left_bytes: u64,
+    /// That limit; 0: unknown.
+    pub limit_bytes: u64,
+    /// Released by calls that had taken more afresh than there was room for.
+    pub paid_bytes: u64,
+    /// What is looked at, one bit each: the machine, a cgroup limit, PSI, `memory.pressure_level`, the FIFO or
+    /// socket of systemd's protocol; and 32: the environment wants no events.
+    pub pressure_sources: u64,
 }
 
 /// The optional kernel calls in the order of the library's own list.
@@ -142,6 +155,12 @@ impl StatsPage {
                     .map(word)
                     .collect::<Vec<_>>(),
             ),
+            pressure_events: word(28),
+            pressure_state: word(29),
+            limit_left_bytes: word(30),
+            limit_bytes: word(31),
+            paid_bytes: word(128),
+            pressure_sources: word(129),
         })
     }
 }

@@ -37,6 +37,10 @@ pub struct ebb_stats {
     pub lock_contended: u64,
     pub lock_wait_ns: u64,
     pub lock_hold_ns: u64,
+    pub pressure_events: u64,
+    pub pressure_state: u64,
+    pub limit_left_bytes: u64,
+    pub limit_bytes: u64,
 }
 
 /// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or
@@ -85,6 +89,10 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
         lock_contended: stats.locks.contended,
         lock_wait_ns: stats.locks.wait_ns,
         lock_hold_ns: stats.locks.hold_ns,
+        pressure_events: stats.pressure_events,
+        pressure_state: stats.pressure_state,
+        limit_left_bytes: stats.limit_left,
+        limit_bytes: stats.limit,
     };
     let count = size.min(size_of::<ebb_stats>());
     // SAFETY: by contract, and both have that many bytes.

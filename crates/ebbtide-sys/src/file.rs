@@ -2,33 +2,104 @@
 //! ready, without allocating and without touching `errno`.
 
 use crate::call::{Errno, Sysno, syscall};
-use core::ffi::CStr;
+use core::ffi::{CStr, c_int};
+
+/// An open descriptor, closed when dropped.
+pub struct Descriptor(usize);
+
+impl Descriptor {
+    /// Opens `path` with flags of open(2) beside `O_CLOEXEC`.
+    ///
+    /// # Errors
+    /// What openat(2) says.
+    pub fn open(path: &CStr, flags: c_int) -> Result<Self, Errno> {
+        let flags = flags | libc::O_CLOEXEC;
+        // SAFETY: `path` ends with a NUL.
+        unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0) }.map(Self)
+    }
+
+    /// A descriptor that the caller owns from now on.
+    pub(crate) fn own(fd: usize) -> Self {
+        Self(fd)
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> usize {
+        self.0
+    }
+
+    /// Fills the buffer from where the descriptor stands, to its end or the file's.
+    pub(crate) fn fill(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let mut len = 0;
+        while len < buffer.len() {
+            let rest = &mut buffer[len..];
+            // SAFETY: `rest` is a valid place for `rest.len()` bytes.
+            match unsafe { syscall!(Sysno::read, self.0, rest.as_mut_ptr(), rest.len()) } {
+                Ok(0) => break,
+                Ok(n) => len += n,
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(len)
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: ours, closed once.
+        let _ = unsafe { syscall!(Sysno::close, self.0) };
+    }
+}
 
 /// Reads at most `buffer.len()` bytes of `path`.
 ///
 /// # Errors
 /// What openat(2) or read(2) says.
 pub fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
-    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    // SAFETY: `path` ends with a NUL.
-    let fd = unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0) }?;
-    let mut len = 0;
-    let result = loop {
-        let rest = &mut buffer[len..];
-        // SAFETY: `rest` is a valid place for `rest.len()` bytes.
-        match unsafe { syscall!(Sysno::read, fd, rest.as_mut_ptr(), rest.len()) } {
-            Ok(0) => break Ok(()),
-            Ok(n) => len += n,
-            Err(Errno::EINTR) => {}
-            Err(error) => break Err(error),
-        }
-        if len == buffer.len() {
-            break Ok(());
-        }
+    let len = Descriptor::open(path, libc::O_RDONLY)?.fill(buffer)?;
+    Ok(&buffer[..len])
+}
+
+/// Calls `each` for the lines of `path`, until it says `false` or the end. Of a line above 1,024 bytes it
+/// gets as many. `false`: the file cannot be read. Never waits, not for the writer of a FIFO either.
+pub fn lines(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
+    let Ok(file) = Descriptor::open(path, libc::O_RDONLY | libc::O_NONBLOCK) else {
+        return false;
     };
-    // SAFETY: `fd` was opened above and is closed once.
-    let _ = unsafe { syscall!(Sysno::close, fd) };
-    result.map(|()| &buffer[..len])
+    let mut buffer = [0; 1024];
+    let mut len = 0;
+    // In the rest of a line that was too long.
+    let mut skipping = false;
+    loop {
+        let Ok(more) = file.fill(&mut buffer[len..]) else {
+            return false;
+        };
+        len += more;
+        let mut start = 0;
+        while let Some(end) = buffer[start..len].iter().position(|&byte| byte == b'\n') {
+            let line = &buffer[start..start + end];
+            start += end + 1;
+            if !core::mem::take(&mut skipping) && !each(line) {
+                return true;
+            }
+        }
+        if start == 0 && len == buffer.len() {
+            if !skipping && !each(&buffer) {
+                return true;
+            }
+            (skipping, len) = (true, 0);
+        } else {
+            buffer.copy_within(start..len, 0);
+            len -= start;
+        }
+        if more == 0 {
+            if len > 0 && !skipping {
+                each(&buffer[..len]);
+            }
+            return true;
+        }
+    }
 }
 
 /// Reads the first decimal number of `path`.
@@ -83,7 +154,32 @@ pub fn create_shared(path: &CStr, len: usize) -> Result<usize, Errno> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn lines_of_any_length() {
+        let dir = std::env::temp_dir();
+        let path = dir.join(std::format!("ebbtide-lines-{}", std::process::id()));
+        let long = "x".repeat(5000);
+        std::fs::write(&path, std::format!("a\n\n{long}\nbc\n{}\nd", &long[..1020])).unwrap();
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        let mut lengths = Vec::new();
+        assert!(lines(&name, |line| {
+            lengths.push(line.len());
+            true
+        }));
+        assert_eq!(lengths, [1, 0, 1024, 2, 1020, 1]);
+        let mut count = 0;
+        assert!(lines(&name, |_| {
+            count += 1;
+            count < 2
+        }));
+        assert_eq!(count, 2);
+        std::fs::remove_file(&path).unwrap();
+        assert!(!lines(&name, |_| true));
+    }
 
     #[test]
     fn numbers() {

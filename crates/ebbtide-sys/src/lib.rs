@@ -13,6 +13,7 @@
 //! | [`membarrier`] | make another CPU leave its restartable section |
 //! | [`features`] | optional kernel calls, tried once and latched |
 //! | [`pages`] | what is mapped at an address |
+//! | [`pressure`] | limits, how far away they are, and events of need for memory |
 //! | [`thread`] | worker threads |
 //! | [`helper`] | a process that shares the program's memory and outlives it |
 //! | [`clock`] | coarse monotonic time |
@@ -29,6 +30,7 @@ pub mod lock;
 pub mod lockstat;
 pub mod membarrier;
 pub mod pages;
+pub mod pressure;
 pub mod process;
 pub mod rseq;
 pub mod thread;

@@ -22,6 +22,10 @@ pub struct Config {
     /// Threads that release memory beside the program, at most (`workers=0..64`); 0 leaves all of it to
     /// slow paths. Default: half the CPUs, 1 to 4 ([`AUTO`]).
     pub workers: usize,
+    /// Most bytes kept beyond live memory (`limit=SIZE|PERCENT%`).
+    pub limit: Limit,
+    /// Limits and events are watched while there is memory to give (`pressure=on|off`).
+    pub pressure: bool,
     /// Empty pages of half-used spans go back too (`depopulate=on|off`).
     pub depopulate: bool,
     /// Whether due frames become lazy before they become clean (`lazyfree=auto|off|always`).
@@ -69,6 +73,35 @@ pub enum LazyFree {
     Always,
 }
 
+/// How much the owner lets the manager keep beyond live memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Limit {
+    /// As much as the rest of the configuration says.
+    None,
+    /// So many bytes.
+    Bytes(usize),
+    /// So many hundredths of the nearest limit, or of RAM.
+    Percent(u32),
+}
+
+impl Limit {
+    /// In bytes, if `total` is what a percentage is of.
+    pub fn bytes_of(self, total: u64) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Bytes(bytes) => Some(bytes as u64),
+            Self::Percent(percent) => Some(total / 100 * u64::from(percent)),
+        }
+    }
+
+    fn parse(value: &[u8]) -> Option<Self> {
+        match value.strip_suffix(b"%") {
+            Some(percent) => number(percent).filter(|&n| n <= 100).map(Self::Percent),
+            None => size(value).map(Self::Bytes),
+        }
+    }
+}
+
 /// [`Config::workers`] by the number of CPUs.
 pub const AUTO: usize = usize::MAX;
 /// Workers at most.
@@ -109,6 +142,8 @@ impl Config {
         retain_ms: 1000,
         retain_max: usize::MAX,
         workers: AUTO,
+        limit: Limit::None,
+        pressure: true,
         depopulate: true,
         lazyfree: LazyFree::Auto,
         lazy_ms: 5000,
@@ -186,6 +221,8 @@ impl Config {
                     .map(|n| n as usize)
                     .filter(|&n| n <= MAX_WORKERS),
             ),
+            b"limit" => put(&mut self.limit, Limit::parse(value)),
+            b"pressure" => put(&mut self.pressure, on_off(value)),
             b"depopulate" => put(&mut self.depopulate, on_off(value)),
             b"lazyfree" => put(
                 &mut self.lazyfree,
@@ -261,7 +298,7 @@ impl Config {
 }
 
 const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
-                    depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
+                    limit=SIZE|PERCENT% pressure=on|off depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
                     teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 lockstat=off|on|cpu \
                     stats_dir=/PATH";
@@ -314,6 +351,16 @@ mod tests {
         assert_eq!((config.zones, config.retain_max), (3, 64 << 20));
         assert_eq!(config.stats_dir.as_bytes(), b"/tmp/x");
         assert_eq!(parse("").0, Config::DEFAULT);
+    }
+
+    #[test]
+    fn limits_are_sizes_or_percentages() {
+        assert_eq!(parse("limit=64m").0.limit, Limit::Bytes(64 << 20));
+        let (config, complaints) = parse("limit=10%,pressure=off");
+        assert!(complaints.is_empty() && !config.pressure);
+        assert_eq!(config.limit.bytes_of(1000), Some(100));
+        assert_eq!(parse("").0.limit.bytes_of(1000), None);
+        assert_eq!(parse("limit=101%,limit=-1,limit=%").1.len(), 3);
     }
 
     #[test]

@@ -78,8 +78,10 @@ extern "C" fn child() {
 /// What the child of a parent whose state was whole does before it goes on.
 fn go_on(heap: &Heap) {
     heap.workers.begin();
+    let settings = heap.settings();
     // SAFETY: the parent's workers are not here.
     unsafe {
+        heap.pressure.begin(settings.config.limit, settings.ram);
         heap.slots.reset(|gather| {
             heap.put_back(gather, false);
             gather.free_batches();

@@ -83,21 +83,22 @@ impl ZoneSlot {
         work(&mut view(region, &mut self.lock.lock().state, 0))
     }
 
-    /// `slack`: frames that are taken with the others and stay unused.
+    /// What was taken, and how many frames of it may not be resident. `slack`: frames that are taken with the others and stay unused.
     fn take<R>(
         &self,
         region: &Region,
         slack: u64,
         attempt: impl FnOnce(&mut Zone) -> Option<R>,
-    ) -> Option<R> {
+    ) -> Option<(R, u64)> {
         let mut data = self.lock.lock();
         let before = data.state.counters();
         let taken = attempt(&mut view(region, &mut data.state, 0))?;
         let after = data.state.counters();
         data.high = data.high.max(after.in_use);
         let other = (before.free - before.dirty) - (after.free - after.dirty);
-        data.taken += other.saturating_sub(slack);
-        Some(taken)
+        let fresh = other.saturating_sub(slack);
+        data.taken += fresh;
+        Some((taken, fresh))
     }
 
     /// The zone's counts.
@@ -147,7 +148,7 @@ impl Heap {
         slack: u64,
         mut attempt: impl FnMut(&mut Zone) -> Option<R>,
     ) -> Option<R> {
-        let (region, zones) = (self.region(), self.live_zones());
+        let zones = self.live_zones();
         let domains = &self.settings().domains;
         let at = if zones.len() == 1 {
             0
@@ -155,13 +156,13 @@ impl Heap {
             domains.home(process::current_cpu())
         };
         let home = &zones[at];
-        if let Some(taken) = home.take(region, slack, &mut attempt) {
+        if let Some(taken) = self.take_from(home, slack, &mut attempt) {
             return Some(taken);
         }
         let taken = domains
             .siblings(at)
             .take(FALLOVERS)
-            .find_map(|zone| zones[zone].take(region, slack, &mut attempt));
+            .find_map(|zone| self.take_from(&zones[zone], slack, &mut attempt));
         if taken.is_some() {
             stats::count_fallover();
             return taken;
@@ -171,13 +172,24 @@ impl Heap {
         }
         // Out of address space, or of what a limit allows: whatever there is.
         let taken = domains.siblings(at).find_map(|zone| {
-            let taken = zones[zone].take(region, slack, &mut attempt);
+            let taken = self.take_from(&zones[zone], slack, &mut attempt);
             taken.or_else(|| self.take_opening(&zones[zone], need, slack, &mut attempt))
         });
         if taken.is_some() {
             stats::count_fallover();
         }
         taken
+    }
+
+    fn take_from<R>(
+        &self,
+        slot: &ZoneSlot,
+        slack: u64,
+        attempt: impl FnOnce(&mut Zone) -> Option<R>,
+    ) -> Option<R> {
+        let (taken, fresh) = slot.take(self.region(), slack, attempt)?;
+        self.pressure.count_fresh(fresh);
+        Some(taken)
     }
 
     fn take_opening<R>(
@@ -188,7 +200,7 @@ impl Heap {
         mut attempt: impl FnMut(&mut Zone) -> Option<R>,
     ) -> Option<R> {
         while self.open_more(slot, need) {
-            let taken = slot.take(self.region(), slack, &mut attempt);
+            let taken = self.take_from(slot, slack, &mut attempt);
             if taken.is_some() {
                 return taken;
             }

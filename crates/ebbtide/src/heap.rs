@@ -13,6 +13,7 @@ use crate::percpu::PerCpuHeap;
 use crate::ranks;
 use crate::region::Region;
 use crate::release::held::Held;
+use crate::release::pressure::Pressure;
 use crate::release::slots::Slots;
 use crate::release::workers::Workers;
 use crate::report::Line;
@@ -52,6 +53,8 @@ pub struct Heap {
     pub workers: Workers,
     /// Per-CPU data of the program.
     pub percpu: PerCpuHeap,
+    /// Whether memory is short.
+    pub pressure: Pressure,
     /// Per-CPU caches.
     pub caches: CpuCaches,
 }
@@ -69,6 +72,8 @@ pub struct Settings {
     pub domains: Domains,
     /// RAM plus swap, the bound of a single request; `usize::MAX` when unknown or not to be obeyed.
     pub request_limit: usize,
+    /// Bytes of RAM; `usize::MAX` when unknown.
+    pub ram: usize,
     /// Workers at most.
     pub max_workers: usize,
 }
@@ -83,6 +88,7 @@ static HEAP: Heap = Heap {
         zones: 0,
         domains: Domains::ONE,
         request_limit: usize::MAX,
+        ram: usize::MAX,
         max_workers: 0,
     }),
     abandoned: AtomicBool::new(false),
@@ -97,6 +103,7 @@ static HEAP: Heap = Heap {
     slots: Slots::new(),
     workers: Workers::new(),
     percpu: PerCpuHeap::new(),
+    pressure: Pressure::new(),
     caches: CpuCaches::new(),
 };
 
@@ -218,8 +225,9 @@ unsafe fn start() -> bool {
     let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
     let domains = Domains::of_machine(config.zones, most as usize);
     let zones = domains.zones();
-    let request_limit = ebbtide_sys::process::memory_total()
-        .map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
+    let memory = ebbtide_sys::process::memory_total();
+    let request_limit = memory.map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
+    let ram = memory.map_or(usize::MAX, |(ram, _)| ram);
     let max_workers = match config.workers {
         crate::config::AUTO if config.basic_syscalls => 0,
         crate::config::AUTO => (ebbtide_sys::process::allowed_cpus() / 2).clamp(1, 4),
@@ -233,6 +241,7 @@ unsafe fn start() -> bool {
             zones,
             domains,
             request_limit,
+            ram,
             max_workers,
         };
     }
@@ -244,6 +253,8 @@ unsafe fn start() -> bool {
     if let Some(holds) = config.lockstat {
         ebbtide_sys::lockstat::start(holds);
     }
+    // SAFETY: as above.
+    unsafe { HEAP.pressure.begin(config.limit, ram) };
     crate::stats::start(&config);
     FAST.base.store(region.base, Ordering::Relaxed);
     FAST.classes.store(region.classes, Ordering::Relaxed);

@@ -20,6 +20,7 @@
 
 use crate::heap::Heap;
 use crate::region::{Region, flag};
+use crate::release::workers::Releaser;
 use crate::report::Line;
 use crate::span::{self, Span};
 use core::sync::atomic::Ordering;
@@ -70,7 +71,7 @@ impl Heap {
             return None;
         }
         let taken = self.try_large(size, align).or_else(|| {
-            crate::release::release_everything(self);
+            crate::release::release_everything(self, Releaser::Program);
             self.try_large(size, align)
         });
         self.tick();
@@ -269,6 +270,7 @@ impl Heap {
                 self.slack
                     .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
             }
+            self.tick();
             return Some(self.region().address(head));
         }
         let bytes = self.large_bytes(head);
@@ -311,6 +313,7 @@ impl Heap {
                     })
         };
         if grown {
+            self.pressure.count_fresh(u64::from(frames - span.frames));
             span.frames = frames;
         }
         grown

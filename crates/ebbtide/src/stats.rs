@@ -55,6 +55,14 @@ pub struct Stats {
     pub fallovers: u64,
     /// What the locks of all ranks cost; zero without `lockstat`. See [`locks`].
     pub locks: LockTotals,
+    /// Looks at which memory was found to be short.
+    pub pressure_events: u64,
+    /// Whether it is: 0 nobody has looked, 1 calm, 2 short.
+    pub pressure_state: u64,
+    /// Bytes left of the nearest limit at the last look, and the limit; both 0 when none is known.
+    pub limit_left: u64,
+    /// See there.
+    pub limit: u64,
 }
 
 /// Sums over all locks.
@@ -143,6 +151,13 @@ impl Heap {
             stats.locks.wait_ns += rank.waits.sum_ns;
             stats.locks.hold_ns += rank.holds.sum_ns;
         }
+        stats.pressure_events = word(PRESSURE_EVENTS);
+        stats.pressure_state = word(PRESSURE_STATE);
+        if stats.pressure_state == SHORT && !self.pressure.is_on(ebbtide_sys::clock::now_ms()) {
+            stats.pressure_state = CALM;
+        }
+        stats.limit_left = word(LIMIT_LEFT);
+        stats.limit = word(LIMIT);
         stats
     }
 }
@@ -183,6 +198,17 @@ const FALLOVERS: usize = 32;
 const RANKS: usize = 512;
 const RANK_WORDS: usize = 8 + 2 * lockstat::BUCKETS;
 const _: () = assert!(RANKS + crate::ranks::NAMES.len() * RANK_WORDS <= WORDS);
+const PRESSURE_EVENTS: usize = 28;
+const PRESSURE_STATE: usize = 29;
+const LIMIT_LEFT: usize = 30;
+const LIMIT: usize = 31;
+/// Bytes that calls released because they had taken more afresh than there was room for.
+const PAID: usize = 128;
+/// What is looked at, bits of `release::pressure::watcher::source`.
+const PRESSURE_SOURCES: usize = 129;
+// Values of `PRESSURE_STATE`.
+const CALM: u64 = 1;
+const SHORT: u64 = 2;
 
 /// The page as others read it: little-endian words.
 #[repr(C, align(4096))]
@@ -235,6 +261,26 @@ pub(crate) fn released() -> usize {
 /// A zone other than the CPU's own gave a run of frames.
 pub(crate) fn count_fallover() {
     page().0[FALLOVERS].fetch_add(1, Ordering::Relaxed);
+}
+
+pub(crate) fn count_pressure() {
+    page().0[PRESSURE_EVENTS].fetch_add(1, Ordering::Relaxed);
+}
+
+/// What the last look at pressure found.
+pub(crate) fn set_pressure(is_short: bool, room: Option<ebbtide_sys::pressure::Room>) {
+    let (left, limit) = room.map_or((0, 0), |room| (room.left, room.limit));
+    set(LIMIT_LEFT, left as usize);
+    set(LIMIT, limit as usize);
+    set(PRESSURE_STATE, if is_short { SHORT } else { CALM } as usize);
+}
+
+pub(crate) fn set_pressure_sources(sources: u64) {
+    set(PRESSURE_SOURCES, sources as usize);
+}
+
+pub(crate) fn count_paid(bytes: usize) {
+    page().0[PAID].fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
 pub(crate) fn count_refaulted(bytes: usize) {

@@ -26,6 +26,7 @@ pub fn all() -> Vec<Check> {
         plain("RLIMIT_NPROC", libc::RLIMIT_NPROC, false),
         mappings(),
         cgroup(),
+        pressure_events(),
     ]
 }
 
@@ -147,6 +148,51 @@ fn cgroup() -> Check {
             usage.map_or("unknown".into(), out::bytes)
         ),
     )
+}
+
+/// What tells that the group is short of memory, beside the distance to its limit.
+fn pressure_events() -> Check {
+    const ID: &str = "cgroup_events";
+    if let Some(path) = std::env::var_os("MEMORY_PRESSURE_WATCH") {
+        let what = format!("MEMORY_PRESSURE_WATCH={}", path.display());
+        return if path == "/dev/null" {
+            Check::limited(
+                ID,
+                what,
+                "no events are wanted; only the distance to limits counts",
+                "MemoryPressureWatch=yes in the systemd unit, if that is not meant",
+            )
+        } else {
+            Check::ok(ID, what, "gives everything back when it says so")
+        };
+    }
+    let text = read("/proc/self/cgroup").unwrap_or_default();
+    let (dir, file) = match group_of(&text) {
+        Some(Group::V1(group)) => (
+            Path::new("/sys/fs/cgroup/memory").join(group),
+            "cgroup.event_control",
+        ),
+        Some(Group::V2(group)) => (Path::new("/sys/fs/cgroup").join(group), "memory.pressure"),
+        None => return Check::info(ID, "no memory cgroup"),
+    };
+    let opened = std::fs::File::options()
+        .write(file == "cgroup.event_control")
+        .read(file == "memory.pressure")
+        .open(dir.join(file));
+    match opened {
+        Ok(_) if file == "memory.pressure" => {
+            Check::ok(ID, "memory.pressure", "the group's own pressure is noticed")
+        }
+        Ok(_) => Check::ok(
+            ID,
+            "memory.pressure_level",
+            "noticed when the group is reclaimed from",
+        ),
+        Err(error) => Check::info(
+            ID,
+            format!("{file}: {error}; the distance to the limit counts"),
+        ),
+    }
 }
 
 #[cfg(test)]

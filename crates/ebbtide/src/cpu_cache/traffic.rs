@@ -2,6 +2,7 @@
 
 use crate::central::Misuse;
 use crate::heap::Heap;
+use crate::release::workers::Releaser;
 use crate::size_class::{CLASS, MAX_BATCH};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;
@@ -147,7 +148,7 @@ impl Heap {
     /// Out of memory: everything free is given back and asked for once more.
     #[cold]
     fn refill_after_release(&self, class: usize) -> usize {
-        crate::release::release_everything(self);
+        crate::release::release_everything(self, Releaser::Program);
         let mut object = [0];
         self.take_objects(class, &mut object);
         object[0]

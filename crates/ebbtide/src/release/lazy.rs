@@ -62,7 +62,8 @@ impl Heap {
     /// Whether frames may become lazy in this process now.
     pub fn may_go_lazy(&self) -> bool {
         let config = &self.settings().config;
-        if config.lazyfree == LazyFree::Off || self.max_workers() == 0 {
+        let short = self.pressure.is_on(ebbtide_sys::clock::now_ms());
+        if config.lazyfree == LazyFree::Off || self.max_workers() == 0 || short {
             return false;
         }
         if LAZY_FREE.known().is_none()

@@ -1,12 +1,12 @@
 //! Free memory back to the kernel: what, when, and by whom.
 //!
-//! | due | calm | past the backlog cap |
-//! |---|---|---|
-//! | up to 1 MiB ([`FLOOR_FRAMES`]) | kept | kept |
-//! | to 8 MiB ([`IN_PLACE_FRAMES`]) | in place on a slow path, 1 MiB a call | the same |
-//! | above | a worker, after the window; the program does nothing | the thread that frees takes pieces |
+//! | due | calm | past the backlog cap | memory is short ([`pressure`]) |
+//! |---|---|---|---|
+//! | up to 1 MiB ([`FLOOR_FRAMES`]) | kept | kept | in place on the next slow path |
+//! | to 8 MiB ([`IN_PLACE_FRAMES`]) | in place on a slow path, 1 MiB a call | the same | the same |
+//! | above | a worker, after the window; the program does nothing | the thread that frees takes pieces | workers at once, and that too |
 //!
-//! *Due* is what the recent peak does not explain ([`ebbtide_zone::retain`]): free frames of the zones, and
+//! *Due* is what the recent peak does not explain ([`ebbtide_zone::retain`]), and all of it while memory is short: free frames of the zones, and
 //! empty frames of half-used spans. Frames are *claimed* first, under their zone's or class's lock, into a
 //! [`gather`]; no lock is held while the kernel works; then they are put back, clean.
 //!
@@ -18,13 +18,13 @@
 //! | [`held`] | huge pages that could not be split |
 //! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
 //! | [`workers`] | the threads |
-//! | [`room`] | how much memory is left |
+//! | [`pressure`] | whether memory is short, and the owner's limit |
 
 pub mod gather;
 pub mod held;
 pub mod kernel;
 pub mod lazy;
-pub mod room;
+pub mod pressure;
 pub mod slots;
 pub mod workers;
 
@@ -60,7 +60,8 @@ const SPANS_AT_ONCE: usize = 8;
 const AT_ONCE_BYTES: usize = 256 << 10;
 /// Milliseconds between ticks.
 const TICK_MS: u64 = 10;
-/// Milliseconds between looks at the spans on ticks, and at what memory is left.
+/// Milliseconds between looks at the spans on ticks, and at what memory is left where pressure is not
+/// watched.
 const LOOK_MS: u64 = 100;
 const ROOM_MS: u64 = 1000;
 
@@ -112,6 +113,9 @@ impl Heap {
         {
             self.tick_now(now);
         }
+        if self.pressure.is_over_budget() {
+            self.pay_for_growth(now);
+        }
     }
 
     #[cold]
@@ -122,26 +126,32 @@ impl Heap {
         let mut plenty = backlog.dirty + backlog.lazy > IN_PLACE_FRAMES;
         if !plenty && (much || now.wrapping_sub(last_look) >= LOOK_MS) {
             LAST_LOOK_MS.store(now, Ordering::Relaxed);
+            self.keep_owners_limit(Releaser::Program);
             plenty = self.waiting_in_spans() as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
         }
         stats::refresh(self, now);
         crate::reaper::look(self);
+        let floor = self.floor(now);
         let unwatched = backlog.lazy > FLOOR_FRAMES && self.workers.count() == 0;
         if plenty || unwatched {
             // A worker waits for the window; it is woken when that is over already.
             let window = u64::from(self.settings().config.retain_ms).max(LOOK_MS);
-            let watched = self.workers.look_before(now + window);
+            let eyes = self.pressure.is_watched() || !self.settings().config.pressure;
+            let watched = self.workers.look_before(now + window) && eyes;
             let called = self.max_workers() > 0
                 && (watched && backlog.due <= IN_PLACE_FRAMES || heap_workers().call(1));
+            if called && self.settings().config.pressure {
+                self.pressure.expect_look();
+            }
             if !called {
                 self.look_at_held(now);
-                self.release_dirty(backlog.due.saturating_sub(self.floor()).min(HELP_FRAMES));
+                self.release_due(backlog.due.saturating_sub(floor).min(HELP_FRAMES));
                 self.depopulate_some(now);
-            } else if backlog.due > CAP_FRAMES.load(Ordering::Relaxed) / 2 {
-                self.release_dirty(HELP_FRAMES);
+            } else if backlog.due > self.cap_frames(now) / 2 {
+                self.release_due(HELP_FRAMES);
             }
-        } else if backlog.due > self.floor() {
-            self.release_dirty((backlog.due - self.floor()).min(STEP_FRAMES));
+        } else if backlog.due > floor {
+            self.release_due((backlog.due - floor).min(STEP_FRAMES));
         }
     }
 
@@ -150,9 +160,9 @@ impl Heap {
         self.settings().config.retain_ms == 0
     }
 
-    /// Dirty frames that always stay.
-    fn floor(&self) -> u64 {
-        if self.keeps_nothing() {
+    /// Due frames that stay all the same: none while memory is short, or where the owner has set a limit.
+    fn floor(&self, now: u64) -> u64 {
+        if self.keeps_nothing() || self.pressure.is_on(now) || self.pressure.is_limited() {
             0
         } else {
             FLOOR_FRAMES
@@ -165,7 +175,7 @@ impl Heap {
         let window = u64::from(config.retain_ms);
         let own_cap = (config.retain_max / FRAME_BYTES) as u64;
         let zones = self.live_zones().len() as u64;
-        let room = CAP_FRAMES.load(Ordering::Relaxed) / zones;
+        let room = self.cap_frames(now) / zones;
         let cap = room.min(own_cap / zones);
         let mut backlog = Backlog::default();
         let mut in_parts = 0;
@@ -192,6 +202,15 @@ impl Heap {
         backlog.dirty -= held;
         backlog.due = backlog.due.min(backlog.dirty);
         backlog
+    }
+
+    /// Dirty frames that may be kept, by what memory is left and what the owner lets us.
+    fn cap_frames(&self, now: u64) -> u64 {
+        if self.pressure.is_on(now) {
+            return 0;
+        }
+        let room = CAP_FRAMES.load(Ordering::Relaxed);
+        room.min(self.pressure.dirty_limit())
     }
 
     /// Two sums over the zones.
@@ -229,13 +248,15 @@ impl Heap {
         crate::fork::notice(self);
         self.look_at_room(now);
         self.look_at_held(now);
+        self.keep_owners_limit(by);
         let backlog = self.backlog(now);
-        if backlog.due > self.floor() {
-            let has_room = backlog.lazy + backlog.due <= CAP_FRAMES.load(Ordering::Relaxed);
+        let floor = self.floor(now);
+        if backlog.due > floor {
+            let has_room = backlog.lazy + backlog.due <= self.cap_frames(now);
             let take = Take::Due {
                 lazy_first: by.is_worker() && has_room && self.may_go_lazy(),
             };
-            self.release_zones(backlog.due - self.floor(), backlog.due, take, by);
+            self.release_zones(backlog.due - floor, backlog.due, take, by);
         }
         if backlog.lazy_due > 0 {
             self.release_zones(backlog.lazy_due, backlog.lazy_due, Take::Lazy, by);
@@ -272,32 +293,39 @@ impl Heap {
     }
 
     fn look_at_room(&self, now: u64) {
-        if now.wrapping_sub(LAST_ROOM_MS.load(Ordering::Relaxed)) < ROOM_MS {
+        let watched = self.settings().config.pressure;
+        if watched || now.wrapping_sub(LAST_ROOM_MS.load(Ordering::Relaxed)) < ROOM_MS {
             return;
         }
         LAST_ROOM_MS.store(now, Ordering::Relaxed);
-        if let Some(bytes) = room::available() {
-            CAP_FRAMES.store(bytes / 2 / FRAME_BYTES as u64, Ordering::Relaxed);
+        if let Some(room) = ebbtide_sys::pressure::nearest() {
+            self.note_room(room);
         }
     }
 
-    /// Releases up to `frames` in this thread.
-    fn release_dirty(&self, frames: u64) {
+    /// Releases up to `frames` that are due in this thread.
+    fn release_due(&self, frames: u64) {
+        // Seldom worth it for so little, but without a window this is all there is.
+        let take = Take::Due {
+            lazy_first: self.keeps_nothing() && self.may_go_lazy(),
+        };
+        self.release_in_place(frames, take);
+    }
+
+    /// Releases up to `frames` in this thread. How many.
+    fn release_in_place(&self, frames: u64, take: Take) -> u64 {
         let mut left = frames;
         for zone in 0..self.live_zones().len() {
             if left == 0 {
-                return;
+                break;
             }
             let Some(mut owned) = self.slots.take() else {
-                return;
-            };
-            // Seldom worth it for so little, but without a window this is all there is.
-            let take = Take::Due {
-                lazy_first: self.keeps_nothing() && self.may_go_lazy(),
+                break;
             };
             left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
             release_owned(self, owned, Releaser::Program);
         }
+        frames - left
     }
 
     /// Releases `frames` at most in pieces that share out `dirty`, by this thread and as many workers as may be. Bytes given back by this
@@ -495,12 +523,27 @@ impl Heap {
         let window = u64::from(self.settings().config.retain_ms);
         let mut frames = 0;
         for class in 1..CLASSES {
-            let due = self.central[class].spans.lock().due(class, now, window);
+            let due = {
+                let mut spans = self.central[class].spans.lock();
+                let due = spans.due(class, now, window);
+                let all = self.pressure.is_on(now) && spans.waiting(class) > 0;
+                if all { usize::MAX } else { due }
+            };
             if due > 0 {
                 frames += self.depopulate(class, round, due, by);
             }
         }
         frames
+    }
+
+    /// All empty frames of half-used spans.
+    fn depopulate_everything(&self, by: Releaser) {
+        if self.settings().config.depopulate {
+            let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            for class in 1..CLASSES {
+                self.depopulate(class, round, usize::MAX, by);
+            }
+        }
     }
 
     /// The same on a tick, where no worker can be had: one class at a time, a few spans.
@@ -580,23 +623,18 @@ fn mask_of(start: u32, count: u32) -> [u64; 8] {
 }
 
 /// Drains all caches and gives everything free back. Bytes given back.
-pub fn release_everything(heap: &Heap) -> usize {
+pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     crate::fork::notice(heap);
     let before = stats::released();
     heap.drain_all();
     heap.percpu_release_all();
-    if heap.settings().config.depopulate {
-        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        for class in 1..CLASSES {
-            heap.depopulate(class, round, usize::MAX, Releaser::Program);
-        }
-    }
+    heap.depopulate_everything(by);
     // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
     let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
-    heap.release_zones(free, held, Take::All, Releaser::Program);
+    heap.release_zones(free, held, Take::All, by);
     // What is on its way: help, oldest first, then wait.
     heap.slots.join(|owned| {
-        release_owned(heap, owned, Releaser::Program);
+        release_owned(heap, owned, by);
     });
     stats::released() - before
 }
@@ -605,7 +643,7 @@ pub fn release_everything(heap: &Heap) -> usize {
 /// the bytes given back; 0 when nothing was free. Blocks for as long as that takes: about 0.1 µs a
 /// page, shared with the workers. Any thread may call it at any time.
 pub fn release_all() -> usize {
-    heap().map_or(0, release_everything)
+    heap().map_or(0, |heap| release_everything(heap, Releaser::Program))
 }
 
 /// Releases a range and counts it. `false`: refused.

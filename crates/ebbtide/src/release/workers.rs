@@ -8,6 +8,8 @@
 //! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
 use super::gather::Gather;
+use super::pressure::LOOK_MS;
+use super::pressure::watcher::Watcher;
 use super::slots::Owned;
 use crate::config::MAX_WORKERS;
 use crate::heap::{Heap, started_heap};
@@ -23,6 +25,9 @@ use ebbtide_sys::{clock, process};
 const IDLE_MS: u64 = 10_000;
 /// After a refusal, no thread is asked for during this.
 const RETRY_MS: u64 = 10_000;
+
+/// Whoever has its eyes open while another coordinates comes back after this.
+const NOT_MY_TURN_MS: u64 = 200;
 
 /// The workers of this process.
 pub struct Workers {
@@ -177,14 +182,18 @@ fn run(heap: &'static Heap, number: usize) {
     thread::leave_privileges();
     thread::wake_gently();
     // Without an empty table of its own it opens nothing.
-    let map = if thread::leave_descriptors() {
+    let may_open = thread::leave_descriptors();
+    let map = if may_open {
         PageMap::open().ok()
     } else {
+        heap.pressure.expect_no_look();
         None
     };
+    let watches = may_open && heap.settings().config.pressure;
     let by = Releaser::Worker(map.as_ref());
     let affinity = Affinity::current();
     let mut worked_ms = clock::now_ms();
+    let mut watcher = None;
     loop {
         let seen = workers.wake.load(Ordering::SeqCst);
         if heap.slots.has_queued() {
@@ -196,14 +205,17 @@ fn run(heap: &'static Heap, number: usize) {
             worked_ms = clock::now_ms();
             continue;
         }
-        let mut wait_ms = None;
+        let (mut wait_ms, mut much) = (None, false);
         if !workers.coordinating.swap(true, Ordering::Acquire) {
             // Whoever has news from now on must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
+            if watches {
+                watch(heap, &mut watcher, number, by);
+            }
             let next = heap.round(clock::now_ms(), by);
             let now = clock::now_ms();
             if let Next::Much(_) = next {
-                worked_ms = now;
+                (worked_ms, much) = (now, true);
                 workers.expecting.store(false, Ordering::Relaxed);
             }
             if let Next::Much(ms) | Next::Little(ms) = next
@@ -213,10 +225,15 @@ fn run(heap: &'static Heap, number: usize) {
                 workers.next_ms.store(now + ms, Ordering::SeqCst);
             }
             workers.coordinating.store(false, Ordering::Release);
+        } else if watcher.is_some() {
+            (wait_ms, much) = (Some(NOT_MY_TURN_MS), true);
         }
         let idle_ms = clock::now_ms() - worked_ms;
+        if !much && watcher.take().is_some() {
+            heap.pressure.end_watch(number);
+        }
         match wait_ms {
-            Some(ms) => workers.sleep(seen, ms),
+            Some(ms) => sleep_watching(heap, &mut watcher, number, by, seen, ms),
             None if idle_ms < IDLE_MS => workers.sleep(seen, IDLE_MS - idle_ms),
             None => {
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
@@ -243,6 +260,45 @@ pub enum Next {
     Little(u64),
     /// For nothing.
     Nothing,
+}
+
+/// Looks at pressure, if nobody else does; releases everything when it is time to.
+fn watch(heap: &Heap, watcher: &mut Option<Watcher>, number: usize, by: Releaser) {
+    if !heap.pressure.claim_watch(number) {
+        return;
+    }
+    let now = clock::now_ms();
+    let watcher = watcher.get_or_insert_with(|| {
+        let watcher = Watcher::open(now);
+        stats::set_pressure_sources(watcher.sources());
+        watcher
+    });
+    if heap.look_at_pressure(watcher, now) {
+        super::release_everything(heap, by);
+    }
+}
+
+/// Sleeps until it is woken or `ms` are over, with its eyes open.
+fn sleep_watching(
+    heap: &Heap,
+    watcher: &mut Option<Watcher>,
+    number: usize,
+    by: Releaser,
+    seen: u32,
+    ms: u64,
+) {
+    let workers = &heap.workers;
+    let end = clock::now_ms() + ms;
+    loop {
+        let left = end.saturating_sub(clock::now_ms());
+        let watches = watcher.is_some();
+        workers.sleep(seen, if watches { left.min(LOOK_MS) } else { left });
+        let woken = workers.wake.load(Ordering::SeqCst) != seen;
+        if woken || clock::now_ms() >= end || !watches {
+            return;
+        }
+        watch(heap, watcher, number, by);
+    }
 }
 
 /// Who releases: what it may use.

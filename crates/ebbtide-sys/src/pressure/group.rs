@@ -1,0 +1,331 @@
+//! The memory cgroup of this process: where it is, its limits and its parents', what is used.
+//!
+//! `/proc/self/cgroup` names it, `/proc/self/mountinfo` says where that is to be seen. In a container the
+//! name may lead outside what is mounted: the mount's own root is taken then, which is the container's
+//! group. What cannot be read is not there.
+
+use super::{PathText, Room};
+use crate::file;
+
+/// Version 1 says "no limit" with a number near the top.
+const UNLIMITED: u64 = 1 << 60;
+/// Levels looked at, from the process's own group upwards.
+const MAX_LEVELS: usize = 32;
+
+/// Which files there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Version {
+    /// `memory.limit_in_bytes` and the like.
+    V1,
+    /// `memory.max` and the like.
+    V2,
+}
+
+/// See the module's header.
+#[derive(Clone)]
+pub struct Group {
+    version: Version,
+    /// Its directory.
+    path: PathText,
+    /// So much of the path is the mount point.
+    mount: usize,
+    /// Levels that had a limit when they were last looked for, the own one first, one bit each.
+    limited: u32,
+}
+
+impl Group {
+    /// The group that accounts this process's memory. `None`: there is none to be seen.
+    pub fn find() -> Option<Self> {
+        let mut group =
+            Self::with_memory(Version::V2).or_else(|| Self::with_memory(Version::V1))?;
+        group.look_for_limits();
+        Some(group)
+    }
+
+    fn with_memory(version: Version) -> Option<Self> {
+        let group = Self::place(version)?;
+        // Without the controller here, a parent may still account for it.
+        let accounts = |len| group.file(len, usage_file(version)).is_some();
+        let there = group.levels().any(accounts);
+        there.then_some(group)
+    }
+
+    /// The group of version 2, whether it accounts memory or not: PSI is there in any case. `None`: there is
+    /// none, or it is the root, whose PSI is the machine's.
+    pub fn unified() -> Option<Self> {
+        Self::place(Version::V2).filter(|group| group.path.as_bytes().len() > group.mount)
+    }
+
+    fn place(version: Version) -> Option<Self> {
+        let name = named(version)?;
+        let mut found: Option<Self> = None;
+        file::lines(c"/proc/self/mountinfo", |line| {
+            if let Some(group) = parse_mount(line, version).and_then(|(root, at)| {
+                let inside = below(name.as_bytes(), root);
+                let path = PathText::join(&[at, inside])?;
+                Some(Self {
+                    version,
+                    path,
+                    mount: at.len(),
+                    limited: 0,
+                })
+            }) {
+                found = Some(group);
+            }
+            found.is_none()
+        });
+        let group = found.or_else(|| {
+            // No mountinfo: where they usually are.
+            let usual: &[u8] = match version {
+                Version::V1 => b"/sys/fs/cgroup/memory",
+                Version::V2 => b"/sys/fs/cgroup",
+            };
+            Some(Self {
+                version,
+                path: PathText::join(&[usual, name.as_bytes()])?,
+                mount: usual.len(),
+                limited: 0,
+            })
+        })?;
+        if group.file(group.path.len, b"/cgroup.procs").is_some() {
+            return Some(group);
+        }
+        // The name leads outside of what is mounted here.
+        let root = Self {
+            path: PathText::join(&[&group.path.as_bytes()[..group.mount]])?,
+            ..group
+        };
+        root.file(root.mount, b"/cgroup.procs")
+            .is_some()
+            .then_some(root)
+    }
+
+    /// Which it is.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The path of one of the group's files.
+    pub(crate) fn own_file(&self, name: &[u8]) -> Option<PathText> {
+        PathText::join(&[self.path.as_bytes(), name])
+    }
+
+    /// Finds out which levels have a limit at all; the others are not read again until the next time.
+    pub fn look_for_limits(&mut self) {
+        let with = self.levels().enumerate();
+        let with = with.filter(|&(_, len)| self.limit(len).is_some());
+        self.limited = with.fold(0, |mask, (level, _)| mask | 1 << level);
+    }
+
+    /// The limit of all levels that is nearest.
+    pub fn nearest(&self) -> Option<Room> {
+        let mut nearest: Option<Room> = None;
+        for len in self.limited_levels() {
+            let (Some(limit), Some(usage)) =
+                (self.limit(len), self.number(len, usage_file(self.version)))
+            else {
+                continue;
+            };
+            let mut left = limit.saturating_sub(usage);
+            if left < limit / 4 {
+                // Pages of files go first: a group that has read much is not short of memory.
+                left = (left + self.file_cache(len)).min(limit);
+            }
+            let room = Room { left, limit };
+            nearest = Some(room.nearer(nearest));
+        }
+        nearest
+    }
+
+    /// How often a limit has been met so far, on all levels that have one.
+    pub fn hits(&self) -> u64 {
+        self.limited_levels()
+            .map(|len| match self.version {
+                Version::V1 => self.number(len, b"/memory.failcnt").unwrap_or(0),
+                Version::V2 => self.sum(len, b"/memory.events", &[(b"high ", 0), (b"max ", 0)]),
+            })
+            .fold(0, u64::wrapping_add)
+    }
+
+    /// Lengths of the paths from the own group up to the mount.
+    fn levels(&self) -> impl Iterator<Item = usize> + '_ {
+        let path = self.path.as_bytes();
+        let up = move |&len: &usize| {
+            let end = path[..len].iter().rposition(|&byte| byte == b'/')?;
+            (end >= self.mount && len > self.mount).then_some(end)
+        };
+        core::iter::successors(Some(path.len()), up).take(MAX_LEVELS)
+    }
+
+    fn limited_levels(&self) -> impl Iterator<Item = usize> + '_ {
+        let limited = self.limited;
+        let with = move |&(level, _): &(usize, usize)| limited >> level & 1 == 1;
+        self.levels().enumerate().filter(with).map(|(_, len)| len)
+    }
+
+    fn limit(&self, len: usize) -> Option<u64> {
+        let limit = match self.version {
+            Version::V1 => self.number(len, b"/memory.limit_in_bytes"),
+            Version::V2 => {
+                let max = self.number(len, b"/memory.max");
+                let high = self.number(len, b"/memory.high");
+                max.into_iter().chain(high).min()
+            }
+        };
+        limit.filter(|&limit| limit < UNLIMITED)
+    }
+
+    /// Bytes of files that the kernel can drop: what is inactive, and half of the rest.
+    fn file_cache(&self, len: usize) -> u64 {
+        let keys: [(&[u8], u32); 2] = match self.version {
+            Version::V1 => [(b"total_inactive_file ", 0), (b"total_active_file ", 1)],
+            Version::V2 => [(b"inactive_file ", 0), (b"active_file ", 1)],
+        };
+        self.sum(len, b"/memory.stat", &keys)
+    }
+
+    /// The sum of a file's numbers with these keys, each shifted right.
+    fn sum(&self, len: usize, name: &[u8], keys: &[(&[u8], u32)]) -> u64 {
+        let mut sum = 0u64;
+        if let Some(path) = PathText::join(&[&self.path.as_bytes()[..len], name])
+            && let Some(path) = path.as_c_str()
+        {
+            file::lines(path, |line| {
+                for (key, shift) in keys {
+                    let value = line.strip_prefix(*key).and_then(file::parse_number);
+                    sum = sum.wrapping_add(value.unwrap_or(0) >> shift);
+                }
+                true
+            });
+        }
+        sum
+    }
+
+    fn number(&self, len: usize, name: &[u8]) -> Option<u64> {
+        let path = PathText::join(&[&self.path.as_bytes()[..len], name])?;
+        file::read_number(path.as_c_str()?)
+    }
+
+    /// Whether a file can be read.
+    fn file(&self, len: usize, name: &[u8]) -> Option<()> {
+        let path = PathText::join(&[&self.path.as_bytes()[..len], name])?;
+        file::read(path.as_c_str()?, &mut [0; 8]).ok().map(|_| ())
+    }
+}
+
+fn usage_file(version: Version) -> &'static [u8] {
+    match version {
+        Version::V1 => b"/memory.usage_in_bytes",
+        Version::V2 => b"/memory.current",
+    }
+}
+
+/// What `/proc/self/cgroup` calls the group: "0::/path" is version 2, "7:memory:/path" is version 1.
+fn named(version: Version) -> Option<PathText> {
+    let mut found = None;
+    file::lines(c"/proc/self/cgroup", |line| {
+        let mut parts = line.splitn(3, |&byte| byte == b':');
+        if let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
+        {
+            let ours = match version {
+                Version::V1 => has_memory(controllers),
+                Version::V2 => controllers.is_empty(),
+            };
+            if ours {
+                found = PathText::join(&[path.strip_suffix(b"/").unwrap_or(path)]);
+            }
+        }
+        found.is_none()
+    });
+    found
+}
+
+fn has_memory(list: &[u8]) -> bool {
+    list.split(|&byte| byte == b',')
+        .any(|name| name == b"memory")
+}
+
+/// Root and place of a line of mountinfo, if it is such a cgroup's:
+/// `35 31 0:32 /root /at rw,relatime shared:1 - cgroup cgroup rw,memory`.
+fn parse_mount(line: &[u8], version: Version) -> Option<(&[u8], &[u8])> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let (root, at) = (words.nth(3)?, words.next()?);
+    let mut behind = words.skip_while(|&word| word != b"-").skip(1);
+    let (kind, _device, options) = (behind.next()?, behind.next()?, behind.next()?);
+    let ours = match version {
+        Version::V1 => kind == b"cgroup" && has_memory(options),
+        Version::V2 => kind == b"cgroup2",
+    };
+    (ours && !at.contains(&b'\\')).then_some((root.strip_suffix(b"/").unwrap_or(root), at))
+}
+
+/// A group's name as seen from a mount of `root`; the mount itself if it is not below that.
+fn below<'a>(name: &'a [u8], root: &[u8]) -> &'a [u8] {
+    match name.strip_prefix(root) {
+        Some(rest) if rest.is_empty() || rest.starts_with(b"/") => rest,
+        _ => b"",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_told_apart() {
+        let v1 = b"35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
+        let cpu = b"32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu";
+        let v2 = b"41 31 0:38 /docker/x /sys/fs/cgroup rw shared:4 master:2 - cgroup2 cgroup2 rw";
+        let there = Some((&b""[..], &b"/sys/fs/cgroup/memory"[..]));
+        assert_eq!(parse_mount(v1, Version::V1), there);
+        assert_eq!(parse_mount(v1, Version::V2), None);
+        assert_eq!(parse_mount(cpu, Version::V1), None);
+        let there = Some((&b"/docker/x"[..], &b"/sys/fs/cgroup"[..]));
+        assert_eq!(parse_mount(v2, Version::V2), there);
+        assert_eq!(parse_mount(b"1 2 3", Version::V2), None);
+    }
+
+    #[test]
+    fn names_are_seen_from_the_mount() {
+        assert_eq!(below(b"/docker/x/y", b"/docker/x"), b"/y");
+        assert_eq!(below(b"/docker/x", b"/docker/x"), b"");
+        assert_eq!(below(b"/docker/xy", b"/docker/x"), b"");
+        assert_eq!(below(b"/a/b", b""), b"/a/b");
+        // A cgroup namespace's way of saying "outside".
+        assert_eq!(below(b"/../../x", b"/y"), b"");
+    }
+
+    #[test]
+    fn levels_go_up_to_the_mount() {
+        let path = PathText::join(&[b"/sys/fs/cgroup", b"/a/b"]).unwrap();
+        let group = Group {
+            version: Version::V2,
+            path,
+            mount: 14,
+            limited: 0b101,
+        };
+        let texts: [&[u8]; 3] = [
+            b"/sys/fs/cgroup/a/b",
+            b"/sys/fs/cgroup/a",
+            b"/sys/fs/cgroup",
+        ];
+        assert!(group.levels().map(|len| &path.as_bytes()[..len]).eq(texts));
+        assert!(group.limited_levels().eq([18, 14]));
+    }
+
+    /// Wherever the tests run: what is found can be read, or nothing is found.
+    #[test]
+    fn the_own_group_is_readable() {
+        if let Some(group) = Group::find() {
+            assert!(
+                group
+                    .number(group.path.len, usage_file(group.version))
+                    .is_some()
+            );
+            let _ = (group.nearest(), group.hits());
+        }
+        if let Some(group) = Group::unified() {
+            assert_eq!(group.version(), Version::V2);
+        }
+    }
+}

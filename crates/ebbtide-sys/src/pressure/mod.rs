@@ -1,0 +1,131 @@
+//! What tells of need for memory: limits and how far away they are, and events.
+//!
+//! All of it is read from small files, each opened, read and closed: raw calls, no allocation, no
+//! descriptor that stays (but those of [`Level`] and [`Notice`]). Whoever looks should have a descriptor
+//! table of its own, as workers have: the program's would otherwise see a number come and go.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`group`] | the memory cgroup of this process, version 1 or 2: limits, usage, hits |
+//! | [`source`] | PSI counters, `memory.pressure_level`, what systemd's protocol names |
+//!
+//! PSI is read, never waited for: a process that ends while it holds a trigger ends milliseconds later,
+//! because the kernel waits for readers of it to be gone.
+
+pub mod group;
+pub mod source;
+
+pub use group::Group;
+pub use source::{Level, Notice, Psi, Watch};
+
+/// How far a limit is away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// Bytes that may still be used.
+    pub left: u64,
+    /// Of so many in all.
+    pub limit: u64,
+}
+
+impl Room {
+    /// The one with less left.
+    pub fn nearer(self, other: Option<Room>) -> Room {
+        match other {
+            Some(other) if other.left < self.left => other,
+            _ => self,
+        }
+    }
+}
+
+/// What the machine has available without swapping. `None`: `/proc/meminfo` does not say.
+pub fn machine() -> Option<Room> {
+    let (mut total, mut available) = (None, None);
+    crate::file::lines(c"/proc/meminfo", |line| {
+        let kib = |key: &[u8]| {
+            let rest = line.strip_prefix(key)?;
+            crate::file::parse_number(rest).map(|kib| kib * 1024)
+        };
+        total = total.or_else(|| kib(b"MemTotal:"));
+        available = available.or_else(|| kib(b"MemAvailable:"));
+        total.is_none() || available.is_none()
+    });
+    Some(Room {
+        left: available?,
+        limit: total?,
+    })
+}
+
+/// The nearest limit: of the machine, and of the process's memory cgroup and its parents. `None`: nothing
+/// tells.
+pub fn nearest() -> Option<Room> {
+    let group = Group::find().and_then(|group| group.nearest());
+    match machine() {
+        Some(machine) => Some(machine.nearer(group)),
+        None => group,
+    }
+}
+
+/// Bytes of this process that are resident.
+pub fn resident() -> Option<u64> {
+    let mut buffer = [0; 128];
+    let text = crate::file::read(c"/proc/self/statm", &mut buffer).ok()?;
+    let second = text.iter().position(|&byte| byte == b' ')?;
+    crate::file::parse_number(&text[second..]).map(|pages| pages * 4096)
+}
+
+/// A path kept without allocating.
+#[derive(Clone, Copy)]
+pub(crate) struct PathText {
+    bytes: [u8; Self::MOST],
+    len: usize,
+}
+
+impl PathText {
+    const MOST: usize = 512;
+
+    /// The parts one behind the other. `None`: too long.
+    pub(crate) fn join(parts: &[&[u8]]) -> Option<Self> {
+        let mut path = Self {
+            bytes: [0; Self::MOST],
+            len: 0,
+        };
+        for part in parts {
+            let end = path.len + part.len();
+            path.bytes.get_mut(path.len..end)?.copy_from_slice(part);
+            path.len = end;
+        }
+        // Room for the end.
+        (path.len < Self::MOST).then_some(path)
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    pub(crate) fn as_c_str(&self) -> Option<&core::ffi::CStr> {
+        core::ffi::CStr::from_bytes_until_nul(&self.bytes).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_has_some() {
+        let room = machine().unwrap();
+        let total = crate::process::memory_total().unwrap().0 as u64;
+        assert!(room.left > 0 && room.left <= room.limit);
+        assert!(room.limit <= total + (1 << 20));
+        assert!(nearest().unwrap().left <= room.limit);
+        assert!(resident().unwrap() > 100 << 10);
+    }
+
+    #[test]
+    fn the_nearer_one_counts() {
+        let room = |left| Room { left, limit: 100 };
+        assert_eq!(room(5).nearer(Some(room(3))), room(3));
+        assert_eq!(room(5).nearer(Some(room(7))), room(5));
+        assert_eq!(room(5).nearer(None), room(5));
+    }
+}

@@ -1,0 +1,375 @@
+//! Where need for memory is told of: PSI counters, version 1's pressure level, systemd's protocol.
+
+use super::{Group, PathText};
+use crate::call::{Errno, Sysno, syscall};
+use crate::file::{self, Descriptor};
+use crate::process;
+
+/// A PSI file: how long tasks have stalled for memory.
+#[derive(Clone)]
+pub struct Psi {
+    path: PathText,
+}
+
+impl Psi {
+    /// The machine's. `None`: the kernel has none, or does not show it.
+    pub fn of_machine() -> Option<Self> {
+        Self::at(b"/proc/pressure/memory")
+    }
+
+    /// A group's.
+    pub fn of_group(group: &Group) -> Option<Self> {
+        Self::at(group.own_file(b"/memory.pressure")?.as_bytes())
+    }
+
+    fn at(path: &[u8]) -> Option<Self> {
+        let psi = Self {
+            path: PathText::join(&[path])?,
+        };
+        psi.stalled_us().is_some().then_some(psi)
+    }
+
+    /// Microseconds that at least one task has stalled, since the beginning.
+    pub fn stalled_us(&self) -> Option<u64> {
+        let mut total = None;
+        file::lines(self.path.as_c_str()?, |line| {
+            total = parse_stalled(line);
+            false
+        });
+        total
+    }
+}
+
+/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=42`.
+fn parse_stalled(line: &[u8]) -> Option<u64> {
+    let value = line
+        .strip_prefix(b"some ")?
+        .rsplit(|&byte| byte == b' ')
+        .next()?;
+    file::parse_number(value.strip_prefix(b"total=")?)
+}
+
+/// Version 1's `memory.pressure_level`: the group is being reclaimed from.
+pub struct Level {
+    event: Descriptor,
+    _file: Descriptor,
+}
+
+impl Level {
+    /// Registers for level `low`. `None`: version 2, or refused.
+    pub fn open(group: &Group) -> Option<Self> {
+        if group.version() != super::group::Version::V1 {
+            return None;
+        }
+        let file = group.own_file(b"/memory.pressure_level")?;
+        let file = Descriptor::open(file.as_c_str()?, libc::O_RDONLY).ok()?;
+        let flags = libc::EFD_NONBLOCK | libc::EFD_CLOEXEC;
+        // SAFETY: takes numbers.
+        let event = unsafe { syscall!(Sysno::eventfd2, 0, flags) }.ok()?;
+        let event = Descriptor::own(event);
+        let control = group.own_file(b"/cgroup.event_control")?;
+        let control = Descriptor::open(control.as_c_str()?, libc::O_WRONLY).ok()?;
+        let (mut first, mut second) = ([0; 20], [0; 20]);
+        let text = PathText::join(&[
+            decimal(event.number(), &mut first),
+            b" ",
+            decimal(file.number(), &mut second),
+            b" low",
+        ])?;
+        let text = text.as_bytes();
+        // SAFETY: `text` is readable.
+        unsafe { syscall!(Sysno::write, control.number(), text.as_ptr(), text.len()) }.ok()?;
+        Some(Self { event, _file: file })
+    }
+
+    /// Whether it happened since the last time.
+    pub fn happened(&self) -> bool {
+        let mut count = [0; 8];
+        self.event.fill(&mut count) == Ok(8)
+    }
+}
+
+/// A trigger as PSI has it: so much stall within so much time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trigger {
+    /// Microseconds of stall.
+    pub stall_us: u64,
+    /// Within these.
+    pub window_us: u64,
+}
+
+impl Trigger {
+    /// What the kernel would let everybody wait for.
+    pub const DEFAULT: Self = Self {
+        stall_us: 150_000,
+        window_us: 2_000_000,
+    };
+
+    /// "some 150000 2000000".
+    fn parse(text: &[u8]) -> Option<Self> {
+        let text = text.strip_suffix(b"\0").unwrap_or(text).trim_ascii();
+        let mut numbers = text.strip_prefix(b"some ")?.splitn(2, |&byte| byte == b' ');
+        let trigger = Self {
+            stall_us: file::parse_number(numbers.next()?)?,
+            window_us: file::parse_number(numbers.next()?)?,
+        };
+        (trigger.stall_us > 0 && trigger.window_us > 0).then_some(trigger)
+    }
+}
+
+/// What the environment says about pressure: `MEMORY_PRESSURE_WATCH` and `MEMORY_PRESSURE_WRITE`.
+#[derive(Clone)]
+// There is no heap to put the large ones on.
+#[allow(clippy::large_enum_variant)]
+pub enum Watch {
+    /// Nothing: whoever watches chooses.
+    Unset,
+    /// `/dev/null`: no events are wanted.
+    Off,
+    /// A PSI file, and the trigger to apply to it.
+    Psi(Psi, Trigger),
+    /// A FIFO or a socket that becomes readable.
+    Notice(NoticePath),
+}
+
+/// See [`Watch::Notice`].
+#[derive(Clone)]
+pub struct NoticePath {
+    path: PathText,
+    write: PathText,
+}
+
+impl Watch {
+    /// Of this process at its start. Nothing is taken from the environment of a program with more rights
+    /// than its caller.
+    pub fn from_environment() -> Self {
+        if process::is_secure() {
+            return Self::Unset;
+        }
+        let copied = |name| process::environment(name, |value| PathText::join(&[value])).flatten();
+        let Some(path) = copied(b"MEMORY_PRESSURE_WATCH") else {
+            return Self::Unset;
+        };
+        let write = copied(b"MEMORY_PRESSURE_WRITE").and_then(|text| decode(text.as_bytes()));
+        Self::parse(path, write)
+    }
+
+    fn parse(path: PathText, write: Option<PathText>) -> Self {
+        if path.as_bytes() == b"/dev/null" {
+            return Self::Off;
+        }
+        if let Some(psi) = Psi::at(path.as_bytes()) {
+            let trigger = write.and_then(|text| Trigger::parse(text.as_bytes()));
+            return Self::Psi(psi, trigger.unwrap_or(Trigger::DEFAULT));
+        }
+        let empty = PathText::join(&[]).map(|empty| write.unwrap_or(empty));
+        empty.map_or(Self::Unset, |write| {
+            Self::Notice(NoticePath { path, write })
+        })
+    }
+}
+
+/// The text of base64. `None`: it is not.
+fn decode(text: &[u8]) -> Option<PathText> {
+    let text = text.trim_ascii();
+    let text = text.strip_suffix(b"=").unwrap_or(text);
+    let text = text.strip_suffix(b"=").unwrap_or(text);
+    let mut out = PathText::join(&[])?;
+    let (mut bits, mut count) = (0u32, 0);
+    for &byte in text {
+        let value = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        (bits, count) = (bits << 6 | u32::from(value), count + 6);
+        if count >= 8 {
+            count -= 8;
+            out = PathText::join(&[out.as_bytes(), &[(bits >> count) as u8]])?;
+        }
+    }
+    Some(out)
+}
+
+/// An open FIFO or socket that becomes readable when memory is short.
+pub struct Notice {
+    file: Descriptor,
+}
+
+impl Notice {
+    /// Opens what the environment named and says to it what the environment told to.
+    pub fn open(at: &NoticePath) -> Option<Self> {
+        let path = at.path.as_c_str()?;
+        let file = match Descriptor::open(path, libc::O_RDWR | libc::O_NONBLOCK) {
+            Ok(file) => file,
+            Err(Errno::ENXIO) => connect(at.path.as_bytes())?,
+            Err(_) => return None,
+        };
+        if !is_stream(&file) {
+            return None;
+        }
+        let write = at.write.as_bytes();
+        if !write.is_empty() {
+            // SAFETY: `write` is readable.
+            unsafe { syscall!(Sysno::write, file.number(), write.as_ptr(), write.len()) }.ok()?;
+        }
+        Some(Self { file })
+    }
+
+    /// Whether something has come since the last time.
+    pub fn happened(&self) -> bool {
+        let mut happened = false;
+        let mut buffer = [0u8; 64];
+        // A writer that never stops must not hold us.
+        for _ in 0..64 {
+            let size = buffer.len();
+            // SAFETY: the buffer is a valid place for its length.
+            let read =
+                unsafe { syscall!(Sysno::read, self.file.number(), buffer.as_mut_ptr(), size) };
+            match read {
+                Ok(count) if count > 0 => happened = true,
+                _ => break,
+            }
+        }
+        happened
+    }
+}
+
+/// Whether it is a FIFO or a socket: other files would be read for ever.
+fn is_stream(file: &Descriptor) -> bool {
+    // SAFETY: zero is a valid `stat`.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is a valid place to write to.
+    let known = unsafe { syscall!(Sysno::fstat, file.number(), &raw mut stat) }.is_ok();
+    known && matches!(stat.st_mode & libc::S_IFMT, libc::S_IFIFO | libc::S_IFSOCK)
+}
+
+fn connect(path: &[u8]) -> Option<Descriptor> {
+    // SAFETY: zero is a valid address without a name.
+    let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as u16;
+    if path.len() >= address.sun_path.len() {
+        return None;
+    }
+    for (to, &from) in address.sun_path.iter_mut().zip(path) {
+        *to = from as libc::c_char;
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: takes numbers.
+    let socket = unsafe { syscall!(Sysno::socket, libc::AF_UNIX, kind, 0) }.ok()?;
+    let socket = Descriptor::own(socket);
+    let size = size_of_val(&address);
+    // SAFETY: the address is readable.
+    unsafe { syscall!(Sysno::connect, socket.number(), &raw const address, size) }.ok()?;
+    Some(socket)
+}
+
+fn decimal(mut number: usize, digits: &mut [u8; 20]) -> &[u8] {
+    let mut first = digits.len();
+    while number > 0 || first == digits.len() {
+        first -= 1;
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+    &digits[first..]
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::ffi::OsStrExt;
+
+    fn text(text: &[u8]) -> PathText {
+        PathText::join(&[text]).unwrap()
+    }
+
+    #[test]
+    fn stalls_and_triggers() {
+        let line = b"some avg10=0.00 avg60=1.50 avg300=0.00 total=1234";
+        assert_eq!(parse_stalled(line), Some(1234));
+        assert_eq!(parse_stalled(b"full avg10=0.00 total=7"), None);
+        let trigger = Trigger::parse(b"some 200000 2000000\0").unwrap();
+        assert_eq!((trigger.stall_us, trigger.window_us), (200_000, 2_000_000));
+        assert_eq!(Trigger::parse(b"full 1 2"), None);
+        assert_eq!(Trigger::parse(b"some 1"), None);
+    }
+
+    #[test]
+    fn base64() {
+        let decoded = decode(b"c29tZSAyMDAwMDAgMjAwMDAwMA==").unwrap();
+        assert_eq!(decoded.as_bytes(), b"some 200000 2000000");
+        assert_eq!(decode(b"").unwrap().as_bytes(), b"");
+        assert!(decode(b"a b").is_none());
+        let mut digits = [0; 20];
+        assert_eq!(decimal(0, &mut digits), b"0");
+        assert_eq!(decimal(1203, &mut digits), b"1203");
+    }
+
+    #[test]
+    fn the_protocol_of_systemd() {
+        assert!(matches!(Watch::parse(text(b"/dev/null"), None), Watch::Off));
+        let dir = std::env::temp_dir();
+        let name = |kind: &str| dir.join(std::format!("ebbtide-{kind}-{}", std::process::id()));
+
+        let psi = name("psi");
+        std::fs::write(&psi, "some avg10=0.00 avg60=0.00 avg300=0.00 total=9\n").unwrap();
+        let watch = Watch::parse(text(psi.as_os_str().as_bytes()), Some(text(b"some 5 7")));
+        let Watch::Psi(file, trigger) = watch else {
+            panic!("a PSI file")
+        };
+        assert_eq!(file.stalled_us(), Some(9));
+        assert_eq!((trigger.stall_us, trigger.window_us), (5, 7));
+        std::fs::remove_file(&psi).unwrap();
+        assert_eq!(file.stalled_us(), None);
+
+        let fifo = name("fifo");
+        let path = text(fifo.as_os_str().as_bytes());
+        // SAFETY: a NUL-ended path.
+        unsafe { libc::mkfifo(path.as_c_str().unwrap().as_ptr(), 0o600) };
+        let Watch::Notice(at) = Watch::parse(path, None) else {
+            panic!("a FIFO")
+        };
+        let notice = Notice::open(&at).unwrap();
+        assert!(!notice.happened());
+        let mut writer = std::fs::File::options().write(true).open(&fifo).unwrap();
+        writer.write_all(b"x").unwrap();
+        assert!(notice.happened() && !notice.happened());
+        std::fs::remove_file(&fifo).unwrap();
+
+        let socket = name("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let Watch::Notice(at) =
+            Watch::parse(text(socket.as_os_str().as_bytes()), Some(text(b"hello")))
+        else {
+            panic!("a socket")
+        };
+        let notice = Notice::open(&at).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let mut said = [0; 5];
+        std::io::Read::read_exact(&mut peer, &mut said).unwrap();
+        assert_eq!(&said, b"hello");
+        assert!(!notice.happened());
+        peer.write_all(b"low").unwrap();
+        assert!(notice.happened() && !notice.happened());
+        drop(peer);
+        assert!(!notice.happened());
+        std::fs::remove_file(&socket).unwrap();
+
+        let Watch::Notice(at) = Watch::parse(text(b"/etc/passwd"), None) else {
+            panic!("some file")
+        };
+        assert!(Notice::open(&at).is_none());
+    }
+
+    #[test]
+    fn the_machine_tells_or_not() {
+        if let Some(psi) = Psi::of_machine() {
+            assert!(psi.stalled_us().is_some());
+        }
+    }
+}

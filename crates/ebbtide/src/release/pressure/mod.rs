@@ -1,0 +1,283 @@
+//! Memory that is short: who looks, who is told, what then happens.
+//!
+//! ```text
+//!   limits, PSI, levels ── looked at by ──▶ Watcher ──▶ Policy ──▶ pressed?  ──▶ nothing is deferred
+//!   (a worker, 25 times a second while                        └─▶ budget ──▶ calls that take fresh frames
+//!    there is memory to give)
+//! ```
+//!
+//! Only workers look: reading a file needs a descriptor, and the program's table is its own. The program
+//! is told by two words. While [`Pressure::is_on`], all that is free is due. And every frame that is taken
+//! afresh is paid from a budget: who finds it spent wakes the worker, and meanwhile releases as much as was
+//! taken beyond it, so that usage does not grow however late the worker comes. A call waits for that share
+//! only.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`policy`] | the decisions: a pure state machine |
+//! | [`watcher`] | the eyes of a worker |
+
+pub mod policy;
+pub mod watcher;
+
+use super::ROUND;
+use super::lazy::Take;
+use super::workers::Releaser;
+use crate::heap::Heap;
+use crate::size_class::CLASSES;
+use crate::stats;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use ebbtide_sys::pressure;
+use ebbtide_zone::FRAME_BYTES;
+use policy::{Look, Policy};
+use watcher::Watcher;
+
+/// Milliseconds between looks.
+pub const LOOK_MS: u64 = 40;
+/// Between calls for the worker because the budget is spent.
+const CALL_MS: u64 = 10;
+/// What may be taken until a worker that has just been called has looked: 32 MiB.
+const FIRST_BUDGET: i64 = 8192;
+/// No bound. Far from where sums wrap.
+const NO_BOUND: i64 = i64::MAX / 2;
+
+/// What a process knows of pressure.
+pub struct Pressure {
+    /// The worker that looks, by number and 1; 0: none.
+    watched_by: AtomicUsize,
+    /// Guarded by `watched_by`.
+    policy: UnsafeCell<Policy>,
+    /// Pressed until then, in milliseconds.
+    calm_at_ms: AtomicU64,
+    /// Frames that may be taken afresh.
+    budget: AtomicI64,
+    /// When a worker was last called for.
+    called_ms: AtomicU64,
+    /// What the owner lets us keep, in frames; `u64::MAX`: no bound.
+    limit: AtomicU64,
+    /// Frames kept in caches and spans, as of the last look at them.
+    kept: AtomicU64,
+}
+
+// SAFETY: `policy` is reached by the worker whose number is in `watched_by`, or by a child's only thread.
+unsafe impl Sync for Pressure {}
+
+impl Pressure {
+    /// Nothing known.
+    pub const fn new() -> Self {
+        Self {
+            watched_by: AtomicUsize::new(0),
+            policy: UnsafeCell::new(Policy::new()),
+            calm_at_ms: AtomicU64::new(0),
+            budget: AtomicI64::new(NO_BOUND),
+            called_ms: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
+            kept: AtomicU64::new(0),
+        }
+    }
+
+    /// Called at the start, and in a forked child. `total`: what a percentage is of as long as no look
+    /// knows better.
+    ///
+    /// # Safety
+    /// This thread is alone.
+    pub unsafe fn begin(&self, limit: crate::config::Limit, total: usize) {
+        self.watched_by.store(0, Ordering::Relaxed);
+        // SAFETY: by contract.
+        unsafe { *self.policy.get() = Policy::new() };
+        self.budget.store(NO_BOUND, Ordering::Relaxed);
+        self.kept.store(0, Ordering::Relaxed);
+        self.set_limit(limit, total as u64);
+    }
+
+    fn set_limit(&self, limit: crate::config::Limit, total: u64) {
+        let bytes = limit.bytes_of(total);
+        let frames = bytes.map_or(u64::MAX, |bytes| bytes / FRAME_BYTES as u64);
+        self.limit.store(frames, Ordering::Relaxed);
+    }
+
+    /// Whether memory is short: nothing is deferred.
+    #[inline]
+    pub fn is_on(&self, now_ms: u64) -> bool {
+        now_ms < self.calm_at_ms.load(Ordering::Relaxed)
+    }
+
+    /// Whether the owner has set a limit.
+    pub fn is_limited(&self) -> bool {
+        self.limit.load(Ordering::Relaxed) != u64::MAX
+    }
+
+    /// Frames that the owner lets us keep dirty.
+    pub fn dirty_limit(&self) -> u64 {
+        let limit = self.limit.load(Ordering::Relaxed);
+        limit.saturating_sub(self.kept.load(Ordering::Relaxed))
+    }
+
+    /// Notes that frames were taken which nobody has touched since they were released.
+    #[inline]
+    pub fn count_fresh(&self, frames: u64) {
+        self.budget.fetch_sub(frames as i64, Ordering::Relaxed);
+    }
+
+    /// Whether more was taken afresh than there was room for.
+    #[inline]
+    pub fn is_over_budget(&self) -> bool {
+        self.budget.load(Ordering::Relaxed) < 0
+    }
+
+    /// Whether a worker looks.
+    pub fn is_watched(&self) -> bool {
+        self.watched_by.load(Ordering::Relaxed) != 0
+    }
+
+    /// A worker was called: if none had its eyes open, not much may happen until it has looked.
+    pub fn expect_look(&self) {
+        if !self.is_watched() {
+            self.budget.fetch_min(FIRST_BUDGET, Ordering::Relaxed);
+        }
+    }
+
+    /// A worker found that it cannot open anything: nobody looks, and nothing bounds anybody.
+    pub fn expect_no_look(&self) {
+        self.watched_by.store(usize::MAX, Ordering::Relaxed);
+        self.budget.store(NO_BOUND, Ordering::Relaxed);
+    }
+
+    /// Whether worker `number` is the one that looks, from now on if nobody was.
+    pub fn claim_watch(&self, number: usize) -> bool {
+        let mine = number + 1;
+        self.watched_by.load(Ordering::Relaxed) == mine
+            || self
+                .watched_by
+                .compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Worker `number` looks no more: there is nothing to give, so nothing bounds anybody.
+    pub fn end_watch(&self, number: usize) {
+        if self.watched_by.load(Ordering::Relaxed) == number + 1 {
+            self.budget.store(NO_BOUND, Ordering::Relaxed);
+            self.watched_by.store(0, Ordering::Release);
+        }
+    }
+}
+
+impl Heap {
+    /// Looks at pressure, by the worker that has claimed to, and tells the program. `true`: everything
+    /// is to be released now.
+    pub fn look_at_pressure(&self, watcher: &mut Watcher, now: u64) -> bool {
+        let (room, told) = watcher.look(now);
+        if let Some(room) = room {
+            self.note_room(room);
+        }
+        let look = Look {
+            now_ms: now,
+            room,
+            potential: self.potential(),
+            resident: pressure::resident().unwrap_or(u64::MAX),
+            told,
+        };
+        // SAFETY: this worker is `watched_by`.
+        let policy = unsafe { &mut *self.pressure.policy.get() };
+        let verdict = policy.look(&look);
+        let budget = verdict.budget.map_or(NO_BOUND, |bytes| {
+            (bytes / FRAME_BYTES as u64).min(NO_BOUND as u64) as i64
+        });
+        self.pressure.budget.store(budget, Ordering::Relaxed);
+        self.pressure
+            .calm_at_ms
+            .store(policy.calm_at_ms(), Ordering::Relaxed);
+        stats::set_pressure(verdict.pressed, room);
+        if verdict.event {
+            stats::count_pressure();
+        }
+        verdict.release
+    }
+
+    /// What is left bounds what is kept for reuse, and a percentage is of the limit.
+    pub fn note_room(&self, room: pressure::Room) {
+        let half = room.left / 2 / FRAME_BYTES as u64;
+        super::CAP_FRAMES.store(half, Ordering::Relaxed);
+        let limit = self.settings().config.limit;
+        self.pressure.set_limit(limit, room.limit);
+    }
+
+    /// Bytes that the heap may have resident, or will have when all of it is touched.
+    fn potential(&self) -> u64 {
+        let frames = self.live_zones().iter().fold(0, |sum, zone| {
+            let counters = zone.counters();
+            sum + counters.in_use + counters.dirty + counters.lazy + counters.claimed
+        });
+        let slack = self.slack.load(Ordering::Relaxed) as u64;
+        frames.saturating_sub(slack) * FRAME_BYTES as u64
+    }
+
+    /// A slow path found the budget spent: the worker is to look, and this call releases as much as was
+    /// taken beyond it.
+    #[cold]
+    pub fn pay_for_growth(&self, now: u64) {
+        let over = self.pressure.budget.load(Ordering::Relaxed);
+        if over >= 0 {
+            return;
+        }
+        self.pressure.budget.fetch_sub(over, Ordering::Relaxed);
+        let last = self.pressure.called_ms.load(Ordering::Relaxed);
+        if now.wrapping_sub(last) >= CALL_MS {
+            self.pressure.called_ms.store(now, Ordering::Relaxed);
+            super::heap_workers().call(1);
+        }
+        let share = over.unsigned_abs();
+        let released = self.release_some(share);
+        stats::count_paid(released as usize * FRAME_BYTES);
+    }
+
+    /// Releases up to `frames` of what is free, due or not, in this thread: from the zones, then from
+    /// spans. How many.
+    fn release_some(&self, frames: u64) -> u64 {
+        let mut released = self.release_in_place(frames, Take::Due { lazy_first: false });
+        if released < frames && self.settings().config.depopulate {
+            let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            for class in 1..CLASSES {
+                if released >= frames {
+                    break;
+                }
+                if self.central[class].spans.lock().waiting(class) > 0 {
+                    let bytes = (frames - released) as usize * FRAME_BYTES;
+                    released += self.depopulate(class, round, bytes, Releaser::Program);
+                }
+            }
+        }
+        released
+    }
+
+    /// Looks at what is kept outside the zones, where the owner has set a limit, and gives back what is
+    /// above it.
+    pub fn keep_owners_limit(&self, by: Releaser) {
+        let limit = self.pressure.limit.load(Ordering::Relaxed);
+        if limit == u64::MAX {
+            return;
+        }
+        let kept = |heap: &Heap| heap.cached_frames() + heap.waiting_frames();
+        let mut now_kept = kept(self);
+        if now_kept > limit {
+            if self.cached_frames() > limit / 2 {
+                self.drain_all();
+            }
+            self.depopulate_everything(by);
+            now_kept = kept(self);
+        }
+        self.pressure.kept.store(now_kept, Ordering::Relaxed);
+    }
+
+    /// What caches and full batches hold.
+    fn cached_frames(&self) -> u64 {
+        let batches = (1..CLASSES).map(|class| self.central[class].bytes(class).batches);
+        let bytes = self.caches.bytes() + batches.sum::<usize>();
+        (bytes / FRAME_BYTES) as u64
+    }
+
+    fn waiting_frames(&self) -> u64 {
+        (self.waiting_in_spans() / FRAME_BYTES) as u64
+    }
+}

@@ -1,0 +1,386 @@
+//! Whether memory is short, and what that means: a pure state machine, fed with looks.
+//!
+//! | state | meaning | into it |
+//! |---|---|---|
+//! | calm | releases wait for the window | 10 s ([`CALM_MS`]) after the last event |
+//! | pressed | nothing is deferred | an event, or a limit nearer than its low mark |
+//!
+//! Into pressed, everything goes at once; while it lasts, again at growing intervals, so that a storm of
+//! events costs no more than its first. What is left until the low mark is handed out as a *budget* of
+//! frames that may be taken afresh before somebody looks again: half of it, so that looks come closer
+//! together as the limit does.
+//!
+//! Usage lags behind what was handed out: memory counts when it is touched. So the growth that has not
+//! shown up as resident yet is taken off what is left; it is forgotten over seconds, because some programs
+//! never touch what they ask for.
+
+use ebbtide_sys::pressure::Room;
+use ebbtide_sys::pressure::source::Trigger;
+
+/// From the last event on it must be calm for so long.
+pub const CALM_MS: u64 = 10_000;
+/// Between two releases of everything while pressed: at first, and at most.
+const AGAIN_MS: (u64, u64) = (1000, CALM_MS);
+/// In this time, most of the growth that has not been touched is forgotten.
+const FORGET_MS: u64 = 2000;
+
+/// What a look saw.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// When.
+    pub now_ms: u64,
+    /// The nearest limit, if any is known.
+    pub room: Option<Room>,
+    /// Bytes that the heap may have resident: live, dirty, on their way.
+    pub potential: u64,
+    /// Bytes that the process has resident.
+    pub resident: u64,
+    /// Whether somebody told of pressure since the last look.
+    pub told: bool,
+}
+
+/// What follows from a look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// Pressed, until [`Policy::calm_at_ms`].
+    pub pressed: bool,
+    /// This look began it, or prolonged it.
+    pub event: bool,
+    /// Everything is to be released now.
+    pub release: bool,
+    /// Bytes that may be taken afresh before the next look. `None`: as many as you like.
+    pub budget: Option<u64>,
+}
+
+/// The state.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    calm_at_ms: u64,
+    released_ms: u64,
+    again_ms: u64,
+    untouched: u64,
+    last: Option<(u64, u64, u64)>,
+}
+
+/// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter.
+pub fn low_mark(limit: u64) -> u64 {
+    (limit / 16).clamp(8 << 20, 512 << 20).min(limit / 4)
+}
+
+impl Policy {
+    /// Calm, and nothing seen.
+    pub const fn new() -> Self {
+        Self {
+            calm_at_ms: 0,
+            released_ms: 0,
+            again_ms: AGAIN_MS.0,
+            untouched: 0,
+            last: None,
+        }
+    }
+
+    /// When it is calm again if nothing more happens.
+    pub fn calm_at_ms(&self) -> u64 {
+        self.calm_at_ms
+    }
+
+    /// Takes note of a look.
+    pub fn look(&mut self, look: &Look) -> Verdict {
+        self.follow_growth(look);
+        let left = look.room.map(|room| {
+            let after = room.left.saturating_sub(self.untouched);
+            after.checked_sub(low_mark(room.limit))
+        });
+        let near = left == Some(None);
+        let event = near || look.told;
+        let was_pressed = look.now_ms < self.calm_at_ms;
+        let mut release = false;
+        if event {
+            release = !was_pressed || look.now_ms - self.released_ms >= self.again_ms;
+            self.calm_at_ms = look.now_ms + CALM_MS;
+        }
+        if release {
+            self.again_ms = if was_pressed {
+                (self.again_ms * 2).min(AGAIN_MS.1)
+            } else {
+                AGAIN_MS.0
+            };
+            self.released_ms = look.now_ms;
+        }
+        Verdict {
+            pressed: look.now_ms < self.calm_at_ms,
+            event,
+            release,
+            budget: left.map(|left| left.unwrap_or(0) / 2),
+        }
+    }
+
+    /// Growth that has not been touched yet.
+    fn follow_growth(&mut self, look: &Look) {
+        let (last_ms, potential, resident) = self.last.unwrap_or((look.now_ms, 0, 0));
+        let passed = look.now_ms.saturating_sub(last_ms);
+        let forgotten = self.untouched * passed.min(FORGET_MS) / FORGET_MS + passed;
+        let kept = self.untouched.saturating_sub(forgotten);
+        let grown = look.potential as i64 - potential as i64;
+        let touched = look.resident as i64 - resident as i64;
+        self.untouched = kept
+            .saturating_add_signed(grown - touched)
+            .min(look.potential);
+        self.last = Some((look.now_ms, look.potential, look.resident));
+    }
+}
+
+/// Turns a counter of stall into events, as the kernel does for those who wait: at most one in a window.
+#[derive(Clone, Copy, Debug)]
+pub struct Stalls {
+    trigger: Trigger,
+    /// Start of the running window, the counter there, and the growth in the one before.
+    window: Option<(u64, u64, u64)>,
+    quiet_until_ms: u64,
+}
+
+impl Stalls {
+    /// Nothing seen.
+    pub const fn new(trigger: Trigger) -> Self {
+        Self {
+            trigger,
+            window: None,
+            quiet_until_ms: 0,
+        }
+    }
+
+    /// Whether there was so much stall in the last window.
+    pub fn look(&mut self, now_ms: u64, stalled_us: u64) -> bool {
+        let window_ms = (self.trigger.window_us / 1000).max(1);
+        let Some((start, at_start, before)) = self.window else {
+            self.window = Some((now_ms, stalled_us, 0));
+            return false;
+        };
+        let grown = stalled_us.saturating_sub(at_start);
+        let passed = now_ms.saturating_sub(start);
+        let sum = if passed >= window_ms {
+            self.window = Some((now_ms, stalled_us, grown * window_ms / passed));
+            grown * window_ms / passed
+        } else {
+            grown + before * (window_ms - passed) / window_ms
+        };
+        let event = sum >= self.trigger.stall_us && now_ms >= self.quiet_until_ms;
+        if event {
+            self.quiet_until_ms = now_ms + window_ms;
+        }
+        event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A process with a heap, in a group, whose looks are made up.
+    struct Fake {
+        now_ms: u64,
+        room: Option<Room>,
+        potential: u64,
+        resident: u64,
+        told: bool,
+        policy: Policy,
+    }
+
+    impl Fake {
+        fn new(limit: u64, left: u64) -> Self {
+            Self {
+                now_ms: 1000,
+                room: Some(Room { left, limit }),
+                potential: 0,
+                resident: 0,
+                told: false,
+                policy: Policy::new(),
+            }
+        }
+
+        fn look(&mut self) -> Verdict {
+            let told = core::mem::take(&mut self.told);
+            self.policy.look(&Look {
+                now_ms: self.now_ms,
+                room: self.room,
+                potential: self.potential,
+                resident: self.resident,
+                told,
+            })
+        }
+
+        fn after(&mut self, ms: u64) -> &mut Self {
+            self.now_ms += ms;
+            self
+        }
+
+        fn tell(&mut self) -> &mut Self {
+            self.told = true;
+            self
+        }
+
+        fn take_untouched(&mut self, bytes: u64) {
+            self.potential += bytes;
+        }
+
+        fn touch(&mut self, bytes: u64) {
+            self.resident += bytes;
+            let room = self.room.as_mut().unwrap();
+            room.left = room.left.saturating_sub(bytes);
+        }
+    }
+
+    #[test]
+    fn far_from_everything_it_is_calm() {
+        let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
+        let verdict = fake.look();
+        assert!(!verdict.pressed && !verdict.event && !verdict.release);
+        assert_eq!(verdict.budget, Some((4000 - 256) * MIB / 2));
+    }
+
+    #[test]
+    fn an_event_presses_for_ten_seconds() {
+        let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
+        let verdict = fake.tell().look();
+        assert!(verdict.pressed && verdict.event && verdict.release);
+        let verdict = fake.after(9_990).look();
+        assert!(verdict.pressed && !verdict.event && !verdict.release);
+        assert!(!fake.after(20).look().pressed);
+    }
+
+    #[test]
+    fn each_event_prolongs_it() {
+        let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
+        for _ in 0..5 {
+            fake.tell().look();
+            assert!(fake.after(9_000).look().pressed);
+        }
+        assert!(!fake.after(1_001).look().pressed);
+    }
+
+    #[test]
+    fn a_storm_does_not_spin() {
+        let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
+        let mut releases = 0;
+        for _ in 0..60_000 / 20 {
+            releases += u32::from(fake.tell().after(20).look().release);
+        }
+        // At 0, 1, 3, 7, 15, 25, 35, 45, 55 s.
+        assert_eq!(releases, 9);
+        // After a calm time the next event counts at once again, and so does the one a second later.
+        fake.after(CALM_MS);
+        assert!(fake.tell().look().release);
+        assert!(!fake.tell().after(20).look().release);
+        assert!(fake.tell().after(1000).look().release);
+    }
+
+    #[test]
+    fn near_the_limit_it_is_pressed_and_the_budget_is_spent() {
+        let mut fake = Fake::new(256 * MIB, 100 * MIB);
+        assert_eq!(fake.look().budget, Some(42 * MIB));
+        fake.take_untouched(42 * MIB);
+        fake.touch(42 * MIB);
+        let verdict = fake.look();
+        assert_eq!((verdict.event, verdict.budget), (false, Some(21 * MIB)));
+        fake.take_untouched(43 * MIB);
+        fake.touch(43 * MIB);
+        let verdict = fake.look();
+        assert!(verdict.event && verdict.release);
+        assert_eq!(verdict.budget, Some(0));
+    }
+
+    #[test]
+    fn growth_counts_before_it_is_touched() {
+        let mut fake = Fake::new(256 * MIB, 200 * MIB);
+        assert!(!fake.look().event);
+        fake.take_untouched(190 * MIB);
+        assert!(fake.after(1).look().release, "it would not fit if touched");
+        // Touched in part: the rest still counts, once.
+        let mut fake = Fake::new(256 * MIB, 200 * MIB);
+        fake.look();
+        fake.take_untouched(100 * MIB);
+        assert_eq!(fake.look().budget, Some((200 - 100 - 16) * MIB / 2));
+        fake.touch(60 * MIB);
+        assert_eq!(fake.look().budget, Some((140 - 40 - 16) * MIB / 2));
+        fake.touch(40 * MIB);
+        assert_eq!(fake.look().budget, Some((100 - 16) * MIB / 2));
+    }
+
+    #[test]
+    fn what_is_never_touched_is_forgotten() {
+        let mut fake = Fake::new(256 * MIB, 200 * MIB);
+        fake.look();
+        fake.take_untouched(10_000 * MIB);
+        assert!(fake.look().pressed);
+        for _ in 0..1000 {
+            fake.after(100).look();
+        }
+        let verdict = fake.look();
+        assert!(!verdict.pressed);
+        assert_eq!(
+            verdict.budget.map(|budget| budget / MIB),
+            Some((200 - 16) / 2)
+        );
+    }
+
+    #[test]
+    fn a_limit_may_change_appear_and_go() {
+        let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
+        assert!(!fake.look().event);
+        fake.room = Some(Room {
+            left: 5 * MIB,
+            limit: 106 * MIB,
+        });
+        assert!(fake.after(40).look().release);
+        fake.room = None;
+        let verdict = fake.after(40).look();
+        assert_eq!((verdict.event, verdict.budget), (false, None));
+        assert!(!fake.after(CALM_MS).look().pressed);
+    }
+
+    #[test]
+    fn without_any_source_nothing_happens() {
+        let mut fake = Fake::new(0, 0);
+        fake.room = None;
+        for _ in 0..100 {
+            fake.take_untouched(100 * MIB);
+            let verdict = fake.after(40).look();
+            assert_eq!((verdict.pressed, verdict.budget), (false, None));
+        }
+    }
+
+    #[test]
+    fn low_marks() {
+        assert_eq!(low_mark(16 * MIB), 4 * MIB);
+        assert_eq!(low_mark(64 * MIB), 8 * MIB);
+        assert_eq!(low_mark(4096 * MIB), 256 * MIB);
+        assert_eq!(low_mark(64 << 30), 512 * MIB);
+    }
+
+    #[test]
+    fn stalls_are_counted_over_a_window() {
+        let mut stalls = Stalls::new(Trigger::DEFAULT);
+        // What had happened before does not count.
+        assert!(!stalls.look(0, 1_000_000));
+        // 5 % of the time: 100 ms in 2 s.
+        let mut total = 1_000_000;
+        for step in 1..200 {
+            total += 2_000;
+            assert!(!stalls.look(step * 40, total), "at step {step}");
+        }
+        // 20 %: more than 150 ms in 2 s, one event a window.
+        let mut events = 0;
+        for step in 200..400 {
+            total += 8_000;
+            events += u32::from(stalls.look(step * 40, total));
+        }
+        assert!((3..=4).contains(&events), "{events} in four windows");
+        // Not looked at for a long time: the mean counts.
+        let mut stalls = Stalls::new(Trigger::DEFAULT);
+        stalls.look(0, 0);
+        assert!(!stalls.look(100_000, 1_000_000));
+        assert!(stalls.look(100_040, 1_500_000));
+    }
+}
