@@ -5,6 +5,7 @@
  *   loop     temporaries of 128 MiB: no page faults from the second round on, then all comes back
  *   slack    what a large block has behind it to grow into does not keep memory
  *   mlock    memory that the program locks as it comes goes back too, what was never touched as well
+ *   mlock-limit    the same where only the program itself may lock that much
  *   setuid   with a worker alive, setuid() does not hang
  *   fork     children of a parent whose workers are at it find everything whole
  *   stack    a thread with the smallest stack releases in place
@@ -229,7 +230,10 @@ int main(int argc, char **argv)
         wait_below(start + (20 + 16) * MIB, 6);
         free(p);
         wait_below(start + 16 * MIB, 6);
-    } else if (!strcmp(mode, "mlock")) {
+    } else if (!strcmp(mode, "mlock") || !strcmp(mode, "mlock-limit")) {
+        /* A worker has given up the right to lock more than the limit, so it can map nothing. */
+        struct rlimit limit = { MIB, MIB };
+        if (strcmp(mode, "mlock")) CHECK(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
         free(malloc(100000));
         CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
         start = rss();

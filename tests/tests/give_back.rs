@@ -88,6 +88,7 @@ fn locked_memory() {
     }
     give_back("mlock", "");
     give_back("mlock", "thp=off");
+    give_back("mlock-limit", "");
 }
 
 #[test]

@@ -15,6 +15,7 @@
 //! The term and the batches are those of the kernel's `mmu_gather`.
 
 use crate::ranks;
+use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, Ordering};
 use ebbtide_sys::lock::Lock;
@@ -90,14 +91,39 @@ const _: () = assert!(size_of::<Batch>() == 4096);
 /// Free batches. Never returned to the kernel: there are few.
 pub struct Batches {
     free: *mut Batch,
+    /// How many of [`FIRST`] have been handed out.
+    first_out: usize,
 }
 
 impl Batches {
-    /// Forgets the list, which may not be whole.
+    /// Forgets the list, which may not be whole. No gather holds a batch any more.
     pub fn forget(&mut self) {
-        self.free = ptr::null_mut();
+        (self.free, self.first_out) = (ptr::null_mut(), 0);
     }
 }
+
+/// The first batches need no mapping, so that something can be released where none is to be had: near a limit
+/// of locked memory, say, a worker without capabilities gets none. Untouched until used.
+struct First(UnsafeCell<[Batch; FIRST_BATCHES]>);
+
+// SAFETY: each batch is handed out once, under the lock of [`BATCHES`].
+unsafe impl Sync for First {}
+
+/// How many those are: one for each of two gathers.
+const FIRST_BATCHES: usize = 2;
+
+static FIRST: First = First(UnsafeCell::new(
+    [const {
+        Batch {
+            next: ptr::null_mut(),
+            len: 0,
+            ranges: [Range {
+                first: 0,
+                frames: 0,
+            }; BATCH],
+        }
+    }; FIRST_BATCHES],
+));
 
 // SAFETY: the list is owned by whoever holds its lock.
 unsafe impl Send for Batches {}
@@ -107,6 +133,7 @@ pub static BATCHES: Lock<Batches> = Lock::new(
     ranks::BATCHES,
     Batches {
         free: ptr::null_mut(),
+        first_out: 0,
     },
 );
 
@@ -134,10 +161,17 @@ fn take_batch() -> Option<NonNull<Batch>> {
 
 fn pop_batch() -> Option<NonNull<Batch>> {
     let mut batches = BATCHES.lock();
-    let batch = NonNull::new(batches.free)?;
-    // SAFETY: batches on the list are ours and mapped.
-    batches.free = unsafe { batch.as_ref() }.next;
-    Some(batch)
+    if let Some(batch) = NonNull::new(batches.free) {
+        // SAFETY: batches on the list are ours and mapped.
+        batches.free = unsafe { batch.as_ref() }.next;
+        return Some(batch);
+    }
+    if batches.first_out == FIRST_BATCHES {
+        return None;
+    }
+    batches.first_out += 1;
+    // SAFETY: inside the array; this number is handed out once.
+    NonNull::new(unsafe { FIRST.0.get().cast::<Batch>().add(batches.first_out - 1) })
 }
 
 fn put_batch(batch: NonNull<Batch>) {
