@@ -5,7 +5,6 @@
  *   loop     temporaries of 128 MiB: no page faults from the second round on, then all comes back
  *   slack    what a large block has behind it to grow into does not keep memory
  *   mlock    memory that the program locks as it comes goes back too, what was never touched as well
- *   mlock-limit    the same where no more memory can be locked, and so none can be mapped
  *   setuid   with a worker alive, setuid() does not hang
  *   fork     children of a parent whose workers are at it find everything whole
  *   stack    a thread with the smallest stack releases in place
@@ -190,17 +189,6 @@ static void *small_stack(void *arg)
     return arg;
 }
 
-/* All memory is locked as it is mapped, and there is more of it than may be locked from now on. */
-static void map_no_more(void)
-{
-    struct { uint32_t version; int pid; } header = { 0x20080522, 0 };
-    uint32_t none[6] = { 0 };
-    struct rlimit limit = { MIB, MIB };
-    CHECK(syscall(SYS_capset, &header, none) == 0);
-    CHECK(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
-    CHECK(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED);
-}
-
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
@@ -241,14 +229,13 @@ int main(int argc, char **argv)
         wait_below(start + (20 + 16) * MIB, 6);
         free(p);
         wait_below(start + 16 * MIB, 6);
-    } else if (!strcmp(mode, "mlock") || !strcmp(mode, "mlock-limit")) {
+    } else if (!strcmp(mode, "mlock")) {
         free(malloc(100000));
         CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
         start = rss();
         for (int round = 0; round < 2; round++) {
             unsigned char *p = malloc(200 * MIB);
             memset(p, 1, 100 * MIB);
-            if (strcmp(mode, "mlock")) map_no_more();
             free(p);
             wait_below(start + 24 * MIB, 6);
             CHECK((p = calloc(1, 64 * MIB)) && not_zero(p, 64 * MIB) < 0);

@@ -88,7 +88,6 @@ fn locked_memory() {
     }
     give_back("mlock", "");
     give_back("mlock", "thp=off");
-    give_back("mlock-limit", "");
 }
 
 #[test]

@@ -407,6 +407,18 @@ mod tests {
     /// One test for all, because refusing is process-wide.
     #[test]
     fn merging_batches_and_exhaustion() {
+        // The first batches are there without a mapping, each once.
+        let first = &raw const FIRST as usize;
+        let mut seen: Vec<usize> = (0..3)
+            .map(|_| take_batch().unwrap().as_ptr() as usize)
+            .collect();
+        for batch in &seen {
+            put_batch(NonNull::new(*batch as *mut Batch).unwrap());
+        }
+        seen.retain(|batch| (first..first + size_of::<First>()).contains(batch));
+        seen.dedup();
+        assert_eq!(seen.len(), FIRST_BATCHES);
+
         let mut gather = Gather::NEW;
         assert!(gather.reserve());
         assert!(gather.add(Range::new(10, 2)) && gather.add(Range::new(12, 3)));
