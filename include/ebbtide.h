@@ -80,6 +80,7 @@ struct ebb_stats {
     uint64_t pressure_state;   /* 0: nobody has looked, 1: calm, 2: short, so nothing is kept for reuse */
     uint64_t limit_left_bytes; /* left of the nearest limit (cgroup or machine) at the last look; 0 with limit_bytes 0: unknown */
     uint64_t limit_bytes;      /* that limit */
+    uint64_t percpu_bytes;     /* per-CPU data: pages of it that may be resident, on all CPUs */
 };
 
 /*
@@ -137,7 +138,7 @@ void ebb_percpu_add_u64(ebb_percpu *area, size_t offset, uint64_t value);
  */
 uint64_t ebb_percpu_sum_u64(ebb_percpu *area, size_t offset);
 
-/* Bytes are those of all CPUs together. */
+/* Bytes are those of all CPUs together. Once the library has a worker, it has an area of 64 bytes itself. */
 struct ebb_percpu_stats {
     size_t chunks;            /* parts of the memory in use, 262,144 bytes for each CPU */
     size_t sidelined_chunks;  /* of those, ones that gave pages back and serve when others are full */

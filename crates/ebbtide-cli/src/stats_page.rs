@@ -78,6 +78,8 @@ pub struct StatsPage {
     pub unused_bytes: u64,
     /// Runs of frames that another zone than the CPU's own gave.
     pub fallovers: u64,
+    /// Bytes of per-CPU data that may be resident.
+    pub percpu_bytes: u64,
     /// What the locks of each rank cost; empty without `lockstat`.
     pub locks: Vec<RankFigures>,
     /// Looks at which memory was found to be short.
@@ -150,6 +152,7 @@ impl StatsPage {
             reused_bytes: word(26),
             unused_bytes: word(27),
             fallovers: word(32),
+            percpu_bytes: word(96),
             locks: lock_figures::parse(
                 &(LEN_BYTES / 8..page.len() / 8)
                     .map(word)

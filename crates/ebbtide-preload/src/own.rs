@@ -41,6 +41,7 @@ pub struct ebb_stats {
     pub pressure_state: u64,
     pub limit_left_bytes: u64,
     pub limit_bytes: u64,
+    pub percpu_bytes: u64,
 }
 
 /// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or
@@ -93,6 +94,7 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
         pressure_state: stats.pressure_state,
         limit_left_bytes: stats.limit_left,
         limit_bytes: stats.limit,
+        percpu_bytes: stats.percpu as u64,
     };
     let count = size.min(size_of::<ebb_stats>());
     // SAFETY: by contract, and both have that many bytes.

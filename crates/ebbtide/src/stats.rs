@@ -5,6 +5,7 @@
 
 use crate::config::Config;
 use crate::heap::{Heap, started_heap};
+use crate::percpu::own;
 use crate::size_class::CLASSES;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -53,6 +54,8 @@ pub struct Stats {
     pub unused: usize,
     /// Runs of frames that another zone than the CPU's own gave.
     pub fallovers: u64,
+    /// Per-CPU data of the program, in pages that may be resident.
+    pub percpu: usize,
     /// What the locks of all ranks cost; zero without `lockstat`. See [`locks`].
     pub locks: LockTotals,
     /// Looks at which memory was found to be short.
@@ -137,14 +140,16 @@ impl Heap {
             .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
             + self.records.lock().bytes()
             + self.caches.slab_bytes()
-            + batches / 64;
-        stats.released = word(RELEASED) as usize;
-        stats.refaulted = word(REFAULTED) as usize;
+            + batches / 64
+            + crate::percpu::record_bytes();
+        stats.percpu = crate::percpu::stats().populated_bytes;
+        stats.released = total(RELEASED) as usize;
+        stats.refaulted = total(REFAULTED) as usize;
         stats.held = self.held.all() * FRAME_BYTES;
-        stats.worker_ns = word(WORKER_NS);
+        stats.worker_ns = total(WORKER_NS);
         stats.longest_stall_ns = word(LONGEST_STALL_NS);
-        stats.lazied = word(LAZIED) as usize;
-        stats.fallovers = word(FALLOVERS);
+        stats.lazied = total(LAZIED) as usize;
+        stats.fallovers = total(FALLOVERS);
         for (_, rank) in locks() {
             stats.locks.taken += rank.taken;
             stats.locks.contended += rank.contended;
@@ -194,6 +199,7 @@ const UNUSED: usize = 27;
 const HELPER: usize = 106;
 const END_NS: usize = 107;
 const FALLOVERS: usize = 32;
+const PERCPU: usize = 96;
 /// What each lock rank cost: see [`write_locks`].
 const RANKS: usize = 512;
 const RANK_WORDS: usize = 8 + 2 * lockstat::BUCKETS;
@@ -230,6 +236,27 @@ fn word(place: usize) -> u64 {
     page().0[place].load(Ordering::Relaxed)
 }
 
+/// Sums that any thread may add to at any time, here and in [`own`].
+const SUMS: [usize; 6] = [RELEASED, CALLS, WORKER_NS, REFAULTED, LAZIED, FALLOVERS];
+const _: () = assert!(SUMS.len() <= own::SUMS);
+
+fn sum_of(place: usize) -> Option<usize> {
+    SUMS.iter().position(|&sum| sum == place)
+}
+
+/// Adds to one of [`SUMS`].
+#[inline]
+fn count(place: usize, value: u64) {
+    if !sum_of(place).is_some_and(|sum| own::add(sum, value)) {
+        page().0[place].fetch_add(value, Ordering::Relaxed);
+    }
+}
+
+/// All that was added to one of [`SUMS`].
+fn total(place: usize) -> u64 {
+    word(place).wrapping_add(sum_of(place).map_or(0, own::total))
+}
+
 fn set(place: usize, value: usize) {
     page().0[place].store(value as u64, Ordering::Relaxed);
 }
@@ -248,6 +275,7 @@ pub(crate) fn forked() {
         .iter()
         .for_each(|word| word.store(0, Ordering::Relaxed));
     PAGE.store((&raw const LOCAL).cast_mut(), Ordering::Release);
+    own::forget();
     lockstat::forget();
     let wanted =
         started_heap().is_some_and(|heap| !heap.settings().config.stats_dir.as_bytes().is_empty());
@@ -255,12 +283,12 @@ pub(crate) fn forked() {
 }
 
 pub(crate) fn released() -> usize {
-    word(RELEASED) as usize
+    total(RELEASED) as usize
 }
 
 /// A zone other than the CPU's own gave a run of frames.
 pub(crate) fn count_fallover() {
-    page().0[FALLOVERS].fetch_add(1, Ordering::Relaxed);
+    count(FALLOVERS, 1);
 }
 
 pub(crate) fn count_pressure() {
@@ -284,11 +312,11 @@ pub(crate) fn count_paid(bytes: usize) {
 }
 
 pub(crate) fn count_refaulted(bytes: usize) {
-    page().0[REFAULTED].fetch_add(bytes as u64, Ordering::Relaxed);
+    count(REFAULTED, bytes as u64);
 }
 
 pub(crate) fn count_worker(ns: u64) {
-    page().0[WORKER_NS].fetch_add(ns, Ordering::Relaxed);
+    count(WORKER_NS, ns);
 }
 
 /// A piece of releasing that the program itself had to do.
@@ -297,12 +325,12 @@ pub(crate) fn count_stall(ns: u64) {
 }
 
 pub(crate) fn count_lazied(bytes: usize) {
-    page().0[LAZIED].fetch_add(bytes as u64, Ordering::Relaxed);
+    count(LAZIED, bytes as u64);
 }
 
 pub(crate) fn count_released(bytes: usize) {
-    page().0[RELEASED].fetch_add(bytes as u64, Ordering::Relaxed);
-    page().0[CALLS].fetch_add(1, Ordering::Relaxed);
+    count(RELEASED, bytes as u64);
+    count(CALLS, 1);
 }
 
 /// Brings the page up to date, now and then.
@@ -351,6 +379,7 @@ fn write_page(heap: &Heap) {
     set(LAZY_ZONES, stats.lazy_zones);
     set(REUSED, stats.reused);
     set(UNUSED, stats.unused);
+    set(PERCPU, stats.percpu);
     write_features();
     if lockstat::is_on() {
         write_locks();

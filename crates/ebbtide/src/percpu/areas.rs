@@ -7,7 +7,9 @@ use crate::heap::{Heap, heap, started_heap};
 use crate::report::Line;
 use core::sync::atomic::Ordering;
 use ebbtide_zone::FRAME_BYTES;
-use ebbtide_zone::percpu::{Counters, GRANULE_BYTES, Misuse, Putting, Shard, Taken, UNIT_BYTES};
+use ebbtide_zone::percpu::{
+    Chunk, Counters, GRANULE_BYTES, Misuse, Putting, Shard, Taken, UNIT_BYTES,
+};
 
 /// Bytes on all CPUs that are zeroed under the shard's lock.
 const ZERO_AT_ONCE: usize = 2048;
@@ -164,4 +166,11 @@ pub fn stats() -> Stats {
         stats.depopulated_bytes += counters.depopulated as usize * FRAME_BYTES * units;
     }
     stats
+}
+
+/// Bytes of the chunks' records.
+pub(crate) fn record_bytes() -> usize {
+    let Some(heap) = started_heap() else { return 0 };
+    let ends = (0..space::shards()).map(|shard| heap.percpu.with(shard, |shard| shard.end()));
+    ends.sum::<u32>() as usize * size_of::<Chunk>()
 }

@@ -27,6 +27,7 @@
 //! | [`round`] | depopulation: who does it, when |
 //! | [`handle`] | what areas are called |
 //! | [`words`] | addition and sum |
+//! | [`own`] | Ebbtide's own sums |
 //! | [`cells`] | [`PerCpu`], for Rust |
 //! | [`counter`] | [`Counter`] |
 //! | [`refcount`] | [`RefCount`] |
@@ -36,11 +37,13 @@ mod cells;
 mod counter;
 mod handle;
 mod memory;
+pub(crate) mod own;
 mod refcount;
 mod round;
 mod space;
 mod words;
 
+pub(crate) use areas::record_bytes;
 pub use areas::{Problem, Stats, allocate, free, stats};
 pub use cells::{PerCpu, PlainData};
 pub use counter::Counter;

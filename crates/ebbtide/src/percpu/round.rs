@@ -4,6 +4,7 @@ use super::memory::{self, RANGES};
 use super::space::{self, Place};
 use crate::heap::{Heap, the_heap};
 use crate::release::FLOOR_FRAMES;
+use crate::release::workers::Releaser;
 use crate::stats;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
@@ -46,7 +47,7 @@ impl Heap {
         let called = self.settings().max_workers > 0 && the_heap().workers.call(1);
         if !called && now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
             let mut left = IN_PLACE;
-            let more = self.depopulate_percpu(self.percpu_scope(), || {
+            let more = self.depopulate_percpu(self.percpu_scope(), Releaser::Program, || {
                 left = left.saturating_sub(1);
                 left > 0
             });
@@ -58,14 +59,14 @@ impl Heap {
 
     /// The coordinator's turn. Frames that another one will find, more than the floor if any: one or two turns
     /// end it.
-    pub fn percpu_round(&self, now: u64) -> u64 {
+    pub fn percpu_round(&self, now: u64, by: Releaser) -> u64 {
         if space::shards() == 0 {
             return 0;
         }
         let scope = self.percpu_scope();
         if now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
             LAST_ROUND_MS.store(now, Ordering::Relaxed);
-            self.depopulate_percpu(scope, || true);
+            self.depopulate_percpu(scope, by, || true);
         }
         let pages: u64 = (0..space::shards())
             .map(|shard| self.percpu.with(shard, |shard| shard.due_pages(scope)))
@@ -82,7 +83,7 @@ impl Heap {
             Scope::FreeChunks => Scope::FreeChunks,
             _ => Scope::Everything,
         };
-        self.depopulate_percpu(scope, || true);
+        self.depopulate_percpu(scope, Releaser::Program, || true);
     }
 
     fn percpu_scope(&self) -> Scope {
@@ -94,7 +95,12 @@ impl Heap {
     }
 
     /// A round through all shards, as long as `go_on` says so. Whether it was cut short.
-    fn depopulate_percpu(&self, scope: Scope, mut go_on: impl FnMut() -> bool) -> bool {
+    fn depopulate_percpu(
+        &self,
+        scope: Scope,
+        by: Releaser,
+        mut go_on: impl FnMut() -> bool,
+    ) -> bool {
         let runs = (RANGES / (space::units() + 1)).max(1) as u32;
         for shard in 0..space::shards() {
             self.percpu.with(shard, |shard| shard.begin_round(scope));
@@ -103,8 +109,15 @@ impl Heap {
                     shard,
                     chunk: claimed.chunk,
                 };
+                let start = clock::precise_ns();
                 // SAFETY: INV-PERCPU-5.
                 let released = unsafe { memory::release(place, claimed.pages) };
+                let took = clock::precise_ns() - start;
+                if by.is_worker() {
+                    stats::count_worker(took);
+                } else {
+                    stats::count_stall(took);
+                }
                 self.percpu
                     .with(shard, |shard| shard.finish(claimed, released));
                 if released == 0 {

@@ -76,9 +76,8 @@ pub fn current_cpu() -> usize {
     if rseq_offset() != 0 {
         // SAFETY: sections are in use, so `struct rseq` lies there.
         let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
-        if let Ok(cpu) = usize::try_from(cpu) {
-            return cpu;
-        }
+        // Without registration, libc may not know the thread either.
+        return usize::try_from(cpu).unwrap_or_else(|_| process::current_cpu_raw());
     }
     process::current_cpu()
 }

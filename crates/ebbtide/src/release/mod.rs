@@ -246,6 +246,7 @@ impl Heap {
     /// A coordinator's turn: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         crate::fork::notice(self);
+        crate::percpu::own::begin(self);
         self.look_at_room(now);
         self.look_at_held(now);
         self.keep_owners_limit(by);
@@ -263,7 +264,7 @@ impl Heap {
         }
         let cached = self.drain_idle();
         let depopulated = self.depopulate_due(now, by);
-        let percpu = self.percpu_round(now);
+        let percpu = self.percpu_round(now, by);
         stats::refresh(self, now);
         let left = self.backlog(now);
         let cached = (cached / FRAME_BYTES) as u64;
