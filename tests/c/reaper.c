@@ -8,6 +8,8 @@
  *   fork     forked children have helpers of their own, once they are large
  *   many     a hundred short programs leave no process and no memory behind
  *   limit    where no process can be had, there is no helper, and all goes on
+ *   apart    programs that end right after a helper was made leave no descriptor open
+ *   moved    a main thread whose word is not libc's: the helper waits without using the CPU
  *   rights   what the helper has left: no descriptors, no signals, no capabilities, a filter
  *   none     a small program has none
  *   plain    grows, and ends in order
@@ -15,7 +17,9 @@
 #include "check.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -365,9 +369,58 @@ static int none(size_t bytes)
     return passed();
 }
 
+/* The pipe of a program that grows and ends at once has no writer when the wait for it returns. */
+static int apart(void)
+{
+    int late = 0;
+    for (int i = 0; i < 200; i++) {
+        int ends[2], status;
+        CHECK(!pipe(ends));
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (!child) {
+            volatile char *large = malloc(size);
+            *large = 1;
+            _exit(large == NULL);
+        }
+        close(ends[1]);
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        struct pollfd end = {.fd = ends[0], .events = POLLIN};
+        late += poll(&end, 1, 0) != 1;
+        close(ends[0]);
+    }
+    CHECK(!late, "%d of 200 pipes are open after the end of their program", late);
+    return passed();
+}
+
+static int moved(void)
+{
+    static int word = 4711;
+    pid_t child = syscall(SYS_clone, SIGCHLD | CLONE_CHILD_CLEARTID, NULL, NULL, &word, NULL);
+    CHECK(child >= 0);
+    if (!child) {
+        grow(size);
+        char path[64], text[512] = "";
+        unsigned long user = 0, system = 0;
+        snprintf(path, sizeof path, "/proc/%d/stat", (int)wait_for_helper(getpid()));
+        usleep(1000 * 1000);
+        int fd = open(path, O_RDONLY);
+        CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
+        CHECK(sscanf(strrchr(text, ')'), ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) == 2);
+        CHECK(user + system <= 5, "the helper has used %lu hundredths of a second", user + system);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(status == 0, "the child ended with %x", status);
+    return passed();
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
+    if (!strcmp(mode, "apart")) return apart();
+    if (!strcmp(mode, "moved")) return moved();
     if (!strcmp(mode, "exec")) return exec_away(0);
     if (!strcmp(mode, "thread")) return exec_away(1);
     if (!strcmp(mode, "join")) return join(0);

@@ -51,6 +51,16 @@ fn a_vfork_child_that_outlives_its_parent() {
 }
 
 #[test]
+fn descriptors_go_with_the_program() {
+    reaper("apart", "");
+}
+
+#[test]
+fn a_word_that_is_not_libcs() {
+    reaper("moved", "");
+}
+
+#[test]
 fn forked_children() {
     reaper("fork", "");
 }

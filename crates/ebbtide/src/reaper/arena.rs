@@ -38,6 +38,8 @@ pub struct Control {
     busy: [AtomicU32; SEATS],
     /// 1: the helper has become what it should be, and waits for the end.
     watching: AtomicU32,
+    /// 1: the helper has none of the program's descriptors.
+    apart: AtomicU32,
     /// 1: the program has ended.
     pub ended: AtomicU32,
     /// 1: memory is short.
@@ -161,6 +163,23 @@ impl Control {
     /// Notes that.
     pub fn set_watching(&self) {
         self.watching.store(1, Ordering::Release);
+    }
+
+    /// Notes that the helper has none of the program's descriptors, or is about to end.
+    pub fn set_apart(&self) {
+        self.apart.store(1, Ordering::Release);
+        ebbtide_sys::helper::wake(self.apart.as_ptr() as usize);
+    }
+
+    /// Waits for that, or for `ms`.
+    pub fn wait_apart(&self, ms: u64) {
+        use ebbtide_sys::helper::{Waited, now_ms, wait};
+        let began = now_ms();
+        while self.apart.load(Ordering::Acquire) == 0 && now_ms() - began < ms {
+            if wait(self.apart.as_ptr() as usize, 0, ms) == Waited::Refused {
+                return;
+            }
+        }
     }
 
     /// The word that says whether a thread runs in a seat.

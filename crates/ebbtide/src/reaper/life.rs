@@ -53,7 +53,9 @@ pub extern "C" fn main(arena: usize) -> ! {
 /// Leaves the program and locks itself in. `None`: something was refused, and it must end.
 fn begin(arena: Arena) -> Option<(Files, Watcher)> {
     let control = arena.control();
-    if !helper::leave_program() {
+    let left = helper::leave_program();
+    control.set_apart();
+    if !left {
         return None;
     }
     ebbtide_sys::thread::set_name(b"ebbtide/exit\0\0\0\0");
@@ -134,6 +136,10 @@ extern "C" fn watch(watcher: usize) -> ! {
         let waited = helper::wait(control.word, control.program, LOOK_MS);
         if waited == Waited::Refused || has_left(control.word) {
             break;
+        }
+        if waited == Waited::Woken {
+            // Another word than it was taken for: it would not hold up the next wait either.
+            helper::wait(control.ended.as_ptr() as usize, 0, LEFT_MS);
         }
     }
     helper::wake(control.word);

@@ -45,6 +45,8 @@ pub use arena::CALM as MAX_WORKERS;
 const LOOK_MS: u64 = 1000;
 /// After a refusal, or the helper's early end, none is made during this.
 const RETRY_MS: u64 = 10_000;
+/// A new helper has the program's descriptors until it runs: so long it is waited for, at most.
+const APART_MS: u64 = 100;
 
 /// The arena of this process's helper, kept for the next one. 0: none yet.
 static ARENA: AtomicUsize = AtomicUsize::new(0);
@@ -196,6 +198,8 @@ fn make(heap: &Heap) {
         Ok(id) => {
             HELPER.store(id, Ordering::Relaxed);
             crate::stats::set_helper(id);
+            // Or the program's end, if it comes now, would leave ports and pipes open for a while.
+            arena.control().wait_apart(APART_MS);
             // Whether it came to work is seen at the next look.
             RETRY_AT.store(clock::now_ms() + 100, Ordering::Relaxed);
         }
