@@ -2,7 +2,7 @@
  *   main     fork from the main thread         nested   the child makes threads and forks again
  *   thread   fork from another thread          exec     fork and exec of this program
  *   _fork    _Fork (skips atfork)              clone    raw clone(SIGCHLD) (skips atfork)
- *   spawn    posix_spawn, system, popen
+ *   spawn    posix_spawn, system, popen        border   _Fork of a parent with 8 GiB, none of it touched
  * Every child verifies the parent's objects, frees half of them and allocates at once. */
 #include "check.h"
 #include <pthread.h>
@@ -124,6 +124,18 @@ static void spawn_loop(void)
     }
 }
 
+/* The child begins behind its parent's heap, where no record has had memory so far. */
+static void at_a_border(void)
+{
+    for (int i = 0; i < 31; i++) CHECK(malloc(256 << 20));
+    for (int i = 0; i < 8; i++) {
+        pid_t pid = _Fork();
+        if (pid == 0) { churn(i + 1, 300, 50, 16); _exit(0); }
+        wait_ok(pid, "at a border");
+        CHECK(malloc(32 << 20));
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "main";
@@ -135,6 +147,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < threads; i++)
         CHECK(pthread_create(&t[i], NULL, busy, (void *)(intptr_t)(i + 1)) == 0);
     if (!strcmp(kind, "spawn")) spawn_loop();
+    else if (!strcmp(kind, "border")) at_a_border();
     else if (!strcmp(kind, "thread")) {
         CHECK(pthread_create(&forker, NULL, fork_loop, (void *)kind) == 0);
         pthread_join(forker, NULL);

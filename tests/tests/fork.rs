@@ -78,6 +78,11 @@ fn raw_clone_busy() {
     raw("clone 6 100");
 }
 
+#[test]
+fn at_the_border_of_a_page_of_records() {
+    raw("border 1");
+}
+
 /// As many zones as a large machine has; most are never used.
 #[test]
 fn many_zones() {

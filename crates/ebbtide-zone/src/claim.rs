@@ -194,11 +194,12 @@ impl Zone<'_> {
         }
     }
 
-    /// Ends all holds. O(opened / 64). Words of frozen blocks are left alone: there may be no memory behind them.
+    /// Ends all holds. O(opened / 64). Words of frozen blocks are left alone: there may be no memory behind them, nor
+    /// behind the word of a border that nothing has been opened above.
     pub fn end_holds(&mut self) {
-        let (base, end) = (self.state.base / 64, self.state.open_end.div_ceil(64));
+        let (base, end) = (self.state.base, self.state.open_end);
         if base < end {
-            let words = &mut self.words[base as usize..end as usize];
+            let words = &mut self.words[base as usize / 64..end.div_ceil(64) as usize];
             words.iter_mut().for_each(|w| w.held = 0);
         }
     }
