@@ -81,6 +81,11 @@ struct ebb_stats {
     uint64_t limit_left_bytes; /* left of the nearest limit (cgroup or machine) at the last look; 0 with limit_bytes 0: unknown */
     uint64_t limit_bytes;      /* that limit */
     uint64_t percpu_bytes;     /* per-CPU data: pages of it that may be resident, on all CPUs */
+    uint64_t zone_acquisitions; /* of the locks above, those of zones */
+    uint64_t zone_contended;
+    uint64_t zone_wait_ns;
+    uint64_t zone_hold_ns;
+    uint64_t populated_bytes;  /* given memory ahead of need (populate=on) */
 };
 
 /*

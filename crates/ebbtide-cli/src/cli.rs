@@ -135,6 +135,10 @@ pub enum BenchCommand {
     /// that costs the others (an hour with all peers; see --quick, --only, --against)
     #[command(after_help = peers::known_list())]
     Return(ReturnArgs),
+    /// Refills from the zones: alone, among threads, beside releases, and in real programs;
+    /// by clusters and frame by frame (an hour with all peers; see --quick, --only, --against)
+    #[command(after_help = peers::known_list())]
+    Cluster(ReturnArgs),
     /// The end of a process that holds much memory: how long until its parent knows,
     /// and until the memory is back (see --quick, --size, --only)
     #[command(after_help = peers::known_list())]

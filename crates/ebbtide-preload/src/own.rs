@@ -42,6 +42,11 @@ pub struct ebb_stats {
     pub limit_left_bytes: u64,
     pub limit_bytes: u64,
     pub percpu_bytes: u64,
+    pub zone_acquisitions: u64,
+    pub zone_contended: u64,
+    pub zone_wait_ns: u64,
+    pub zone_hold_ns: u64,
+    pub populated_bytes: u64,
 }
 
 /// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or
@@ -95,6 +100,11 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
         limit_left_bytes: stats.limit_left,
         limit_bytes: stats.limit,
         percpu_bytes: stats.percpu as u64,
+        zone_acquisitions: stats.zone_locks.taken,
+        zone_contended: stats.zone_locks.contended,
+        zone_wait_ns: stats.zone_locks.wait_ns,
+        zone_hold_ns: stats.zone_locks.hold_ns,
+        populated_bytes: stats.populated as u64,
     };
     let count = size.min(size_of::<ebb_stats>());
     // SAFETY: by contract, and both have that many bytes.

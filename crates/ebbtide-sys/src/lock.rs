@@ -42,7 +42,7 @@ const SPINS: u32 = 100;
 /// Sleeps in vain after which a taker asks to be handed the lock.
 const PATIENCE: u32 = 2;
 /// How long a taker that has not slept yet leaves a lock alone that was handed on to others.
-const HANDED_NS: u32 = 1_000_000;
+const HANDED_NS: u32 = 100_000_000;
 
 /// The place of a lock in the one order in which locks are taken, below 64.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

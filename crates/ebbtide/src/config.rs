@@ -56,6 +56,8 @@ pub struct Config {
     pub percpu_depopulate: bool,
     /// Copies of per-CPU data at least (`percpu_units=1..1024`); as many as CPUs are possible if that is more.
     pub percpu_units: usize,
+    /// Frames of a growing class get their memory in one call, ahead of need (`populate=on|off`).
+    pub populate: bool,
     /// Figures of what locks cost (`lockstat=off|on|cpu`), holds by the wall or by CPU time.
     pub lockstat: Option<Holds>,
     /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
@@ -157,6 +159,7 @@ impl Config {
         teardown_workers: AUTO,
         percpu_depopulate: true,
         percpu_units: 1,
+        populate: false,
         lockstat: None,
         stats_dir: Path::EMPTY,
     };
@@ -282,6 +285,7 @@ impl Config {
                     .map(|n| n as usize)
                     .filter(|n| (1..=1024).contains(n)),
             ),
+            b"populate" => put(&mut self.populate, on_off(value)),
             b"lockstat" => put(
                 &mut self.lockstat,
                 match value {

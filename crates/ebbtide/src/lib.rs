@@ -44,6 +44,7 @@ mod global;
 mod heap;
 mod large;
 pub mod percpu;
+mod populate;
 mod ranks;
 mod reaper;
 mod region;

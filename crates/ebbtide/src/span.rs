@@ -51,7 +51,9 @@ pub struct Span {
     pub scanned: u32,
     /// Frames whose memory was given back while the span lives, one bit each (`INV-SPAN-3`).
     pub released: u64,
-    spare: [u32; 4],
+    /// Whether all frames were given memory before the first object was handed out.
+    pub populated: bool,
+    spare: [u8; 15],
     /// One bit per object, set = in the span.
     pub map: [u64; MAX_OBJECTS / 64],
 }

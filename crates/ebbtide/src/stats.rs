@@ -66,6 +66,10 @@ pub struct Stats {
     pub limit_left: u64,
     /// See there.
     pub limit: u64,
+    /// The zones' part of it.
+    pub zone_locks: LockTotals,
+    /// Frames that were given memory ahead of need (`populate=on`).
+    pub populated: usize,
 }
 
 /// Sums over all locks.
@@ -79,6 +83,15 @@ pub struct LockTotals {
     pub wait_ns: u64,
     /// How long locks were held.
     pub hold_ns: u64,
+}
+
+impl LockTotals {
+    fn add(&mut self, rank: &lockstat::Figures) {
+        self.taken += rank.taken;
+        self.contended += rank.contended;
+        self.wait_ns += rank.waits.sum_ns;
+        self.hold_ns += rank.holds.sum_ns;
+    }
 }
 
 /// What the locks of each rank cost so far, by name; zeros without `lockstat`.
@@ -150,12 +163,6 @@ impl Heap {
         stats.longest_stall_ns = word(LONGEST_STALL_NS);
         stats.lazied = total(LAZIED) as usize;
         stats.fallovers = total(FALLOVERS);
-        for (_, rank) in locks() {
-            stats.locks.taken += rank.taken;
-            stats.locks.contended += rank.contended;
-            stats.locks.wait_ns += rank.waits.sum_ns;
-            stats.locks.hold_ns += rank.holds.sum_ns;
-        }
         stats.pressure_events = word(PRESSURE_EVENTS);
         stats.pressure_state = word(PRESSURE_STATE);
         if stats.pressure_state == SHORT && !self.pressure.is_on(ebbtide_sys::clock::now_ms()) {
@@ -163,6 +170,9 @@ impl Heap {
         }
         stats.limit_left = word(LIMIT_LEFT);
         stats.limit = word(LIMIT);
+        stats.populated = total(POPULATED) as usize;
+        locks().for_each(|(_, rank)| stats.locks.add(&rank));
+        stats.zone_locks.add(&lockstat::figures(crate::ranks::ZONE));
         stats
     }
 }
@@ -200,6 +210,7 @@ const HELPER: usize = 106;
 const END_NS: usize = 107;
 const FALLOVERS: usize = 32;
 const PERCPU: usize = 96;
+const POPULATED: usize = 33;
 /// What each lock rank cost: see [`write_locks`].
 const RANKS: usize = 512;
 const RANK_WORDS: usize = 8 + 2 * lockstat::BUCKETS;
@@ -284,6 +295,10 @@ pub(crate) fn forked() {
 
 pub(crate) fn released() -> usize {
     total(RELEASED) as usize
+}
+
+pub(crate) fn count_populated(bytes: usize) {
+    count(POPULATED, bytes as u64);
 }
 
 /// A zone other than the CPU's own gave a run of frames.

@@ -71,6 +71,13 @@ pub enum Run {
         /// All processes are in this cgroup.
         group: Option<PathBuf>,
     },
+    /// A real program, by a shell script that checks what it did.
+    Script {
+        /// Its name.
+        name: &'static str,
+        /// A quarter of the work.
+        is_quick: bool,
+    },
     /// A C program, compiled here; it prints what a worker prints. Where there
     /// is no compiler, the worker's case.
     Compiled {

@@ -15,6 +15,7 @@
 //! | `stats`, `hist` | medians and quartiles; histograms of times |
 //! | `worker` | the measured process: single operations |
 //! | `block`, `objects`, `victim` | the measured process: one block, many objects, two threads |
+//! | `cluster` | the family of refills; `pages` are its processes, `script` its real programs |
 //! | `micro` | the family of single operations |
 //! | `exit`, `dying` | the family of ends; a process that ends, and what is seen of it |
 //! | `swap_exit`, `crowd` | the family of ends in swap; a run of it |
@@ -28,6 +29,7 @@
 //! A family is a file like `micro`: it says what is run and what is measured.
 
 pub mod block;
+pub mod cluster;
 pub mod counting;
 pub mod crowd;
 pub mod dying;
@@ -43,6 +45,7 @@ pub mod link;
 pub mod micro;
 pub mod objects;
 pub mod observe;
+pub mod pages;
 pub mod peers;
 pub mod percpu;
 pub mod percpu_api;
@@ -52,6 +55,7 @@ pub mod process;
 pub mod report;
 pub mod reuse;
 pub mod sample;
+pub mod script;
 pub mod search;
 pub mod sized;
 pub mod stats;

@@ -16,6 +16,7 @@ use crate::bench::dying::{self, Ending};
 use crate::bench::harness::{Case, Run};
 use crate::bench::observe::{self, Watch};
 use crate::bench::peers::{self, Entry};
+use crate::bench::script;
 use crate::bench::stats::Spread;
 use crate::bench::swap_exit::NOBODY;
 use crate::bench::worker::Output;
@@ -130,6 +131,11 @@ impl Starter {
                 watched(command, *watch)
             }
             Run::Ends { ending, is_thp_off } => self.ends(*ending, *is_thp_off, entry),
+            Run::Script { name, is_quick } => {
+                let command = self.command(Path::new("/bin/sh"), entry, "");
+                let counts = entry.is_own() && entry.conf.contains("lockstat");
+                script::run(command, name, *is_quick, counts)
+            }
             Run::Crowd(crowd) => self.crowd(crowd, entry),
             Run::Search {
                 case,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::bench::block::{self, Method};
 use crate::bench::stats::Spread;
 use crate::bench::{counting, groups, percpu};
-use crate::bench::{dying, objects, phone, reuse, search, swap, victim};
+use crate::bench::{dying, objects, pages, phone, reuse, search, swap, victim};
 use crate::cli::WorkerArgs;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -97,6 +97,12 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
         case if case.starts_with("groups_") => groups::run(case, n)?,
         case if case.starts_with("count_") => counting::count(percpu::threads_of(case), n)?,
         case if case.starts_with("pairs_") => counting::pairs(percpu::threads_of(case), n)?,
+        case if ["take_", "locks_", "hold_", "stall_"]
+            .iter()
+            .any(|p| case.starts_with(p)) =>
+        {
+            pages::run(case, n)?
+        }
         case if case.starts_with("end_") => dying::run(case, n)?,
         case if case.ends_with("_random") || case.ends_with("_oldest") => {
             objects::thinned(case, n)?

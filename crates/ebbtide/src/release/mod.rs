@@ -65,6 +65,9 @@ const TICK_MS: u64 = 10;
 const LOOK_MS: u64 = 100;
 const ROOM_MS: u64 = 1000;
 
+/// With less room than that (64 MiB) nothing becomes resident ahead of need.
+const AHEAD_ROOM_FRAMES: u64 = 16384;
+
 /// When the last tick, and the last look at the spans, was.
 static LAST_TICK_MS: AtomicU64 = AtomicU64::new(0);
 static LAST_LOOK_MS: AtomicU64 = AtomicU64::new(0);
@@ -302,6 +305,14 @@ impl Heap {
         if let Some(room) = ebbtide_sys::pressure::nearest() {
             self.note_room(room);
         }
+    }
+
+    /// Whether so many frames may become resident before anybody needs them: within the retain cap, and nobody
+    /// else is short of memory.
+    pub fn has_room_for(&self, frames: u64) -> bool {
+        let room = CAP_FRAMES.load(Ordering::Relaxed);
+        let cap = (self.settings().config.retain_max / FRAME_BYTES) as u64;
+        frames <= cap && room >= AHEAD_ROOM_FRAMES && !self.pressure.is_on(clock::now_ms())
     }
 
     /// Releases up to `frames` that are due in this thread.
