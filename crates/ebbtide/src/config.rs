@@ -304,7 +304,7 @@ impl Config {
 const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
                     limit=SIZE|PERCENT% pressure=on|off depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
-                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 lockstat=off|on|cpu \
+                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 populate=on|off lockstat=off|on|cpu \
                     stats_dir=/PATH";
 
 fn on_off(value: &[u8]) -> Option<bool> {

@@ -98,3 +98,23 @@ proptest! {
         prop_assert_eq!((c.dirty, c.lazy, c.resident_free_blocks), (0, 0, 0));
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Long enough for every list, hint and word to be used over and over.
+    #[test]
+    fn a_long_run_follows_the_model(ops in prop::collection::vec(op(), 20_000)) {
+        let mut world = World::new();
+        for (i, op) in ops.into_iter().enumerate() {
+            world.step(op);
+            if i % 16 == 0 {
+                world.check();
+            }
+            if i % 512 == 0 {
+                world.check_frames();
+            }
+        }
+        world.check_frames();
+    }
+}

@@ -28,7 +28,7 @@ done
     echo '#include <stdio.h>'; echo 'int main(void) { int x = 1;'
     n=0
     while [ $n -lt $files ]; do echo "x = file_$n(x);"; n=$((n + 1)); done
-    echo 'printf("%d\n", x); return 0; }'
+    echo 'printf("%d", x); return 0; }'
 } >main.c
 printf '%s\n' *.c | xargs -P 4 -n 1 cc -O2 -g -c
 cc -o program *.o
