@@ -329,7 +329,7 @@ impl Heap {
         self.live_zones().iter().for_each(|zone| each(&zone.lock));
         each(&self.records);
         each(&crate::release::gather::BATCHES);
-        self.percpu.locks().iter().for_each(|shard| each(shard));
+        self.percpu.locks().for_each(|shard| each(shard));
         self.caches.for_each_lock(each);
     }
 }

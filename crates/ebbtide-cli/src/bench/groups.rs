@@ -29,7 +29,7 @@ const SIZES: [(usize, usize); 6] = [
     (16, 128),
     (96, 256),
     (640, 1536),
-    (2048, 3840),
+    (2048, 4608),
 ];
 /// Short-lived areas for each family.
 const TOP_UP: usize = 10;
@@ -145,10 +145,10 @@ pub fn run(case: &str, count: u64) -> Result<Output> {
 
     // Short-lived small areas come, and half of them go.
     let mut small = Vec::new();
-    for _ in 0..families * TOP_UP {
+    for step in 0..families * TOP_UP {
         let seed = random.next() as u8;
         small.push(Member::new(&percpu, random.within((8, 128)), seed)?);
-        if small.len() % 2 == 0 {
+        if step % 2 == 1 {
             let index = random.next() as usize % small.len();
             small.swap_remove(index).free(&percpu);
         }

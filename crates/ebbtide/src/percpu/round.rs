@@ -64,7 +64,9 @@ impl Heap {
             return 0;
         }
         let scope = self.percpu_scope();
-        if now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
+        if self.pressure.is_on(now) {
+            self.percpu_release_all(by);
+        } else if now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
             LAST_ROUND_MS.store(now, Ordering::Relaxed);
             self.depopulate_percpu(scope, by, || true);
         }
@@ -78,12 +80,12 @@ impl Heap {
     }
 
     /// Gives every empty page back.
-    pub fn percpu_release_all(&self) {
+    pub fn percpu_release_all(&self, by: Releaser) {
         let scope = match self.percpu_scope() {
             Scope::FreeChunks => Scope::FreeChunks,
             _ => Scope::Everything,
         };
-        self.depopulate_percpu(scope, Releaser::Program, || true);
+        self.depopulate_percpu(scope, by, || true);
     }
 
     fn percpu_scope(&self) -> Scope {

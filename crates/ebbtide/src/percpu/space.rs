@@ -84,8 +84,12 @@ pub fn current_cpu() -> usize {
 
 /// The shards.
 pub struct PerCpuHeap {
-    shards: [Lock<ShardState>; MAX_SHARDS],
+    shards: [Padded; MAX_SHARDS],
 }
+
+/// A shard on cache lines of its own.
+#[repr(align(128))]
+struct Padded(Lock<ShardState>);
 
 /// A chunk by shard and number in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,13 +103,13 @@ impl PerCpuHeap {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Self {
         Self {
-            shards: [const { Lock::new(ranks::PERCPU, ShardState::NEW) }; MAX_SHARDS],
+            shards: [const { Padded(Lock::new(ranks::PERCPU, ShardState::NEW)) }; MAX_SHARDS],
         }
     }
 
     /// The locks of the shards in use.
-    pub fn locks(&self) -> &[Lock<ShardState>] {
-        &self.shards[..WORDS.shards.load(Ordering::Relaxed)]
+    pub fn locks(&self) -> impl Iterator<Item = &Lock<ShardState>> {
+        self.shards[..shards()].iter().map(|shard| &shard.0)
     }
 
     /// Copies of an area, also before the first use.
@@ -189,7 +193,7 @@ impl PerCpuHeap {
 
     /// Calls `work` with a shard, under its lock.
     pub fn with<R>(&self, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> R {
-        let mut state = self.shards[shard].lock();
+        let mut state = self.shards[shard].0.lock();
         let first = record(Place { shard, chunk: 0 });
         let count = state.end() as usize;
         // SAFETY: the records below the end were opened, zeroed memory is a valid one (INV-PERCPU-6), and those
@@ -220,7 +224,7 @@ impl PerCpuHeap {
         if opened.is_err() {
             return false;
         }
-        let mut state = self.shards[shard].lock();
+        let mut state = self.shards[shard].0.lock();
         // SAFETY: as in `with`; the record behind the end was opened just now.
         let chunks = unsafe {
             let count = (state.end() as usize).max(chunk as usize + 1);

@@ -639,7 +639,7 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     crate::fork::notice(heap);
     let before = stats::released();
     heap.drain_all();
-    heap.percpu_release_all();
+    heap.percpu_release_all(Releaser::Program);
     heap.depopulate_everything(by);
     // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
     let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
