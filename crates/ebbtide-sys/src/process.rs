@@ -313,6 +313,13 @@ pub fn has_plain_children() -> bool {
     own.is_some() && own == link(c"/proc/self/ns/pid_for_children")
 }
 
+/// Whether the numbers in `/proc` are those by which this process knows itself and others: not so where it is the
+/// mount of another process namespace.
+pub fn proc_is_own() -> bool {
+    link(c"/proc/self")
+        .is_some_and(|(text, len)| crate::file::parse_number(&text[..len]) == Some(u64::from(id())))
+}
+
 fn link(path: &CStr) -> Option<([u8; 64], usize)> {
     let mut text = [0; 64];
     let size = text.len();
@@ -373,6 +380,7 @@ mod tests {
         assert!(resident().is_none_or(|(all, lazy)| all > 1 << 16 && lazy <= all));
         assert!(kernel_version().unwrap() >= (3, 0));
         assert_ne!(id(), 0);
+        assert!(proc_is_own());
         assert!(current_cpu() < cpu_limit());
     }
 }

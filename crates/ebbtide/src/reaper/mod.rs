@@ -167,8 +167,8 @@ fn make(heap: &Heap) {
     let word = MAIN_WORD.load(Ordering::Relaxed);
     let program = PROCESS.load(Ordering::Relaxed);
     // The first process of a container takes everybody with it, and so would be the helper of a program that has
-    // asked for its next child to be the first.
-    if word == 0 || program == 1 || !process::has_plain_children() {
+    // asked for its next child to be the first. By the `/proc` of others no exec would be noticed.
+    if word == 0 || program == 1 || !process::has_plain_children() || !process::proc_is_own() {
         return;
     }
     RETRY_AT.store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
