@@ -152,6 +152,11 @@ pub enum BenchCommand {
     /// and what is held meanwhile (an hour with all peers; see --quick, --only, --against)
     #[command(after_help = peers::known_list())]
     Reuse(SizedArgs),
+    /// A process that had much memory and does nothing, and one that needs as much, within one
+    /// limit: what the first costs the second, with swap and without; as root (see --quick,
+    /// --pause, --only, --against)
+    #[command(after_help = peers::known_list())]
+    Neighbour(NeighbourArgs),
     /// Many processes, mostly swapped out, killed together while a program starts; as
     /// root, as it sets up swap for its time (see --quick, --size, --processes)
     #[command(after_help = peers::known_list())]
@@ -182,6 +187,24 @@ pub struct ReturnArgs {
     #[command(flatten)]
     pub sized: SizedArgs,
     /// Write a page with the curves to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `ebbtide bench neighbour`.
+#[derive(Debug, Args)]
+pub struct NeighbourArgs {
+    /// The common ones.
+    #[command(flatten)]
+    pub bench: BenchArgs,
+    /// What each of the two fills, such as 768M; their limit is a third more
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// Seconds between the first's last free and the second's start
+    /// (default: 2.5; the cases 'at_once' have none)
+    #[arg(long, value_name = "SECONDS")]
+    pub pause: Option<f64>,
+    /// Write a page with the figures to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }

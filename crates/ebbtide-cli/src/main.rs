@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Lazyfree(args)) => bench::lazyfree::main(&args),
         Command::Bench(BenchCommand::Reuse(args)) => bench::reuse::main(&args),
         Command::Bench(BenchCommand::Cluster(args)) => bench::cluster::main(&args),
+        Command::Bench(BenchCommand::Neighbour(args)) => bench::neighbour::main(&args),
         Command::Bench(BenchCommand::Exit(args)) => bench::exit::main(&args),
         Command::Bench(BenchCommand::SwapExit(args)) => bench::swap_exit::main(&args),
         Command::Bench(BenchCommand::Percpu(args)) => bench::percpu::main(&args),

@@ -399,6 +399,50 @@ fn bench_reuse_has_times_and_what_is_held() {
     assert!(again.iter().all(|(_, value)| value.unwrap() > 0.0));
 }
 
+/// Sets up cgroups and swap for moments, as root; refused otherwise.
+#[test]
+fn bench_neighbour_counts_kills_and_leaves_nothing_behind() {
+    let Some(lib) = stand_in() else { return };
+    let swaps = || fs::read_to_string("/proc/swaps").unwrap().lines().count();
+    let before = swaps();
+    let output = ebbtide(&["bench", "neighbour", "--quick", "--json", "--rounds", "1"])
+        .args(["--lib", lib, "--against", "glibc"])
+        .args(["--size", "96M", "--pause", "0.1"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.code() == Some(125) {
+        assert!(errors.contains("needs root") || errors.contains("no memory cgroup"));
+        eprintln!("skipped: {errors}");
+        return;
+    }
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(swaps(), before);
+    let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let has_swap = !errors.contains("without swap only");
+    for (case, is_run, is_swapping) in [
+        ("pause", true, false),
+        ("at_once", true, false),
+        ("pause_swap", has_swap, true),
+        ("at_once_swap", has_swap, true),
+    ] {
+        if !is_run {
+            continue;
+        }
+        let alone = values(&v, case, "alone_s");
+        assert_eq!(alone.len(), 4);
+        assert!(alone.iter().all(|(_, s)| s.unwrap() > 0.0));
+        // The C library's allocator keeps what lies between live objects: there is no room for both.
+        let glibc = |metric| values(&v, case, metric)[3].1.unwrap_or(f64::INFINITY);
+        assert_eq!(alone[3].0, "glibc");
+        if is_swapping {
+            assert!(glibc("swapped_mib") > 8.0, "{v}");
+        } else {
+            assert!(glibc("kills") >= 1.0, "{v}");
+        }
+    }
+}
+
 #[test]
 fn bench_return_notices_a_changed_object() {
     let Some(lib) = stand_in() else { return };

@@ -205,7 +205,8 @@ fn start(
     Ok(apps)
 }
 
-fn mark(said: &mut impl BufRead, name: &str) -> Result<Vec<u64>> {
+/// The numbers of the mark that the process says next.
+pub fn mark(said: &mut impl BufRead, name: &str) -> Result<Vec<u64>> {
     let mut line = String::new();
     said.read_line(&mut line)?;
     match parse_mark(line.trim()) {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::bench::beside::Neighbour;
 use crate::bench::crowd::Crowd;
 use crate::bench::dying::Ending;
 use crate::bench::observe::Watch;
@@ -60,6 +61,8 @@ pub enum Run {
     },
     /// Many of this program's workers, killed together while another one starts.
     Crowd(Crowd),
+    /// Two of this program's workers within one limit, the second also alone.
+    Neighbour(Neighbour),
     /// This program's worker, which starts searching processes.
     Search {
         /// Case of the worker.

@@ -22,12 +22,14 @@
 //! | `phone`, `swap` | the processes of such a run; swap for its time, and its removal |
 //! | `lazyfree`, `search` | the family of searches; the measured processes that search |
 //! | `reuse` | the family of memory that is wanted again, and its measured process |
+//! | `neighbour`, `beside` | the family of two processes within one limit; a run of it, and the second of them |
 //! | `percpu` | the family of per-CPU data |
 //! | `groups`, `counting`, `percpu_api` | the measured process: groups of areas; counting and allocating; the library's functions |
 //! | `free`, `give_back` | the families `free` and `return`; `sized` is what they share |
 //!
 //! A family is a file like `micro`: it says what is run and what is measured.
 
+pub mod beside;
 pub mod block;
 pub mod cluster;
 pub mod counting;
@@ -43,6 +45,7 @@ pub mod html;
 pub mod lazyfree;
 pub mod link;
 pub mod micro;
+pub mod neighbour;
 pub mod objects;
 pub mod observe;
 pub mod pages;

@@ -1,12 +1,15 @@
-//! Measured processes with many objects, of which one in eleven stays.
+//! Measured processes with many objects, of which one in eleven stays, or one in ten.
 
 use anyhow::{Result, bail, ensure};
 
 use crate::bench::link::{self, Mapped, now_ns, page_bytes};
+use crate::bench::phone;
 use crate::bench::worker::{Output, Random, alloc, release};
 
 /// Of so many objects one stays.
 const ONE_IN: usize = 11;
+/// The same in [`scattered`].
+pub const ONE_IN_TEN: usize = 10;
 
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -42,6 +45,55 @@ enum Order {
     Random,
     /// The oldest ten of eleven, oldest first.
     Oldest,
+}
+
+/// What the objects hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// One byte over and over, by their size.
+    Same,
+    /// Something that compresses, but not to nothing.
+    Mixed,
+}
+
+impl Content {
+    /// # Safety
+    /// The object has these bytes.
+    unsafe fn write(self, at: *mut u8, size: usize) {
+        // SAFETY: by the contract above.
+        unsafe {
+            match self {
+                Content::Same => at.write_bytes(size as u8, size),
+                Content::Mixed => phone::fill(at, size, &mut Self::random(at, size)),
+            }
+        }
+    }
+
+    /// Whether it is what was written.
+    ///
+    /// # Safety
+    /// The object is live, has these bytes, and was written.
+    unsafe fn holds(self, at: *const u8, size: usize) -> bool {
+        // SAFETY: by the contract above; malloc aligns to 16.
+        unsafe {
+            match self {
+                Content::Same => {
+                    let bytes = std::slice::from_raw_parts(at, size);
+                    bytes.iter().all(|b| *b == size as u8)
+                }
+                Content::Mixed => {
+                    let found = std::slice::from_raw_parts(at.cast::<u64>(), size / 8);
+                    let mut random = Self::random(at, size);
+                    phone::words(&mut random).zip(found).all(|(w, f)| w == *f)
+                }
+            }
+        }
+    }
+
+    /// The same again for the same object.
+    fn random(at: *const u8, size: usize) -> Random {
+        Random((at as u64 ^ size as u64).wrapping_mul(SEED) | 1)
+    }
 }
 
 fn parse(case: &str) -> Result<(Sizes, Order)> {
@@ -93,6 +145,16 @@ fn pages_of(objects: &[[u64; 2]], page: u64) -> u64 {
 /// the rest is as it was.
 pub fn thinned(case: &str, bytes: u64) -> Result<Output> {
     let (sizes, order) = parse(case)?;
+    thin(sizes, order, Content::Same, ONE_IN, bytes)
+}
+
+/// The same with objects of many sizes, of which nine of ten go at random, and that do not
+/// compress to nothing.
+pub fn scattered(bytes: u64) -> Result<Output> {
+    thin(Sizes::Mix, Order::Random, Content::Mixed, ONE_IN_TEN, bytes)
+}
+
+fn thin(sizes: Sizes, order: Order, fill: Content, one_in: usize, bytes: u64) -> Result<Output> {
     let all = count(sizes, bytes);
     // Address and size of each object.
     let mut objects = Mapped::<2>::new(all);
@@ -104,7 +166,7 @@ pub fn thinned(case: &str, bytes: u64) -> Result<Output> {
         let size = sizes.draw(&mut random);
         let at = alloc(size);
         // SAFETY: the object has `size` bytes.
-        unsafe { at.write_bytes(size as u8, size) };
+        unsafe { fill.write(at, size) };
         *object = [at as u64, size as u64];
         filled_bytes += size as u64;
     }
@@ -114,7 +176,7 @@ pub fn thinned(case: &str, bytes: u64) -> Result<Output> {
             objects.swap(i, other as usize);
         }
     }
-    let (gone, kept) = objects.split_at(all - all / ONE_IN);
+    let (gone, kept) = objects.split_at(all - all / one_in);
     let page = page_bytes() as u64;
     let live_bytes = pages_of(kept, page) * page;
     link::filled(live_bytes);
@@ -128,13 +190,13 @@ pub fn thinned(case: &str, bytes: u64) -> Result<Output> {
     link::freed(began, ended);
 
     for object in kept {
-        let at = object[0] as *const u8;
-        // SAFETY: live, of this size, written in full above.
-        let content = unsafe { std::slice::from_raw_parts(at, object[1] as usize) };
+        let (at, size) = (object[0] as *const u8, object[1] as usize);
+        // SAFETY: live, of this size, written above.
+        let is_same = unsafe { fill.holds(at, size) };
         ensure!(
-            content.iter().all(|b| *b == object[1] as u8),
+            is_same,
             "a live object of {} bytes at {at:p} has changed",
-            object[1]
+            size
         );
     }
     Ok(Output {
@@ -173,6 +235,21 @@ mod tests {
         ];
         assert_eq!(pages_of(&objects, 4096), 5);
         assert_eq!(pages_of(&[], 4096), 0);
+    }
+
+    #[test]
+    fn a_changed_object_is_seen() {
+        let mut words = vec![0u64; 1000];
+        let (at, size) = (words.as_mut_ptr().cast::<u8>(), 7999);
+        for content in [Content::Same, Content::Mixed] {
+            // SAFETY: the vector has these bytes.
+            unsafe {
+                content.write(at, size);
+                assert!(content.holds(at, size));
+                at.add(4100).write(!at.add(4100).read());
+                assert!(!content.holds(at, size));
+            }
+        }
     }
 
     #[test]

@@ -51,16 +51,22 @@ pub fn app(bytes: u64) -> Result<Output> {
     Ok(Output::default())
 }
 
-/// Pages that compress to somewhat over a third, no two alike.
+/// Words of pages that compress to somewhat over a third, no two alike.
+pub fn words(random: &mut Random) -> impl Iterator<Item = u64> {
+    let page = page_bytes() / 8;
+    let filler = random.next();
+    (0..).map(move |at: usize| {
+        let is_random = (at % page) * 100 < page * RANDOM_PERCENT;
+        if is_random { random.next() } else { filler }
+    })
+}
+
+/// Fills with such pages.
 ///
 /// # Safety
 /// The block has these bytes.
-unsafe fn fill(block: *mut u8, bytes: usize, random: &mut Random) {
-    let page = page_bytes() / 8;
-    let filler = random.next();
-    for at in 0..bytes / 8 {
-        let is_random = (at % page) * 100 < page * RANDOM_PERCENT;
-        let word = if is_random { random.next() } else { filler };
+pub unsafe fn fill(block: *mut u8, bytes: usize, random: &mut Random) {
+    for (at, word) in words(random).take(bytes / 8).enumerate() {
         // SAFETY: inside the block, which is aligned as malloc does.
         unsafe { block.cast::<u64>().add(at).write(word) };
     }

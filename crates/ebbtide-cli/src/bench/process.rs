@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use tempfile::TempDir;
 
+use crate::bench::beside;
 use crate::bench::crowd::{self, Crowd};
 use crate::bench::dying::{self, Ending};
 use crate::bench::harness::{Case, Run};
@@ -137,6 +138,9 @@ impl Starter {
                 script::run(command, name, *is_quick, counts)
             }
             Run::Crowd(crowd) => self.crowd(crowd, entry),
+            Run::Neighbour(what) => {
+                beside::run(what, &|case, bytes| self.worker(case, bytes, entry, ""))
+            }
             Run::Search {
                 case,
                 chunks,

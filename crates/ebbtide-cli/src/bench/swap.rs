@@ -291,6 +291,21 @@ pub fn limit_group(group: &Path, bytes: Option<u64>) -> Result<()> {
     fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
+/// Keeps the group's processes out of swap, whatever the machine has.
+pub fn forbid_swap(group: &Path) -> Result<()> {
+    let file = ["memory.swap.max", "memory.swappiness"]
+        .map(|name| group.join(name))
+        .into_iter()
+        .find(|file| file.exists());
+    match file {
+        Some(file) => {
+            fs::write(&file, "0").with_context(|| format!("cannot write {}", file.display()))
+        }
+        // A kernel without swap.
+        None => Ok(()),
+    }
+}
+
 fn remove_group(group: &Path) {
     let _ = limit_group(group, None);
     for _ in 0..200 {
@@ -304,6 +319,14 @@ fn remove_group(group: &Path) {
         }
         sleep(Duration::from_millis(20));
     }
+}
+
+/// Bytes written to swap since the machine started.
+pub fn written_bytes() -> Result<u64> {
+    let text = fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
+    let pages = text.lines().find_map(|l| l.strip_prefix("pswpout "));
+    let pages: u64 = pages.map_or(Ok(0), |n| n.trim().parse())?;
+    Ok(pages * page_bytes() as u64)
 }
 
 /// Bytes of swap in use.

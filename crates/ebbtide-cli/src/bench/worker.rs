@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::block::{self, Method};
 use crate::bench::stats::Spread;
-use crate::bench::{counting, groups, percpu};
+use crate::bench::{beside, counting, groups, percpu};
 use crate::bench::{dying, objects, pages, phone, reuse, search, swap, victim};
 use crate::cli::WorkerArgs;
 use crate::out;
@@ -90,6 +90,8 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
         "victim_later" => victim::run(n, false)?,
         "app" => phone::app(n)?,
         "foreground" => phone::foreground(n, args.file.as_deref().context("--file is missing")?)?,
+        "neighbour_first" => objects::scattered(n)?,
+        "neighbour_second" => beside::second(n)?,
         "swap_keeper" => swap::keep(n)?,
         case if case.starts_with("search_") => search::run(case, n, args.searches_of_chunks)?,
         case if case.starts_with("searcher_") => search::searcher(case, n)?,
