@@ -320,8 +320,9 @@ int main(int argc, char **argv)
         void *some[30];
         for (int i = 0; i < 30; i++) CHECK((some[i] = malloc(MIB)));
         CHECK(workers() == 0, "a small program has a worker");
-        for (int i = 0; i < 30; i++) free(some[i]);
-        CHECK(workers() == 0);
+        for (int i = 0; i < 6; i++) free(some[i]);
+        CHECK(workers() == 0, "a worker for 6 MiB");
+        for (int i = 6; i < 30; i++) free(some[i]);
         /* It is made when much is asked for, so that free() need not. */
         void *much = malloc(64 * MIB);
         usleep(200000);
