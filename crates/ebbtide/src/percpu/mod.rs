@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Where areas lie and which pages go back is policy: [`ebbtide_zone::percpu`], one shard of chunks behind one
-//! lock ([`crate::ranks::PERCPU`]), taken by the CPU that asks. No system call is made under it.
+//! lock (`PERCPU`), taken by the CPU that asks. No system call is made under it.
 //!
 //! Additions are restartable sections without an atomic instruction. A thread without registration (a worker, a
 //! `vfork` child) must not touch a word that sections write, so it adds to the *spill* unit with an atomic
@@ -21,16 +21,16 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`space`] | address space: chunks, units, records |
-//! | [`areas`] | allocate, free, figures |
-//! | [`memory`] | populate, zero, give back |
-//! | [`round`] | depopulation: who does it, when |
-//! | [`handle`] | what areas are called |
-//! | [`words`] | addition and sum |
-//! | [`own`] | Ebbtide's own sums |
-//! | [`cells`] | [`PerCpu`], for Rust |
-//! | [`counter`] | [`Counter`] |
-//! | [`refcount`] | [`RefCount`] |
+//! | `space` | address space: chunks, units, records |
+//! | `areas` | allocate, free, figures |
+//! | `memory` | populate, zero, give back |
+//! | `round` | depopulation: who does it, when |
+//! | `handle` | what areas are called |
+//! | `words` | addition and sum |
+//! | `own` | Ebbtide's own sums |
+//! | `cells` | [`PerCpu`], for Rust |
+//! | `counter` | [`Counter`] |
+//! | `refcount` | [`RefCount`] |
 
 mod areas;
 mod cells;
