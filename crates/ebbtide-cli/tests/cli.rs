@@ -219,6 +219,31 @@ fn values<'a>(v: &'a serde_json::Value, case: &str, metric: &str) -> Vec<(&'a st
         .collect()
 }
 
+/// The stand-in keeps no figures of locks, so those cases say so; the others are measured.
+#[test]
+fn bench_cluster_measures_threads_and_real_programs() {
+    let Some(lib) = stand_in() else { return };
+    let output = ebbtide(&["bench", "cluster", "--quick", "--json", "--size", "1M"])
+        .args(["--lib", lib, "--against", "glibc"])
+        .args(["--only", "take_2", "--only", "hold_64", "--only", "python"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("hold_64") && said.contains("ebb_stats"),
+        "{said}"
+    );
+    let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for (case, metric) in [("take_2_touched", "cpu_ns"), ("python", "cpu_s")] {
+        let found = values(&v, case, metric);
+        for name in ["ebbtide", "ebbtide, cluster=off", "glibc"] {
+            let one = found.iter().find(|(n, _)| *n == name);
+            assert!(one.unwrap().1.unwrap() > 0.0, "{name} {found:?}");
+        }
+    }
+}
+
 #[test]
 fn bench_free_has_figures_variants_and_references() {
     let Some(v) = tiny("free", &[]) else { return };
