@@ -18,7 +18,6 @@
 
 use super::Heap;
 use super::gather::{Gather, Range};
-use super::workers::Releaser;
 use crate::config::LazyFree;
 use crate::frames::{ZoneData, view};
 use crate::region::{Region, flag};
@@ -95,16 +94,6 @@ impl Heap {
         data.lazied.advance(now);
         let young = data.lazied.all();
         counters.lazy.saturating_sub(young.min(cap))
-    }
-
-    /// Makes every lazy frame clean now, in this thread and others. Bytes given back by this thread.
-    pub fn release_lazy(&self, by: Releaser) -> usize {
-        // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
-        let (free, lazy) = self.sum(|counters| (counters.free, counters.lazy));
-        if lazy == 0 {
-            return 0;
-        }
-        self.release_zones(free, lazy, Take::Lazy, by)
     }
 
     /// Milliseconds until a coordinator looks at lazy frames again.
