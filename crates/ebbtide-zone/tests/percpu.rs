@@ -241,6 +241,25 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// The list of unused chunks stays whole when one of several is opened again.
+#[test]
+fn unused_chunks_are_opened_again() {
+    let mut world = World::new();
+    let take = |world: &mut World| world.take(UNIT_GRANULES, 1);
+    (0..4).for_each(|_| take(&mut world));
+    (0..4).for_each(|_| world.step(Op::Put(0)));
+    world.step(Op::BeginRound(Scope::Everything));
+    while let Some(claimed) = world.shard().claim(Scope::Everything, 1) {
+        world.claims.push(claimed);
+        world.finish(0, true);
+    }
+    assert_eq!(world.shard().counters().chunks, 1);
+    for _ in 0..4 {
+        take(&mut world);
+        world.check();
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 

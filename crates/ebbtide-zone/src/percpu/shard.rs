@@ -214,7 +214,7 @@ impl<'a> Shard<'a> {
     /// Opens chunk `id`, which was [`Self::wanted`], if it still is.
     pub fn open(&mut self, id: u32) {
         if self.state.unused == id {
-            self.state.unused = self.chunks[id as usize].next;
+            self.unlink(id, 0);
         } else if self.state.unused == NONE && self.state.end == id {
             self.state.end += 1;
         } else {
