@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Read;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 use assert_cmd::prelude::*;
 use predicates::prelude::*;
@@ -356,6 +357,9 @@ fn bench_exit_has_figures_and_misses_a_helper() {
     }
 }
 
+/// Held by tests that count the machine's swap areas.
+static SWAPS: Mutex<()> = Mutex::new(());
+
 /// Sets up swap for a moment, as root; refused otherwise. The stand-in has no helper.
 #[test]
 fn bench_swap_exit_sets_up_swap_and_removes_it() {
@@ -363,6 +367,7 @@ fn bench_swap_exit_sets_up_swap_and_removes_it() {
         eprintln!("skipped: libjemalloc.so.2 is not installed");
         return;
     };
+    let _swaps = SWAPS.lock();
     let swaps = || fs::read_to_string("/proc/swaps").unwrap().lines().count();
     let before = swaps();
     let output = ebbtide(&["bench", "swap-exit", "--quick", "--json", "--only", "calm"])
@@ -428,6 +433,7 @@ fn bench_reuse_has_times_and_what_is_held() {
 #[test]
 fn bench_neighbour_counts_kills_and_leaves_nothing_behind() {
     let Some(lib) = stand_in() else { return };
+    let _swaps = SWAPS.lock();
     let swaps = || fs::read_to_string("/proc/swaps").unwrap().lines().count();
     let before = swaps();
     let output = ebbtide(&["bench", "neighbour", "--quick", "--json", "--rounds", "1"])
