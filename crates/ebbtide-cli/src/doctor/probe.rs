@@ -8,7 +8,6 @@ use super::{Check, reason};
 
 const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
 const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
-const KCMP_VM: libc::c_int = 1;
 const MEMBARRIER_CMD_QUERY: libc::c_int = 0;
 const MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 7;
 const MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 8;
@@ -23,7 +22,6 @@ pub fn all() -> Vec<Check> {
         process_madvise(),
         pidfd(),
         psi(),
-        kcmp(),
         close_range(),
     ];
     checks.extend(advice::all());
@@ -249,25 +247,6 @@ fn psi() -> Check {
             "the pressure of other processes is noticed by what the machine has left only",
             "boot with psi=1 (kernel with CONFIG_PSI); in a container, make /proc/pressure visible",
         ),
-    }
-}
-
-fn kcmp() -> Check {
-    // SAFETY: plain calls without pointers.
-    let rc = unsafe {
-        let pid = libc::getpid();
-        libc::syscall(libc::SYS_kcmp, pid, pid, KCMP_VM, 0, 0)
-    };
-    if rc == 0 {
-        Check::ok("kcmp", "works", "tells exec from exit (exit=detached)")
-    } else {
-        let error = io::Error::last_os_error();
-        Check::limited(
-            "kcmp",
-            reason(&error),
-            "exit=detached is not available",
-            "use a kernel with CONFIG_KCMP, and allow kcmp in the sandbox",
-        )
     }
 }
 
