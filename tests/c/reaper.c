@@ -11,8 +11,8 @@
  *   apart    programs that end right after a helper was made leave no descriptor open
  *   moved    a main thread whose word is not libc's: the helper waits without using the CPU
  *   rights   what the helper has left: no descriptors, no signals, no capabilities, a filter
+ *   alone HOW  grows, and ends so at once
  *   none     a small program has none
- *   plain    grows, and ends in order
  *   off      exit=inline: a large one has none */
 #include "check.h"
 #include <dirent.h>
@@ -350,6 +350,17 @@ static int many(void)
     return passed();
 }
 
+static int alone(const char *how)
+{
+    const char *conf = getenv("EBBTIDE_CONF");
+    grow(size);
+    if (conf && strstr(conf, "exit=detached")) wait_for_helper(getpid());
+    usleep(50000);
+    if (!strcmp(how, "kill")) kill(getpid(), SIGKILL);
+    end(how);
+    return 1;
+}
+
 static int limited(void)
 {
     struct rlimit few = {1, 1};
@@ -432,6 +443,6 @@ int main(int argc, char **argv)
     if (!strcmp(mode, "limit")) return limited();
     if (!strcmp(mode, "none")) return none(MIB);
     if (!strcmp(mode, "off")) return none(size);
-    if (!strcmp(mode, "plain")) { grow(size); wait_for_helper(getpid()); usleep(50000); return passed(); }
+    if (!strcmp(mode, "alone")) return alone(argv[2]);
     return ends(mode);
 }

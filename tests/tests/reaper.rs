@@ -81,36 +81,66 @@ fn no_process_to_be_had() {
     reaper("limit", "");
 }
 
-/// `ebbtide run --exit=detached`: the summary says when memory was back.
-#[test]
-fn run_waits_for_the_helper() {
-    let Some(program) = library().map(|path| path.with_file_name("ebbtide")) else {
-        return skip("only Ebbtide has a helper");
-    };
+/// `ebbtide run --exit=…`: the summary says how long the end took, what that is counted from, and when memory
+/// was back.
+fn summary_of(words: &str, exit: &str) -> Option<[Option<String>; 3]> {
+    let program = library()?.with_file_name("ebbtide");
     if !is_ebbtide() || !program.exists() {
-        return skip("no ebbtide beside the library");
+        skip("no ebbtide beside the library");
+        return None;
     }
     let run = Run::new(&program)
         .plain()
-        .args("run --exit=detached --conf exit_threshold=32M --summary=json --")
+        .args("run --conf exit_threshold=32M --summary=json")
+        .arg(format!("--exit={exit}"))
+        .arg("--")
         .arg(c_program("reaper"))
-        .arg("plain")
+        .args(words)
         .run();
-    let number = |key: &str| {
-        let behind = run.stderr.split(&format!("\"{key}\":")).nth(1)?;
-        behind.split([',', '}']).next()?.parse::<u64>().ok()
+    let value = |key: &str| {
+        let behind = run.stderr.split(&format!("\"{key}\":")).nth(1);
+        let value = behind.and_then(|behind| behind.split([',', '}']).next());
+        let value = value.unwrap_or_else(|| panic!("{}", run.describe(&format!("has no {key}"))));
+        (value != "null").then(|| value.trim_matches('"').to_owned())
     };
-    assert!(run.status.success(), "{}", run.describe("failed"));
-    assert!(
-        number("end_seen_ns").is_some_and(|ns| ns > 0),
-        "{}",
-        run.describe("has no latency")
-    );
-    assert!(
-        number("memory_back_ns").is_some_and(|ns| ns > 0),
-        "{}",
-        run.describe("did not wait")
-    );
+    Some(["end_seen_ns", "end_seen_since", "memory_back_ns"].map(value))
+}
+
+#[test]
+fn run_tells_of_each_end() {
+    for (how, since) in [
+        ("exit", "exit"),
+        ("quick", "leaving"),
+        ("_exit", "leaving"),
+        ("abort", "leaving"),
+        ("segv", "leaving"),
+        ("kill", "leaving"),
+    ] {
+        let Some([seen, from, back]) = summary_of(&format!("alone {how}"), "detached") else {
+            return;
+        };
+        let ns = |value: &Option<String>| value.as_ref().and_then(|v| v.parse::<u64>().ok());
+        assert!(
+            ns(&seen).is_some_and(|ns| ns < 1_000_000_000),
+            "{how}: {seen:?}"
+        );
+        assert_eq!(from.as_deref(), Some(since), "{how}");
+        assert!(ns(&back).is_some_and(|ns| ns > 0), "{how}: {back:?}");
+    }
+}
+
+/// Without a helper nobody knows of ends out of order.
+#[test]
+fn run_says_what_it_does_not_know() {
+    let Some([seen, from, back]) = summary_of("alone exit", "inline") else {
+        return;
+    };
+    assert!(seen.is_some() && from.as_deref() == Some("exit"));
+    assert_eq!(back.as_deref(), Some("0"));
+    let Some([seen, from, back]) = summary_of("alone kill", "inline") else {
+        return;
+    };
+    assert_eq!((seen, from, back.as_deref()), (None, None, Some("0")));
 }
 
 #[test]

@@ -95,6 +95,8 @@ pub struct StatsPage {
     /// What is looked at, one bit each: the machine, a cgroup limit, PSI, `memory.pressure_level`, the FIFO or
     /// socket of systemd's protocol; and 32: the environment wants no events.
     pub pressure_sources: u64,
+    /// When the main thread left the memory at the end, as the helper saw it; 0: not known. Same clock as `end_ns`.
+    pub left_ns: u64,
 }
 
 /// The optional kernel calls in the order of the library's own list.
@@ -164,6 +166,7 @@ impl StatsPage {
             limit_bytes: word(31),
             paid_bytes: word(128),
             pressure_sources: word(129),
+            left_ns: word(130),
         })
     }
 }

@@ -329,6 +329,32 @@ fn figures_are_summed_over_processes() {
     assert_eq!(library["release_calls"], 9);
 }
 
+/// Only a signal that this process got too tells when the end began.
+#[test]
+fn the_end_by_a_signal_is_counted_from_it() {
+    let f = Fixture::new();
+    let path = f.dir.path().join("s.json");
+    let to = path.to_str().unwrap();
+    let end = |script: &str| {
+        let arguments = ["--summary=json", "--summary-file", to, "--", "sh", "-c"];
+        f.run(&[&arguments[..], &[script]].concat())
+            .assert()
+            .code(143);
+        let text = fs::read_to_string(&path).unwrap();
+        let v: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let figures = &v["with_ebbtide"];
+        (
+            figures["end_seen_since"].clone(),
+            figures["end_seen_ns"].as_u64(),
+        )
+    };
+    let (since, ns) = end("(sleep 0.1; kill -TERM $PPID) & exec sleep 5");
+    assert_eq!(since, "signal");
+    assert!(ns.is_some_and(|ns| ns < 2_000_000_000));
+    let (since, ns) = end("kill -TERM $$");
+    assert!(since.is_null() && ns.is_none());
+}
+
 #[test]
 fn the_private_directory_goes_and_a_named_one_stays() {
     let f = Fixture::new();

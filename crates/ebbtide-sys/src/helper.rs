@@ -377,12 +377,17 @@ pub fn collect(id: u32) -> bool {
     }
 }
 
-/// Milliseconds since some fixed moment, without the vDSO and libc.
-pub fn now_ms() -> u64 {
+/// Nanoseconds since some fixed moment, without the vDSO and libc.
+pub fn now_ns() -> u64 {
     let mut time = timespec(0);
     // SAFETY: `time` is a valid place to write to.
     let _ = unsafe { syscall!(Sysno::clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// The same in milliseconds.
+pub fn now_ms() -> u64 {
+    now_ns() / 1_000_000
 }
 
 /// What became of a wait.

@@ -223,6 +223,8 @@ const LIMIT: usize = 31;
 const PAID: usize = 128;
 /// What is looked at, bits of `release::pressure::watcher::source`.
 const PRESSURE_SOURCES: usize = 129;
+/// When the main thread left the memory at the program's end, as the helper saw it (`CLOCK_MONOTONIC`).
+const LEFT_NS: usize = 130;
 // Values of `PRESSURE_STATE`.
 const CALM: u64 = 1;
 const SHORT: u64 = 2;
@@ -375,6 +377,11 @@ pub fn finish() {
 /// Names the helper that was made.
 pub(crate) fn set_helper(id: u32) {
     set(HELPER, id as usize);
+}
+
+/// The program's end, as its helper saw it.
+pub(crate) fn set_left(ns: u64) {
+    set(LEFT_NS, ns as usize);
 }
 
 fn write_page(heap: &Heap) {

@@ -4,6 +4,8 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use crate::stats_page::StatsPage;
 
 /// Longer than this is not waited for.
@@ -23,27 +25,75 @@ pub fn monotonic_ns() -> u64 {
     }
 }
 
-/// How long the end of the process `pid` took until it was seen; `None` if it did not end in order.
-pub fn seen_after_ns(pages: &[StatsPage], pid: u32, seen_ns: u64) -> Option<u64> {
-    let page = pages.iter().find(|page| page.pid == u64::from(pid))?;
-    (page.end_ns != 0).then(|| seen_ns.saturating_sub(page.end_ns))
+/// What the time until an end was seen is counted from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Since {
+    /// The program's last steps before it ended in order.
+    Exit,
+    /// The signal that ended it, as it came to this process too.
+    Signal,
+    /// The main thread's leaving of the memory, as the helper saw it: after `_exit`, a fault, a signal from
+    /// elsewhere. What came before is not known, so the time is too short rather than too long.
+    Leaving,
 }
 
-/// Waits until the helpers of all processes are gone. How long after `seen` that was; `None` if they stay.
-pub fn wait_for_memory(pages: &[StatsPage], seen: Instant) -> Option<u64> {
-    let end = Instant::now() + MOST;
-    let mut helpers: Vec<u64> = pages.iter().map(|page| page.helper).collect();
-    let mut gone = None;
-    loop {
-        helpers.retain(|&pid| pid != 0 && is_helper(pid));
+impl Since {
+    /// In words.
+    pub fn shown(self) -> &'static str {
+        match self {
+            Since::Exit => "exit",
+            Since::Signal => "the signal",
+            Since::Leaving => "leaving memory",
+        }
+    }
+}
+
+/// The end of a process.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    /// The process.
+    pub pid: u32,
+    /// The signal that ended it, and when it came, where that is known.
+    pub signal: Option<(i32, Option<u64>)>,
+    /// When its end was seen, by both clocks.
+    pub seen: Instant,
+    /// See there.
+    pub seen_ns: u64,
+}
+
+impl End {
+    /// How long it took until it was seen, and from when on; `None` where nobody knows.
+    pub fn seen_after_ns(&self, pages: &[StatsPage]) -> Option<(u64, Since)> {
+        let page = pages.iter().find(|page| page.pid == u64::from(self.pid));
+        let (end_ns, left_ns) = page.map_or((0, 0), |page| (page.end_ns, page.left_ns));
+        let known = match self.signal {
+            Some((_, Some(came_ns))) => Some((came_ns, Since::Signal)),
+            None if end_ns != 0 => Some((end_ns, Since::Exit)),
+            _ => (left_ns != 0).then_some((left_ns, Since::Leaving)),
+        };
+        known.map(|(began_ns, since)| (self.seen_ns.saturating_sub(began_ns), since))
+    }
+
+    /// Waits until the helpers of all processes are gone. How long after the end was seen that was; `None` if
+    /// they stay.
+    pub fn wait_for_memory(&self, pages: &[StatsPage]) -> Option<u64> {
+        let patience = Instant::now() + MOST;
+        let helpers = pages.iter().map(|page| page.helper);
+        let mut helpers: Vec<u64> = helpers.filter(|&pid| pid != 0).collect();
         if helpers.is_empty() {
-            return Some(gone.map_or(0, |gone: Duration| gone.as_nanos() as u64));
+            return Some(0);
         }
-        if Instant::now() > end {
-            return None;
+        loop {
+            helpers.retain(|&pid| is_helper(pid));
+            if helpers.is_empty() {
+                return Some(self.seen.elapsed().as_nanos() as u64);
+            }
+            if Instant::now() > patience {
+                return None;
+            }
+            thread::sleep(STEP);
         }
-        thread::sleep(STEP);
-        gone = Some(seen.elapsed());
     }
 }
 
@@ -74,29 +124,54 @@ mod tests {
 
     #[test]
     fn ends_are_measured_where_they_are_known() {
-        let page = StatsPage {
+        let page = |end_ns, left_ns| StatsPage {
             pid: 7,
-            end_ns: 1000,
+            end_ns,
+            left_ns,
             ..StatsPage::default()
         };
-        assert_eq!(seen_after_ns(from_ref(&page), 7, 1500), Some(500));
-        assert_eq!(seen_after_ns(from_ref(&page), 8, 1500), None);
+        let end = |pid, signal| End {
+            pid,
+            signal,
+            seen: Instant::now(),
+            seen_ns: 1500,
+        };
+        let after = |signal, page| end(7, signal).seen_after_ns(from_ref(&page));
+        assert_eq!(after(None, page(1000, 0)), Some((500, Since::Exit)));
+        assert_eq!(after(None, page(1000, 1400)), Some((500, Since::Exit)));
+        assert_eq!(after(None, page(0, 1400)), Some((100, Since::Leaving)));
+        assert_eq!(after(None, page(0, 0)), None);
+        // An exit that a signal cut short.
+        let killed = Some((libc::SIGKILL, None));
+        assert_eq!(after(killed, page(700, 1300)), Some((200, Since::Leaving)));
+        assert_eq!(after(killed, page(700, 0)), None);
+        let passed = Some((libc::SIGTERM, Some(900)));
+        assert_eq!(after(passed, page(0, 1300)), Some((600, Since::Signal)));
         assert_eq!(
-            seen_after_ns(
-                &[StatsPage {
-                    end_ns: 0,
-                    ..page.clone()
-                }],
-                7,
-                1500
-            ),
+            end(8, None).seen_after_ns(from_ref(&page(1000, 1400))),
             None
         );
-        // This process is no helper.
-        let own = StatsPage {
-            helper: u64::from(std::process::id()),
-            ..page
+        assert_eq!(
+            end(8, passed).seen_after_ns(&[]),
+            Some((600, Since::Signal))
+        );
+    }
+
+    #[test]
+    fn memory_is_back_when_no_helper_is_left() {
+        let end = End {
+            pid: 7,
+            signal: None,
+            seen: Instant::now(),
+            seen_ns: 0,
         };
-        assert_eq!(wait_for_memory(&[own], Instant::now()), Some(0));
+        let with_helper = |helper| StatsPage {
+            helper,
+            ..StatsPage::default()
+        };
+        assert_eq!(end.wait_for_memory(&[with_helper(0)]), Some(0));
+        // This process is none: one that has gone already.
+        let own = with_helper(u64::from(std::process::id()));
+        assert!(end.wait_for_memory(&[own]).is_some_and(|ns| ns > 0));
     }
 }

@@ -170,6 +170,7 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
         Ok(figures) => figures,
         Err(error) => return Ok(cannot_start(launch.program, &error)),
     };
+    with.wait_for_memory(&stats_page::read_all(&stats_dir, since));
     let pages = stats_page::read_all(&stats_dir, since);
     with.ebbtide = LibraryFigures::sum(&pages);
     with.complete_end(&pages);

@@ -9,11 +9,15 @@
 //!   signal never goes to a recycled process number.
 //! - `INV-SIGNAL-2`: the handler calls only async-signal-safe functions and
 //!   keeps `errno`.
+//!
+//! When a signal came is noted, whoever sent it: it may be what ends the child.
 
 use std::io;
 use std::mem;
 use std::ptr;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use crate::run::end::monotonic_ns;
 
 /// Signals that are passed on.
 const PASSED: [libc::c_int; 12] = [
@@ -33,10 +37,21 @@ const PASSED: [libc::c_int; 12] = [
 
 /// The child, or 0.
 static CHILD: AtomicI32 = AtomicI32::new(0);
+/// When the last one of each came, in the order of [`PASSED`]; 0: none has.
+static CAME_NS: [AtomicU64; PASSED.len()] = [const { AtomicU64::new(0) }; PASSED.len()];
+
+/// When the last signal of this number came, for this process or for its whole group.
+pub fn came_ns(signal: libc::c_int) -> Option<u64> {
+    let place = PASSED.iter().position(|&passed| passed == signal)?;
+    Some(CAME_NS[place].load(Ordering::Relaxed)).filter(|&ns| ns != 0)
+}
 
 extern "C" fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel gives a valid `info` to a SA_SIGINFO handler.
     let from_kernel = unsafe { (*info).si_code } > 0;
+    if let Some(place) = PASSED.iter().position(|&passed| passed == signal) {
+        CAME_NS[place].store(monotonic_ns(), Ordering::Relaxed);
+    }
     // Acquire pairs with the Release in `set_child`; only the number matters.
     let child = CHILD.load(Ordering::Acquire);
     if from_kernel || child == 0 {
@@ -81,6 +96,9 @@ impl Saved {
 impl Passing {
     /// Installs the handlers and holds the signals back.
     pub fn hold() -> io::Result<Self> {
+        CAME_NS
+            .iter()
+            .for_each(|came| came.store(0, Ordering::Relaxed));
         // SAFETY: sigset_t and sigaction are plain data for which zero is valid; all
         // pointers are to live locals; `pass_on` has the signature SA_SIGINFO asks for.
         unsafe {

@@ -1,12 +1,10 @@
 //! What a run used, as text for people or as JSON with stable field names.
 
-use std::time::Instant;
-
 use serde::Serialize;
 
 use crate::lock_figures::{self, RankFigures};
 use crate::out;
-use crate::run::end;
+use crate::run::end::{End, Since};
 use crate::run::sample::Samples;
 use crate::stats_page::StatsPage;
 
@@ -49,13 +47,15 @@ pub struct Figures {
     pub faults_major: u64,
     /// Samples taken.
     pub samples: u64,
-    /// From the last steps of the program to its end being seen; none if it did not end in order.
+    /// From the beginning of the program's end, as far as it is known, to its being seen.
     pub end_seen_ns: Option<u64>,
+    /// What that is counted from; none where it is not known.
+    pub end_seen_since: Option<Since>,
     /// From there to the end of the helpers that took memory back; 0 without any, none if they stay.
     pub memory_back_ns: Option<u64>,
-    /// Process, and the moment when its end was seen, by both clocks.
+    /// The end itself.
     #[serde(skip)]
-    pub end: Option<(u32, Instant, u64)>,
+    pub end: Option<End>,
     /// What the library says; none if no process loaded it.
     pub ebbtide: Option<LibraryFigures>,
 }
@@ -142,12 +142,16 @@ impl LibraryFigures {
 }
 
 impl Figures {
-    /// Adds what the pages say of the end, and waits for the helpers that they name.
+    /// Waits for the helpers that the pages name.
+    pub fn wait_for_memory(&mut self, pages: &[StatsPage]) {
+        self.memory_back_ns = self.end.and_then(|end| end.wait_for_memory(pages));
+    }
+
+    /// Adds what the pages say of the end, those of helpers that have done their work.
     pub fn complete_end(&mut self, pages: &[StatsPage]) {
-        if let Some((pid, seen, seen_ns)) = self.end {
-            self.end_seen_ns = end::seen_after_ns(pages, pid, seen_ns);
-            self.memory_back_ns = end::wait_for_memory(pages, seen);
-        }
+        let seen = self.end.and_then(|end| end.seen_after_ns(pages));
+        self.end_seen_ns = seen.map(|(ns, _)| ns);
+        self.end_seen_since = seen.map(|(_, since)| since);
     }
 
     /// Takes over the samples and the kernel's own peak of the largest process.
@@ -240,6 +244,13 @@ impl Summary {
             let kept = lib.dirty_end_bytes + lib.lazy_end_bytes + lib.pending_end_bytes;
             let rows = [
                 ("end seen after", duration(self.with_ebbtide.end_seen_ns)),
+                (
+                    "counted from",
+                    self.with_ebbtide
+                        .end_seen_since
+                        .map_or("unknown", Since::shown)
+                        .into(),
+                ),
                 (
                     "then memory after",
                     duration(self.with_ebbtide.memory_back_ns),
@@ -386,6 +397,10 @@ mod tests {
         assert!(one.contains("2.000 s") && one.contains("1.0 GiB") && one.contains("1 (1 rseq)"));
         assert!(one.contains("3.0 MiB") && one.contains("7.0 ms"), "{one}");
         assert!(one.contains("41.0 ms") && one.contains("unknown"), "{one}");
+        with.end_seen_since = Some(Since::Signal);
+        let told = Summary::new(vec!["x".into()], with.clone(), None);
+        assert!(told.text().contains("the signal"), "{}", told.text());
+        assert!(told.json().contains(r#""end_seen_since":"signal""#));
         let two = Summary::new(
             vec!["x".into()],
             with,

@@ -13,9 +13,9 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::run::end::monotonic_ns;
+use crate::run::end::{End, monotonic_ns};
 use crate::run::sample::{Sampler, Samples};
-use crate::run::signals::Passing;
+use crate::run::signals::{Passing, came_ns};
 use crate::run::summary::Figures;
 
 /// Runs the command to its end; the error is that it could not be started.
@@ -52,7 +52,12 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
         exit_status: exit_status as u8,
         signal,
         wall_ns,
-        end: Some((pid as u32, seen.0, seen.1)),
+        end: Some(End {
+            pid: pid as u32,
+            signal: signal.map(|signal| (signal, came_ns(signal))),
+            seen: seen.0,
+            seen_ns: seen.1,
+        }),
         user_ns: ns(usage.ru_utime),
         system_ns: ns(usage.ru_stime),
         faults_minor: usage.ru_minflt as u64,

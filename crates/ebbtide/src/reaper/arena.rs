@@ -8,7 +8,7 @@
 //! made; afterwards only the helper does, and its threads through the atomic fields.
 
 use crate::config::Config;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::helper::Seat;
 
 const BUFFER_AT: usize = 4096;
@@ -48,6 +48,8 @@ pub struct Control {
     pub turn: AtomicU32,
     /// 1: no piece is left.
     pub finished: AtomicU32,
+    /// When the main thread was seen to leave the memory, if the end followed at once; else 0.
+    pub left_ns: AtomicU64,
     /// Changes when there are new pieces.
     pub round: AtomicU32,
     /// The next piece to take; pieces of this round; those not done yet.

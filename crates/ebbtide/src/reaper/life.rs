@@ -87,16 +87,23 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     if !files.program.wait_for_end() {
         return None;
     }
+    let ended_ns = helper::now_ns();
     files.need.begin();
     control.ended.store(1, Ordering::SeqCst);
     join_watcher(arena)?;
+    crate::stats::set_left(control.left_ns.load(Ordering::Acquire).min(ended_ns));
     // INV-REAPER-1
     if !helper::is_alone() {
         return None;
     }
+    if !files.need.is_pressing() {
+        files.program.wait_for_parent(FIRST_GRACE_MS);
+    }
     teardown::unmap_files(arena, &files.maps, teardown::Files::Small);
     if !files.need.is_pressing() {
-        files.program.wait_for_parent(LARGE_GRACE_MS);
+        files
+            .program
+            .wait_for_parent(LARGE_GRACE_MS - FIRST_GRACE_MS);
     }
     teardown::unmap_files(arena, &files.maps, teardown::Files::All);
     if !files.need.is_pressing() {
@@ -134,7 +141,11 @@ extern "C" fn watch(watcher: usize) -> ! {
     // The word holds the main thread's number until it leaves.
     while !ended() {
         let waited = helper::wait(control.word, control.program, LOOK_MS);
-        if waited == Waited::Refused || has_left(control.word) {
+        if waited == Waited::Refused {
+            break;
+        }
+        if has_left(control.word) {
+            control.left_ns.store(helper::now_ns(), Ordering::Release);
             break;
         }
         if waited == Waited::Woken {
@@ -155,6 +166,10 @@ extern "C" fn watch(watcher: usize) -> ! {
         let waited = pause.map(|ms| helper::wait(control.ended.as_ptr() as usize, 0, ms));
         if waited.is_none_or(|waited| waited == Waited::Refused) {
             helper::exit_process();
+        }
+        if pause == Some(LEFT_MS) && waited == Some(Waited::Late) {
+            // Others go on.
+            control.left_ns.store(0, Ordering::Release);
         }
     }
     helper::exit_thread()

@@ -23,7 +23,8 @@
 //! - `INV-REAPER-1`: the helper takes nothing away while anybody else uses the memory. The kernel says so
 //!   ([`ebbtide_sys::helper::is_alone`]) after the program's end.
 //! - `INV-REAPER-2`: it touches only its arena, its own stacks and code that it keeps mapped; nothing of libc
-//!   but the functions that the compiler calls (`memcpy` and its like), which it keeps mapped too.
+//!   but the functions that the compiler calls (`memcpy` and its like), which it keeps mapped too. Before it
+//!   unmaps anything it writes one word of the statistics.
 
 mod arena;
 mod crew;
