@@ -22,9 +22,11 @@ const LEFT_MS: u64 = 100;
 const BETWEEN_MS: [u64; 3] = [1, 1, 1];
 /// How long threads of its own may take to go.
 const JOIN_MS: u64 = 1000;
-/// How long a parent that does not look is waited for: to zap at once would hold it up.
-const GRACE_MS: u64 = 15;
-const LARGE_GRACE_MS: u64 = 3;
+/// How long after the end a parent that does not look is waited for, as what follows would hold it up: before the
+/// first unmapping (it may have been woken on this CPU), before that of large files, and before anything is zapped.
+const FIRST_GRACE_MS: u64 = 1;
+const LARGE_GRACE_MS: u64 = 4;
+const GRACE_MS: u64 = 16;
 
 /// What the helper has open.
 pub struct Files {
