@@ -1,7 +1,10 @@
 /* What the system has of a large process that ended: exit_system MODE. Needs exit=detached, exit_threshold=32M.
  *   returned [FILE]  512 MiB are free again, in FILE (a cgroup's usage) or in the system's free memory
  *   swapped          256 MiB of swap are free again
- *   many N           N short programs leave nothing: no process, no descriptor, no file
+ *   hurried FILE MIB 1 GiB waits for its turn while the slots of XDG_RUNTIME_DIR are taken, and is back at once,
+ *                    turn or no turn, when MIB more are used in the cgroup whose usage FILE says
+ *   many N [DIR]     N short programs leave nothing: no process, no descriptor, no file, no lock in XDG_RUNTIME_DIR,
+ *                    and no memory or swap of the cgroup DIR
  *   nproc UID        a plain user with RLIMIT_NPROC: no helper to be had, the end is as ever
  *   users UID UID    two users at once
  *   user UID         a plain user
@@ -12,6 +15,7 @@
 #include "exit.h"
 #include <grp.h>
 #include <sys/ptrace.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 
 #define TEXTS 48
@@ -80,6 +84,86 @@ static int returned(const char *file)
     return passed();
 }
 
+/* All slots, as if this user's other helpers had them. */
+static int take_slots(void)
+{
+    char path[300];
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    CHECK(getenv("XDG_RUNTIME_DIR"), "no XDG_RUNTIME_DIR");
+    snprintf(path, sizeof path, "%s/ebbtide-exit.lock", getenv("XDG_RUNTIME_DIR"));
+    int slots = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(slots >= 0 && !fcntl(slots, F_OFD_SETLK, &all), "a slot is taken");
+    return slots;
+}
+
+/* Whether the machine is short of memory by itself, now or since `lost` (both in microseconds): then helpers hurry. */
+static int machine_is_short(unsigned long long *lost)
+{
+    char text[512];
+    unsigned long long total = 0, before = *lost, available = ~0ull;
+    double average = 0;
+    read_text(text, sizeof text, "/proc/pressure/memory", 0, 0);
+    sscanf(text, "some avg10=%lf avg60=%*f avg300=%*f total=%llu", &average, &total);
+    read_text(text, sizeof text, "/proc/meminfo", 0, 0);
+    char *line = strstr(text, "MemAvailable:");
+    if (line) sscanf(line, "MemAvailable: %llu", &available);
+    *lost = total;
+    return average >= 5 || total - before >= 2000 || available < 2048 * 1024;
+}
+
+/* A child of 1 GiB has been killed and waited for, the slots are taken. 0: its memory goes early, and may. */
+static int waits_for_its_turn(const char *file, struct child *c, ssize_t before, double seconds)
+{
+    unsigned long long lost = 0;
+    struct plan plan = {"kill", 1024, 0, 0, 0, NULL};
+    *c = start(&plan, 1, -1);
+    ssize_t full = in_use(file) - before;
+    CHECK(full > (ssize_t)(1000 * MIB), "only %zd MiB are used", full >> 20);
+    machine_is_short(&lost);
+    end_child(c, "kill");
+    CHECK(fits("kill", wait_for(c)));
+    for (double began = now(); now() - began < seconds; usleep(20000)) {
+        if (in_use(file) - before > full * 9 / 10) continue;
+        CHECK(machine_is_short(&lost), "the memory does not wait for its turn");
+        return 0;
+    }
+    return 1;
+}
+
+/* Seconds until the child's memory is back, `more` being used by somebody else. */
+static double until_back(const char *file, ssize_t before, ssize_t more, double most)
+{
+    double began = now();
+    while (in_use(file) - before - more > (ssize_t)(100 * MIB)) {
+        CHECK(now() - began < most, "%zd MiB are still used after %.1f s", (in_use(file) - before - more) >> 20, most);
+        usleep(1000);
+    }
+    return now() - began;
+}
+
+static int hurried(const char *file, size_t mib)
+{
+    struct child c;
+    ssize_t before = in_use(file);
+    int slots = take_slots(), waited = waits_for_its_turn(file, &c, before, 1);
+    close(slots);
+    double calm = until_back(file, before, 0, patience());
+    await_gone(c.helper);
+    forget(&c);
+    slots = take_slots();
+    waited &= waits_for_its_turn(file, &c, before, 0.3);
+    if (!waited) { puts("skipped: this machine is short of memory"); return 0; }
+    char *more = mmap(NULL, mib * MIB + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(more != MAP_FAILED);
+    memset(more, 1, mib * MIB);
+    double hurry = until_back(file, before, mib * MIB, 3);
+    close(slots);
+    await_gone(c.helper);
+    forget(&c);
+    printf("its turn: back after %.0f ms; need: after %.0f ms\n", calm * 1e3, hurry * 1e3);
+    return passed();
+}
+
 static size_t swap_used(void)
 {
     struct sysinfo s;
@@ -122,9 +206,39 @@ static int leftovers(void)
            + count_entries("/proc/self/fd", "");
 }
 
-/* Every helper becomes this process's child, and so can be counted. */
-static int many(int rounds)
+/* What the processes of a cgroup have in memory and in swap, to the page; version 1 has sums over children too. */
+static size_t held_in(const char *group)
 {
+    char line[256], name[64];
+    size_t n, bytes = 0, seen = 0;
+    snprintf(line, sizeof line, "%s/memory.stat", group);
+    FILE *f = fopen(line, "r");
+    CHECK(f, "%s", line);
+    while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, "%63s %zu", name, &n) != 2) continue;
+        if (strcmp(name, "rss") && strcmp(name, "anon") && strcmp(name, "swap")) continue;
+        bytes += n;
+        seen++;
+    }
+    fclose(f);
+    CHECK(seen, "%s says nothing of memory", group);
+    snprintf(line, sizeof line, "%s/memory.swap.current", group);
+    return access(line, R_OK) ? bytes : bytes + number_in(line);
+}
+
+/* Collects helpers until all have ended. */
+static void collect(int *ended, int programs)
+{
+    for (double began = now(); *ended < programs; usleep(1000)) {
+        CHECK(now() - began < patience(), "%d of %d helpers have ended", *ended, programs);
+        while (waitpid(-1, NULL, WNOHANG) > 0) ++*ended;
+    }
+}
+
+/* Every helper becomes this process's child, and so can be counted. */
+static int many(int rounds, const char *group)
+{
+    size_t held_before = 0;
     enum { AT_ONCE = 4 };
     CHECK(!prctl(PR_SET_CHILD_SUBREAPER, 1));
     int before = -1, programs = 0, ended = 0;
@@ -141,15 +255,26 @@ static int many(int rounds)
         }
         programs += AT_ONCE;
         while (waitpid(-1, NULL, WNOHANG) > 0) ended++;
+        if (r) continue;
         /* The first ones may have made what stays, once. */
-        if (r == 0) before = leftovers();
+        collect(&ended, programs);
+        before = leftovers();
+        held_before = group ? held_in(group) : 0;
     }
-    for (double began = now(); ended < programs; usleep(1000)) {
-        CHECK(now() - began < patience(), "%d of %d helpers have ended", ended, programs);
-        if (waitpid(-1, NULL, WNOHANG) > 0) ended++;
-    }
+    collect(&ended, programs);
     CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD, "more helpers than programs");
     CHECK(leftovers() == before, "%d things before, %d after", before, leftovers());
+    if (group) {
+        size_t held_after = held_in(group);
+        printf("%zu KiB in memory and swap before, %zu after\n", held_before >> 10, held_after >> 10);
+        CHECK(held_after < held_before + MIB, "%zu bytes more", held_after - held_before);
+    }
+    if (getenv("XDG_RUNTIME_DIR")) {
+        struct stat s;
+        int slots = take_slots();
+        CHECK(!fstat(slots, &s) && s.st_size == 0);
+        CHECK(count_entries(getenv("XDG_RUNTIME_DIR"), "ebbtide") == 1);
+    }
     return passed();
 }
 
@@ -280,7 +405,8 @@ int main(int argc, char **argv)
     if (!strcmp(mode, "child")) return child(argv);
     if (!strcmp(mode, "returned")) return returned(argc > 2 ? argv[2] : NULL);
     if (!strcmp(mode, "swapped")) return swapped();
-    if (!strcmp(mode, "many")) return many(uid);
+    if (!strcmp(mode, "hurried")) return hurried(argv[2], atoi(argv[3]));
+    if (!strcmp(mode, "many")) return many(uid, argc > 3 ? argv[3] : NULL);
     if (!strcmp(mode, "nproc")) { done(as_user(uid, 1, refused)); done(as_user(uid, 50, served)); return passed(); }
     if (!strcmp(mode, "user")) { done(as_user(uid, 0, served)); return passed(); }
     if (!strcmp(mode, "users")) {

@@ -107,11 +107,25 @@ fn gdb_attaches() {
     }
 }
 
-/// 1,000 programs with `EBBTIDE_TEST_LONG`.
+/// 1,000 programs with `EBBTIDE_TEST_LONG`. In a cgroup of their own the memory that they leave is exact.
 #[test]
 fn many_programs_leave_nothing() {
+    if !has_helper() {
+        return;
+    }
     let is_long = std::env::var_os("EBBTIDE_TEST_LONG").is_some();
-    detached("exit_system", if is_long { "many 1000" } else { "many 60" });
+    let places = tempfile::tempdir().expect("temporary directory");
+    let mut run = Run::new(c_program("exit_system"))
+        .args(if is_long { "many 1000" } else { "many 60" })
+        .env("XDG_RUNTIME_DIR", places.path())
+        .conf(DETACHED)
+        .timeout(110);
+    let group = Cgroup::with_memory_max("many", 2048 * MIB);
+    match &group {
+        Ok(group) => run = run.arg(group.file("")).cgroup(group),
+        Err(why) => skip(&format!("memory is not compared: {why}")),
+    }
+    run.ok();
 }
 
 #[test]
@@ -120,24 +134,31 @@ fn memory_is_the_systems_again() {
     detached_with("exit_system", "returned", ",thp=off,teardown_workers=4");
 }
 
-/// Exact, whatever others do.
-#[test]
-fn memory_is_the_cgroups_again() {
-    if !is_root() {
-        return skip("a memory cgroup needs root");
-    }
-    let group = match Cgroup::with_memory_max("exit", 2048 * MIB) {
+/// A cgroup with this limit, and the file of its usage; or says why not.
+fn limited(name: &str, bytes: u64) -> Option<(Cgroup, PathBuf)> {
+    let group = match Cgroup::with_memory_max(name, bytes) {
         Ok(group) => group,
-        Err(why) => return skip(&why),
+        Err(why) => {
+            skip(&why);
+            return None;
+        }
     };
     let usage = ["memory.usage_in_bytes", "memory.current"]
         .map(|name| group.file(name))
         .into_iter()
         .find(|file| file.exists());
-    let Some(usage) = usage else {
-        return skip("the cgroup says no usage");
-    };
-    if has_helper() {
+    if usage.is_none() {
+        skip("the cgroup says no usage");
+    }
+    Some((group, usage?))
+}
+
+/// Exact, whatever others do.
+#[test]
+fn memory_is_the_cgroups_again() {
+    if let Some((group, usage)) = limited("exit", 2048 * MIB)
+        && has_helper()
+    {
         Run::new(c_program("exit_system"))
             .arg("returned")
             .arg(&usage)
@@ -145,6 +166,31 @@ fn memory_is_the_cgroups_again() {
             .cgroup(&group)
             .ok();
     }
+}
+
+/// A program of 1 GiB dies in a cgroup of 1.25 while its user's other helpers have the slots; then so much more is
+/// used there.
+fn turns(name: &str, more_mib: u32, check: impl Fn(Run)) {
+    let Some((group, usage)) = limited(name, 1280 * MIB) else {
+        return;
+    };
+    if has_helper() {
+        let places = tempfile::tempdir().expect("temporary directory");
+        let run = Run::new(c_program("exit_system"))
+            .arg("hurried")
+            .arg(&usage)
+            .arg(more_mib.to_string())
+            .env("XDG_RUNTIME_DIR", places.path())
+            .conf(&format!("{DETACHED},thp=off"));
+        check(run.cgroup(&group).timeout(60));
+    }
+}
+
+#[test]
+fn turns_are_kept_until_memory_is_short() {
+    turns("turns", 200, |run| {
+        run.ok();
+    });
 }
 
 /// `ebbtide bench` has a process that sets up swap and takes it down when its input ends.
@@ -411,6 +457,19 @@ fn control_the_kernels_own_end_is_seen_late() {
         run
     };
     assert!(fails(run), "1 GiB ends within 5 ms without a helper");
+}
+
+/// Nobody needs the memory: it waits, and the check of what happens under need sees that.
+#[test]
+fn control_a_turn_that_does_not_end_is_noticed() {
+    turns("no-need", 0, |run| {
+        let outcome = run.run();
+        if !outcome.stdout.contains("skipped: ") {
+            assert!(outcome.verdict().is_err(), "back without need");
+            let said = format!("{}{}", outcome.stdout, outcome.stderr);
+            assert!(said.contains("still used after"), "{said}");
+        }
+    });
 }
 
 #[test]
