@@ -22,8 +22,8 @@ const LEFT_MS: u64 = 100;
 const BETWEEN_MS: [u64; 3] = [1, 1, 1];
 /// How long threads of its own may take to go.
 const JOIN_MS: u64 = 1000;
-/// How long after the end a parent that does not look is waited for, as what follows would hold it up: before the
-/// first unmapping (it may have been woken on this CPU), before that of large files, and before anything is zapped.
+/// How long after the end a parent that does not look is waited for, as what follows would hold it up: at first
+/// (it may have been woken on this CPU), before large files are unmapped, and before anything is zapped.
 const FIRST_GRACE_MS: u64 = 1;
 const LARGE_GRACE_MS: u64 = 4;
 const GRACE_MS: u64 = 16;
@@ -90,16 +90,14 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
         return None;
     }
     let ended_ns = helper::now_ns();
-    files.need.begin();
     control.ended.store(1, Ordering::SeqCst);
+    files.program.wait_for_parent(FIRST_GRACE_MS);
+    files.need.begin();
     join_watcher(arena)?;
     crate::stats::set_left(control.left_ns.load(Ordering::Acquire).min(ended_ns));
     // INV-REAPER-1
     if !helper::is_alone() {
         return None;
-    }
-    if !files.need.is_pressing() {
-        files.program.wait_for_parent(FIRST_GRACE_MS);
     }
     teardown::unmap_files(arena, &files.maps, teardown::Files::Small);
     if !files.need.is_pressing() {
@@ -136,6 +134,8 @@ struct Watcher {
 }
 
 extern "C" fn watch(watcher: usize) -> ! {
+    // Its wake-up would come in between while the main thread is leaving, and hold up the end.
+    ebbtide_sys::thread::wake_gently();
     // SAFETY: the first thread's frame, which stays.
     let watcher = unsafe { &*(watcher as *const Watcher) };
     let control = watcher.arena.control();
@@ -178,8 +178,9 @@ extern "C" fn watch(watcher: usize) -> ! {
 }
 
 fn has_left(word: usize) -> bool {
-    // A wait for the value 0 that is late found 0; any other value is not waited for.
-    helper::wait(word, 0, 0) == Waited::Late
+    // A wait for the value 0 that is late found 0; any other value is not waited for. The first thread may wake it
+    // just then, but not twice in a row.
+    (0..2).any(|_| helper::wait(word, 0, 0) == Waited::Late)
 }
 
 /// Whether the program's main thread has memory, by the size in its `stat`, which anybody may read.
