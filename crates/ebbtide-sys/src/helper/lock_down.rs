@@ -1,0 +1,127 @@
+//! What a helper may still do once it waits: a filter for seccomp(2).
+
+#[cfg(target_arch = "x86_64")]
+use crate::call::{Sysno, syscall};
+
+/// Lets this process make only the calls that are in [`super`], without privileges and without a way back.
+/// `false`: refused; then it must end.
+///
+/// Whoever can write to the program's memory can make it do what he wants: so it may do nothing that the
+/// program, which may lock itself in later, could not. Opening files is over when this is called.
+#[cfg(target_arch = "x86_64")]
+pub fn lock_down() -> bool {
+    const CODE: [libc::sock_filter; filter::LEN] = filter::program();
+    let code = CODE;
+    let program = libc::sock_fprog {
+        len: filter::LEN as u16,
+        filter: code.as_ptr().cast_mut(),
+    };
+    crate::thread::leave_privileges();
+    // SAFETY: the program and its code are readable; only this process is bound.
+    unsafe {
+        syscall!(
+            Sysno::seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            0,
+            &raw const program
+        )
+    }
+    .is_ok()
+}
+
+/// Nothing is known of other processors' calls.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn lock_down() -> bool {
+    false
+}
+
+/// The calls that are left, as a program for seccomp(2).
+#[cfg(target_arch = "x86_64")]
+mod filter {
+    use super::super::THREAD_FLAGS;
+    use super::super::descriptor::{F_OFD_SETLK, F_OFD_SETLKW};
+    use crate::call::Sysno;
+    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
+
+    const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+    /// Allowed whatever the arguments are: on memory that the program has too, and on descriptors of its own.
+    const FREE: [Sysno; 13] = [
+        Sysno::madvise,
+        Sysno::munmap,
+        Sysno::futex,
+        Sysno::read,
+        Sysno::pread64,
+        Sysno::lseek,
+        Sysno::ppoll,
+        Sysno::exit,
+        Sysno::exit_group,
+        Sysno::restart_syscall,
+        Sysno::clock_gettime,
+        Sysno::sched_setscheduler,
+        Sysno::sched_setaffinity,
+    ];
+    /// Allowed with one of two values of an argument: call, number of the argument, values.
+    const BOUND: [(Sysno, u32, [usize; 2]); 3] = [
+        (Sysno::clone, 0, [THREAD_FLAGS, THREAD_FLAGS]),
+        (
+            Sysno::unshare,
+            0,
+            [libc::CLONE_THREAD as usize, libc::CLONE_VM as usize],
+        ),
+        (
+            Sysno::fcntl,
+            1,
+            [F_OFD_SETLK as usize, F_OFD_SETLKW as usize],
+        ),
+    ];
+    pub const LEN: usize = 4 + 2 * FREE.len() + 8 * BOUND.len() + 1;
+
+    const fn op(code: u32, k: u32, yes: u8, no: u8) -> sock_filter {
+        sock_filter {
+            code: code as u16,
+            jt: yes,
+            jf: no,
+            k,
+        }
+    }
+
+    pub const fn program() -> [sock_filter; LEN] {
+        let load = BPF_LD | BPF_W | BPF_ABS;
+        let same = BPF_JMP | BPF_JEQ | BPF_K;
+        let allow = op(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0);
+        let refuse = op(
+            BPF_RET | BPF_K,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+            0,
+            0,
+        );
+        let mut code = [refuse; LEN];
+        // `seccomp_data`: number, architecture, instruction pointer, six arguments of 8 bytes.
+        code[0] = op(load, 4, 0, 0);
+        code[1] = op(same, AUDIT_ARCH_X86_64, 1, 0);
+        code[3] = op(load, 0, 0, 0);
+        let mut at = 4;
+        let mut index = 0;
+        while index < FREE.len() {
+            code[at] = op(same, FREE[index] as u32, 0, 1);
+            code[at + 1] = allow;
+            at += 2;
+            index += 1;
+        }
+        index = 0;
+        while index < BOUND.len() {
+            let (call, argument, values) = BOUND[index];
+            let place = 16 + 8 * argument;
+            code[at] = op(same, call as u32, 0, 7);
+            code[at + 1] = op(load, place + 4, 0, 0);
+            code[at + 2] = op(same, 0, 0, 3);
+            code[at + 3] = op(load, place, 0, 0);
+            code[at + 4] = op(same, values[0] as u32, 2, 0);
+            code[at + 5] = op(same, values[1] as u32, 1, 0);
+            code[at + 7] = allow;
+            at += 8;
+            index += 1;
+        }
+        code
+    }
+}
