@@ -7,6 +7,14 @@
  *   stay     the same, and nothing says so
  *   limit N  free memory, cached objects and empty pages together stay below N MiB
  *   idle     a program with nothing to give has one thread, and none stays behind
+ *   gone     as watch; then nobody stays behind, nor wakes up meanwhile
+ *   beside N M    keeps N MiB free, without a call; another process of the group then needs M MiB
+ *   cache N FILE  keeps N MiB free; another process fills the group by reading FILE: an event, far from the limit
+ *   lowered N     keeps N MiB free while the limit of the group GROUP is lowered and raised
+ *   high N        the same with memory.high, and below what is used
+ *   appears N     the same in a group that had no limit
+ *   stalled N     keeps N MiB free until somebody stalls for memory
+ *   hog M, reader FILE  the other process
  *   end      holds memory to give and ends: is its end late? */
 #include "check.h"
 #include <dirent.h>
@@ -15,6 +23,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -137,6 +146,165 @@ static double keep_until_told(int told)
     return now() - t;
 }
 
+static char *start_block(size_t bytes)
+{
+    char *block = malloc(bytes);
+    CHECK(block);
+    memset(block, 1, bytes);
+    return block;
+}
+
+/* So much is free, and stays: the window is a minute. */
+static void keep_free(size_t bytes)
+{
+    free(start_block(bytes));
+    usleep(300000);
+    CHECK(resident() > bytes, "%zu MiB resident: given back early", resident() / MIB);
+}
+
+/* Seconds until less than half of it is resident, at most so many. */
+static double gone_within(size_t bytes, double seconds)
+{
+    double t = now();
+    while (resident() > bytes / 2 && now() - t < seconds) usleep(1000);
+    return now() - t;
+}
+
+/* A file of the group GROUP. Nothing is allocated. */
+static int group_file(const char *name, int flags)
+{
+    char path[512];
+    CHECK(getenv("GROUP"), "GROUP is the directory of the group");
+    snprintf(path, sizeof path, "%s/%s", getenv("GROUP"), name);
+    return open(path, flags | O_CLOEXEC);
+}
+
+static uint64_t group_number(const char *name)
+{
+    char text[32] = {0};
+    int fd = group_file(name, O_RDONLY);
+    CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0, "%s", name);
+    close(fd);
+    return strtoull(text, NULL, 10);
+}
+
+static int is_v2;
+
+static void find_version(void)
+{
+    int fd = group_file("memory.max", O_RDONLY);
+    is_v2 = fd >= 0;
+    if (is_v2) close(fd);
+}
+
+static size_t used(void) { return group_number(is_v2 ? "memory.current" : "memory.usage_in_bytes"); }
+
+static void set_limit(const char *name, size_t bytes)
+{
+    char text[32];
+    int fd = group_file(name, O_WRONLY), n = snprintf(text, sizeof text, "%zu", bytes);
+    CHECK(fd >= 0 && write(fd, text, n) == n, "%s = %s", name, text);
+    close(fd);
+}
+
+/* Events of memory.events (version 2), or how often the limit was met. */
+static uint64_t hits(void)
+{
+    if (!is_v2) return group_number("memory.failcnt");
+    char text[512] = {0};
+    int fd = group_file("memory.events", O_RDONLY);
+    CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
+    close(fd);
+    char *high = strstr(text, "high "), *most = strstr(text, "max ");
+    CHECK(high && most);
+    return strtoull(high + 5, NULL, 10) + strtoull(most + 4, NULL, 10);
+}
+
+/* Takes memory without malloc, 1 MiB in 2.5 ms. */
+static void hog(size_t bytes)
+{
+    char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(p != MAP_FAILED);
+    for (size_t at = 0; at < bytes; at += MIB) { memset(p + at, 3, MIB); usleep(2500); }
+}
+
+static void reader(const char *path)
+{
+    static char buffer[1 << 16];
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0, "%s", path);
+    for (size_t all = 0; read(fd, buffer, sizeof buffer) > 0; all += sizeof buffer)
+        if (all % MIB == 0) usleep(1000);
+}
+
+/* Another process of this group. It shares no memory with this one. */
+static pid_t beside(const char *mode, const char *argument)
+{
+    char *argv[] = {"pressure", (char *)mode, (char *)argument, NULL}, *none[] = {NULL};
+    pid_t pid;
+    CHECK(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, none) == 0);
+    return pid;
+}
+
+static void ends_well(pid_t pid)
+{
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", status);
+}
+
+static void lowered(size_t bytes, const char *name)
+{
+    find_version();
+    size_t base = used();
+    keep_free(bytes);
+    set_limit(name, 4 * bytes);
+    CHECK(gone_within(bytes, 0.5) >= 0.5, "given back although the limit is far");
+    set_limit(name, used() + 12 * MIB);
+    double took = gone_within(bytes, 2);
+    printf("%.0f ms after the limit was lowered\n", took * 1e3);
+    CHECK(took < 1, "%.3f s", took);
+    /* Less than what was used before. */
+    usleep(100000);
+    set_limit(name, base + bytes / 2);
+    set_limit(name, 8 * bytes);
+    usleep(100000);
+    CHECK(stats().pressure_state == 1, "short of memory before anything was");
+    keep_free(bytes);
+    CHECK(gone_within(bytes, 0.5) >= 0.5, "given back although the limit is far again");
+}
+
+static unsigned long wakeups(void)
+{
+    unsigned long all = 0;
+    DIR *dir = opendir("/proc/self/task");
+    for (struct dirent *e; (e = readdir(dir));) {
+        char path[320], line[128];
+        if (e->d_name[0] == '.' || atoi(e->d_name) == getpid()) continue;
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", e->d_name);
+        FILE *f = fopen(path, "r");
+        while (f && fgets(line, sizeof line, f)) {
+            unsigned long n;
+            if (sscanf(line, "voluntary_ctxt_switches: %lu", &n) == 1) all += n;
+        }
+        if (f) fclose(f);
+    }
+    closedir(dir);
+    return all;
+}
+
+/* The looks have ended with what there was to give, and after a while the thread. */
+static void nobody_stays(void)
+{
+    sleep(1);
+    unsigned long before = wakeups();
+    sleep(2);
+    unsigned long after = wakeups();
+    CHECK(after - before <= 4, "%lu wake-ups with nothing to give", after - before);
+    int waited = 30;
+    while (threads() > 1 && waited++ < 150) usleep(100000);
+    CHECK(threads() == 1, "%d threads after %.1f s", threads(), waited / 10.0);
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argv[1];
@@ -189,6 +357,62 @@ int main(int argc, char **argv)
         int waited = 0;
         while (threads() > 1 && waited++ < 150) usleep(100000);
         CHECK(threads() == 1, "%d threads after %.1f s", threads(), waited / 10.0);
+    } else if (!strcmp(mode, "gone")) {
+        CHECK(keep_until_told(1) < 1);
+        nobody_stays();
+    } else if (!strcmp(mode, "beside")) {
+        size_t kept = atol(argv[2]) * MIB;
+        keep_free(kept);
+        ends_well(beside("hog", argv[3]));
+        CHECK(resident() < kept / 2, "%zu MiB resident", resident() / MIB);
+    } else if (!strcmp(mode, "cache")) {
+        size_t kept = atol(argv[2]) * MIB;
+        find_version();
+        keep_free(kept);
+        pid_t pid = beside("reader", argv[3]);
+        double begin = now(), hit = 0;
+        while (!hit && now() - begin < 10) {
+            usleep(1000);
+            if (hits()) hit = now();
+            CHECK(hit || resident() > kept, "given back before anything happened");
+        }
+        if (!hit) { ends_well(pid); puts("skipped: pages of files do not count here"); return passed(); }
+        double took = gone_within(kept, 2);
+        ends_well(pid);
+        printf("%.0f ms after the limit was met\n", took * 1e3);
+        CHECK(took < 1, "%.3f s", took);
+        CHECK(stats().limit_left > stats().limit / 4, "%lu MiB left: not by an event", stats().limit_left / MIB);
+    } else if (!strcmp(mode, "lowered")) {
+        find_version();
+        lowered(atol(argv[2]) * MIB, is_v2 ? "memory.max" : "memory.limit_in_bytes");
+    } else if (!strcmp(mode, "high")) {
+        size_t kept = atol(argv[2]) * MIB;
+        find_version();
+        keep_free(kept);
+        set_limit("memory.high", used() / 2);
+        double took = gone_within(kept, 3);
+        printf("%.0f ms after memory.high was lowered\n", took * 1e3);
+        CHECK(took < 1, "%.3f s", took);
+        CHECK(stats().pressure_state == 2);
+    } else if (!strcmp(mode, "appears")) {
+        size_t kept = atol(argv[2]) * MIB;
+        find_version();
+        keep_free(kept);
+        CHECK(gone_within(kept, 0.5) >= 0.5, "given back without a limit");
+        set_limit(is_v2 ? "memory.max" : "memory.limit_in_bytes", used() + 12 * MIB);
+        double took = gone_within(kept, 4);
+        printf("%.0f ms after there was a limit\n", took * 1e3);
+        CHECK(took < 2, "%.3f s", took);
+    } else if (!strcmp(mode, "stalled")) {
+        size_t kept = atol(argv[2]) * MIB;
+        keep_free(kept);
+        double took = gone_within(kept, 10);
+        printf("%.0f ms until somebody had stalled\n", took * 1e3);
+        CHECK(took < 10 && stats().pressure_state == 2, "%.3f s", took);
+    } else if (!strcmp(mode, "hog")) {
+        hog(atol(argv[2]) * MIB);
+    } else if (!strcmp(mode, "reader")) {
+        reader(argv[2]);
     } else if (!strcmp(mode, "end")) {
         char *block = malloc(64 * MIB);
         memset(block, 1, 64 * MIB);

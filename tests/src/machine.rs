@@ -170,6 +170,11 @@ impl Cgroup {
         self.dir.join("cgroup.procs")
     }
 
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// One of the group's files.
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)

@@ -36,6 +36,15 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
+/// The program `ebbtide` that was built with the library. Says `skipped: …` where there is none.
+pub fn command_line() -> Option<PathBuf> {
+    let path = target_dir().join("release/ebbtide").canonicalize().ok();
+    if path.is_none() {
+        crate::skip("target/release/ebbtide is missing");
+    }
+    path
+}
+
 /// Whether the library under test is Ebbtide (judged by the file's name), not a stand-in.
 pub fn is_ebbtide() -> bool {
     library().is_some_and(|path| {

@@ -114,6 +114,16 @@ pub const FEATURES: [&str; 11] = [
     "populate",
 ];
 
+/// The bits of [`StatsPage::pressure_sources`].
+pub const PRESSURE_SOURCES: [&str; 6] = [
+    "machine",
+    "cgroup limit",
+    "PSI",
+    "pressure level",
+    "notice",
+    "events not wanted",
+];
+
 impl StatsPage {
     /// Reads the words; `None` if this is not such a page.
     pub fn parse(page: &[u8]) -> Option<Self> {

@@ -140,14 +140,21 @@ fn cgroup() -> Check {
     }
     let limit = tightest(root, &dir, limit).filter(|n| *n < V1_UNLIMITED);
     let usage = read_number(&dir.join(usage).to_string_lossy());
-    Check::info(
-        "cgroup",
-        format!(
-            "{version}, limit {}, usage {}",
-            limit.map_or("none".into(), out::bytes),
-            usage.map_or("unknown".into(), out::bytes)
-        ),
-    )
+    let text = format!(
+        "{version}, limit {}, usage {}",
+        limit.map_or("none".into(), out::bytes),
+        usage.map_or("unknown".into(), out::bytes)
+    );
+    // Groups that account no memory have no usage, but they are to be seen.
+    if usage.is_none() && read(&dir.join("cgroup.procs").to_string_lossy()).is_none() {
+        return Check::limited(
+            "cgroup",
+            text,
+            "distances to limits are not known; what the machine has left counts",
+            "make the cgroup file system visible in the container",
+        );
+    }
+    Check::info("cgroup", text)
 }
 
 /// What tells that the group is short of memory, beside the distance to its limit.
@@ -188,10 +195,7 @@ fn pressure_events() -> Check {
             "memory.pressure_level",
             "noticed when the group is reclaimed from",
         ),
-        Err(error) => Check::info(
-            ID,
-            format!("{file}: {error}; the distance to the limit counts"),
-        ),
+        Err(error) => Check::info(ID, format!("{file}: {error}; distances to limits count")),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::lock_figures::{self, RankFigures};
 use crate::out;
 use crate::run::end::{End, Since};
 use crate::run::sample::Samples;
-use crate::stats_page::StatsPage;
+use crate::stats_page::{PRESSURE_SOURCES, StatsPage};
 
 /// Version of the JSON form; raised when a field changes its meaning.
 const SCHEMA: u32 = 1;
@@ -105,6 +105,10 @@ pub struct LibraryFigures {
     pub fallovers: u64,
     /// What the locks cost, by rank; empty without `lockstat`.
     pub locks: Vec<RankFigures>,
+    /// Looks at which memory was found to be short.
+    pub pressure_events: u64,
+    /// What told the processes about memory; nothing where nobody had enough to give to look.
+    pub pressure_sources: Vec<&'static str>,
 }
 
 impl LibraryFigures {
@@ -137,6 +141,8 @@ impl LibraryFigures {
                 .unwrap_or(0),
             fallovers: total(|p| p.fallovers),
             locks: lock_figures::sum(pages.iter().map(|p| p.locks.as_slice())),
+            pressure_events: total(|p| p.pressure_events),
+            pressure_sources: sources(pages.iter().fold(0, |mask, p| mask | p.pressure_sources)),
         })
     }
 }
@@ -268,12 +274,26 @@ impl Summary {
             }
             let mode = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
             text.push_str(&line("processes", &mode, alone));
+            let watched = if lib.pressure_sources.is_empty() {
+                "nothing to give".to_owned()
+            } else {
+                lib.pressure_sources.join(", ")
+            };
+            text.push_str(&line("memory watched by", &watched, alone));
+            let short = out::count(lib.pressure_events);
+            text.push_str(&line("found to be short", &short, alone));
             text.push_str(&lock_figures::table(&lib.locks));
         } else {
             text.push_str(&line("given back", "unknown", alone));
         }
         text
     }
+}
+
+fn sources(mask: u64) -> Vec<&'static str> {
+    let named = PRESSURE_SOURCES.iter().enumerate();
+    let there = named.filter(|(bit, _)| mask >> bit & 1 == 1);
+    there.map(|(_, name)| *name).collect()
 }
 
 fn duration(ns: Option<u64>) -> String {

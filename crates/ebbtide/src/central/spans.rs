@@ -214,19 +214,23 @@ impl SpanLists {
         if self.news * size < NEWS_BYTES {
             return 0;
         }
-        let free = (self.free * size).saturating_sub(self.released * FRAME_BYTES) as u64;
+        let free = self.populated(size) as u64;
         self.retain
             .due(now, window_ms, (out * size) as u64, free, None) as usize
     }
 
-    /// Bytes of free objects that may be worth a look.
+    /// Bytes of free objects, populated as far as is known, that may be worth a look.
     pub fn waiting(&self, class: usize) -> usize {
         let size = CLASS[class].size as usize;
         if self.news * size < NEWS_BYTES {
             0
         } else {
-            self.free * size
+            self.populated(size)
         }
+    }
+
+    fn populated(&self, size: usize) -> usize {
+        (self.free * size).saturating_sub(self.released * FRAME_BYTES)
     }
 
     /// All spans have been looked at.

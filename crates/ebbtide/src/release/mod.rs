@@ -207,13 +207,39 @@ impl Heap {
         backlog
     }
 
-    /// Dirty frames that may be kept, by what memory is left and what the owner lets us.
-    fn cap_frames(&self, now: u64) -> u64 {
+    /// Free frames that may be kept, by what memory is left.
+    fn room_frames(&self, now: u64) -> u64 {
         if self.pressure.is_on(now) {
             return 0;
         }
-        let room = CAP_FRAMES.load(Ordering::Relaxed);
-        room.min(self.pressure.dirty_limit())
+        CAP_FRAMES.load(Ordering::Relaxed)
+    }
+
+    /// Dirty frames that may be kept, by that and by what the owner lets us.
+    fn cap_frames(&self, now: u64) -> u64 {
+        self.room_frames(now).min(self.pressure.dirty_limit())
+    }
+
+    /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
+    /// that they keep.
+    fn excess_in_spans(&self, now: u64) -> (usize, usize) {
+        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
+        let room = self.room_frames(now).saturating_sub(dirty + lazy);
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let waiting = self.waiting_in_spans();
+        let excess = waiting.saturating_sub(room.saturating_mul(FRAME_BYTES));
+        (excess, waiting)
+    }
+
+    /// Whether much more is kept than memory is left for: others have grown, or much was freed. While memory
+    /// is short, rounds come as they are due.
+    pub fn keeps_too_much(&self, now: u64) -> bool {
+        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
+        let kept = (dirty + lazy).saturating_sub(self.held.frames() as u64);
+        let most = self.room_frames(now).saturating_add(IN_PLACE_FRAMES);
+        let (in_spans, _) = self.excess_in_spans(now);
+        let much = kept > most || in_spans as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
+        much && !self.pressure.is_on(now)
     }
 
     /// Two sums over the zones.
@@ -533,13 +559,21 @@ impl Heap {
         }
         let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let window = u64::from(self.settings().config.retain_ms);
+        let (excess, kept) = self.excess_in_spans(now);
         let mut frames = 0;
         for class in 1..CLASSES {
             let due = {
                 let mut spans = self.central[class].spans.lock();
                 let due = spans.due(class, now, window);
-                let all = self.pressure.is_on(now) && spans.waiting(class) > 0;
-                if all { usize::MAX } else { due }
+                let waiting = spans.waiting(class);
+                // Of what there is no room for, each class gives its share.
+                let share = waiting as u128 * excess as u128 / kept.max(1) as u128;
+                let all = self.pressure.is_on(now) && waiting > 0;
+                if all {
+                    usize::MAX
+                } else {
+                    due.max(share as usize)
+                }
             };
             if due > 0 {
                 frames += self.depopulate(class, round, due, by);

@@ -8,7 +8,7 @@
 //! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
 use super::gather::Gather;
-use super::pressure::LOOK_MS;
+use super::pressure::policy::LOOK_MS;
 use super::pressure::watcher::Watcher;
 use super::slots::Owned;
 use crate::config::MAX_WORKERS;
@@ -28,6 +28,9 @@ const RETRY_MS: u64 = 10_000;
 
 /// Whoever has its eyes open while another coordinates comes back after this.
 const NOT_MY_TURN_MS: u64 = 200;
+
+/// A round that comes early, because memory is getting short, waits for so many times what the last one took.
+const EARLY_SHARE: u64 = 8;
 
 /// The workers of this process.
 pub struct Workers {
@@ -194,6 +197,7 @@ fn run(heap: &'static Heap, number: usize) {
     let affinity = Affinity::current();
     let mut worked_ms = clock::now_ms();
     let mut watcher = None;
+    let mut eyes = Eyes::default();
     loop {
         let seen = workers.wake.load(Ordering::SeqCst);
         if heap.slots.has_queued() {
@@ -210,10 +214,12 @@ fn run(heap: &'static Heap, number: usize) {
             // Whoever has news from now on must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
             if watches {
-                watch(heap, &mut watcher, number, by);
+                watch(heap, &mut watcher, &mut eyes, number, by);
             }
-            let next = heap.round(clock::now_ms(), by);
+            let began = clock::now_ms();
+            let next = heap.round(began, by);
             let now = clock::now_ms();
+            eyes.early_at_ms = now + EARLY_SHARE * (now - began);
             if let Next::Much(_) = next {
                 (worked_ms, much) = (now, true);
                 workers.expecting.store(false, Ordering::Relaxed);
@@ -233,7 +239,7 @@ fn run(heap: &'static Heap, number: usize) {
             heap.pressure.end_watch(number);
         }
         match wait_ms {
-            Some(ms) => sleep_watching(heap, &mut watcher, number, by, seen, ms),
+            Some(ms) => sleep_watching(heap, &mut watcher, &mut eyes, number, by, seen, ms),
             None if idle_ms < IDLE_MS => workers.sleep(seen, IDLE_MS - idle_ms),
             None => {
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
@@ -262,26 +268,43 @@ pub enum Next {
     Nothing,
 }
 
-/// Looks at pressure, if nobody else does; releases everything when it is time to.
-fn watch(heap: &Heap, watcher: &mut Option<Watcher>, number: usize, by: Releaser) {
-    if !heap.pressure.claim_watch(number) {
-        return;
-    }
-    let now = clock::now_ms();
-    let watcher = watcher.get_or_insert_with(|| {
-        let watcher = Watcher::open(now);
-        stats::set_pressure_sources(watcher.sources());
-        watcher
-    });
-    if heap.look_at_pressure(watcher, now) {
-        super::release_everything(heap, by);
-    }
+/// What a coordinator with its eyes open waits for.
+#[derive(Default)]
+struct Eyes {
+    /// The next look.
+    look_at_ms: u64,
+    /// From then on a round may come early.
+    early_at_ms: u64,
 }
 
-/// Sleeps until it is woken or `ms` are over, with its eyes open.
+/// Looks at pressure, if nobody else does; releases everything when it is time to. `true`: it did.
+fn watch(
+    heap: &Heap,
+    watcher: &mut Option<Watcher>,
+    eyes: &mut Eyes,
+    number: usize,
+    by: Releaser,
+) -> bool {
+    let now = clock::now_ms();
+    eyes.look_at_ms = now + LOOK_MS.0;
+    if !heap.pressure.claim_watch(number) {
+        return false;
+    }
+    let watcher = watcher.get_or_insert_with(|| Watcher::open(now));
+    let verdict = heap.look_at_pressure(watcher, now);
+    stats::set_pressure_sources(watcher.sources());
+    eyes.look_at_ms = now + verdict.next_ms;
+    if verdict.release {
+        super::release_everything(heap, by);
+    }
+    verdict.release
+}
+
+/// Sleeps until it is woken, `ms` are over, or more is kept than what is left allows; with its eyes open.
 fn sleep_watching(
     heap: &Heap,
     watcher: &mut Option<Watcher>,
+    eyes: &mut Eyes,
     number: usize,
     by: Releaser,
     seen: u32,
@@ -290,14 +313,23 @@ fn sleep_watching(
     let workers = &heap.workers;
     let end = clock::now_ms() + ms;
     loop {
-        let left = end.saturating_sub(clock::now_ms());
         let watches = watcher.is_some();
-        workers.sleep(seen, if watches { left.min(LOOK_MS) } else { left });
+        let until = if watches {
+            end.min(eyes.look_at_ms)
+        } else {
+            end
+        };
+        workers.sleep(seen, until.saturating_sub(clock::now_ms()));
         let woken = workers.wake.load(Ordering::SeqCst) != seen;
         if woken || clock::now_ms() >= end || !watches {
             return;
         }
-        watch(heap, watcher, number, by);
+        // Perhaps nothing is left to give, or to wait for.
+        let released = watch(heap, watcher, eyes, number, by);
+        let now = clock::now_ms();
+        if released || now >= eyes.early_at_ms && heap.keeps_too_much(now) {
+            return;
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   limits, PSI, levels ── looked at by ──▶ Watcher ──▶ Policy ──▶ pressed?  ──▶ nothing is deferred
-//!   (a worker, 25 times a second while                        └─▶ budget ──▶ calls that take fresh frames
-//!    there is memory to give)
+//!   (a worker, 25 times a second while      │                 └─▶ budget ──▶ calls that take fresh frames
+//!    there is memory to give; more often    └─ room ─▶ half of it bounds what is kept
+//!    while others grow near the limit)
 //! ```
 //!
 //! Only workers look: reading a file needs a descriptor, and the program's table is its own. The program
@@ -30,11 +31,9 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::pressure;
 use ebbtide_zone::FRAME_BYTES;
-use policy::{Look, Policy};
+use policy::{Look, Policy, Verdict};
 use watcher::Watcher;
 
-/// Milliseconds between looks.
-pub const LOOK_MS: u64 = 40;
 /// Between calls for the worker because the budget is spent.
 const CALL_MS: u64 = 10;
 /// What may be taken until a worker that has just been called has looked: 32 MiB.
@@ -139,8 +138,23 @@ impl Pressure {
     }
 
     /// A worker found that it cannot open anything: nobody looks, and nothing bounds anybody.
+    ///
+    /// A thread in [`Self::expect_look`] may have found nobody just before, and lower the budget just after
+    /// this. No order of two words prevents that, and nobody would look and lift it again: so who finds the
+    /// budget spent looks here first ([`Heap::pay_for_growth`]). It then pays for nothing, however late the
+    /// budget was lowered.
     pub fn expect_no_look(&self) {
         self.watched_by.store(usize::MAX, Ordering::Relaxed);
+        self.lift();
+    }
+
+    /// Whether a look is never to come: a worker has tried.
+    fn is_blind(&self) -> bool {
+        self.watched_by.load(Ordering::Relaxed) == usize::MAX
+    }
+
+    /// Nothing bounds anybody.
+    fn lift(&self) {
         self.budget.store(NO_BOUND, Ordering::Relaxed);
     }
 
@@ -154,19 +168,20 @@ impl Pressure {
                 .is_ok()
     }
 
-    /// Worker `number` looks no more: there is nothing to give, so nothing bounds anybody.
+    /// Worker `number` looks no more: there is nothing to give, so nothing bounds anybody, and what was left
+    /// of a limit says nothing about later.
     pub fn end_watch(&self, number: usize) {
         if self.watched_by.load(Ordering::Relaxed) == number + 1 {
-            self.budget.store(NO_BOUND, Ordering::Relaxed);
+            self.lift();
+            super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed);
             self.watched_by.store(0, Ordering::Release);
         }
     }
 }
 
 impl Heap {
-    /// Looks at pressure, by the worker that has claimed to, and tells the program. `true`: everything
-    /// is to be released now.
-    pub fn look_at_pressure(&self, watcher: &mut Watcher, now: u64) -> bool {
+    /// Looks at pressure, by the worker that has claimed to, and tells the program.
+    pub fn look_at_pressure(&self, watcher: &mut Watcher, now: u64) -> Verdict {
         let (room, told) = watcher.look(now);
         if let Some(room) = room {
             self.note_room(room);
@@ -192,7 +207,7 @@ impl Heap {
         if verdict.event {
             stats::count_pressure();
         }
-        verdict.release
+        verdict
     }
 
     /// What is left bounds what is kept for reuse, and a percentage is of the limit.
@@ -221,11 +236,17 @@ impl Heap {
         if over >= 0 {
             return;
         }
+        if self.pressure.is_blind() {
+            return self.pressure.lift();
+        }
         self.pressure.budget.fetch_sub(over, Ordering::Relaxed);
         let last = self.pressure.called_ms.load(Ordering::Relaxed);
         if now.wrapping_sub(last) >= CALL_MS {
             self.pressure.called_ms.store(now, Ordering::Relaxed);
-            super::heap_workers().call(1);
+            if !super::heap_workers().call(1) {
+                // No thread is to be had any more, so nobody looks.
+                return self.pressure.lift();
+            }
         }
         let share = over.unsigned_abs();
         let released = self.release_some(share);

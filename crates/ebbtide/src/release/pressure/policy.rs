@@ -13,6 +13,9 @@
 //! Usage lags behind what was handed out: memory counts when it is touched. So the growth that has not
 //! shown up as resident yet is taken off what is left; it is forgotten over seconds, because some programs
 //! never touch what they ask for.
+//!
+//! Others grow without asking. The next look is due before they have taken a quarter of what is left above
+//! the low mark, at the speed since the last one.
 
 use ebbtide_sys::pressure::Room;
 use ebbtide_sys::pressure::source::Trigger;
@@ -21,6 +24,8 @@ use ebbtide_sys::pressure::source::Trigger;
 pub const CALM_MS: u64 = 10_000;
 /// Between two releases of everything while pressed: at first, and at most.
 const AGAIN_MS: (u64, u64) = (1000, CALM_MS);
+/// Milliseconds between looks: while nobody else grows, and at least.
+pub const LOOK_MS: (u64, u64) = (40, 5);
 /// In this time, most of the growth that has not been touched is forgotten.
 const FORGET_MS: u64 = 2000;
 
@@ -50,6 +55,8 @@ pub struct Verdict {
     pub release: bool,
     /// Bytes that may be taken afresh before the next look. `None`: as many as you like.
     pub budget: Option<u64>,
+    /// Milliseconds until the next look.
+    pub next_ms: u64,
 }
 
 /// The state.
@@ -60,6 +67,8 @@ pub struct Policy {
     again_ms: u64,
     untouched: u64,
     last: Option<(u64, u64, u64)>,
+    /// When the others' usage was last seen, the limit then, and that usage.
+    others: Option<(u64, u64, u64)>,
 }
 
 /// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter.
@@ -76,6 +85,7 @@ impl Policy {
             again_ms: AGAIN_MS.0,
             untouched: 0,
             last: None,
+            others: None,
         }
     }
 
@@ -112,7 +122,29 @@ impl Policy {
             event,
             release,
             budget: left.map(|left| left.unwrap_or(0) / 2),
+            next_ms: self.follow_others(look),
         }
+    }
+
+    /// Milliseconds until the others may have taken a quarter of what is left above the low mark.
+    fn follow_others(&mut self, look: &Look) -> u64 {
+        let now = look.room.map(|room| {
+            let used = room.limit.saturating_sub(room.left);
+            (look.now_ms, room.limit, used.saturating_sub(look.resident))
+        });
+        let before = core::mem::replace(&mut self.others, now);
+        let (Some((now_ms, limit, others)), Some((last_ms, last_limit, last_others)), Some(room)) =
+            (now, before, look.room)
+        else {
+            return LOOK_MS.0;
+        };
+        let grown = others.saturating_sub(last_others);
+        if grown == 0 || limit != last_limit {
+            return LOOK_MS.0;
+        }
+        let left = room.left.saturating_sub(low_mark(limit)) / 4;
+        let passed = now_ms.saturating_sub(last_ms).min(LOOK_MS.0);
+        (left.saturating_mul(passed) / grown).clamp(LOOK_MS.1, LOOK_MS.0)
     }
 
     /// Growth that has not been touched yet.
@@ -338,6 +370,34 @@ mod tests {
         let verdict = fake.after(40).look();
         assert_eq!((verdict.event, verdict.budget), (false, None));
         assert!(!fake.after(CALM_MS).look().pressed);
+    }
+
+    #[test]
+    fn looks_come_closer_as_others_grow() {
+        let mut fake = Fake::new(1024 * MIB, 264 * MIB);
+        fake.resident = 600 * MIB;
+        assert_eq!(fake.look().next_ms, LOOK_MS.0);
+        assert_eq!(fake.after(40).look().next_ms, LOOK_MS.0, "nobody grows");
+        let take = |fake: &mut Fake, bytes| fake.room.as_mut().unwrap().left -= bytes;
+        // 2 MiB a millisecond: a quarter of 120 MiB is gone in 15 of them.
+        take(&mut fake, 80 * MIB);
+        assert_eq!(fake.after(40).look().next_ms, 15);
+        // What this process has given back meanwhile does not hide it.
+        take(&mut fake, 30 * MIB);
+        fake.resident -= 30 * MIB;
+        fake.room.as_mut().unwrap().left += 30 * MIB;
+        assert_eq!(fake.after(15).look().next_ms, 15);
+        // Nor does its own growth look like theirs.
+        fake.touch(20 * MIB);
+        assert_eq!(fake.after(15).look().next_ms, LOOK_MS.0);
+        take(&mut fake, 90 * MIB);
+        assert_eq!(fake.after(40).look().next_ms, LOOK_MS.1);
+        // Another limit is another count.
+        fake.room = Some(Room {
+            left: 100 * MIB,
+            limit: 4096 * MIB,
+        });
+        assert_eq!(fake.after(5).look().next_ms, LOOK_MS.0);
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Watcher {
     events: bool,
     hits: Option<u64>,
     machine: Option<Room>,
+    /// The group had a limit at the last look.
+    is_limited: bool,
     found_ms: u64,
     machine_ms: u64,
 }
@@ -57,6 +59,7 @@ impl Watcher {
             events: true,
             hits: group.as_ref().map(Group::hits),
             machine: pressure::machine(),
+            is_limited: false,
             found_ms: now_ms,
             machine_ms: now_ms,
             group,
@@ -88,6 +91,7 @@ impl Watcher {
             self.machine = pressure::machine();
         }
         let group = self.group.as_ref().and_then(Group::nearest);
+        self.is_limited = group.is_some();
         let room = match self.machine {
             Some(machine) => Some(machine.nearer(group)),
             None => group,
@@ -113,12 +117,11 @@ impl Watcher {
         hit || stalled || level || notice
     }
 
-    /// What there is to look at.
+    /// What there was to look at.
     pub fn sources(&self) -> u64 {
-        let limit = self.group.as_ref().and_then(Group::nearest).is_some();
         let have = [
             (self.machine.is_some(), source::MACHINE),
-            (limit, source::LIMIT),
+            (self.is_limited, source::LIMIT),
             (self.psi.is_some(), source::PSI),
             (self.level.is_some(), source::LEVEL),
             (self.notice.is_some(), source::NOTICE),
