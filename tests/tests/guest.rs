@@ -191,6 +191,54 @@ fn garbage_goes_before_the_limit() {
     assert!(control.verdict().is_err(), "{}", control.describe("lives"));
 }
 
+/// Version 2: limits that change under a program that does nothing. `memory.high` may be set below what is used.
+#[test]
+fn limits_that_change() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    let Some(mut guest) = Guest::of(&SPARSE) else {
+        return;
+    };
+    let within = |limit: &str, mode: &str| {
+        format!(
+            "{GROUP} echo {limit} > t/memory.max; export EBBTIDE_CONF=retain_ms=60000 GROUP=$PWD/t; \
+             pressure {mode}; status=$?; echo max > t/memory.high; exit $status"
+        )
+    };
+    guest.ok(&within("512M", "lowered 64"), 30);
+    guest.ok(&within("512M", "high 64"), 30);
+    guest.ok(&within("max", "appears 64"), 30);
+    guest.ok(&within("256M", "beside 64 220"), 30);
+    let events = guest.ok("cat /sys/fs/cgroup/t/memory.events", 10).stdout;
+    assert!(events.contains("oom 0\noom_kill 0\n"), "{events}");
+}
+
+/// Version 2: somebody stalls for memory in another group. It counts if the program was told to watch that
+/// group, and only then.
+#[test]
+fn stalls_of_others() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    let Some(mut guest) = Guest::of(&SPARSE) else {
+        return;
+    };
+    let beside_a_stall = |command: &str| {
+        format!(
+            "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir -p other; \
+             [ -e other/memory.pressure ] || {{ echo 'skipped: no PSI'; exit 0; }}; \
+             echo 20M > other/memory.high; \
+             (echo 0 > other/cgroup.procs; unset LD_PRELOAD; exec pressure hog 60) & \
+             export EBBTIDE_CONF=retain_ms=60000; {command}"
+        )
+    };
+    // The trigger is "some 150000 2000000".
+    let watch = "MEMORY_PRESSURE_WATCH=$PWD/other/memory.pressure MEMORY_PRESSURE_WRITE=c29tZSAxNTAwMDAgMjAwMDAwMA==";
+    guest.ok(&beside_a_stall(&format!("{watch} pressure stalled 64")), 30);
+    guest.ok(&beside_a_stall("pressure stay"), 30);
+}
+
 /// The harness itself: how a command ended is known, and one without an end takes its machine with it.
 #[test]
 fn endings_are_told_apart() {

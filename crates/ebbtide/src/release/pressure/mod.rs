@@ -141,16 +141,26 @@ impl Pressure {
     ///
     /// A thread in [`Self::expect_look`] may have found nobody just before, and lower the budget just after
     /// this. No order of two words prevents that, and nobody would look and lift it again: so who finds the
-    /// budget spent looks here first ([`Heap::pay_for_growth`]). It then pays for nothing, however late the
+    /// budget spent looks here first ([`Self::take_overdraft`]). It then pays for nothing, however late the
     /// budget was lowered.
     pub fn expect_no_look(&self) {
         self.watched_by.store(usize::MAX, Ordering::Relaxed);
         self.lift();
     }
 
-    /// Whether a look is never to come: a worker has tried.
-    fn is_blind(&self) -> bool {
-        self.watched_by.load(Ordering::Relaxed) == usize::MAX
+    /// What was taken beyond the budget, which is the caller's to make up for. `None`: nothing, or the bound
+    /// waits for a look that never comes.
+    fn take_overdraft(&self) -> Option<u64> {
+        let over = self.budget.load(Ordering::Relaxed);
+        if over >= 0 {
+            return None;
+        }
+        if self.watched_by.load(Ordering::Relaxed) == usize::MAX {
+            self.lift();
+            return None;
+        }
+        self.budget.fetch_sub(over, Ordering::Relaxed);
+        Some(over.unsigned_abs())
     }
 
     /// Nothing bounds anybody.
@@ -232,23 +242,17 @@ impl Heap {
     /// taken beyond it.
     #[cold]
     pub fn pay_for_growth(&self, now: u64) {
-        let over = self.pressure.budget.load(Ordering::Relaxed);
-        if over >= 0 {
+        let Some(share) = self.pressure.take_overdraft() else {
             return;
-        }
-        if self.pressure.is_blind() {
-            return self.pressure.lift();
-        }
-        self.pressure.budget.fetch_sub(over, Ordering::Relaxed);
+        };
         let last = self.pressure.called_ms.load(Ordering::Relaxed);
         if now.wrapping_sub(last) >= CALL_MS {
             self.pressure.called_ms.store(now, Ordering::Relaxed);
             if !super::heap_workers().call(1) {
-                // No thread is to be had any more, so nobody looks.
-                return self.pressure.lift();
+                // No thread is to be had now, so nobody looks: pay once, not for ever.
+                self.pressure.lift();
             }
         }
-        let share = over.unsigned_abs();
         let released = self.release_some(share);
         stats::count_paid(released as usize * FRAME_BYTES);
     }
@@ -300,5 +304,38 @@ impl Heap {
 
     fn waiting_frames(&self) -> u64 {
         (self.waiting_in_spans() / FRAME_BYTES) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_the_budget_is_paid_once() {
+        let pressure = Pressure::new();
+        pressure.expect_look();
+        pressure.count_fresh(FIRST_BUDGET as u64 + 5);
+        assert!(pressure.is_over_budget());
+        assert_eq!(pressure.take_overdraft(), Some(5));
+        assert_eq!(pressure.take_overdraft(), None);
+        pressure.count_fresh(3);
+        assert_eq!(pressure.take_overdraft(), Some(3));
+    }
+
+    #[test]
+    fn nobody_pays_for_a_look_that_never_comes() {
+        let pressure = Pressure::new();
+        // A thread finds nobody; a worker finds that it may open nothing; then the thread lowers the budget.
+        let found_nobody = !pressure.is_watched();
+        pressure.expect_no_look();
+        assert!(found_nobody);
+        pressure.budget.fetch_min(FIRST_BUDGET, Ordering::Relaxed);
+        pressure.count_fresh(FIRST_BUDGET as u64 + 5);
+        assert_eq!(pressure.take_overdraft(), None);
+        assert!(!pressure.is_over_budget());
+        pressure.expect_look();
+        pressure.count_fresh(1 << 40);
+        assert!(!pressure.is_over_budget(), "and so it stays");
     }
 }
