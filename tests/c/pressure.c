@@ -390,9 +390,10 @@ int main(int argc, char **argv)
         find_version();
         keep_free(kept);
         set_limit("memory.high", used() / 2);
-        double took = gone_within(kept, 3);
+        double took = gone_within(kept, 6);
         printf("%.0f ms after memory.high was lowered\n", took * 1e3);
-        CHECK(took < 1, "%.3f s", took);
+        /* Above it the kernel makes everybody wait, those who give back too, up to 2 s at a time. */
+        CHECK(took < 6, "%.3f s", took);
         CHECK(stats().pressure_state == 2);
     } else if (!strcmp(mode, "appears")) {
         size_t kept = atol(argv[2]) * MIB;

@@ -229,7 +229,7 @@ fn stalls_of_others() {
             "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir -p other; \
              [ -e other/memory.pressure ] || {{ echo 'skipped: no PSI'; exit 0; }}; \
              echo 20M > other/memory.high; \
-             (echo 0 > other/cgroup.procs; unset LD_PRELOAD; exec pressure hog 60) & \
+             (sleep 2; echo 0 > other/cgroup.procs; unset LD_PRELOAD; exec pressure hog 60) & \
              export EBBTIDE_CONF=retain_ms=60000; {command}"
         )
     };

@@ -221,8 +221,11 @@ impl Heap {
     }
 
     /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
-    /// that they keep.
+    /// that they keep; neither where pressure is not watched.
     fn excess_in_spans(&self, now: u64) -> (usize, usize) {
+        if !self.settings().config.pressure {
+            return (0, 0);
+        }
         let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
         let room = self.room_frames(now).saturating_sub(dirty + lazy);
         let room = usize::try_from(room).unwrap_or(usize::MAX);
