@@ -136,7 +136,7 @@ pub enum BenchCommand {
     #[command(after_help = peers::known_list())]
     Return(ReturnArgs),
     /// Refills from the zones: alone, among threads, beside releases, and in real programs;
-    /// by clusters and frame by frame (an hour with all peers; see --quick, --only, --against)
+    /// by clusters and frame by frame (half an hour with all peers; see --quick, --only, --against)
     #[command(after_help = peers::known_list())]
     Cluster(ReturnArgs),
     /// The end of a process that holds much memory: how long until its parent knows,

@@ -123,7 +123,7 @@ impl Text {
 }
 
 /// The figures by name, in bytes.
-fn figures(stats: &Stats) -> [(&'static str, usize); 12] {
+fn figures(stats: &Stats) -> [(&'static str, usize); 13] {
     [
         ("live", stats.live),
         ("large", stats.large),
@@ -136,7 +136,30 @@ fn figures(stats: &Stats) -> [(&'static str, usize); 12] {
         ("opened", stats.opened),
         ("released", stats.released),
         ("refaulted", stats.refaulted),
+        ("lazied", stats.lazied),
         ("held", stats.held),
+    ]
+}
+
+/// What is no number of bytes, with its unit.
+fn others(stats: &Stats) -> [(&'static str, u64, &'static str); 4] {
+    [
+        ("workers", stats.worker_ns, "ns of releasing"),
+        (
+            "stall",
+            stats.longest_stall_ns,
+            "ns in the longest release by the program",
+        ),
+        (
+            "zones",
+            stats.fallovers,
+            "runs of pages from another zone than the CPU's",
+        ),
+        (
+            "pressure",
+            stats.pressure_events,
+            "looks that found memory short",
+        ),
     ]
 }
 
@@ -144,8 +167,12 @@ fn figures(stats: &Stats) -> [(&'static str, usize); 12] {
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_stats() {
     let mut text = Text::new();
-    for (name, bytes) in figures(&Stats::collect()) {
+    let stats = Stats::collect();
+    for (name, bytes) in figures(&stats) {
         let _ = writeln!(text, "{name:<9} {bytes:>16} bytes");
+    }
+    for (name, number, unit) in others(&stats) {
+        let _ = writeln!(text, "{name:<9} {number:>16} {unit}");
     }
     for (name, lock) in ebbtide::stats::locks().filter(|(_, lock)| lock.taken > 0) {
         let (waits, holds) = (&lock.waits, &lock.holds);

@@ -267,6 +267,7 @@ impl Summary {
                 ("made lazy", out::bytes(lib.lazied_bytes)),
                 ("worker time", out::duration(lib.worker_ns)),
                 ("longest stall", out::duration(lib.longest_inline_stall_ns)),
+                ("from other zones", out::count(lib.fallovers)),
                 ("kept at the end", out::bytes(kept + lib.held_end_bytes)),
             ];
             for (name, value) in rows {
