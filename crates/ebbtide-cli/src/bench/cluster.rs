@@ -80,28 +80,31 @@ const STALLS: [(&str, &str); 2] = [
         "the same beside a thread that frees, and releases everything, all the time",
     ),
 ];
+const FILL: &str = "fill";
+const FILLED: &[Metric] = &[metric("fill_s", "s to fill")];
 const REALS: [&str; 3] = ["redis", "gcc", "python"];
 const REALS_LOCKED: [&str; 3] = ["redis_locks", "gcc_locks", "python_locks"];
 
 /// Cases that say something of any allocator, and of Ebbtide's variants.
-const OPEN: [&str; 13] = {
-    let mut all = [""; 13];
+const OPEN: [&str; 14] = {
+    let mut all = [""; 14];
     let mut at = 0;
     while at < 10 {
         all[at] = TAKES[at].0;
         at += 1;
     }
     (all[10], all[11], all[12]) = (REALS[0], REALS[1], REALS[2]);
+    all[13] = FILL;
     all
 };
-const OWN_ONLY: [&str; 15] = {
-    let mut all = [""; 15];
+const OWN_ONLY: [&str; 16] = {
+    let mut all = [""; 16];
     let mut at = 0;
-    while at < 13 {
+    while at < OPEN.len() {
         all[at] = OPEN[at];
         at += 1;
     }
-    (all[13], all[14]) = (STALLS[0].0, STALLS[1].0);
+    (all[14], all[15]) = (STALLS[0].0, STALLS[1].0);
     all
 };
 const COUNTED: [&str; 6] = [
@@ -117,6 +120,8 @@ const CLOCKED: [&str; 2] = [HOLDS[0].0, HOLDS[1].0];
 /// What each thread holds at once.
 const BLOCK_BYTES: u64 = 128 << 20;
 const QUICK_BYTES: u64 = 16 << 20;
+/// What the fill case fills.
+const FILL_BYTES: (u64, u64) = (1 << 30, 128 << 20);
 /// What the hold cases allocate.
 const HOLD_BYTES: u64 = 64 << 20;
 
@@ -153,6 +158,15 @@ fn cases(bytes: u64, quick: bool) -> Vec<Case> {
             STALL,
         ));
     }
+    cases.push(Case {
+        id: FILL,
+        about: "objects of 64 to 512 bytes in a fresh heap, every cache line touched",
+        run: Run::Worker {
+            case: "fill",
+            amount: if quick { FILL_BYTES.1 } else { FILL_BYTES.0 },
+        },
+        metrics: FILLED,
+    });
     let scripts = REALS.into_iter().map(|id| (id, REAL));
     let locked = REALS_LOCKED.into_iter().map(|id| (id, REAL_LOCKS));
     for (id, metrics) in scripts.chain(locked) {
@@ -182,6 +196,9 @@ fn entries(args: &ReturnArgs) -> Result<Vec<Entry>> {
         own.variant("lockstat=on,cluster=off", &COUNTED),
         own.variant("lockstat=cpu", &CLOCKED),
         own.variant("lockstat=cpu,cluster=off", &CLOCKED),
+        own.variant("populate=on", &[FILL]),
+        own.variant("thp=off", &[FILL]),
+        own.variant("thp=off,populate=on", &[FILL]),
     ];
     // Behind Ebbtide and Ebbtide again.
     entries.splice(2..2, variants);
