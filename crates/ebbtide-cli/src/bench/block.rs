@@ -227,6 +227,7 @@ pub fn temporaries(bytes: u64) -> Result<Output> {
         &[
             ("faults_first", faults[0]),
             ("faults_later", mean(&faults[1..])),
+            ("faults_last", faults[ROUNDS - 1]),
             ("round_first_ms", times[0]),
             ("round_later_ms", mean(&times[1..])),
         ],

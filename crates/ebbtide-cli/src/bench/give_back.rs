@@ -47,7 +47,8 @@ const THINNED: &[Metric] = &[
 
 const TEMPORARIES: &[Metric] = &[
     metric("faults_first", "minor faults in the first round"),
-    metric("faults_later", "minor faults a round after the first"),
+    metric("faults_later", "minor faults a round after the first, mean"),
+    metric("faults_last", "minor faults in the last round"),
     metric("round_later_ms", "ms a round after the first"),
     metric(
         "back_rss_ms",
