@@ -96,6 +96,16 @@ fn children_that_skip_the_handlers() {
     topic("raw", "");
 }
 
+#[test]
+fn children_that_skip_the_handlers_while_chunks_are_opened() {
+    topic("opening", "workers=0");
+}
+
+#[test]
+fn locked_memory_is_told_of() {
+    topic("locked", "workers=0");
+}
+
 /// SIGABRT, and one line that names what was given.
 fn judge(case: &str, outcome: &Outcome) {
     let named = outcome.stdout.lines().last().unwrap_or("(nothing)");

@@ -36,7 +36,7 @@ impl Shared {
             }),
             memory: (0..CHUNKS * 4).map(|_| UnsafeCell::new(0)).collect(),
         });
-        shared.with(|shard| shard.open(0));
+        shared.with(|shard| shard.open(0, false));
         shared.take().unwrap();
         let second = shared.take().unwrap();
         shared.put(second);
@@ -58,7 +58,7 @@ impl Shared {
         let taken = self.with(|shard| {
             shard.take(QUARTER, 1).or_else(|| {
                 let id = shard.wanted(CHUNKS as u32)?;
-                shard.open(id);
+                shard.open(id, false);
                 shard.take(QUARTER, 1)
             })
         })?;

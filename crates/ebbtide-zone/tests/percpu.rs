@@ -88,7 +88,7 @@ impl World {
             let Some(id) = self.shard().wanted(CHUNKS as u32) else {
                 return;
             };
-            self.shard().open(id);
+            self.shard().open(id, false);
         };
         let Taken {
             chunk,
@@ -392,4 +392,43 @@ fn small_and_large_areas_have_chunks_of_their_own() {
     world.take(1, 1);
     let chunks: Vec<u32> = world.areas.iter().map(|area| area.chunk).collect();
     assert!(chunks[0] != chunks[1] && chunks[0] == chunks[2]);
+}
+
+/// A child that skipped the fork handlers saw the shard as of a moment before its parent's other thread opened a
+/// chunk, and the chunk's record as of a moment after.
+#[test]
+fn a_record_that_was_begun_by_another_thread_begins_anew() {
+    let (mut state, mut chunks) = (ShardState::NEW, vec![Chunk::ZERO; 2]);
+    let mut others = Shard::new(&mut state, &mut chunks);
+    assert!(others.open(0, false));
+    assert!((0..100).all(|n| others.take(100 + n, 8).is_some()));
+    let mut state = ShardState::NEW;
+    let mut shard = Shard::new(&mut state, &mut chunks);
+    shard.abandon();
+    assert!(shard.wanted(2) == Some(0) && shard.open(0, false) && !shard.open(0, false));
+    let taken = shard.take(UNIT_GRANULES, 1).expect("all of it");
+    assert_eq!((taken.chunk, taken.at, taken.populate), (0, 0, u64::MAX));
+    shard.check_invariants().expect("whole");
+}
+
+/// What is there from the start counts as populated, and goes back like the rest.
+#[test]
+fn a_resident_chunk_is_told_of() {
+    let (mut state, mut chunks) = (ShardState::NEW, vec![Chunk::ZERO; 1]);
+    let mut shard = Shard::new(&mut state, &mut chunks);
+    assert!(shard.open(0, true));
+    assert_eq!(
+        (shard.counters().populated, shard.counters().empty),
+        (64, 64)
+    );
+    shard.check_invariants().expect("whole");
+    let taken = shard.take(10, 1).expect("room");
+    assert_eq!(taken.populate, 0);
+    shard.check_invariants().expect("whole");
+    shard.begin_round(Scope::Everything);
+    while let Some(claimed) = shard.claim(Scope::Everything, 8) {
+        shard.finish(claimed, claimed.pages);
+    }
+    assert_eq!((shard.counters().populated, shard.counters().empty), (1, 0));
+    shard.check_invariants().expect("whole");
 }

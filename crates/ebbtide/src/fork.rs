@@ -151,9 +151,11 @@ unsafe fn give_up(heap: &Heap) {
         central.transfer.lock().clear();
         central.spans.lock().clear();
     }
-    heap.percpu_abandon();
     // SAFETY: by contract.
-    unsafe { heap.caches.forget_all() };
+    unsafe {
+        heap.percpu_abandon();
+        heap.caches.forget_all();
+    }
 }
 
 /// Whether this process, as it was copied, had a single thread.

@@ -91,6 +91,16 @@ impl Chunk {
         self.populated & !self.occupied
     }
 
+    /// As [`Self::ZERO`], in place: a record is too large for a small stack.
+    pub(super) fn reset(&mut self) {
+        (self.state, self.small, self.granules) = (State::Unused, false, 0);
+        (self.populated, self.occupied, self.claimed) = (0, 0, 0);
+        self.live.fill(0);
+        for map in [&mut self.used, &mut self.starts, &mut self.ends] {
+            map.fill(0);
+        }
+    }
+
     /// The hints of a chunk without areas.
     pub(super) fn begin(&mut self) {
         self.longest = UNIT_GRANULES as u16;

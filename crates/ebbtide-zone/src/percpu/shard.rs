@@ -2,7 +2,7 @@
 
 use super::area::for_pages;
 use super::chunk::{SLOTS, slot};
-use super::{Chunk, NONE, SMALL_GRANULES, State, UNIT_GRANULES};
+use super::{Chunk, NONE, SMALL_GRANULES, State, UNIT_GRANULES, UNIT_PAGES};
 
 /// Chunks of a slot whose hints promise nothing, tried at most.
 const TRIES: u32 = 4;
@@ -16,6 +16,8 @@ pub struct ShardState {
     pub(super) unused: u32,
     /// Chunks below this are left to a parent's threads.
     pub(super) base: u32,
+    /// Set with it: those threads may have begun records behind `end`.
+    pub(super) given_up: bool,
     /// Chunks that were ever opened.
     pub(super) end: u32,
     /// Where the round goes on, and whether it is at its second pass.
@@ -87,6 +89,7 @@ impl ShardState {
         free: NONE,
         unused: NONE,
         base: 0,
+        given_up: false,
         end: 0,
         cursor: 0,
         trim: false,
@@ -211,18 +214,29 @@ impl<'a> Shard<'a> {
         (id < limit).then_some(id)
     }
 
-    /// Opens chunk `id`, which was [`Self::wanted`], if it still is.
-    pub fn open(&mut self, id: u32) {
+    /// Opens chunk `id`, which was [`Self::wanted`], if it still is. `resident`: its memory is there already.
+    /// Whether it was opened.
+    pub fn open(&mut self, id: u32, resident: bool) -> bool {
         if self.state.unused == id {
             self.unlink(id, 0);
         } else if self.state.unused == NONE && self.state.end == id {
             self.state.end += 1;
+            if self.state.given_up {
+                self.chunks[id as usize].reset();
+            }
         } else {
-            return;
+            return false;
         }
-        self.chunks[id as usize].begin();
+        let chunk = &mut self.chunks[id as usize];
+        chunk.begin();
+        if resident {
+            chunk.populated = u64::MAX;
+            self.state.counters.populated += UNIT_PAGES as u64;
+            self.state.counters.empty += UNIT_PAGES as u64;
+        }
         self.state.counters.chunks += 1;
         self.list(id, State::Free);
+        true
     }
 
     /// Takes an area from whoever has it: it is neither its nor free until [`Self::put`], so that it can be
@@ -305,6 +319,7 @@ impl<'a> Shard<'a> {
         let base = self.state.end;
         *self.state = ShardState {
             base,
+            given_up: true,
             end: base,
             cursor: base,
             ..ShardState::NEW

@@ -86,7 +86,7 @@ fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {
     loop {
         let taken = heap.percpu.with(shard, |shard| shard.take(granules, align));
         // Opened chunks may be taken by others first.
-        if taken.is_some() || !heap.percpu.open(shard) {
+        if taken.is_some() || !heap.percpu.open(heap, shard) {
             return taken;
         }
     }

@@ -144,9 +144,19 @@ impl Heap {
 
     /// In a child that skipped the handlers while other threads ran: the areas so far stay readable, and freeing
     /// them does nothing.
-    pub fn percpu_abandon(&self) {
+    ///
+    /// # Safety
+    /// No other thread exists.
+    pub unsafe fn percpu_abandon(&self) {
+        // SAFETY: by contract.
+        unsafe { space::forget_unfinished() };
         for shard in 0..space::shards() {
-            self.percpu.with(shard, |shard| shard.abandon());
+            let end = self.percpu.with(shard, |shard| {
+                shard.abandon();
+                shard.end()
+            });
+            // SAFETY: by contract. What this thread has is in chunks that it saw open.
+            unsafe { space::empty_behind(shard, end) };
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::handle::Handle;
 use crate::heap::{FAST, Heap};
 use crate::ranks;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{process, vm};
 use ebbtide_zone::FRAME_BYTES;
@@ -44,6 +44,36 @@ static WORDS: Words = Words {
     records: AtomicUsize::new(0),
     spills: AtomicUsize::new(0),
 };
+
+/// Set where memory behind the chunks may have content that nobody could take away: none is opened then.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Begins anew where another thread of a forked child's parent was about to start.
+///
+/// # Safety
+/// No other thread exists.
+pub unsafe fn forget_unfinished() {
+    if bytes() == 0 {
+        WORDS.base.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Takes the memory behind a shard's last chunk away: another thread of a forked child's parent may have opened
+/// chunks there and written to them (INV-PERCPU-7).
+///
+/// # Safety
+/// No other thread exists, and nobody has an area there.
+pub unsafe fn empty_behind(shard: usize, end: u32) {
+    let limit = 1 << WORDS.shift.load(Ordering::Relaxed);
+    if end < limit {
+        let first = address(Place { shard, chunk: end }, 0);
+        let bytes = (limit - end) as usize * (units() + 1) * UNIT_BYTES;
+        // SAFETY: a part of our own reservation; by contract.
+        if unsafe { vm::release(first, bytes) }.is_err() {
+            CLOSED.store(true, Ordering::Relaxed);
+        }
+    }
+}
 
 /// The start of the reservation.
 #[inline]
@@ -203,7 +233,7 @@ impl PerCpuHeap {
     }
 
     /// Opens the next chunk of a shard. `false`: no memory, or no address space.
-    pub fn open(&self, shard: usize) -> bool {
+    pub fn open(&self, heap: &Heap, shard: usize) -> bool {
         let limit = 1 << WORDS.shift.load(Ordering::Relaxed);
         let Some(chunk) = self.with(shard, |shard| shard.wanted(limit)) else {
             return false;
@@ -221,9 +251,11 @@ impl PerCpuHeap {
                 .and_then(|()| vm::commit(spill, spill_bytes))
                 .and_then(|()| vm::commit(address(place, 0), (units() + 1) * UNIT_BYTES))
         };
-        if opened.is_err() {
+        if opened.is_err() || CLOSED.load(Ordering::Relaxed) {
             return false;
         }
+        // Untouched, so it is there only if the program locks its memory as it comes: all of it, then.
+        let resident = !heap.settings().config.basic_syscalls && vm::is_resident(address(place, 0));
         let mut state = self.shards[shard].0.lock();
         // SAFETY: as in `with`; the record behind the end was opened just now.
         let chunks = unsafe {
@@ -233,7 +265,10 @@ impl PerCpuHeap {
                 count,
             )
         };
-        Shard::new(&mut state, chunks).open(chunk);
+        if Shard::new(&mut state, chunks).open(chunk, resident) {
+            let spilled = if resident { u64::MAX } else { 0 };
+            self::spill(place).store(spilled, Ordering::Relaxed);
+        }
         true
     }
 }
@@ -278,4 +313,24 @@ pub fn chunk_of(place: usize) -> Option<(Place, usize)> {
         chunk: (index & ((1 << shift) - 1)) as u32,
     };
     (unit == 0).then_some((found, place % UNIT_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No other test of this binary starts it. A child would wait for the parent's thread for good.
+    #[test]
+    fn what_another_thread_was_starting_begins_anew() {
+        let heap = crate::heap::heap().unwrap();
+        WORDS.base.store(1 << 20, Ordering::Relaxed);
+        // SAFETY: no other thread knows of the address.
+        unsafe { forget_unfinished() };
+        assert_eq!(base(), 0);
+        assert!(heap.percpu.start(heap));
+        let started = base();
+        // SAFETY: nothing is unfinished now.
+        unsafe { forget_unfinished() };
+        assert!(started != 0 && base() == started);
+    }
 }
