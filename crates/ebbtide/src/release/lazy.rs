@@ -21,12 +21,15 @@ use super::gather::{Gather, Range};
 use crate::config::LazyFree;
 use crate::frames::{ZoneData, view};
 use crate::region::{Region, flag};
+use core::sync::atomic::{AtomicBool, Ordering};
 use ebbtide_sys::features::LAZY_FREE;
 use ebbtide_sys::process;
 use ebbtide_zone::{Claim, Counters};
 
 /// Before, lazy pages race with direct reads into them.
 const FIRST_KERNEL: (u32, u32) = (5, 18);
+/// Whether the kernel's version is known, and [`LAZY_FREE`] refused for an older one.
+static KERNEL_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Which free frames a gather takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,10 +68,12 @@ impl Heap {
         if config.lazyfree == LazyFree::Off || self.max_workers() == 0 || short {
             return false;
         }
-        if LAZY_FREE.known().is_none()
-            && process::kernel_version().is_none_or(|version| version < FIRST_KERNEL)
-        {
-            LAZY_FREE.refuse();
+        if !KERNEL_ASKED.load(Ordering::Acquire) {
+            if process::kernel_version().is_none_or(|version| version < FIRST_KERNEL) {
+                LAZY_FREE.refuse();
+            }
+            // Behind the refusal: whoever sees this does not use what is not to be used.
+            KERNEL_ASKED.store(true, Ordering::Release);
         }
         LAZY_FREE.may_work()
     }
