@@ -2,8 +2,13 @@
  *   work MIB       churn with that much live               oom BYTES   until NULL, twice, then go on
  *   nofile N       RLIMIT_NOFILE N first, then work        mlock MIB   mlockall(current, future) first
  *   newuser        unshare(CLONE_NEWUSER) after some work  core        some work, then abort
- *   threads        as `work 64`, then threads */
+ *   threads        as `work 64`, then threads
+ *   nproc DIR      as a user who may have no thread more: memory goes back all the same, and the page of figures in
+ *                  DIR says why there is no worker */
 #include "check.h"
+#include <fcntl.h>
+#include <grp.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -69,6 +74,54 @@ static void *thread(void *arg)
     return NULL;
 }
 
+/* A word of this process's page of figures. */
+static uint64_t figure(const char *dir, int place)
+{
+    static int fd = -1;
+    char path[300];
+    uint64_t word = 0;
+    snprintf(path, sizeof path, "%s/%d.ebb", dir, getpid());
+    if (fd < 0) fd = open(path, O_RDONLY);
+    CHECK(fd >= 0 && pread(fd, &word, 8, place * 8) == 8, "%s", path);
+    return word;
+}
+
+static void nproc(const char *dir)
+{
+    enum { WORKER_NS = 13, REFUSED = 19, WORKERS = 6 };
+    struct rlimit one = { 1, 1 };
+    pthread_t t;
+    churn(1, 5000, 300, 16);
+    figure(dir, REFUSED);
+    CHECK(setrlimit(RLIMIT_NPROC, &one) == 0);
+    /* Root is above the limit; nobody else has this number. */
+    uid_t user = 70000 + getpid();
+    if (geteuid() == 0 && (setgroups(0, NULL) || setresgid(user, user, user) || setresuid(user, user, user))) {
+        puts("skipped: no other user can be had");
+        return;
+    }
+    if (pthread_create(&t, NULL, thread, NULL) != EAGAIN) { puts("skipped: the limit is not kept here"); return; }
+    size_t start = resident();
+    for (int round = 0; round < 2; round++) {
+        free(memset(malloc(200 * MIB), 7, 200 * MIB));
+        for (int i = 0; i < 400 && resident() > start + 24 * MIB; i++) {
+            free(memset(malloc(500000), 1, 500000));
+            usleep(20000);
+        }
+        CHECK(resident() <= start + 24 * MIB, "%zu resident, %zu before", resident(), start);
+    }
+    /* Parts of huge pages, without anybody who could look at them. */
+    static void *p[20000];
+    for (int i = 0; i < 20000; i++) { CHECK((p[i] = malloc(8000))); fill(p[i], 8000, i); }
+    for (int i = 0; i < 20000; i++) if (i % 11) free(p[i]);
+    size_t most = resident();
+    CHECK(malloc_trim(0) == 1 && resident() < most - 80 * MIB, "%zu of %zu stay", resident(), most);
+    for (int i = 0; i < 20000; i += 11) { VERIFY(p[i], 8000, i); free(p[i]); }
+    usleep(600000);
+    churn(1, 20000, 500, 16);
+    CHECK(figure(dir, REFUSED) >> WORKERS & 1 && figure(dir, WORKER_NS) == 0);
+}
+
 int main(int argc, char **argv)
 {
     const char *c = argc > 1 ? argv[1] : "";
@@ -86,6 +139,8 @@ int main(int argc, char **argv)
         churn(1, 5000, 300, 16);
         CHECK(unshare(CLONE_NEWUSER) == 0, "a thread exists, or namespaces are off");
         churn(1, 5000, 300, 16);
+    } else if (!strcmp(c, "nproc")) {
+        nproc(argc > 2 ? argv[2] : ".");
     } else if (!strcmp(c, "core")) {
         churn(1, 5000, 300, 16);
         abort();

@@ -59,6 +59,21 @@ fn no_descriptors() {
     limits("work 150").limit(libc::RLIMIT_NOFILE, 4).ok();
 }
 
+/// A real limit, where others are of a filter's making (`odd_moments`): the worker's clone says `EAGAIN`.
+#[test]
+fn no_thread_more() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(dir.path(), all).expect("chmod");
+    limits("nproc")
+        .arg(dir.path())
+        .conf(&format!("retain_ms=100,stats_dir={}", dir.path().display()))
+        .ok();
+}
+
 #[test]
 fn locked_memory_in_a_cgroup() {
     if !is_root() {
