@@ -37,7 +37,8 @@ extern "C" {
  * bound: memory is given back in blocks of up to 2 MiB, and pages of a block that had no memory behind them count too; so
  * does what workers give back during the call.
  *
- * Blocks until it is done: roughly 0.1 microseconds for each page, shared with the workers, more on a busy machine.
+ * Blocks until it is done, by this thread and by workers, which have to be there to split huge pages: roughly 0.1
+ * microseconds for each page, more on a busy machine.
  * Other threads may allocate and free meanwhile; what they free then may be kept. malloc_trim(0) does the same and
  * returns 1 or 0.
  */

@@ -15,6 +15,9 @@
  *   clone    as `fork`, children that skip the handlers
  *   split    the huge pages behind depopulated spans are split, so that the system gets the memory
  *   khuge    khugepaged leaves depopulated spans alone (as root, with a fast scan)
+ *   release  ebb_release() gives back every page of freed objects, and nothing else
+ *   shared   what ebb_release() says agrees with what the system got, while a child shares the huge pages and after; a
+ *            file that tells what the memory cgroup uses may follow
  *   held     huge pages shared with a forked child are held, and go back when the child is gone; children
  *            that skip the fork handlers are not harmed by it */
 #include "check.h"
@@ -99,6 +102,24 @@ static uint64_t figure(int place)
 }
 enum { DIRTY = 5, HELD = 8 };
 
+/* ebb_release(). */
+static size_t release(void)
+{
+    size_t (*all)(void) = (size_t (*)(void))dlsym(RTLD_DEFAULT, "ebb_release");
+    CHECK(all);
+    return all();
+}
+
+/* A number in a file. */
+static size_t number_in(const char *path)
+{
+    char text[64] = "";
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0, "%s", path);
+    close(fd);
+    return strtoull(text, NULL, 10);
+}
+
 /* Whether the page at p is part of a huge page, by the kernel's own flags; -1: not to be had. */
 static int in_huge_page(const void *p)
 {
@@ -143,6 +164,9 @@ enum { MAX_OBJECTS = 4 << 20 };
 static unsigned char **objects;
 static unsigned *sizes;
 static size_t count;
+/* Where they are, and which pages from there on have a live byte. */
+static uintptr_t base, top;
+static unsigned char live[1 << 21];
 
 /* Fills about `total` bytes, frees 10 of 11 at random; bytes of pages with a live byte. */
 static size_t fill_and_free(size_t low, size_t high, size_t total)
@@ -156,10 +180,12 @@ static size_t fill_and_free(size_t low, size_t high, size_t total)
         fill(objects[count], sizes[count], count);
         all += sizes[count];
     }
-    static unsigned char live[1 << 21];
     size_t pages = 0;
-    uintptr_t base = UINTPTR_MAX;
-    for (size_t i = 0; i < count; i++) if ((uintptr_t)objects[i] < base) base = (uintptr_t)objects[i];
+    base = UINTPTR_MAX;
+    for (size_t i = 0; i < count; i++) {
+        if ((uintptr_t)objects[i] < base) base = (uintptr_t)objects[i];
+        if ((uintptr_t)objects[i] > top) top = (uintptr_t)objects[i];
+    }
     base &= ~(uintptr_t)(PAGE - 1);
     for (size_t i = 0; i < count; i++) {
         if (rnd(&s) % 11) { free(objects[i]); objects[i] = NULL; continue; }
@@ -176,6 +202,16 @@ static size_t fill_and_free(size_t low, size_t high, size_t total)
 static void verify(void)
 {
     for (size_t i = 0; i < count; i++) if (objects[i]) VERIFY(objects[i], sizes[i], i);
+}
+
+/* Resident pages among the objects that have no live byte. One zone only. */
+static size_t left_behind(void)
+{
+    static unsigned char there[1 << 21];
+    size_t pages = (top - base) / PAGE, left = 0;
+    CHECK(pages < sizeof there && mincore((void *)base, pages * PAGE, there) == 0);
+    for (size_t i = 0; i < pages; i++) left += there[i] & 1 && !live[i];
+    return left;
 }
 
 static void *small_stack(void *arg)
@@ -350,6 +386,44 @@ int main(int argc, char **argv)
             usleep(10000);
         }
         CHECK(gone, "the worker stays");
+    } else if (!strcmp(mode, "release")) {
+        size_t alive = fill_and_free(1024, 32768, 192 * MIB), before = rss(), said = release(), left = left_behind();
+        printf("%zu KiB of %zu left, %zu of %zu pages without a live byte\n", rss() / 1024, before / 1024, left, (top - base) / PAGE);
+        CHECK(said > 64 * MIB && left < alive / PAGE / 50 + 256, "%zu pages without a live byte are there", left);
+        verify();
+        for (int i = 0; i < 3; i++) {
+            unsigned char *z = calloc(1, 64 * MIB), *small[256];
+            CHECK(z && not_zero(z, 64 * MIB) < 0);
+            for (int j = 0; j < 256; j++) CHECK((small[j] = calloc(1, 20000)) && not_zero(small[j], 20000) < 0);
+            memset(z, 1, 64 * MIB);
+            for (int j = 0; j < 256; j++) free(memset(small[j], 1, 20000));
+            free(z);
+            release();
+            verify();
+        }
+    } else if (!strcmp(mode, "shared")) {
+        const char *usage = argc > 2 ? argv[2] : NULL;
+        fill_and_free(4096, 16384, 256 * MIB);
+        pid_t sharer = fork();
+        if (sharer == 0) { alarm(40); pause(); _exit(0); }
+        size_t before = usage ? number_in(usage) : 0, most = rss(), said = release();
+        size_t now = usage ? number_in(usage) : 0, fell = most - rss();
+        printf("said %zu MiB, RSS fell by %zu, held %zu\n", said / MIB, fell / MIB, (size_t)figure(HELD) / MIB);
+        fflush(stdout);
+        if (figure(HELD) < 64 * MIB && fell < 64 * MIB) { puts("skipped: no huge pages"); kill(sharer, SIGKILL); return 0; }
+        /* Where the heap begins there are 32 MiB of small pages; those count, and go with the child. */
+        CHECK(figure(HELD) > 64 * MIB && said < 48 * MIB && fell < 48 * MIB, "a shared huge page counts as given back");
+        if (usage) CHECK(said < before - now + 48 * MIB, "the system got %zd MiB", (ssize_t)(before - now) / (ssize_t)MIB);
+        verify();
+        CHECK(kill(sharer, SIGKILL) == 0 && waitpid(sharer, NULL, 0) == sharer);
+        for (int i = 0; i < 1000 && figure(HELD); i++) { usleep(10000); said += release(); }
+        CHECK(figure(HELD) == 0 && said > 128 * MIB, "%zu MiB in all", said / MIB);
+        CHECK(rss() < most - 128 * MIB);
+        if (usage) {
+            size_t got = before - number_in(usage);
+            CHECK(said < got + 32 * MIB && got < said + 32 * MIB, "said %zu MiB, the system got %zu", said / MIB, got / MIB);
+        }
+        verify();
     } else if (!strcmp(mode, "held")) {
         fill_and_free(4096, 16384, 256 * MIB);
         pid_t sharer = fork();

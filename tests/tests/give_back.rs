@@ -1,6 +1,6 @@
 //! Memory comes back without a call, and nothing that lives is touched.
 
-use ebbtide_tests::{Run, Sysctl, c_program, is_ebbtide, is_root, skip};
+use ebbtide_tests::{Cgroup, Outcome, Run, Sysctl, c_program, is_ebbtide, is_root, skip};
 
 fn give_back(mode: &str, conf: &str) {
     if !is_ebbtide() {
@@ -155,6 +155,88 @@ fn workers_do_not_stay_for_a_program_at_its_polling() {
 fn huge_pages_that_cannot_be_split() {
     give_back("held", "");
     give_back("held", "zones=12");
+}
+
+/// The program's own thread sees no huge page that could not be split: a worker must, or what is told is wrong.
+#[test]
+fn what_release_says_is_what_the_system_got() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    // Nothing goes by itself meanwhile.
+    let conf = "retain_ms=60000,pressure=off";
+    let run = || Run::new(c_program("give_back")).conf(conf).timeout(60);
+    let group = if is_root() {
+        Cgroup::with_memory_max("shared", 2 << 30)
+    } else {
+        Err("a memory cgroup needs root".into())
+    };
+    match group {
+        Err(why) => {
+            skip(&why);
+            run().arg("shared").ok();
+        }
+        Ok(group) => {
+            let names = ["memory.current", "memory.usage_in_bytes"];
+            let file = names.map(|name| group.file(name));
+            let file = file.iter().find(|file| file.exists()).expect("usage");
+            run().arg("shared").arg(file).cgroup(&group).ok();
+        }
+    }
+}
+
+#[test]
+fn release_gives_back_every_page_without_a_live_byte() {
+    for conf in [
+        "zones=1,retain_ms=60000",
+        "zones=1,retain_ms=60000,workers=0",
+        "zones=1,retain_ms=60000,gather=inline",
+        "zones=1,retain_ms=60000,workers=4,threshold=4096",
+    ] {
+        give_back("release", conf);
+    }
+}
+
+/// A program under `c/tracer.c`: what it said of cut calls and of all, and of names asked for. `None`: skipped.
+fn traced(mode: &str, conf: &str) -> Option<(Outcome, [u64; 3])> {
+    if !is_ebbtide() {
+        skip("calls that only Ebbtide makes");
+        return None;
+    }
+    let run = Run::new(c_program("tracer")).arg(c_program("give_back"));
+    let outcome = run.args(mode).conf(conf).timeout(60).ok();
+    let told = outcome.stdout.lines().find(|line| line.starts_with("cut "));
+    let numbers: Vec<u64> = told?
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let numbers = numbers.try_into().expect("three numbers");
+    Some((outcome, numbers))
+}
+
+/// The kernel may do less than asked with any call; the rest must follow, no page twice and none skipped.
+#[test]
+fn calls_that_return_short() {
+    for conf in [
+        "zones=1,retain_ms=60000",
+        "zones=1,retain_ms=60000,workers=0",
+        "zones=1,retain_ms=60000,thp=off",
+    ] {
+        let Some((outcome, [cut, calls, _])) = traced("release", conf) else {
+            return;
+        };
+        if calls == 0 {
+            return skip("process_madvise is not used here");
+        }
+        assert!(cut > 20, "{}", outcome.describe("was hardly cut"));
+    }
+}
+
+#[test]
+fn the_kernels_version_is_asked_once() {
+    if let Some((outcome, [_, _, names])) = traced("large", "retain_ms=100") {
+        assert!(names <= 1, "{}", outcome.describe("asked again and again"));
+    }
 }
 
 /// The table of ranges for a system call once overflowed such a stack.

@@ -255,6 +255,15 @@ pub fn is_resident(addr: usize) -> bool {
     asked.is_ok() && page & 1 == 1
 }
 
+/// Whether all of a huge page's range is resident. `false` where the kernel does not say.
+pub fn is_block_resident(addr: usize) -> bool {
+    assert_range(addr, HUGE);
+    let mut pages = [0u8; HUGE / GRANULE];
+    // SAFETY: the kernel writes one byte a page.
+    let asked = unsafe { syscall!(Sysno::mincore, addr, HUGE, pages.as_mut_ptr()) };
+    asked.is_ok() && pages.iter().all(|page| page & 1 == 1)
+}
+
 /// Whether the kernel uses 4 KiB pages: the frame size that everything here is built on.
 pub fn has_small_pages() -> bool {
     crate::process::auxv(libc::AT_PAGESZ).is_none_or(|size| size == GRANULE)

@@ -53,6 +53,7 @@ extern "C" fn parent() {
     if FORKING.swap(NO, Ordering::Relaxed) == NO {
         return;
     }
+    heap.forked.store(true, Ordering::Relaxed);
     heap.caches.unpark_all();
     // SAFETY: `prepare` took them in this thread.
     heap.for_each_lock(|lock| unsafe { lock.free() });
@@ -77,6 +78,7 @@ extern "C" fn child() {
 
 /// What the child of a parent whose state was whole does before it goes on.
 fn go_on(heap: &Heap) {
+    heap.forked.store(true, Ordering::Relaxed);
     heap.workers.begin();
     let settings = heap.settings();
     // SAFETY: the parent's workers are not here.

@@ -31,6 +31,8 @@ pub struct Heap {
     settings: UnsafeCell<Settings>,
     /// Set in a child of a fork that skipped the handlers: parts of the heap are given up.
     pub abandoned: AtomicBool,
+    /// Whether this process has forked, or is a fork's child: others may share its pages.
+    pub forked: AtomicBool,
     /// Frames that large allocations own and do not use: slack, and the rest of a last block.
     pub slack: AtomicUsize,
     /// Places that pages were moved to and that are not ordinary again yet.
@@ -92,6 +94,7 @@ static HEAP: Heap = Heap {
         max_workers: 0,
     }),
     abandoned: AtomicBool::new(false),
+    forked: AtomicBool::new(false),
     slack: AtomicUsize::new(0),
     moves: AtomicUsize::new(0),
     small_blocks: AtomicUsize::new(0),

@@ -34,7 +34,7 @@ pub const CLAIM_RANGES: usize = 256;
 pub struct Range {
     /// The first frame.
     pub first: u32,
-    /// How many, with [`KEPT`] and [`LAZY`].
+    /// How many, with [`KEPT`], [`LAZY`] and [`DONE`].
     frames: u32,
 }
 
@@ -42,6 +42,8 @@ pub struct Range {
 const KEPT: u32 = 1 << 31;
 /// Set there when the range becomes lazy, not clean.
 const LAZY: u32 = 1 << 30;
+/// Set there when the kernel has the range already, and others of the gather are left to a worker.
+const DONE: u32 = 1 << 29;
 
 impl Range {
     /// `frames` from `first` on.
@@ -59,7 +61,7 @@ impl Range {
 
     /// How many frames.
     pub fn frames(self) -> u32 {
-        self.frames & !(KEPT | LAZY)
+        self.frames & !(KEPT | LAZY | DONE)
     }
 
     /// Whether it becomes lazy.
@@ -76,6 +78,11 @@ impl Range {
     /// Whether it was left as it was.
     pub fn is_kept(self) -> bool {
         self.frames & KEPT != 0
+    }
+
+    /// Whether nothing is left to do but to put it back.
+    pub fn is_done(self) -> bool {
+        self.frames & (KEPT | DONE) != 0
     }
 }
 
@@ -257,7 +264,7 @@ impl Gather {
             && last.first + last.frames() == range.first
             && (!range.first.is_multiple_of(BLOCK_FRAMES) || last.is_blocks() && range.is_blocks())
             && last.is_lazy() == range.is_lazy()
-            && last.frames() + range.frames() < LAZY
+            && last.frames() + range.frames() < DONE
         {
             last.frames += range.frames();
             self.frames += u64::from(range.frames());
@@ -318,6 +325,11 @@ impl Gather {
     /// Notes that a range was not released.
     pub fn keep(range: &mut Range) {
         range.frames |= KEPT;
+    }
+
+    /// Notes that the kernel has got a range, or gets it before the gather goes to somebody else.
+    pub fn done(range: &mut Range) {
+        range.frames |= DONE;
     }
 
     /// Takes the newest range out. The way in which ranges are put back: whoever puts one back takes it
@@ -469,11 +481,14 @@ mod tests {
             if range.first % 4 == 0 {
                 Gather::keep(range);
                 count += 1;
+            } else if range.first % 4 == 1 {
+                Gather::done(range);
             }
         });
         while let Some(range) = gather.pop() {
             assert_eq!(Some((range.first, range.frames())), expected.pop());
             assert_eq!(range.is_kept(), range.first % 4 == 0);
+            assert_eq!(range.is_done(), range.first % 4 < 2);
             count -= i32::from(range.is_kept());
         }
         assert_eq!((count, gather.frames(), gather.len()), (0, 0, 0));

@@ -11,8 +11,12 @@
 //! before part of a block is released,
 //! 1. the block is kept from huge pages from now on (khugepaged would fill it again within seconds),
 //! 2. `MADV_COLD` on one page splits the huge page without losing content,
+//!    What nobody has touched was resident with the rest, and has to go too: it counts as dirty from now on,
 //! 3. the pagemap tells whether it did. What could not be split (shared with a forked child, pinned) is
 //!    *held*: left as it is, not counted as released, tried again later.
+//!
+//! A thread of the program opens no descriptor, so it has no pagemap: it leaves such ranges to a worker. Where
+//! none can be had it splits them without looking.
 
 use super::gather::{Gather, Range};
 use super::workers::Releaser;
@@ -32,19 +36,24 @@ const MAX_SMALL_BLOCKS: usize = 8000;
 /// Bytes of a call.
 const MAX_BYTES: usize = 1 << 30;
 
-/// Releases what `gather` holds and marks what was kept. Bytes released. `map`: where the caller has a
-/// descriptor table of its own.
-pub fn release(heap: &Heap, gather: &mut Gather, by: Releaser) -> usize {
+/// Releases what `gather` holds and marks what was kept. With `leave`, not the ranges for which a huge page must be
+/// split: the others are marked as done then. Bytes released, and whether ranges were left.
+pub fn release(heap: &Heap, gather: &mut Gather, by: Releaser, leave: bool) -> (usize, bool) {
     match by {
         // Threads of programs may have the smallest of stacks.
-        Releaser::Program => release_with::<32>(heap, gather, None),
-        Releaser::Worker(map) => release_with::<MAX_RANGES>(heap, gather, map),
+        Releaser::Program | Releaser::Tick => release_with::<32>(heap, gather, None, leave),
+        Releaser::Worker(map) => release_with::<MAX_RANGES>(heap, gather, map, leave),
     }
 }
 
 /// Never inlined: the larger one's frame must not become everybody's.
 #[inline(never)]
-fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&PageMap>) -> usize {
+fn release_with<const N: usize>(
+    heap: &Heap,
+    gather: &mut Gather,
+    map: Option<&PageMap>,
+    leave: bool,
+) -> (usize, bool) {
     let mut call = Call::<N> {
         ranges: [EMPTY; N],
         count: 0,
@@ -55,7 +64,15 @@ fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&P
     };
     let batched = heap.settings().config.gather;
     let mut split = None;
+    let mut left = false;
     gather.for_each(|range| {
+        if range.is_done() {
+            return;
+        }
+        if leave && parts(*range).any(|frame| must_split(heap, frame)) {
+            left = true;
+            return;
+        }
         if !prepare(heap, *range, &mut split, map) {
             return Gather::keep(range);
         }
@@ -73,11 +90,14 @@ fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&P
         if !batched || bytes > MAX_BYTES || !RELEASE_MANY.may_work() {
             call.flush();
             // SAFETY: claimed frames.
-            if !unsafe { call.one(address, bytes) } {
+            if unsafe { call.one(address, bytes) } {
+                Gather::done(range);
+            } else {
                 Gather::keep(range);
             }
             return;
         }
+        Gather::done(range);
         if call.count == N || call.bytes + bytes > MAX_BYTES {
             call.flush();
         }
@@ -93,7 +113,7 @@ fn release_with<const N: usize>(heap: &Heap, gather: &mut Gather, map: Option<&P
         stats::count_released(call.released);
     }
     stats::count_lazied(call.lazied);
-    call.released
+    (call.released, left)
 }
 
 const EMPTY: vm::Range = vm::Range {
@@ -205,14 +225,8 @@ impl<const N: usize> Call<N> {
     }
 }
 
-/// Makes sure that releasing a part of a block gives memory back. `split` is the block last looked at and
-/// whether it can be. `false`: held.
-fn prepare(
-    heap: &Heap,
-    range: Range,
-    split: &mut Option<(Block, bool)>,
-    map: Option<&PageMap>,
-) -> bool {
+/// A frame of each block that the range is a part of: one, or two at most.
+fn parts(range: Range) -> impl Iterator<Item = Frame> {
     let end = range.first + range.frames();
     let mut parts = [Some(range.first), None];
     if !end.is_multiple_of(BLOCK_FRAMES) {
@@ -223,12 +237,33 @@ fn prepare(
     if range.first.is_multiple_of(BLOCK_FRAMES) && range.frames() >= BLOCK_FRAMES {
         parts[0] = None;
     }
-    parts.into_iter().flatten().all(|frame| {
-        let block = Frame(frame).block();
+    parts.into_iter().flatten().map(Frame)
+}
+
+/// Whether a huge page may lie behind a frame, and the pagemap would tell whether it was split.
+fn must_split(heap: &Heap, page: Frame) -> bool {
+    // SAFETY: blocks with claimed frames are opened.
+    let flags = unsafe { heap.region().flags(page.block()) }.load(Ordering::Relaxed);
+    flags & (flag::SMALL | flag::HELD) == 0
+        && heap.may_be_huge(page)
+        && SCAN_PAGES.may_work()
+        && heap.small_blocks.load(Ordering::Relaxed) < MAX_SMALL_BLOCKS
+}
+
+/// Makes sure that releasing a part of a block gives memory back. `split` is the block last looked at and
+/// whether it can be. `false`: held.
+fn prepare(
+    heap: &Heap,
+    range: Range,
+    split: &mut Option<(Block, bool)>,
+    map: Option<&PageMap>,
+) -> bool {
+    parts(range).all(|frame| {
+        let block = frame.block();
         match split {
             Some((last, done)) if *last == block => *done,
             _ => {
-                let done = split_block(heap, block, Frame(frame), map);
+                let done = split_block(heap, block, frame, map);
                 *split = Some((block, done));
                 done
             }
@@ -254,6 +289,7 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
         let _ = unsafe { vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD) };
         return true;
     }
+    let full = !heap.settings().config.basic_syscalls && vm::is_block_resident(address);
     // SAFETY: our own block; neither advice changes content.
     unsafe {
         if vm::advise(address, BLOCK_BYTES, libc::MADV_NOHUGEPAGE).is_err() {
@@ -276,6 +312,9 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     }
     if flags.fetch_or(flag::SMALL, Ordering::Relaxed) & flag::SMALL == 0 {
         heap.small_blocks.fetch_add(1, Ordering::Relaxed);
+        if full {
+            heap.count_resident(block);
+        }
     }
     true
 }

@@ -34,6 +34,7 @@ use crate::region::flag;
 use crate::size_class::CLASSES;
 use crate::stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::{
     BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, Counters, FRAME_BYTES, Frame, Outcome,
@@ -148,13 +149,32 @@ impl Heap {
             }
             if !called {
                 self.look_at_held(now);
-                self.release_due(backlog.due.saturating_sub(floor).min(HELP_FRAMES));
+                let due = backlog.due.saturating_sub(floor);
+                self.release_due(due.min(HELP_FRAMES), Releaser::Program);
                 self.depopulate_some(now);
             } else if backlog.due > self.cap_frames(now) / 2 {
-                self.release_due(HELP_FRAMES);
+                self.release_due(HELP_FRAMES, Releaser::Program);
             }
-        } else if backlog.due > floor {
-            self.release_due((backlog.due - floor).min(STEP_FRAMES));
+        } else if backlog.due > floor
+            && let Some(by) = self.releaser_of_little(floor == 0)
+        {
+            self.release_due((backlog.due - floor).min(STEP_FRAMES), by);
+        }
+    }
+
+    /// Who splits huge pages for the little that slow paths take care of, where no worker was called. Nobody, in a
+    /// process that has forked: a huge page that is shared cannot be split, and only a worker would see that. Where
+    /// nothing is kept, one is made for that.
+    fn releaser_of_little(&self, keeps_nothing: bool) -> Option<Releaser<'static>> {
+        let unseen = self.forked.load(Ordering::Relaxed)
+            && self.settings().config.thp
+            && self.max_workers() > 0
+            && WORKERS.may_work()
+            && self.workers.count() == 0;
+        match (unseen, keeps_nothing) {
+            (false, _) => Some(Releaser::Tick),
+            (true, true) => Some(Releaser::Program),
+            (true, false) => None,
         }
     }
 
@@ -345,16 +365,16 @@ impl Heap {
     }
 
     /// Releases up to `frames` that are due in this thread.
-    fn release_due(&self, frames: u64) {
+    fn release_due(&self, frames: u64, by: Releaser) {
         // Seldom worth it for so little, but without a window this is all there is.
         let take = Take::Due {
             lazy_first: self.keeps_nothing() && self.may_go_lazy(),
         };
-        self.release_in_place(frames, take);
+        self.release_in_place(frames, take, by);
     }
 
-    /// Releases up to `frames` in this thread. How many.
-    fn release_in_place(&self, frames: u64, take: Take) -> u64 {
+    /// Releases up to `frames` in this thread. How many were claimed for that.
+    fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
         let mut left = frames;
         for zone in 0..self.live_zones().len() {
             if left == 0 {
@@ -364,7 +384,7 @@ impl Heap {
                 break;
             };
             left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
-            release_owned(self, owned, Releaser::Program);
+            release_owned(self, owned, by);
         }
         frames - left
     }
@@ -402,7 +422,7 @@ impl Heap {
                                     continue;
                                 }
                                 // They have left meanwhile.
-                                match self.slots.take_queued() {
+                                match self.slots.take_queued(true) {
                                     Some(back) => owned = back,
                                     None => continue,
                                 }
@@ -446,6 +466,19 @@ impl Heap {
             }
         }
         gather.frames() - before
+    }
+
+    /// A huge page was split that was resident as a whole: free frames in it that were clean so far are dirty.
+    pub fn count_resident(&self, block: Block) {
+        let put = {
+            let mut data = self.zone_of(block).lock.lock();
+            let mut zone = view(self.region(), &mut data.state, 0);
+            zone.claim_free(block)
+                .map(|claim| zone.put_claim(claim, Outcome::Dirty))
+        };
+        if let Some(put) = put {
+            self.expect_put(put.map(drop));
+        }
     }
 
     /// Whether a block's huge page could not be split.
@@ -677,15 +710,22 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     let before = stats::released();
     heap.drain_all();
     heap.percpu_release_all(Releaser::Program);
+    heap.look_at_held(clock::now_ms());
     heap.depopulate_everything(by);
+    // Huge pages split for that leave more that is free, and what is on its way may be blocks.
+    join(heap, by);
     // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
     let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
     heap.release_zones(free, held, Take::All, by);
-    // What is on its way: help, oldest first, then wait.
-    heap.slots.join(|owned| {
+    join(heap, by);
+    stats::released() - before
+}
+
+/// What is on its way: helps, oldest first, then waits.
+fn join(heap: &Heap, by: Releaser) {
+    heap.slots.join(by.is_worker(), |owned| {
         release_owned(heap, owned, by);
     });
-    stats::released() - before
 }
 
 /// Gives all free memory of the process back to the kernel, from the caches of all CPUs too. Returns

@@ -5,7 +5,8 @@
 //! |---|---|---|
 //! | [`FREE`] | empty | whoever put its last range back |
 //! | [`OWNED`] | one thread fills or releases it | [`Slots::take`], [`Slots::take_queued`] |
-//! | [`QUEUED`] | full, waits for a worker | its owner, by [`Slots::hand_over`] |
+//! | [`QUEUED`] | waits for a worker, or for a thread that helps | its owner, by [`Slots::hand_over`] |
+//! | [`LEFT`] | waits for a worker, because only a worker sees whether a huge page was split | its owner, by [`Slots::leave`] |
 
 use super::gather::Gather;
 use core::cell::UnsafeCell;
@@ -15,6 +16,7 @@ use ebbtide_sys::lock::{futex_wait, futex_wake};
 const FREE: u32 = 0;
 const OWNED: u32 = 1;
 const QUEUED: u32 = 2;
+const LEFT: u32 = 3;
 
 /// Gathers at once: one for each worker, and some for threads that release in place.
 const COUNT: usize = crate::config::MAX_WORKERS + 8;
@@ -77,19 +79,18 @@ impl Slots {
         Some(Owned { slots: self, index })
     }
 
-    /// The gather that has waited longest.
-    pub fn take_queued(&self) -> Option<Owned<'_>> {
+    /// The gather that has waited longest, of those that are left to workers too if `left`.
+    pub fn take_queued(&self, left: bool) -> Option<Owned<'_>> {
         while self.queued.load(Ordering::Acquire) > 0 {
-            let waiting = self
-                .slots
-                .iter()
-                .enumerate()
-                .filter(|(_, slot)| slot.state.load(Ordering::Acquire) == QUEUED);
-            let (index, slot) =
-                waiting.min_by_key(|(_, slot)| slot.turn.load(Ordering::Relaxed))?;
+            let waiting = self.slots.iter().enumerate().filter_map(|(index, slot)| {
+                let state = slot.state.load(Ordering::Acquire);
+                (state == QUEUED || state == LEFT && left).then_some((index, slot, state))
+            });
+            let (index, slot, state) =
+                waiting.min_by_key(|(_, slot, _)| slot.turn.load(Ordering::Relaxed))?;
             let taken =
                 slot.state
-                    .compare_exchange(QUEUED, OWNED, Ordering::Acquire, Ordering::Relaxed);
+                    .compare_exchange(state, OWNED, Ordering::Acquire, Ordering::Relaxed);
             if taken.is_ok() {
                 self.queued.fetch_sub(1, Ordering::AcqRel);
                 return Some(Owned { slots: self, index });
@@ -103,17 +104,32 @@ impl Slots {
         if self.queued() >= MAX_QUEUED {
             return Err(owned);
         }
+        self.enqueue(owned, QUEUED);
+        Ok(())
+    }
+
+    /// Puts a gather into the queue for workers alone; waits while it is full. There is a worker.
+    pub fn leave<'a>(&'a self, owned: Owned<'a>) {
+        loop {
+            let done = self.done.load(Ordering::Acquire);
+            if self.queued() < MAX_QUEUED {
+                return self.enqueue(owned, LEFT);
+            }
+            futex_wait(&self.done, done);
+        }
+    }
+
+    fn enqueue<'a>(&'a self, owned: Owned<'a>, state: u32) {
         let slot = &self.slots[owned.index];
         slot.turn.store(
             self.turns.fetch_add(1, Ordering::Relaxed),
             Ordering::Relaxed,
         );
-        slot.state.store(QUEUED, Ordering::Release);
+        core::mem::forget(owned);
+        slot.state.store(state, Ordering::Release);
         // Behind the state: who sees the count finds the gather. It may be taken already, and the count
         // below zero for a moment.
         self.queued.fetch_add(1, Ordering::AcqRel);
-        core::mem::forget(owned);
-        Ok(())
     }
 
     /// How many gathers wait.
@@ -127,8 +143,8 @@ impl Slots {
     }
 
     /// Returns when every gather that is in use now has got free once; takes the oldest of the queue and
-    /// lets `help` have it meanwhile.
-    pub fn join(&self, mut help: impl FnMut(Owned)) {
+    /// lets `help` have it meanwhile, those that are left to workers too if `left`.
+    pub fn join(&self, left: bool, mut help: impl FnMut(Owned)) {
         for slot in &self.slots {
             let uses = slot.uses.load(Ordering::Acquire);
             loop {
@@ -137,10 +153,25 @@ impl Slots {
                 if free || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                match self.take_queued() {
+                match self.take_queued(left) {
                     Some(owned) => help(owned),
                     None => futex_wait(&self.done, done),
                 }
+            }
+        }
+    }
+
+    /// Returns when workers have taken every gather that is left to them now.
+    pub fn wait_for_workers(&self) {
+        for slot in &self.slots {
+            let uses = slot.uses.load(Ordering::Acquire);
+            loop {
+                let done = self.done.load(Ordering::Acquire);
+                let taken = slot.state.load(Ordering::Acquire) != LEFT;
+                if taken || slot.uses.load(Ordering::Acquire) != uses {
+                    break;
+                }
+                futex_wait(&self.done, done);
             }
         }
     }
@@ -196,10 +227,32 @@ mod tests {
         let one_more = SLOTS.take().unwrap();
         assert!(SLOTS.hand_over(one_more).is_err());
         for n in 0..MAX_QUEUED as u32 {
-            let mut owned = SLOTS.take_queued().unwrap();
+            let mut owned = SLOTS.take_queued(n % 2 == 0).unwrap();
             assert_eq!(owned.gather().pop().unwrap().first, n * 2);
         }
-        assert!(SLOTS.take_queued().is_none() && !SLOTS.has_queued());
-        SLOTS.join(|_| unreachable!());
+        assert!(SLOTS.take_queued(true).is_none() && !SLOTS.has_queued());
+        SLOTS.join(false, |_| unreachable!());
+    }
+
+    #[test]
+    fn what_is_left_to_workers_is_taken_by_them_alone() {
+        static SLOTS: Slots = Slots::new();
+        for n in 0..2 {
+            let mut owned = SLOTS.take().unwrap();
+            assert!(owned.gather().add(Range::new(n, 1)));
+            if n == 0 {
+                SLOTS.leave(owned);
+            } else {
+                assert!(SLOTS.hand_over(owned).is_ok());
+            }
+        }
+        let first = |left| {
+            let owned = SLOTS.take_queued(left);
+            owned.map(|mut owned| owned.gather().pop().unwrap().first)
+        };
+        assert_eq!((first(false), first(false)), (Some(1), None));
+        assert!(SLOTS.has_queued());
+        assert_eq!((first(true), first(true)), (Some(0), None));
+        SLOTS.wait_for_workers();
     }
 }

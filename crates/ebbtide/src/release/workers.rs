@@ -7,7 +7,6 @@
 //! process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
 //! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
-use super::gather::Gather;
 use super::pressure::policy::LOOK_MS;
 use super::pressure::watcher::Watcher;
 use super::slots::Owned;
@@ -202,7 +201,7 @@ fn run(heap: &'static Heap, number: usize) {
         let seen = workers.wake.load(Ordering::SeqCst);
         if heap.slots.has_queued() {
             affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
-            while let Some(owned) = heap.slots.take_queued() {
+            while let Some(owned) = heap.slots.take_queued(true) {
                 release_owned(heap, owned, by);
             }
             affinity.restore();
@@ -336,8 +335,10 @@ fn sleep_watching(
 /// Who releases: what it may use.
 #[derive(Clone, Copy)]
 pub enum Releaser<'a> {
-    /// A thread of the program, with a stack of its making.
+    /// A thread of the program, with a stack of its making. It leaves the splitting of huge pages to a worker.
     Program,
+    /// The same on a tick for which no worker is made.
+    Tick,
     /// A worker, and the pagemap if it could be opened.
     Worker(Option<&'a PageMap>),
 }
@@ -349,12 +350,24 @@ impl Releaser<'_> {
     }
 }
 
-/// Releases a gather and puts its ranges back. Bytes given back.
-pub fn release_owned(heap: &Heap, mut owned: Owned, by: Releaser) -> usize {
+/// Releases a gather and puts its ranges back, or leaves that to a worker in part. Bytes given back by this thread.
+pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> usize {
     let start = clock::precise_ns();
-    let gather: &mut Gather = owned.gather();
-    let released = super::kernel::release(heap, gather, by);
-    heap.put_back(gather, true);
+    let leave = match by {
+        Releaser::Program => heap.settings().max_workers > 0,
+        Releaser::Tick => heap.workers.count() > 0,
+        Releaser::Worker(_) => false,
+    };
+    let (mut released, left) = super::kernel::release(heap, owned.gather(), by, leave);
+    if left {
+        stats::count_stall(clock::precise_ns() - start);
+        match leave_to_worker(heap, owned) {
+            Ok(()) => return released,
+            Err(back) => owned = back,
+        }
+        released += super::kernel::release(heap, owned.gather(), by, false).0;
+    }
+    heap.put_back(owned.gather(), true);
     let took = clock::precise_ns() - start;
     if by.is_worker() {
         stats::count_worker(took)
@@ -362,6 +375,21 @@ pub fn release_owned(heap: &Heap, mut owned: Owned, by: Releaser) -> usize {
         stats::count_stall(took)
     };
     released
+}
+
+/// `Err`: there is no worker.
+fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>) -> Result<(), Owned<'a>> {
+    let workers = super::heap_workers();
+    let wanted = (heap.slots.queued() + 1).min(heap.settings().max_workers);
+    if !workers.call(wanted) {
+        return Err(owned);
+    }
+    heap.slots.leave(owned);
+    if workers.call(wanted) {
+        return Ok(());
+    }
+    // They have left meanwhile.
+    heap.slots.take_queued(true).map_or(Ok(()), Err)
 }
 
 fn name(number: usize) -> [u8; 16] {

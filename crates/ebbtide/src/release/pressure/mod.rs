@@ -260,7 +260,8 @@ impl Heap {
     /// Releases up to `frames` of what is free, due or not, in this thread: from the zones, then from
     /// spans. How many.
     fn release_some(&self, frames: u64) -> u64 {
-        let mut released = self.release_in_place(frames, Take::Due { lazy_first: false });
+        let take = Take::Due { lazy_first: false };
+        let mut released = self.release_in_place(frames, take, Releaser::Program);
         if released < frames && self.settings().config.depopulate {
             let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
             for class in 1..CLASSES {
@@ -273,6 +274,8 @@ impl Heap {
                 }
             }
         }
+        // Whoever wants more does not run ahead of those who give back.
+        self.slots.wait_for_workers();
         released
     }
 
