@@ -11,9 +11,9 @@
 //! before part of a block is released,
 //! 1. the block is kept from huge pages from now on (khugepaged would fill it again within seconds),
 //! 2. `MADV_COLD` on one page splits the huge page without losing content,
-//!    What nobody has touched was resident with the rest, and has to go too: it counts as dirty from now on,
 //! 3. the pagemap tells whether it did. What could not be split (shared with a forked child, pinned) is
-//!    *held*: left as it is, not counted as released, tried again later.
+//!    *held*: left as it is, not counted as released, tried again later,
+//! 4. what nobody has touched was resident with the rest and has to go too: it counts as dirty from now on.
 //!
 //! A thread of the program opens no descriptor, so it has no pagemap: it leaves such ranges to a worker. Where
 //! none can be had it splits them without looking.
