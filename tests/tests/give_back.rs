@@ -234,7 +234,7 @@ fn calls_that_return_short() {
 
 #[test]
 fn the_kernels_version_is_asked_once() {
-    if let Some((outcome, [_, _, names])) = traced("large", "retain_ms=100") {
+    if let Some((outcome, [_, _, names])) = traced("slack", "retain_ms=100") {
         assert!(names <= 1, "{}", outcome.describe("asked again and again"));
     }
 }
