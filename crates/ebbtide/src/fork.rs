@@ -141,7 +141,7 @@ unsafe fn give_up(heap: &Heap) {
         heap.slots
             .reset(|gather| *gather = crate::release::gather::Gather::NEW)
     };
-    crate::release::gather::BATCHES.lock().forget();
+    crate::release::batches::BATCHES.lock().forget();
     heap.records.lock().abandon();
     for zone in heap.live_zones() {
         let mut data = zone.lock.lock();

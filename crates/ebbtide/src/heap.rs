@@ -331,7 +331,7 @@ impl Heap {
         self.central.iter().for_each(|central| each(&central.spans));
         self.live_zones().iter().for_each(|zone| each(&zone.lock));
         each(&self.records);
-        each(&crate::release::gather::BATCHES);
+        each(&crate::release::batches::BATCHES);
         self.percpu.locks().for_each(|shard| each(shard));
         self.caches.for_each_lock(each);
     }

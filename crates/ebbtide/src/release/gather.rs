@@ -14,18 +14,12 @@
 //!
 //! The term and the batches are those of the kernel's `mmu_gather`.
 
-use crate::ranks;
-use core::cell::UnsafeCell;
+use super::batches::{BATCH, Batch, put_batch, take_batch};
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, Ordering};
-use ebbtide_sys::lock::Lock;
-use ebbtide_sys::vm;
 use ebbtide_zone::BLOCK_FRAMES;
 
 /// Ranges held without a batch.
 const INLINE: usize = 8;
-/// Ranges of a batch: it fills a page.
-const BATCH: usize = 510;
 /// The most ranges that one claim adds: every other frame of a pageblock.
 pub const CLAIM_RANGES: usize = 256;
 
@@ -47,7 +41,7 @@ const DONE: u32 = 1 << 29;
 
 impl Range {
     /// `frames` from `first` on.
-    pub fn new(first: u32, frames: u32) -> Self {
+    pub const fn new(first: u32, frames: u32) -> Self {
         Self { first, frames }
     }
 
@@ -84,108 +78,6 @@ impl Range {
     pub fn is_done(self) -> bool {
         self.frames & (KEPT | DONE) != 0
     }
-}
-
-#[repr(C)]
-struct Batch {
-    next: *mut Batch,
-    len: usize,
-    ranges: [Range; BATCH],
-}
-
-const _: () = assert!(size_of::<Batch>() == 4096);
-
-/// Free batches. Never returned to the kernel: there are few.
-pub struct Batches {
-    free: *mut Batch,
-    /// How many of [`FIRST`] have been handed out.
-    first_out: usize,
-}
-
-impl Batches {
-    /// Forgets the list, which may not be whole. No gather holds a batch any more.
-    pub fn forget(&mut self) {
-        (self.free, self.first_out) = (ptr::null_mut(), 0);
-    }
-}
-
-/// The first batches need no mapping, so that something can be released where none is to be had: near a limit
-/// of locked memory, say, a worker without capabilities gets none. Untouched until used.
-struct First(UnsafeCell<[Batch; FIRST_BATCHES]>);
-
-// SAFETY: each batch is handed out once, under the lock of [`BATCHES`].
-unsafe impl Sync for First {}
-
-/// How many those are: one for each of two gathers.
-const FIRST_BATCHES: usize = 2;
-
-static FIRST: First = First(UnsafeCell::new(
-    [const {
-        Batch {
-            next: ptr::null_mut(),
-            len: 0,
-            ranges: [Range {
-                first: 0,
-                frames: 0,
-            }; BATCH],
-        }
-    }; FIRST_BATCHES],
-));
-
-// SAFETY: the list is owned by whoever holds its lock.
-unsafe impl Send for Batches {}
-
-/// The process's free batches.
-pub static BATCHES: Lock<Batches> = Lock::new(
-    ranks::BATCHES,
-    Batches {
-        free: ptr::null_mut(),
-        first_out: 0,
-    },
-);
-
-/// Tests make the next requests for a batch fail.
-pub static REFUSE_BATCHES: AtomicBool = AtomicBool::new(false);
-
-/// Batches mapped at a time.
-const CHUNK: usize = 16;
-
-fn take_batch() -> Option<NonNull<Batch>> {
-    if REFUSE_BATCHES.load(Ordering::Relaxed) {
-        return None;
-    }
-    if let Some(batch) = pop_batch() {
-        return Some(batch);
-    }
-    let start = vm::map(CHUNK * size_of::<Batch>()).ok()?;
-    for index in 1..CHUNK {
-        put_batch(NonNull::new(
-            (start + index * size_of::<Batch>()) as *mut Batch,
-        )?);
-    }
-    NonNull::new(start as *mut Batch)
-}
-
-fn pop_batch() -> Option<NonNull<Batch>> {
-    let mut batches = BATCHES.lock();
-    if let Some(batch) = NonNull::new(batches.free) {
-        // SAFETY: batches on the list are ours and mapped.
-        batches.free = unsafe { batch.as_ref() }.next;
-        return Some(batch);
-    }
-    if batches.first_out == FIRST_BATCHES {
-        return None;
-    }
-    batches.first_out += 1;
-    // SAFETY: inside the array; this number is handed out once.
-    NonNull::new(unsafe { FIRST.0.get().cast::<Batch>().add(batches.first_out - 1) })
-}
-
-fn put_batch(batch: NonNull<Batch>) {
-    let mut batches = BATCHES.lock();
-    // SAFETY: the caller owned it and gives it up.
-    unsafe { (*batch.as_ptr()).next = batches.free };
-    batches.free = batch.as_ptr();
 }
 
 /// See the module's header.
@@ -407,7 +299,9 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     extern crate std;
+    use super::super::batches::{FIRST, FIRST_BATCHES, First, REFUSE_BATCHES};
     use super::*;
+    use core::sync::atomic::Ordering;
     use std::vec::Vec;
 
     fn ranges(gather: &mut Gather) -> Vec<(u32, u32)> {

@@ -7,40 +7,42 @@
 //! | above | a worker, after the window; the program does nothing | the thread that frees takes pieces | workers at once, and that too |
 //!
 //! *Due* is what the recent peak does not explain ([`ebbtide_zone::retain`]), and all of it while memory is short: free frames of the zones, and
-//! empty frames of half-used spans. Frames are *claimed* first, under their zone's or class's lock, into a
+//! empty frames of half-used spans. Where huge pages must be split for that, threads of the program leave it to a worker ([`kernel`]).
+//! Frames are *claimed* first, under their zone's or class's lock, into a
 //! [`gather`]; no lock is held while the kernel works; then they are put back, clean.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`gather`] | claimed ranges |
+//! | [`gather`], [`batches`] | claimed ranges, and what they are kept in |
 //! | [`slots`] | the process's gathers, and the queue for workers |
 //! | [`kernel`] | the system calls, and the splitting of huge pages |
+//! | [`zones`] | free frames of the zones: claimed and released |
+//! | [`depopulate`] | empty frames of half-used spans: the same |
+//! | [`put_back`] | claimed ranges back to zones and spans |
 //! | [`held`] | huge pages that could not be split |
 //! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
 //! | [`workers`] | the threads |
 //! | [`pressure`] | whether memory is short, and the owner's limit |
 
+pub mod batches;
+mod depopulate;
 pub mod gather;
 pub mod held;
 pub mod kernel;
 pub mod lazy;
 pub mod pressure;
+mod put_back;
 pub mod slots;
 pub mod workers;
+mod zones;
 
-use crate::frames::view;
 use crate::heap::{Heap, heap};
-use crate::region::flag;
-use crate::size_class::CLASSES;
 use crate::stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::features::WORKERS;
-use ebbtide_sys::{clock, process, vm};
-use ebbtide_zone::{
-    BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, Counters, FRAME_BYTES, Frame, Outcome,
-};
-use gather::{Gather, Range};
-use lazy::{Take, add};
+use ebbtide_sys::{clock, vm};
+use ebbtide_zone::{BLOCK_FRAMES, Block, Counters, FRAME_BYTES, Frame};
+use lazy::Take;
 use workers::{Next, Releaser, release_owned};
 
 /// Frames always kept for reuse: 1 MiB.
@@ -51,12 +53,8 @@ const IN_PLACE_FRAMES: u64 = 2048;
 const STEP_FRAMES: u64 = 256;
 /// Frames that a thread takes when the backlog is too long, or nobody else can: 16 MiB.
 const HELP_FRAMES: u64 = 4096;
-/// A piece for one worker at least: 32 MiB.
-const PIECE_FRAMES: u64 = 8192;
 /// A step of this many blocks (64 MiB) makes a worker in advance.
 pub const EXPECT_BLOCKS: u32 = 32;
-/// Spans looked at under their lock at once.
-const SPANS_AT_ONCE: usize = 8;
 /// Without a window ([`Heap::keeps_nothing`]), what was freed goes back from this on: every large allocation.
 const AT_ONCE_BYTES: usize = 256 << 10;
 /// Milliseconds between ticks.
@@ -240,20 +238,6 @@ impl Heap {
         self.room_frames(now).min(self.pressure.dirty_limit())
     }
 
-    /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
-    /// that they keep; neither where pressure is not watched.
-    fn excess_in_spans(&self, now: u64) -> (usize, usize) {
-        if !self.settings().config.pressure {
-            return (0, 0);
-        }
-        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
-        let room = self.room_frames(now).saturating_sub(dirty + lazy);
-        let room = usize::try_from(room).unwrap_or(usize::MAX);
-        let waiting = self.waiting_in_spans();
-        let excess = waiting.saturating_sub(room.saturating_mul(FRAME_BYTES));
-        (excess, waiting)
-    }
-
     /// Whether much more is kept than memory is left for: others have grown, or much was freed. While memory
     /// is short, rounds come as they are due.
     pub fn keeps_too_much(&self, now: u64) -> bool {
@@ -271,15 +255,6 @@ impl Heap {
             .iter()
             .map(|zone| of(zone.counters()))
             .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
-    }
-
-    fn waiting_in_spans(&self) -> usize {
-        if !self.settings().config.depopulate {
-            return 0;
-        }
-        (1..CLASSES)
-            .map(|class| self.central[class].spans.lock().waiting(class))
-            .sum()
     }
 
     /// The heap has grown by [`EXPECT_BLOCKS`] or more: some day that is freed.
@@ -364,322 +339,9 @@ impl Heap {
         frames <= cap && room >= AHEAD_ROOM_FRAMES && !self.pressure.is_on(clock::now_ms())
     }
 
-    /// Releases up to `frames` that are due in this thread.
-    fn release_due(&self, frames: u64, by: Releaser) {
-        // Seldom worth it for so little, but without a window this is all there is.
-        let take = Take::Due {
-            lazy_first: self.keeps_nothing() && self.may_go_lazy(),
-        };
-        self.release_in_place(frames, take, by);
-    }
-
-    /// Releases up to `frames` in this thread. How many were claimed for that.
-    fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
-        let mut left = frames;
-        for zone in 0..self.live_zones().len() {
-            if left == 0 {
-                break;
-            }
-            let Some(mut owned) = self.slots.take() else {
-                break;
-            };
-            left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
-            release_owned(self, owned, by);
-        }
-        frames - left
-    }
-
-    /// Releases `frames` at most in pieces that share out `dirty`, by this thread and as many workers as may be. Bytes given back by this
-    /// thread.
-    fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
-        let helpers = self
-            .max_workers()
-            .saturating_sub(usize::from(by.is_worker()));
-        let threshold = u64::from(self.settings().config.threshold);
-        let piece = (dirty / (2 * (helpers as u64 + 1)))
-            .max(PIECE_FRAMES)
-            .min(threshold.max(512));
-        let mut left = frames;
-        let mut released = 0;
-        for zone in 0..self.live_zones().len() {
-            while left > 0 {
-                let Some(mut owned) = self.slots.take() else {
-                    return released;
-                };
-                let claimed = self.gather_zone(zone, owned.gather(), left.min(piece), take);
-                if claimed == 0 {
-                    break;
-                }
-                left -= claimed.min(left);
-                if helpers > 0 && left > 0 && self.slots.queued() < helpers {
-                    self.workers.leave_cpu_alone(process::current_cpu_raw());
-                    let wanted = (self.slots.queued() + 1 + usize::from(by.is_worker()))
-                        .min(self.max_workers());
-                    if heap_workers().call(wanted) {
-                        match self.slots.hand_over(owned) {
-                            Ok(()) => {
-                                if heap_workers().call(wanted) {
-                                    continue;
-                                }
-                                // They have left meanwhile.
-                                match self.slots.take_queued(true) {
-                                    Some(back) => owned = back,
-                                    None => continue,
-                                }
-                            }
-                            Err(back) => owned = back,
-                        }
-                    }
-                }
-                released += release_owned(self, owned, by);
-            }
-        }
-        released
-    }
-
-    /// Claims up to about `frames` frames of a zone. How many.
-    fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64, take: Take) -> u64 {
-        let before = gather.frames();
-        let lazy_first = take == Take::Due { lazy_first: true } && self.goes_lazy(zone);
-        while gather.frames() - before < frames && gather.reserve() {
-            let left = (frames - (gather.frames() - before)).min(u64::from(u32::MAX)) as u32;
-            let claim = {
-                let mut data = self.zones[zone].lock.lock();
-                let claim = take.claim(self.region(), &mut data, left);
-                let to_lazy = lazy_first && claim.is_some_and(|claim| self.can_be_lazy(&claim));
-                add(gather, claim, to_lazy);
-                claim
-            };
-            let Some(claim) = claim else { break };
-            if let Claim::Frames { block, .. } = claim
-                && self.may_be_huge(block.first_frame())
-                && self.flags_of(block) & flag::SMALL == 0
-                && gather.reserve()
-            {
-                // All of a huge page is resident, touched or not.
-                let mut data = self.zones[zone].lock.lock();
-                add(
-                    gather,
-                    view(self.region(), &mut data.state, 0).claim_free(block),
-                    false,
-                );
-            }
-        }
-        gather.frames() - before
-    }
-
-    /// A huge page was split that was resident as a whole: free frames in it that were clean so far are dirty.
-    pub fn count_resident(&self, block: Block) {
-        let put = {
-            let mut data = self.zone_of(block).lock.lock();
-            let mut zone = view(self.region(), &mut data.state, 0);
-            zone.claim_free(block)
-                .map(|claim| zone.put_claim(claim, Outcome::Dirty))
-        };
-        if let Some(put) = put {
-            self.expect_put(put.map(drop));
-        }
-    }
-
-    /// Whether a block's huge page could not be split.
-    pub fn is_held(&self, block: Block) -> bool {
-        self.flags_of(block) & flag::HELD != 0
-    }
-
     fn flags_of(&self, block: Block) -> u8 {
         // SAFETY: only asked of opened blocks.
         unsafe { self.region().flags(block) }.load(Ordering::Relaxed)
-    }
-
-    /// Puts a gather's ranges back to where they were claimed, each under its lock. `released` is false for
-    /// what a forked child finds.
-    pub fn put_back(&self, gather: &mut Gather, released: bool) {
-        while let Some(range) = gather.peek() {
-            let outcome = match released && !range.is_kept() {
-                false => Outcome::Dirty,
-                true if range.is_lazy() => Outcome::Lazy,
-                true => Outcome::Clean,
-            };
-            let end = range.first + range.frames();
-            let last = Frame(end - 1);
-            // SAFETY: claimed frames are opened.
-            let class = unsafe { self.region().class_of(last) }.load(Ordering::Relaxed);
-            if class == 0 {
-                self.put_back_to_zone(gather, range, outcome);
-                continue;
-            }
-            let start = self.span_start(last).max(range.first);
-            let count = end - start;
-            let clean = outcome == Outcome::Clean;
-            // SAFETY: claimed by a depopulation, put back once: cut off under the same lock.
-            unsafe { self.put_span_frames(Frame(start), count, clean, || gather.cut(count)) };
-            if range.is_kept() {
-                self.held.add_in_span(count);
-            }
-        }
-    }
-
-    fn put_back_to_zone(&self, gather: &mut Gather, range: Range, outcome: Outcome) {
-        let end = range.first + range.frames();
-        let last = Frame(end - 1).block();
-        let whole = if end.is_multiple_of(BLOCK_FRAMES) {
-            (range.frames() / BLOCK_FRAMES).min(64)
-        } else {
-            0
-        };
-        if outcome == Outcome::Clean && whole > 0 {
-            self.heal(Block(last.0 + 1 - whole), whole);
-        }
-        let start = range.first.max(last.first_frame().0) % BLOCK_FRAMES;
-        let put = {
-            let mut data = self.zone_of(last).lock.lock();
-            let mut zone = view(self.region(), &mut data.state, 0);
-            // All frames of a block may also have been claimed one by one.
-            let as_blocks = (0..whole)
-                .take_while(|&n| zone.is_claimed_whole(Block(last.0 - n)))
-                .count() as u32;
-            let claim = if as_blocks > 0 {
-                Claim::Blocks {
-                    first: Block(last.0 + 1 - as_blocks),
-                    count: as_blocks,
-                }
-            } else {
-                let count = (end - 1) % BLOCK_FRAMES + 1 - start;
-                Claim::Frames {
-                    block: last,
-                    mask: mask_of(start, count),
-                }
-            };
-            let put = zone.put_claim(claim, outcome);
-            if range.is_kept() {
-                zone.hold(last);
-                self.held.add(claim.frames());
-            }
-            gather.cut(claim.frames());
-            if outcome == Outcome::Lazy {
-                data.lazied.add(u64::from(claim.frames()));
-            }
-            put
-        };
-        self.expect_put(put.map(drop));
-    }
-
-    /// Whole blocks that were released: special mappings become ordinary ones again.
-    fn heal(&self, first: Block, count: u32) {
-        for block in (first.0..first.0 + count).map(Block) {
-            // SAFETY: claimed blocks are opened.
-            let flags = unsafe { self.region().flags(block) };
-            let now = flags.load(Ordering::Relaxed);
-            if now == 0 {
-                continue;
-            }
-            let address = self.region().address(block.first_frame());
-            // SAFETY: claimed, and just released: there is nothing in it.
-            if now & flag::MOVED == 0 || unsafe { vm::remap_fresh(address, BLOCK_BYTES) }.is_ok() {
-                self.advise_again(block);
-                flags.store(0, Ordering::Relaxed);
-                if now & flag::SMALL != 0 {
-                    self.small_blocks.fetch_sub(1, Ordering::Relaxed);
-                }
-                if now & flag::MOVE != 0 {
-                    self.moves.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
-        }
-    }
-
-    /// Empty frames of half-used spans that are due, of all classes. Frames claimed.
-    fn depopulate_due(&self, now: u64, by: Releaser) -> u64 {
-        if !self.settings().config.depopulate {
-            return 0;
-        }
-        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let window = u64::from(self.settings().config.retain_ms);
-        let (excess, kept) = self.excess_in_spans(now);
-        let mut frames = 0;
-        for class in 1..CLASSES {
-            let due = {
-                let mut spans = self.central[class].spans.lock();
-                let due = spans.due(class, now, window);
-                let waiting = spans.waiting(class);
-                // Of what there is no room for, each class gives its share.
-                let share = waiting as u128 * excess as u128 / kept.max(1) as u128;
-                let all = self.pressure.is_on(now) && waiting > 0;
-                if all {
-                    usize::MAX
-                } else {
-                    due.max(share as usize)
-                }
-            };
-            if due > 0 {
-                frames += self.depopulate(class, round, due, by);
-            }
-        }
-        frames
-    }
-
-    /// All empty frames of half-used spans.
-    fn depopulate_everything(&self, by: Releaser) {
-        if self.settings().config.depopulate {
-            let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-            for class in 1..CLASSES {
-                self.depopulate(class, round, usize::MAX, by);
-            }
-        }
-    }
-
-    /// The same on a tick, where no worker can be had: one class at a time, a few spans.
-    fn depopulate_some(&self, now: u64) {
-        if !self.settings().config.depopulate {
-            return;
-        }
-        let window = u64::from(self.settings().config.retain_ms);
-        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        for class in 1..CLASSES {
-            let due = self.central[class].spans.lock().due(class, now, window);
-            if due > 0 {
-                self.depopulate(
-                    class,
-                    round,
-                    due.min(HELP_FRAMES as usize * FRAME_BYTES),
-                    Releaser::Program,
-                );
-                return;
-            }
-        }
-    }
-
-    /// Claims and releases empty frames of a class's spans, `due` bytes or all. Frames claimed.
-    fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
-        let mut frames = 0;
-        loop {
-            let Some(mut owned) = self.slots.take() else {
-                return frames;
-            };
-            let gather = owned.gather();
-            let mut more = true;
-            while more && gather.len() < BATCHED && gather.reserve() {
-                let mut lists = self.central[class].spans.lock();
-                // SAFETY: lists of this class, under their lock.
-                more = unsafe {
-                    lists.depopulate(self, class, round, SPANS_AT_ONCE, |first, count| {
-                        gather.add(Range::new(first.0, count));
-                    })
-                };
-                if !more {
-                    lists.looked_at_all();
-                }
-                if (frames + gather.frames()) as usize * FRAME_BYTES >= due {
-                    break;
-                }
-            }
-            let claimed = gather.frames();
-            frames += claimed;
-            release_owned(self, owned, by);
-            if !more || claimed == 0 || frames as usize * FRAME_BYTES >= due {
-                return frames;
-            }
-        }
     }
 
     /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
@@ -693,15 +355,6 @@ impl Heap {
 /// The workers, which live as long as the process.
 fn heap_workers() -> &'static workers::Workers {
     &crate::heap::the_heap().workers
-}
-
-/// Ranges of one gather of a depopulation: one call to the kernel.
-const BATCHED: usize = 1024 - gather::CLAIM_RANGES;
-
-fn mask_of(start: u32, count: u32) -> [u64; 8] {
-    let mut mask = [0; 8];
-    ebbtide_zone::bits::for_words(start, count, |index, bits| mask[index] = bits);
-    mask
 }
 
 /// Drains all caches and gives everything free back. Bytes given back.

@@ -1,0 +1,135 @@
+//! Empty frames of half-used spans, class by class: claimed a few spans at a time and released.
+//!
+//! Rounds are numbered, so that each looks at a span once.
+
+use super::gather::{self, Range};
+use super::workers::{Releaser, release_owned};
+use super::{HELP_FRAMES, ROUND};
+use crate::heap::Heap;
+use crate::size_class::CLASSES;
+use core::sync::atomic::Ordering;
+use ebbtide_zone::FRAME_BYTES;
+
+/// Spans looked at under their lock at once.
+const SPANS_AT_ONCE: usize = 8;
+/// Ranges of one gather of a depopulation: one call to the kernel.
+const BATCHED: usize = 1024 - gather::CLAIM_RANGES;
+
+impl Heap {
+    pub(super) fn waiting_in_spans(&self) -> usize {
+        if !self.settings().config.depopulate {
+            return 0;
+        }
+        (1..CLASSES)
+            .map(|class| self.central[class].spans.lock().waiting(class))
+            .sum()
+    }
+
+    /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
+    /// that they keep; neither where pressure is not watched.
+    pub(super) fn excess_in_spans(&self, now: u64) -> (usize, usize) {
+        if !self.settings().config.pressure {
+            return (0, 0);
+        }
+        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
+        let room = self.room_frames(now).saturating_sub(dirty + lazy);
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let waiting = self.waiting_in_spans();
+        let excess = waiting.saturating_sub(room.saturating_mul(FRAME_BYTES));
+        (excess, waiting)
+    }
+
+    /// Empty frames of half-used spans that are due, of all classes. Frames claimed.
+    pub(super) fn depopulate_due(&self, now: u64, by: Releaser) -> u64 {
+        if !self.settings().config.depopulate {
+            return 0;
+        }
+        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let window = u64::from(self.settings().config.retain_ms);
+        let (excess, kept) = self.excess_in_spans(now);
+        let mut frames = 0;
+        for class in 1..CLASSES {
+            let due = {
+                let mut spans = self.central[class].spans.lock();
+                let due = spans.due(class, now, window);
+                let waiting = spans.waiting(class);
+                // Of what there is no room for, each class gives its share.
+                let share = waiting as u128 * excess as u128 / kept.max(1) as u128;
+                let all = self.pressure.is_on(now) && waiting > 0;
+                if all {
+                    usize::MAX
+                } else {
+                    due.max(share as usize)
+                }
+            };
+            if due > 0 {
+                frames += self.depopulate(class, round, due, by);
+            }
+        }
+        frames
+    }
+
+    /// All empty frames of half-used spans.
+    pub(super) fn depopulate_everything(&self, by: Releaser) {
+        if self.settings().config.depopulate {
+            let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            for class in 1..CLASSES {
+                self.depopulate(class, round, usize::MAX, by);
+            }
+        }
+    }
+
+    /// The same on a tick, where no worker can be had: one class at a time, a few spans.
+    pub(super) fn depopulate_some(&self, now: u64) {
+        if !self.settings().config.depopulate {
+            return;
+        }
+        let window = u64::from(self.settings().config.retain_ms);
+        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        for class in 1..CLASSES {
+            let due = self.central[class].spans.lock().due(class, now, window);
+            if due > 0 {
+                self.depopulate(
+                    class,
+                    round,
+                    due.min(HELP_FRAMES as usize * FRAME_BYTES),
+                    Releaser::Program,
+                );
+                return;
+            }
+        }
+    }
+
+    /// Claims and releases empty frames of a class's spans, `due` bytes or all. Frames claimed.
+    pub(super) fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
+        let mut frames = 0;
+        loop {
+            let Some(mut owned) = self.slots.take() else {
+                return frames;
+            };
+            let gather = owned.gather();
+            let mut more = true;
+            while more && gather.len() < BATCHED && gather.reserve() {
+                let mut lists = self.central[class].spans.lock();
+                // SAFETY: lists of this class, under their lock.
+                more = unsafe {
+                    lists.depopulate(self, class, round, SPANS_AT_ONCE, |first, count| {
+                        gather.add(Range::new(first.0, count));
+                    })
+                };
+                if !more {
+                    lists.looked_at_all();
+                }
+                if (frames + gather.frames()) as usize * FRAME_BYTES >= due {
+                    break;
+                }
+            }
+            let claimed = gather.frames();
+            frames += claimed;
+            release_owned(self, owned, by);
+            if !more || claimed == 0 || frames as usize * FRAME_BYTES >= due {
+                return frames;
+            }
+        }
+    }
+}

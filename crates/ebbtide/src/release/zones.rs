@@ -1,0 +1,120 @@
+//! Free frames of the zones: claimed into gathers, in pieces for several threads or step by step.
+
+use super::gather::Gather;
+use super::heap_workers;
+use super::lazy::{Take, add};
+use super::workers::{Releaser, release_owned};
+use crate::frames::view;
+use crate::heap::Heap;
+use crate::region::flag;
+use ebbtide_sys::process;
+use ebbtide_zone::Claim;
+
+/// A piece for one worker at least: 32 MiB.
+const PIECE_FRAMES: u64 = 8192;
+
+impl Heap {
+    /// Releases up to `frames` that are due in this thread.
+    pub(super) fn release_due(&self, frames: u64, by: Releaser) {
+        // Seldom worth it for so little, but without a window this is all there is.
+        let take = Take::Due {
+            lazy_first: self.keeps_nothing() && self.may_go_lazy(),
+        };
+        self.release_in_place(frames, take, by);
+    }
+
+    /// Releases up to `frames` in this thread. How many were claimed for that.
+    pub(super) fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
+        let mut left = frames;
+        for zone in 0..self.live_zones().len() {
+            if left == 0 {
+                break;
+            }
+            let Some(mut owned) = self.slots.take() else {
+                break;
+            };
+            left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
+            release_owned(self, owned, by);
+        }
+        frames - left
+    }
+
+    /// Releases `frames` at most in pieces that share out `dirty`, by this thread and as many workers as may be. Bytes given back by this
+    /// thread.
+    pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
+        let helpers = self
+            .max_workers()
+            .saturating_sub(usize::from(by.is_worker()));
+        let threshold = u64::from(self.settings().config.threshold);
+        let piece = (dirty / (2 * (helpers as u64 + 1)))
+            .max(PIECE_FRAMES)
+            .min(threshold.max(512));
+        let mut left = frames;
+        let mut released = 0;
+        for zone in 0..self.live_zones().len() {
+            while left > 0 {
+                let Some(mut owned) = self.slots.take() else {
+                    return released;
+                };
+                let claimed = self.gather_zone(zone, owned.gather(), left.min(piece), take);
+                if claimed == 0 {
+                    break;
+                }
+                left -= claimed.min(left);
+                if helpers > 0 && left > 0 && self.slots.queued() < helpers {
+                    self.workers.leave_cpu_alone(process::current_cpu_raw());
+                    let wanted = (self.slots.queued() + 1 + usize::from(by.is_worker()))
+                        .min(self.max_workers());
+                    if heap_workers().call(wanted) {
+                        match self.slots.hand_over(owned) {
+                            Ok(()) => {
+                                if heap_workers().call(wanted) {
+                                    continue;
+                                }
+                                // They have left meanwhile.
+                                match self.slots.take_queued(true) {
+                                    Some(back) => owned = back,
+                                    None => continue,
+                                }
+                            }
+                            Err(back) => owned = back,
+                        }
+                    }
+                }
+                released += release_owned(self, owned, by);
+            }
+        }
+        released
+    }
+
+    /// Claims up to about `frames` frames of a zone. How many.
+    fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64, take: Take) -> u64 {
+        let before = gather.frames();
+        let lazy_first = take == Take::Due { lazy_first: true } && self.goes_lazy(zone);
+        while gather.frames() - before < frames && gather.reserve() {
+            let left = (frames - (gather.frames() - before)).min(u64::from(u32::MAX)) as u32;
+            let claim = {
+                let mut data = self.zones[zone].lock.lock();
+                let claim = take.claim(self.region(), &mut data, left);
+                let to_lazy = lazy_first && claim.is_some_and(|claim| self.can_be_lazy(&claim));
+                add(gather, claim, to_lazy);
+                claim
+            };
+            let Some(claim) = claim else { break };
+            if let Claim::Frames { block, .. } = claim
+                && self.may_be_huge(block.first_frame())
+                && self.flags_of(block) & flag::SMALL == 0
+                && gather.reserve()
+            {
+                // All of a huge page is resident, touched or not.
+                let mut data = self.zones[zone].lock.lock();
+                add(
+                    gather,
+                    view(self.region(), &mut data.state, 0).claim_free(block),
+                    false,
+                );
+            }
+        }
+        gather.frames() - before
+    }
+}
