@@ -129,8 +129,17 @@ fn empty_pages_go_back_and_the_rest_stays() {
     freed.drain(..).for_each(Area::free);
     kept.drain(..).for_each(Area::free);
     ebbtide::release_all();
-    // One for each shard, and that of Ebbtide's own sums.
-    assert!(percpu::stats().chunks <= percpu::cpus().min(16) + 1);
+    // One for each shard, and that of Ebbtide's own sums. A worker may be giving pages back in its round meanwhile,
+    // and what it has is nobody else's to give.
+    let most = percpu::cpus().min(16) + 1;
+    for _ in 0..100 {
+        if percpu::stats().chunks <= most {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        ebbtide::release_all();
+    }
+    panic!("{} chunks stay, at most {most} may", percpu::stats().chunks);
 }
 
 #[test]
