@@ -69,6 +69,8 @@ pub struct Policy {
     last: Option<(u64, u64, u64)>,
     /// When the others' usage was last seen, the limit then, and that usage.
     others: Option<(u64, u64, u64)>,
+    /// What followed from it.
+    next_ms: u64,
 }
 
 /// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter.
@@ -86,6 +88,7 @@ impl Policy {
             untouched: 0,
             last: None,
             others: None,
+            next_ms: LOOK_MS.0,
         }
     }
 
@@ -132,9 +135,25 @@ impl Policy {
             let used = room.limit.saturating_sub(room.left);
             (look.now_ms, room.limit, used.saturating_sub(look.resident))
         });
+        if let (Some((now_ms, limit, _)), Some((last_ms, last_limit, _))) = (now, self.others)
+            && limit == last_limit
+            && now_ms.saturating_sub(last_ms) < LOOK_MS.1
+        {
+            // Right behind another one, as a round that comes early looks: too soon to tell their speed.
+            return self.next_ms;
+        }
         let before = core::mem::replace(&mut self.others, now);
+        self.next_ms = Self::until_taken(now, before, look.room);
+        self.next_ms
+    }
+
+    fn until_taken(
+        now: Option<(u64, u64, u64)>,
+        before: Option<(u64, u64, u64)>,
+        room: Option<Room>,
+    ) -> u64 {
         let (Some((now_ms, limit, others)), Some((last_ms, last_limit, last_others)), Some(room)) =
-            (now, before, look.room)
+            (now, before, room)
         else {
             return LOOK_MS.0;
         };
@@ -392,6 +411,11 @@ mod tests {
         assert_eq!(fake.after(15).look().next_ms, LOOK_MS.0);
         take(&mut fake, 90 * MIB);
         assert_eq!(fake.after(40).look().next_ms, LOOK_MS.1);
+        // Nor does a second look at once look like rest, as a round that comes early takes it.
+        assert_eq!(fake.look().next_ms, LOOK_MS.1);
+        assert_eq!(fake.after(1).look().next_ms, LOOK_MS.1);
+        assert_eq!(fake.after(LOOK_MS.1).look().next_ms, LOOK_MS.0);
+        take(&mut fake, 5 * MIB);
         // Another limit is another count.
         fake.room = Some(Room {
             left: 100 * MIB,
