@@ -13,6 +13,7 @@
  *   lowered N     keeps N MiB free while the limit of the group GROUP is lowered and raised
  *   high N        the same with memory.high, and below what is used
  *   appears N     the same in a group that had no limit
+ *   both N        keeps N MiB lazy and N MiB dirty, until half of what is left is between one and both
  *   stalled N     keeps N MiB free until somebody stalls for memory
  *   hog M, reader FILE  the other process
  *   end      holds memory to give and ends: is its end late? */
@@ -404,6 +405,24 @@ int main(int argc, char **argv)
         double took = gone_within(kept, 4);
         printf("%.0f ms after there was a limit\n", took * 1e3);
         CHECK(took < 2, "%.3f s", took);
+    } else if (!strcmp(mode, "both")) {
+        size_t each = atol(argv[2]) * MIB;
+        char *first = start_block(each), *second = start_block(each);
+        find_version();
+        free(first);
+        double t = now();
+        while (stats().lazy < each / 2 && now() - t < 20) usleep(10000);
+        CHECK(stats().lazy > each / 2, "%lu bytes are lazy", stats().lazy);
+        free(second);
+        usleep(300000);
+        struct stats s = stats();
+        CHECK(s.lazy + s.dirty > each / 2 * 3, "%lu bytes are lazy, %lu dirty", s.lazy, s.dirty);
+        set_limit(is_v2 ? "memory.max" : "memory.limit_in_bytes", used() + each / 2 * 5);
+        /* What is asked for is not that all goes: it is not short. */
+        size_t most = each / 4 * 5 + 12 * MIB;
+        for (t = now(), s = stats(); s.lazy + s.dirty > most && now() - t < 2; s = stats()) usleep(10000);
+        CHECK(s.lazy + s.dirty <= most, "%lu MiB are lazy, %lu dirty", s.lazy / MIB, s.dirty / MIB);
+        CHECK(s.lazy + s.dirty > 0 && s.pressure_state != 2, "short");
     } else if (!strcmp(mode, "stalled")) {
         size_t kept = atol(argv[2]) * MIB;
         keep_free(kept);

@@ -177,6 +177,15 @@ fn a_limit_that_is_lowered_and_raised() {
     }
 }
 
+/// Lazy and dirty memory share one bound.
+#[test]
+fn lazy_and_dirty_memory_together_stay_below_half_of_what_is_left() {
+    let conf = "retain_ms=6000,lazy_ms=60000,lazyfree=always";
+    if let Some(outcome) = in_group_of(1024 * MIB, "both 64", conf) {
+        outcome.ok();
+    }
+}
+
 #[test]
 fn a_limit_where_there_was_none() {
     if let Some(outcome) = in_group_of(1 << 62, "appears 64", "retain_ms=60000") {

@@ -209,8 +209,10 @@ impl Heap {
             let taken = core::mem::take(&mut data.taken);
             data.refaults.observe(now, taken);
             backlog.lazy += counters.lazy;
-            backlog.lazy_due += Self::lazy_due(&mut data, now, &counters, room);
             let dirty = counters.dirty;
+            // Of what there is room for, dirty frames come first.
+            let lazy_cap = room.saturating_sub(dirty);
+            backlog.lazy_due += Self::lazy_due(&mut data, now, &counters, lazy_cap);
             backlog.dirty += dirty;
             let in_whole = u64::from(counters.resident_free_blocks) * u64::from(BLOCK_FRAMES);
             in_parts += dirty.saturating_sub(in_whole);
