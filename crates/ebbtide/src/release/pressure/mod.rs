@@ -87,6 +87,8 @@ impl Pressure {
         unsafe { *self.policy.get() = Policy::new() };
         self.budget.store(NO_BOUND, Ordering::Relaxed);
         self.kept.store(0, Ordering::Relaxed);
+        // What a parent saw left of its limit says nothing here: nobody looks yet.
+        super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed);
         self.set_limit(limit, total as u64);
     }
 
@@ -193,8 +195,10 @@ impl Heap {
     /// Looks at pressure, by the worker that has claimed to, and tells the program.
     pub fn look_at_pressure(&self, watcher: &mut Watcher, now: u64) -> Verdict {
         let (room, told) = watcher.look(now);
-        if let Some(room) = room {
-            self.note_room(room);
+        match room {
+            Some(room) => self.note_room(room),
+            // Nothing tells any more: nothing is known to be bounded.
+            None => super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed),
         }
         let look = Look {
             now_ms: now,
@@ -324,6 +328,18 @@ mod tests {
         assert_eq!(pressure.take_overdraft(), None);
         pressure.count_fresh(3);
         assert_eq!(pressure.take_overdraft(), Some(3));
+    }
+
+    #[test]
+    fn a_child_knows_nothing_of_what_was_left() {
+        let pressure = Pressure::new();
+        assert!(pressure.claim_watch(0));
+        let cap = &crate::release::CAP_FRAMES;
+        cap.store(1, Ordering::Relaxed);
+        // SAFETY: nobody else knows of it.
+        unsafe { pressure.begin(crate::config::Limit::None, 1 << 30) };
+        assert_eq!(cap.load(Ordering::Relaxed), u64::MAX);
+        assert!(!pressure.is_watched());
     }
 
     #[test]
