@@ -54,6 +54,8 @@ static CLOSED: AtomicBool = AtomicBool::new(false);
 /// No other thread exists.
 pub unsafe fn forget_unfinished() {
     if bytes() == 0 {
+        // With shards and no base, their memory would seem to begin at address 0.
+        WORDS.shards.store(0, Ordering::Relaxed);
         WORDS.base.store(0, Ordering::Relaxed);
     }
 }
@@ -324,9 +326,10 @@ mod tests {
     fn what_another_thread_was_starting_begins_anew() {
         let heap = crate::heap::heap().unwrap();
         WORDS.base.store(1 << 20, Ordering::Relaxed);
+        WORDS.shards.store(4, Ordering::Relaxed);
         // SAFETY: no other thread knows of the address.
         unsafe { forget_unfinished() };
-        assert_eq!(base(), 0);
+        assert_eq!((base(), shards()), (0, 0));
         assert!(heap.percpu.start(heap));
         let started = base();
         // SAFETY: nothing is unfinished now.
