@@ -1,11 +1,14 @@
 /* System calls that start to be refused, from the start or later:
  *   sandbox start|later SET[,SET...] [ERRNO [back]]     SET: membarrier madvise process_madvise clone mremap all
  * ERRNO is a number, 1 (EPERM) if absent; 0 lets the call do nothing and say so. `start` installs the filter and
- * executes itself; `later` works with threads first. With `back`, memory must go back nevertheless. */
+ * executes itself; `later` works with threads first. With `back`, memory must go back nevertheless.
+ *   sandbox killed CALL...      a filter kills the thread that makes one of these, by number: workers, one by one. What
+ *                               waits for them does not wait for ever */
 #include "check.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/prctl.h>
@@ -79,8 +82,37 @@ static void gives_back(void)
     free(p);
 }
 
+static void killed(int calls, char **numbers)
+{
+    enum { OBJECTS = 10000, BYTES = 8000 };
+    static void *p[OBJECTS];
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    for (int call = 0; call < calls; call++) {
+        struct sock_filter f[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, atoi(numbers[call]), 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_THREAD), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+        struct sock_fprog prog = { sizeof f / sizeof *f, f };
+        CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &prog) == 0);
+    }
+    for (int round = 0; round < 3; round++) {
+        /* Parts of huge pages, which threads of the program leave to a worker. */
+        for (int i = 0; i < OBJECTS; i++) { CHECK((p[i] = malloc(BYTES))); fill(p[i], BYTES, i); }
+        for (int i = 0; i < OBJECTS; i++) if (i % 11) free(p[i]);
+        size_t most = resident();
+        double start = now();
+        CHECK(malloc_trim(0) == 1 && resident() < most - 30 * MIB, "%zu of %zu stay", resident(), most);
+        CHECK(now() - start < 3, "%.1f s", now() - start);
+        for (int i = 0; i < OBJECTS; i += 11) { VERIFY(p[i], BYTES, i); free(p[i]); }
+    }
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 2 && !strcmp(argv[1], "killed")) {
+        killed(argc - 2, argv + 2);
+        return passed();
+    }
     CHECK(argc >= 3 && argc <= 5, "sandbox start|later|inside SETS [ERRNO [back]]");
     int error = argc > 3 ? atoi(argv[3]) : EPERM;
     if (argc > 4) rest_us = 200000;

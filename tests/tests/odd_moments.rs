@@ -76,6 +76,26 @@ fn setuid_with_threads() {
     life("setuid");
 }
 
+/// What a worker does at its start and to see whether a huge page was split, and threads of the program do not.
+#[test]
+fn workers_that_are_killed() {
+    for call in [
+        libc::SYS_prctl,
+        libc::SYS_capset,
+        libc::SYS_sched_setscheduler,
+        libc::SYS_close_range,
+        libc::SYS_ioctl,
+        libc::SYS_sched_setaffinity,
+    ] {
+        // A pipe for stdout: no question about a terminal.
+        Run::new(c_program("sandbox"))
+            .args("killed")
+            .arg(call.to_string())
+            .timeout(20)
+            .ok();
+    }
+}
+
 #[test]
 fn refused_from_the_start() {
     for sets in [

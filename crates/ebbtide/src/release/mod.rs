@@ -378,7 +378,8 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
 
 /// What is on its way: helps, oldest first, then waits.
 fn join(heap: &Heap, by: Releaser) {
-    heap.slots.join(by.is_worker(), |owned| {
+    let left = || by.is_worker() || heap.workers.count() == 0;
+    heap.slots.join(left, |owned| {
         release_owned(heap, owned, by);
     });
 }

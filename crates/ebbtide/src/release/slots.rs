@@ -11,7 +11,8 @@
 use super::gather::Gather;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, Ordering};
-use ebbtide_sys::lock::{futex_wait, futex_wake};
+use ebbtide_sys::lock::futex_wake;
+use ebbtide_sys::thread;
 
 const FREE: u32 = 0;
 const OWNED: u32 = 1;
@@ -22,6 +23,9 @@ const LEFT: u32 = 3;
 const COUNT: usize = crate::config::MAX_WORKERS + 8;
 /// Gathers that may wait for a worker.
 const MAX_QUEUED: usize = 32;
+/// Whoever waits looks so often whether there still is a worker: one that was counted on may not have come to be,
+/// or a filter may have killed it.
+const LOOK_MS: u64 = 100;
 
 struct Slot {
     state: AtomicU32,
@@ -108,14 +112,22 @@ impl Slots {
         Ok(())
     }
 
-    /// Puts a gather into the queue for workers alone; waits while it is full. There is a worker.
-    pub fn leave<'a>(&'a self, owned: Owned<'a>) {
+    /// Puts a gather into the queue for workers alone; waits while it is full. `Err`: so it is, and there is no worker.
+    pub fn leave<'a>(
+        &'a self,
+        owned: Owned<'a>,
+        has_worker: impl Fn() -> bool,
+    ) -> Result<(), Owned<'a>> {
         loop {
             let done = self.done.load(Ordering::Acquire);
             if self.queued() < MAX_QUEUED {
-                return self.enqueue(owned, LEFT);
+                self.enqueue(owned, LEFT);
+                return Ok(());
             }
-            futex_wait(&self.done, done);
+            if !has_worker() {
+                return Err(owned);
+            }
+            thread::wait(&self.done, done, LOOK_MS);
         }
     }
 
@@ -144,7 +156,7 @@ impl Slots {
 
     /// Returns when every gather that is in use now has got free once; takes the oldest of the queue and
     /// lets `help` have it meanwhile, those that are left to workers too if `left`.
-    pub fn join(&self, left: bool, mut help: impl FnMut(Owned)) {
+    pub fn join(&self, left: impl Fn() -> bool, mut help: impl FnMut(Owned)) {
         for slot in &self.slots {
             let uses = slot.uses.load(Ordering::Acquire);
             loop {
@@ -153,16 +165,16 @@ impl Slots {
                 if free || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                match self.take_queued(left) {
+                match self.take_queued(left()) {
                     Some(owned) => help(owned),
-                    None => futex_wait(&self.done, done),
+                    None => thread::wait(&self.done, done, LOOK_MS),
                 }
             }
         }
     }
 
-    /// Returns when workers have taken every gather that is left to them now.
-    pub fn wait_for_workers(&self) {
+    /// Returns when workers have taken every gather that is left to them now; `help` has it if there are none.
+    pub fn wait_for_workers(&self, has_worker: impl Fn() -> bool, mut help: impl FnMut(Owned)) {
         for slot in &self.slots {
             let uses = slot.uses.load(Ordering::Acquire);
             loop {
@@ -171,7 +183,11 @@ impl Slots {
                 if taken || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                futex_wait(&self.done, done);
+                let orphan = (!has_worker()).then(|| self.take_queued(true)).flatten();
+                match orphan {
+                    Some(owned) => help(owned),
+                    None => thread::wait(&self.done, done, LOOK_MS),
+                }
             }
         }
     }
@@ -231,7 +247,7 @@ mod tests {
             assert_eq!(owned.gather().pop().unwrap().first, n * 2);
         }
         assert!(SLOTS.take_queued(true).is_none() && !SLOTS.has_queued());
-        SLOTS.join(false, |_| unreachable!());
+        SLOTS.join(|| false, |_| unreachable!());
     }
 
     #[test]
@@ -241,7 +257,7 @@ mod tests {
             let mut owned = SLOTS.take().unwrap();
             assert!(owned.gather().add(Range::new(n, 1)));
             if n == 0 {
-                SLOTS.leave(owned);
+                assert!(SLOTS.leave(owned, || true).is_ok());
             } else {
                 assert!(SLOTS.hand_over(owned).is_ok());
             }
@@ -253,6 +269,24 @@ mod tests {
         assert_eq!((first(false), first(false)), (Some(1), None));
         assert!(SLOTS.has_queued());
         assert_eq!((first(true), first(true)), (Some(0), None));
-        SLOTS.wait_for_workers();
+        SLOTS.wait_for_workers(|| true, |_| unreachable!());
+    }
+
+    #[test]
+    fn where_no_worker_is_whoever_waits_helps() {
+        static SLOTS: Slots = Slots::new();
+        let mut helped = 0;
+        for n in 0..=MAX_QUEUED {
+            let owned = SLOTS.take().unwrap();
+            assert_eq!(SLOTS.leave(owned, || false).is_ok(), n < MAX_QUEUED);
+        }
+        SLOTS.wait_for_workers(|| false, |_| helped += 1);
+        assert!(helped == MAX_QUEUED && !SLOTS.has_queued());
+        assert!(SLOTS.leave(SLOTS.take().unwrap(), || true).is_ok());
+        // The worker is there at first, and found gone while others sleep.
+        let looks = core::cell::Cell::new(0);
+        let left = || looks.replace(looks.get() + 1) > 1;
+        SLOTS.join(left, |_| helped += 1);
+        assert!(helped == MAX_QUEUED + 1 && looks.get() == 3);
     }
 }

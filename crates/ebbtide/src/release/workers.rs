@@ -15,10 +15,11 @@ use crate::heap::{Heap, started_heap};
 use crate::stats;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_sys::features::WORKERS;
+use ebbtide_sys::features::{SCAN_PAGES, WORKERS};
 use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process};
+use ebbtide_zone::BLOCK_BYTES;
 
 /// A worker without work ends after this.
 const IDLE_MS: u64 = 10_000;
@@ -75,7 +76,35 @@ impl Workers {
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.numbers.load(Ordering::SeqCst).count_ones() as usize
+        let numbers = self.numbers.load(Ordering::SeqCst);
+        (numbers & !self.dead(numbers)).count_ones() as usize
+    }
+
+    /// Those of `numbers` whose thread is gone without saying so: a filter of the program's killed it alone. Or it is
+    /// being made.
+    fn dead(&self, numbers: u64) -> u64 {
+        let mut left = numbers;
+        let mut dead = 0;
+        while left != 0 {
+            let number = left.trailing_zeros();
+            dead |= u64::from(self.places[number as usize].is_free()) << number;
+            left &= left - 1;
+        }
+        dead
+    }
+
+    /// Takes the numbers of the dead away, by who makes threads. Whether there are any: another one would not fare
+    /// better.
+    fn bury(&self) -> bool {
+        // One that has ended in order meanwhile has taken its number away before.
+        let seen = self.dead(self.numbers.load(Ordering::SeqCst));
+        let dead = seen & self.numbers.load(Ordering::SeqCst);
+        if dead != 0 && self.numbers.fetch_and(!dead, Ordering::SeqCst) == dead {
+            // Nobody is left who could be at it.
+            self.asleep.store(0, Ordering::SeqCst);
+            self.coordinating.store(false, Ordering::SeqCst);
+        }
+        dead != 0
     }
 
     /// Called at the start, and in a forked child, which has none.
@@ -136,15 +165,17 @@ impl Workers {
         if self.creating.swap(true, Ordering::Acquire) {
             return false;
         }
-        let numbers = self.numbers.load(Ordering::Relaxed);
-        let free = |number: &usize| numbers >> number & 1 == 0 && self.places[*number].is_free();
+        let died = self.bury();
+        let free = |number: &usize| self.places[*number].is_free();
         let Some(number) = (0..MAX_WORKERS).find(free) else {
             self.creating.store(false, Ordering::Release);
             return false;
         };
-        self.numbers.fetch_or(1 << number, Ordering::SeqCst);
-        let rseq_offset = crate::heap::FAST.rseq_offset.load(Ordering::Relaxed) as isize;
-        let made = self.places[number].spawn(main, number, rseq_offset);
+        let made = !died && {
+            self.numbers.fetch_or(1 << number, Ordering::SeqCst);
+            let rseq_offset = crate::heap::FAST.rseq_offset.load(Ordering::Relaxed) as isize;
+            self.places[number].spawn(main, number, rseq_offset)
+        };
         if !made {
             self.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
         }
@@ -186,7 +217,11 @@ fn run(heap: &'static Heap, number: usize) {
     // Without an empty table of its own it opens nothing.
     let may_open = thread::leave_descriptors();
     let map = if may_open {
-        PageMap::open().ok()
+        // A filter that kills for the question does so before anything is this thread's.
+        PageMap::open().ok().filter(|map| {
+            let asked = map.has_huge_page(heap.region().base, BLOCK_BYTES);
+            SCAN_PAGES.may_work() && SCAN_PAGES.latch(asked).is_ok()
+        })
     } else {
         heap.pressure.expect_no_look();
         None
@@ -360,9 +395,11 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> 
     };
     let (mut released, left) = super::kernel::release(heap, owned.gather(), by, leave);
     if left {
-        stats::count_stall(clock::precise_ns() - start);
         match leave_to_worker(heap, owned) {
-            Ok(()) => return released,
+            Ok(()) => {
+                stats::count_stall(clock::precise_ns() - start);
+                return released;
+            }
             Err(back) => owned = back,
         }
         released += super::kernel::release(heap, owned.gather(), by, false).0;
@@ -384,7 +421,7 @@ fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>) -> Result<(), Owned<'a>
     if !workers.call(wanted) {
         return Err(owned);
     }
-    heap.slots.leave(owned);
+    heap.slots.leave(owned, || workers.count() > 0)?;
     if workers.call(wanted) {
         return Ok(());
     }

@@ -23,13 +23,13 @@ pub mod watcher;
 
 use super::ROUND;
 use super::lazy::Take;
-use super::workers::Releaser;
+use super::workers::{Releaser, release_owned};
 use crate::heap::Heap;
 use crate::size_class::CLASSES;
 use crate::stats;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_sys::pressure;
+use ebbtide_sys::{clock, pressure};
 use ebbtide_zone::FRAME_BYTES;
 use policy::{Look, Policy, Verdict};
 use watcher::Watcher;
@@ -279,7 +279,12 @@ impl Heap {
             }
         }
         // Whoever wants more does not run ahead of those who give back.
-        self.slots.wait_for_workers();
+        let start = clock::precise_ns();
+        let has_worker = || self.workers.count() > 0;
+        self.slots.wait_for_workers(has_worker, |owned| {
+            release_owned(self, owned, Releaser::Program);
+        });
+        stats::count_stall(clock::precise_ns() - start);
         released
     }
 
