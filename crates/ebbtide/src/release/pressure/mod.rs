@@ -10,8 +10,8 @@
 //! Only workers look: reading a file needs a descriptor, and the program's table is its own. The program
 //! is told by two words. While [`Pressure::is_on`], all that is free is due. And every frame that is taken
 //! afresh is paid from a budget: who finds it spent wakes the worker, and meanwhile releases as much as was
-//! taken beyond it, so that usage does not grow however late the worker comes. A call waits for that share
-//! only.
+//! taken beyond it, so that usage does not grow however late the worker comes. A call waits for that share, and,
+//! where huge pages must be split for it, until workers have taken what is left to them.
 //!
 //! | module | what it is |
 //! |---|---|
