@@ -52,7 +52,7 @@ const ON_REQUEST: &[Metric] = &[
 ];
 
 const ALONE: &[&str] = &["block_thp", "block_4k"];
-const REQUESTED: &[&str] = &["block_now"];
+const REQUESTED: &[&str] = &["block_now", "block_now_4k"];
 
 fn cases(plan: Plan) -> Vec<Case> {
     let watch = |wait| Watch {
@@ -71,6 +71,16 @@ fn cases(plan: Plan) -> Vec<Case> {
         },
         metrics: UNTIL_BACK,
     };
+    let requested = |id, about, is_thp_off| Case {
+        id,
+        about,
+        run: Run::Watched {
+            case: "block_now",
+            watch: watch(plan.wait.min(GLANCE)),
+            is_thp_off,
+        },
+        metrics: ON_REQUEST,
+    };
     vec![
         alone(
             "block_thp",
@@ -82,16 +92,12 @@ fn cases(plan: Plan) -> Vec<Case> {
             "fill a block, free it, do nothing; no huge pages",
             true,
         ),
-        Case {
-            id: "block_now",
-            about: "fill a block, free it, ask for the release (ebb_release, the peer's own call, or malloc_trim)",
-            run: Run::Watched {
-                case: "block_now",
-                watch: watch(plan.wait.min(GLANCE)),
-                is_thp_off: false,
-            },
-            metrics: ON_REQUEST,
-        },
+        requested(
+            "block_now",
+            "fill a block, free it, ask for the release (ebb_release, the peer's own call, or malloc_trim)",
+            false,
+        ),
+        requested("block_now_4k", "the same without huge pages", true),
     ]
 }
 
