@@ -1,8 +1,9 @@
 //! Runs the cases of a family, interleaved over the allocators.
 //!
-//! Round-robin with a rotating start: round 0 runs A B C, round 1 B C A, and so
-//! on, for every case. An entry whose process does not really use its library,
-//! or that fails, is reported and not measured.
+//! All entries in each round of a case, in an order drawn anew each time, the same in every run: in a fixed
+//! circle each would always find the system's free memory as one and the same other had left it, and
+//! whether that is in huge pages is worth a quarter of a copy's time. An entry whose process does
+//! not really use its library, or that fails, is reported and not measured.
 //!
 //! Invariants:
 //! - `INV-BENCH-1`: within a case, every process reports the same checksum.
@@ -20,7 +21,7 @@ use crate::bench::dying::Ending;
 use crate::bench::observe::Watch;
 use crate::bench::peers::{self, Entry};
 use crate::bench::process::{Starter, warm_host};
-use crate::bench::worker::{Curve, Output};
+use crate::bench::worker::{Curve, Output, Random};
 use crate::out;
 
 /// One figure that a case gives; less is better. An infinite value is one that
@@ -201,8 +202,7 @@ pub fn run(cases: &[Case], entries: Vec<Entry>, rounds: u32, warm_bytes: u64) ->
     let mut broken = vec![vec![false; kept.len()]; cases.len()];
     for round in 0..rounds {
         for (c, case) in cases.iter().enumerate() {
-            for turn in 0..kept.len() {
-                let e = (turn + round as usize) % kept.len();
+            for e in order(kept.len(), round as usize * cases.len() + c) {
                 if !kept[e].takes(case.id) {
                     continue;
                 }
@@ -234,6 +234,17 @@ pub fn run(cases: &[Case], entries: Vec<Entry>, rounds: u32, warm_bytes: u64) ->
     }
     bar.finish_and_clear();
     Ok(results)
+}
+
+/// The numbers below `len`, shuffled for the `turn`th time.
+fn order(len: usize, turn: usize) -> Vec<usize> {
+    // Spread: the generator's first values for neighbouring seeds are alike.
+    let mut random = Random((turn as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut all: Vec<usize> = (0..len).collect();
+    for last in (1..len).rev() {
+        all.swap(last, (random.next() >> 32) as usize % (last + 1));
+    }
+    all
 }
 
 fn series(cases: &[Case], entries: &[Entry]) -> Vec<Series> {
@@ -279,4 +290,22 @@ fn progress(len: u64) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_turn_has_all_entries_and_they_follow_different_others() {
+        let mut before_first = BTreeSet::new();
+        for turn in 0..40 {
+            let order = order(8, turn);
+            assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), 8);
+            let place = order.iter().position(|&e| e == 0).unwrap();
+            before_first.insert(place.checked_sub(1).map(|before| order[before]));
+        }
+        assert_eq!(before_first.len(), 8, "{before_first:?}");
+    }
 }
