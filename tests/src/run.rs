@@ -215,10 +215,14 @@ impl Run {
         command.process_group(0);
         let limits = self.limits.clone();
         let join: Vec<std::fs::File> = self.join.iter().map(machine::open_for_write).collect();
-        // SAFETY: the closure only calls setrlimit and write, both async-signal-safe, on values made
-        // before the fork.
+        // SAFETY: the closure only calls signal, setrlimit and write, all async-signal-safe, on values
+        // made before the fork.
         unsafe {
             command.pre_exec(move || {
+                // Ignored where the tests were started by nohup or in the background.
+                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
                 for file in &join {
                     std::io::Write::write_all(&mut &*file, b"0")?;
                 }

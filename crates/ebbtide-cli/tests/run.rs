@@ -37,6 +37,16 @@ impl Fixture {
         command.arg("run").args(args);
         command.env("EBBTIDE_LIB", &self.lib);
         command.env_remove("EBBTIDE_CONF").env_remove("LD_PRELOAD");
+        // SAFETY: signal is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                // Ignored where the tests were started by nohup or in the background.
+                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                Ok(())
+            });
+        }
         command
     }
 
