@@ -34,8 +34,8 @@ pub enum Since {
     /// The signal that ended it, as it came to this process too.
     Signal,
     /// The main thread's leaving of the memory, as the helper saw it: after `_exit`, a fault, a signal from
-    /// elsewhere. What came before is not known, so the time is too short; it is too long, by 0.1 s at most, where
-    /// the main thread had left and another one ended the program.
+    /// elsewhere, or its own notice of the end where it came late. What came before is not known, so the time is too
+    /// short; it is too long, by 0.1 s at most, where the main thread had left and another one ended the program.
     Leaving,
 }
 

@@ -94,7 +94,12 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     files.program.wait_for_parent(FIRST_GRACE_MS);
     files.need.begin();
     join_watcher(arena)?;
-    crate::stats::set_left(control.left_ns.load(Ordering::Acquire).min(ended_ns));
+    let left_ns = match control.left_ns.load(Ordering::Acquire) {
+        // The watcher came late, or gave up as others seemed to go on.
+        0 if has_left(control.word) => ended_ns,
+        left_ns => left_ns.min(ended_ns),
+    };
+    crate::stats::set_left(left_ns);
     // INV-REAPER-1
     if !helper::is_alone() {
         return None;
