@@ -58,7 +58,7 @@ impl Heap {
     }
 
     /// The coordinator's turn. Frames that another one will find, more than the floor if any: one or two turns
-    /// end it.
+    /// end it. So too shortly after a call: what becomes empty within [`CALL_MS`] of it makes no other.
     pub fn percpu_round(&self, now: u64, by: Releaser) -> u64 {
         if space::shards() == 0 {
             return 0;
@@ -73,8 +73,10 @@ impl Heap {
         let pages: u64 = (0..space::shards())
             .map(|shard| self.percpu.with(shard, |shard| shard.due_pages(scope)))
             .sum();
+        let last_call = LAST_CALL_MS.load(Ordering::Relaxed);
+        let is_quiet = now.saturating_sub(last_call) >= 2 * CALL_MS;
         match pages * space::units() as u64 {
-            0 => 0,
+            0 if is_quiet => 0,
             frames => frames.max(FLOOR_FRAMES + 1),
         }
     }
