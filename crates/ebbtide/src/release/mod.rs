@@ -364,7 +364,7 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     crate::fork::notice(heap);
     let before = stats::released();
     heap.drain_all();
-    heap.percpu_release_all(Releaser::Program);
+    heap.percpu_release_all(by);
     heap.look_at_held(clock::now_ms());
     heap.depopulate_everything(by);
     // Huge pages split for that leave more that is free, and what is on its way may be blocks.
