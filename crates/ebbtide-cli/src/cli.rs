@@ -134,15 +134,15 @@ pub enum BenchCommand {
     /// Freed objects: how much goes back while the program does nothing, and what
     /// that costs the others (an hour with all peers; see --quick, --only, --against)
     #[command(after_help = peers::known_list())]
-    Return(ReturnArgs),
+    Return(SizedArgs),
     /// Refills from the zones: alone, among threads, beside releases, and in real programs;
     /// by clusters and frame by frame (half an hour with all peers; see --quick, --only, --against)
     #[command(after_help = peers::known_list())]
-    Cluster(ReturnArgs),
+    Cluster(SizedArgs),
     /// The end of a process that holds much memory: how long until its parent knows,
     /// and until the memory is back (see --quick, --size, --only)
     #[command(after_help = peers::known_list())]
-    Exit(ReturnArgs),
+    Exit(SizedArgs),
     /// Programs that free what they soon want again: copy, search, free, in processes and
     /// threads, with memory for all and within a limit (as root); an hour with all peers;
     /// see --quick, --only, --against
@@ -163,7 +163,7 @@ pub enum BenchCommand {
     SwapExit(SwapExitArgs),
     /// Per-CPU data: what stays after most of it was freed, counting, allocating
     /// (see --quick, --only)
-    Percpu(PercpuArgs),
+    Percpu(BenchArgs),
 }
 
 /// Flags of the families that fill memory.
@@ -180,17 +180,6 @@ pub struct SizedArgs {
     pub wait: Option<f64>,
 }
 
-/// `ebbtide bench return` and `exit`.
-#[derive(Debug, Args)]
-pub struct ReturnArgs {
-    /// As in the other families.
-    #[command(flatten)]
-    pub sized: SizedArgs,
-    /// Write a page with the curves to this file
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-}
-
 /// `ebbtide bench neighbour`.
 #[derive(Debug, Args)]
 pub struct NeighbourArgs {
@@ -204,20 +193,6 @@ pub struct NeighbourArgs {
     /// (default: 2.5; the cases 'at_once' have none)
     #[arg(long, value_name = "SECONDS")]
     pub pause: Option<f64>,
-    /// Write a page with the figures to this file
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-}
-
-/// `ebbtide bench percpu`.
-#[derive(Debug, Args)]
-pub struct PercpuArgs {
-    /// The common ones.
-    #[command(flatten)]
-    pub bench: BenchArgs,
-    /// Write a page with the figures to this file
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
 }
 
 /// `ebbtide bench swap-exit`.
@@ -232,9 +207,6 @@ pub struct SwapExitArgs {
     /// How many processes are killed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub processes: Option<u32>,
-    /// Write a page with the curves to this file
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -242,6 +214,22 @@ fn size(text: &str) -> Result<u64, String> {
     conf::parse_size(text)
         .filter(|n| *n >= LEAST)
         .ok_or_else(|| "it takes at least 1M, with a suffix K, M or G".into())
+}
+
+impl BenchCommand {
+    /// What all families take.
+    pub fn bench(&self) -> &BenchArgs {
+        match self {
+            Self::Micro(bench) | Self::Lazyfree(bench) | Self::Percpu(bench) => bench,
+            Self::Free(sized)
+            | Self::Return(sized)
+            | Self::Cluster(sized)
+            | Self::Exit(sized)
+            | Self::Reuse(sized) => &sized.bench,
+            Self::Neighbour(args) => &args.bench,
+            Self::SwapExit(args) => &args.bench,
+        }
+    }
 }
 
 /// Flags that all benchmark families share.
@@ -263,6 +251,12 @@ pub struct BenchArgs {
     /// Rounds, each with one process per case and allocator
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
+    /// Write a page with plots and tables to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write each plot as an SVG file into this directory
+    #[arg(long, value_name = "DIR")]
+    pub plots: Option<PathBuf>,
     /// The library.
     #[command(flatten)]
     pub lib: LibArgs,

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use cli::{BenchCommand, Cli, Command};
+use cli::{Cli, Command};
 
 /// Exit status for an error of Ebbtide's own, as `env` and `timeout` use it.
 pub const EXIT_OWN: u8 = 125;
@@ -44,16 +44,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Doctor(args) => doctor::main(&args),
-        Command::Bench(BenchCommand::Micro(args)) => bench::micro::main(&args),
-        Command::Bench(BenchCommand::Free(args)) => bench::free::main(&args),
-        Command::Bench(BenchCommand::Return(args)) => bench::give_back::main(&args),
-        Command::Bench(BenchCommand::Lazyfree(args)) => bench::lazyfree::main(&args),
-        Command::Bench(BenchCommand::Reuse(args)) => bench::reuse::main(&args),
-        Command::Bench(BenchCommand::Cluster(args)) => bench::cluster::main(&args),
-        Command::Bench(BenchCommand::Neighbour(args)) => bench::neighbour::main(&args),
-        Command::Bench(BenchCommand::Exit(args)) => bench::exit::main(&args),
-        Command::Bench(BenchCommand::SwapExit(args)) => bench::swap_exit::main(&args),
-        Command::Bench(BenchCommand::Percpu(args)) => bench::percpu::main(&args),
+        Command::Bench(command) => bench::main(&command),
         Command::BenchWorker(args) => bench::worker::main(&args),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),

@@ -277,7 +277,9 @@ fn bench_return_has_curves_and_a_page() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("page.html");
     // All but `victim_later`, which sleeps.
+    let plots = dir.path().join("plots");
     let mut flags = vec!["--html", page.to_str().unwrap()];
+    flags.extend(["--plots", plots.to_str().unwrap()]);
     for case in ["random", "oldest", "temporaries", "victim_now"] {
         flags.extend(["--only", case]);
     }
@@ -312,6 +314,8 @@ fn bench_return_has_curves_and_a_page() {
     let html = fs::read_to_string(page).unwrap();
     assert!(html.matches("<svg").count() >= 12 && html.contains("must stay"));
     assert!(!html.contains("http"), "nothing is loaded from elsewhere");
+    let plot = fs::read_to_string(plots.join("return-mix_random-rss.svg")).unwrap();
+    assert!(plot.contains("http://www.w3.org/2000/svg") && plot.contains("must stay"));
 }
 
 /// Positive control of the check of live objects: an allocator whose `free` writes
@@ -520,4 +524,8 @@ fn bench_families_refuse_what_does_not_fit() {
         .assert()
         .code(125)
         .stderr(says("place.html"));
+    ebbtide(&["bench", "micro", "--plots", "/dev/null/plots"])
+        .assert()
+        .code(125)
+        .stderr(says("/dev/null/plots"));
 }

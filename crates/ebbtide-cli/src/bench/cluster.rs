@@ -6,8 +6,8 @@ use anyhow::Result;
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::peers::Entry;
 use crate::bench::script;
-use crate::bench::{html, peers, report};
-use crate::cli::ReturnArgs;
+use crate::bench::{peers, report};
+use crate::cli::SizedArgs;
 
 const fn metric(id: &'static str, unit: &'static str) -> Metric {
     Metric { id, unit }
@@ -184,8 +184,8 @@ fn cases(bytes: u64, quick: bool) -> Vec<Case> {
     cases
 }
 
-fn entries(args: &ReturnArgs) -> Result<Vec<Entry>> {
-    let mut entries = peers::rotation(&args.sized.bench, false)?;
+fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
+    let mut entries = peers::rotation(&args.bench, false)?;
     let own = entries[0].clone();
     for entry in &mut entries {
         entry.only = if entry.is_own() { &OWN_ONLY } else { &OPEN };
@@ -206,28 +206,22 @@ fn entries(args: &ReturnArgs) -> Result<Vec<Entry>> {
 }
 
 /// Measures and prints.
-pub fn main(args: &ReturnArgs) -> Result<u8> {
-    let bench = &args.sized.bench;
+pub fn main(args: &SizedArgs) -> Result<u8> {
+    let bench = &args.bench;
     let usual = if bench.quick {
         QUICK_BYTES
     } else {
         BLOCK_BYTES
     };
-    let bytes = args.sized.size.unwrap_or(usual);
+    let bytes = args.size.unwrap_or(usual);
     let mut cases = cases(bytes, bench.quick);
     harness::select(&mut cases, &bench.only)?;
-    if let Some(file) = &args.html {
-        html::check(file)?;
-    }
     let rounds = bench.rounds.unwrap_or(if bench.quick { 1 } else { 5 });
     let threads = TAKES.iter().map(|take| take.1).max().unwrap_or(1);
     let mut results = harness::run(&cases, entries(args)?, rounds, bytes * threads)?;
     results.notes.push(
         "holds are those of all turns of a zone's lock, takes and puts, less one reading of the clock each".into(),
     );
-    if let Some(file) = &args.html {
-        html::write(file, "cluster", bench, rounds, &results)?;
-    }
     report::print("cluster", bench, rounds, &results)
 }
 

@@ -9,8 +9,8 @@ use crate::bench::dying::{Death, Ending};
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::peers::Entry;
 use crate::bench::sized::{Defaults, Plan};
-use crate::bench::{html, peers, report};
-use crate::cli::{ReturnArgs, SizedArgs};
+use crate::bench::{peers, report};
+use crate::cli::SizedArgs;
 
 const DEFAULTS: Defaults = Defaults {
     size_bytes: (4 << 30, 512 << 20),
@@ -110,17 +110,10 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
 }
 
 /// Measures and prints.
-pub fn main(args: &ReturnArgs) -> Result<u8> {
-    let sized = &args.sized;
+pub fn main(sized: &SizedArgs) -> Result<u8> {
     let plan = Plan::new(sized, DEFAULTS)?;
     let mut cases = cases(plan);
     harness::select(&mut cases, &sized.bench.only)?;
-    if let Some(file) = &args.html {
-        html::check(file)?;
-    }
     let results = plan.run(&cases, entries(sized)?)?;
-    if let Some(file) = &args.html {
-        html::write(file, "exit", &sized.bench, plan.rounds, &results)?;
-    }
     report::print("exit", &sized.bench, plan.rounds, &results)
 }

@@ -9,8 +9,8 @@ use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::observe::Watch;
 use crate::bench::peers::Entry;
 use crate::bench::sized::{Defaults, Plan};
-use crate::bench::{html, peers, report};
-use crate::cli::{ReturnArgs, SizedArgs};
+use crate::bench::{peers, report};
+use crate::cli::SizedArgs;
 
 const DEFAULTS: Defaults = Defaults {
     size_bytes: (1 << 30, 128 << 20),
@@ -172,8 +172,7 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
 }
 
 /// Measures and prints.
-pub fn main(args: &ReturnArgs) -> Result<u8> {
-    let sized = &args.sized;
+pub fn main(sized: &SizedArgs) -> Result<u8> {
     let plan = Plan::new(sized, DEFAULTS)?;
     let quick_part = if sized.bench.quick {
         QUICK_LOOP_PART
@@ -183,12 +182,6 @@ pub fn main(args: &ReturnArgs) -> Result<u8> {
     let victim_bytes = plan.at_most(VICTIM_TIMES * plan.size_bytes);
     let mut cases = cases(plan, plan.size_bytes / quick_part, victim_bytes);
     harness::select(&mut cases, &sized.bench.only)?;
-    if let Some(file) = &args.html {
-        html::check(file)?;
-    }
     let results = plan.run(&cases, entries(sized)?)?;
-    if let Some(file) = &args.html {
-        html::write(file, "return", &sized.bench, plan.rounds, &results)?;
-    }
     report::print("return", &sized.bench, plan.rounds, &results)
 }

@@ -1,4 +1,4 @@
-//! A page of its own with the curves of a run and its tables; nothing is loaded
+//! A page of its own with the pictures of a run and its tables; nothing is loaded
 //! from elsewhere.
 
 use std::fs;
@@ -8,99 +8,141 @@ use anyhow::{Context, Result};
 
 use crate::bench::harness::{Drawn, Results};
 use crate::bench::peers::TWIN;
-use crate::bench::plot::{Line, escape, svg};
-use crate::bench::report;
+use crate::bench::plot::{Bar, Line, bars, curves, escape};
+use crate::bench::report::{Measurement, Report, Row};
+use crate::bench::tables;
 use crate::bench::worker::Curve;
 use crate::cli::BenchArgs;
 
 const STYLE: &str = "
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #111; background: #fff; }
 h2 { margin: 2.2rem 0 .2rem; } p { margin: .2rem 0 .8rem; }
-svg { width: 100%; height: auto; font-size: 12px; fill: currentColor; }
-.grid { stroke: currentColor; opacity: .15; }
-.line path { fill: none; stroke-width: 1.4; }
-.line text { stroke: none; }
-.line.own path { stroke-width: 3; }
-.line.reference path { stroke-dasharray: 5 4; opacity: .7; }
-.line:hover path { stroke-width: 4; }
+svg { width: 100%; height: auto; }
 pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 ";
 
-/// Whether the file can be written: better known before an hour of measuring.
-pub fn check(file: &Path) -> Result<()> {
-    fs::File::options()
-        .create(true)
-        .append(true)
-        .open(file)
-        .map(drop)
-        .with_context(|| format!("cannot write {}", file.display()))
+/// In a file of its own, not in a page.
+const NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
+
+/// One picture.
+struct Picture {
+    /// Of the file, if it gets one.
+    name: String,
+    about: String,
+    svg: String,
+}
+
+/// Whether what is wanted can be written: better known before an hour of measuring.
+pub fn check(args: &BenchArgs) -> Result<()> {
+    if let Some(file) = &args.html {
+        fs::File::options()
+            .create(true)
+            .append(true)
+            .open(file)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if let Some(dir) = &args.plots {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        tempfile::tempfile_in(dir)
+            .with_context(|| format!("cannot write into {}", dir.display()))?;
+    }
+    Ok(())
 }
 
 /// Writes the page.
-pub fn write(
-    file: &Path,
-    family: &str,
-    args: &BenchArgs,
-    rounds: u32,
-    results: &Results,
-) -> Result<()> {
-    let tables = report::text(family, args, rounds, results);
-    fs::write(file, page(family, results, &tables))
+pub fn write(file: &Path, report: &Report<'_>, results: &Results) -> Result<()> {
+    fs::write(file, page(report, results)?)
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
-fn page(family: &str, results: &Results, tables: &str) -> String {
-    let title = format!("ebbtide bench {family}");
-    let mut body = format!("<h1>{}</h1>\n", escape(&title));
-    body.push_str(
-        "<p>Memory over time, from the end of freeing, or from the call that ends the process, on. Dashed: what has to stay. \
-         Below: all figures.</p>\n",
-    );
-    let mut cases: Vec<&str> = results.curves.iter().map(|d| d.case).collect();
-    cases.dedup();
-    cases.sort_unstable();
-    cases.dedup();
-    // In the order of the run.
-    for series in &results.series {
-        let Some(at) = cases.iter().position(|c| *c == series.case) else {
-            continue;
-        };
-        let case = cases.remove(at);
-        body.push_str(&format!(
-            "<h2>{}</h2>\n<p>{}</p>\n",
-            escape(case),
-            escape(series.about)
-        ));
-        let drawings = [
-            (
-                "Resident size of the process",
-                lines(results, case, |c| &c.rss_mib, |c| c.base_mib + c.live_mib),
-            ),
-            (
-                "What the system has less than before the fill",
-                lines(results, case, |c| &c.system_mib, |c| c.live_mib),
-            ),
-            (
-                "Swap in use",
-                lines(results, case, |c| &c.swap_mib, |_| 0.0),
-            ),
-        ];
-        for (what, lines) in drawings.iter().filter(|(_, lines)| !lines.is_empty()) {
-            body.push_str(&format!("<p>{what}</p>\n"));
-            body.push_str(&svg("s", "MiB", lines));
+/// Writes each picture into a file, `FAMILY-CASE-WHAT.svg`.
+pub fn write_plots(dir: &Path, report: &Report<'_>, results: &Results) -> Result<()> {
+    for case in report.cases() {
+        for picture in pictures(report, case, results)? {
+            let file = dir.join(format!("{}-{}.svg", report.family, picture.name));
+            fs::write(&file, picture.svg)
+                .with_context(|| format!("cannot write {}", file.display()))?;
         }
     }
-    format!(
+    Ok(())
+}
+
+fn page(report: &Report<'_>, results: &Results) -> Result<String> {
+    let title = format!("ebbtide bench {}", report.family);
+    let mut body = format!("<h1>{}</h1>\n", escape(&title));
+    body.push_str(
+        "<p>Bars: the median of all rounds, with a line from quartile to quartile; less is better. Curves: memory over \
+         time, from the end of freeing, or from the call that ends the process, on. Dashed: what has to stay. Below: all \
+         figures.</p>\n",
+    );
+    for case in report.cases() {
+        body.push_str(&format!(
+            "<h2>{}</h2>\n<p>{}</p>\n",
+            escape(case[0].case),
+            escape(case[0].about)
+        ));
+        for picture in pictures(report, case, results)? {
+            let svg = picture.svg.replacen(NAMESPACE, "", 1);
+            body.push_str(&format!("<p>{}</p>\n{svg}", escape(&picture.about)));
+        }
+    }
+    Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\">\
          <title>{}</title><style>{STYLE}</style></head>\n<body>\n{body}\
          <h2>Figures</h2>\n<pre>{}</pre>\n</body></html>\n",
         escape(&title),
-        escape(tables)
-    )
+        escape(&tables::render(report))
+    ))
 }
 
+/// Curves first, then the figures of each metric.
+fn pictures(
+    report: &Report<'_>,
+    case: &[Measurement<'_>],
+    results: &Results,
+) -> Result<Vec<Picture>> {
+    let id = case[0].case;
+    let over_time = [
+        (
+            "rss",
+            "Resident size of the process",
+            lines(results, id, |c| &c.rss_mib, |c| c.base_mib + c.live_mib),
+        ),
+        (
+            "system",
+            "What the system has less than before the fill",
+            lines(results, id, |c| &c.system_mib, |c| c.live_mib),
+        ),
+        (
+            "swap",
+            "Swap in use",
+            lines(results, id, |c| &c.swap_mib, |_| 0.0),
+        ),
+    ];
+    let mut pictures = Vec::new();
+    for (name, about, lines) in over_time.iter().filter(|(.., lines)| !lines.is_empty()) {
+        pictures.push(Picture {
+            name: format!("{id}-{name}"),
+            about: (*about).into(),
+            svg: curves("MiB", lines)?,
+        });
+    }
+    for m in case.iter().filter(|m| !m.results.is_empty()) {
+        let bar = |row: &Row<'_>| Bar {
+            name: row.allocator.into(),
+            label: tables::with_ratio(m, row, &report.not_back),
+            value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
+        };
+        let rows: Vec<Bar> = m.results.iter().map(bar).collect();
+        pictures.push(Picture {
+            name: format!("{id}-{}", m.metric),
+            about: format!("{}; A/A noise {}", m.unit, tables::noise(m)),
+            svg: bars(&rows)?,
+        });
+    }
+    Ok(pictures)
+}
 /// One line per entry, from the round in the middle by the size at the end, and the reference.
 fn lines(
     results: &Results,
@@ -154,6 +196,9 @@ mod tests {
     use super::*;
     use crate::bench::harness::{Metric, Series};
     use crate::bench::peers::Entry;
+    use crate::bench::report;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
 
     #[test]
     fn page_has_a_line_per_entry_and_the_reference() {
@@ -177,7 +222,7 @@ mod tests {
                 case: "c",
                 about: "a & b",
                 metric: Metric { id: "m", unit: "u" },
-                values: vec![None, None],
+                values: vec![Some(vec![1.0]), Some(vec![2.0])],
             }],
             curves: vec![
                 drawn(0, 0, 30.0),
@@ -191,9 +236,14 @@ mod tests {
         assert_eq!(rss.len(), 3);
         assert_eq!(rss[0].points, [(0.0, 100.0), (0.05, 20.0)]);
         assert_eq!(rss[2].points[0].1, 12.0);
-        let page = page("f", &results, "1 < 2");
-        assert_eq!(page.matches("<svg").count(), 2);
-        assert!(page.contains("&lt;x&gt;") && page.contains("1 &lt; 2"));
+        let cli = Cli::try_parse_from(["ebbtide", "bench", "micro"]).unwrap();
+        let Command::Bench(command) = cli.command else {
+            panic!()
+        };
+        let report = report::new("f", command.bench(), 1, &results);
+        let page = page(&report, &results).unwrap();
+        assert_eq!(page.matches("<svg").count(), 3);
+        assert!(page.contains("&lt;x&gt;") && !page.contains("http"));
         assert!(page.contains("a &amp; b"));
     }
 }

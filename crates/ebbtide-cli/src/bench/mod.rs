@@ -67,3 +67,24 @@ pub mod swap_exit;
 pub mod tables;
 pub mod victim;
 pub mod worker;
+
+use anyhow::Result;
+
+use crate::cli::BenchCommand;
+
+/// Runs a family.
+pub fn main(command: &BenchCommand) -> Result<u8> {
+    html::check(command.bench())?;
+    match command {
+        BenchCommand::Micro(args) => micro::main(args),
+        BenchCommand::Free(args) => free::main(args),
+        BenchCommand::Return(args) => give_back::main(args),
+        BenchCommand::Lazyfree(args) => lazyfree::main(args),
+        BenchCommand::Reuse(args) => reuse::main(args),
+        BenchCommand::Cluster(args) => cluster::main(args),
+        BenchCommand::Neighbour(args) => neighbour::main(args),
+        BenchCommand::Exit(args) => exit::main(args),
+        BenchCommand::SwapExit(args) => swap_exit::main(args),
+        BenchCommand::Percpu(args) => percpu::main(args),
+    }
+}

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::bench::beside::{Neighbour, WAIT};
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::swap::Keeper;
-use crate::bench::{html, peers, report};
+use crate::bench::{peers, report};
 use crate::cli::NeighbourArgs;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -91,9 +91,6 @@ pub fn main(args: &NeighbourArgs) -> Result<u8> {
         "two processes of {} are more than 60 % of the available memory; see --size and --quick",
         out::bytes(sized.size_bytes)
     );
-    if let Some(file) = &args.html {
-        html::check(file)?;
-    }
     let swap = possible(&sized)?;
     let case = |(id, about, is_later, has_swap): (_, _, bool, bool)| Case {
         id,
@@ -117,9 +114,6 @@ pub fn main(args: &NeighbourArgs) -> Result<u8> {
     let mut results = harness::run(&cases, entries, rounds, sized.touched_bytes())?;
     results.wait = WAIT;
     results.notes.extend(notes(&sized, swap.as_deref()));
-    if let Some(file) = &args.html {
-        html::write(file, "neighbour", &args.bench, rounds, &results)?;
-    }
     report::print("neighbour", &args.bench, rounds, &results)
 }
 

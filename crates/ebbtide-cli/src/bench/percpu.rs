@@ -5,8 +5,8 @@ use anyhow::Result;
 
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::peers::{self, Entry};
-use crate::bench::{html, report};
-use crate::cli::PercpuArgs;
+use crate::bench::report;
+use crate::cli::BenchArgs;
 
 const fn metric(id: &'static str, unit: &'static str) -> Metric {
     Metric { id, unit }
@@ -119,9 +119,9 @@ fn cases(quick: bool, cpus: usize) -> Vec<Case> {
 }
 
 /// Ebbtide, without depopulation, and with copies for 64 CPUs. Others have no such data.
-fn entries(args: &PercpuArgs) -> Result<Vec<Entry>> {
+fn entries(bench: &BenchArgs) -> Result<Vec<Entry>> {
     const ONLY: &[&str] = &["groups_children", "groups_any"];
-    let mut entries = peers::rotation(&args.bench, false)?;
+    let mut entries = peers::rotation(bench, false)?;
     entries.retain(Entry::is_own);
     let own = entries[0].clone();
     for conf in [
@@ -135,19 +135,12 @@ fn entries(args: &PercpuArgs) -> Result<Vec<Entry>> {
 }
 
 /// Measures and prints.
-pub fn main(args: &PercpuArgs) -> Result<u8> {
-    let bench = &args.bench;
+pub fn main(bench: &BenchArgs) -> Result<u8> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut cases = cases(bench.quick, cpus);
     harness::select(&mut cases, &bench.only)?;
-    if let Some(file) = &args.html {
-        html::check(file)?;
-    }
     let rounds = bench.rounds.unwrap_or(if bench.quick { 1 } else { 5 });
-    let results = harness::run(&cases, entries(args)?, rounds, 64 << 20)?;
-    if let Some(file) = &args.html {
-        html::write(file, "percpu", bench, rounds, &results)?;
-    }
+    let results = harness::run(&cases, entries(bench)?, rounds, 64 << 20)?;
     report::print("percpu", bench, rounds, &results)
 }
 

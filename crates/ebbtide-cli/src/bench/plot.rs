@@ -1,9 +1,12 @@
-//! Line plots as SVG, without a library: axes with round numbers, one line per
-//! name, dashed reference lines, names beside the plot.
-//!
-//! Colours of text and grid are those of the page around it.
+//! Pictures of results as SVG: memory over time, and figures side by side.
 
-use std::fmt::Write;
+use std::fmt::Display;
+use std::ops::Range;
+
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// One line.
 #[derive(Debug)]
@@ -16,118 +19,148 @@ pub struct Line {
     pub is_reference: bool,
 }
 
-const WIDTH: f64 = 860.0;
-/// More where there are many names.
-const HEIGHT: f64 = 340.0;
-const NAME_HEIGHT: f64 = 17.0;
-const LEFT: f64 = 62.0;
-const RIGHT: f64 = 200.0;
-const TOP: f64 = 14.0;
-const BOTTOM: f64 = 42.0;
+/// One figure.
+#[derive(Debug)]
+pub struct Bar {
+    /// Its name, before it.
+    pub name: String,
+    /// What is written behind it.
+    pub label: String,
+    /// Median and quartiles; none where there is no figure.
+    pub value: Option<(f64, Range<f64>)>,
+}
 
-/// Told apart on white and on black; the first is Ebbtide's.
-const COLOURS: &[&str] = &[
-    "#0a7ea4", "#d1495b", "#edae49", "#66a182", "#8d6cab", "#c06c2e", "#5b8def", "#9a8c3c",
-    "#d17ab8", "#3fa7a0", "#a0a0a0", "#e07a5f", "#6b8f23",
+const WIDTH: u32 = 860;
+const NAMES: u32 = 230;
+const HEIGHT: u32 = 340;
+const ROW: i32 = 20;
+/// Around a plot.
+const MARGIN: i32 = 8;
+const FONT: (&str, i32) = ("sans-serif", 13);
+
+/// Told apart on white; the first is Ebbtide's.
+const COLOURS: &[RGBColor] = &[
+    RGBColor(10, 126, 164),
+    RGBColor(209, 73, 91),
+    RGBColor(237, 174, 73),
+    RGBColor(102, 161, 130),
+    RGBColor(141, 108, 171),
+    RGBColor(192, 108, 46),
+    RGBColor(91, 141, 239),
+    RGBColor(154, 140, 60),
+    RGBColor(209, 122, 184),
+    RGBColor(63, 167, 160),
+    RGBColor(150, 150, 150),
+    RGBColor(224, 122, 95),
+    RGBColor(107, 143, 35),
 ];
 
-/// A plot of `lines`; `x` and `y` name the axes.
-pub fn svg(x: &str, y: &str, lines: &[Line]) -> String {
-    let height = HEIGHT.max(TOP + NAME_HEIGHT * (lines.len() as f64 + 0.5));
-    let points = || lines.iter().flat_map(|l| &l.points);
-    let x_max = points().map(|p| p.0).fold(0.0, f64::max).max(1e-9);
-    let y_step = step(points().map(|p| p.1).fold(0.0, f64::max).max(1e-9));
-    let y_max = (points().map(|p| p.1).fold(0.0, f64::max) / y_step)
-        .ceil()
-        .max(1.0)
-        * y_step;
-    let at_x = |v: f64| LEFT + v / x_max * (WIDTH - LEFT - RIGHT);
-    let at_y = |v: f64| height - BOTTOM - v.max(0.0) / y_max * (height - TOP - BOTTOM);
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-    let mut out = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n",
-        escape(&format!("{y} over {x}"))
-    );
-    let mut text = |px: f64, py: f64, anchor: &str, what: &str| {
-        let _ = writeln!(
-            out,
-            "<text x=\"{px:.1}\" y=\"{py:.1}\" text-anchor=\"{anchor}\">{}</text>",
-            escape(what)
-        );
-    };
-    let bottom = height - BOTTOM;
-    for tick in ticks(x_max, step(x_max)) {
-        text(at_x(tick), bottom + 16.0, "middle", &number(tick));
-    }
-    for tick in ticks(y_max, y_step) {
-        text(LEFT - 8.0, at_y(tick) + 4.0, "end", &number(tick));
-    }
-    text((LEFT + WIDTH - RIGHT) / 2.0, height - 6.0, "middle", x);
-    let _ = writeln!(
-        out,
-        "<text transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
-        (TOP + bottom) / 2.0,
-        escape(y)
-    );
-    for tick in ticks(y_max, y_step) {
-        let _ = writeln!(
-            out,
-            "<path class=\"grid\" d=\"M{LEFT} {0:.1}H{1:.1}\"/>",
-            at_y(tick),
-            WIDTH - RIGHT
-        );
-    }
-    // Ebbtide's line is drawn last, above the others.
-    for (i, line) in lines.iter().enumerate().rev() {
-        let mut path = String::new();
-        for (n, (px, py)) in line.points.iter().enumerate() {
-            let letter = if n == 0 { 'M' } else { 'L' };
-            let _ = write!(path, "{letter}{:.1} {:.1}", at_x(*px), at_y(*py));
+/// Lines over seconds; `y` names the axis. The first line is Ebbtide's.
+pub fn curves(y: &str, lines: &[Line]) -> Result<String> {
+    let height = HEIGHT.max((MARGIN + ROW * (lines.len() as i32 + 1)) as u32);
+    drawing(height, |area| {
+        let points = || lines.iter().flat_map(|line| &line.points);
+        let x_max = points().map(|p| p.0).fold(0.0, f64::max).max(1e-9);
+        let y_max = points().map(|p| p.1).fold(0.0, f64::max).max(1e-9) * 1.05;
+        let (plot, names) = area.split_horizontally(WIDTH - NAMES);
+        let mut chart = ChartBuilder::on(&plot)
+            .margin(MARGIN)
+            .x_label_area_size(40)
+            .y_label_area_size(60)
+            .build_cartesian_2d(0.0..x_max, 0.0..y_max)
+            .map_err(told)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_desc("s")
+            .y_desc(y)
+            .label_style(FONT)
+            .draw()
+            .map_err(told)?;
+        // Ebbtide's line is drawn last, above the others.
+        for (place, line) in lines.iter().enumerate().rev() {
+            let points = line.points.iter().copied();
+            let style = style(place, line.is_reference);
+            if line.is_reference {
+                let dashed = DashedLineSeries::new(points, 5, 4, style);
+                chart.draw_series(dashed).map_err(told)?;
+            } else {
+                chart
+                    .draw_series(LineSeries::new(points, style))
+                    .map_err(told)?;
+            }
+            let at = MARGIN + ROW / 2 + place as i32 * ROW;
+            let dash = PathElement::new([(4, at), (24, at)], style);
+            names.draw(&dash).map_err(told)?;
+            let name = Text::new(line.name.clone(), (30, at), left());
+            names.draw(&name).map_err(told)?;
         }
-        let (class, colour) = look(i, line);
-        let legend = TOP + 8.0 + i as f64 * NAME_HEIGHT;
-        let _ = writeln!(
-            out,
-            "<g class=\"{class}\" stroke=\"{colour}\"><title>{0}</title><path d=\"{path}\"/>\
-             <path d=\"M{1:.1} {legend:.1}h18\"/><text x=\"{2:.1}\" y=\"{3:.1}\">{0}</text></g>",
-            escape(&line.name),
-            WIDTH - RIGHT + 12.0,
-            WIDTH - RIGHT + 36.0,
-            legend + 4.0
-        );
+        Ok(())
+    })
+}
+
+/// Figures side by side, each with its quartiles; the first is Ebbtide's.
+pub fn bars(rows: &[Bar]) -> Result<String> {
+    let height = rows.len() as i32 * ROW + 2 * MARGIN;
+    drawing(height as u32, |area| {
+        let values = rows.iter().filter_map(|row| row.value.as_ref());
+        let most = values.map(|(median, to)| median.max(to.end));
+        let most = most.fold(0.0, f64::max).max(1e-9);
+        let (from, to) = (NAMES as i32 + 30, WIDTH as i32 - 140);
+        let at = |value: f64| from + (value.max(0.0) / most * f64::from(to - from)) as i32;
+        for (place, row) in rows.iter().enumerate() {
+            let middle = MARGIN + ROW / 2 + place as i32 * ROW;
+            let name = Text::new(row.name.clone(), (from - 8, middle), right());
+            area.draw(&name).map_err(told)?;
+            let mut end = from;
+            if let Some((median, quartiles)) = &row.value {
+                let colour = COLOURS[usize::from(place > 0) * (COLOURS.len() - 3)];
+                let corners = [(from, middle - 6), (at(*median).max(from + 1), middle + 6)];
+                let bar = Rectangle::new(corners, colour.filled());
+                area.draw(&bar).map_err(told)?;
+                let spread = [(at(quartiles.start), middle), (at(quartiles.end), middle)];
+                area.draw(&PathElement::new(spread, BLACK)).map_err(told)?;
+                end = spread[1].0.max(corners[1].0);
+            }
+            let label = Text::new(row.label.clone(), (end + 6, middle), left());
+            area.draw(&label).map_err(told)?;
+        }
+        Ok(())
+    })
+}
+
+fn drawing(height: u32, draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+    area.fill(&WHITE).map_err(told)?;
+    draw(&area)?;
+    area.present().map_err(told)?;
+    drop(area);
+    Ok(svg)
+}
+
+fn style(place: usize, is_reference: bool) -> ShapeStyle {
+    if is_reference {
+        return BLACK.mix(0.6).stroke_width(1);
     }
-    out.push_str("</svg>\n");
-    out
+    let colour = COLOURS[place % COLOURS.len()];
+    colour.stroke_width(if place == 0 { 4 } else { 2 })
 }
 
-fn look(place: usize, line: &Line) -> (&'static str, &'static str) {
-    if line.is_reference {
-        ("line reference", "currentColor")
-    } else if place == 0 {
-        ("line own", COLOURS[0])
-    } else {
-        ("line", COLOURS[1 + (place - 1) % (COLOURS.len() - 1)])
-    }
+fn left() -> TextStyle<'static> {
+    FONT.into_text_style(&(WIDTH, HEIGHT))
+        .pos(Pos::new(HPos::Left, VPos::Center))
 }
 
-/// 1, 2 or 5 times a power of ten, four to ten of which reach `max`.
-fn step(max: f64) -> f64 {
-    let power = 10f64.powf(max.log10().floor());
-    match max / power {
-        m if m < 2.0 => power / 5.0,
-        m if m < 5.0 => power / 2.0,
-        _ => power,
-    }
+fn right() -> TextStyle<'static> {
+    left().pos(Pos::new(HPos::Right, VPos::Center))
 }
 
-fn ticks(max: f64, step: f64) -> impl Iterator<Item = f64> {
-    let count = (max / step + 1e-6).floor() as u32;
-    (0..=count).map(move |i| f64::from(i) * step)
-}
-
-fn number(value: f64) -> String {
-    let text = format!("{value:.3}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+fn told(error: impl Display) -> anyhow::Error {
+    anyhow!("cannot draw: {error}")
 }
 
 /// For text inside markup.
@@ -150,26 +183,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_round_and_few() {
-        for (max, expected) in [(9.0, 1.0), (1024.0, 200.0), (3.0, 0.5), (0.3, 0.05)] {
-            assert!((step(max) - expected).abs() < 1e-9, "{max}");
-            assert!((4..=11).contains(&ticks(max, step(max)).count()), "{max}");
-        }
-        assert_eq!(number(0.5), "0.5");
-        assert_eq!(number(200.0), "200");
-    }
-
-    #[test]
     fn every_line_is_drawn_and_named() {
         let line = |name: &str, is_reference| Line {
             name: name.into(),
             points: vec![(0.0, 100.0), (9.0, 10.0)],
             is_reference,
         };
-        let drawn = svg("s", "MiB", &[line("a<b", false), line("live", true)]);
-        assert!(drawn.contains("a&lt;b") && drawn.contains("reference"));
+        let drawn = curves("MiB", &[line("a<b", false), line("live", true)]).unwrap();
+        assert!(drawn.contains("a&lt;b") && drawn.contains("live") && drawn.contains("MiB"));
         assert!(!drawn.contains("NaN") && !drawn.contains("inf"));
-        let empty = svg("s", "MiB", &[]);
+        let empty = curves("MiB", &[]).unwrap();
         assert!(empty.starts_with("<svg") && !empty.contains("NaN"));
+    }
+
+    #[test]
+    fn every_figure_has_its_bar_or_its_reason() {
+        let bar = |name: &str, value| Bar {
+            name: name.into(),
+            label: format!("{name}'s label"),
+            value,
+        };
+        let one = bars(&[bar("none", None)]).unwrap();
+        let two = bars(&[bar("own", Some((2.0, 1.0..3.0))), bar("none", None)]).unwrap();
+        for text in ["own", "own&apos;s label", "none&apos;s label"] {
+            assert!(
+                two.contains(text) || two.contains(&text.replace("&apos;", "'")),
+                "{two}"
+            );
+        }
+        let rectangles = |svg: &str| svg.matches("<rect").count();
+        assert_eq!(rectangles(&two), rectangles(&one) + 1);
     }
 }

@@ -4,6 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::bench::harness::{Results, Series};
+use crate::bench::html;
 use crate::bench::peers::{OWN, TWIN};
 use crate::bench::stats::{self, Spread};
 use crate::bench::tables::render;
@@ -19,7 +20,8 @@ const EXIT_PARTIAL: u8 = 1;
 #[derive(Debug, Serialize)]
 pub struct Report<'a> {
     schema: u32,
-    family: &'a str,
+    /// What was run.
+    pub family: &'a str,
     /// Rounds that were run.
     pub rounds: u32,
     quick: bool,
@@ -78,14 +80,28 @@ pub struct Row<'a> {
     pub values: &'a [f64],
 }
 
-/// Prints the results; the exit status says whether all of it was measured.
+impl Report<'_> {
+    /// The measurements of each case.
+    pub fn cases(&self) -> impl Iterator<Item = &[Measurement<'_>]> {
+        self.measurements.chunk_by(|a, b| a.case == b.case)
+    }
+}
+
+/// Prints the results, and writes what pictures are wanted; the exit status says whether all of it was measured.
 pub fn print(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> Result<u8> {
+    let report = new(family, args, rounds, results);
     let text = if args.json {
-        serde_json::to_string_pretty(&report(family, args, rounds, results))? + "\n"
+        serde_json::to_string_pretty(&report)? + "\n"
     } else {
-        text(family, args, rounds, results)
+        render(&report)
     };
     out::stdout(text.as_bytes());
+    if let Some(file) = &args.html {
+        html::write(file, &report, results)?;
+    }
+    if let Some(dir) = &args.plots {
+        html::write_plots(dir, &report, results)?;
+    }
     for failure in &results.failures {
         out::warning(failure);
     }
@@ -96,12 +112,8 @@ pub fn print(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> 
     })
 }
 
-/// The tables.
-pub fn text(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> String {
-    render(&report(family, args, rounds, results))
-}
-
-fn report<'a>(family: &'a str, args: &BenchArgs, rounds: u32, results: &'a Results) -> Report<'a> {
+/// Sets them side by side.
+pub fn new<'a>(family: &'a str, args: &BenchArgs, rounds: u32, results: &'a Results) -> Report<'a> {
     Report {
         schema: 1,
         family,

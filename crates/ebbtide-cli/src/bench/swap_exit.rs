@@ -12,8 +12,8 @@ use crate::bench::crowd::Crowd;
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::peers::{self, Entry};
 use crate::bench::phone::CPUS;
+use crate::bench::report;
 use crate::bench::swap::Keeper;
-use crate::bench::{html, report};
 use crate::cli::SwapExitArgs;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -113,9 +113,6 @@ pub fn main(args: &SwapExitArgs) -> Result<u8> {
         "{processes} processes of {} are more than 60 % of the available memory; see --size and --processes",
         out::bytes(size_bytes)
     );
-    if let Some(file) = &args.html {
-        html::check(file)?;
-    }
     let entries = entries(args)?;
     let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
     let file = dir.path().join("read");
@@ -144,8 +141,5 @@ pub fn main(args: &SwapExitArgs) -> Result<u8> {
         keeper.kept.swap
     ));
     drop(keeper);
-    if let Some(file) = &args.html {
-        html::write(file, "swap-exit", &args.bench, rounds, &results)?;
-    }
     report::print("swap-exit", &args.bench, rounds, &results)
 }

@@ -14,7 +14,7 @@ const COLUMNS: usize = 4;
 /// All of a report.
 pub fn render(report: &Report) -> String {
     let mut text = String::new();
-    for case in report.measurements.chunk_by(|a, b| a.case == b.case) {
+    for case in report.cases() {
         text.push_str(&format!("{} — {}\n", case[0].case, case[0].about));
         match case {
             [one] => text.push_str(&single(one, &report.not_back)),
@@ -43,19 +43,11 @@ fn single(m: &Measurement, not_back: &str) -> String {
     let mut table = Table::new();
     table.set_header(["", "median", "quartiles", "÷ ebbtide"]);
     for row in &m.results {
-        let cells = match row.spread {
-            Some(s) => [
-                figure(s.median),
-                format!("{} – {}", figure(s.quartile_low), figure(s.quartile_high)),
-                ratio(m, row),
-            ],
-            None => [
-                missing(row, not_back).to_owned(),
-                String::new(),
-                String::new(),
-            ],
-        };
-        table.add_row([row.allocator.to_owned()].into_iter().chain(cells));
+        let (median, ratio) = cell(m, row, not_back);
+        let quartiles = row.spread.map_or(String::new(), |s| {
+            format!("{} – {}", figure(s.quartile_low), figure(s.quartile_high))
+        });
+        table.add_row([row.allocator.to_owned(), median, quartiles, ratio]);
     }
     format!("{}; A/A noise {}\n{}\n", m.unit, noise(m), lines(table))
 }
@@ -64,16 +56,7 @@ fn matrix(metrics: &[Measurement], not_back: &str) -> String {
     let mut table = Table::new();
     table.set_header([""].into_iter().chain(metrics.iter().map(|m| m.metric)));
     for (place, first) in metrics[0].results.iter().enumerate() {
-        let cells = metrics.iter().map(|m| {
-            let row = &m.results[place];
-            match row.spread {
-                None => missing(row, not_back).to_owned(),
-                Some(s) => match ratio(m, row).as_str() {
-                    "" => figure(s.median),
-                    ratio => format!("{} ({ratio})", figure(s.median)),
-                },
-            }
-        });
+        let cells = (metrics.iter()).map(|m| with_ratio(m, &m.results[place], not_back));
         table.add_row([first.allocator.to_owned()].into_iter().chain(cells));
     }
     let noises = metrics.iter().map(noise);
@@ -100,6 +83,21 @@ fn lines(mut table: Table) -> String {
     text
 }
 
+/// The median, or why there is none, with its ratio to Ebbtide's behind it.
+pub fn with_ratio(m: &Measurement, row: &Row, not_back: &str) -> String {
+    match cell(m, row, not_back) {
+        (figure, ratio) if ratio.is_empty() => figure,
+        (figure, ratio) => format!("{figure} ({ratio})"),
+    }
+}
+
+fn cell(m: &Measurement, row: &Row, not_back: &str) -> (String, String) {
+    match row.spread {
+        Some(s) => (figure(s.median), ratio(m, row)),
+        None => (missing(row, not_back).to_owned(), String::new()),
+    }
+}
+
 fn missing<'a>(row: &Row, not_back: &'a str) -> &'a str {
     if row.not_reached > 0 {
         not_back
@@ -110,7 +108,8 @@ fn missing<'a>(row: &Row, not_back: &'a str) -> &'a str {
     }
 }
 
-fn noise(m: &Measurement) -> String {
+/// The noise as a percentage.
+pub fn noise(m: &Measurement) -> String {
     m.noise
         .map_or("unknown".into(), |n| format!("±{:.1} %", n * 100.0))
 }
