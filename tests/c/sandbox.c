@@ -3,8 +3,10 @@
  * ERRNO is a number, 1 (EPERM) if absent; 0 lets the call do nothing and say so. `start` installs the filter and
  * executes itself; `later` works with threads first. With `back`, memory must go back nevertheless.
  *   sandbox killed CALL...      a filter kills the thread that makes one of these, by number: workers, one by one. What
- *                               waits for them does not wait for ever */
+ *                               waits for them does not wait for ever
+ *   sandbox orphan              one kills the worker when it gives back what it has claimed: that is given back by others */
 #include "check.h"
+#include <dirent.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -107,8 +109,60 @@ static void killed(int calls, char **numbers)
     }
 }
 
+/* The first worker is made by this thread, and under its filter. */
+static void *grow_under_filter(void *size)
+{
+    struct sock_filter f[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_madvise, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_THREAD), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+    struct sock_fprog prog = { sizeof f / sizeof *f, f };
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &prog) == 0);
+    return malloc((size_t)size);
+}
+
+static int threads(void)
+{
+    int n = 0;
+    DIR *dir = opendir("/proc/self/task");
+    CHECK(dir);
+    for (struct dirent *e; (e = readdir(dir));) n += e->d_name[0] != '.';
+    closedir(dir);
+    return n;
+}
+
+static void orphan(void)
+{
+    pthread_t t;
+    void *block;
+    char *beside = malloc(MIB);
+    memset(beside, 5, MIB);
+    CHECK(!pthread_create(&t, NULL, grow_under_filter, (void *)(200 * MIB)) && !pthread_join(t, &block) && block);
+    CHECK(threads() == 2, "%d threads", threads());
+    size_t start = resident();
+    memset(block, 7, 200 * MIB);
+    free(block);
+    /* It is due after the window; the worker takes it, and is no more. */
+    for (int i = 0; i < 1000 && threads() > 1; i++) usleep(10000);
+    CHECK(threads() == 1, "the worker lives");
+    CHECK(resident() > start + 100 * MIB, "it had given back %zu", resident());
+    double began = now();
+    CHECK(malloc_trim(0) == 1);
+    CHECK(now() - began < 3, "%.1f s", now() - began);
+    CHECK(resident() < start + 8 * MIB, "%zu resident, %zu before", resident(), start);
+    CHECK((block = calloc(1, 200 * MIB)) && not_zero(block, 200 * MIB) < 0);
+    for (int i = 0; i < (int)MIB; i++) CHECK(beside[i] == 5);
+    free(block);
+    free(beside);
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 1 && !strcmp(argv[1], "orphan")) {
+        orphan();
+        return passed();
+    }
     if (argc > 2 && !strcmp(argv[1], "killed")) {
         killed(argc - 2, argv + 2);
         return passed();

@@ -96,6 +96,19 @@ fn workers_that_are_killed() {
     }
 }
 
+/// What a worker had claimed that a filter kills.
+#[test]
+fn a_worker_that_is_killed_leaves_nothing_behind() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has workers");
+    }
+    Run::new(c_program("sandbox"))
+        .args("orphan")
+        .conf("retain_ms=100,workers=1")
+        .timeout(20)
+        .ok();
+}
+
 #[test]
 fn refused_from_the_start() {
     for sets in [

@@ -23,6 +23,8 @@ const BLOCK_BYTES: usize = 32 << 10;
 pub struct Place {
     /// Not 0 while a thread runs here: the kernel clears it when the thread is gone.
     busy: AtomicU32,
+    /// How many were tried to start here.
+    made: AtomicU32,
     /// Its stack, kept for the next one. 0: none yet.
     memory: core::sync::atomic::AtomicUsize,
 }
@@ -38,6 +40,7 @@ impl Place {
     pub const fn new() -> Self {
         Self {
             busy: AtomicU32::new(0),
+            made: AtomicU32::new(0),
             memory: core::sync::atomic::AtomicUsize::new(0),
         }
     }
@@ -45,6 +48,11 @@ impl Place {
     /// Whether the last thread that ran here is gone.
     pub fn is_free(&self) -> bool {
         self.busy.load(Ordering::Acquire) == 0
+    }
+
+    /// Tells the threads that have run here apart: greater by one for each.
+    pub fn made(&self) -> u32 {
+        self.made.load(Ordering::Acquire)
     }
 
     /// Nobody is here any more: in a forked child.
@@ -83,6 +91,8 @@ impl Place {
                 ((block as isize + rseq_offset + 4) as *mut i32).write(-1);
             }
         }
+        self.made.fetch_add(1, Ordering::Relaxed);
+        // Behind the count: who finds the place busy again finds that changed.
         self.busy.store(1, Ordering::Release);
         let flags = libc::CLONE_VM
             | libc::CLONE_FS

@@ -78,6 +78,8 @@ pub struct Settings {
     pub ram: usize,
     /// Workers at most.
     pub max_workers: usize,
+    /// Threads that release at once at most, the one that asks for it counted: CPUs that were allowed at the start.
+    pub releasers: usize,
 }
 
 // SAFETY: `settings` is written once, before `STATE` says so; the rest guards itself.
@@ -92,6 +94,7 @@ static HEAP: Heap = Heap {
         request_limit: usize::MAX,
         ram: usize::MAX,
         max_workers: 0,
+        releasers: 1,
     }),
     abandoned: AtomicBool::new(false),
     forked: AtomicBool::new(false),
@@ -231,9 +234,13 @@ unsafe fn start() -> bool {
     let memory = ebbtide_sys::process::memory_total();
     let request_limit = memory.map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
     let ram = memory.map_or(usize::MAX, |(ram, _)| ram);
+    let releasers = match config.basic_syscalls {
+        true => usize::MAX,
+        false => ebbtide_sys::process::allowed_cpus(),
+    };
     let max_workers = match config.workers {
         crate::config::AUTO if config.basic_syscalls => 0,
-        crate::config::AUTO => (ebbtide_sys::process::allowed_cpus() / 2).clamp(1, 4),
+        crate::config::AUTO => (releasers / 2).clamp(1, 4),
         workers => workers,
     };
     // SAFETY: nobody reads before READY.
@@ -246,6 +253,7 @@ unsafe fn start() -> bool {
             request_limit,
             ram,
             max_workers,
+            releasers,
         };
     }
     for index in 0..zones {

@@ -104,7 +104,7 @@ impl Heap {
     pub(super) fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
         let mut frames = 0;
         loop {
-            let Some(mut owned) = self.slots.take() else {
+            let Some(mut owned) = self.slots.take(by.owner()) else {
                 return frames;
             };
             let gather = owned.gather();

@@ -224,6 +224,11 @@ impl Gather {
         range.frames |= DONE;
     }
 
+    /// Forgets what is noted of the ranges: whoever did has not come to the end.
+    pub fn begin_again(&mut self) {
+        self.for_each(|range| range.frames &= !(KEPT | DONE));
+    }
+
     /// Takes the newest range out. The way in which ranges are put back: whoever puts one back takes it
     /// out under the same lock.
     pub fn pop(&mut self) -> Option<Range> {

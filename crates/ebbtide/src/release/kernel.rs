@@ -42,7 +42,7 @@ pub fn release(heap: &Heap, gather: &mut Gather, by: Releaser, leave: bool) -> (
     match by {
         // Threads of programs may have the smallest of stacks.
         Releaser::Program | Releaser::Tick => release_with::<32>(heap, gather, None, leave),
-        Releaser::Worker(map) => release_with::<MAX_RANGES>(heap, gather, map, leave),
+        Releaser::Worker { map, .. } => release_with::<MAX_RANGES>(heap, gather, map, leave),
     }
 }
 

@@ -43,6 +43,7 @@ use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::{clock, vm};
 use ebbtide_zone::{BLOCK_FRAMES, Block, Counters, FRAME_BYTES, Frame};
 use lazy::Take;
+use slots::Owner;
 use workers::{Next, Releaser, release_owned};
 
 /// Frames always kept for reuse: 1 MiB.
@@ -136,10 +137,14 @@ impl Heap {
         let floor = self.floor(now);
         let unwatched = backlog.lazy > FLOOR_FRAMES && self.workers.count() == 0;
         if plenty || unwatched {
-            // A worker waits for the window; it is woken when that is over already.
-            let window = u64::from(self.settings().config.retain_ms).max(LOOK_MS);
+            // A worker waits for the window; it is woken when that is over already, or when none has its eyes open
+            // or will look soon.
             let eyes = self.pressure.is_watched() || !self.settings().config.pressure;
-            let watched = self.workers.look_before(now + window) && eyes;
+            let soon = match eyes {
+                true => u64::from(self.settings().config.retain_ms).max(LOOK_MS),
+                false => pressure::policy::LOOK_MS.0,
+            };
+            let watched = self.workers.look_before(now + soon);
             let called = self.max_workers() > 0
                 && (watched && backlog.due <= IN_PLACE_FRAMES || heap_workers().call(1));
             if called && self.settings().config.pressure {
@@ -249,6 +254,12 @@ impl Heap {
         let (in_spans, _) = self.excess_in_spans(now);
         let much = kept > most || in_spans as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
         much && !self.pressure.is_on(now)
+    }
+
+    /// Whether more is kept than slow paths take care of.
+    pub fn keeps_much(&self) -> bool {
+        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
+        (dirty + lazy).saturating_sub(self.held.frames() as u64) > IN_PLACE_FRAMES
     }
 
     /// Two sums over the zones.
@@ -376,12 +387,22 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     stats::released() - before
 }
 
-/// What is on its way: helps, oldest first, then waits.
+/// What is on its way: helps, oldest first, then waits. What a worker leaves behind that is killed meanwhile is on its
+/// way too.
 fn join(heap: &Heap, by: Releaser) {
     let left = || by.is_worker() || heap.workers.count() == 0;
-    heap.slots.join(left, |owned| {
+    let is_gone = |owner| heap.workers.is_gone(owner);
+    heap.slots.join(left, by.owner(), is_gone, |owned| {
         release_owned(heap, owned, by);
     });
+}
+
+/// Workers were killed: what they had claimed is free again, as it was.
+fn put_back_orphans(heap: &Heap) {
+    let is_gone = |owner| heap.workers.is_gone(owner);
+    while let Some(mut owned) = heap.slots.take_orphan(Owner::PROGRAM, is_gone) {
+        heap.put_back(owned.gather(), false);
+    }
 }
 
 /// Gives all free memory of the process back to the kernel, from the caches of all CPUs too. Returns

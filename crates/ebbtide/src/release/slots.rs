@@ -4,7 +4,7 @@
 //! | state | meaning | who leads into it |
 //! |---|---|---|
 //! | [`FREE`] | empty | whoever put its last range back |
-//! | [`OWNED`] | one thread fills or releases it | [`Slots::take`], [`Slots::take_queued`] |
+//! | [`OWNED`] | one thread fills or releases it | [`Slots::take`], [`Slots::take_queued`]; from a worker that was killed, [`Slots::take_orphan`] |
 //! | [`QUEUED`] | waits for a worker, or for a thread that helps | its owner, by [`Slots::hand_over`] |
 //! | [`LEFT`] | waits for a worker, because only a worker sees whether a huge page was split | its owner, by [`Slots::leave`] |
 
@@ -12,7 +12,7 @@ use super::gather::Gather;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::lock::futex_wake;
-use ebbtide_sys::thread;
+use ebbtide_sys::{clock, thread};
 
 const FREE: u32 = 0;
 const OWNED: u32 = 1;
@@ -27,8 +27,30 @@ const MAX_QUEUED: usize = 32;
 /// or a filter may have killed it.
 const LOOK_MS: u64 = 100;
 
+/// Who owns a gather: a thread of the program, or a worker, of which one knows whether it is gone. No two workers are
+/// the same owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// A thread of the program.
+    pub const PROGRAM: Self = Self(0);
+
+    /// The worker that was the `made`th in place `number`, from 1 on.
+    pub fn worker(number: usize, made: u32) -> Self {
+        Self(u64::from(made) << 32 | number as u64)
+    }
+
+    /// That place and that count, of a worker.
+    pub fn place(self) -> Option<(usize, u32)> {
+        (self != Self::PROGRAM).then_some((self.0 as u32 as usize, (self.0 >> 32) as u32))
+    }
+}
+
 struct Slot {
     state: AtomicU32,
+    /// The [`Owner`] while it is owned, else 0.
+    owner: AtomicU64,
     /// How often it got free.
     uses: AtomicU32,
     /// The order of handing over.
@@ -43,6 +65,8 @@ pub struct Slots {
     queued: AtomicIsize,
     /// Changes when a gather gets free; sleepers wait for that.
     done: AtomicU32,
+    /// How many do.
+    waiting: AtomicU32,
 }
 
 // SAFETY: a gather is reached by the slot's owner, or by a child's only thread.
@@ -61,6 +85,7 @@ impl Slots {
             slots: [const {
                 Slot {
                     state: AtomicU32::new(FREE),
+                    owner: AtomicU64::new(0),
                     uses: AtomicU32::new(0),
                     turn: AtomicU64::new(0),
                     gather: UnsafeCell::new(Gather::NEW),
@@ -69,22 +94,28 @@ impl Slots {
             turns: AtomicU64::new(0),
             queued: AtomicIsize::new(0),
             done: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
         }
     }
 
     /// A free gather. `None`: all are in use; release later.
-    pub fn take(&self) -> Option<Owned<'_>> {
+    pub fn take(&self, owner: Owner) -> Option<Owned<'_>> {
         let index = self.slots.iter().position(|slot| {
             let taken =
                 slot.state
                     .compare_exchange(FREE, OWNED, Ordering::Acquire, Ordering::Relaxed);
             taken.is_ok()
         })?;
-        Some(Owned { slots: self, index })
+        Some(self.own(index, owner))
+    }
+
+    fn own(&self, index: usize, owner: Owner) -> Owned<'_> {
+        self.slots[index].owner.store(owner.0, Ordering::Release);
+        Owned { slots: self, index }
     }
 
     /// The gather that has waited longest, of those that are left to workers too if `left`.
-    pub fn take_queued(&self, left: bool) -> Option<Owned<'_>> {
+    pub fn take_queued(&self, left: bool, owner: Owner) -> Option<Owned<'_>> {
         while self.queued.load(Ordering::Acquire) > 0 {
             let waiting = self.slots.iter().enumerate().filter_map(|(index, slot)| {
                 let state = slot.state.load(Ordering::Acquire);
@@ -97,10 +128,29 @@ impl Slots {
                     .compare_exchange(state, OWNED, Ordering::Acquire, Ordering::Relaxed);
             if taken.is_ok() {
                 self.queued.fetch_sub(1, Ordering::AcqRel);
-                return Some(Owned { slots: self, index });
+                return Some(self.own(index, owner));
             }
         }
         None
+    }
+
+    /// A gather whose owner is gone, as if nothing had been done about it yet. Workers are killed in system calls, and
+    /// the ranges of a gather are those that it claims at each of them (`INV-GATHER-1`).
+    pub fn take_orphan(&self, owner: Owner, is_gone: impl Fn(Owner) -> bool) -> Option<Owned<'_>> {
+        let index = self.slots.iter().position(|slot| {
+            let last = slot.owner.load(Ordering::Acquire);
+            // Who is gone changes the word no more, and nobody is called the same later: it names the owner until one
+            // thread has exchanged it.
+            last != 0
+                && is_gone(Owner(last))
+                && slot
+                    .owner
+                    .compare_exchange(last, owner.0, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+        })?;
+        let mut owned = Owned { slots: self, index };
+        owned.gather().begin_again();
+        Some(owned)
     }
 
     /// Puts a gather into the queue. `Err`: it is full, the caller releases the gather itself.
@@ -127,8 +177,16 @@ impl Slots {
             if !has_worker() {
                 return Err(owned);
             }
-            thread::wait(&self.done, done, LOOK_MS);
+            self.wait(done, LOOK_MS);
         }
+    }
+
+    /// Sleeps until a gather gets free after `done` was seen.
+    fn wait(&self, done: u32, ms: u64) {
+        // Before the kernel compares the word: who changes it later sees that somebody sleeps.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        thread::wait(&self.done, done, ms);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn enqueue<'a>(&'a self, owned: Owned<'a>, state: u32) {
@@ -138,6 +196,7 @@ impl Slots {
             Ordering::Relaxed,
         );
         core::mem::forget(owned);
+        slot.owner.store(0, Ordering::Relaxed);
         slot.state.store(state, Ordering::Release);
         // Behind the state: who sees the count finds the gather. It may be taken already, and the count
         // below zero for a moment.
@@ -155,8 +214,15 @@ impl Slots {
     }
 
     /// Returns when every gather that is in use now has got free once; takes the oldest of the queue and
-    /// lets `help` have it meanwhile, those that are left to workers too if `left`.
-    pub fn join(&self, left: impl Fn() -> bool, mut help: impl FnMut(Owned)) {
+    /// lets `help` have it meanwhile, those that are left to workers too if `left`. So with what somebody owned that
+    /// `is_gone`.
+    pub fn join(
+        &self,
+        left: impl Fn() -> bool,
+        owner: Owner,
+        is_gone: impl Fn(Owner) -> bool,
+        mut help: impl FnMut(Owned),
+    ) {
         for slot in &self.slots {
             let uses = slot.uses.load(Ordering::Acquire);
             loop {
@@ -165,16 +231,29 @@ impl Slots {
                 if free || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                match self.take_queued(left()) {
+                let queued = self.take_queued(left(), owner);
+                match queued.or_else(|| self.take_orphan(owner, &is_gone)) {
                     Some(owned) => help(owned),
-                    None => thread::wait(&self.done, done, LOOK_MS),
+                    None => self.wait(done, LOOK_MS),
                 }
             }
         }
     }
 
-    /// Returns when workers have taken every gather that is left to them now; `help` has it if there are none.
-    pub fn wait_for_workers(&self, has_worker: impl Fn() -> bool, mut help: impl FnMut(Owned)) {
+    /// Whether so much waits for workers that more had better not.
+    pub fn is_crowded(&self) -> bool {
+        self.queued() >= MAX_QUEUED / 2
+    }
+
+    /// Returns when workers have taken every gather that is left to them now, or `most_ms` are over; `help` has it if
+    /// there are none.
+    pub fn wait_for_workers(
+        &self,
+        most_ms: u64,
+        has_worker: impl Fn() -> bool,
+        mut help: impl FnMut(Owned),
+    ) {
+        let end = clock::now_ms() + most_ms;
         for slot in &self.slots {
             let uses = slot.uses.load(Ordering::Acquire);
             loop {
@@ -183,10 +262,14 @@ impl Slots {
                 if taken || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                let orphan = (!has_worker()).then(|| self.take_queued(true)).flatten();
+                let orphan = (!has_worker())
+                    .then(|| self.take_queued(true, Owner::PROGRAM))
+                    .flatten();
+                let now = clock::now_ms();
                 match orphan {
                     Some(owned) => help(owned),
-                    None => thread::wait(&self.done, done, LOOK_MS),
+                    None if now < end => self.wait(done, LOOK_MS.min(end - now)),
+                    None => return,
                 }
             }
         }
@@ -201,10 +284,12 @@ impl Slots {
             if slot.state.load(Ordering::Relaxed) != FREE {
                 // SAFETY: by contract nobody owns it.
                 each(unsafe { &mut *slot.gather.get() });
+                slot.owner.store(0, Ordering::Relaxed);
                 slot.state.store(FREE, Ordering::Relaxed);
             }
         }
         self.queued.store(0, Ordering::Relaxed);
+        self.waiting.store(0, Ordering::Relaxed);
     }
 }
 
@@ -221,9 +306,12 @@ impl Drop for Owned<'_> {
         self.gather().free_batches();
         let slot = &self.slots.slots[self.index];
         slot.uses.fetch_add(1, Ordering::AcqRel);
+        slot.owner.store(0, Ordering::Relaxed);
         slot.state.store(FREE, Ordering::Release);
-        self.slots.done.fetch_add(1, Ordering::AcqRel);
-        futex_wake(&self.slots.done, u32::MAX >> 1);
+        self.slots.done.fetch_add(1, Ordering::SeqCst);
+        if self.slots.waiting.load(Ordering::SeqCst) > 0 {
+            futex_wake(&self.slots.done, u32::MAX >> 1);
+        }
     }
 }
 
@@ -236,25 +324,25 @@ mod tests {
     fn the_oldest_is_taken_first_and_a_full_queue_says_so() {
         static SLOTS: Slots = Slots::new();
         for n in 0..MAX_QUEUED as u32 {
-            let mut owned = SLOTS.take().unwrap();
+            let mut owned = SLOTS.take(Owner::PROGRAM).unwrap();
             assert!(owned.gather().add(Range::new(n * 2, 1)));
             assert!(SLOTS.hand_over(owned).is_ok());
         }
-        let one_more = SLOTS.take().unwrap();
+        let one_more = SLOTS.take(Owner::PROGRAM).unwrap();
         assert!(SLOTS.hand_over(one_more).is_err());
         for n in 0..MAX_QUEUED as u32 {
-            let mut owned = SLOTS.take_queued(n % 2 == 0).unwrap();
+            let mut owned = SLOTS.take_queued(n % 2 == 0, Owner::PROGRAM).unwrap();
             assert_eq!(owned.gather().pop().unwrap().first, n * 2);
         }
-        assert!(SLOTS.take_queued(true).is_none() && !SLOTS.has_queued());
-        SLOTS.join(|| false, |_| unreachable!());
+        assert!(SLOTS.take_queued(true, Owner::PROGRAM).is_none() && !SLOTS.has_queued());
+        SLOTS.join(|| false, Owner::PROGRAM, |_| false, |_| unreachable!());
     }
 
     #[test]
     fn what_is_left_to_workers_is_taken_by_them_alone() {
         static SLOTS: Slots = Slots::new();
         for n in 0..2 {
-            let mut owned = SLOTS.take().unwrap();
+            let mut owned = SLOTS.take(Owner::PROGRAM).unwrap();
             assert!(owned.gather().add(Range::new(n, 1)));
             if n == 0 {
                 assert!(SLOTS.leave(owned, || true).is_ok());
@@ -263,13 +351,13 @@ mod tests {
             }
         }
         let first = |left| {
-            let owned = SLOTS.take_queued(left);
+            let owned = SLOTS.take_queued(left, Owner::PROGRAM);
             owned.map(|mut owned| owned.gather().pop().unwrap().first)
         };
         assert_eq!((first(false), first(false)), (Some(1), None));
         assert!(SLOTS.has_queued());
         assert_eq!((first(true), first(true)), (Some(0), None));
-        SLOTS.wait_for_workers(|| true, |_| unreachable!());
+        SLOTS.wait_for_workers(LOOK_MS, || true, |_| unreachable!());
     }
 
     #[test]
@@ -277,16 +365,61 @@ mod tests {
         static SLOTS: Slots = Slots::new();
         let mut helped = 0;
         for n in 0..=MAX_QUEUED {
-            let owned = SLOTS.take().unwrap();
+            let owned = SLOTS.take(Owner::PROGRAM).unwrap();
             assert_eq!(SLOTS.leave(owned, || false).is_ok(), n < MAX_QUEUED);
         }
-        SLOTS.wait_for_workers(|| false, |_| helped += 1);
+        SLOTS.wait_for_workers(0, || false, |_| helped += 1);
         assert!(helped == MAX_QUEUED && !SLOTS.has_queued());
-        assert!(SLOTS.leave(SLOTS.take().unwrap(), || true).is_ok());
+        assert!(
+            SLOTS
+                .leave(SLOTS.take(Owner::PROGRAM).unwrap(), || true)
+                .is_ok()
+        );
         // The worker is there at first, and found gone while others sleep.
         let looks = core::cell::Cell::new(0);
         let left = || looks.replace(looks.get() + 1) > 1;
-        SLOTS.join(left, |_| helped += 1);
+        SLOTS.join(left, Owner::PROGRAM, |_| false, |_| helped += 1);
         assert!(helped == MAX_QUEUED + 1 && looks.get() == 3);
+    }
+
+    #[test]
+    fn what_a_dead_worker_owned_is_begun_again() {
+        static SLOTS: Slots = Slots::new();
+        let (dead, alive) = (Owner::worker(0, 1), Owner::worker(0, 2));
+        assert_eq!((dead.place(), alive.place()), (Some((0, 1)), Some((0, 2))));
+        let is_gone = |owner| owner == dead;
+        for owner in [dead, alive] {
+            let mut owned = SLOTS.take(owner).unwrap();
+            let first = owned.index as u32;
+            assert!(owned.gather().add(Range::new(first, 1)));
+            owned.gather().for_each(Gather::done);
+            core::mem::forget(owned);
+        }
+        let of_the_program = SLOTS.take(Owner::PROGRAM).unwrap();
+        let mut owned = SLOTS.take_orphan(alive, is_gone).unwrap();
+        let range = owned.gather().pop().unwrap();
+        assert_eq!((range.first, range.is_done()), (0, false));
+        drop(owned);
+        // What it had handed over, or put back, is nobody's.
+        assert!(SLOTS.hand_over(SLOTS.take(dead).unwrap()).is_ok());
+        drop(SLOTS.take(dead).unwrap());
+        assert!(SLOTS.take_orphan(alive, is_gone).is_none());
+        drop(of_the_program);
+        // Another one is found gone by whoever waits for it.
+        let (mut helped, looks) = (0, core::cell::Cell::new(0));
+        let gone_later = |owner| {
+            assert_eq!(owner, alive);
+            looks.replace(looks.get() + 1) > 1
+        };
+        SLOTS.join(
+            || true,
+            Owner::PROGRAM,
+            gone_later,
+            |mut owned| {
+                while owned.gather().pop().is_some() {}
+                helped += 1;
+            },
+        );
+        assert_eq!(helped, 2);
     }
 }

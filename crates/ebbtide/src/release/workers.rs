@@ -1,7 +1,7 @@
 //! Threads that release memory beside the program.
 //!
 //! None exists before there is something to do, or the heap has grown by so much ([`Workers::expect`]) that the
-//! `free` to come should not have to make one. One at a time *coordinates*: it waits for the retain
+//! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time *coordinates*: it waits for the retain
 //! window, decides what is due, and hands pieces to the others. They sleep without a timer when nothing is
 //! kept, and end after [`IDLE_MS`] of that or of waiting for little ([`Next`]). They are threads of the
 //! process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
@@ -9,12 +9,12 @@
 
 use super::pressure::policy::LOOK_MS;
 use super::pressure::watcher::Watcher;
-use super::slots::Owned;
+use super::slots::{Owned, Owner};
 use crate::config::MAX_WORKERS;
 use crate::heap::{Heap, started_heap};
 use crate::stats;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ebbtide_sys::features::{SCAN_PAGES, WORKERS};
 use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::thread::{self, Affinity, Place};
@@ -44,6 +44,8 @@ pub struct Workers {
     wake: AtomicU32,
     /// Threads asleep on `wake`.
     asleep: AtomicU32,
+    /// Threads that take what is queued, until they have found nothing there.
+    busy: AtomicUsize,
     coordinating: AtomicBool,
     /// Nothing has come yet of the worker that was made in advance.
     expecting: AtomicBool,
@@ -65,6 +67,7 @@ impl Workers {
             next_ms: AtomicU64::new(u64::MAX),
             wake: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
+            busy: AtomicUsize::new(0),
             coordinating: AtomicBool::new(false),
             expecting: AtomicBool::new(false),
             creating: AtomicBool::new(false),
@@ -93,6 +96,20 @@ impl Workers {
         dead
     }
 
+    /// Whether a worker, an owner of gathers, is gone.
+    pub fn is_gone(&self, owner: Owner) -> bool {
+        // Who comes after it in its place is counted first.
+        owner.place().is_some_and(|(number, made)| {
+            self.places[number].is_free() || self.places[number].made() != made
+        })
+    }
+
+    /// Workers that look at the queue before they do anything else: what is queued now is seen by them.
+    pub fn busy(&self) -> usize {
+        fence(Ordering::SeqCst);
+        self.busy.load(Ordering::Relaxed)
+    }
+
     /// Takes the numbers of the dead away, by who makes threads. Whether there are any: another one would not fare
     /// better.
     fn bury(&self) -> bool {
@@ -102,6 +119,7 @@ impl Workers {
         if dead != 0 && self.numbers.fetch_and(!dead, Ordering::SeqCst) == dead {
             // Nobody is left who could be at it.
             self.asleep.store(0, Ordering::SeqCst);
+            self.busy.store(0, Ordering::SeqCst);
             self.coordinating.store(false, Ordering::SeqCst);
         }
         dead != 0
@@ -113,6 +131,7 @@ impl Workers {
         self.places.iter().for_each(Place::reset);
         self.next_ms.store(u64::MAX, Ordering::Relaxed);
         self.asleep.store(0, Ordering::Relaxed);
+        self.busy.store(0, Ordering::Relaxed);
         self.coordinating.store(false, Ordering::Relaxed);
         self.creating.store(false, Ordering::Relaxed);
         self.process.store(process::id(), Ordering::Release);
@@ -136,8 +155,8 @@ impl Workers {
         count > 0
     }
 
-    /// Makes the first worker in advance: in a call that takes long anyway. It looks once in a window, so that `free`
-    /// need not even wake it (40 µs), and ends like any other when nothing comes of it.
+    /// Makes the first worker in advance: in a call that takes long anyway. It looks every [`LOOK_MS`] whether there is
+    /// much to give, so that `free` need not even wake it (30 µs), and ends like any other when nothing comes of it.
     pub fn expect(&'static self) {
         if self.count() == 0 {
             self.expecting.store(true, Ordering::Relaxed);
@@ -186,6 +205,9 @@ impl Workers {
             self.retry_ms
                 .store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
         }
+        if died {
+            super::put_back_orphans(crate::heap::the_heap());
+        }
         self.creating.store(false, Ordering::Release);
         made
     }
@@ -227,7 +249,10 @@ fn run(heap: &'static Heap, number: usize) {
         None
     };
     let watches = may_open && heap.settings().config.pressure;
-    let by = Releaser::Worker(map.as_ref());
+    let by = Releaser::Worker {
+        map: map.as_ref(),
+        owner: Owner::worker(number, workers.places[number].made()),
+    };
     let affinity = Affinity::current();
     let mut worked_ms = clock::now_ms();
     let mut watcher = None;
@@ -236,8 +261,15 @@ fn run(heap: &'static Heap, number: usize) {
         let seen = workers.wake.load(Ordering::SeqCst);
         if heap.slots.has_queued() {
             affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
-            while let Some(owned) = heap.slots.take_queued(true) {
+            workers.busy.fetch_add(1, Ordering::SeqCst);
+            while let Some(owned) = heap.slots.take_queued(true, by.owner()) {
                 release_owned(heap, owned, by);
+            }
+            workers.busy.fetch_sub(1, Ordering::SeqCst);
+            // Who still counted on this one has queued before: it is seen now.
+            fence(Ordering::SeqCst);
+            if heap.slots.has_queued() {
+                continue;
             }
             affinity.restore();
             worked_ms = clock::now_ms();
@@ -348,15 +380,27 @@ fn sleep_watching(
     let end = clock::now_ms() + ms;
     loop {
         let watches = watcher.is_some();
+        let expects = !watches && workers.is_expecting();
         let until = if watches {
             end.min(eyes.look_at_ms)
+        } else if expects {
+            end.min(clock::now_ms() + LOOK_MS.0)
         } else {
             end
         };
+        if expects {
+            workers.next_ms.store(until, Ordering::SeqCst);
+        }
         workers.sleep(seen, until.saturating_sub(clock::now_ms()));
         let woken = workers.wake.load(Ordering::SeqCst) != seen;
-        if woken || clock::now_ms() >= end || !watches {
+        if woken || clock::now_ms() >= end || !watches && !expects {
             return;
+        }
+        if expects {
+            if heap.keeps_much() {
+                return;
+            }
+            continue;
         }
         // Perhaps nothing is left to give, or to wait for.
         let released = watch(heap, watcher, eyes, number, by);
@@ -374,14 +418,27 @@ pub enum Releaser<'a> {
     Program,
     /// The same on a tick for which no worker is made.
     Tick,
-    /// A worker, and the pagemap if it could be opened.
-    Worker(Option<&'a PageMap>),
+    /// A worker.
+    Worker {
+        /// The pagemap if it could be opened.
+        map: Option<&'a PageMap>,
+        /// What it is called as an owner of gathers.
+        owner: Owner,
+    },
 }
 
 impl Releaser<'_> {
     /// Whether it is a worker.
     pub fn is_worker(self) -> bool {
-        matches!(self, Self::Worker(_))
+        matches!(self, Self::Worker { .. })
+    }
+
+    /// Who owns what it claims.
+    pub fn owner(self) -> Owner {
+        match self {
+            Self::Worker { owner, .. } => owner,
+            Self::Program | Self::Tick => Owner::PROGRAM,
+        }
     }
 }
 
@@ -391,7 +448,7 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> 
     let leave = match by {
         Releaser::Program => heap.settings().max_workers > 0,
         Releaser::Tick => heap.workers.count() > 0,
-        Releaser::Worker(_) => false,
+        Releaser::Worker { .. } => false,
     };
     let (mut released, left) = super::kernel::release(heap, owned.gather(), by, leave);
     if left {
@@ -417,7 +474,9 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> 
 /// `Err`: there is no worker.
 fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>) -> Result<(), Owned<'a>> {
     let workers = super::heap_workers();
-    let wanted = (heap.slots.queued() + 1).min(heap.settings().max_workers);
+    let settings = heap.settings();
+    let most = settings.max_workers.min(settings.releasers);
+    let wanted = (heap.slots.queued() + 1).min(most);
     if !workers.call(wanted) {
         return Err(owned);
     }
@@ -426,7 +485,9 @@ fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>) -> Result<(), Owned<'a>
         return Ok(());
     }
     // They have left meanwhile.
-    heap.slots.take_queued(true).map_or(Ok(()), Err)
+    heap.slots
+        .take_queued(true, Owner::PROGRAM)
+        .map_or(Ok(()), Err)
 }
 
 fn name(number: usize) -> [u8; 16] {

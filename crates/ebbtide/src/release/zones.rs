@@ -3,15 +3,18 @@
 use super::gather::Gather;
 use super::heap_workers;
 use super::lazy::{Take, add};
+use super::slots::Owned;
 use super::workers::{Releaser, release_owned};
 use crate::frames::view;
 use crate::heap::Heap;
 use crate::region::flag;
 use ebbtide_sys::process;
-use ebbtide_zone::Claim;
+use ebbtide_zone::{BLOCK_FRAMES, Claim};
 
 /// A piece for one worker at least: 32 MiB.
 const PIECE_FRAMES: u64 = 8192;
+/// And a part of the whole: each call interrupts the others' CPUs.
+const MOST_LEAST_PIECES: u64 = 32;
 
 impl Heap {
     /// Releases up to `frames` that are due in this thread.
@@ -30,7 +33,7 @@ impl Heap {
             if left == 0 {
                 break;
             }
-            let Some(mut owned) = self.slots.take() else {
+            let Some(mut owned) = self.slots.take(by.owner()) else {
                 break;
             };
             left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
@@ -39,52 +42,63 @@ impl Heap {
         frames - left
     }
 
-    /// Releases `frames` at most in pieces that share out `dirty`, by this thread and as many workers as may be. Bytes given back by this
-    /// thread.
+    /// Releases `frames` at most, of which `dirty` are worth sharing out, by this thread and as many workers as may
+    /// be. Bytes given back by this thread.
+    ///
+    /// Each piece is half a fair share of what is left: few calls, and all end together.
     pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
         let helpers = self
             .max_workers()
-            .saturating_sub(usize::from(by.is_worker()));
-        let threshold = u64::from(self.settings().config.threshold);
-        let piece = (dirty / (2 * (helpers as u64 + 1)))
-            .max(PIECE_FRAMES)
-            .min(threshold.max(512));
-        let mut left = frames;
+            .saturating_sub(usize::from(by.is_worker()))
+            .min(self.settings().releasers - 1);
+        let block = u64::from(BLOCK_FRAMES);
+        let least = (dirty / MOST_LEAST_PIECES).max(PIECE_FRAMES);
+        // Whole blocks: nobody splits a huge page for a border between two pieces.
+        let most = (u64::from(self.settings().config.threshold) / block).max(1) * block;
+        let (mut left, mut to_share) = (frames, dirty);
         let mut released = 0;
         for zone in 0..self.live_zones().len() {
             while left > 0 {
-                let Some(mut owned) = self.slots.take() else {
+                let Some(mut owned) = self.slots.take(by.owner()) else {
                     return released;
                 };
+                let piece = (to_share / (2 * (helpers as u64 + 1)))
+                    .max(least)
+                    .next_multiple_of(block)
+                    .min(most);
                 let claimed = self.gather_zone(zone, owned.gather(), left.min(piece), take);
                 if claimed == 0 {
                     break;
                 }
                 left -= claimed.min(left);
-                if helpers > 0 && left > 0 && self.slots.queued() < helpers {
-                    self.workers.leave_cpu_alone(process::current_cpu_raw());
-                    let wanted = (self.slots.queued() + 1 + usize::from(by.is_worker()))
-                        .min(self.max_workers());
-                    if heap_workers().call(wanted) {
-                        match self.slots.hand_over(owned) {
-                            Ok(()) => {
-                                if heap_workers().call(wanted) {
-                                    continue;
-                                }
-                                // They have left meanwhile.
-                                match self.slots.take_queued(true) {
-                                    Some(back) => owned = back,
-                                    None => continue,
-                                }
-                            }
-                            Err(back) => owned = back,
-                        }
+                to_share -= claimed.min(to_share);
+                if left > 0 && self.slots.queued() < helpers {
+                    match self.share(owned, helpers, by) {
+                        Ok(()) => continue,
+                        Err(back) => owned = back,
                     }
                 }
                 released += release_owned(self, owned, by);
             }
         }
         released
+    }
+
+    /// Hands a piece to the `helpers` workers. `Err`: there is none.
+    fn share<'a>(
+        &'a self,
+        owned: Owned<'a>,
+        helpers: usize,
+        by: Releaser,
+    ) -> Result<(), Owned<'a>> {
+        self.workers.leave_cpu_alone(process::current_cpu_raw());
+        let wanted = self.slots.queued() + 1 + usize::from(by.is_worker());
+        self.slots.hand_over(owned)?;
+        // Who is at work takes it next: its piece began before this one, and is larger than what the caller does now.
+        if self.workers.busy() >= helpers || heap_workers().call(wanted.min(self.max_workers())) {
+            return Ok(());
+        }
+        self.slots.take_queued(true, by.owner()).map_or(Ok(()), Err)
     }
 
     /// Claims up to about `frames` frames of a zone. How many.

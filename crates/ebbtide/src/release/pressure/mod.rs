@@ -11,7 +11,7 @@
 //! is told by two words. While [`Pressure::is_on`], all that is free is due. And every frame that is taken
 //! afresh is paid from a budget: who finds it spent wakes the worker, and meanwhile releases as much as was
 //! taken beyond it, so that usage does not grow however late the worker comes. A call waits for that share, and,
-//! where huge pages must be split for it, until workers have taken what is left to them.
+//! where huge pages must be split for it, until workers have taken what is left to them, for [`PATIENCE_MS`] at most.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -36,6 +36,8 @@ use watcher::Watcher;
 
 /// Between calls for the worker because the budget is spent.
 const CALL_MS: u64 = 10;
+/// A call that pays waits for a worker that is busy with a round at most so long.
+const PATIENCE_MS: u64 = 20;
 /// What may be taken until a worker that has just been called has looked: 32 MiB.
 const FIRST_BUDGET: i64 = 8192;
 /// No bound. Far from where sums wrap.
@@ -265,8 +267,13 @@ impl Heap {
     /// spans. How many.
     fn release_some(&self, frames: u64) -> u64 {
         let take = Take::Due { lazy_first: false };
-        let mut released = self.release_in_place(frames, take, Releaser::Program);
-        if released < frames && self.settings().config.depopulate {
+        let mut released = 0;
+        // Else it is on its way, as soon as a worker comes to it.
+        let may_leave = !self.slots.is_crowded();
+        if may_leave {
+            released = self.release_in_place(frames, take, Releaser::Program);
+        }
+        if released < frames && may_leave && self.settings().config.depopulate {
             let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
             for class in 1..CLASSES {
                 if released >= frames {
@@ -281,9 +288,10 @@ impl Heap {
         // Whoever wants more does not run ahead of those who give back.
         let start = clock::precise_ns();
         let has_worker = || self.workers.count() > 0;
-        self.slots.wait_for_workers(has_worker, |owned| {
-            release_owned(self, owned, Releaser::Program);
-        });
+        self.slots
+            .wait_for_workers(PATIENCE_MS, has_worker, |owned| {
+                release_owned(self, owned, Releaser::Program);
+            });
         stats::count_stall(clock::precise_ns() - start);
         released
     }
