@@ -1,9 +1,9 @@
 //! Threads that release memory beside the program.
 //!
 //! None exists before there is something to do, or the heap has grown by so much ([`Workers::expect`]) that the
-//! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time *coordinates*: it waits for the retain
-//! window, decides what is due, and hands pieces to the others. They sleep without a timer when nothing is
-//! kept, and end after [`IDLE_MS`] of that or of waiting for little ([`Next`]). They are threads of the
+//! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time
+//! *coordinates*: it waits for the retain window, decides what is due, and hands pieces to the others. They sleep
+//! without a timer when nothing is kept, and end after [`IDLE_MS`] of that or of waiting for little ([`Next`]). They are threads of the
 //! process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
 //! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
