@@ -383,6 +383,21 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_a_busy_worker_for_longer_than_he_wants() {
+        static SLOTS: Slots = Slots::new();
+        assert!(!SLOTS.is_crowded());
+        for _ in 0..MAX_QUEUED / 2 {
+            let owned = SLOTS.take(Owner::PROGRAM).unwrap();
+            assert!(SLOTS.leave(owned, || true).is_ok());
+        }
+        let start = clock::now_ms();
+        SLOTS.wait_for_workers(30, || true, |_| unreachable!());
+        let took = clock::now_ms() - start;
+        assert!((25..1000).contains(&took), "{took} ms");
+        assert!(SLOTS.is_crowded() && SLOTS.queued() == MAX_QUEUED / 2);
+    }
+
+    #[test]
     fn what_a_dead_worker_owned_is_begun_again() {
         static SLOTS: Slots = Slots::new();
         let (dead, alive) = (Owner::worker(0, 1), Owner::worker(0, 2));
