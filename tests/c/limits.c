@@ -137,6 +137,7 @@ int main(int argc, char **argv)
         work(value);
     } else if (!strcmp(c, "newuser")) {
         churn(1, 5000, 300, 16);
+        malloc_trim(0);
         CHECK(unshare(CLONE_NEWUSER) == 0, "a thread exists, or namespaces are off");
         churn(1, 5000, 300, 16);
     } else if (!strcmp(c, "nproc")) {

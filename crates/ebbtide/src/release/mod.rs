@@ -181,6 +181,18 @@ impl Heap {
         }
     }
 
+    /// No worker is made for as little as slow paths take care of: the program may want to stay without.
+    fn releaser_of_everything<'a>(&self, by: Releaser<'a>) -> Releaser<'a> {
+        if by.is_worker() || self.workers.count() > 0 {
+            return by;
+        }
+        let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
+        if frames + (self.waiting_in_spans() / FRAME_BYTES) as u64 > IN_PLACE_FRAMES {
+            return by;
+        }
+        self.releaser_of_little(true).unwrap_or(by)
+    }
+
     /// Whether free memory goes back at once (`retain_ms=0`).
     fn keeps_nothing(&self) -> bool {
         self.settings().config.retain_ms == 0
@@ -375,6 +387,7 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     crate::fork::notice(heap);
     let before = stats::released();
     heap.drain_all();
+    let by = heap.releaser_of_everything(by);
     heap.percpu_release_all(by);
     heap.look_at_held(clock::now_ms());
     heap.depopulate_everything(by);

@@ -47,10 +47,12 @@ impl Heap {
     ///
     /// Each piece is half a fair share of what is left: few calls, and all end together.
     pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
-        let helpers = self
-            .max_workers()
-            .saturating_sub(usize::from(by.is_worker()))
-            .min(self.settings().releasers - 1);
+        let helpers = match by {
+            Releaser::Program => self.max_workers(),
+            Releaser::Tick => 0,
+            Releaser::Worker { .. } => self.max_workers().saturating_sub(1),
+        };
+        let helpers = helpers.min(self.settings().releasers - 1);
         let block = u64::from(BLOCK_FRAMES);
         let least = (dirty / MOST_LEAST_PIECES).max(PIECE_FRAMES);
         // Whole blocks: nobody splits a huge page for a border between two pieces.
