@@ -14,7 +14,7 @@ use ebbtide_sys::helper::{self, Descriptor};
 /// A piece, and the multiple at which it ends.
 const PIECE_BYTES: usize = 32 << 20;
 /// The same of memory that cannot be touched and is mostly empty.
-const RESERVED_BYTES: usize = 1 << 30;
+const RESERVED_BYTES: usize = 64 << 30;
 /// Up to this a mapping of a file goes at once.
 const SMALL_BYTES: usize = 64 << 20;
 /// Which mappings of files to take.
