@@ -173,7 +173,6 @@ pub fn leave_program() -> bool {
         rlim_max: 1,
     };
     let none = core::ptr::null_mut::<libc::rlimit64>();
-    let usual = 0i32;
     // SAFETY: all arguments are readable; only this process is changed.
     unsafe {
         let _ = syscall!(Sysno::setsid);
@@ -186,28 +185,9 @@ pub fn leave_program() -> bool {
             &raw const no_core,
             none
         );
-        let _ = syscall!(
-            Sysno::sched_setscheduler,
-            0,
-            libc::SCHED_OTHER,
-            &raw const usual
-        );
     }
+    crate::thread::leave_priority();
     true
-}
-
-/// Lets this thread run only where nobody else wants to. There is no way back without privilege.
-pub fn run_idly() {
-    let parameter = 0i32;
-    // SAFETY: `parameter` is readable.
-    let _ = unsafe {
-        syscall!(
-            Sysno::sched_setscheduler,
-            0,
-            libc::SCHED_IDLE,
-            &raw const parameter
-        )
-    };
 }
 
 fn timespec(ms: u64) -> libc::timespec {

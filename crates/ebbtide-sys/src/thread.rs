@@ -234,16 +234,31 @@ pub fn set_name(name: &[u8; 16]) {
 /// Lets this thread's wake-ups wait for the program's turn to end: `SCHED_BATCH`, which costs no share of the
 /// CPU and needs no privilege.
 pub fn wake_gently() {
+    schedule(libc::SCHED_BATCH);
+}
+
+/// Gives up a priority beyond the usual, which a thread has from the one that made it.
+pub fn leave_priority() {
+    schedule(libc::SCHED_OTHER);
+}
+
+/// Lets this thread run only where nobody else wants to. There is no way back without privilege.
+pub fn run_idly() {
+    schedule(libc::SCHED_IDLE);
+    // The kernel would look who else wants to at its next tick only.
+    give_way();
+}
+
+fn schedule(policy: c_int) {
     let parameter = 0i32;
     // SAFETY: a `sched_param` is one int; `parameter` is readable.
-    let _ = unsafe {
-        syscall!(
-            Sysno::sched_setscheduler,
-            0,
-            libc::SCHED_BATCH,
-            &raw const parameter
-        )
-    };
+    let _ = unsafe { syscall!(Sysno::sched_setscheduler, 0, policy, &raw const parameter) };
+}
+
+/// Lets others who want this CPU go first, once.
+pub fn give_way() {
+    // SAFETY: no arguments.
+    let _ = unsafe { syscall!(Sysno::sched_yield) };
 }
 
 /// Closes this thread's copies of the program's descriptors: it keeps nothing open. `false`: refused.

@@ -65,6 +65,8 @@ impl Descriptor {
     /// Of a process that has ended: waits until its parent knows, or for `ms`. Kernels before 6.15 do not tell.
     pub fn wait_for_parent(&self, ms: u64) {
         let _ = self.poll(0, Some(ms));
+        // Woken in the middle of the parent's own call, on its CPU.
+        crate::thread::give_way();
     }
 
     fn poll(&self, events: i16, ms: Option<u64>) -> Result<i16, Errno> {

@@ -45,7 +45,7 @@ mod filter {
 
     const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
     /// Allowed whatever the arguments are: on memory that the program has too, and on descriptors of its own.
-    const FREE: [Sysno; 13] = [
+    const FREE: [Sysno; 14] = [
         Sysno::madvise,
         Sysno::munmap,
         Sysno::futex,
@@ -58,6 +58,7 @@ mod filter {
         Sysno::restart_syscall,
         Sysno::clock_gettime,
         Sysno::sched_setscheduler,
+        Sysno::sched_yield,
         Sysno::sched_setaffinity,
     ];
     /// Allowed with one of two values of an argument: call, number of the argument, values.

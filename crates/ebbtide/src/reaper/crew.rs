@@ -13,7 +13,7 @@ use super::need::Need;
 use super::turns::Turns;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper;
-use ebbtide_sys::thread::Affinity;
+use ebbtide_sys::thread::{self, Affinity};
 use ebbtide_sys::vm;
 
 /// Between two looks at whether memory is short.
@@ -143,7 +143,7 @@ fn enter(argument: usize) -> (&'static Shared, usize) {
 /// The first of the calm threads: waits for the helper's turn.
 extern "C" fn first(argument: usize) -> ! {
     let (shared, _) = enter(argument);
-    helper::run_idly();
+    thread::run_idly();
     let control = shared.arena.control();
     shared.turns.wait(u64::from(control.program));
     control.turn.store(1, Ordering::SeqCst);
@@ -154,7 +154,7 @@ extern "C" fn first(argument: usize) -> ! {
 /// The other calm ones.
 extern "C" fn further(argument: usize) -> ! {
     let (shared, _) = enter(argument);
-    helper::run_idly();
+    thread::run_idly();
     let control = shared.arena.control();
     while control.turn.load(Ordering::SeqCst) == 0 && control.hurry.load(Ordering::SeqCst) == 0 {
         helper::wait(control.turn.as_ptr() as usize, 0, LONG_MS);

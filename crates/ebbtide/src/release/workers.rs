@@ -221,6 +221,9 @@ impl Workers {
         self.asleep.fetch_add(1, Ordering::SeqCst);
         thread::wait(&self.wake, seen, ms);
         self.asleep.fetch_sub(1, Ordering::SeqCst);
+        // Woken as anybody is, or the process's end would wait for a worker that waits for a CPU. Not woken for
+        // that, it lets the thread go on that it came in between.
+        thread::give_way();
     }
 }
 
@@ -235,7 +238,7 @@ fn run(heap: &'static Heap, number: usize) {
     let workers = &heap.workers;
     thread::set_name(&name(number));
     thread::leave_privileges();
-    thread::wake_gently();
+    thread::leave_priority();
     // Without an empty table of its own it opens nothing.
     let may_open = thread::leave_descriptors();
     let map = if may_open {
@@ -416,7 +419,7 @@ fn sleep_watching(
 pub enum Releaser<'a> {
     /// A thread of the program, with a stack of its making. It leaves the splitting of huge pages to a worker.
     Program,
-    /// The same on a tick for which no worker is made.
+    /// The same where no worker is made: on a tick, or for little.
     Tick,
     /// A worker.
     Worker {
