@@ -17,7 +17,7 @@
 
 use crate::heap::{Heap, heap, started_heap};
 use crate::stats;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Blocks left between the heap that was given up and the new one: another thread may have been
 /// opening them.
@@ -29,6 +29,14 @@ const PREPARED_UNFENCED: u32 = 2;
 
 /// Whether a fork with handlers is under way, as its child sees it too.
 static FORKING: AtomicU32 = AtomicU32::new(NO);
+/// The thread whose fork it is. A child that skips the handlers may be another thread's, made just then.
+static FORKER: AtomicUsize = AtomicUsize::new(0);
+
+/// This thread, by a number that it keeps in its child.
+fn this_thread() -> usize {
+    // SAFETY: no arguments; it only reads the thread pointer.
+    unsafe { libc::pthread_self() as usize }
+}
 
 /// Installs the handlers: at the first allocation, so that handlers of libraries that come later run
 /// outside ours and may allocate.
@@ -42,6 +50,7 @@ extern "C" fn prepare() {
     notice(heap);
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
+    FORKER.store(this_thread(), Ordering::Relaxed);
     FORKING.store(
         if fenced { PREPARED } else { PREPARED_UNFENCED },
         Ordering::Relaxed,
@@ -90,7 +99,8 @@ fn go_on(heap: &Heap) {
         });
     }
     heap.end_holds();
-    heap.percpu_take_back();
+    // SAFETY: as above.
+    unsafe { heap.percpu_take_back() };
     heap.caches.unpark_all();
     stats::forked();
     crate::reaper::forked(heap);
@@ -111,10 +121,11 @@ pub fn notice(heap: &Heap) {
 
 #[cold]
 fn recover(heap: &Heap) {
-    if FORKING.load(Ordering::Relaxed) != NO {
+    if is_forking() && FORKER.load(Ordering::Relaxed) == this_thread() {
         // A handler that runs before ours allocates.
         return child();
     }
+    FORKING.store(NO, Ordering::Relaxed);
     // A worker is a thread that the C library does not know of.
     let alone = parent_had_one_thread() && heap.workers.count() == 0;
     heap.caches.forget_fork();

@@ -303,6 +303,11 @@ impl<'a> Shard<'a> {
         self.state.end
     }
 
+    /// Pages of a chunk that may be resident, as a mask.
+    pub fn populated(&self, id: u32) -> u64 {
+        self.chunks[id as usize].populated
+    }
+
     /// Empty populated pages that allocation finds first.
     pub fn stock(&self) -> u32 {
         self.state.stock

@@ -137,10 +137,23 @@ impl Heap {
         false
     }
 
-    /// In a forked child: what the parent's threads were giving back is as populated as before.
-    pub fn percpu_take_back(&self) {
+    /// In a forked child: what the parent's threads were giving back is as populated as before, and what one was
+    /// starting begins anew. Pages are copied at different moments: a spill unit's word may have been seen with what
+    /// a thread added, and the note of its page without.
+    ///
+    /// # Safety
+    /// No other thread exists.
+    pub unsafe fn percpu_take_back(&self) {
+        // SAFETY: by contract.
+        unsafe { space::forget_unfinished() };
         for shard in 0..space::shards() {
-            self.percpu.with(shard, |shard| shard.take_back());
+            self.percpu.with(shard, |areas| {
+                areas.take_back();
+                for chunk in 0..areas.end() {
+                    let spill = space::spill(Place { shard, chunk });
+                    spill.fetch_or(areas.populated(chunk), Ordering::Relaxed);
+                }
+            });
         }
     }
 

@@ -139,9 +139,10 @@ impl PerCpuHeap {
         }
     }
 
-    /// The locks of the shards in use.
+    /// The locks of all shards, in use or not: a fork frees what it has taken, and another thread may start the
+    /// shards meanwhile.
     pub fn locks(&self) -> impl Iterator<Item = &Lock<ShardState>> {
-        self.shards[..shards()].iter().map(|shard| &shard.0)
+        self.shards.iter().map(|shard| &shard.0)
     }
 
     /// Copies of an area, also before the first use.
@@ -321,10 +322,12 @@ pub fn chunk_of(place: usize) -> Option<(Place, usize)> {
 mod tests {
     use super::*;
 
-    /// No other test of this binary starts it. A child would wait for the parent's thread for good.
+    /// No other test of this binary starts it. A child would wait for the parent's thread for good, and locks that
+    /// nobody took would be freed.
     #[test]
     fn what_another_thread_was_starting_begins_anew() {
         let heap = crate::heap::heap().unwrap();
+        let locks = heap.percpu.locks().count();
         WORDS.base.store(1 << 20, Ordering::Relaxed);
         WORDS.shards.store(4, Ordering::Relaxed);
         // SAFETY: no other thread knows of the address.
@@ -335,5 +338,7 @@ mod tests {
         // SAFETY: nothing is unfinished now.
         unsafe { forget_unfinished() };
         assert!(started != 0 && base() == started);
+        // A fork that began before this frees as many locks as it took.
+        assert_eq!(heap.percpu.locks().count(), locks);
     }
 }

@@ -72,6 +72,7 @@ pub static REFUSE_BATCHES: AtomicBool = AtomicBool::new(false);
 /// Batches mapped at a time.
 const CHUNK: usize = 16;
 
+/// An empty batch.
 pub(super) fn take_batch() -> Option<NonNull<Batch>> {
     if REFUSE_BATCHES.load(Ordering::Relaxed) {
         return None;
@@ -90,17 +91,24 @@ pub(super) fn take_batch() -> Option<NonNull<Batch>> {
 
 fn pop_batch() -> Option<NonNull<Batch>> {
     let mut batches = BATCHES.lock();
-    if let Some(batch) = NonNull::new(batches.free) {
-        // SAFETY: batches on the list are ours and mapped.
-        batches.free = unsafe { batch.as_ref() }.next;
-        return Some(batch);
-    }
-    if batches.first_out == FIRST_BATCHES {
-        return None;
-    }
-    batches.first_out += 1;
-    // SAFETY: inside the array; this number is handed out once.
-    NonNull::new(unsafe { FIRST.0.get().cast::<Batch>().add(batches.first_out - 1) })
+    let batch = match NonNull::new(batches.free) {
+        Some(batch) => {
+            // SAFETY: batches on the list are ours and mapped.
+            batches.free = unsafe { batch.as_ref() }.next;
+            batch
+        }
+        None if batches.first_out == FIRST_BATCHES => return None,
+        None => {
+            batches.first_out += 1;
+            // SAFETY: inside the array; this number is handed out once.
+            NonNull::new(unsafe { FIRST.0.get().cast::<Batch>().add(batches.first_out - 1) })?
+        }
+    };
+    // Emptied under the lock: a child that is forked while this thread goes on finds it on the list or empty, never
+    // handed out with the link of before.
+    // SAFETY: off the list, and not handed out yet.
+    unsafe { ((*batch.as_ptr()).next, (*batch.as_ptr()).len) = (ptr::null_mut(), 0) };
+    Some(batch)
 }
 
 pub(super) fn put_batch(batch: NonNull<Batch>) {

@@ -130,12 +130,7 @@ impl Gather {
     pub fn reserve(&mut self) -> bool {
         if self.spare.is_null() && self.room() < CLAIM_RANGES {
             match take_batch() {
-                Some(mut batch) => {
-                    // SAFETY: a free batch is ours now.
-                    let batch = unsafe { batch.as_mut() };
-                    (batch.next, batch.len) = (ptr::null_mut(), 0);
-                    self.spare = batch;
-                }
+                Some(batch) => self.spare = batch.as_ptr(),
                 None => return false,
             }
         }
