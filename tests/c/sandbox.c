@@ -85,6 +85,20 @@ static void gives_back(void)
     free(p);
 }
 
+/* What was given back reads zero, or it was not. */
+static void comes_back_zero(void)
+{
+    static const size_t sizes[] = {300000, 3 * MIB, 100 * MIB};
+    for (int i = 0; i < 3; i++) {
+        char *p = malloc(sizes[i]);
+        CHECK(p);
+        free(memset(p, 7, sizes[i]));
+        malloc_trim(0);
+        CHECK((p = calloc(1, sizes[i])) && not_zero(p, sizes[i]) < 0, "%zu bytes", sizes[i]);
+        free(p);
+    }
+}
+
 static void killed(int calls, char **numbers)
 {
     enum { OBJECTS = 10000, BYTES = 8000 };
@@ -188,5 +202,6 @@ int main(int argc, char **argv)
     }
     work(2);
     if (argc > 4) gives_back();
+    comes_back_zero();
     return passed();
 }

@@ -170,6 +170,9 @@ fn any_answer_of_process_madvise() {
 #[test]
 fn any_answer_of_madvise() {
     refused_with("madvise", &ANSWERS);
+    // It says that it worked, from the start on, and did nothing.
+    refused_with("madvise", &[0]);
+    refused_with("madvise,process_madvise", &[0]);
 }
 
 #[test]

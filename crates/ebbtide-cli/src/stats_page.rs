@@ -100,7 +100,7 @@ pub struct StatsPage {
 }
 
 /// The optional kernel calls in the order of the library's own list.
-pub const FEATURES: [&str; 11] = [
+pub const FEATURES: [&str; 12] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -112,6 +112,7 @@ pub const FEATURES: [&str; 11] = [
     "dontneed_locked",
     "reaper",
     "populate",
+    "dontneed",
 ];
 
 /// The bits of [`StatsPage::pressure_sources`].

@@ -78,9 +78,11 @@ pub static RELEASE_LOCKED: Feature = Feature::new("dontneed_locked");
 pub static REAPER: Feature = Feature::new("reaper");
 /// Memory for a page on all CPUs in advance: `MADV_POPULATE_WRITE`, Linux 5.14.
 pub static POPULATE: Feature = Feature::new("populate");
+/// `MADV_DONTNEED` does what it says. Emulators and filters answer so for a call that does nothing.
+pub static RELEASE: Feature = Feature::new("dontneed");
 
 /// All features, for reports.
-pub static ALL: [&Feature; 11] = [
+pub static ALL: [&Feature; 12] = [
     &MEMBARRIER,
     &MOVE_PAGES,
     &HUGE_PAGES,
@@ -92,6 +94,7 @@ pub static ALL: [&Feature; 11] = [
     &RELEASE_LOCKED,
     &REAPER,
     &POPULATE,
+    &RELEASE,
 ];
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! Sources: mmap(2), mprotect(2), madvise(2), mremap(2).
 
 use crate::call::{Errno, Sysno, syscall};
-use crate::features::RELEASE_LOCKED;
+use crate::features::{RELEASE, RELEASE_LOCKED};
 
 /// The unit of every call in this module: 4 KiB. Machines with larger pages are refused at start.
 pub const GRANULE: usize = 4096;
@@ -122,7 +122,7 @@ pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> 
 /// Gives the memory of a range back; the next touch reads zero.
 ///
 /// Falls back to `MADV_DONTNEED_LOCKED` (5.18) under mlock, at once where that was needed before, and after that to a
-/// fresh mapping over the range.
+/// fresh mapping over the range. So at once where these calls do nothing ([`RELEASE`]).
 ///
 /// # Errors
 /// When none of the three works, the memory stays as it is.
@@ -132,10 +132,13 @@ pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> 
 pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: by contract.
     unsafe {
-        if release_locked() != Some(true) && advise(addr, len, libc::MADV_DONTNEED).is_ok() {
+        if release_locked() != Some(true)
+            && gives_back()
+            && advise(addr, len, libc::MADV_DONTNEED).is_ok()
+        {
             return Ok(());
         }
-        if RELEASE_LOCKED.may_work() {
+        if RELEASE.may_work() && RELEASE_LOCKED.may_work() {
             match advise(addr, len, MADV_DONTNEED_LOCKED) {
                 // Not before Linux 5.18; or it would work, but not here.
                 Err(error) if error != Errno::EINVAL => {}
@@ -145,6 +148,30 @@ pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
         }
         remap_fresh(addr, len)
     }
+}
+
+/// Whether `MADV_DONTNEED` is worth a call: before the first one, it is tried on a page that can be looked at.
+fn gives_back() -> bool {
+    if RELEASE.known().is_none()
+        && let Ok(page) = map(GRANULE)
+    {
+        let word = page as *mut usize;
+        // SAFETY: the mapping just made.
+        let answer = unsafe {
+            word.write_volatile(1);
+            advise(page, GRANULE, libc::MADV_DONTNEED).map(|()| word.read_volatile() == 0)
+        };
+        unmap(page, GRANULE);
+        match answer {
+            Ok(true) => {
+                let _ = RELEASE.latch(Ok::<_, Errno>(()));
+            }
+            // Not now, or not of locked memory.
+            Err(Errno::EINVAL | Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => {}
+            Ok(false) | Err(_) => RELEASE.refuse(),
+        }
+    }
+    RELEASE.may_work()
 }
 
 /// `Some(true)` if this process locks its memory and the kernel gives it back nevertheless.

@@ -207,8 +207,10 @@ unsafe fn start() -> bool {
     }
     if config.basic_syscalls {
         for feature in ebbtide_sys::features::ALL {
-            if !core::ptr::eq(feature, &ebbtide_sys::features::HUGE_PAGES)
-                && !core::ptr::eq(feature, &ebbtide_sys::features::WIPE_ON_FORK)
+            use ebbtide_sys::features::{HUGE_PAGES, RELEASE, WIPE_ON_FORK};
+            if ![&HUGE_PAGES, &RELEASE, &WIPE_ON_FORK]
+                .iter()
+                .any(|basic| core::ptr::eq(feature, *basic))
             {
                 feature.refuse();
             }
