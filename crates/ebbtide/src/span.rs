@@ -51,9 +51,11 @@ pub struct Span {
     pub scanned: u32,
     /// Frames whose memory was given back while the span lives, one bit each (`INV-SPAN-3`).
     pub released: u64,
+    /// The look at held blocks since which its empty frames are counted as held; 0 for none.
+    pub held_look: u32,
     /// Whether all frames were given memory before the first object was handed out.
     pub populated: bool,
-    spare: [u8; 15],
+    spare: [u8; 11],
     /// One bit per object, set = in the span.
     pub map: [u64; MAX_OBJECTS / 64],
 }
@@ -80,7 +82,7 @@ impl Span {
         self.was_clean = clean;
         self.free = class.objects;
         self.high = 0;
-        (self.scanned, self.released) = (0, 0);
+        (self.scanned, self.released, self.held_look) = (0, 0, 0);
     }
 
     /// Takes up to `into.len()` objects, lowest first and those in populated frames before others, as

@@ -29,7 +29,7 @@ pub struct SpanLists {
     released: usize,
     /// Objects that came back since all spans were looked at.
     news: usize,
-    /// Those whose frames were claimed and could not be given back.
+    /// Those whose frames could not be given back, or were not tried because others of their block could not.
     held: usize,
     /// The recent peak of bytes out.
     retain: Retain,
@@ -274,7 +274,17 @@ impl SpanLists {
                 looked += 1;
                 let whole = heap.may_be_huge(Frame(span.first));
                 let empty = span.empty_frames(about, whole);
-                if empty == 0 || whole && heap.is_held(Frame(span.first).block()) {
+                if empty == 0 {
+                    continue;
+                }
+                if whole && heap.is_held(Frame(span.first).block()) {
+                    // Others of the block were tried in vain: what is here would fare as they did.
+                    if span.held_look != heap.held.look() {
+                        span.held_look = heap.held.look();
+                        heap.held.add_in_span(empty.count_ones());
+                        let bytes = empty.count_ones() as usize * FRAME_BYTES;
+                        self.held += (bytes / about.size as usize).max(1);
+                    }
                     continue;
                 }
                 let claimed = span.claim(about, empty);
@@ -312,6 +322,7 @@ impl SpanLists {
         self.free += objects;
         if !clean {
             self.held += objects;
+            span.held_look = heap.held.look();
         }
         if span.free == about.objects {
             self.released -= span.released.count_ones() as usize;

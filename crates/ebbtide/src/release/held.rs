@@ -7,7 +7,7 @@
 use crate::heap::Heap;
 use crate::region::flag;
 use crate::size_class::CLASSES;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_zone::Block;
 
 /// How long held blocks are left alone at first, and at most.
@@ -18,8 +18,10 @@ const MOST_MS: u64 = 60_000;
 pub struct Held {
     /// Dirty frames of zones.
     frames: AtomicUsize,
-    /// Empty frames of spans.
+    /// Empty frames of spans: those that were tried, and those of other spans in the same blocks that came by later.
     in_spans: AtomicUsize,
+    /// The number of the look, 1 or more.
+    look: AtomicU32,
     wait_ms: AtomicU64,
     last_ms: AtomicU64,
 }
@@ -30,6 +32,7 @@ impl Held {
         Self {
             frames: AtomicUsize::new(0),
             in_spans: AtomicUsize::new(0),
+            look: AtomicU32::new(1),
             wait_ms: AtomicU64::new(FIRST_MS),
             last_ms: AtomicU64::new(0),
         }
@@ -55,8 +58,16 @@ impl Held {
         self.in_spans.fetch_add(frames as usize, Ordering::Relaxed);
     }
 
+    /// The number of this look: a span whose frames are counted has it.
+    pub fn look(&self) -> u32 {
+        self.look.load(Ordering::Relaxed)
+    }
+
     /// Forgets the counts.
     pub fn clear(&self) {
+        // Never 0, which is that of a span that was never counted.
+        self.look
+            .store(self.look().wrapping_add(1).max(1), Ordering::Relaxed);
         self.frames.store(0, Ordering::Relaxed);
         self.in_spans.store(0, Ordering::Relaxed);
     }
