@@ -168,51 +168,6 @@ static void raw(void)
     pthread_join(thread, NULL);
 }
 
-/* Areas come and are written to, so that chunks are opened all the time; those of before go. */
-static void *open_chunks(void *arg)
-{
-    enum { MOST = 200 };
-    ebb_percpu *areas[MOST];
-    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
-        for (int i = 0; i < MOST; i++) {
-            CHECK((areas[i] = ebb_percpu_alloc(131072, 8)));
-            for (unsigned cpu = 0; cpu < ebb_percpu_cpus(); cpu++) memset(ebb_percpu_ptr(areas[i], cpu), 0xa5, 131072);
-        }
-        for (int i = 0; i < MOST; i++) ebb_percpu_free(areas[i]);
-        ebb_release();
-    }
-    return arg;
-}
-
-/* A child by a raw clone while another thread opens chunks: what it opens itself is zero. */
-static void opening(void)
-{
-    pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, open_chunks, NULL) == 0);
-    for (int round = 0; round < 60; round++) {
-        usleep(round * 331 % 5000);
-        pid_t child = syscall(SYS_fork);
-        if (child == 0) {
-            for (int i = 0; i < 60; i++) {
-                ebb_percpu *own = ebb_percpu_alloc(131072, 8);
-                CHECK(own);
-                for (unsigned cpu = 0; cpu < ebb_percpu_cpus(); cpu++)
-                    CHECK(not_zero(ebb_percpu_ptr(own, cpu), 131072) < 0, "area %d, round %d", i, round);
-                ebb_percpu_add_u64(own, 8, 7);
-                CHECK(ebb_percpu_sum_u64(own, 8) == 7);
-            }
-            struct ebb_percpu_stats stats;
-            CHECK(ebb_percpu_stats(&stats, sizeof stats) == sizeof stats);
-            ebb_release();
-            _exit(0);
-        }
-        int status;
-        CHECK(waitpid(child, &status, 0) == child && status == 0, "round %d: status %x", round, status);
-    }
-    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
-    pthread_join(thread, NULL);
-}
-
 /* Where the program locks its memory as it comes, a chunk is resident from the first moment. */
 static void locked(void)
 {
@@ -248,7 +203,6 @@ int main(int argc, char **argv)
     else if (!strcmp(topic, "calm")) calm();
     else if (!strcmp(topic, "forks")) forks();
     else if (!strcmp(topic, "raw")) raw();
-    else if (!strcmp(topic, "opening")) opening();
     else if (!strcmp(topic, "locked")) locked();
     else {
         ebb_percpu *area = ebb_percpu_alloc(20, 8);

@@ -97,11 +97,6 @@ fn children_that_skip_the_handlers() {
 }
 
 #[test]
-fn children_that_skip_the_handlers_while_chunks_are_opened() {
-    topic("opening", "workers=0");
-}
-
-#[test]
 fn locked_memory_is_told_of() {
     topic("locked", "workers=0");
 }

@@ -1,0 +1,312 @@
+/* Everything at once, in a random order that a seed decides: soak seed=1 threads=4 seconds=3 live=192
+ * Threads allocate, zero-allocate, align, resize and free objects from 1 byte to 64 MiB, pass them on, trim, make and
+ * drop per-CPU areas, and fork: by fork and _Fork, in children again, with threads of the child's own. Every object
+ * carries a pattern; what calloc gives is read to the last byte. Beside them the kernel is asked to take pages of freed
+ * memory, objects are locked in memory, and a timer interrupts everybody. What does not end in time is an error. */
+#include "../../include/ebbtide.h"
+#include "check.h"
+#include <dlfcn.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+#ifndef MADV_PAGEOUT
+#define MADV_PAGEOUT 21
+#endif
+
+enum { THREADS = 16, OWN = 96, BOARD = 64, FREED = 256, AREAS = 24, CHILD_SECONDS = 90 };
+
+struct object { unsigned char *p; size_t n; uint64_t seed; };
+struct area { ebb_percpu *at; size_t size; _Atomic uint64_t sum; };
+
+static struct object own[THREADS + 1][OWN];
+static struct { atomic_flag lock; struct object object; } board[BOARD];
+static struct { pthread_mutex_t lock; struct area area; } areas[AREAS];
+static struct { _Atomic uintptr_t at; _Atomic size_t n; } freed[FREED];
+static _Atomic size_t live, ops, forks, callocs;
+static _Atomic int stop;
+static size_t live_max = 192 * MIB;
+static int threads = 4;
+static uint64_t seed0 = 1;
+
+static __typeof__(ebb_percpu_alloc) *area_alloc;
+static __typeof__(ebb_percpu_free) *area_free;
+static __typeof__(ebb_percpu_ptr) *area_ptr;
+static __typeof__(ebb_percpu_cpus) *area_cpus;
+static __typeof__(ebb_percpu_add_u64) *area_add;
+static __typeof__(ebb_percpu_sum_u64) *area_sum;
+static __typeof__(ebb_release) *release_all;
+static pid_t (*raw_fork)(void);
+
+/* Index of the first byte that is not zero, all of them looked at. */
+static ptrdiff_t dirty(const unsigned char *p, size_t n)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        if (*(const uint64_t *)(p + i)) break;
+    for (; i < n; i++)
+        if (p[i]) return (ptrdiff_t)i;
+    return -1;
+}
+
+static size_t pick_size(uint64_t *s)
+{
+    unsigned r = rnd(s) % 1000;
+    return log_size(s, r < 700 ? 13 : r < 880 ? 18 : r < 980 ? 22 : r < 995 ? 24 : 26);
+}
+
+static int reserve(size_t n)
+{
+    if (atomic_fetch_add(&live, n) + n <= live_max) return 1;
+    atomic_fetch_sub(&live, n);
+    return 0;
+}
+
+static void drop(struct object *o, uint64_t *s)
+{
+    if (!o->p) return;
+    VERIFY(o->p, o->n, o->seed);
+    if (o->n >= 256 * KIB) {
+        unsigned i = rnd(s) % FREED;
+        atomic_store(&freed[i].at, (uintptr_t)o->p);
+        atomic_store(&freed[i].n, o->n);
+    } else if (o->n >= PAGE && rnd(s) % 512 == 0) {
+        mlock(o->p, o->n); /* stays locked: mistakes of that kind are common */
+    }
+    errno = 77;
+    free(o->p);
+    CHECK(errno == 77, "free changed errno");
+    atomic_fetch_sub(&live, o->n);
+    o->p = NULL;
+}
+
+static void make(struct object *o, uint64_t *s)
+{
+    size_t n = pick_size(s);
+    if (!reserve(n)) return;
+    void *p = NULL;
+    unsigned kind = rnd(s) % 8;
+    if (kind < 3) {
+        p = calloc(1, n);
+        ptrdiff_t at = p ? dirty(p, n) : -1;
+        CHECK(at < 0, "calloc %zu: byte %td of %p is %d", n, at, p, ((unsigned char *)p)[at]);
+        atomic_fetch_add(&callocs, 1);
+    } else if (kind == 3) {
+        size_t a = (size_t)16 << rnd(s) % (rnd(s) % 16 ? 9 : 19);
+        CHECK(posix_memalign(&p, a, n) == 0, "align %zu size %zu", a, n);
+        CHECK((uintptr_t)p % a == 0, "%p align %zu size %zu", p, a, n);
+    } else {
+        p = malloc(n);
+    }
+    CHECK(p, "%zu bytes", n);
+    CHECK(malloc_usable_size(p) >= n);
+    *o = (struct object){p, n, rnd(s)};
+    fill(p, n, o->seed);
+}
+
+static void resize(struct object *o, uint64_t *s)
+{
+    size_t n = rnd(s) % 2 ? pick_size(s) : rnd(s) % 2 ? o->n + rnd(s) % (o->n + 1) : rnd(s) % o->n + 1;
+    if (n > 64 * MIB || !reserve(n)) return;
+    VERIFY(o->p, o->n, o->seed);
+    unsigned char *p = realloc(o->p, n);
+    CHECK(p, "realloc %zu", n);
+    ptrdiff_t at = wrong(p, o->n, n < o->n ? n : o->n, o->seed);
+    CHECK(at < 0, "realloc %zu -> %zu of %p lost byte %td", o->n, n, (void *)p, at);
+    atomic_fetch_sub(&live, o->n);
+    *o = (struct object){p, n, rnd(s)};
+    fill(p, n, o->seed);
+}
+
+static void swap_with_board(struct object *o, uint64_t *s)
+{
+    unsigned i = rnd(s) % BOARD;
+    if (atomic_flag_test_and_set_explicit(&board[i].lock, memory_order_acquire)) return;
+    struct object other = board[i].object;
+    board[i].object = *o;
+    *o = other;
+    atomic_flag_clear_explicit(&board[i].lock, memory_order_release);
+}
+
+static void make_area(struct area *a, uint64_t *s)
+{
+    a->size = rnd(s) % 16 ? (rnd(s) % 64 + 1) * 8 : (rnd(s) % 4096 + 1) * 8;
+    a->sum = 0;
+    CHECK((a->at = area_alloc(a->size, 8)), "area of %zu", a->size);
+    for (unsigned cpu = 0; cpu < area_cpus(); cpu++) {
+        ptrdiff_t at = dirty(area_ptr(a->at, cpu), a->size);
+        CHECK(at < 0, "area of %zu: byte %td of CPU %u is dirty", a->size, at, cpu);
+    }
+    CHECK(area_sum(a->at, 0) == 0 && area_sum(a->at, a->size - 8) == 0);
+}
+
+static void drop_area(struct area *a)
+{
+    CHECK(area_sum(a->at, a->size - 8) == a->sum, "area lost additions");
+    for (unsigned cpu = 0; cpu < area_cpus(); cpu++) memset(area_ptr(a->at, cpu), 0xa5, a->size);
+    area_free(a->at);
+    a->at = NULL;
+}
+
+static void use_area(uint64_t *s)
+{
+    unsigned i = rnd(s) % AREAS;
+    if (!area_alloc || pthread_mutex_trylock(&areas[i].lock)) return;
+    struct area *a = &areas[i].area;
+    if (!a->at) make_area(a, s);
+    else if (rnd(s) % 3 == 0) drop_area(a);
+    else for (int k = 0; k < 20; k++) { area_add(a->at, a->size - 8, k); a->sum += k; }
+    pthread_mutex_unlock(&areas[i].lock);
+}
+
+static void step(int me, uint64_t *s)
+{
+    struct object *o = &own[me][rnd(s) % OWN];
+    unsigned r = rnd(s) % 100;
+    if (!o->p) make(o, s);
+    else if (r < 45) drop(o, s);
+    else resize(o, s);
+}
+
+static void drop_all(int me, uint64_t *s) { for (int i = 0; i < OWN; i++) drop(&own[me][i], s); }
+
+static void *childs_thread(void *arg)
+{
+    uint64_t s = *(uint64_t *)arg;
+    for (int i = 0; i < 300; i++) step(THREADS, &s);
+    drop_all(THREADS, &s);
+    return NULL;
+}
+
+static void forked(int me, uint64_t *s, int depth);
+
+/* What a child finds is what its thread had. */
+__attribute__((noreturn)) static void child(int me, uint64_t s, int depth, int raw)
+{
+    alarm(CHILD_SECONDS);
+    pthread_t t;
+    for (int i = 0; i < OWN; i++)
+        if (own[me][i].p) VERIFY(own[me][i].p, own[me][i].n, own[me][i].seed);
+    memset(own[THREADS], 0, sizeof own[THREADS]);
+    /* Without the handlers libc's own locks may be held for good. */
+    int with_thread = !raw && rnd(&s) % 4 == 0 && pthread_create(&t, NULL, childs_thread, &(uint64_t){rnd(&s)}) == 0;
+    for (int i = 0; i < 400; i++) {
+        step(me, &s);
+        if (rnd(&s) % 200 == 0) malloc_trim(0);
+    }
+    if (area_alloc) {
+        struct area a[4];
+        for (int i = 0; i < 4; i++) make_area(&a[i], &s);
+        for (int i = 0; i < 4; i++) { area_add(a[i].at, a[i].size - 8, 7); a[i].sum += 7; drop_area(&a[i]); }
+    }
+    if (!raw && depth < 2 && rnd(&s) % 3 == 0) forked(me, &s, depth + 1);
+    drop_all(me, &s);
+    if (with_thread) pthread_join(t, NULL);
+    _exit(0);
+}
+
+static void forked(int me, uint64_t *s, int depth)
+{
+    uint64_t seed = rnd(s);
+    int raw = release_all && raw_fork && rnd(s) % 4 == 0;
+    pid_t pid = raw ? raw_fork() : fork();
+    CHECK(pid >= 0);
+    if (pid == 0) child(me, seed, depth, raw);
+    int status = 0;
+    /* Sometimes the parent changes what the child shares. */
+    if (depth == 0 && rnd(s) % 2) for (int i = 0; i < 200; i++) step(me, s);
+    while (waitpid(pid, &status, 0) < 0) CHECK(errno == EINTR);
+    CHECK(status == 0, "child of seed %#lx, by %s, ended with %#x", seed, raw ? "_Fork" : "fork", status);
+    atomic_fetch_add(&forks, 1);
+}
+
+static void spawned(void)
+{
+    pid_t pid;
+    int status;
+    char *args[] = {"/bin/true", NULL}, *env[] = {NULL};
+    CHECK(posix_spawn(&pid, args[0], NULL, NULL, args, env) == 0);
+    while (waitpid(pid, &status, 0) < 0) CHECK(errno == EINTR);
+    CHECK(status == 0);
+}
+
+static void *worker(void *arg)
+{
+    int me = (int)(intptr_t)arg;
+    uint64_t s = mix(seed0) + mix(me), idle = 0;
+    while (!atomic_load_explicit(&stop, memory_order_relaxed)) {
+        unsigned r = rnd(&s) % 20000;
+        if (r < 12) forked(me, &s, 0);
+        else if (r < 20) malloc_trim(0);
+        else if (r < 24 && release_all) release_all();
+        else if (r < 30) spawned();
+        else if (r < 50) drop_all(me, &s);
+        else if (r < 60) usleep(rnd(&s) % 30000);
+        else if (r < 1500) swap_with_board(&own[me][rnd(&s) % OWN], &s);
+        else if (r < 2500) use_area(&s);
+        else step(me, &s);
+        idle++;
+    }
+    atomic_fetch_add(&ops, idle);
+    return NULL;
+}
+
+/* Freed memory, and by now others': content stays, and what is lazy goes. */
+static void *taker(void *arg)
+{
+    uint64_t s = seed0;
+    (void)arg;
+    while (!atomic_load(&stop)) {
+        unsigned i = rnd(&s) % FREED;
+        uintptr_t at = atomic_load(&freed[i].at) & -PAGE;
+        if (at) madvise((void *)at, atomic_load(&freed[i].n) & -PAGE, rnd(&s) % 4 ? MADV_PAGEOUT : MADV_COLD);
+        usleep(200);
+    }
+    return NULL;
+}
+
+static _Atomic unsigned ticks;
+static void tick(int signal) { (void)signal; atomic_fetch_add(&ticks, 1); }
+
+int main(int argc, char **argv)
+{
+    double seconds = 3;
+    for (int i = 1; i < argc; i++) {
+        double value = strchr(argv[i], '=') ? atof(strchr(argv[i], '=') + 1) : 1;
+        if (!strncmp(argv[i], "seed", 4)) seed0 = value;
+        else if (!strncmp(argv[i], "threads", 7)) threads = value;
+        else if (!strncmp(argv[i], "seconds", 7)) seconds = value;
+        else if (!strncmp(argv[i], "live", 4)) live_max = value * MIB;
+        else CHECK(0, "what is %s?", argv[i]);
+    }
+    CHECK(threads >= 1 && threads <= THREADS);
+    area_alloc = dlsym(RTLD_DEFAULT, "ebb_percpu_alloc"), area_free = dlsym(RTLD_DEFAULT, "ebb_percpu_free");
+    area_ptr = dlsym(RTLD_DEFAULT, "ebb_percpu_ptr"), area_cpus = dlsym(RTLD_DEFAULT, "ebb_percpu_cpus");
+    area_add = dlsym(RTLD_DEFAULT, "ebb_percpu_add_u64"), area_sum = dlsym(RTLD_DEFAULT, "ebb_percpu_sum_u64");
+    release_all = dlsym(RTLD_DEFAULT, "ebb_release"), raw_fork = dlsym(RTLD_DEFAULT, "_Fork");
+    for (int i = 0; i < AREAS; i++) pthread_mutex_init(&areas[i].lock, NULL);
+    struct sigaction action = {.sa_handler = tick, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGPROF, &action, NULL) == 0);
+    struct itimerval often = {{0, 1000}, {0, 1000}};
+    CHECK(setitimer(ITIMER_PROF, &often, NULL) == 0);
+    pthread_t t[THREADS], other;
+    CHECK(pthread_create(&other, NULL, taker, NULL) == 0);
+    for (int i = 0; i < threads; i++) CHECK(pthread_create(&t[i], NULL, worker, (void *)(intptr_t)i) == 0);
+    for (double end = now() + seconds; now() < end;) usleep(10000);
+    atomic_store(&stop, 1);
+    for (int i = 0; i < threads; i++) pthread_join(t[i], NULL);
+    pthread_join(other, NULL);
+    uint64_t s = seed0;
+    for (int i = 0; i < threads; i++) drop_all(i, &s);
+    for (int i = 0; i < BOARD; i++) drop(&board[i].object, &s);
+    for (int i = 0; i < AREAS; i++) if (areas[i].area.at) drop_area(&areas[i].area);
+    CHECK(live == 0, "%zu bytes lost", (size_t)live);
+    printf("%zu operations, %zu forks, %zu callocs\n", (size_t)ops, (size_t)forks, (size_t)callocs);
+    return passed();
+}

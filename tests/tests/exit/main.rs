@@ -1,0 +1,114 @@
+//! The end of a large process under `exit=detached`: every way to die, and what its parent and others see at once.
+//! `c/exit.c` and `c/exit_system.c` start, end and watch the processes.
+
+mod controls;
+mod core_files;
+mod memory;
+mod programs;
+
+use std::path::PathBuf;
+
+use ebbtide_tests::{Run, c_program, ensure_installed, is_ebbtide, library, skip, understands};
+
+const MIB: u64 = 1 << 20;
+const DETACHED: &str = "exit=detached,exit_threshold=32M";
+
+/// The library as it should be, or says why not.
+fn has_helper() -> bool {
+    if !is_ebbtide() {
+        skip("only Ebbtide has a helper");
+        return false;
+    }
+    understands(DETACHED)
+}
+
+fn detached(program: &str, args: &str) {
+    detached_with(program, args, "");
+}
+
+fn detached_with(program: &str, args: &str, more: &str) {
+    if has_helper() {
+        let conf = format!("{DETACHED}{more}");
+        Run::new(c_program(program))
+            .args(args)
+            .conf(&conf)
+            .timeout(110)
+            .ok();
+    }
+}
+
+/// `ebbtide`, beside the library.
+fn command_line() -> Option<PathBuf> {
+    let program = library()?.with_file_name("ebbtide");
+    if !program.is_file() {
+        skip("the program ebbtide is not built");
+        return None;
+    }
+    Some(program)
+}
+
+#[test]
+fn every_way_to_die() {
+    detached("exit", "ways");
+}
+
+#[test]
+fn a_terminal_that_hangs_up() {
+    detached("exit", "hangup");
+}
+
+/// 1 GiB of small pages takes the kernel 20 ms and more; the helper makes it a part of one.
+#[test]
+fn the_end_is_seen_at_once() {
+    detached_with("exit", "seen 5", ",thp=off");
+}
+
+#[test]
+fn ports_are_free_at_once() {
+    detached("exit", "port");
+}
+
+#[test]
+fn pipes_end_at_once() {
+    detached("exit", "pipe");
+}
+
+#[test]
+fn locks_are_free_at_once() {
+    detached("exit", "flock");
+}
+
+#[test]
+fn waiting_finds_no_helper() {
+    detached("exit", "waits");
+}
+
+#[test]
+fn a_helper_that_is_killed() {
+    detached("exit", "killed");
+}
+
+#[test]
+fn a_spawned_child_that_outlives_its_parent() {
+    detached("exit", "spawned");
+}
+
+#[test]
+fn a_small_program_has_no_helper() {
+    if has_helper() {
+        let run = Run::new(c_program("exit")).args("small");
+        run.conf("exit=detached").ok();
+    }
+}
+
+#[test]
+fn traced_programs() {
+    detached("exit_system", "traced");
+}
+
+#[test]
+fn gdb_attaches() {
+    if ensure_installed("gdb", "gdb") {
+        detached("exit_system", "attach");
+    }
+}

@@ -1,0 +1,191 @@
+//! What the system, a cgroup and other users have back of a process that has ended, and when.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ebbtide_tests::{Cgroup, Run, c_program, is_root, library, skip};
+
+use super::{DETACHED, MIB, command_line, detached, detached_with, has_helper};
+
+/// Users that nobody else uses: their processes are counted.
+const USERS: [u32; 2] = [61234, 61235];
+
+/// 1,000 programs with `EBBTIDE_TEST_LONG`. In a cgroup of their own the memory that they leave is exact.
+#[test]
+fn many_programs_leave_nothing() {
+    if !has_helper() {
+        return;
+    }
+    let is_long = std::env::var_os("EBBTIDE_TEST_LONG").is_some();
+    let places = tempfile::tempdir().expect("temporary directory");
+    let mut run = Run::new(c_program("exit_system"))
+        .args(if is_long { "many 1000" } else { "many 60" })
+        .env("XDG_RUNTIME_DIR", places.path())
+        .conf(DETACHED)
+        .timeout(110);
+    let group = Cgroup::with_memory_max("many", 2048 * MIB);
+    match &group {
+        Ok(group) => run = run.arg(group.file("")).cgroup(group),
+        Err(why) => skip(&format!("memory is not compared: {why}")),
+    }
+    run.ok();
+}
+
+#[test]
+fn memory_is_the_systems_again() {
+    detached("exit_system", "returned");
+    detached_with("exit_system", "returned", ",thp=off,teardown_workers=4");
+}
+
+/// A cgroup with this limit, and the file of its usage; or says why not.
+fn limited(name: &str, bytes: u64) -> Option<(Cgroup, PathBuf)> {
+    let group = match Cgroup::with_memory_max(name, bytes) {
+        Ok(group) => group,
+        Err(why) => {
+            skip(&why);
+            return None;
+        }
+    };
+    let usage = ["memory.usage_in_bytes", "memory.current"]
+        .map(|name| group.file(name))
+        .into_iter()
+        .find(|file| file.exists());
+    if usage.is_none() {
+        skip("the cgroup says no usage");
+    }
+    Some((group, usage?))
+}
+
+/// Exact, whatever others do.
+#[test]
+fn memory_is_the_cgroups_again() {
+    if let Some((group, usage)) = limited("exit", 2048 * MIB)
+        && has_helper()
+    {
+        Run::new(c_program("exit_system"))
+            .arg("returned")
+            .arg(&usage)
+            .conf(DETACHED)
+            .cgroup(&group)
+            .ok();
+    }
+}
+
+/// A program of 1 GiB dies in a cgroup of 1.25 while its user's other helpers have the slots; then so much more is
+/// used there.
+pub(super) fn turns(name: &str, more_mib: u32, check: impl Fn(Run)) {
+    let Some((group, usage)) = limited(name, 1280 * MIB) else {
+        return;
+    };
+    if has_helper() {
+        let places = tempfile::tempdir().expect("temporary directory");
+        let run = Run::new(c_program("exit_system"))
+            .arg("hurried")
+            .arg(&usage)
+            .arg(more_mib.to_string())
+            .env("XDG_RUNTIME_DIR", places.path())
+            .conf(&format!("{DETACHED},thp=off"));
+        check(run.cgroup(&group).timeout(60));
+    }
+}
+
+#[test]
+fn turns_are_kept_until_memory_is_short() {
+    turns("turns", 200, |run| {
+        run.ok();
+    });
+}
+
+/// `ebbtide bench` has a process that sets up swap and takes it down when its input ends.
+#[test]
+fn swap_is_free_again() {
+    let Some(program) = command_line() else {
+        return;
+    };
+    if !is_root() || !has_helper() {
+        return skip("swap needs root and the helper");
+    }
+    let mut keeper = Command::new(program)
+        .args(["bench-worker", "swap_keeper"])
+        .arg((512 * MIB).to_string())
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("start");
+    let mut line = String::new();
+    let said = keeper.stdout.take().expect("pipe");
+    BufReader::new(said).read_line(&mut line).expect("read");
+    let verdict = if line.contains(r#""error":null"#) {
+        let run = Run::new(c_program("exit_system")).args("swapped");
+        Some(run.conf(&format!("{DETACHED},thp=off")).run())
+    } else {
+        None
+    };
+    drop(keeper.stdin.take());
+    assert!(keeper.wait().expect("wait").success(), "the swap stays");
+    match verdict {
+        Some(outcome) => outcome.ok(),
+        None => skip(&format!("no swap can be set up here: {line}")),
+    }
+}
+
+/// The program and the library where any user can read them.
+fn for_everybody(dir: &Path) -> Option<(PathBuf, PathBuf)> {
+    if !is_root() {
+        skip("other users need root");
+        return None;
+    }
+    if !has_helper() {
+        return None;
+    }
+    let copy = |from: &Path, name: &str| {
+        let to = dir.join(name);
+        fs::copy(from, &to).expect("copy");
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).expect("chmod");
+        to
+    };
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let program = copy(&c_program("exit_system"), "exit_system");
+    let library = copy(&library()?, "libebbtide.so");
+    Some((program, library))
+}
+
+/// Runs as other users; what their helpers left for their turns is removed.
+fn as_users(args: &str, set: impl Fn(Run, &Path) -> Run) {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let Some((program, library)) = for_everybody(dir.path()) else {
+        return;
+    };
+    let run = Run::new(program)
+        .args(args)
+        .preload(&library)
+        .conf(DETACHED);
+    let outcome = set(run, dir.path()).run();
+    for user in USERS {
+        for place in ["/dev/shm", "/tmp"] {
+            let _ = fs::remove_dir_all(format!("{place}/ebbtide-{user}"));
+        }
+    }
+    outcome.ok();
+}
+
+#[test]
+fn users_share_the_machine() {
+    // One test for all: they use the same numbers, and remove the same directories.
+    as_users(&format!("users {} {}", USERS[0], USERS[1]), |run, _| run);
+    as_users(&format!("nproc {}", USERS[0]), |run, _| run);
+    // A runtime directory that is there, and cannot be written to.
+    as_users(&format!("user {}", USERS[0]), |run, dir| {
+        let closed = dir.join("closed");
+        fs::create_dir(&closed).expect("directory");
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).expect("chmod");
+        run.env("XDG_RUNTIME_DIR", &closed)
+    });
+    as_users(&format!("user {}", USERS[0]), |run, _| {
+        run.env("XDG_RUNTIME_DIR", "/no/such/place")
+    });
+}
