@@ -427,12 +427,12 @@ int main(int argc, char **argv)
     } else if (!strcmp(mode, "held")) {
         fill_and_free(4096, 16384, 256 * MIB);
         pid_t sharer = fork();
-        if (sharer == 0) { alarm(20); pause(); _exit(0); }
+        if (sharer == 0) { alarm(50); pause(); _exit(0); }
         for (int i = 0; i < 300 && !figure(HELD); i++) usleep(10000);
         if (!figure(HELD)) { puts("skipped: nothing is held"); kill(sharer, SIGKILL); return 0; }
         /* All that stays is told of, whichever span was the first of its block to be tried. One zone only. */
         for (int i = 0; top - base < 8 * GIB && figure(HELD) < left_behind() * PAGE / 4 * 3; i++) {
-            CHECK(i < 1000, "%zu of %zu MiB are told of", (size_t)figure(HELD) / MIB, left_behind() * PAGE / MIB);
+            CHECK(i < 2000, "%zu of %zu MiB are told of", (size_t)figure(HELD) / MIB, left_behind() * PAGE / MIB);
             usleep(10000);
         }
         pid_t pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
@@ -444,7 +444,7 @@ int main(int argc, char **argv)
         }
         must_end_well(pid);
         CHECK(kill(sharer, SIGKILL) == 0 && waitpid(sharer, NULL, 0) == sharer);
-        for (int i = 0; i < 1500 && figure(HELD); i++) usleep(10000);
+        for (int i = 0; i < 3000 && figure(HELD); i++) usleep(10000);
         CHECK(figure(HELD) == 0, "%zu bytes stay held", (size_t)figure(HELD));
         verify();
     } else CHECK(0, "what is %s?", mode);

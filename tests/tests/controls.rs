@@ -22,6 +22,7 @@ fn is_found(fault: &str, program: &str, args: &str) {
 }
 
 const STRESS: &str = "seed=1 threads=4 seconds=1 gens=2";
+const SOAK: &str = "seed=1 threads=4 seconds=2";
 
 /// The wrapper alone passes: what fails below is the fault.
 #[test]
@@ -32,6 +33,7 @@ fn no_fault() {
         run("none", "api", topic, 60).unwrap();
     }
     run("none", "stress", STRESS, 60).unwrap();
+    run("none", "soak", SOAK, 60).unwrap();
     run("none", "fork", "main 4 20", 60).unwrap();
     run("none", "vfork", "3 20", 60).unwrap();
 }
@@ -41,24 +43,28 @@ fn calloc_that_does_not_zero() {
     is_found("calloc_dirty", "api", "zero");
     is_found("calloc_dirty", "api", "mix");
     is_found("calloc_dirty", "stress", STRESS);
+    is_found("calloc_dirty", "soak", SOAK);
 }
 
 #[test]
 fn memalign_that_does_not_align() {
     is_found("memalign_off", "api", "align");
     is_found("memalign_off", "stress", STRESS);
+    is_found("memalign_off", "soak", SOAK);
 }
 
 #[test]
 fn realloc_that_loses_the_tail() {
     is_found("realloc_tail", "api", "resize");
     is_found("realloc_tail", "stress", STRESS);
+    is_found("realloc_tail", "soak", SOAK);
 }
 
 #[test]
 fn free_that_changes_errno() {
     is_found("free_errno", "api", "errno");
     is_found("free_errno", "stress", STRESS);
+    is_found("free_errno", "soak", SOAK);
 }
 
 #[test]
@@ -98,6 +104,7 @@ fn sizes_that_wrap() {
 fn a_lock_held_across_fork() {
     is_found("fork_lock", "fork", "main 6 120");
     is_found("fork_lock", "fork", "_fork 6 120");
+    is_found("fork_lock", "soak", "seed=1 threads=4 seconds=5");
 }
 
 #[test]

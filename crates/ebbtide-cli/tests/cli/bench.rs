@@ -4,7 +4,6 @@ use std::fs;
 use std::process::Command;
 
 use assert_cmd::prelude::*;
-use predicates::prelude::*;
 
 use super::{ebbtide, says};
 
