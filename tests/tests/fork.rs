@@ -3,11 +3,11 @@
 use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, skip};
 
 fn fork(args: &str) -> Outcome {
-    Run::new(c_program("fork")).args(args).timeout(40).ok()
+    Run::new(c_program("fork")).args(args).timeout(150).ok()
 }
 
 fn vfork(args: &str) -> Outcome {
-    Run::new(c_program("vfork")).args(args).timeout(40).ok()
+    Run::new(c_program("vfork")).args(args).timeout(150).ok()
 }
 
 /// These children inherit other threads' locks in an allocator that relies on atfork.
@@ -34,7 +34,7 @@ fn busy_parent_without_rseq() {
     Run::new(c_program("fork"))
         .args("main 6 60")
         .conf("rseq=off")
-        .timeout(40)
+        .timeout(150)
         .ok();
 }
 
@@ -94,7 +94,7 @@ fn many_zones() {
             Run::new(c_program("fork"))
                 .args(args)
                 .conf(&format!("zones={zones}"))
-                .timeout(40)
+                .timeout(150)
                 .ok();
         }
     }
@@ -130,6 +130,6 @@ fn vfork_without_rseq() {
     Run::new(c_program("vfork"))
         .args("3 60 hop")
         .conf("rseq=off")
-        .timeout(40)
+        .timeout(150)
         .ok();
 }
