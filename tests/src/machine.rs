@@ -76,7 +76,8 @@ fn apt_get(arguments: &[&str]) -> bool {
 }
 
 /// A system setting changed for a while. Put back on drop; a watcher process puts it back when this
-/// one is killed: its stdin then ends.
+/// one is killed: its stdin then ends. Until then its file is locked: another test run that came between would take
+/// what is set here for what was there.
 pub struct Sysctl {
     path: PathBuf,
     old: String,
@@ -88,17 +89,19 @@ pub struct Sysctl {
 impl Sysctl {
     /// Sets `path` (of `/proc/sys`, `/sys/kernel`) to `value`; `None` when that is refused.
     pub fn set(path: &str, value: &str) -> Option<Sysctl> {
+        let alone = (!ALONE.get()).then(|| {
+            MACHINE
+                .write()
+                .unwrap_or_else(|poisoned| poisoned.into_inner())
+        });
+        let file = File::open(path).ok()?;
+        file.lock().ok()?;
         let old = std::fs::read_to_string(path).ok()?;
         // Where the kernel lists the choices, the one that holds stands in brackets.
         let held = old
             .split_once('[')
             .and_then(|(_, rest)| rest.split(']').next());
         let old = held.unwrap_or(&old).trim().to_owned();
-        let alone = (!ALONE.get()).then(|| {
-            MACHINE
-                .write()
-                .unwrap_or_else(|poisoned| poisoned.into_inner())
-        });
         let mut watcher = Command::new("setsid")
             .args([
                 "sh",
@@ -108,6 +111,8 @@ impl Sysctl {
                 &old,
             ])
             .stdin(Stdio::piped())
+            // Not to write: the lock is the watcher's alone.
+            .stdout(file)
             .stderr(Stdio::null())
             .env_remove("LD_PRELOAD")
             .spawn()
