@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,7 +96,10 @@ impl Sysctl {
                 .unwrap_or_else(|poisoned| poisoned.into_inner())
         });
         let file = File::open(path).ok()?;
-        file.lock().ok()?;
+        // SAFETY: the descriptor is open. (`File::lock` is younger than the oldest Rust that builds this.)
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
+            return None;
+        }
         let old = std::fs::read_to_string(path).ok()?;
         // Where the kernel lists the choices, the one that holds stands in brackets.
         let held = old
