@@ -150,8 +150,9 @@ pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
     }
 }
 
-/// Whether `MADV_DONTNEED` is worth a call: before the first one, it is tried on a page that can be looked at.
-fn gives_back() -> bool {
+/// Whether `MADV_DONTNEED` is worth a call: before the first one, it is tried on a page that can be looked at. Workers
+/// ask when they begin: where memory is short already, the page may take seconds to come.
+pub fn gives_back() -> bool {
     if RELEASE.known().is_none()
         && let Ok(page) = map(GRANULE)
     {

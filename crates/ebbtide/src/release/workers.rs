@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use ebbtide_sys::features::{SCAN_PAGES, WORKERS};
 use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::thread::{self, Affinity, Place};
-use ebbtide_sys::{clock, process};
+use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
 
 /// A worker without work ends after this.
@@ -239,6 +239,7 @@ fn run(heap: &'static Heap, number: usize) {
     thread::set_name(&name(number));
     thread::leave_privileges();
     thread::leave_priority();
+    vm::gives_back();
     // Without an empty table of its own it opens nothing.
     let may_open = thread::leave_descriptors();
     let map = if may_open {
