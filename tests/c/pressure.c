@@ -391,10 +391,10 @@ int main(int argc, char **argv)
         find_version();
         keep_free(kept);
         set_limit("memory.high", used() / 2);
-        double took = gone_within(kept, 6);
+        double took = gone_within(kept, 16);
         printf("%.0f ms after memory.high was lowered\n", took * 1e3);
-        /* Above it the kernel makes everybody wait, those who give back too, up to 2 s at a time. */
-        CHECK(took < 6, "%.3f s", took);
+        /* Above it the kernel makes everybody wait, those who give back too, up to 2 s at a time; seen: 2 to 8. */
+        CHECK(took < 16, "%.3f s", took);
         CHECK(stats().pressure_state == 2);
     } else if (!strcmp(mode, "appears")) {
         size_t kept = atol(argv[2]) * MIB;

@@ -216,7 +216,7 @@ fn limits_that_change() {
         )
     };
     guest.ok(&within("512M", "lowered 64"), 30);
-    guest.ok(&within("512M", "high 64"), 30);
+    guest.ok(&within("512M", "high 64"), 60);
     guest.ok(&within("max", "appears 64"), 30);
     guest.ok(&within("256M", "beside 64 220"), 30);
     let events = guest
