@@ -7,6 +7,7 @@
 
 use crate::call::{Errno, Sysno, syscall};
 use crate::features::{RELEASE, RELEASE_LOCKED};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// The unit of every call in this module: 4 KiB. Machines with larger pages are refused at start.
 pub const GRANULE: usize = 4096;
@@ -153,7 +154,8 @@ pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
 /// Whether `MADV_DONTNEED` is worth a call: before the first one, it is tried on a page that can be looked at. Workers
 /// ask when they begin: where memory is short already, the page may take seconds to come.
 pub fn gives_back() -> bool {
-    if RELEASE.known().is_none()
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    if !ASKED.load(Ordering::Acquire)
         && let Ok(page) = map(GRANULE)
     {
         let word = page as *mut usize;
@@ -171,6 +173,7 @@ pub fn gives_back() -> bool {
             Err(Errno::EINVAL | Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => {}
             Ok(false) | Err(_) => RELEASE.refuse(),
         }
+        ASKED.store(true, Ordering::Release);
     }
     RELEASE.may_work()
 }

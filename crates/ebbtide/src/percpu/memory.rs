@@ -155,7 +155,7 @@ pub unsafe fn release(place: Place, pages: u64) -> u64 {
     let mut released = true;
     // SAFETY: by contract.
     let mut give = |ranges: &mut [vm::Range]| unsafe {
-        if advise_ranges(ranges, libc::MADV_DONTNEED).is_err() {
+        if !vm::gives_back() || advise_ranges(ranges, libc::MADV_DONTNEED).is_err() {
             for range in ranges {
                 released &= vm::release(range.iov_base as usize, range.iov_len).is_ok();
             }

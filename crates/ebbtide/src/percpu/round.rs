@@ -40,7 +40,8 @@ impl Heap {
             || LAST_CALL_MS
                 .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
                 .is_err()
-            || self.workers.look_before(now + ROUND_MS)
+            // One that waits for a free looks at the zones' memory only.
+            || !self.workers.is_expecting() && self.workers.look_before(now + ROUND_MS)
         {
             return;
         }

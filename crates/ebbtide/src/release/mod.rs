@@ -272,6 +272,7 @@ impl Heap {
     pub fn keeps_much(&self) -> bool {
         let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
         (dirty + lazy).saturating_sub(self.held.frames() as u64) > IN_PLACE_FRAMES
+            || self.waiting_in_spans() as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES
     }
 
     /// Two sums over the zones.
@@ -413,8 +414,14 @@ fn join(heap: &Heap, by: Releaser) {
 /// Workers were killed: what they had claimed is free again, as it was.
 fn put_back_orphans(heap: &Heap) {
     let is_gone = |owner| heap.workers.is_gone(owner);
+    let mut found = false;
     while let Some(mut owned) = heap.slots.take_orphan(Owner::PROGRAM, is_gone) {
         heap.put_back(owned.gather(), false);
+        found = true;
+    }
+    if found {
+        // Nothing held them: they are tried again.
+        heap.end_holds();
     }
 }
 

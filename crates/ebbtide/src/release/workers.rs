@@ -44,8 +44,8 @@ pub struct Workers {
     wake: AtomicU32,
     /// Threads asleep on `wake`.
     asleep: AtomicU32,
-    /// Threads that take what is queued, until they have found nothing there.
-    busy: AtomicUsize,
+    /// Bits of the threads that take what is queued, until they have found nothing there.
+    busy: AtomicU64,
     coordinating: AtomicBool,
     /// Nothing has come yet of the worker that was made in advance.
     expecting: AtomicBool,
@@ -67,7 +67,7 @@ impl Workers {
             next_ms: AtomicU64::new(u64::MAX),
             wake: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
-            busy: AtomicUsize::new(0),
+            busy: AtomicU64::new(0),
             coordinating: AtomicBool::new(false),
             expecting: AtomicBool::new(false),
             creating: AtomicBool::new(false),
@@ -107,7 +107,8 @@ impl Workers {
     /// Workers that look at the queue before they do anything else: what is queued now is seen by them.
     pub fn busy(&self) -> usize {
         fence(Ordering::SeqCst);
-        self.busy.load(Ordering::Relaxed)
+        let busy = self.busy.load(Ordering::Relaxed);
+        (busy & !self.dead(busy)).count_ones() as usize
     }
 
     /// Takes the numbers of the dead away, by who makes threads. Whether there are any: another one would not fare
@@ -116,10 +117,10 @@ impl Workers {
         // One that has ended in order meanwhile has taken its number away before.
         let seen = self.dead(self.numbers.load(Ordering::SeqCst));
         let dead = seen & self.numbers.load(Ordering::SeqCst);
+        self.busy.fetch_and(!dead, Ordering::SeqCst);
         if dead != 0 && self.numbers.fetch_and(!dead, Ordering::SeqCst) == dead {
             // Nobody is left who could be at it.
             self.asleep.store(0, Ordering::SeqCst);
-            self.busy.store(0, Ordering::SeqCst);
             self.coordinating.store(false, Ordering::SeqCst);
         }
         dead != 0
@@ -133,6 +134,7 @@ impl Workers {
         self.asleep.store(0, Ordering::Relaxed);
         self.busy.store(0, Ordering::Relaxed);
         self.coordinating.store(false, Ordering::Relaxed);
+        self.expecting.store(false, Ordering::Relaxed);
         self.creating.store(false, Ordering::Relaxed);
         self.process.store(process::id(), Ordering::Release);
     }
@@ -265,11 +267,11 @@ fn run(heap: &'static Heap, number: usize) {
         let seen = workers.wake.load(Ordering::SeqCst);
         if heap.slots.has_queued() {
             affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
-            workers.busy.fetch_add(1, Ordering::SeqCst);
+            workers.busy.fetch_or(1 << number, Ordering::SeqCst);
             while let Some(owned) = heap.slots.take_queued(true, by.owner()) {
                 release_owned(heap, owned, by);
             }
-            workers.busy.fetch_sub(1, Ordering::SeqCst);
+            workers.busy.fetch_and(!(1 << number), Ordering::SeqCst);
             // Who still counted on this one has queued before: it is seen now.
             fence(Ordering::SeqCst);
             if heap.slots.has_queued() {
@@ -294,9 +296,11 @@ fn run(heap: &'static Heap, number: usize) {
                 (worked_ms, much) = (now, true);
                 workers.expecting.store(false, Ordering::Relaxed);
             }
+            let idle_ms = now - worked_ms;
             if let Next::Much(ms) | Next::Little(ms) = next
-                && now - worked_ms < IDLE_MS
+                && idle_ms < IDLE_MS
             {
+                let ms = if much { ms } else { ms.min(IDLE_MS - idle_ms) };
                 wait_ms = Some(ms);
                 workers.next_ms.store(now + ms, Ordering::SeqCst);
             }
@@ -312,6 +316,7 @@ fn run(heap: &'static Heap, number: usize) {
             Some(ms) => sleep_watching(heap, &mut watcher, &mut eyes, number, by, seen, ms),
             None if idle_ms < IDLE_MS => workers.sleep(seen, IDLE_MS - idle_ms),
             None => {
+                workers.expecting.store(false, Ordering::Relaxed);
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
                 if workers.wake.load(Ordering::SeqCst) == seen {
