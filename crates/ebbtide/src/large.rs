@@ -20,7 +20,7 @@
 
 use crate::heap::Heap;
 use crate::region::{Region, flag};
-use crate::release::workers::Releaser;
+use crate::release::releaser::Releaser;
 use crate::report::Line;
 use crate::span::{self, Span};
 use core::sync::atomic::Ordering;

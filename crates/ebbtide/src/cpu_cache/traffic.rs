@@ -2,7 +2,7 @@
 
 use crate::central::Misuse;
 use crate::heap::Heap;
-use crate::release::workers::Releaser;
+use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, MAX_BATCH};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;

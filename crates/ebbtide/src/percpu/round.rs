@@ -4,7 +4,7 @@ use super::memory::{self, RANGES};
 use super::space::{self, Place};
 use crate::heap::{Heap, the_heap};
 use crate::release::FLOOR_FRAMES;
-use crate::release::workers::Releaser;
+use crate::release::releaser::Releaser;
 use crate::stats;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
@@ -40,7 +40,7 @@ impl Heap {
             || LAST_CALL_MS
                 .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
                 .is_err()
-            // One that waits for a free looks at the zones' memory only.
+            // One that waits for a free does not look at these pages.
             || !self.workers.is_expecting() && self.workers.look_before(now + ROUND_MS)
         {
             return;

@@ -3,7 +3,7 @@
 //! Rounds are numbered, so that each looks at a span once.
 
 use super::gather::{self, Range};
-use super::workers::{Releaser, release_owned};
+use super::releaser::{Releaser, release_owned};
 use super::{HELP_FRAMES, ROUND};
 use crate::heap::Heap;
 use crate::size_class::CLASSES;

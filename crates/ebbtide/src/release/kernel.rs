@@ -19,7 +19,7 @@
 //! none can be had it splits them without looking.
 
 use super::gather::{Gather, Range};
-use super::workers::Releaser;
+use super::releaser::Releaser;
 use crate::heap::Heap;
 use crate::region::flag;
 use crate::stats;

@@ -21,6 +21,7 @@
 //! | [`put_back`] | claimed ranges back to zones and spans |
 //! | [`held`] | huge pages that could not be split |
 //! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
+//! | [`releaser`] | who releases, and one gather released by it |
 //! | [`workers`] | the threads |
 //! | [`pressure`] | whether memory is short, and the owner's limit |
 
@@ -32,6 +33,7 @@ pub mod kernel;
 pub mod lazy;
 pub mod pressure;
 mod put_back;
+pub mod releaser;
 pub mod slots;
 pub mod workers;
 mod zones;
@@ -43,8 +45,9 @@ use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::{clock, vm};
 use ebbtide_zone::{BLOCK_FRAMES, Block, Counters, FRAME_BYTES, Frame};
 use lazy::Take;
+use releaser::{Releaser, release_owned};
 use slots::Owner;
-use workers::{Next, Releaser, release_owned};
+use workers::Next;
 
 /// Frames always kept for reuse: 1 MiB.
 pub const FLOOR_FRAMES: u64 = 256;

@@ -3,8 +3,8 @@
 use super::gather::Gather;
 use super::heap_workers;
 use super::lazy::{Take, add};
+use super::releaser::{Releaser, release_owned};
 use super::slots::Owned;
-use super::workers::{Releaser, release_owned};
 use crate::frames::view;
 use crate::heap::Heap;
 use crate::region::flag;

@@ -23,7 +23,7 @@ pub mod watcher;
 
 use super::ROUND;
 use super::lazy::Take;
-use super::workers::{Releaser, release_owned};
+use super::releaser::{Releaser, release_owned};
 use crate::heap::Heap;
 use crate::size_class::CLASSES;
 use crate::stats;

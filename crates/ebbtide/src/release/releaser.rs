@@ -1,0 +1,86 @@
+//! Who releases, and one gather released by it.
+
+use super::slots::{Owned, Owner};
+use crate::heap::Heap;
+use crate::stats;
+use ebbtide_sys::clock;
+use ebbtide_sys::pages::PageMap;
+
+/// Who releases: what it may use.
+#[derive(Clone, Copy)]
+pub enum Releaser<'a> {
+    /// A thread of the program, with a stack of its making. It leaves the splitting of huge pages to a worker.
+    Program,
+    /// The same where no worker is made: on a tick, or for little.
+    Tick,
+    /// A worker.
+    Worker {
+        /// The pagemap if it could be opened.
+        map: Option<&'a PageMap>,
+        /// What it is called as an owner of gathers.
+        owner: Owner,
+    },
+}
+
+impl Releaser<'_> {
+    /// Whether it is a worker.
+    pub fn is_worker(self) -> bool {
+        matches!(self, Self::Worker { .. })
+    }
+
+    /// Who owns what it claims.
+    pub fn owner(self) -> Owner {
+        match self {
+            Self::Worker { owner, .. } => owner,
+            Self::Program | Self::Tick => Owner::PROGRAM,
+        }
+    }
+}
+
+/// Releases a gather and puts its ranges back, or leaves that to a worker in part. Bytes given back by this thread.
+pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> usize {
+    let start = clock::precise_ns();
+    let leave = match by {
+        Releaser::Program => heap.settings().max_workers > 0,
+        Releaser::Tick => heap.workers.count() > 0,
+        Releaser::Worker { .. } => false,
+    };
+    let (mut released, left) = super::kernel::release(heap, owned.gather(), by, leave);
+    if left {
+        match leave_to_worker(heap, owned) {
+            Ok(()) => {
+                stats::count_stall(clock::precise_ns() - start);
+                return released;
+            }
+            Err(back) => owned = back,
+        }
+        released += super::kernel::release(heap, owned.gather(), by, false).0;
+    }
+    heap.put_back(owned.gather(), true);
+    let took = clock::precise_ns() - start;
+    if by.is_worker() {
+        stats::count_worker(took)
+    } else {
+        stats::count_stall(took)
+    };
+    released
+}
+
+/// `Err`: there is no worker.
+fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>) -> Result<(), Owned<'a>> {
+    let workers = super::heap_workers();
+    let settings = heap.settings();
+    let most = settings.max_workers.min(settings.releasers);
+    let wanted = (heap.slots.queued() + 1).min(most);
+    if !workers.call(wanted) {
+        return Err(owned);
+    }
+    heap.slots.leave(owned, || workers.count() > 0)?;
+    if workers.call(wanted) {
+        return Ok(());
+    }
+    // They have left meanwhile.
+    heap.slots
+        .take_queued(true, Owner::PROGRAM)
+        .map_or(Ok(()), Err)
+}
