@@ -22,7 +22,7 @@ mod run;
 
 pub use build::{c_library, c_program, c_program_with, compile};
 pub use guest::{Guest, Machine};
-pub use machine::{Cgroup, Sysctl, ensure_installed, have, is_root};
+pub use machine::{Cgroup, Sysctl, core_files_here, ensure_installed, have, is_root};
 pub use run::{Outcome, Run, command_line, configuration_help, is_ebbtide, library, understands};
 
 use std::io::Write;

@@ -136,6 +136,19 @@ impl Sysctl {
     }
 }
 
+/// Core files in the directory of the program that ends, while the setting lives, if there must be one. `None`: they
+/// go elsewhere, and that was said.
+pub fn core_files_here() -> Option<Option<Sysctl>> {
+    let path = "/proc/sys/kernel/core_pattern";
+    let set = is_root().then(|| Sysctl::set(path, "core")).flatten();
+    let pattern = std::fs::read_to_string(path).unwrap_or_default();
+    if pattern.starts_with(['|', '/']) {
+        crate::skip("core_pattern leads elsewhere");
+        return None;
+    }
+    Some(set)
+}
+
 impl Drop for Sysctl {
     fn drop(&mut self) {
         let _ = std::fs::write(&self.path, &self.old);

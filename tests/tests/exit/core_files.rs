@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ebbtide_tests::{Run, Sysctl, c_program, is_root, skip};
+use ebbtide_tests::{Run, c_program, core_files_here, skip};
 
 use super::{DETACHED, has_helper};
 
@@ -41,17 +41,8 @@ fn core_files_are_whole() {
         return;
     }
     let program = c_program("exit_system");
-    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
-    let _changed = if pattern.starts_with(['|', '/']) {
-        match is_root()
-            .then(|| Sysctl::set("/proc/sys/kernel/core_pattern", "core"))
-            .flatten()
-        {
-            None => return skip("core_pattern leads elsewhere"),
-            set => set,
-        }
-    } else {
-        None
+    let Some(_pattern) = core_files_here() else {
+        return;
     };
     let plain = Run::new(&program).plain().env("NO_HELPER", "1");
     let Some(usual) = blocks_in_core(plain) else {
