@@ -4,9 +4,10 @@
 use anyhow::Result;
 
 use crate::bench::harness::{self, Case, Metric, Run};
+use crate::bench::peers;
 use crate::bench::peers::Entry;
+use crate::bench::report::Measured;
 use crate::bench::script;
-use crate::bench::{peers, report};
 use crate::cli::SizedArgs;
 
 const fn metric(id: &'static str, unit: &'static str) -> Metric {
@@ -205,8 +206,8 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures and prints.
-pub fn main(args: &SizedArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(args: &SizedArgs) -> Result<Measured> {
     let bench = &args.bench;
     let usual = if bench.quick {
         QUICK_BYTES
@@ -222,7 +223,7 @@ pub fn main(args: &SizedArgs) -> Result<u8> {
     results.notes.push(
         "holds are those of all turns of a zone's lock, takes and puts, less one reading of the clock each".into(),
     );
-    report::print("cluster", bench, rounds, &results)
+    Ok(Measured::new("cluster", rounds, results))
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use anyhow::Result;
 
 use crate::bench::dying::{Death, Ending};
 use crate::bench::harness::{self, Case, Metric, Run};
+use crate::bench::peers;
 use crate::bench::peers::Entry;
+use crate::bench::report::Measured;
 use crate::bench::sized::{Defaults, Plan};
-use crate::bench::{peers, report};
 use crate::cli::SizedArgs;
 
 const DEFAULTS: Defaults = Defaults {
@@ -109,11 +110,11 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures and prints.
-pub fn main(sized: &SizedArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(sized: &SizedArgs) -> Result<Measured> {
     let plan = Plan::new(sized, DEFAULTS)?;
     let mut cases = cases(plan);
     harness::select(&mut cases, &sized.bench.only)?;
     let results = plan.run(&cases, entries(sized)?)?;
-    report::print("exit", &sized.bench, plan.rounds, &results)
+    Ok(Measured::new("exit", plan.rounds, results))
 }

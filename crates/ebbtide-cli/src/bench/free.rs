@@ -7,9 +7,10 @@ use anyhow::Result;
 
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::observe::Watch;
+use crate::bench::peers;
 use crate::bench::peers::Entry;
+use crate::bench::report::Measured;
 use crate::bench::sized::{Defaults, Plan};
-use crate::bench::{peers, report};
 use crate::cli::SizedArgs;
 
 const DEFAULTS: Defaults = Defaults {
@@ -120,13 +121,13 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures and prints.
-pub fn main(args: &SizedArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(args: &SizedArgs) -> Result<Measured> {
     let plan = Plan::new(args, DEFAULTS)?;
     let mut cases = cases(plan);
     harness::select(&mut cases, &args.bench.only)?;
     let results = plan.run(&cases, entries(args)?)?;
-    report::print("free", &args.bench, plan.rounds, &results)
+    Ok(Measured::new("free", plan.rounds, results))
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use anyhow::Result;
 
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::observe::Watch;
+use crate::bench::peers;
 use crate::bench::peers::Entry;
+use crate::bench::report::Measured;
 use crate::bench::sized::{Defaults, Plan};
-use crate::bench::{peers, report};
 use crate::cli::SizedArgs;
 
 const DEFAULTS: Defaults = Defaults {
@@ -171,8 +172,8 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures and prints.
-pub fn main(sized: &SizedArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(sized: &SizedArgs) -> Result<Measured> {
     let plan = Plan::new(sized, DEFAULTS)?;
     let quick_part = if sized.bench.quick {
         QUICK_LOOP_PART
@@ -183,5 +184,5 @@ pub fn main(sized: &SizedArgs) -> Result<u8> {
     let mut cases = cases(plan, plan.size_bytes / quick_part, victim_bytes);
     harness::select(&mut cases, &sized.bench.only)?;
     let results = plan.run(&cases, entries(sized)?)?;
-    report::print("return", &sized.bench, plan.rounds, &results)
+    Ok(Measured::new("return", plan.rounds, results))
 }

@@ -6,10 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::bench::harness::{Drawn, Results};
 use crate::bench::peers::TWIN;
 use crate::bench::plot::{Bar, Line, bars, curves, escape};
-use crate::bench::report::{Measurement, Report, Row};
+use crate::bench::report::{CurveRow, Measurement, Report, Row};
 use crate::bench::tables;
 use crate::bench::worker::Curve;
 use crate::cli::BenchArgs;
@@ -50,15 +49,14 @@ pub fn check(args: &BenchArgs) -> Result<()> {
 }
 
 /// Writes the page.
-pub fn write(file: &Path, report: &Report<'_>, results: &Results) -> Result<()> {
-    fs::write(file, page(report, results)?)
-        .with_context(|| format!("cannot write {}", file.display()))
+pub fn write(file: &Path, report: &Report) -> Result<()> {
+    fs::write(file, page(report)?).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Writes each picture into a file, `FAMILY-CASE-WHAT.svg`.
-pub fn write_plots(dir: &Path, report: &Report<'_>, results: &Results) -> Result<()> {
+pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
     for case in report.cases() {
-        for picture in pictures(report, case, results)? {
+        for picture in pictures(report, case)? {
             let file = dir.join(format!("{}-{}.svg", report.family, picture.name));
             fs::write(&file, picture.svg)
                 .with_context(|| format!("cannot write {}", file.display()))?;
@@ -67,7 +65,7 @@ pub fn write_plots(dir: &Path, report: &Report<'_>, results: &Results) -> Result
     Ok(())
 }
 
-fn page(report: &Report<'_>, results: &Results) -> Result<String> {
+fn page(report: &Report) -> Result<String> {
     let title = format!("ebbtide bench {}", report.family);
     let mut body = format!("<h1>{}</h1>\n", escape(&title));
     body.push_str(
@@ -78,10 +76,10 @@ fn page(report: &Report<'_>, results: &Results) -> Result<String> {
     for case in report.cases() {
         body.push_str(&format!(
             "<h2>{}</h2>\n<p>{}</p>\n",
-            escape(case[0].case),
-            escape(case[0].about)
+            escape(&case[0].case),
+            escape(&case[0].about)
         ));
-        for picture in pictures(report, case, results)? {
+        for picture in pictures(report, case)? {
             let svg = picture.svg.replacen(NAMESPACE, "", 1);
             body.push_str(&format!("<p>{}</p>\n{svg}", escape(&picture.about)));
         }
@@ -97,27 +95,23 @@ fn page(report: &Report<'_>, results: &Results) -> Result<String> {
 }
 
 /// Curves first, then the figures of each metric.
-fn pictures(
-    report: &Report<'_>,
-    case: &[Measurement<'_>],
-    results: &Results,
-) -> Result<Vec<Picture>> {
-    let id = case[0].case;
+fn pictures(report: &Report, case: &[Measurement]) -> Result<Vec<Picture>> {
+    let id = case[0].case.as_str();
     let over_time = [
         (
             "rss",
             "Resident size of the process",
-            lines(results, id, |c| &c.rss_mib, |c| c.base_mib + c.live_mib),
+            lines(report, id, |c| &c.rss_mib, |c| c.base_mib + c.live_mib),
         ),
         (
             "system",
             "What the system has less than before the fill",
-            lines(results, id, |c| &c.system_mib, |c| c.live_mib),
+            lines(report, id, |c| &c.system_mib, |c| c.live_mib),
         ),
         (
             "swap",
             "Swap in use",
-            lines(results, id, |c| &c.swap_mib, |_| 0.0),
+            lines(report, id, |c| &c.swap_mib, |_| 0.0),
         ),
     ];
     let mut pictures = Vec::new();
@@ -128,10 +122,11 @@ fn pictures(
             svg: curves("MiB", lines)?,
         });
     }
+    let not_back = report.not_back();
     for m in case.iter().filter(|m| !m.results.is_empty()) {
-        let bar = |row: &Row<'_>| Bar {
-            name: row.allocator.into(),
-            label: tables::with_ratio(m, row, &report.not_back),
+        let bar = |row: &Row| Bar {
+            name: row.allocator.clone(),
+            label: tables::with_ratio(m, row, &not_back),
             value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
         };
         let rows: Vec<Bar> = m.results.iter().map(bar).collect();
@@ -145,23 +140,23 @@ fn pictures(
 }
 /// One line per entry, from the round in the middle by the size at the end, and the reference.
 fn lines(
-    results: &Results,
+    report: &Report,
     case: &str,
     of: fn(&Curve) -> &Vec<f64>,
     must_stay: fn(&Curve) -> f64,
 ) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut reference: Option<Line> = None;
-    for (place, entry) in results.entries.iter().enumerate() {
-        if entry.name == TWIN {
-            continue;
-        }
-        let mut rounds: Vec<&Drawn> = results
-            .curves
-            .iter()
-            .filter(|d| d.case == case && d.entry == place && !of(&d.curve).is_empty())
-            .collect();
-        let end = |d: &&Drawn| of(&d.curve).last().copied().unwrap_or(0.0);
+    let drawn = |c: &&CurveRow| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
+    let curves: Vec<&CurveRow> = report.curves.iter().filter(drawn).collect();
+    let measured = report.measurements.iter().find(|m| m.case == case);
+    for Row {
+        allocator: name, ..
+    } in measured.iter().flat_map(|m| &m.results)
+    {
+        let mut rounds = curves.clone();
+        rounds.retain(|c| c.allocator == *name);
+        let end = |c: &&CurveRow| of(&c.curve).last().copied().unwrap_or(0.0);
         rounds.sort_by(|a, b| end(a).total_cmp(&end(b)).then(a.round.cmp(&b.round)));
         let Some(middle) = rounds.get(rounds.len() / 2) else {
             continue;
@@ -170,7 +165,7 @@ fn lines(
         let values = of(&middle.curve);
         let points = values.iter().enumerate();
         lines.push(Line {
-            name: entry.name.clone(),
+            name: name.clone(),
             points: points.map(|(i, v)| (i as f64 * step_s, *v)).collect(),
             is_reference: false,
         });
@@ -194,11 +189,9 @@ fn lines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::harness::{Metric, Series};
+    use crate::bench::harness::{Drawn, Metric, Results, Series};
     use crate::bench::peers::Entry;
-    use crate::bench::report;
-    use crate::cli::{Cli, Command};
-    use clap::Parser;
+    use crate::bench::report::{self, Measured};
 
     #[test]
     fn page_has_a_line_per_entry_and_the_reference() {
@@ -232,16 +225,12 @@ mod tests {
             ],
             ..Results::default()
         };
-        let rss = lines(&results, "c", |c| &c.rss_mib, |c| c.base_mib + c.live_mib);
+        let report = report::new(&Measured::new("f", 1, results), "ebbtide bench f", true);
+        let rss = lines(&report, "c", |c| &c.rss_mib, |c| c.base_mib + c.live_mib);
         assert_eq!(rss.len(), 3);
         assert_eq!(rss[0].points, [(0.0, 100.0), (0.05, 20.0)]);
         assert_eq!(rss[2].points[0].1, 12.0);
-        let cli = Cli::try_parse_from(["ebbtide", "bench", "micro"]).unwrap();
-        let Command::Bench(command) = cli.command else {
-            panic!()
-        };
-        let report = report::new("f", command.bench(), 1, &results);
-        let page = page(&report, &results).unwrap();
+        let page = page(&report).unwrap();
         assert_eq!(page.matches("<svg").count(), 3);
         assert!(page.contains("&lt;x&gt;") && !page.contains("http"));
         assert!(page.contains("a &amp; b"));

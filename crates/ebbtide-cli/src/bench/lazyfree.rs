@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::peers::{self, Entry};
-use crate::bench::report;
+use crate::bench::report::Measured;
 use crate::bench::search::CHUNK_BYTES;
 use crate::bench::swap::{Keeper, limit_group};
 use crate::cli::BenchArgs;
@@ -82,8 +82,8 @@ fn entries(args: &BenchArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures and prints.
-pub fn main(args: &BenchArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(args: &BenchArgs) -> Result<Measured> {
     let pick = |(full, quick)| if args.quick { quick } else { full };
     let (chunks, limit_bytes) = (pick(CHUNKS), pick(LIMIT_BYTES));
     let rounds = args
@@ -115,7 +115,7 @@ pub fn main(args: &BenchArgs) -> Result<u8> {
         ));
     }
     drop(keeper);
-    report::print("lazyfree", args, rounds, &results)
+    Ok(Measured::new("lazyfree", rounds, results))
 }
 
 /// A cgroup with a limit, for the time of the run.

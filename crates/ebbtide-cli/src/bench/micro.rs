@@ -3,7 +3,8 @@
 use anyhow::Result;
 
 use crate::bench::harness::{self, Case, Metric, Run};
-use crate::bench::{peers, report};
+use crate::bench::peers;
+use crate::bench::report::Measured;
 use crate::cli::BenchArgs;
 
 const NS_PER_PAIR: &[Metric] = &[Metric {
@@ -105,8 +106,8 @@ fn cases(quick: bool) -> Vec<Case> {
     ]
 }
 
-/// Measures and prints.
-pub fn main(args: &BenchArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(args: &BenchArgs) -> Result<Measured> {
     let mut cases = cases(args.quick);
     harness::select(&mut cases, &args.only)?;
     let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 9 });
@@ -117,7 +118,7 @@ pub fn main(args: &BenchArgs) -> Result<u8> {
         4 * FILL_BYTES
     };
     let results = harness::run(&cases, entries, rounds, filled + filled / 2)?;
-    report::print("micro", args, rounds, &results)
+    Ok(Measured::new("micro", rounds, results))
 }
 
 #[cfg(test)]

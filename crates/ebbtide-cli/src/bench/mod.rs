@@ -71,20 +71,26 @@ pub mod worker;
 use anyhow::Result;
 
 use crate::cli::BenchCommand;
+use report::Measured;
 
-/// Runs a family.
+/// Runs a family and prints what came out.
 pub fn main(command: &BenchCommand) -> Result<u8> {
     html::check(command.bench())?;
+    report::print(&measure(command)?, command.bench())
+}
+
+/// Runs a family.
+pub fn measure(command: &BenchCommand) -> Result<Measured> {
     match command {
-        BenchCommand::Micro(args) => micro::main(args),
-        BenchCommand::Free(args) => free::main(args),
-        BenchCommand::Return(args) => give_back::main(args),
-        BenchCommand::Lazyfree(args) => lazyfree::main(args),
-        BenchCommand::Reuse(args) => reuse::main(args),
-        BenchCommand::Cluster(args) => cluster::main(args),
-        BenchCommand::Neighbour(args) => neighbour::main(args),
-        BenchCommand::Exit(args) => exit::main(args),
-        BenchCommand::SwapExit(args) => swap_exit::main(args),
-        BenchCommand::Percpu(args) => percpu::main(args),
+        BenchCommand::Micro(args) => micro::measure(args),
+        BenchCommand::Free(args) => free::measure(args),
+        BenchCommand::Return(args) => give_back::measure(args),
+        BenchCommand::Lazyfree(args) => lazyfree::measure(args),
+        BenchCommand::Reuse(args) => reuse::measure(args),
+        BenchCommand::Cluster(args) => cluster::measure(args),
+        BenchCommand::Neighbour(args) => neighbour::measure(args),
+        BenchCommand::Exit(args) => exit::measure(args),
+        BenchCommand::SwapExit(args) => swap_exit::measure(args),
+        BenchCommand::Percpu(args) => percpu::measure(args),
     }
 }

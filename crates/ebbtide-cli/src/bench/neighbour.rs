@@ -8,8 +8,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::bench::beside::{Neighbour, WAIT};
 use crate::bench::harness::{self, Case, Metric, Run};
+use crate::bench::peers;
+use crate::bench::report::Measured;
 use crate::bench::swap::Keeper;
-use crate::bench::{peers, report};
 use crate::cli::NeighbourArgs;
 use crate::out;
 use crate::run::sample::kib_field;
@@ -69,8 +70,8 @@ const CASES: [(&str, &str, bool, bool); 4] = [
     ),
 ];
 
-/// Measures and prints.
-pub fn main(args: &NeighbourArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(args: &NeighbourArgs) -> Result<Measured> {
     let quick = args.bench.quick;
     let pick = |(full, short)| if quick { short } else { full };
     let pause = Duration::try_from_secs_f64(args.pause.unwrap_or(PAUSE_S))
@@ -114,7 +115,7 @@ pub fn main(args: &NeighbourArgs) -> Result<u8> {
     let mut results = harness::run(&cases, entries, rounds, sized.touched_bytes())?;
     results.wait = WAIT;
     results.notes.extend(notes(&sized, swap.as_deref()));
-    report::print("neighbour", &args.bench, rounds, &results)
+    Ok(Measured::new("neighbour", rounds, results))
 }
 
 fn notes(sized: &Neighbour, swap: Option<&str>) -> Vec<String> {

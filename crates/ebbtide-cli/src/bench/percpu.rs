@@ -5,7 +5,7 @@ use anyhow::Result;
 
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::peers::{self, Entry};
-use crate::bench::report;
+use crate::bench::report::Measured;
 use crate::cli::BenchArgs;
 
 const fn metric(id: &'static str, unit: &'static str) -> Metric {
@@ -134,14 +134,14 @@ fn entries(bench: &BenchArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures and prints.
-pub fn main(bench: &BenchArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(bench: &BenchArgs) -> Result<Measured> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut cases = cases(bench.quick, cpus);
     harness::select(&mut cases, &bench.only)?;
     let rounds = bench.rounds.unwrap_or(if bench.quick { 1 } else { 5 });
     let results = harness::run(&cases, entries(bench)?, rounds, 64 << 20)?;
-    report::print("percpu", bench, rounds, &results)
+    Ok(Measured::new("percpu", rounds, results))
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-//! A family's results, set beside Ebbtide's: printed as tables or JSON.
+//! A family's results, set beside Ebbtide's: printed as tables or JSON, and read again.
+
+use std::env;
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::bench::harness::{Results, Series};
 use crate::bench::html;
@@ -16,59 +18,92 @@ use crate::out;
 /// Exit status when something was measured, but not everything.
 const EXIT_PARTIAL: u8 = 1;
 
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// What a family gives.
+#[derive(Debug)]
+pub struct Measured {
+    /// Its name.
+    family: &'static str,
+    rounds: u32,
+    results: Results,
+}
+
+impl Measured {
+    /// Of a run of so many rounds.
+    pub fn new(family: &'static str, rounds: u32, results: Results) -> Self {
+        Measured {
+            family,
+            rounds,
+            results,
+        }
+    }
+}
+
 /// What is printed.
-#[derive(Debug, Serialize)]
-pub struct Report<'a> {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
     schema: u32,
     /// What was run.
-    pub family: &'a str,
+    pub family: String,
+    /// What was typed for it.
+    #[serde(default)]
+    pub command: String,
     /// Rounds that were run.
     pub rounds: u32,
     quick: bool,
     /// What kind of machine it was.
-    pub machine: Vec<(&'static str, String)>,
+    pub machine: Vec<(String, String)>,
     /// One per case and metric, those of a case together.
-    pub measurements: Vec<Measurement<'a>>,
-    curves: Vec<CurveRow<'a>>,
+    pub measurements: Vec<Measurement>,
+    /// How memory went back.
+    pub curves: Vec<CurveRow>,
     /// Lines below the tables.
-    pub notes: &'a [String],
-    failures: &'a [String],
-    /// In place of a figure that was not reached.
-    #[serde(skip)]
-    pub not_back: String,
+    pub notes: Vec<String>,
+    /// What went wrong.
+    pub failures: Vec<String>,
+    /// How long a figure was waited for.
+    #[serde(default)]
+    pub wait_s: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct CurveRow<'a> {
-    case: &'a str,
-    allocator: &'a str,
-    round: u32,
+/// A curve of one process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CurveRow {
+    /// The case.
+    pub case: String,
+    /// By name.
+    pub allocator: String,
+    /// Counted from 0.
+    pub round: u32,
+    /// Its points.
     #[serde(flatten)]
-    curve: &'a Curve,
+    pub curve: Curve,
 }
 
 /// One metric of one case.
-#[derive(Debug, Serialize)]
-pub struct Measurement<'a> {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measurement {
     /// The case.
-    pub case: &'a str,
+    pub case: String,
     /// What it does.
-    pub about: &'a str,
+    pub about: String,
     /// The metric.
-    pub metric: &'a str,
+    pub metric: String,
     /// Its unit.
-    pub unit: &'a str,
+    pub unit: String,
     /// The A/A noise as a fraction of the value.
     pub noise: Option<f64>,
     /// One per allocator to which the case applies.
-    pub results: Vec<Row<'a>>,
+    pub results: Vec<Row>,
 }
 
 /// One allocator's values.
-#[derive(Debug, Serialize)]
-pub struct Row<'a> {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
     /// Its name.
-    pub allocator: &'a str,
+    pub allocator: String,
     /// Of the values that were reached.
     pub spread: Option<Spread>,
     /// So many values were not reached while the harness waited; no figure if
@@ -77,19 +112,34 @@ pub struct Row<'a> {
     /// This median over Ebbtide's; above 1, Ebbtide needs less.
     pub ratio_to_ebbtide: Option<f64>,
     /// All of them; not a number where the system was disturbed.
-    pub values: &'a [f64],
+    #[serde(deserialize_with = "values")]
+    pub values: Vec<f64>,
 }
 
-impl Report<'_> {
+/// What is no number is null in JSON.
+fn values<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
+    let values = Vec::<Option<f64>>::deserialize(from)?;
+    Ok(values.into_iter().map(|v| v.unwrap_or(f64::NAN)).collect())
+}
+
+impl Report {
     /// The measurements of each case.
-    pub fn cases(&self) -> impl Iterator<Item = &[Measurement<'_>]> {
+    pub fn cases(&self) -> impl Iterator<Item = &[Measurement]> {
         self.measurements.chunk_by(|a, b| a.case == b.case)
+    }
+
+    /// In place of a figure that was not reached.
+    pub fn not_back(&self) -> String {
+        format!("not in {} s", self.wait_s)
     }
 }
 
 /// Prints the results, and writes what pictures are wanted; the exit status says whether all of it was measured.
-pub fn print(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> Result<u8> {
-    let report = new(family, args, rounds, results);
+pub fn print(measured: &Measured, args: &BenchArgs) -> Result<u8> {
+    let words: Vec<_> = env::args_os().skip(1).collect();
+    let words = words.iter().map(|word| word.to_string_lossy());
+    let command = ["ebbtide".into()].into_iter().chain(words);
+    let report = new(measured, &command.collect::<Vec<_>>().join(" "), args.quick);
     let text = if args.json {
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
@@ -97,15 +147,15 @@ pub fn print(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> 
     };
     out::stdout(text.as_bytes());
     if let Some(file) = &args.html {
-        html::write(file, &report, results)?;
+        html::write(file, &report)?;
     }
     if let Some(dir) = &args.plots {
-        html::write_plots(dir, &report, results)?;
+        html::write_plots(dir, &report)?;
     }
-    for failure in &results.failures {
+    for failure in &report.failures {
         out::warning(failure);
     }
-    Ok(if results.failures.is_empty() {
+    Ok(if report.failures.is_empty() {
         0
     } else {
         EXIT_PARTIAL
@@ -113,34 +163,30 @@ pub fn print(family: &str, args: &BenchArgs, rounds: u32, results: &Results) -> 
 }
 
 /// Sets them side by side.
-pub fn new<'a>(family: &'a str, args: &BenchArgs, rounds: u32, results: &'a Results) -> Report<'a> {
+pub fn new(measured: &Measured, command: &str, quick: bool) -> Report {
+    let results = &measured.results;
+    let drawn = results.curves.iter().map(|d| CurveRow {
+        case: d.case.into(),
+        allocator: results.entries[d.entry].name.clone(),
+        round: d.round,
+        curve: d.curve.clone(),
+    });
+    let series = results.series.iter();
     Report {
-        schema: 1,
-        family,
-        rounds,
-        quick: args.quick,
+        schema: SCHEMA,
+        family: measured.family.into(),
+        command: command.into(),
+        rounds: measured.rounds,
+        quick,
         machine: machine_facts()
             .into_iter()
-            .map(|Check { id, value, .. }| (id, value))
+            .map(|Check { id, value, .. }| (id.into(), value))
             .collect(),
-        measurements: results
-            .series
-            .iter()
-            .map(|s| measurement(s, results))
-            .collect(),
-        curves: results
-            .curves
-            .iter()
-            .map(|d| CurveRow {
-                case: d.case,
-                allocator: &results.entries[d.entry].name,
-                round: d.round,
-                curve: &d.curve,
-            })
-            .collect(),
-        notes: &results.notes,
-        failures: &results.failures,
-        not_back: format!("not in {} s", results.wait.as_secs_f64()),
+        measurements: series.map(|s| measurement(s, results)).collect(),
+        curves: drawn.collect(),
+        notes: results.notes.clone(),
+        failures: results.failures.clone(),
+        wait_s: results.wait.as_secs_f64(),
     }
 }
 
@@ -151,7 +197,7 @@ fn reached(values: &[f64]) -> (Option<Spread>, usize) {
     (spread, not)
 }
 
-fn measurement<'a>(series: &'a Series, results: &'a Results) -> Measurement<'a> {
+fn measurement(series: &Series, results: &Results) -> Measurement {
     let values_of = |name: &str| {
         let at = results.entries.iter().position(|e| e.name == name);
         let values = at.and_then(|i| series.values[i].as_deref());
@@ -170,18 +216,18 @@ fn measurement<'a>(series: &'a Series, results: &'a Results) -> Measurement<'a> 
                 _ => None,
             };
             Row {
-                allocator: &entry.name,
+                allocator: entry.name.clone(),
                 spread,
                 not_reached,
                 ratio_to_ebbtide: ratio,
-                values,
+                values: values.to_vec(),
             }
         });
     Measurement {
-        case: series.case,
-        about: series.about,
-        metric: series.metric.id,
-        unit: series.metric.unit,
+        case: series.case.into(),
+        about: series.about.into(),
+        metric: series.metric.id.into(),
+        unit: series.metric.unit.into(),
         noise: stats::noise(values_of(OWN), values_of(TWIN)),
         results: rows.collect(),
     }
@@ -221,15 +267,16 @@ mod tests {
         assert_eq!(m.results.len(), 5, "a case that does not apply has no row");
         let report = Report {
             schema: 1,
-            family: "f",
+            family: "f".into(),
+            command: "ebbtide bench f".into(),
             rounds: 1,
             quick: true,
-            machine: vec![("kernel", "1".into())],
+            machine: vec![("kernel".into(), "1".into())],
             measurements: vec![m],
             curves: Vec::new(),
-            notes: &["a note".into()],
-            failures: &[],
-            not_back: "not in 9 s".into(),
+            notes: vec!["a note".into()],
+            failures: Vec::new(),
+            wait_s: 9.0,
         };
         let text = render(&report);
         assert!(
@@ -241,9 +288,14 @@ mod tests {
             text.contains("not in 9 s") && text.contains("a note"),
             "{text}"
         );
+        // What is written as JSON reads as the same.
+        let json = serde_json::to_string(&report).unwrap();
+        let again: Report = serde_json::from_str(&json).unwrap();
+        assert_eq!(render(&again), text);
+        assert_eq!(again.measurements[0].results[4].values.len(), 2);
         // A second metric makes columns.
-        let m = |metric| Measurement {
-            metric,
+        let m = |metric: &str| Measurement {
+            metric: metric.into(),
             ..measurement(&results.series[0], &results)
         };
         let report = Report {

@@ -9,7 +9,7 @@ use crate::bench::block::touch;
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::link::now_ns;
 use crate::bench::peers::{self, Entry};
-use crate::bench::report;
+use crate::bench::report::Measured;
 use crate::bench::sized::{Defaults, Plan};
 use crate::bench::stats::Spread;
 use crate::bench::worker::{Output, alloc, release};
@@ -69,8 +69,8 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures and prints.
-pub fn main(args: &SizedArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(args: &SizedArgs) -> Result<Measured> {
     let plan = Plan::new(args, DEFAULTS)?;
     let mut cases: Vec<Case> = CASES
         .iter()
@@ -86,7 +86,7 @@ pub fn main(args: &SizedArgs) -> Result<u8> {
         .collect();
     harness::select(&mut cases, &args.bench.only)?;
     let results = plan.run(&cases, entries(args)?)?;
-    report::print("reuse", &args.bench, plan.rounds, &results)
+    Ok(Measured::new("reuse", plan.rounds, results))
 }
 
 /// What this process holds, all of it and without lazy pages.

@@ -1,9 +1,9 @@
 //! Medians and quartiles.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Summary of repeated measurements of one thing.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Number of values.
     pub count: usize,

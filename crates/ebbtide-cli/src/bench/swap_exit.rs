@@ -12,7 +12,7 @@ use crate::bench::crowd::Crowd;
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::peers::{self, Entry};
 use crate::bench::phone::CPUS;
-use crate::bench::report;
+use crate::bench::report::Measured;
 use crate::bench::swap::Keeper;
 use crate::cli::SwapExitArgs;
 use crate::out;
@@ -93,8 +93,8 @@ fn entries(args: &SwapExitArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures and prints.
-pub fn main(args: &SwapExitArgs) -> Result<u8> {
+/// Measures.
+pub fn measure(args: &SwapExitArgs) -> Result<Measured> {
     let quick = args.bench.quick;
     let pick = |(full, short)| if quick { short } else { full };
     let processes = args
@@ -141,5 +141,5 @@ pub fn main(args: &SwapExitArgs) -> Result<u8> {
         keeper.kept.swap
     ));
     drop(keeper);
-    report::print("swap-exit", &args.bench, rounds, &results)
+    Ok(Measured::new("swap-exit", rounds, results))
 }

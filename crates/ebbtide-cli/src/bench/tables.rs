@@ -14,13 +14,14 @@ const COLUMNS: usize = 4;
 /// All of a report.
 pub fn render(report: &Report) -> String {
     let mut text = String::new();
+    let not_back = report.not_back();
     for case in report.cases() {
         text.push_str(&format!("{} — {}\n", case[0].case, case[0].about));
         match case {
-            [one] => text.push_str(&single(one, &report.not_back)),
+            [one] => text.push_str(&single(one, &not_back)),
             several => {
                 for part in several.chunks(COLUMNS) {
-                    text.push_str(&matrix(part, &report.not_back));
+                    text.push_str(&matrix(part, &not_back));
                 }
             }
         }
@@ -29,7 +30,7 @@ pub fn render(report: &Report) -> String {
         "{} rounds, one process per figure, allocators in turn. Less is better; above 1, Ebbtide needs less; ≈ is within the noise.\n",
         report.rounds
     ));
-    for note in report.notes {
+    for note in &report.notes {
         text.push_str(note);
         text.push('\n');
     }
@@ -54,7 +55,10 @@ fn single(m: &Measurement, not_back: &str) -> String {
 
 fn matrix(metrics: &[Measurement], not_back: &str) -> String {
     let mut table = Table::new();
-    table.set_header([""].into_iter().chain(metrics.iter().map(|m| m.metric)));
+    table.set_header(
+        [""].into_iter()
+            .chain(metrics.iter().map(|m| m.metric.as_str())),
+    );
     for (place, first) in metrics[0].results.iter().enumerate() {
         let cells = (metrics.iter()).map(|m| with_ratio(m, &m.results[place], not_back));
         table.add_row([first.allocator.to_owned()].into_iter().chain(cells));

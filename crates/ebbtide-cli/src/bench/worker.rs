@@ -39,7 +39,7 @@ pub struct Output {
 }
 
 /// How memory went back, from the end of freeing on.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Curve {
     /// Between two points.
     pub step_ms: u64,
@@ -48,7 +48,7 @@ pub struct Curve {
     /// What the system has less than before the fill.
     pub system_mib: Vec<f64>,
     /// Swap in use beyond what was before; empty where nobody looked.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub swap_mib: Vec<f64>,
     /// Resident before the fill.
     pub base_mib: f64,
