@@ -17,25 +17,32 @@
 
 use crate::heap::{Heap, heap, started_heap};
 use crate::stats;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Blocks left between the heap that was given up and the new one: another thread may have been
 /// opening them.
 const GAP_BLOCKS: u32 = 128;
 
-const NO: u32 = 0;
-const PREPARED: u32 = 1;
-const PREPARED_UNFENCED: u32 = 2;
+/// No fork is under way.
+const NO: usize = 0;
+/// Set in [`FORKING`] where the fence was refused. A thread's number is even.
+const UNFENCED: usize = 1;
 
-/// Whether a fork with handlers is under way, as its child sees it too.
-static FORKING: AtomicU32 = AtomicU32::new(NO);
-/// The thread whose fork it is. A child that skips the handlers may be another thread's, made just then.
-static FORKER: AtomicUsize = AtomicUsize::new(0);
+/// The thread whose fork with handlers is under way, as its child sees it too. A child that skips the handlers may be
+/// another thread's, made just then: one word says both, or such a child of the last forker could take the state that
+/// another thread has prepared for its own.
+static FORKING: AtomicUsize = AtomicUsize::new(NO);
 
 /// This thread, by a number that it keeps in its child.
 fn this_thread() -> usize {
     // SAFETY: no arguments; it only reads the thread pointer.
     unsafe { libc::pthread_self() as usize }
+}
+
+/// Whether a value of [`FORKING`] says that this thread, or the one that it was before its process was copied, has
+/// prepared a fork.
+fn is_mine(forking: usize) -> bool {
+    forking & !UNFENCED == this_thread()
 }
 
 /// Installs the handlers: at the first allocation, so that handlers of libraries that come later run
@@ -50,11 +57,8 @@ extern "C" fn prepare() {
     notice(heap);
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
-    FORKER.store(this_thread(), Ordering::Relaxed);
-    FORKING.store(
-        if fenced { PREPARED } else { PREPARED_UNFENCED },
-        Ordering::Relaxed,
-    );
+    let state = if fenced { 0 } else { UNFENCED };
+    FORKING.store(this_thread() | state, Ordering::Relaxed);
 }
 
 extern "C" fn parent() {
@@ -78,7 +82,7 @@ extern "C" fn child() {
     // SAFETY: the child of a fork has one thread, and `prepare` took them in it.
     unsafe {
         heap.for_each_lock(|lock| lock.force_free());
-        if state == PREPARED_UNFENCED {
+        if state & UNFENCED != 0 {
             heap.caches.forget_all();
         }
     }
@@ -121,7 +125,7 @@ pub fn notice(heap: &Heap) {
 
 #[cold]
 fn recover(heap: &Heap) {
-    if is_forking() && FORKER.load(Ordering::Relaxed) == this_thread() {
+    if is_mine(FORKING.load(Ordering::Relaxed)) {
         // A handler that runs before ours allocates.
         return child();
     }
@@ -179,4 +183,20 @@ fn parent_had_one_thread() -> bool {
 /// Starts the heap now, for tests of the start itself.
 pub fn ensure_started() -> bool {
     heap().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn a_prepared_state_is_that_of_one_thread() {
+        let mine = this_thread();
+        let other = std::thread::spawn(this_thread).join().unwrap();
+        assert_eq!((mine | other) & UNFENCED, 0);
+        assert!(is_mine(mine) && is_mine(mine | UNFENCED));
+        assert!(!is_mine(NO) && !is_mine(UNFENCED));
+        assert!(!is_mine(other) && !is_mine(other | UNFENCED));
+    }
 }
