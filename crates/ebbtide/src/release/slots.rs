@@ -281,10 +281,12 @@ impl Slots {
     /// No other thread exists in this process.
     pub unsafe fn reset(&self, mut each: impl FnMut(&mut Gather)) {
         for slot in &self.slots {
+            // A free one too may name an owner: state and owner of one that was got free just then were perhaps
+            // copied at different moments.
+            slot.owner.store(0, Ordering::Relaxed);
             if slot.state.load(Ordering::Relaxed) != FREE {
                 // SAFETY: by contract nobody owns it.
                 each(unsafe { &mut *slot.gather.get() });
-                slot.owner.store(0, Ordering::Relaxed);
                 slot.state.store(FREE, Ordering::Relaxed);
             }
         }
@@ -395,6 +397,30 @@ mod tests {
         let took = clock::now_ms() - start;
         assert!((25..1000).contains(&took), "{took} ms");
         assert!(SLOTS.is_crowded() && SLOTS.queued() == MAX_QUEUED / 2);
+    }
+
+    #[test]
+    fn a_child_finds_no_owners() {
+        static SLOTS: Slots = Slots::new();
+        let worker = Owner::worker(1, 1);
+        let mut claimed = SLOTS.take(Owner::PROGRAM).unwrap();
+        assert!(claimed.gather().add(Range::new(7, 1)));
+        core::mem::forget(claimed);
+        drop(SLOTS.take(worker).unwrap());
+        // As a child may find it: the owner of before, and the state of after.
+        SLOTS.slots[1].owner.store(worker.0, Ordering::Relaxed);
+        let mut found = 0;
+        // SAFETY: no other thread knows of these slots.
+        unsafe {
+            SLOTS.reset(|gather| {
+                assert_eq!(gather.pop(), Some(Range::new(7, 1)));
+                found += 1;
+            });
+        }
+        assert_eq!(found, 1);
+        // Or the free slot would be owned twice: by whoever takes it, and by whoever comes for what is gone.
+        let _owned = SLOTS.take(Owner::PROGRAM).unwrap();
+        assert!(SLOTS.take_orphan(Owner::PROGRAM, |_| true).is_none());
     }
 
     #[test]
