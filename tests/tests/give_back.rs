@@ -151,6 +151,18 @@ fn workers_do_not_stay_for_a_program_at_its_polling() {
     give_back("polls", "");
 }
 
+/// Slow paths leave parts of huge pages to a worker, as many as there is room for, and wait for nobody.
+#[test]
+fn a_worker_that_does_not_come_to_its_work() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has workers");
+    }
+    Run::new(c_program("stalled"))
+        .conf("limit=8m,workers=1,retain_ms=100")
+        .timeout(30)
+        .ok();
+}
+
 #[test]
 fn huge_pages_that_cannot_be_split() {
     give_back("held", "");

@@ -71,7 +71,7 @@ impl Heap {
             return None;
         }
         let taken = self.try_large(size, align).or_else(|| {
-            crate::release::release_everything(self, Releaser::Program);
+            crate::release::release_everything(self, Releaser::Asked);
             self.try_large(size, align)
         });
         self.tick();

@@ -244,6 +244,7 @@ impl Heap {
         first: Frame,
         count: u32,
         clean: bool,
+        held: bool,
         under_lock: impl FnOnce(),
     ) {
         let region = self.region();
@@ -258,7 +259,7 @@ impl Heap {
         let emptied = {
             let mut lists = self.central[class].spans.lock();
             // SAFETY: under the lists' lock, by contract claimed.
-            let emptied = unsafe { lists.repopulate(self, class, index, frames, clean) };
+            let emptied = unsafe { lists.repopulate(self, class, index, frames, clean, held) };
             under_lock();
             emptied
         };

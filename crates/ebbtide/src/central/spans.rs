@@ -311,6 +311,7 @@ impl SpanLists {
         index: u32,
         frames: u64,
         clean: bool,
+        held: bool,
     ) -> Option<u32> {
         let about = &CLASS[class];
         // SAFETY: a span with claimed objects lives.
@@ -320,9 +321,12 @@ impl SpanLists {
         self.released += (span.released.count_ones() - before) as usize;
         self.claimed -= objects;
         self.free += objects;
-        if !clean {
+        if held {
             self.held += objects;
             span.held_look = heap.held.look();
+        } else if !clean {
+            // Nobody came to it: worth another look.
+            self.news += objects;
         }
         if span.free == about.objects {
             self.released -= span.released.count_ones() as usize;

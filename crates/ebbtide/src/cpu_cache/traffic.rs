@@ -148,7 +148,7 @@ impl Heap {
     /// Out of memory: everything free is given back and asked for once more.
     #[cold]
     fn refill_after_release(&self, class: usize) -> usize {
-        crate::release::release_everything(self, Releaser::Program);
+        crate::release::release_everything(self, Releaser::Asked);
         let mut object = [0];
         self.take_objects(class, &mut object);
         object[0]

@@ -104,6 +104,9 @@ impl Heap {
     pub(super) fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
         let mut frames = 0;
         loop {
+            if by.holds_back(self) {
+                return frames;
+            }
             let Some(mut owned) = self.slots.take(by.owner()) else {
                 return frames;
             };

@@ -41,8 +41,8 @@ const MAX_BYTES: usize = 1 << 30;
 pub fn release(heap: &Heap, gather: &mut Gather, by: Releaser, leave: bool) -> (usize, bool) {
     match by {
         // Threads of programs may have the smallest of stacks.
-        Releaser::Program | Releaser::Tick => release_with::<32>(heap, gather, None, leave),
         Releaser::Worker { map, .. } => release_with::<MAX_RANGES>(heap, gather, map, leave),
+        _ => release_with::<32>(heap, gather, None, leave),
     }
 }
 

@@ -193,7 +193,10 @@ impl Heap {
         if frames + (self.waiting_in_spans() / FRAME_BYTES) as u64 > IN_PLACE_FRAMES {
             return by;
         }
-        self.releaser_of_little(true).unwrap_or(by)
+        match self.releaser_of_little(true) {
+            Some(Releaser::Tick) => Releaser::Tick,
+            _ => by,
+        }
     }
 
     /// Whether free memory goes back at once (`retain_ms=0`).
@@ -417,14 +420,8 @@ fn join(heap: &Heap, by: Releaser) {
 /// Workers were killed: what they had claimed is free again, as it was.
 fn put_back_orphans(heap: &Heap) {
     let is_gone = |owner| heap.workers.is_gone(owner);
-    let mut found = false;
     while let Some(mut owned) = heap.slots.take_orphan(Owner::PROGRAM, is_gone) {
         heap.put_back(owned.gather(), false);
-        found = true;
-    }
-    if found {
-        // Nothing held them: they are tried again.
-        heap.end_holds();
     }
 }
 
@@ -432,7 +429,7 @@ fn put_back_orphans(heap: &Heap) {
 /// the bytes given back; 0 when nothing was free. Blocks for as long as that takes: about 0.1 µs a
 /// page, shared with the workers. Any thread may call it at any time.
 pub fn release_all() -> usize {
-    heap().map_or(0, |heap| release_everything(heap, Releaser::Program))
+    heap().map_or(0, |heap| release_everything(heap, Releaser::Asked))
 }
 
 /// Releases a range and counts it. `false`: refused.

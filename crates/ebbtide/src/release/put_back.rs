@@ -1,7 +1,8 @@
 //! Claimed ranges back to where they came from, each under its lock: to a zone or to a span.
 //!
-//! Ranges carry no note of their origin: the class byte of a frame tells. What was released is clean, what was left as it
-//! was is dirty and held. Whoever puts a range back takes it out of the gather under the same lock (`INV-GATHER-1`).
+//! Ranges carry no note of their origin: the class byte of a frame tells. What was released is clean, what could not be is
+//! dirty and held, what nobody came to is dirty. Whoever puts a range back takes it out of the gather under the same lock
+//! (`INV-GATHER-1`).
 
 use super::gather::{Gather, Range};
 use crate::frames::view;
@@ -13,10 +14,10 @@ use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, Frame, Outcome};
 
 impl Heap {
     /// Puts a gather's ranges back to where they were claimed, each under its lock. `released` is false for
-    /// what a forked child finds.
+    /// what a forked child finds: what was noted may not have come to pass.
     pub fn put_back(&self, gather: &mut Gather, released: bool) {
         while let Some(range) = gather.peek() {
-            let outcome = match released && !range.is_kept() {
+            let outcome = match released && range.is_done() && !range.is_kept() {
                 false => Outcome::Dirty,
                 true if range.is_lazy() => Outcome::Lazy,
                 true => Outcome::Clean,
@@ -33,7 +34,10 @@ impl Heap {
             let count = end - start;
             let clean = outcome == Outcome::Clean;
             // SAFETY: claimed by a depopulation, put back once: cut off under the same lock.
-            unsafe { self.put_span_frames(Frame(start), count, clean, || gather.cut(count)) };
+            unsafe {
+                let under_lock = || gather.cut(count);
+                self.put_span_frames(Frame(start), count, clean, range.is_kept(), under_lock);
+            }
             if range.is_kept() {
                 self.held.add_in_span(count);
             }

@@ -9,7 +9,10 @@ use ebbtide_sys::pages::PageMap;
 /// Who releases: what it may use.
 #[derive(Clone, Copy)]
 pub enum Releaser<'a> {
-    /// A thread of the program, with a stack of its making. It leaves the splitting of huge pages to a worker.
+    /// A thread of the program, with a stack of its making, whose call asks for a release, or would fail without. It
+    /// leaves the splitting of huge pages to a worker, and waits while workers have too much to do.
+    Asked,
+    /// The same on a slow path: it waits for nobody.
     Program,
     /// The same where no worker is made: on a tick, or for little.
     Tick,
@@ -32,8 +35,15 @@ impl Releaser<'_> {
     pub fn owner(self) -> Owner {
         match self {
             Self::Worker { owner, .. } => owner,
-            Self::Program | Self::Tick => Owner::PROGRAM,
+            Self::Asked | Self::Program | Self::Tick => Owner::PROGRAM,
         }
+    }
+
+    /// Whether workers have so much to do that this one had better claim nothing: it might not get rid of it.
+    pub fn holds_back(self, heap: &Heap) -> bool {
+        matches!(self, Self::Program | Self::Tick)
+            && heap.slots.is_crowded()
+            && heap.workers.count() > 0
     }
 }
 
@@ -41,20 +51,24 @@ impl Releaser<'_> {
 pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> usize {
     let start = clock::precise_ns();
     let leave = match by {
-        Releaser::Program => heap.settings().max_workers > 0,
+        Releaser::Asked | Releaser::Program => heap.settings().max_workers > 0,
         Releaser::Tick => heap.workers.count() > 0,
         Releaser::Worker { .. } => false,
     };
     let (mut released, left) = super::kernel::release(heap, owned.gather(), by, leave);
     if left {
-        match leave_to_worker(heap, owned) {
+        let waits = matches!(by, Releaser::Asked);
+        match leave_to_worker(heap, owned, waits) {
             Ok(()) => {
                 stats::count_stall(clock::precise_ns() - start);
                 return released;
             }
             Err(back) => owned = back,
         }
-        released += super::kernel::release(heap, owned.gather(), by, false).0;
+        // Else workers have too much to do: what is left goes back as it was, and is due still.
+        if waits || heap.workers.count() == 0 {
+            released += super::kernel::release(heap, owned.gather(), by, false).0;
+        }
     }
     heap.put_back(owned.gather(), true);
     let took = clock::precise_ns() - start;
@@ -66,8 +80,8 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> 
     released
 }
 
-/// `Err`: there is no worker.
-fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>) -> Result<(), Owned<'a>> {
+/// `Err`: there is no worker, or no room and `waits` is not set.
+fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>, waits: bool) -> Result<(), Owned<'a>> {
     let workers = super::heap_workers();
     let settings = heap.settings();
     let most = settings.max_workers.min(settings.releasers);
@@ -75,7 +89,7 @@ fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>) -> Result<(), Owned<'a>
     if !workers.call(wanted) {
         return Err(owned);
     }
-    heap.slots.leave(owned, || workers.count() > 0)?;
+    heap.slots.leave(owned, waits, || workers.count() > 0)?;
     if workers.call(wanted) {
         return Ok(());
     }

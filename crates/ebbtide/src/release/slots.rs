@@ -162,10 +162,12 @@ impl Slots {
         Ok(())
     }
 
-    /// Puts a gather into the queue for workers alone; waits while it is full. `Err`: so it is, and there is no worker.
+    /// Puts a gather into the queue for workers alone. `Err`: it is full, and there is no worker, or the caller does
+    /// not wait until there is room.
     pub fn leave<'a>(
         &'a self,
         owned: Owned<'a>,
+        waits: bool,
         has_worker: impl Fn() -> bool,
     ) -> Result<(), Owned<'a>> {
         loop {
@@ -174,7 +176,7 @@ impl Slots {
                 self.enqueue(owned, LEFT);
                 return Ok(());
             }
-            if !has_worker() {
+            if !waits || !has_worker() {
                 return Err(owned);
             }
             self.wait(done, LOOK_MS);
@@ -347,7 +349,7 @@ mod tests {
             let mut owned = SLOTS.take(Owner::PROGRAM).unwrap();
             assert!(owned.gather().add(Range::new(n, 1)));
             if n == 0 {
-                assert!(SLOTS.leave(owned, || true).is_ok());
+                assert!(SLOTS.leave(owned, true, || true).is_ok());
             } else {
                 assert!(SLOTS.hand_over(owned).is_ok());
             }
@@ -368,13 +370,13 @@ mod tests {
         let mut helped = 0;
         for n in 0..=MAX_QUEUED {
             let owned = SLOTS.take(Owner::PROGRAM).unwrap();
-            assert_eq!(SLOTS.leave(owned, || false).is_ok(), n < MAX_QUEUED);
+            assert_eq!(SLOTS.leave(owned, true, || false).is_ok(), n < MAX_QUEUED);
         }
         SLOTS.wait_for_workers(0, || false, |_| helped += 1);
         assert!(helped == MAX_QUEUED && !SLOTS.has_queued());
         assert!(
             SLOTS
-                .leave(SLOTS.take(Owner::PROGRAM).unwrap(), || true)
+                .leave(SLOTS.take(Owner::PROGRAM).unwrap(), true, || true)
                 .is_ok()
         );
         // The worker is there at first, and found gone while others sleep.
@@ -390,13 +392,22 @@ mod tests {
         assert!(!SLOTS.is_crowded());
         for _ in 0..MAX_QUEUED / 2 {
             let owned = SLOTS.take(Owner::PROGRAM).unwrap();
-            assert!(SLOTS.leave(owned, || true).is_ok());
+            assert!(SLOTS.leave(owned, true, || true).is_ok());
         }
         let start = clock::now_ms();
         SLOTS.wait_for_workers(30, || true, |_| unreachable!());
         let took = clock::now_ms() - start;
         assert!((25..1000).contains(&took), "{took} ms");
         assert!(SLOTS.is_crowded() && SLOTS.queued() == MAX_QUEUED / 2);
+        for n in MAX_QUEUED / 2..=MAX_QUEUED {
+            let owned = SLOTS.take(Owner::PROGRAM).unwrap();
+            assert_eq!(
+                SLOTS.leave(owned, false, || true).is_ok(),
+                n < MAX_QUEUED,
+                "{n}"
+            );
+        }
+        assert_eq!(SLOTS.queued(), MAX_QUEUED);
     }
 
     #[test]

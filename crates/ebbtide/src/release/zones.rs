@@ -30,7 +30,7 @@ impl Heap {
     pub(super) fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
         let mut left = frames;
         for zone in 0..self.live_zones().len() {
-            if left == 0 {
+            if left == 0 || by.holds_back(self) {
                 break;
             }
             let Some(mut owned) = self.slots.take(by.owner()) else {
@@ -48,7 +48,7 @@ impl Heap {
     /// Each piece is half a fair share of what is left: few calls, and all end together.
     pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
         let helpers = match by {
-            Releaser::Program => self.max_workers(),
+            Releaser::Asked | Releaser::Program => self.max_workers(),
             Releaser::Tick => 0,
             Releaser::Worker { .. } => self.max_workers().saturating_sub(1),
         };

@@ -267,13 +267,8 @@ impl Heap {
     /// spans. How many.
     fn release_some(&self, frames: u64) -> u64 {
         let take = Take::Due { lazy_first: false };
-        let mut released = 0;
-        // Else it is on its way, as soon as a worker comes to it.
-        let may_leave = !self.slots.is_crowded();
-        if may_leave {
-            released = self.release_in_place(frames, take, Releaser::Program);
-        }
-        if released < frames && may_leave && self.settings().config.depopulate {
+        let mut released = self.release_in_place(frames, take, Releaser::Program);
+        if released < frames && self.settings().config.depopulate {
             let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
             for class in 1..CLASSES {
                 if released >= frames {
