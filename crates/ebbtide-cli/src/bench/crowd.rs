@@ -1,19 +1,23 @@
 //! One run of the family `swap-exit`: many processes are killed together while another one starts.
 //!
 //! The killed ones' helpers become children of this process (it makes itself their
-//! subreaper), so that the CPU time of all can be read when they have ended.
+//! subreaper), so that the CPU time of all can be read when they have ended. A thread of its
+//! own waits for them: a look at memory and swap does not come between an end and its time.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::mem;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::bench::dying::helper_of;
+use crate::bench::dying::{helper_of, kill, open_process, wait_for_any};
 use crate::bench::link::now_ns;
 use crate::bench::observe::parse_mark;
 use crate::bench::phone::usage_us;
@@ -52,8 +56,10 @@ const LEAST_SWAPPED: f64 = 0.8;
 /// A process that is to be killed.
 struct App {
     child: Child,
+    // Open till here, or it would end by itself.
     _answer: ChildStdin,
-    helper: Option<u32>,
+    process: OwnedFd,
+    helper: Option<(u32, OwnedFd)>,
     cpu_us: u64,
 }
 
@@ -85,7 +91,7 @@ pub fn run(
     };
     let group = crowd.group.as_deref();
     let base = look()?;
-    let mut apps = start(crowd, processes, app, group, needs_helper)?;
+    let apps = start(crowd, processes, app, group, needs_helper)?;
     if let Some(group) = group {
         let room = swap::group_usage_bytes(group)? + ROOM_BYTES;
         swap::limit_group(group, Some(room))?;
@@ -99,18 +105,18 @@ pub fn run(
     let full = look()?;
     // When 99 % of the swap are free again.
     let least_swap = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
+    let limit = Instant::now() + crowd.wait;
+    let mut ends = Ends::of(&apps, limit)?;
     let began_ns = now_ns();
-    for app in &mut apps {
-        app.child.kill()?;
+    for app in &apps {
+        kill(&app.process)?;
     }
     let mut front = foreground.spawn().context("cannot start")?;
-    let mut ends = Ends::new(apps);
     let mut looks = vec![full];
-    let limit = Instant::now() + crowd.wait;
     let mut status = None;
     loop {
         looks.push(look()?);
-        ends.reap();
+        ends.hear();
         if status.is_none() {
             status = front.try_wait()?;
         }
@@ -121,7 +127,7 @@ pub fn run(
         if (is_over && (is_back || late > LATE_NS)) || Instant::now() > limit {
             break;
         }
-        std::thread::sleep(POLL);
+        thread::sleep(POLL);
     }
     if let Some(group) = group {
         swap::limit_group(group, None)?;
@@ -190,7 +196,8 @@ fn start(
             swapped >> 20,
             intended >> 20
         );
-        let helper = helper_of(child.id()).map(|(pid, _)| pid);
+        let process = open_process(child.id())?;
+        let helper = helper_of(child.id());
         ensure!(
             helper.is_some() || !needs_helper,
             "no helper was made: this is the kernel's own exit ('ebbtide doctor' may say why)"
@@ -198,6 +205,7 @@ fn start(
         apps.push(App {
             child,
             _answer: answer,
+            process,
             helper,
             cpu_us,
         });
@@ -245,62 +253,93 @@ pub fn join(command: &mut Command, group: &Path) -> Result<()> {
     Ok(())
 }
 
+/// An end: who, when, and the CPU time that was used.
+struct End {
+    is_helper: bool,
+    at_ns: u64,
+    cpu_us: u64,
+}
+
 /// The ends of all killed processes and their helpers.
 struct Ends {
-    waiting: Vec<(libc::pid_t, bool)>,
+    told: Receiver<End>,
+    /// So many have not come.
+    left: usize,
     /// CPU time since before the kill.
     cpu_us: u64,
     /// The last of the killed was waited for.
     seen_ns: u64,
     gone_ns: u64,
-    // Their input stays open till here, or they would end by themselves.
-    _apps: Vec<App>,
 }
 
 impl Ends {
-    fn new(apps: Vec<App>) -> Self {
-        let killed = apps.iter().map(|a| (a.child.id() as libc::pid_t, false));
-        let helpers = apps
-            .iter()
-            .filter_map(|a| Some((a.helper? as libc::pid_t, true)));
-        let waiting = killed.chain(helpers).collect();
+    /// Starts to wait for them.
+    fn of(apps: &[App], limit: Instant) -> Result<Self> {
+        let mut waiting = Vec::new();
+        for app in apps {
+            waiting.push((app.child.id(), app.process.try_clone()?, false));
+            if let Some((pid, process)) = &app.helper {
+                waiting.push((*pid, process.try_clone()?, true));
+            }
+        }
         let before: u64 = apps.iter().map(|a| a.cpu_us).sum();
-        Ends {
-            waiting,
+        let (tell, told) = mpsc::channel();
+        let ends = Ends {
+            told,
+            left: waiting.len(),
             // Added to below by more than this.
             cpu_us: 0u64.wrapping_sub(before),
             seen_ns: 0,
             gone_ns: now_ns(),
-            _apps: apps,
-        }
+        };
+        thread::spawn(move || wait_for_all(waiting, limit, &tell));
+        Ok(ends)
     }
 
-    /// Collects who has ended.
-    fn reap(&mut self) {
-        self.waiting.retain(|(pid, is_helper)| {
-            // SAFETY: numbers only; the kernel fills them in. A helper is no child of this
-            // process before its own parent has ended: then the call fails, and is repeated.
-            let (found, usage) = unsafe {
-                let mut usage: libc::rusage = mem::zeroed();
-                let flags = libc::WNOHANG | libc::__WALL;
-                let found = libc::wait4(*pid, std::ptr::null_mut(), flags, &mut usage);
-                (found, usage)
-            };
-            if found != *pid {
-                return true;
+    /// Takes in what has been told.
+    fn hear(&mut self) {
+        for end in self.told.try_iter() {
+            self.left -= 1;
+            self.cpu_us = self.cpu_us.wrapping_add(end.cpu_us);
+            self.gone_ns = self.gone_ns.max(end.at_ns);
+            if !end.is_helper {
+                self.seen_ns = self.seen_ns.max(end.at_ns);
             }
-            self.cpu_us = self.cpu_us.wrapping_add(usage_us(&usage));
-            self.gone_ns = now_ns();
-            if !is_helper {
-                self.seen_ns = self.gone_ns;
-            }
-            false
-        });
+        }
     }
 
     /// When the last had ended.
     fn all_ns(&self) -> Option<u64> {
-        self.waiting.is_empty().then_some(self.gone_ns)
+        (self.left == 0).then_some(self.gone_ns)
+    }
+}
+
+/// Waits for processes and helpers, in the order in which they end. A helper is a child of this process once its own
+/// parent has ended, which it outlives.
+fn wait_for_all(mut waiting: Vec<(u32, OwnedFd, bool)>, limit: Instant, tell: &Sender<End>) {
+    while !waiting.is_empty() && Instant::now() < limit {
+        let processes: Vec<&OwnedFd> = waiting.iter().map(|(_, process, _)| process).collect();
+        let mut over = wait_for_any(&processes, limit).into_iter();
+        waiting.retain(|(pid, _, is_helper)| {
+            if over.next() != Some(true) {
+                return true;
+            }
+            // SAFETY: numbers only; the kernel fills them in.
+            let (found, usage) = unsafe {
+                let mut usage: libc::rusage = mem::zeroed();
+                let (pid, flags) = (*pid as libc::pid_t, libc::WNOHANG | libc::__WALL);
+                let found = libc::wait4(pid, std::ptr::null_mut(), flags, &mut usage);
+                (found == pid, usage)
+            };
+            let end = End {
+                is_helper: *is_helper,
+                at_ns: now_ns(),
+                cpu_us: usage_us(&usage),
+            };
+            // One that somebody else has waited for is missed when time is up.
+            let _ = found && tell.send(end).is_ok();
+            false
+        });
     }
 }
 
@@ -351,23 +390,35 @@ mod tests {
 
     #[test]
     fn ends_are_collected_with_their_cpu_time() {
+        const LATE: Duration = Duration::from_millis(300);
         let child = || {
             let mut command = Command::new("sleep");
             command.arg("100").stdin(Stdio::piped());
             let mut child = command.spawn().unwrap();
-            child.kill().unwrap();
             App {
                 _answer: child.stdin.take().unwrap(),
+                process: open_process(child.id()).unwrap(),
                 child,
                 helper: None,
                 cpu_us: 0,
             }
         };
-        let mut ends = Ends::new(vec![child(), child()]);
-        while ends.all_ns().is_none() {
-            ends.reap();
-        }
-        assert!(ends.seen_ns > 0 && ends.cpu_us < 1_000_000);
+        let apps = [child(), child()];
+        let limit = Instant::now() + Duration::from_secs(20);
+        let mut ends = Ends::of(&apps, limit).unwrap();
+        let began_ns = now_ns();
+        kill(&apps[0].process).unwrap();
+        thread::sleep(LATE);
+        ends.hear();
+        assert_eq!((ends.left, ends.all_ns()), (1, None));
+        kill(&apps[1].process).unwrap();
+        // Heard late, and known in time.
+        thread::sleep(LATE);
+        ends.hear();
+        let seen_ns = ends.seen_ns - began_ns;
+        let late_ns = LATE.as_nanos() as u64;
+        assert!((late_ns..late_ns * 3 / 2).contains(&seen_ns), "{seen_ns}");
+        assert!(ends.all_ns() == Some(ends.seen_ns) && ends.cpu_us < 1_000_000);
     }
 
     #[test]

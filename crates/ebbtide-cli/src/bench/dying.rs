@@ -2,18 +2,25 @@
 //!
 //! ```text
 //! worker    @base … @filled   @ending T0, end
-//! observer    look    look      poll: the worker's end, the helper's end, the system's free memory
+//! parent                        wait ─────── returns
+//! (its helper's)                poll ─────────────────── returns
+//! observer    look    look      sleep, look, sleep, look …
 //! ```
 //! The memory is gone when the process has been waited for and its helper, if it had
-//! one, has ended too. That is seen at once, by process descriptors; the system's free
-//! memory is looked at every few milliseconds, alike under every allocator.
+//! one, has ended too. Each of the two ends is seen by a thread that does nothing but wait for
+//! it; the system's free memory is looked at every few milliseconds, alike under every allocator.
+//!
+//! - `INV-DYING-1`: no look comes between an end and the time that is noted for it, and none is taken
+//!   before an end that comes at once.
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, ExitStatus};
+use std::ptr;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -72,8 +79,10 @@ pub struct Ending {
     pub wait: Duration,
 }
 
+/// From the call or signal to the first look: what ends at once ends without one.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
 /// Between two looks, and between two points of a curve.
-const POLL_MS: u64 = 2;
+const POLL: Duration = Duration::from_millis(2);
 const CURVE_STEP_MS: u64 = 10;
 const MIB: f64 = (1 << 20) as f64;
 
@@ -140,6 +149,40 @@ impl Seen {
     fn is_disturbed(&self) -> bool {
         let grown = self.filled.rss_bytes as i64 - self.base.rss_bytes as i64;
         (self.taken(&self.filled) - grown).abs() > grown / 10 + (4 << 20)
+    }
+
+    /// Looks until both have ended and the memory is back, or the time for that is over.
+    fn watch(
+        &mut self,
+        mut ends: Ends,
+        ending: Ending,
+        limit: Instant,
+        mut look: impl FnMut(bool) -> Result<Sample>,
+    ) -> Result<()> {
+        let patience_ns = ending.wait.as_nanos() as u64;
+        let mut pause = FIRST_LOOK;
+        loop {
+            let end = ends.told.recv_timeout(pause).ok();
+            pause = POLL;
+            let is_new = end.is_some();
+            if let Some((at_ns, end)) = end {
+                if let End::Program(status) = end {
+                    let status = status?;
+                    ensure!(ending.death.fits(status), "ends with {status}");
+                    self.ended_ns = at_ns;
+                }
+                self.gone_ns = self.gone_ns.max(at_ns);
+                ends.left -= 1;
+            }
+            let is_gone = ends.left == 0;
+            let sample = look(is_gone && is_new)?;
+            self.samples.push(sample);
+            ensure!(Instant::now() < limit, "no end in time");
+            let is_late = is_gone && now_ns() >= self.gone_ns + patience_ns;
+            if is_gone && (is_late || self.is_back(&sample, ending.size_bytes)) {
+                return Ok(());
+            }
+        }
     }
 
     fn output(&self, size_bytes: u64) -> Output {
@@ -212,43 +255,68 @@ pub fn follow(
     if let Some((pid, _)) = &helper {
         probe.turn_to(*pid)?;
     }
-    if ending.death == Death::Kill {
-        seen.began_ns = now_ns();
-        child.kill()?;
-    } else {
-        answer.write_all(b"g")?;
-    }
     let helper = helper.map(|(_, process)| process);
-    let mut waiting = [Some(worker), helper];
-    let patience_ns = ending.wait.as_nanos() as u64;
-    loop {
-        let over = poll_ends(&waiting)?;
-        if over[0] {
-            let status = child.wait()?;
-            seen.ended_ns = now_ns();
-            ensure!(ending.death.fits(status), "ends with {status}");
+    beside_waiters(child, helper, limit, |ends| {
+        if ending.death == Death::Kill {
+            seen.began_ns = now_ns();
+            kill(&worker)?;
+        } else {
+            answer.write_all(b"g")?;
         }
-        for (place, is_over) in waiting.iter_mut().zip(over) {
-            if is_over {
-                *place = None;
-            }
-        }
-        let is_gone = waiting.iter().all(Option::is_none);
-        if is_gone && seen.gone_ns == 0 {
-            seen.gone_ns = now_ns();
-        }
-        let sample = probe.look_beyond(is_gone && over != [false, false])?;
-        seen.samples.push(sample);
-        ensure!(Instant::now() < limit, "no end in time");
-        let is_late = is_gone && now_ns() >= seen.gone_ns + patience_ns;
-        if is_gone && (is_late || seen.is_back(&sample, ending.size_bytes)) {
-            break;
-        }
-    }
+        seen.watch(ends, ending, limit, |is_exact| probe.look_beyond(is_exact))
+    })?;
     if ending.death != Death::Kill {
         seen.began_ns = mark(&mut said, "ending", limit)?;
     }
     Ok(seen.output(ending.size_bytes))
+}
+
+/// An end, as whoever waited for it saw it.
+#[derive(Debug)]
+enum End {
+    Program(io::Result<ExitStatus>),
+    Helper,
+}
+
+/// The ends that are waited for.
+struct Ends {
+    told: Receiver<(u64, End)>,
+    /// So many have not come.
+    left: usize,
+}
+
+/// Runs `watch` while two threads wait for the ends, and say when they knew. If it fails, the process is killed.
+fn beside_waiters(
+    child: &mut Child,
+    helper: Option<OwnedFd>,
+    limit: Instant,
+    watch: impl FnOnce(Ends) -> Result<()>,
+) -> Result<()> {
+    let program = open_process(child.id())?;
+    let (tell, told) = mpsc::channel();
+    let left = 1 + usize::from(helper.is_some());
+    thread::scope(|scope| {
+        let to = tell.clone();
+        scope.spawn(move || {
+            let status = child.wait();
+            let _ = to.send((now_ns(), End::Program(status)));
+        });
+        if let Some(helper) = helper {
+            let to = tell.clone();
+            scope.spawn(move || {
+                if wait_for_any(&[&helper], limit) == [true] {
+                    let _ = to.send((now_ns(), End::Helper));
+                }
+            });
+        }
+        // Both wait now.
+        thread::sleep(SETTLE);
+        let watched = watch(Ends { told, left });
+        if watched.is_err() {
+            let _ = kill(&program);
+        }
+        watched
+    })
 }
 
 /// Reads the mark of this name, and its number if it has one.
@@ -279,7 +347,8 @@ pub fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
     Some((helper, open_process(helper).ok()?))
 }
 
-fn open_process(pid: u32) -> io::Result<OwnedFd> {
+/// A descriptor of the process.
+pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: takes numbers; the new descriptor is owned by nobody else.
     unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0);
@@ -290,18 +359,41 @@ fn open_process(pid: u32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Which of the processes have ended, at the latest after [`POLL_MS`].
-fn poll_ends(processes: &[Option<OwnedFd>; 2]) -> Result<[bool; 2]> {
-    // SAFETY: numbers only, for which zero is a value.
-    let mut polls: [libc::pollfd; 2] = unsafe { mem::zeroed() };
-    for (poll, process) in polls.iter_mut().zip(processes) {
-        // A negative descriptor is passed over.
-        poll.fd = process.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        poll.events = libc::POLLIN;
+/// Ends a process.
+pub fn kill(process: &OwnedFd) -> io::Result<()> {
+    let none = ptr::null::<libc::siginfo_t>();
+    // SAFETY: takes numbers, and no further information.
+    let sent = unsafe {
+        let call = libc::SYS_pidfd_send_signal;
+        libc::syscall(call, process.as_raw_fd(), libc::SIGKILL, none, 0)
+    };
+    if sent == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
     }
-    // SAFETY: two descriptors, as said.
-    unsafe { libc::poll(polls.as_mut_ptr(), 2, POLL_MS as libc::c_int) };
-    Ok(polls.map(|p| p.revents != 0))
+}
+
+/// Sleeps until one of the processes has ended: which of them have. None when time is up.
+pub fn wait_for_any(processes: &[&OwnedFd], limit: Instant) -> Vec<bool> {
+    let poll = |process: &&OwnedFd| libc::pollfd {
+        fd: process.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut polls: Vec<libc::pollfd> = processes.iter().map(poll).collect();
+    loop {
+        let left_ms = limit.saturating_duration_since(Instant::now()).as_millis();
+        // SAFETY: as many descriptors as said.
+        let ready = unsafe {
+            let count = polls.len() as libc::nfds_t;
+            libc::poll(polls.as_mut_ptr(), count, left_ms as libc::c_int)
+        };
+        // A signal of this process's is no end.
+        if ready >= 0 {
+            return polls.iter().map(|p| p.revents != 0).collect();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -340,23 +432,91 @@ mod tests {
         assert!(seen.output(1000 << 20).metrics["back_ms"].is_infinite());
     }
 
+    fn sleeper() -> Child {
+        let mut command = std::process::Command::new("sleep");
+        command.arg("100").spawn().unwrap()
+    }
+
     #[test]
     fn a_child_is_found_and_its_end_is_seen() {
-        let mut child = std::process::Command::new("sleep")
-            .arg("100")
-            .spawn()
-            .unwrap();
+        let mut child = sleeper();
         let (pid, process) = helper_of(std::process::id()).unwrap();
         // Other tests of this process may have a child, too.
         if pid == child.id() {
-            assert_eq!(
-                poll_ends(&[Some(process.try_clone().unwrap()), None]).unwrap(),
-                [false; 2]
-            );
+            let soon = Instant::now() + POLL;
+            assert_eq!(wait_for_any(&[&process], soon), [false]);
         }
-        child.kill().unwrap();
         let ended = open_process(child.id()).unwrap();
-        while poll_ends(&[Some(ended.try_clone().unwrap()), None]).unwrap() != [true, false] {}
+        kill(&ended).unwrap();
+        let limit = Instant::now() + Duration::from_secs(10);
+        assert_eq!(wait_for_any(&[&ended], limit), [true]);
         child.wait().unwrap();
+    }
+
+    // INV-DYING-1
+    #[test]
+    fn slow_looks_do_not_make_ends_late() {
+        const LOOK: Duration = Duration::from_millis(300);
+        let (mut child, helper) = (sleeper(), sleeper());
+        let (program, mut helper) = (open_process(child.id()).unwrap(), helper);
+        let helper_process = open_process(helper.id()).unwrap();
+        let limit = Instant::now() + Duration::from_secs(20);
+        let ending = Ending {
+            death: Death::Kill,
+            size_bytes: 64 << 20,
+            wait: Duration::ZERO,
+        };
+        let mut seen = Seen::default();
+        let (mut looks, mut killed_ns) = (0, 0);
+        beside_waiters(&mut child, Some(helper_process), limit, |ends| {
+            seen.watch(ends, ending, limit, |_| {
+                looks += 1;
+                let at_ns = now_ns();
+                if looks == 1 {
+                    // The ends come right after the beginning of a look.
+                    killed_ns = at_ns;
+                    kill(&program)?;
+                    helper.kill()?;
+                }
+                thread::sleep(LOOK);
+                Ok(Sample {
+                    at_ns,
+                    ..Sample::default()
+                })
+            })
+        })
+        .unwrap();
+        helper.wait().unwrap();
+        let late_ns = |at_ns: u64| at_ns - killed_ns;
+        assert!(late_ns(seen.ended_ns) < LOOK.as_nanos() as u64 / 2);
+        assert!(late_ns(seen.gone_ns) < LOOK.as_nanos() as u64 / 2);
+        assert!(looks >= 2, "one when all is gone");
+    }
+
+    #[test]
+    fn an_end_at_once_is_not_looked_at_before() {
+        let ending = Ending {
+            death: Death::Exit,
+            size_bytes: 64 << 20,
+            wait: Duration::ZERO,
+        };
+        let limit = Instant::now() + Duration::from_secs(10);
+        let look = |is_exact: bool| {
+            assert!(is_exact, "the first look is the one after the end");
+            Ok(Sample::default())
+        };
+        let ended = |status: i32| {
+            let (tell, told) = mpsc::channel();
+            let status = ExitStatus::from_raw(status);
+            tell.send((7, End::Program(Ok(status)))).unwrap();
+            Ends { told, left: 1 }
+        };
+        let mut seen = Seen::default();
+        seen.watch(ended(0), ending, limit, look).unwrap();
+        assert_eq!((seen.ended_ns, seen.gone_ns), (7, 7));
+        assert_eq!(seen.samples.len(), 1);
+        // Another end than the intended one is none.
+        let other = Seen::default().watch(ended(9), ending, limit, look);
+        assert!(other.unwrap_err().to_string().contains("signal"));
     }
 }
