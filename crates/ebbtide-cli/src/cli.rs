@@ -3,9 +3,11 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::bench::harness::Rounds;
 use crate::bench::peers;
 use crate::conf;
 
@@ -251,6 +253,9 @@ pub struct BenchArgs {
     /// Rounds, each with one process per case and allocator
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
+    /// Do not begin another round that would end later than this; there is at least one
+    #[arg(long, value_name = "SECONDS")]
+    pub time_limit: Option<u64>,
     /// Write a page with plots and tables to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
@@ -260,6 +265,17 @@ pub struct BenchArgs {
     /// The library.
     #[command(flatten)]
     pub lib: LibArgs,
+}
+
+impl BenchArgs {
+    /// As many as asked for, or the family's own number: for all, and for a quick run.
+    pub fn rounds_or(&self, (full, quick): (u32, u32)) -> Rounds {
+        let usual = if self.quick { quick } else { full };
+        Rounds {
+            count: self.rounds.unwrap_or(usual),
+            limit: self.time_limit.map(Duration::from_secs),
+        }
+    }
 }
 
 /// `ebbtide bench-worker`.

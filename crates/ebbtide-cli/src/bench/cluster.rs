@@ -217,13 +217,13 @@ pub fn measure(args: &SizedArgs) -> Result<Measured> {
     let bytes = args.size.unwrap_or(usual);
     let mut cases = cases(bytes, bench.quick);
     harness::select(&mut cases, &bench.only)?;
-    let rounds = bench.rounds.unwrap_or(if bench.quick { 1 } else { 5 });
+    let rounds = bench.rounds_or((5, 1));
     let threads = TAKES.iter().map(|take| take.1).max().unwrap_or(1);
     let mut results = harness::run(&cases, entries(args)?, rounds, bytes * threads)?;
     results.notes.push(
         "holds are those of all turns of a zone's lock, takes and puts, less one reading of the clock each".into(),
     );
-    Ok(Measured::new("cluster", rounds, results))
+    Ok(Measured::new("cluster", results))
 }
 
 #[cfg(test)]

@@ -18,10 +18,10 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, ExitStatus};
-use std::ptr;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{mem, ptr};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -361,16 +361,32 @@ pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
 
 /// Ends a process.
 pub fn kill(process: &OwnedFd) -> io::Result<()> {
+    signal(process, libc::SIGKILL)
+}
+
+/// Sends it a signal.
+pub fn signal(process: &OwnedFd, signal: libc::c_int) -> io::Result<()> {
     let none = ptr::null::<libc::siginfo_t>();
     // SAFETY: takes numbers, and no further information.
     let sent = unsafe {
         let call = libc::SYS_pidfd_send_signal;
-        libc::syscall(call, process.as_raw_fd(), libc::SIGKILL, none, 0)
+        libc::syscall(call, process.as_raw_fd(), signal, none, 0)
     };
     if sent == 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// Whether it is a child of this process that has not been waited for.
+pub fn is_own_child(process: &OwnedFd) -> bool {
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: zero is a valid siginfo, which the kernel fills in; nothing is collected.
+    unsafe {
+        let mut info: libc::siginfo_t = mem::zeroed();
+        let id = process.as_raw_fd() as libc::id_t;
+        libc::waitid(libc::P_PIDFD, id, &mut info, flags) == 0
     }
 }
 

@@ -116,5 +116,5 @@ pub fn measure(sized: &SizedArgs) -> Result<Measured> {
     let mut cases = cases(plan);
     harness::select(&mut cases, &sized.bench.only)?;
     let results = plan.run(&cases, entries(sized)?)?;
-    Ok(Measured::new("exit", plan.rounds, results))
+    Ok(Measured::new("exit", results))
 }

@@ -127,7 +127,7 @@ pub fn measure(args: &SizedArgs) -> Result<Measured> {
     let mut cases = cases(plan);
     harness::select(&mut cases, &args.bench.only)?;
     let results = plan.run(&cases, entries(args)?)?;
-    Ok(Measured::new("free", plan.rounds, results))
+    Ok(Measured::new("free", results))
 }
 
 #[cfg(test)]
@@ -139,7 +139,10 @@ mod tests {
         let cases = cases(Plan {
             size_bytes: 1 << 20,
             wait: Duration::from_secs(1),
-            rounds: 1,
+            rounds: harness::Rounds {
+                count: 1,
+                limit: None,
+            },
             most_bytes: 1 << 20,
         });
         for name in ALONE.iter().chain(REQUESTED) {

@@ -184,5 +184,5 @@ pub fn measure(sized: &SizedArgs) -> Result<Measured> {
     let mut cases = cases(plan, plan.size_bytes / quick_part, victim_bytes);
     harness::select(&mut cases, &sized.bench.only)?;
     let results = plan.run(&cases, entries(sized)?)?;
-    Ok(Measured::new("return", plan.rounds, results))
+    Ok(Measured::new("return", results))
 }

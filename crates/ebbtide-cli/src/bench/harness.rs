@@ -3,24 +3,26 @@
 //! All entries in each round of a case, in an order drawn anew each time, the same in every run: in a fixed
 //! circle each would always find the system's free memory as one and the same other had left it, and
 //! whether that is in huge pages is worth a quarter of a copy's time. An entry whose process does
-//! not really use its library, or that fails, is reported and not measured.
+//! not really use its library, or that fails, is reported and not measured. What is measured when a signal
+//! comes is thrown away, and the run is over ([`interrupt`]).
 //!
 //! Invariants:
 //! - `INV-BENCH-1`: within a case, every process reports the same checksum.
 //! - `INV-BENCH-2`: a figure is kept only if `malloc` came from the entry's library.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::bench::beside::Neighbour;
 use crate::bench::crowd::Crowd;
 use crate::bench::dying::Ending;
+use crate::bench::interrupt::{self, Listening};
 use crate::bench::observe::Watch;
 use crate::bench::peers::{self, Entry};
 use crate::bench::process::{Starter, warm_host};
+use crate::bench::progress::Progress;
 use crate::bench::worker::{Curve, Output, Random};
 use crate::out;
 
@@ -139,6 +141,23 @@ pub struct Drawn {
     pub curve: Curve,
 }
 
+/// How often all is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds {
+    /// So many times.
+    pub count: u32,
+    /// Another one is not begun when it would end later than this.
+    pub limit: Option<Duration>,
+}
+
+impl Rounds {
+    /// Whether another round fits, as far as the longest one tells.
+    fn fits(self, round: u32, elapsed: Duration, longest: Duration) -> bool {
+        let is_over = self.limit.is_some_and(|limit| elapsed + longest > limit);
+        round < self.count && (round == 0 || !is_over)
+    }
+}
+
 /// Everything that came out.
 #[derive(Debug, Default)]
 pub struct Results {
@@ -154,6 +173,10 @@ pub struct Results {
     pub notes: Vec<String>,
     /// How long a watched process was given.
     pub wait: Duration,
+    /// Rounds that were begun.
+    pub rounds: u32,
+    /// What broke off the run, and when.
+    pub broken_off: Option<(libc::c_int, String)>,
 }
 
 /// Keeps the cases whose name contains one of `only`; all without any.
@@ -170,7 +193,13 @@ pub fn select(cases: &mut Vec<Case>, only: &[String]) -> Result<()> {
 }
 
 /// Runs `cases` for `rounds` rounds, after touching `warm_bytes` of memory once.
-pub fn run(cases: &[Case], entries: Vec<Entry>, rounds: u32, warm_bytes: u64) -> Result<Results> {
+pub fn run(
+    cases: &[Case],
+    entries: Vec<Entry>,
+    rounds: Rounds,
+    warm_bytes: u64,
+) -> Result<Results> {
+    let _listening = Listening::start()?;
     let starter = Starter::new(cases)?;
     let mut results = Results::default();
     for entry in entries {
@@ -197,18 +226,25 @@ pub fn run(cases: &[Case], entries: Vec<Entry>, rounds: u32, warm_bytes: u64) ->
         .iter()
         .map(|c| kept.iter().filter(|e| e.takes(c.id)).count())
         .sum();
-    let bar = progress(u64::from(rounds) * steps as u64);
+    let mut progress = Progress::new(u64::from(rounds.count) * steps as u64);
     let mut checksums: Vec<Option<u64>> = vec![None; cases.len()];
     let mut broken = vec![vec![false; kept.len()]; cases.len()];
-    for round in 0..rounds {
+    let (began, mut longest) = (Instant::now(), Duration::ZERO);
+    'rounds: while rounds.fits(results.rounds, began.elapsed(), longest) {
+        let round_began = Instant::now();
+        let round = results.rounds;
+        results.rounds += 1;
         for (c, case) in cases.iter().enumerate() {
             for e in order(kept.len(), round as usize * cases.len() + c) {
                 if !kept[e].takes(case.id) {
                     continue;
                 }
-                bar.set_message(format!("{} {}", case.id, kept[e].name));
-                bar.inc(1);
+                if interrupt::came().is_some() {
+                    break 'rounds;
+                }
+                progress.begin(format!("{} {}", case.id, kept[e].name));
                 if broken[c][e] {
+                    progress.end(round, rounds.count, case.id);
                     continue;
                 }
                 let measured = starter.measure(case, &kept[e]).and_then(|output| {
@@ -222,17 +258,42 @@ pub fn run(cases: &[Case], entries: Vec<Entry>, rounds: u32, warm_bytes: u64) ->
                 });
                 match measured {
                     Ok(output) => keep(&mut results, case, e, round, output),
+                    // It was ended from here.
+                    Err(_) if interrupt::came().is_some() => break 'rounds,
                     Err(error) => {
                         broken[c][e] = true;
-                        results
-                            .failures
-                            .push(format!("{} in {}: {error:#}", case.id, kept[e].name));
+                        results.failures.push(format!(
+                            "{} in {}, round {}: {error:#}",
+                            case.id,
+                            kept[e].name,
+                            round + 1
+                        ));
                     }
                 }
+                progress.end(round, rounds.count, case.id);
             }
         }
+        longest = longest.max(round_began.elapsed());
     }
-    bar.finish_and_clear();
+    let (done, steps) = progress.done();
+    progress.finish();
+    if let Some(signal) = interrupt::came() {
+        let name = interrupt::name(signal);
+        ensure!(
+            done > 0,
+            "broken off by {name} before anything was measured"
+        );
+        let when = format!(
+            "broken off by {name} in round {} of {}: {done} of {steps} processes were measured",
+            results.rounds, rounds.count
+        );
+        results.broken_off = Some((signal, when));
+    } else if results.rounds < rounds.count {
+        results.notes.push(format!(
+            "another round would have passed the time limit; {} were asked for",
+            rounds.count
+        ));
+    }
     Ok(results)
 }
 
@@ -283,15 +344,6 @@ fn keep(results: &mut Results, case: &Case, entry: usize, round: u32, output: Ou
     }
 }
 
-fn progress(len: u64) -> ProgressBar {
-    // Hidden by itself where stderr is no terminal.
-    let bar = ProgressBar::new(len);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta} {msg}") {
-        bar.set_style(style);
-    }
-    bar
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,5 +359,21 @@ mod tests {
             before_first.insert(place.checked_sub(1).map(|before| order[before]));
         }
         assert_eq!(before_first.len(), 8, "{before_first:?}");
+    }
+
+    #[test]
+    fn a_round_that_would_pass_the_limit_is_not_begun() {
+        let seconds = Duration::from_secs;
+        let limit = Some(seconds(60));
+        let rounds = Rounds { count: 3, limit };
+        assert!(rounds.fits(0, seconds(100), seconds(0)), "at least one");
+        assert!(rounds.fits(1, seconds(30), seconds(30)));
+        assert!(!rounds.fits(2, seconds(31), seconds(30)));
+        assert!(!rounds.fits(3, seconds(1), seconds(0)));
+        let rounds = Rounds {
+            limit: None,
+            ..rounds
+        };
+        assert!(rounds.fits(2, seconds(9000), seconds(9000)));
     }
 }

@@ -68,6 +68,12 @@ pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
 fn page(report: &Report) -> Result<String> {
     let title = format!("ebbtide bench {}", report.family);
     let mut body = format!("<h1>{}</h1>\n", escape(&title));
+    if report.partial {
+        body.push_str(&format!(
+            "<pre>{}</pre>\n",
+            escape(&tables::partial(report))
+        ));
+    }
     body.push_str(
         "<p>Bars: the median of all rounds, with a line from quartile to quartile; less is better. Curves: memory over \
          time, from the end of freeing, or from the call that ends the process, on. Dashed: what has to stay. Below: all \
@@ -122,11 +128,11 @@ fn pictures(report: &Report, case: &[Measurement]) -> Result<Vec<Picture>> {
             svg: curves("MiB", lines)?,
         });
     }
-    let not_back = report.not_back();
+    let without = report.without();
     for m in case.iter().filter(|m| !m.results.is_empty()) {
         let bar = |row: &Row| Bar {
             name: row.allocator.clone(),
-            label: tables::with_ratio(m, row, &not_back),
+            label: tables::with_ratio(m, row, &without),
             value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
         };
         let rows: Vec<Bar> = m.results.iter().map(bar).collect();
@@ -225,7 +231,7 @@ mod tests {
             ],
             ..Results::default()
         };
-        let report = report::new(&Measured::new("f", 1, results), "ebbtide bench f", true);
+        let report = report::new(&Measured::new("f", results), "ebbtide bench f", true);
         let rss = lines(&report, "c", |c| &c.rss_mib, |c| c.base_mib + c.live_mib);
         assert_eq!(rss.len(), 3);
         assert_eq!(rss[0].points, [(0.0, 100.0), (0.05, 20.0)]);

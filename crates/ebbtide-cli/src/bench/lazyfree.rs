@@ -86,9 +86,7 @@ fn entries(args: &BenchArgs) -> Result<Vec<Entry>> {
 pub fn measure(args: &BenchArgs) -> Result<Measured> {
     let pick = |(full, quick)| if args.quick { quick } else { full };
     let (chunks, limit_bytes) = (pick(CHUNKS), pick(LIMIT_BYTES));
-    let rounds = args
-        .rounds
-        .unwrap_or(if args.quick { ROUNDS.1 } else { ROUNDS.0 });
+    let rounds = args.rounds_or(ROUNDS);
     let entries = entries(args)?;
     let (keeper, group) = match limited(limit_bytes) {
         Ok(keeper) => {
@@ -115,7 +113,7 @@ pub fn measure(args: &BenchArgs) -> Result<Measured> {
         ));
     }
     drop(keeper);
-    Ok(Measured::new("lazyfree", rounds, results))
+    Ok(Measured::new("lazyfree", results))
 }
 
 /// A cgroup with a limit, for the time of the run.

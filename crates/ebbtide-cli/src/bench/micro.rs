@@ -110,7 +110,7 @@ fn cases(quick: bool) -> Vec<Case> {
 pub fn measure(args: &BenchArgs) -> Result<Measured> {
     let mut cases = cases(args.quick);
     harness::select(&mut cases, &args.only)?;
-    let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 9 });
+    let rounds = args.rounds_or((9, 3));
     let entries = peers::rotation(args, false)?;
     let filled = if args.quick {
         FILL_BYTES
@@ -118,7 +118,7 @@ pub fn measure(args: &BenchArgs) -> Result<Measured> {
         4 * FILL_BYTES
     };
     let results = harness::run(&cases, entries, rounds, filled + filled / 2)?;
-    Ok(Measured::new("micro", rounds, results))
+    Ok(Measured::new("micro", results))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! | `process` | starts measured processes and reads what they print |
 //! | `observe`, `sample`, `link` | watches a process from outside; a look; that process's end of it |
 //! | `peers` | the allocators, and where their libraries are |
+//! | `progress`, `interrupt` | says what a run is at; what a signal breaks off |
 //! | `report`, `tables` | sets figures side by side; as text or JSON |
 //! | `html`, `plot` | a page; its drawings |
 //! | `stats`, `hist` | medians and quartiles; histograms of times |
@@ -42,6 +43,7 @@ pub mod groups;
 pub mod harness;
 pub mod hist;
 pub mod html;
+pub mod interrupt;
 pub mod lazyfree;
 pub mod link;
 pub mod micro;
@@ -55,6 +57,7 @@ pub mod percpu_api;
 pub mod phone;
 pub mod plot;
 pub mod process;
+pub mod progress;
 pub mod report;
 pub mod reuse;
 pub mod sample;

@@ -76,10 +76,7 @@ pub fn measure(args: &NeighbourArgs) -> Result<Measured> {
     let pick = |(full, short)| if quick { short } else { full };
     let pause = Duration::try_from_secs_f64(args.pause.unwrap_or(PAUSE_S))
         .context("--pause takes a number of seconds")?;
-    let rounds = args
-        .bench
-        .rounds
-        .unwrap_or(if quick { ROUNDS.1 } else { ROUNDS.0 });
+    let rounds = args.bench.rounds_or(ROUNDS);
     let sized = Neighbour {
         size_bytes: args.size.unwrap_or(pick(SIZE_BYTES)),
         pause,
@@ -115,7 +112,7 @@ pub fn measure(args: &NeighbourArgs) -> Result<Measured> {
     let mut results = harness::run(&cases, entries, rounds, sized.touched_bytes())?;
     results.wait = WAIT;
     results.notes.extend(notes(&sized, swap.as_deref()));
-    Ok(Measured::new("neighbour", rounds, results))
+    Ok(Measured::new("neighbour", results))
 }
 
 fn notes(sized: &Neighbour, swap: Option<&str>) -> Vec<String> {

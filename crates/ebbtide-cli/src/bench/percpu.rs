@@ -139,9 +139,9 @@ pub fn measure(bench: &BenchArgs) -> Result<Measured> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut cases = cases(bench.quick, cpus);
     harness::select(&mut cases, &bench.only)?;
-    let rounds = bench.rounds.unwrap_or(if bench.quick { 1 } else { 5 });
+    let rounds = bench.rounds_or((5, 1));
     let results = harness::run(&cases, entries(bench)?, rounds, 64 << 20)?;
-    Ok(Measured::new("percpu", rounds, results))
+    Ok(Measured::new("percpu", results))
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ use crate::out;
 
 /// Exit status when something was measured, but not everything.
 const EXIT_PARTIAL: u8 = 1;
+/// The same after a signal, whose number is added.
+const EXIT_SIGNAL: u8 = 128;
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -26,18 +28,13 @@ pub const SCHEMA: u32 = 1;
 pub struct Measured {
     /// Its name.
     family: &'static str,
-    rounds: u32,
     results: Results,
 }
 
 impl Measured {
-    /// Of a run of so many rounds.
-    pub fn new(family: &'static str, rounds: u32, results: Results) -> Self {
-        Measured {
-            family,
-            rounds,
-            results,
-        }
+    /// Of a run.
+    pub fn new(family: &'static str, results: Results) -> Self {
+        Measured { family, results }
     }
 }
 
@@ -50,8 +47,14 @@ pub struct Report {
     /// What was typed for it.
     #[serde(default)]
     pub command: String,
-    /// Rounds that were run.
+    /// Rounds that were begun.
     pub rounds: u32,
+    /// Whether something was not measured.
+    #[serde(default)]
+    pub partial: bool,
+    /// What broke off the run, and when.
+    #[serde(default)]
+    pub broken_off: Option<String>,
     quick: bool,
     /// What kind of machine it was.
     pub machine: Vec<(String, String)>,
@@ -66,6 +69,15 @@ pub struct Report {
     /// How long a figure was waited for.
     #[serde(default)]
     pub wait_s: f64,
+}
+
+/// What stands in place of a figure.
+#[derive(Debug)]
+pub struct Without {
+    /// It was not reached.
+    pub late: String,
+    /// There is none.
+    pub none: &'static str,
 }
 
 /// A curve of one process.
@@ -128,13 +140,20 @@ impl Report {
         self.measurements.chunk_by(|a, b| a.case == b.case)
     }
 
-    /// In place of a figure that was not reached.
-    pub fn not_back(&self) -> String {
-        format!("not in {} s", self.wait_s)
+    /// In place of figures.
+    pub fn without(&self) -> Without {
+        Without {
+            late: format!("not in {} s", self.wait_s),
+            none: match self.broken_off {
+                Some(_) => "not measured",
+                None => "failed",
+            },
+        }
     }
 }
 
-/// Prints the results, and writes what pictures are wanted; the exit status says whether all of it was measured.
+/// Prints the results, as far as there are any, and writes what pictures are wanted; the exit status says whether all
+/// of it was measured.
 pub fn print(measured: &Measured, args: &BenchArgs) -> Result<u8> {
     let words: Vec<_> = env::args_os().skip(1).collect();
     let words = words.iter().map(|word| word.to_string_lossy());
@@ -155,10 +174,14 @@ pub fn print(measured: &Measured, args: &BenchArgs) -> Result<u8> {
     for failure in &report.failures {
         out::warning(failure);
     }
-    Ok(if report.failures.is_empty() {
-        0
-    } else {
-        EXIT_PARTIAL
+    Ok(match &measured.results.broken_off {
+        // As a shell tells it.
+        Some((signal, why)) => {
+            out::warning(why);
+            EXIT_SIGNAL + *signal as u8
+        }
+        None if report.partial => EXIT_PARTIAL,
+        None => 0,
     })
 }
 
@@ -176,13 +199,20 @@ pub fn new(measured: &Measured, command: &str, quick: bool) -> Report {
         schema: SCHEMA,
         family: measured.family.into(),
         command: command.into(),
-        rounds: measured.rounds,
+        rounds: results.rounds,
+        partial: results.broken_off.is_some() || !results.failures.is_empty(),
+        broken_off: results.broken_off.as_ref().map(|(_, why)| why.clone()),
         quick,
         machine: machine_facts()
             .into_iter()
             .map(|Check { id, value, .. }| (id.into(), value))
             .collect(),
-        measurements: series.map(|s| measurement(s, results)).collect(),
+        measurements: series
+            .filter(|s| {
+                results.broken_off.is_none() || s.values.iter().flatten().any(|v| !v.is_empty())
+            })
+            .map(|s| measurement(s, results))
+            .collect(),
         curves: drawn.collect(),
         notes: results.notes.clone(),
         failures: results.failures.clone(),
@@ -270,6 +300,8 @@ mod tests {
             family: "f".into(),
             command: "ebbtide bench f".into(),
             rounds: 1,
+            partial: false,
+            broken_off: None,
             quick: true,
             machine: vec![("kernel".into(), "1".into())],
             measurements: vec![m],
@@ -308,5 +340,27 @@ mod tests {
             "{text}"
         );
         assert_eq!(text.matches("not in 9 s").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn what_was_not_come_to_is_left_out() {
+        let series = |case, values: [&[f64]; 2]| Series {
+            case,
+            about: "a",
+            metric: Metric { id: "m", unit: "u" },
+            values: values.map(|v| Some(v.to_vec())).to_vec(),
+        };
+        let results = Results {
+            entries: [OWN, "x"].map(Entry::plain).to_vec(),
+            series: vec![series("c", [&[1.0], &[]]), series("later", [&[], &[]])],
+            rounds: 1,
+            broken_off: Some((libc::SIGINT, "broken off".into())),
+            ..Results::default()
+        };
+        let report = new(&Measured::new("f", results), "ebbtide bench f", true);
+        assert!(report.partial && report.measurements.len() == 1);
+        let text = render(&report);
+        assert!(text.starts_with("PARTIAL") && text.contains("- broken off\n"));
+        assert!(text.contains("not measured") && !text.contains("later"));
     }
 }

@@ -86,7 +86,7 @@ pub fn measure(args: &SizedArgs) -> Result<Measured> {
         .collect();
     harness::select(&mut cases, &args.bench.only)?;
     let results = plan.run(&cases, entries(args)?)?;
-    Ok(Measured::new("reuse", plan.rounds, results))
+    Ok(Measured::new("reuse", results))
 }
 
 /// What this process holds, all of it and without lazy pages.

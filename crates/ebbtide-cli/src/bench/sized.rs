@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::bench::harness::{self, Case, Results, Run};
+use crate::bench::harness::{self, Case, Results, Rounds, Run};
 use crate::bench::peers::Entry;
 use crate::cli::SizedArgs;
 use crate::out;
@@ -30,7 +30,7 @@ pub struct Plan {
     /// How long to wait for it.
     pub wait: Duration,
     /// Rounds.
-    pub rounds: u32,
+    pub rounds: Rounds,
     /// No process may fill more.
     pub most_bytes: u64,
 }
@@ -59,7 +59,7 @@ impl Plan {
             most_bytes: most,
             size_bytes: args.size.unwrap_or(size_bytes),
             wait: asked.map_or_else(|| pick(quick, defaults.wait), Duration::from_secs_f64),
-            rounds: args.bench.rounds.unwrap_or(pick(quick, defaults.rounds)),
+            rounds: args.bench.rounds_or(defaults.rounds),
         })
     }
 
@@ -116,9 +116,9 @@ mod tests {
     #[test]
     fn flags_over_defaults() {
         let p = plan(&[]).unwrap();
-        assert_eq!((p.size_bytes, p.rounds), (64 << 20, 5));
+        assert_eq!((p.size_bytes, p.rounds.count), (64 << 20, 5));
         let p = plan(&["--quick", "--size", "3M", "--wait", "0.5"]).unwrap();
-        assert_eq!((p.size_bytes, p.rounds), (3 << 20, 2));
+        assert_eq!((p.size_bytes, p.rounds.count), (3 << 20, 2));
         assert_eq!(p.wait, Duration::from_millis(500));
         assert!(plan(&["--size", "8000000G"]).is_err());
         assert!(plan(&["--size", "4K"]).is_err());

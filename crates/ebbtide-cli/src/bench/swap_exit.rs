@@ -101,10 +101,7 @@ pub fn measure(args: &SwapExitArgs) -> Result<Measured> {
         .processes
         .unwrap_or(if quick { PROCESSES.1 } else { PROCESSES.0 });
     let size_bytes = args.size.unwrap_or(pick(SIZE_BYTES)) >> 20 << 20;
-    let rounds = args
-        .bench
-        .rounds
-        .unwrap_or(if quick { ROUNDS.1 } else { ROUNDS.0 });
+    let rounds = args.bench.rounds_or(ROUNDS);
     let all_bytes = u64::from(processes) * size_bytes;
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = kib_field(&info, "MemAvailable").unwrap_or(u64::MAX);
@@ -141,5 +138,5 @@ pub fn measure(args: &SwapExitArgs) -> Result<Measured> {
         keeper.kept.swap
     ));
     drop(keeper);
-    Ok(Measured::new("swap-exit", rounds, results))
+    Ok(Measured::new("swap-exit", results))
 }

@@ -6,22 +6,22 @@
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
-use crate::bench::report::{Measurement, Report, Row};
+use crate::bench::report::{Measurement, Report, Row, Without};
 
 /// Wider tables are cut into parts of so many metrics.
 const COLUMNS: usize = 4;
 
 /// All of a report.
 pub fn render(report: &Report) -> String {
-    let mut text = String::new();
-    let not_back = report.not_back();
+    let without = report.without();
+    let mut text = partial(report);
     for case in report.cases() {
         text.push_str(&format!("{} — {}\n", case[0].case, case[0].about));
         match case {
-            [one] => text.push_str(&single(one, &not_back)),
+            [one] => text.push_str(&single(one, &without)),
             several => {
                 for part in several.chunks(COLUMNS) {
-                    text.push_str(&matrix(part, &not_back));
+                    text.push_str(&matrix(part, &without));
                 }
             }
         }
@@ -40,11 +40,26 @@ pub fn render(report: &Report) -> String {
     text
 }
 
-fn single(m: &Measurement, not_back: &str) -> String {
+/// What is missing from the figures; nothing if they are complete.
+pub fn partial(report: &Report) -> String {
+    let mut text = String::new();
+    if report.partial {
+        text.push_str("PARTIAL: not everything was measured\n");
+    }
+    for why in report.broken_off.iter().chain(&report.failures) {
+        text.push_str(&format!("- {why}\n"));
+    }
+    if report.partial {
+        text.push('\n');
+    }
+    text
+}
+
+fn single(m: &Measurement, without: &Without) -> String {
     let mut table = Table::new();
     table.set_header(["", "median", "quartiles", "÷ ebbtide"]);
     for row in &m.results {
-        let (median, ratio) = cell(m, row, not_back);
+        let (median, ratio) = cell(m, row, without);
         let quartiles = row.spread.map_or(String::new(), |s| {
             format!("{} – {}", figure(s.quartile_low), figure(s.quartile_high))
         });
@@ -53,14 +68,14 @@ fn single(m: &Measurement, not_back: &str) -> String {
     format!("{}; A/A noise {}\n{}\n", m.unit, noise(m), lines(table))
 }
 
-fn matrix(metrics: &[Measurement], not_back: &str) -> String {
+fn matrix(metrics: &[Measurement], without: &Without) -> String {
     let mut table = Table::new();
     table.set_header(
         [""].into_iter()
             .chain(metrics.iter().map(|m| m.metric.as_str())),
     );
     for (place, first) in metrics[0].results.iter().enumerate() {
-        let cells = (metrics.iter()).map(|m| with_ratio(m, &m.results[place], not_back));
+        let cells = (metrics.iter()).map(|m| with_ratio(m, &m.results[place], without));
         table.add_row([first.allocator.to_owned()].into_iter().chain(cells));
     }
     let noises = metrics.iter().map(noise);
@@ -88,27 +103,28 @@ fn lines(mut table: Table) -> String {
 }
 
 /// The median, or why there is none, with its ratio to Ebbtide's behind it.
-pub fn with_ratio(m: &Measurement, row: &Row, not_back: &str) -> String {
-    match cell(m, row, not_back) {
+pub fn with_ratio(m: &Measurement, row: &Row, without: &Without) -> String {
+    match cell(m, row, without) {
         (figure, ratio) if ratio.is_empty() => figure,
         (figure, ratio) => format!("{figure} ({ratio})"),
     }
 }
 
-fn cell(m: &Measurement, row: &Row, not_back: &str) -> (String, String) {
+fn cell(m: &Measurement, row: &Row, without: &Without) -> (String, String) {
     match row.spread {
         Some(s) => (figure(s.median), ratio(m, row)),
-        None => (missing(row, not_back).to_owned(), String::new()),
+        None => (missing(row, without).to_owned(), String::new()),
     }
 }
 
-fn missing<'a>(row: &Row, not_back: &'a str) -> &'a str {
+fn missing<'a>(row: &Row, without: &'a Without) -> &'a str {
     if row.not_reached > 0 {
-        not_back
+        &without.late
     } else if row.values.iter().any(|v| v.is_nan()) {
         "disturbed"
     } else {
-        "failed"
+        // Why stands at the top.
+        without.none
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_families;
+mod bench_partial;
 mod bench_system;
 
 use std::fs;

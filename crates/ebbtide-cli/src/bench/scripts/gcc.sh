@@ -2,6 +2,7 @@
 set -eu
 command -v cc >/dev/null || { echo 'cc is missing (apt-get install gcc)' >&2; exit 1; }
 dir=$(mktemp -d)
+trap 'exit 143' HUP INT TERM
 trap 'rm -rf "$dir"' EXIT
 cd "$dir"
 files=$((6 * $1))

@@ -5,6 +5,7 @@ for tool in redis-server redis-benchmark redis-cli; do
 done
 dir=$(mktemp -d)
 server=
+trap 'exit 143' HUP INT TERM
 trap '[ -z "$server" ] || kill -9 $server 2>/dev/null || :; rm -rf "$dir"' EXIT
 redis-server --port 0 --unixsocket "$dir/s" --save '' --appendonly no --dir "$dir" --loglevel warning >/dev/null &
 server=$!
