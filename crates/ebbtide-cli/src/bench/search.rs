@@ -2,16 +2,17 @@
 //! the copy, and frees it, again and again; several processes do so at once.
 //!
 //! ```text
-//! search_PxT ─┬─ searcher T: fill chunks, wait ─ go ─ T threads: copy, search, free
-//!             ├─ searcher T                       ↑
-//!             └─ … P of them                all at the same time
+//! search_PxT ─┬─ searcher T: fill chunks, copy once, wait ─ go ─ T threads: copy, search, free
+//!             ├─ searcher T                                  ↑
+//!             └─ … P of them                           all at the same time
 //! ```
 //! The number of searches is the same for all cases, so the figure is the time of one
 //! search with everything that the machine has at work.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::ptr;
+use std::sync::Barrier;
+use std::{ptr, slice};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -119,24 +120,40 @@ impl Drop for Searcher {
     }
 }
 
-/// One process: fills its chunks, waits, and searches with some threads.
+/// One process: fills its chunks, and searches with some threads, which wait when each of them has
+/// made its first copy.
+///
+/// A copy's pages that the system has to provide cost many times what a search costs, more so in a
+/// virtual machine whose host has to provide them in turn; how many of them there are differs by
+/// what ran before. So all copies of a process are there at the same time once, before the time is taken.
 pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
     let (searches, threads) = shape(case).context("not a case like searcher_100x4")?;
     ensure!(chunks > 0, "no chunks");
     let chunks: Vec<usize> = (0..chunks).map(|number| filled(number) as usize).collect();
-    link::base();
-    let began = now_ns();
-    let checksum = std::thread::scope(|scope| {
+    let gate = Gate::new(threads);
+    let (began, checksum) = std::thread::scope(|scope| {
         let started: Vec<_> = (0..threads)
             .map(|seed| {
-                let chunks = &chunks;
-                scope.spawn(move || search(chunks, searches, seed))
+                let (chunks, gate) = (&chunks, &gate);
+                scope.spawn(move || {
+                    let copy = copied(chunks[seed as usize % chunks.len()]);
+                    gate.copied.wait();
+                    // SAFETY: allocated above, freed once.
+                    unsafe { release(copy) };
+                    gate.begin.wait();
+                    search(chunks, searches, seed)
+                })
             })
             .collect();
-        started
+        gate.copied.wait();
+        link::base();
+        let began = now_ns();
+        gate.begin.wait();
+        let sum = started
             .into_iter()
             .map(|thread| thread.join().unwrap_or(0))
-            .fold(0, u64::wrapping_add)
+            .fold(0, u64::wrapping_add);
+        (began, sum)
     });
     let ended = now_ns();
     for chunk in chunks {
@@ -150,6 +167,31 @@ pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
             .into(),
         ..Output::default()
     })
+}
+
+/// Where threads wait for each other, and for the one that started them.
+struct Gate {
+    /// Every thread has made a copy.
+    copied: Barrier,
+    begin: Barrier,
+}
+
+impl Gate {
+    fn new(threads: u64) -> Self {
+        let all = threads as usize + 1;
+        Gate {
+            copied: Barrier::new(all),
+            begin: Barrier::new(all),
+        }
+    }
+}
+
+/// A copy of a chunk.
+fn copied(chunk: usize) -> *mut u8 {
+    let copy = alloc(CHUNK_BYTES);
+    // SAFETY: both have so many bytes, and the copy is this thread's alone.
+    unsafe { ptr::copy_nonoverlapping(chunk as *const u8, copy, CHUNK_BYTES) };
+    copy
 }
 
 /// A chunk of ascending even numbers.
@@ -169,13 +211,10 @@ fn search(chunks: &[usize], searches: u64, seed: u64) -> u64 {
     for _ in 0..searches {
         let chunk = (random.next() >> 20) as usize % chunks.len();
         let wanted = chunk as u64 + 2 * ((random.next() >> 20) % WORDS as u64);
-        let copy = alloc(CHUNK_BYTES);
-        // SAFETY: both have so many bytes, and the copy is this thread's alone.
-        let found = unsafe {
-            ptr::copy_nonoverlapping(chunks[chunk] as *const u8, copy, CHUNK_BYTES);
-            let words = std::slice::from_raw_parts(copy.cast::<u64>(), WORDS);
-            words.binary_search(&wanted)
-        };
+        let copy = copied(chunks[chunk]);
+        // SAFETY: so many words were written to it just now.
+        let words = unsafe { slice::from_raw_parts(copy.cast::<u64>(), WORDS) };
+        let found = words.binary_search(&wanted);
         sum = sum.wrapping_add(found.map_or(u64::MAX / 2, |place| place as u64));
         // SAFETY: allocated above, freed once.
         unsafe { release(copy) };
