@@ -4,7 +4,9 @@
  * executes itself; `later` works with threads first. With `back`, memory must go back nevertheless.
  *   sandbox killed CALL...      a filter kills the thread that makes one of these, by number: workers, one by one. What
  *                               waits for them does not wait for ever
- *   sandbox orphan              one kills the worker when it gives back what it has claimed: that is given back by others */
+ *   sandbox orphan              one kills the worker when it gives back what it has claimed: that is given back by others
+ *   sandbox fence               one kills a thread that drains the caches of others, and one that forks: no lock is left behind
+ *   sandbox maker               one kills the thread that makes a worker: nobody waits for that worker, and others make one */
 #include "check.h"
 #include <dirent.h>
 #include <linux/audit.h>
@@ -16,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 static int wants(const char *sets, const char *name)
 {
@@ -174,8 +177,84 @@ static void orphan(void)
     free(beside);
 }
 
+/* From now on one call kills this thread, by itself. */
+static void die_at(int call)
+{
+    struct sock_filter f[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_THREAD), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+    struct sock_fprog prog = { sizeof f / sizeof *f, f };
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &prog) == 0);
+}
+
+static int survived;
+
+static void *drains(void *arg) { die_at(SYS_membarrier); malloc_trim(0); survived = 1; return arg; }
+static void *forks(void *arg) { die_at(SYS_membarrier); fork(); survived = 1; return arg; }
+static void *makes(void *size) { die_at(SYS_clone); survived = malloc((size_t)size) != NULL; return size; }
+
+/* Runs a thread that is killed. */
+static void lose(void *(*thread)(void *), size_t arg)
+{
+    pthread_t t;
+    survived = 0;
+    CHECK(!pthread_create(&t, NULL, thread, (void *)arg) && !pthread_join(t, NULL));
+    CHECK(!survived, "the call was not made");
+}
+
+static void trim_in_time(void)
+{
+    double start = now();
+    char *p = malloc(20 * MIB);
+    memset(p, 3, 20 * MIB);
+    size_t most = resident();
+    free(p);
+    CHECK(malloc_trim(0) == 1 && resident() < most - 15 * MIB, "%zu of %zu stay", resident(), most);
+    CHECK(now() - start < 3, "%.1f s", now() - start);
+    churn(1, 20000, 300, 16);
+}
+
+static void fence(void)
+{
+    churn(1, 5000, 300, 14);
+    lose(drains, 0);
+    trim_in_time();
+    pid_t pid = fork();
+    if (pid == 0) { trim_in_time(); _exit(0); }
+    int status;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
+    /* libc may be left with a lock of its own, for forks. */
+    lose(forks, 0);
+    trim_in_time();
+}
+
+static void maker(void)
+{
+    churn(1, 5000, 300, 14);
+    lose(makes, 200 * MIB);
+    CHECK(threads() == 1);
+    trim_in_time();
+    /* Not before 10 s are over. */
+    for (int i = 0; i < 300 && threads() == 1; i++) {
+        free(memset(malloc(20 * MIB), 3, 20 * MIB));
+        usleep(50000);
+    }
+    CHECK(threads() == 2, "nobody makes a worker any more");
+    trim_in_time();
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 1 && !strcmp(argv[1], "fence")) {
+        fence();
+        return passed();
+    }
+    if (argc > 1 && !strcmp(argv[1], "maker")) {
+        maker();
+        return passed();
+    }
     if (argc > 1 && !strcmp(argv[1], "orphan")) {
         orphan();
         return passed();

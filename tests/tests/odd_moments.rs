@@ -109,6 +109,21 @@ fn a_worker_that_is_killed_leaves_nothing_behind() {
         .ok();
 }
 
+/// Threads of the program, killed at the two calls that are made with something in hand that others wait for.
+#[test]
+fn threads_that_are_killed_leave_no_lock_behind() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide makes these calls");
+    }
+    for mode in ["fence", "maker"] {
+        Run::new(c_program("sandbox"))
+            .args(mode)
+            .conf("workers=1")
+            .timeout(30)
+            .ok();
+    }
+}
+
 #[test]
 fn refused_from_the_start() {
     for sets in [

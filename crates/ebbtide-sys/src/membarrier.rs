@@ -6,6 +6,7 @@
 
 use crate::call::{Errno, Sysno, syscall};
 
+const QUERY: i32 = 0;
 const PRIVATE_EXPEDITED_RSEQ: i32 = 1 << 7;
 const REGISTER_PRIVATE_EXPEDITED_RSEQ: i32 = 1 << 8;
 const FLAG_CPU: u32 = 1;
@@ -18,6 +19,15 @@ const FLAG_CPU: u32 = 1;
 pub fn register() -> Result<(), Errno> {
     // SAFETY: no pointers.
     unsafe { syscall!(Sysno::membarrier, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0) }.map(drop)
+}
+
+/// Does nothing. Asked before anything is taken that a fence is made under: a filter that kills for the call does so here.
+///
+/// # Errors
+/// `ENOSYS`, or what a filter answers.
+pub fn ask() -> Result<(), Errno> {
+    // SAFETY: no pointers.
+    unsafe { syscall!(Sysno::membarrier, QUERY, 0, 0) }.map(drop)
 }
 
 /// Restarts the section running on `cpu`.

@@ -10,8 +10,8 @@
 //! They share memory and signal handlers with the program, but all signals are blocked in them; and not
 //! its descriptors: they have a table of their own, emptied at once.
 
-use crate::call::{Sysno, syscall};
-use crate::vm;
+use crate::call::{Errno, Sysno, syscall};
+use crate::{process, vm};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,9 +19,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 const STACK_BYTES: usize = 128 << 10;
 const BLOCK_BYTES: usize = 32 << 10;
 
+/// Set in [`Place::busy`] until the kernel has made the thread.
+const MAKING: u32 = 1 << 31;
+
 /// A place for one thread at a time.
 pub struct Place {
-    /// Not 0 while a thread runs here: the kernel clears it when the thread is gone.
+    /// The number of the thread that runs here: the kernel sets it when it has made the thread, and clears it when the
+    /// thread is gone. Before, [`MAKING`] and the number of who makes it, whom a filter may kill for that.
     busy: AtomicU32,
     /// How many were tried to start here.
     made: AtomicU32,
@@ -45,9 +49,10 @@ impl Place {
         }
     }
 
-    /// Whether the last thread that ran here is gone.
+    /// Whether the last thread that ran here is gone, or who was to make it.
     pub fn is_free(&self) -> bool {
-        self.busy.load(Ordering::Acquire) == 0
+        let busy = self.busy.load(Ordering::Acquire);
+        busy == 0 || busy & MAKING != 0 && is_gone(busy & !MAKING)
     }
 
     /// Tells the threads that have run here apart: greater by one for each.
@@ -93,13 +98,15 @@ impl Place {
         }
         self.made.fetch_add(1, Ordering::Relaxed);
         // Behind the count: who finds the place busy again finds that changed.
-        self.busy.store(1, Ordering::Release);
+        let making = MAKING | process::thread_id();
+        self.busy.store(making, Ordering::Release);
         let flags = libc::CLONE_VM
             | libc::CLONE_FS
             | libc::CLONE_SIGHAND
             | libc::CLONE_THREAD
             | libc::CLONE_SYSVSEM
             | libc::CLONE_SETTLS
+            | libc::CLONE_PARENT_SETTID
             | libc::CLONE_CHILD_CLEARTID;
         let all = u64::MAX;
         let mut before = 0u64;
@@ -126,13 +133,22 @@ impl Place {
     }
 }
 
+/// Whether a thread of this process is gone, by its number. One with the same number may have come since, and the main
+/// thread stays as long as there are others.
+pub fn is_gone(thread: u32) -> bool {
+    // SAFETY: no pointers; no signal is sent.
+    let found = unsafe { syscall!(Sysno::tgkill, process::id(), thread, 0) };
+    found == Err(Errno::ESRCH)
+}
+
 /// Starts `entry(argument)` on `stack`; its return ends the thread. `false`: refused. Not by libc's `clone`,
 /// which knows `errno`: workers start workers, and have none. Where it would be, below a thread block that
 /// is not libc's, other memory lies.
 ///
 /// # Safety
-/// `stack` is the aligned end of memory that nobody else uses until the kernel clears `busy`, `block` is
-/// valid as a thread pointer's target for `entry`, and the flags ask for a thread of this process.
+/// `stack` is the aligned end of memory that nobody else uses until the kernel clears `busy`, where it has written the
+/// thread's number before, `block` is valid as a thread pointer's target for `entry`, and the flags ask for a thread of this
+/// process.
 #[cfg(target_arch = "x86_64")]
 unsafe fn clone(
     entry: extern "C" fn(*mut c_void) -> c_int,
@@ -163,7 +179,7 @@ unsafe fn clone(
             inlateout("rax") libc::SYS_clone as isize => id,
             in("rdi") flags as usize,
             in("rsi") stack,
-            in("rdx") 0usize,
+            in("rdx") busy,
             in("r10") busy,
             in("r8") block,
             in("r9") entry,
@@ -196,7 +212,7 @@ unsafe fn clone(
             stack as *mut c_void,
             flags,
             argument as *mut c_void,
-            core::ptr::null_mut::<libc::pid_t>(),
+            busy,
             block as *mut c_void,
             busy,
         );

@@ -55,6 +55,7 @@ pub fn register() {
 extern "C" fn prepare() {
     let Some(heap) = started_heap() else { return };
     notice(heap);
+    heap.caches.may_fence();
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
     let state = if fenced { 0 } else { UNFENCED };

@@ -28,6 +28,9 @@ impl Heap {
         if !place.sections {
             return self.drain_portable(cpu);
         }
+        if !caches.may_fence() {
+            return false;
+        }
         let _draining = caches.drain.lock();
         let state = &caches.states[cpu];
         state.store(PARKED, Ordering::Relaxed);

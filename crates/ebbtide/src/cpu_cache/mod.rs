@@ -285,6 +285,12 @@ impl CpuCaches {
         }
     }
 
+    /// Whether a fence is worth trying. Asked before a lock is taken for one: a filter that kills the thread for the
+    /// call does so here, and leaves no lock behind that nobody will free.
+    pub fn may_fence(&self) -> bool {
+        self.uses_sections() && MEMBARRIER.may_work() && MEMBARRIER.latch(membarrier::ask()).is_ok()
+    }
+
     /// Stops every CPU's sections, for a fork: returns when none is running. `false`: the fence was
     /// refused, and the child must not use what is in the stacks.
     pub fn park_all(&self) -> bool {

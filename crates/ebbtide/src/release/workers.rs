@@ -50,8 +50,8 @@ pub struct Workers {
     coordinating: AtomicBool,
     /// Nothing has come yet of the worker that was made in advance.
     expecting: AtomicBool,
-    /// A thread is being made: what libc allocates for it must not ask for another.
-    creating: AtomicBool,
+    /// The number of who makes a thread, 0: nobody. One at a time does.
+    creating: AtomicU32,
     /// The process that all this is true of; a `vfork` child is another one.
     process: AtomicU32,
     retry_ms: AtomicU64,
@@ -71,7 +71,7 @@ impl Workers {
             busy: AtomicU64::new(0),
             coordinating: AtomicBool::new(false),
             expecting: AtomicBool::new(false),
-            creating: AtomicBool::new(false),
+            creating: AtomicU32::new(0),
             process: AtomicU32::new(0),
             retry_ms: AtomicU64::new(0),
             avoid_cpu: AtomicUsize::new(usize::MAX),
@@ -136,7 +136,7 @@ impl Workers {
         self.busy.store(0, Ordering::Relaxed);
         self.coordinating.store(false, Ordering::Relaxed);
         self.expecting.store(false, Ordering::Relaxed);
-        self.creating.store(false, Ordering::Relaxed);
+        self.creating.store(0, Ordering::Relaxed);
         self.process.store(process::id(), Ordering::Release);
     }
 
@@ -184,13 +184,13 @@ impl Workers {
         if crate::fork::is_forking() || self.process.load(Ordering::Acquire) != process::id() {
             return false;
         }
-        if self.creating.swap(true, Ordering::Acquire) {
+        if !self.begin_creating() {
             return false;
         }
         let died = self.bury();
         let free = |number: &usize| self.places[*number].is_free();
         let Some(number) = (0..MAX_WORKERS).find(free) else {
-            self.creating.store(false, Ordering::Release);
+            self.creating.store(0, Ordering::Release);
             return false;
         };
         let made = !died && {
@@ -211,8 +211,23 @@ impl Workers {
         if died {
             super::put_back_orphans(crate::heap::the_heap());
         }
-        self.creating.store(false, Ordering::Release);
+        self.creating.store(0, Ordering::Release);
         made
+    }
+
+    /// Whether nobody makes a thread, or who did is gone, and this thread does from now on.
+    fn begin_creating(&self) -> bool {
+        let before = self.creating.load(Ordering::Relaxed);
+        (before == 0 || thread::is_gone(before))
+            && self
+                .creating
+                .compare_exchange(
+                    before,
+                    process::thread_id(),
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
     }
 
     /// Notes where the thread that hands work over runs.
