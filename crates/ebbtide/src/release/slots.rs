@@ -26,6 +26,9 @@ const MAX_QUEUED: usize = 32;
 /// Whoever waits looks so often whether there still is a worker: one that was counted on may not have come to be,
 /// or a filter may have killed it.
 const LOOK_MS: u64 = 100;
+/// Whoever waits for everything takes a gather that a thread of the program has had for so long for lost: a filter may
+/// have killed that thread, and nobody would see it.
+const LOST_MS: u64 = if cfg!(test) { 300 } else { 10_000 };
 
 /// Who owns a gather: a thread of the program, or a worker, of which one knows whether it is gone. No two workers are
 /// the same owner.
@@ -217,7 +220,7 @@ impl Slots {
 
     /// Returns when every gather that is in use now has got free once; takes the oldest of the queue and
     /// lets `help` have it meanwhile, those that are left to workers too if `left`. So with what somebody owned that
-    /// `is_gone`.
+    /// `is_gone`. Threads of the program are waited for for a while only ([`LOST_MS`]).
     pub fn join(
         &self,
         left: impl Fn() -> bool,
@@ -227,10 +230,15 @@ impl Slots {
     ) {
         for slot in &self.slots {
             let uses = slot.uses.load(Ordering::Acquire);
+            let end = clock::now_ms() + LOST_MS;
             loop {
                 let done = self.done.load(Ordering::Acquire);
-                let free = slot.state.load(Ordering::Acquire) == FREE;
-                if free || slot.uses.load(Ordering::Acquire) != uses {
+                let state = slot.state.load(Ordering::Acquire);
+                if state == FREE || slot.uses.load(Ordering::Acquire) != uses {
+                    break;
+                }
+                let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.0;
+                if state == OWNED && of_the_program && clock::now_ms() >= end {
                     break;
                 }
                 let queued = self.take_queued(left(), owner);
@@ -408,6 +416,17 @@ mod tests {
             );
         }
         assert_eq!(SLOTS.queued(), MAX_QUEUED);
+    }
+
+    #[test]
+    fn what_a_dead_thread_of_the_program_owned_is_waited_for_for_a_while() {
+        static SLOTS: Slots = Slots::new();
+        core::mem::forget(SLOTS.take(Owner::PROGRAM).unwrap());
+        assert!(SLOTS.hand_over(SLOTS.take(Owner::PROGRAM).unwrap()).is_ok());
+        let (start, mut helped) = (clock::now_ms(), 0);
+        SLOTS.join(|| true, Owner::PROGRAM, |_| false, |_| helped += 1);
+        let took = clock::now_ms() - start;
+        assert!(helped == 1 && took >= LOST_MS, "{took} ms");
     }
 
     #[test]
