@@ -284,6 +284,13 @@ pub fn leave_descriptors() -> bool {
     unsafe { syscall!(Sysno::close_range, 0, u32::MAX, CLOSE_RANGE_UNSHARE) }.is_ok()
 }
 
+/// A CPU alone, as a mask.
+fn one(cpu: usize) -> [u64; 128] {
+    let mut mask = [0; 128];
+    mask[cpu / 64] = 1 << (cpu % 64);
+    mask
+}
+
 /// The CPUs that a thread may use.
 pub struct Affinity {
     mask: [u64; 128],
@@ -315,25 +322,26 @@ impl Affinity {
     }
 
     /// Keeps this thread on the `index`-th of these CPUs other than `avoid`, where there is one: long
-    /// calls into the kernel are not spread by the scheduler.
-    pub fn pin(&self, index: usize, avoid: usize) {
+    /// calls into the kernel are not spread by the scheduler. Which one that is.
+    pub fn pin(&self, index: usize, avoid: usize) -> Option<usize> {
         let others = (0..self.bytes * 8)
             .filter(|&cpu| cpu != avoid && self.mask[cpu / 64] >> (cpu % 64) & 1 == 1);
         let count = others.clone().count();
-        if count == 0 {
-            return;
-        }
-        let Some(cpu) = others.clone().nth(index % count) else {
-            return;
-        };
-        let mut one = [0u64; 128];
-        one[cpu / 64] = 1 << (cpu % 64);
-        self.set(&one);
+        let cpu = others.clone().nth(index.checked_rem(count)?)?;
+        self.set(&one(cpu));
+        Some(cpu)
     }
 
     /// Lets this thread use all of these CPUs again.
     pub fn restore(&self) {
         self.set(&self.mask);
+    }
+
+    /// The same after [`Self::pin`], unless somebody has chosen others for it meanwhile.
+    pub fn unpin(&self, pinned: Option<usize>) {
+        if pinned.is_some_and(|cpu| Self::current().mask == one(cpu)) {
+            self.restore();
+        }
     }
 
     fn set(&self, mask: &[u64; 128]) {
@@ -359,4 +367,70 @@ pub fn wait(word: &AtomicU32, value: u32, timeout_ms: u64) {
             &raw const time
         )
     };
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn what_others_chose_for_a_thread_stays() {
+        let check = || {
+            let all = Affinity::current();
+            let cpu = all.pin(1, usize::MAX).unwrap();
+            assert_eq!(Affinity::current().count(), 1);
+            all.unpin(Some(cpu));
+            assert_eq!(Affinity::current().mask, all.mask);
+            // Nowhere to go.
+            assert_eq!(
+                Affinity {
+                    mask: one(cpu),
+                    ..all
+                }
+                .pin(0, cpu),
+                None
+            );
+            let Some(other) = all.pin(0, cpu) else { return };
+            all.pin(0, other);
+            // Somebody calls it back meanwhile.
+            all.set(&one(other));
+            all.unpin(Some(cpu));
+            assert_eq!(Affinity::current().mask, one(other));
+        };
+        std::thread::spawn(check).join().unwrap();
+    }
+
+    #[test]
+    fn who_is_gone_is_seen() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(process::thread_id()).unwrap();
+            let _ = ended.recv();
+        });
+        let id = told.recv().unwrap();
+        assert!(!is_gone(id) && !is_gone(process::thread_id()));
+        drop(end);
+        thread.join().unwrap();
+        assert!((0..1000).any(|_| {
+            std::thread::yield_now();
+            is_gone(id)
+        }));
+    }
+
+    #[test]
+    fn a_place_whose_maker_is_gone_is_free() {
+        let place = Place::new();
+        let making = |thread: u32| {
+            place.busy.store(MAKING | thread, Ordering::Relaxed);
+            !place.is_free()
+        };
+        let gone = std::thread::spawn(process::thread_id).join().unwrap();
+        assert!(making(process::thread_id()));
+        assert!((0..1000).any(|_| {
+            std::thread::yield_now();
+            !making(gone)
+        }));
+    }
 }

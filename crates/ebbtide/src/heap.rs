@@ -43,6 +43,8 @@ pub struct Heap {
     pub held: Held,
     /// Bytes freed since the last tick.
     pub freed: AtomicUsize,
+    /// CPUs that were allowed at the last look; `usize::MAX`: not to be asked.
+    pub cpus: AtomicUsize,
     /// Zones in use are the first [`Settings::zones`].
     pub zones: [ZoneSlot; MAX_ZONES],
     /// By class.
@@ -76,10 +78,6 @@ pub struct Settings {
     pub request_limit: usize,
     /// Bytes of RAM; `usize::MAX` when unknown.
     pub ram: usize,
-    /// Workers at most.
-    pub max_workers: usize,
-    /// Threads that release at once at most, the one that asks for it counted: CPUs that were allowed at the start.
-    pub releasers: usize,
 }
 
 // SAFETY: `settings` is written once, before `STATE` says so; the rest guards itself.
@@ -93,8 +91,6 @@ static HEAP: Heap = Heap {
         domains: Domains::ONE,
         request_limit: usize::MAX,
         ram: usize::MAX,
-        max_workers: 0,
-        releasers: 1,
     }),
     abandoned: AtomicBool::new(false),
     forked: AtomicBool::new(false),
@@ -103,6 +99,7 @@ static HEAP: Heap = Heap {
     small_blocks: AtomicUsize::new(0),
     held: Held::new(),
     freed: AtomicUsize::new(0),
+    cpus: AtomicUsize::new(1),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
@@ -236,15 +233,11 @@ unsafe fn start() -> bool {
     let memory = ebbtide_sys::process::memory_total();
     let request_limit = memory.map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
     let ram = memory.map_or(usize::MAX, |(ram, _)| ram);
-    let releasers = match config.basic_syscalls {
+    let cpus = match config.basic_syscalls {
         true => usize::MAX,
         false => ebbtide_sys::process::allowed_cpus(),
     };
-    let max_workers = match config.workers {
-        crate::config::AUTO if config.basic_syscalls => 0,
-        crate::config::AUTO => (releasers / 2).clamp(1, 4),
-        workers => workers,
-    };
+    HEAP.cpus.store(cpus, Ordering::Relaxed);
     // SAFETY: nobody reads before READY.
     unsafe {
         *HEAP.settings.get() = Settings {
@@ -254,8 +247,6 @@ unsafe fn start() -> bool {
             domains,
             request_limit,
             ram,
-            max_workers,
-            releasers,
         };
     }
     for index in 0..zones {

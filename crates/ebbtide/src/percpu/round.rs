@@ -45,7 +45,7 @@ impl Heap {
         {
             return;
         }
-        let called = self.settings().max_workers > 0 && the_heap().workers.call(1);
+        let called = self.max_workers() > 0 && the_heap().workers.call(1);
         if !called && now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
             let mut left = IN_PLACE;
             let more = self.depopulate_percpu(self.percpu_scope(), Releaser::Program, || {

@@ -38,11 +38,13 @@ pub mod slots;
 pub mod workers;
 mod zones;
 
+use crate::config::AUTO;
 use crate::heap::{Heap, heap};
 use crate::stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::features::WORKERS;
-use ebbtide_sys::{clock, vm};
+use ebbtide_sys::thread::Affinity;
+use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::{BLOCK_FRAMES, Block, Counters, FRAME_BYTES, Frame};
 use lazy::Take;
 use releaser::{Releaser, release_owned};
@@ -298,14 +300,35 @@ impl Heap {
     }
 
     /// Workers at most.
-    fn max_workers(&self) -> usize {
-        self.settings().max_workers
+    pub fn max_workers(&self) -> usize {
+        let config = &self.settings().config;
+        match config.workers {
+            AUTO if config.basic_syscalls => 0,
+            AUTO => (self.most_releasers() / 2).clamp(1, 4),
+            workers => workers,
+        }
+    }
+
+    /// Threads that release at once at most, the one that asks for it counted: one for each CPU.
+    fn most_releasers(&self) -> usize {
+        self.cpus.load(Ordering::Relaxed)
+    }
+
+    /// Looks how many CPUs there are now: those of the main thread, or of this worker, which somebody may have made
+    /// that keeps to a few. Either may be one that keeps to itself.
+    fn look_at_cpus(&self) {
+        let of = |thread| Affinity::of(thread).count();
+        let cpus = of(process::id()).max(of(0));
+        if cpus > 0 {
+            self.cpus.store(cpus, Ordering::Relaxed);
+        }
     }
 
     /// A coordinator's turn: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         crate::fork::notice(self);
         crate::percpu::own::begin(self);
+        self.look_at_cpus();
         self.look_at_room(now);
         self.look_at_held(now);
         self.keep_owners_limit(by);
@@ -443,4 +466,19 @@ pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
         stats::count_released(bytes);
     }
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_that_come_and_go_are_seen() {
+        let heap = heap().unwrap();
+        let allowed = process::allowed_cpus();
+        heap.cpus.store(allowed + 1000, Ordering::Relaxed);
+        assert_eq!(heap.most_releasers(), allowed + 1000);
+        heap.round(clock::now_ms(), Releaser::Tick);
+        assert_eq!(heap.most_releasers(), allowed);
+    }
 }

@@ -51,7 +51,7 @@ impl Releaser<'_> {
 pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> usize {
     let start = clock::precise_ns();
     let leave = match by {
-        Releaser::Asked | Releaser::Program => heap.settings().max_workers > 0,
+        Releaser::Asked | Releaser::Program => heap.max_workers() > 0,
         Releaser::Tick => heap.workers.count() > 0,
         Releaser::Worker { .. } => false,
     };
@@ -83,8 +83,7 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> 
 /// `Err`: there is no worker, or no room and `waits` is not set.
 fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>, waits: bool) -> Result<(), Owned<'a>> {
     let workers = super::heap_workers();
-    let settings = heap.settings();
-    let most = settings.max_workers.min(settings.releasers);
+    let most = heap.max_workers().min(heap.most_releasers());
     let wanted = (heap.slots.queued() + 1).min(most);
     if !workers.call(wanted) {
         return Err(owned);

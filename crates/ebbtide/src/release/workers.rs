@@ -275,25 +275,25 @@ fn run(heap: &'static Heap, number: usize) {
         map: map.as_ref(),
         owner: Owner::worker(number, workers.places[number].made()),
     };
-    let affinity = Affinity::current();
     let mut worked_ms = clock::now_ms();
     let mut watcher = None;
     let mut eyes = Eyes::default();
     loop {
         let seen = workers.wake.load(Ordering::SeqCst);
         if heap.slots.has_queued() {
-            affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
+            let affinity = Affinity::current();
+            let cpu = affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
             workers.busy.fetch_or(1 << number, Ordering::SeqCst);
             while let Some(owned) = heap.slots.take_queued(true, by.owner()) {
                 release_owned(heap, owned, by);
             }
             workers.busy.fetch_and(!(1 << number), Ordering::SeqCst);
+            affinity.unpin(cpu);
             // Who still counted on this one has queued before: it is seen now.
             fence(Ordering::SeqCst);
             if heap.slots.has_queued() {
                 continue;
             }
-            affinity.restore();
             worked_ms = clock::now_ms();
             continue;
         }

@@ -52,7 +52,7 @@ impl Heap {
             Releaser::Tick => 0,
             Releaser::Worker { .. } => self.max_workers().saturating_sub(1),
         };
-        let helpers = helpers.min(self.settings().releasers - 1);
+        let helpers = helpers.min(self.most_releasers() - 1);
         let block = u64::from(BLOCK_FRAMES);
         let least = (dirty / MOST_LEAST_PIECES).max(PIECE_FRAMES);
         // Whole blocks: nobody splits a huge page for a border between two pieces.
