@@ -1,9 +1,11 @@
 /* Programs that misuse the allocator: misuse CASE. Prints the bad pointer on stdout first; the library
  * must end the program. A double free and an interior pointer may be found only when objects reach
- * their span: hence malloc_trim. Not found: "survived", exit 0. */
+ * their span: hence malloc_trim. Not found: "survived", exit 0. The cases from "now" on are those of harden=on: the
+ * mistake must be found before the line "returned". */
 #include "check.h"
 #include <dlfcn.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 static void *tell(void *p)
@@ -54,6 +56,112 @@ static void sized(size_t n, size_t wrong_n)
     settle();
 }
 
+/* What comes between a mistake and the next call of its kind. */
+static void others(size_t n, int count)
+{
+    static void *p[64];
+    for (int i = 0; i < count; i++) {
+        free(p[i % 64]);
+        p[i % 64] = malloc(n);
+        memset(p[i % 64], 1, n);
+    }
+}
+
+static void returned(void) { puts("returned"); fflush(stdout); }
+
+static void twice_now(size_t n)
+{
+    void *p = tell(malloc(n));
+    free(p);
+    others(n, 200);
+    free(p);
+    returned();
+}
+
+static void write_freed(size_t n, size_t at)
+{
+    volatile char *p = tell(malloc(n));
+    free((void *)p);
+    p[at]++;
+    others(48, 3000);
+    others(n, 3000);
+    returned();
+}
+
+/* The end of string and the like: found by what is called next with the pointer. */
+static char *behind(size_t n, size_t at)
+{
+    volatile char *p = tell(malloc(n));
+    p[at] = 0;
+    return (char *)p;
+}
+
+static pthread_barrier_t together;
+static void *frees(void *p) { pthread_barrier_wait(&together); free(p); return NULL; }
+
+static void twice_threads(size_t n)
+{
+    pthread_t t;
+    void *p = tell(malloc(n));
+    pthread_barrier_init(&together, NULL, 2);
+    CHECK(pthread_create(&t, NULL, frees, p) == 0);
+    frees(p);
+    pthread_join(t, NULL);
+    returned();
+}
+
+static int hardened(const char *c)
+{
+    void *p = NULL;
+    if (!strcmp(c, "now-twice-16")) twice_now(16);
+    else if (!strcmp(c, "now-twice-48")) twice_now(48);
+    else if (!strcmp(c, "now-twice-20000")) twice_now(20000);
+    else if (!strcmp(c, "now-twice-threads")) twice_threads(300);
+    else if (!strcmp(c, "now-twice-aligned")) {
+        CHECK(posix_memalign(&p, 512, 700) == 0);
+        free(tell(p));
+        others(700, 100);
+        free(p);
+        returned();
+    } else if (!strcmp(c, "now-realloc-freed")) {
+        free(tell(p = malloc(100)));
+        if (realloc(p, 110)) returned();
+    } else if (!strcmp(c, "now-realloc-to-0-twice")) {
+        p = tell(malloc(100));
+        for (int i = 0; i < 2; i++) if (realloc(p, 0)) puts("?");
+        returned();
+    } else if (!strcmp(c, "now-usable-freed")) {
+        free(tell(p = malloc(100)));
+        if (malloc_usable_size(p)) returned();
+    } else if (!strcmp(c, "now-inside-16")) { free(tell((char *)malloc(200) + 16)); returned(); }
+    else if (!strcmp(c, "now-inside-4096")) { free(tell((char *)malloc(20000) + 4096)); returned(); }
+    else if (!strcmp(c, "now-sized-one-off")) {
+        void (*free_sized)(void *, size_t) = dlsym(RTLD_DEFAULT, "free_sized");
+        CHECK(free_sized);
+        free_sized(tell(malloc(50)), 49);
+        returned();
+    } else if (!strcmp(c, "now-behind-16")) { free(behind(16, 16)); returned(); }
+    else if (!strcmp(c, "now-behind-100")) { free(behind(100, 100)); returned(); }
+    else if (!strcmp(c, "now-behind-4096")) { free(behind(4096, 4096)); returned(); }
+    else if (!strcmp(c, "now-behind-5000-by-9")) { free(behind(5000, 5008)); returned(); }
+    else if (!strcmp(c, "now-behind-realloc")) { if (realloc(behind(100, 100), 3000)) returned(); }
+    else if (!strcmp(c, "now-write-freed")) write_freed(100, 0);
+    else if (!strcmp(c, "now-write-freed-inside")) write_freed(1000, 999);
+    else if (!strcmp(c, "now-write-freed-trim")) {
+        volatile char *q = tell(malloc(300));
+        free((void *)q);
+        q[200] = 0;
+        malloc_trim(0);
+        returned();
+    } else if (!strcmp(c, "now-write-freed-end")) {
+        volatile char *q = tell(malloc(300));
+        free((void *)q);
+        q[200] = 0;
+        return 1; /* found when the program ends */
+    } else return 0;
+    return 1;
+}
+
 static int data[100];
 
 int main(int argc, char **argv)
@@ -82,6 +190,7 @@ int main(int argc, char **argv)
     else if (!strcmp(c, "inside-large-2m")) inside(5 * MIB, 2 * MIB);
     else if (!strcmp(c, "sized-small")) sized(48, 500);
     else if (!strcmp(c, "sized-large")) sized(3 * MIB, 100);
+    else if (hardened(c)) return 0;
     else CHECK(0, "misuse CASE");
     puts("survived");
     return 0;

@@ -195,6 +195,9 @@ impl Run {
         command.env_remove("LD_PRELOAD").env_remove("EBBTIDE_CONF");
         if let Some(library) = &self.preload {
             command.env("LD_PRELOAD", library);
+            if let Some(conf) = std::env::var_os("EBBTIDE_TEST_CONF") {
+                command.env("EBBTIDE_CONF", conf);
+            }
         }
         command.envs(self.env.iter().map(|(key, value)| (key, value)));
         if let Some(dir) = &self.dir {

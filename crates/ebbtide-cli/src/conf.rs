@@ -177,6 +177,11 @@ pub const KEYS: &[Key] = &[
         help: "figures of what locks cost; cpu: holds by CPU time instead of by the wall",
     },
     Key {
+        name: "harden",
+        kind: ON_OFF,
+        help: "find double frees, writes after free and short overflows at once or soon, and stop the program",
+    },
+    Key {
         name: "stats_dir",
         kind: Kind::Path,
         help: "directory in which each process keeps a statistics page, PID.ebb",

@@ -18,6 +18,7 @@ const NAMES: &[(u64, &str)] = &[
     (40, "RECORDS"),
     (50, "BATCHES"),
     (56, "PERCPU"),
+    (58, "QUARANTINE"),
     (60, "CPU"),
 ];
 

@@ -51,18 +51,18 @@ fn refill(class: usize) -> *mut u8 {
     heap().map_or(ptr::null_mut(), |heap| heap.refill(class) as *mut u8)
 }
 
-/// Sizes above the table, the portable mode, and the first call.
+/// Sizes above the table, the portable mode, `harden=on`, and the first call.
 #[inline(never)]
 fn allocate_other(size: usize) -> *mut u8 {
     if size > MAX_SMALL {
         return allocate_large(size, 1).0;
     }
-    allocate_class(class_of(size))
+    allocate_class(class_of(size), size, MIN_ALIGN)
 }
 
-/// An object of a class: from the CPU's cache if it has one.
+/// An object of the class for a request: from the CPU's cache if it has one.
 #[inline]
-fn allocate_class(class: usize) -> *mut u8 {
+fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
     #[cfg(target_arch = "x86_64")]
     if FAST.sizes.load(Ordering::Acquire) != 0 {
         // SAFETY: not zero only in the section mode.
@@ -70,8 +70,19 @@ fn allocate_class(class: usize) -> *mut u8 {
         if object != 0 {
             return object as *mut u8;
         }
+        return refill(class);
     }
-    refill(class)
+    allocate_without_limits(class, size, align)
+}
+
+/// The portable mode, `harden=on`, and the first call.
+#[cold]
+#[inline(never)]
+fn allocate_without_limits(class: usize, size: usize, align: usize) -> *mut u8 {
+    match heap() {
+        Some(heap) if heap.is_hardened() => heap.allocate_hardened(size, align) as *mut u8,
+        _ => refill(class),
+    }
 }
 
 /// Address and whether it reads zero.
@@ -109,7 +120,7 @@ pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
         return allocate(size);
     }
     match aligned_class_of(size, align) {
-        Some(class) => allocate_class(class),
+        Some(class) => allocate_class(class, size, align),
         None if align <= MAX_ALIGN => allocate_large(size.max(1), align).0,
         None => ptr::null_mut(),
     }
@@ -153,7 +164,7 @@ fn overflow(class: usize, object: usize) {
     }
 }
 
-/// Large allocations, the portable mode, null, and mistakes.
+/// Large allocations, the portable mode, `harden=on`, null, and mistakes.
 #[inline(never)]
 unsafe fn free_other(address: *mut u8) {
     if address.is_null() {
@@ -163,6 +174,9 @@ unsafe fn free_other(address: *mut u8) {
         not_ours(address as usize)
     };
     match find(heap, address as usize) {
+        Allocation::Object(class) if heap.is_hardened() => {
+            heap.free_hardened(class, address as usize);
+        }
         Allocation::Object(class) => heap.overflow(class, address as usize),
         Allocation::Large(head) => {
             if !heap.free_large(head) {
@@ -206,6 +220,9 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
         not_ours(address as usize)
     };
     match find(heap, address as usize) {
+        Allocation::Object(class) if heap.is_hardened() => {
+            heap.size_hardened(class, address as usize, "size asked of ")
+        }
         Allocation::Object(class) => CLASS[class].size as usize,
         Allocation::Large(head) => heap.large_bytes(head),
         Allocation::None => mistaken(heap, address as usize, "size asked of "),
@@ -228,6 +245,12 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
         return ptr::null_mut();
     }
     let old = match find(heap, address as usize) {
+        Allocation::Object(class) if heap.is_hardened() => {
+            match heap.resize_hardened(class, address as usize, size) {
+                Ok(()) => return address,
+                Err(old) => old,
+            }
+        }
         Allocation::Object(class) => {
             let old = CLASS[class].size as usize;
             if size <= old && size > old / 2 {
@@ -267,7 +290,9 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     }
     // SAFETY: by contract.
     let usable = unsafe { usable_size(address) };
-    let fits = if aligned {
+    let fits = if knows_size(address as usize) {
+        size == usable
+    } else if aligned {
         size <= usable
     } else if usable > MAX_SMALL {
         // Large allocations always have exactly the frames that they need.
@@ -287,6 +312,13 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
             .text(" bytes")
             .abort();
     }
+}
+
+/// Whether the size that was asked for is known to the byte.
+fn knows_size(address: usize) -> bool {
+    heap().is_some_and(|heap| {
+        heap.is_hardened() && matches!(find(heap, address), Allocation::Object(_))
+    })
 }
 
 /// Ends the process over a pointer that is no allocation, with what is known of it.

@@ -60,6 +60,8 @@ pub struct Config {
     pub populate: bool,
     /// Figures of what locks cost (`lockstat=off|on|cpu`), holds by the wall or by CPU time.
     pub lockstat: Option<Holds>,
+    /// Mistakes of the program are found at once or soon (`harden=on|off`): see `harden`.
+    pub harden: bool,
     /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
     pub stats_dir: Path,
 }
@@ -161,6 +163,7 @@ impl Config {
         percpu_units: 1,
         populate: false,
         lockstat: None,
+        harden: false,
         stats_dir: Path::EMPTY,
     };
 
@@ -295,6 +298,7 @@ impl Config {
                     _ => None,
                 },
             ),
+            b"harden" => put(&mut self.harden, on_off(value)),
             b"stats_dir" => put(&mut self.stats_dir, Path::new(value)),
             _ => return None,
         })
@@ -304,7 +308,7 @@ impl Config {
 const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
                     limit=SIZE|PERCENT% pressure=on|off depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
-                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 populate=on|off lockstat=off|on|cpu \
+                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 populate=on|off lockstat=off|on|cpu harden=on|off \
                     stats_dir=/PATH";
 
 fn on_off(value: &[u8]) -> Option<bool> {

@@ -169,6 +169,7 @@ unsafe fn give_up(heap: &Heap) {
         central.transfer.lock().clear();
         central.spans.lock().clear();
     }
+    heap.quarantine.forget();
     // SAFETY: by contract.
     unsafe {
         heap.percpu_abandon();

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::cpu_cache::CpuCaches;
 use crate::domains::Domains;
 use crate::frames::ZoneSlot;
+use crate::harden::quarantine::Quarantine;
 use crate::percpu::PerCpuHeap;
 use crate::ranks;
 use crate::region::Region;
@@ -59,6 +60,8 @@ pub struct Heap {
     pub percpu: PerCpuHeap,
     /// Whether memory is short.
     pub pressure: Pressure,
+    /// Objects freed lately, with `harden=on`.
+    pub quarantine: Quarantine,
     /// Per-CPU caches.
     pub caches: CpuCaches,
 }
@@ -107,13 +110,14 @@ static HEAP: Heap = Heap {
     workers: Workers::new(),
     percpu: PerCpuHeap::new(),
     pressure: Pressure::new(),
+    quarantine: Quarantine::new(),
     caches: CpuCaches::new(),
 };
 
 /// What the fast paths read: few words, one cache line, zero until the heap has started.
 ///
 /// The limits are stored last (release) and read first (acquire): whoever passes a compare with
-/// them sees the rest. They stay zero in the portable mode.
+/// them sees the rest. They stay zero in the portable mode and with `harden=on`.
 #[repr(C, align(64))]
 pub struct Fast {
     /// Requests below this size may be popped at once: [`crate::size_class::TABLE_MAX`] + 1, or 0.
@@ -221,12 +225,16 @@ unsafe fn start() -> bool {
             .write();
         return false;
     };
-    let Ok(region) = Region::reserve() else {
+    let Ok(region) = Region::reserve(config.harden) else {
         Line::new()
             .text("no address space to be had; raise the limit (ulimit -v)")
             .write();
         return false;
     };
+    if config.harden && !HEAP.quarantine.start() {
+        Line::new().text("no memory for harden=on").write();
+        return false;
+    }
     let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
     let domains = Domains::of_machine(config.zones, most as usize);
     let zones = domains.zones();
@@ -266,7 +274,7 @@ unsafe fn start() -> bool {
     FAST.parked.store(stacks.parked, Ordering::Relaxed);
     FAST.rseq_offset
         .store(stacks.rseq_offset as usize, Ordering::Relaxed);
-    if HEAP.caches.uses_sections() {
+    if HEAP.caches.uses_sections() && !config.harden {
         FAST.bytes.store(
             region.blocks as usize * ebbtide_zone::BLOCK_BYTES,
             Ordering::Release,
@@ -334,6 +342,7 @@ impl Heap {
         each(&self.records);
         each(&crate::release::batches::BATCHES);
         self.percpu.locks().for_each(|shard| each(shard));
+        self.quarantine.for_each_lock(&mut each);
         self.caches.for_each_lock(each);
     }
 }

@@ -26,7 +26,7 @@
 //! ```
 //!
 //! Beside them: [`percpu`] (data for each CPU), [`size_class`], `span` (records), `region` (address space), `config`,
-//! `fork`, `domains` (zones by CPUs and nodes),
+//! `fork`, `domains` (zones by CPUs and nodes), `harden` (mistakes found at once),
 //! [`stats`], `report` (the one line before an abort).
 //!
 //! `no_std`; allocates nothing from elsewhere; starts no thread. See `ARCHITECTURE.md`.
@@ -41,6 +41,7 @@ mod domains;
 pub mod fork;
 mod frames;
 mod global;
+mod harden;
 mod heap;
 mod large;
 pub mod percpu;

@@ -18,11 +18,13 @@ pub const RECORDS: Rank = Rank(40);
 pub const BATCHES: Rank = Rank(50);
 /// The chunks of per-CPU data of a shard; one lock a shard.
 pub const PERCPU: Rank = Rank(56);
+/// A CPU's quarantine of freed objects (`harden=on`); one lock a CPU.
+pub const QUARANTINE: Rank = Rank(58);
 /// A CPU's cache in the portable mode; one lock a CPU.
 pub const CPU: Rank = Rank(60);
 
 /// All of them by name, in order.
-pub const NAMES: [(Rank, &str); 8] = [
+pub const NAMES: [(Rank, &str); 9] = [
     (DRAIN, "DRAIN"),
     (TRANSFER, "TRANSFER"),
     (SPANS, "SPANS"),
@@ -30,5 +32,6 @@ pub const NAMES: [(Rank, &str); 8] = [
     (RECORDS, "RECORDS"),
     (BATCHES, "BATCHES"),
     (PERCPU, "PERCPU"),
+    (QUARANTINE, "QUARANTINE"),
     (CPU, "CPU"),
 ];

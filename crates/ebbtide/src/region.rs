@@ -9,6 +9,7 @@
 //!            block words     64 B a 64 blocks
 //!            flags           u8 a block      see [`flag`]
 //!            spans           128 B a span    see `span`
+//!            states          2 KiB a span    words of objects, with `harden=on`: see `harden`
 //! ```
 //!
 //! Everything is reserved once without memory; [`Region::open`] makes parts usable as zones grow.
@@ -22,6 +23,7 @@
 use ebbtide_sys::{Errno, process, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, BlockWord, FRAME_BYTES, Frame, Pageblock};
 
+use crate::harden;
 use crate::span::Span;
 
 /// Where everything is. Set once.
@@ -39,6 +41,8 @@ pub struct Region {
     flags: usize,
     /// Address of the span records.
     pub spans: usize,
+    /// Address of the objects' words; 0 without `harden=on`.
+    pub states: usize,
     /// Room for this many span records.
     pub max_spans: u32,
 }
@@ -71,6 +75,7 @@ impl Region {
         words: 0,
         flags: 0,
         spans: 0,
+        states: 0,
         max_spans: 0,
     };
 
@@ -78,7 +83,7 @@ impl Region {
     ///
     /// # Errors
     /// Not even 16 MiB were to be had.
-    pub fn reserve() -> Result<Self, Errno> {
+    pub fn reserve(hardened: bool) -> Result<Self, Errno> {
         let ram = process::memory_total().map_or(4 * GIB, |(ram, _)| ram);
         let mut size = ram
             .saturating_mul(16)
@@ -86,11 +91,11 @@ impl Region {
             .next_power_of_two();
         if let Some(limit) = process::soft_limit(libc::RLIMIT_AS) {
             // The rest is for the program's own mappings: code, stacks, files.
-            size = size.min(limit / 4 * 3);
+            size = size.min(limit / 4 * if hardened { 2 } else { 3 });
         }
         loop {
             size = size / BLOCK_BYTES * BLOCK_BYTES;
-            match Self::reserve_exactly(size) {
+            match Self::reserve_exactly(size, hardened) {
                 Err(error) if size / 2 < MIN_REGION => return Err(error),
                 Err(_) => size = size / 8 * 5,
                 done => return done,
@@ -98,7 +103,7 @@ impl Region {
         }
     }
 
-    fn reserve_exactly(size: usize) -> Result<Self, Errno> {
+    fn reserve_exactly(size: usize, hardened: bool) -> Result<Self, Errno> {
         let blocks = size / BLOCK_BYTES;
         let frames = size / FRAME_BYTES;
         let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
@@ -110,6 +115,11 @@ impl Region {
             page(blocks.div_ceil(64) * size_of::<BlockWord>()),
             page(blocks),
             page(max_spans * size_of::<Span>()),
+            if hardened {
+                max_spans * harden::SPAN_BYTES
+            } else {
+                0
+            },
         ];
         // Small regions stand under a limit: no address space for trimming to 1 GiB there.
         let align = if size < 4 * GIB { BLOCK_BYTES } else { GIB };
@@ -122,7 +132,7 @@ impl Region {
             }
         };
         let mut at = arrays;
-        let [classes, span_ids, pageblocks, words, flags, spans] = sizes.map(|bytes| {
+        let [classes, span_ids, pageblocks, words, flags, spans, states] = sizes.map(|bytes| {
             at += bytes;
             at - bytes
         });
@@ -143,6 +153,7 @@ impl Region {
             words,
             flags,
             spans,
+            states: if hardened { states } else { 0 },
             max_spans,
         })
     }
@@ -206,7 +217,7 @@ impl Region {
         unsafe { vm::commit(start, end - start) }
     }
 
-    /// Makes up to `count` span records from `first` on usable; the number of the first that is not.
+    /// Makes up to `count` span records from `first` on usable, with the words beside them; the number of the first that is not.
     ///
     /// # Errors
     /// `ENOMEM` under a limit.
@@ -215,6 +226,10 @@ impl Region {
         if count > 0 {
             let size = size_of::<Span>();
             self.open_entries(self.spans, first as usize, count as usize, size)?;
+            if self.states != 0 {
+                let size = harden::SPAN_BYTES;
+                self.open_entries(self.states, first as usize, count as usize, size)?;
+            }
         }
         Ok(first + count)
     }

@@ -17,7 +17,7 @@ use ebbtide_zone::FRAME_BYTES;
 pub struct Stats {
     /// With the program, rounded up to size classes and frames. Resident as far as touched.
     pub live: usize,
-    /// Objects in the CPUs' caches and in full batches. Resident if they were used before.
+    /// Objects in the CPUs' caches, in full batches, and in quarantine (`harden=on`). Resident if they were used before.
     pub cached: usize,
     /// Free objects in spans, with what objects leave over in them. Resident as far as used before.
     pub in_spans: usize,
@@ -122,7 +122,7 @@ impl Heap {
         }
         let cpus = self.caches.bytes();
         let mut stats = Stats {
-            cached: cpus + batches,
+            cached: cpus + batches + self.quarantine.bytes(),
             ..Stats::default()
         };
         let mut in_use = 0;
@@ -151,7 +151,7 @@ impl Heap {
         stats.metadata = self
             .region()
             .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
-            + self.records.lock().bytes()
+            + self.record_bytes()
             + self.caches.slab_bytes()
             + batches / 64
             + crate::percpu::record_bytes();
@@ -174,6 +174,17 @@ impl Heap {
         locks().for_each(|(_, rank)| stats.locks.add(&rank));
         stats.zone_locks.add(&lockstat::figures(crate::ranks::ZONE));
         stats
+    }
+}
+
+impl Heap {
+    /// Span records ever used, and the words of their objects.
+    fn record_bytes(&self) -> usize {
+        let records = self.records.lock().bytes();
+        if !self.is_hardened() {
+            return records;
+        }
+        records + records / size_of::<crate::span::Span>() * crate::harden::SPAN_BYTES
     }
 }
 
@@ -368,6 +379,7 @@ pub(crate) fn refresh(heap: &Heap, now: u64) {
 pub fn finish() {
     let Some(heap) = started_heap() else { return };
     set(END_NS, ebbtide_sys::clock::precise_ns() as usize);
+    heap.drain_quarantine();
     crate::reaper::finish(heap);
     if !heap.settings().config.stats_dir.as_bytes().is_empty() {
         write_page(heap);

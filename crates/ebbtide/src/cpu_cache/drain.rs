@@ -77,7 +77,7 @@ impl Heap {
         true
     }
 
-    /// Drains the caches of CPUs, and the full batches of classes, that have not been used for
+    /// Drains the caches and quarantines of CPUs, and the full batches of classes, that have not been used for
     /// [`IDLE_ROUNDS`] rounds. Bytes of objects in the others.
     pub fn drain_idle(&self) -> usize {
         let cpus = 0..self.caches.place().cpus;
@@ -88,7 +88,7 @@ impl Heap {
                 self.caches.cpu_bytes(cpu)
             }
         });
-        let mut bytes: usize = in_use.sum();
+        let mut bytes = self.drain_idle_quarantine() + in_use.sum::<usize>();
         for (class, about) in CLASS.iter().enumerate().skip(1) {
             let idle = self.central[class].transfer.lock().idle();
             match idle {
@@ -128,8 +128,9 @@ impl Heap {
                 && self.drain_cpu(cpu)
     }
 
-    /// Drains all CPUs' caches and the full batches into the spans.
+    /// Drains all CPUs' caches, the quarantine and the full batches into the spans.
     pub fn drain_all(&self) {
+        self.drain_quarantine();
         for cpu in 0..self.caches.place().cpus {
             self.drain_cpu(cpu);
         }

@@ -115,6 +115,32 @@ impl Heap {
         true
     }
 
+    /// An object of `class`, for who has no fast path. 0: out of memory.
+    pub fn take_object(&self, class: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.caches.uses_sections() {
+            // SAFETY: the section mode.
+            let object = unsafe { rseq::section::pop(&self.caches.place().stacks, class) };
+            if object != 0 {
+                return object;
+            }
+        }
+        self.refill(class)
+    }
+
+    /// Takes an object back from who has no fast path.
+    pub fn put_object(&self, class: usize, object: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if self.caches.uses_sections() {
+            let stacks = &self.caches.place().stacks;
+            // SAFETY: the section mode; an object is not 0.
+            if unsafe { rseq::section::push(stacks, class, object) } {
+                return;
+            }
+        }
+        self.overflow(class, object);
+    }
+
     /// An object of `class` after the fast path found none. 0: out of memory.
     #[cold]
     #[inline(never)]

@@ -1,0 +1,67 @@
+/* What a correct program may rely on with harden=on: harden TOPIC. */
+#include "check.h"
+#include <malloc.h>
+
+/* Freed memory is not handed out at once: not among the next `distance` allocations of its size. */
+static void delay(size_t n, int distance)
+{
+    static uintptr_t seen[4096];
+    CHECK(distance <= 4096);
+    for (int i = 0; i < 20000; i++) {
+        void *p = malloc(n);
+        CHECK(p);
+        for (int k = 0; k < distance; k++) CHECK(seen[k] != (uintptr_t)p, "%p again after less than %d", p, distance);
+        memset(p, i, n);
+        seen[i % distance] = (uintptr_t)p;
+        free(p);
+    }
+}
+
+/* The usable size is what was asked for, in every way to ask, and all of it may be written. */
+static void sizes(void)
+{
+    for (size_t n = 0; n < 300000; n += n / 50 + 1) {
+        void *p[5] = {malloc(n), calloc(1, n), memalign(64, n), memalign(8192, n), realloc(malloc(5), n ? n : 1)};
+        for (int i = 0; i < 5; i++) {
+            size_t has = malloc_usable_size(p[i]);
+            CHECK(has >= n && has < 2 * n + 3 * PAGE, "%zu for %zu", has, n);
+            if (i == 1) CHECK(not_zero(p[i], n) < 0, "calloc of %zu", n);
+            memset(p[i], 0xff, has);
+        }
+        p[0] = realloc(p[0], n + n / 4 + 1);
+        CHECK(p[0] && malloc_usable_size(p[0]) >= n + n / 4 + 1);
+        for (size_t i = 0; i < n; i++) CHECK(((unsigned char *)p[0])[i] == 0xff, "byte %zu of %zu", i, n);
+        memset(p[0], 1, malloc_usable_size(p[0]));
+        for (int i = 0; i < 5; i++) free(p[i]);
+    }
+}
+
+/* Objects are freed, wait until they are whole pages that the kernel has back, and are used again. */
+static void released(double seconds)
+{
+    enum { COUNT = 60000 };
+    static char *p[COUNT];
+    uint64_t s = 7;
+    for (double end = now() + seconds; now() < end;) {
+        size_t n = log_size(&s, 12);
+        for (int i = 0; i < COUNT / (int)(n / 64 + 1); i++) {
+            p[i] = rnd(&s) % 2 ? malloc(n) : calloc(1, n);
+            memset(p[i], 0x11, n);
+        }
+        for (int i = 0; i < COUNT / (int)(n / 64 + 1); i++)
+            if (i % 97) { free(p[i]); p[i] = NULL; }
+        if (rnd(&s) % 4 == 0) usleep(40000);
+        if (rnd(&s) % 4 == 0) malloc_trim(0);
+        for (int i = 0; i < COUNT; i++) { free(p[i]); p[i] = NULL; }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *topic = argc > 1 ? argv[1] : "";
+    if (!strcmp(topic, "delay")) { delay(48, 900); delay(300, 900); delay(5000, 180); delay(200000, 4); }
+    else if (!strcmp(topic, "sizes")) sizes();
+    else if (!strcmp(topic, "released")) released(argc > 2 ? atof(argv[2]) : 3);
+    else CHECK(0, "harden TOPIC");
+    return passed();
+}

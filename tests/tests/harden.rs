@@ -1,0 +1,281 @@
+//! `harden=on`: each mistake is found in the call that makes it or soon after; correct programs run as ever.
+//! Only Ebbtide has it: skipped on stand-ins.
+
+use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, is_ebbtide, skip};
+
+const ON: &str = "harden=on";
+
+fn is_there() -> bool {
+    if !is_ebbtide() {
+        skip("harden=on is Ebbtide's");
+    }
+    is_ebbtide()
+}
+
+fn misuse(case: &str, conf: &str) -> Outcome {
+    let program = c_program("misuse");
+    Run::new(program).arg(case).conf(conf).timeout(20).run()
+}
+
+/// SIGABRT before the line "returned", and one line `ebbtide: … 0x<the pointer> … <words>`.
+fn judge(outcome: &Outcome, words: &str) -> Result<(), String> {
+    let told: Vec<&str> = outcome.stdout.lines().collect();
+    let said: Vec<&str> = outcome.stderr.lines().collect();
+    let (&[pointer], &[line]) = (&told[..], &said[..]) else {
+        return Err(outcome.describe("should tell one pointer, and then one line"));
+    };
+    let is_right = outcome.killed_by(libc::SIGABRT)
+        && line.starts_with("ebbtide: ")
+        && line.contains(&format!("{pointer}, size class "))
+        && line.contains(words);
+    if is_right {
+        Ok(())
+    } else {
+        Err(outcome.describe(&format!("should abort and say `… {pointer} … {words}`")))
+    }
+}
+
+fn are_found(cases: &[(&str, &str)]) {
+    if !is_there() {
+        return;
+    }
+    for mode in ["", ",rseq=off"] {
+        for (case, words) in cases {
+            judge(&misuse(case, &format!("{ON}{mode}")), words)
+                .unwrap_or_else(|why| panic!("{why}"));
+        }
+    }
+}
+
+const TWICE: [(&str, &str); 5] = [
+    ("now-twice-16", "double free of "),
+    ("now-twice-48", "double free of "),
+    ("now-twice-20000", "double free of "),
+    ("now-twice-aligned", "double free of "),
+    ("now-realloc-to-0-twice", "double free of "),
+];
+
+const BEHIND: [(&str, &str); 5] = [
+    ("now-behind-16", "write behind the end of "),
+    ("now-behind-100", ", byte 100 of 100, found by free"),
+    ("now-behind-4096", ", byte 4096 of 4096, found by free"),
+    ("now-behind-5000-by-9", ", byte 5008 of 5000, found by free"),
+    ("now-behind-realloc", ", byte 100 of 100, found by realloc"),
+];
+
+const WRITTEN: [(&str, &str); 4] = [
+    ("now-write-freed", "write after free to "),
+    ("now-write-freed-inside", ", byte 999"),
+    ("now-write-freed-trim", ", byte 200"),
+    ("now-write-freed-end", ", byte 200"),
+];
+
+#[test]
+fn double_free_at_once() {
+    are_found(&TWICE);
+    are_found(&[("now-twice-threads", "double free of ")]);
+}
+
+#[test]
+fn writes_behind_the_end() {
+    are_found(&BEHIND);
+}
+
+#[test]
+fn writes_after_free() {
+    are_found(&WRITTEN);
+}
+
+#[test]
+fn what_is_not_live_is_not_resized_or_asked_of() {
+    are_found(&[
+        ("now-realloc-freed", "realloc of "),
+        ("now-usable-freed", "size asked of "),
+    ]);
+}
+
+#[test]
+fn pointers_into_objects_at_once() {
+    are_found(&[
+        ("now-inside-16", "into the middle of an object"),
+        ("now-inside-4096", "into the middle of an object"),
+    ]);
+}
+
+#[test]
+fn sizes_are_known_to_the_byte() {
+    if is_there() {
+        let outcome = misuse("now-sized-one-off", ON);
+        let is_found = outcome.killed_by(libc::SIGABRT)
+            && outcome
+                .stderr
+                .contains(" with size 49, but it has 50 bytes");
+        assert!(is_found, "{}", outcome.describe("should be found"));
+    }
+}
+
+/// Positive control: without the key these same cases are not found in time, or not at all.
+#[test]
+fn nothing_of_it_is_found_without() {
+    if !is_there() {
+        return;
+    }
+    for (case, words) in TWICE.iter().chain(&BEHIND).chain(&WRITTEN) {
+        assert!(judge(&misuse(case, ""), words).is_err(), "{case}");
+    }
+}
+
+fn on(program: &str, args: &str, more: &str) {
+    if is_there() {
+        let run = Run::new(c_program(program)).args(args).timeout(150);
+        run.conf(&format!("{ON}{more}")).ok();
+    }
+}
+
+#[test]
+fn freed_memory_is_not_handed_out_at_once() {
+    on("harden", "delay", "");
+    on("harden", "delay", ",rseq=off");
+    if is_there() {
+        let without = Run::new(c_program("harden")).arg("delay").run();
+        assert!(without.verdict().is_err(), "the control does not reuse");
+    }
+}
+
+#[test]
+fn sizes_are_what_was_asked_for() {
+    on("harden", "sizes", "");
+}
+
+#[test]
+fn the_interface_is_the_same() {
+    for topic in [
+        "basic", "too_big", "align", "zero", "mix", "resize", "usable", "errno", "trim", "sized",
+    ] {
+        on("api", topic, "");
+    }
+}
+
+/// Released and lazy pages read zero or old: nobody must take that for a write.
+#[test]
+fn no_false_alarm_over_released_pages() {
+    for back in [
+        "retain_ms=0",
+        "retain_ms=0,lazyfree=always,lazy_ms=0",
+        "retain_ms=10,workers=0",
+        "thp=off,retain_ms=5",
+    ] {
+        on("harden", "released 2", &format!(",{back}"));
+        on(
+            "stress",
+            "seed=21 threads=4 seconds=2 gens=3 trim back",
+            &format!(",{back}"),
+        );
+    }
+}
+
+#[test]
+fn threads() {
+    on(
+        "stress",
+        "seed=22 threads=8 seconds=3 gens=6 migrate trim",
+        "",
+    );
+    on("stress", "seed=23 threads=8 seconds=2 gens=20", ",rseq=off");
+}
+
+#[test]
+fn everything_at_once() {
+    for (seed, back) in [
+        "",
+        ",retain_ms=0,lazyfree=always",
+        ",zones=2,thp=off",
+        ",syscalls=basic",
+    ]
+    .iter()
+    .enumerate()
+    {
+        on(
+            "soak",
+            &format!("seed={} threads=4 seconds=3", 31 + seed),
+            back,
+        );
+    }
+}
+
+#[test]
+fn forks() {
+    for args in [
+        "main 6 60",
+        "thread 6 60",
+        "nested 4 20",
+        "exec 4 30",
+        "_fork 0 30",
+        "_fork 6 60",
+        "clone 6 40",
+    ] {
+        on("fork", args, "");
+    }
+    on("vfork", "4 40 hop", "");
+}
+
+#[test]
+fn small_address_space() {
+    if is_there() {
+        let limit = 512 << 20;
+        let run = Run::new(c_program("limits")).args("work 64").conf(ON);
+        run.limit(libc::RLIMIT_AS, limit).ok();
+    }
+}
+
+/// A pipeline of programs that allocate much, each with its own result.
+#[test]
+fn programs() {
+    let all = [
+        ("python3", "python3"),
+        ("sqlite3", "sqlite3"),
+        ("git", "git"),
+        ("perl", "perl"),
+        ("gcc", "gcc"),
+    ];
+    if !is_there()
+        || !all
+            .iter()
+            .all(|(name, package)| ensure_installed(name, package))
+    {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let script = r#"
+        set -e
+        export HOME=$PWD GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
+        PYTHONMALLOC=malloc python3 -c 'import json
+words = {"w%d" % i: ["x" * (i % 200)] * 3 for i in range(50000)}
+again = json.loads(json.dumps(words))
+print(sum(len(v[0]) for v in again.values()), again == words)'
+        sqlite3 x.db "with recursive c(x) as (select 1 union all select x+1 from c where x<60000)
+            select count(*), count(distinct x % 1000), length(group_concat(hex(x))) from c"
+        git init -q -b main one
+        cd one
+        for i in 1 2 3 4 5 6; do seq $((i * 4000)) > file; git add .; git commit -q -m "$i"; done
+        git repack -q -a -d -f --threads=2
+        git fsck --strict --full 2> /dev/null
+        cd ..
+        git clone -q --no-local one two
+        git -C two rev-list --count HEAD
+        perl -e 'my %h; for my $i (1..60000) { push @{$h{$i % 999}}, "v" x ($i % 70) }
+            my $n = 0; $n += length for map { @$_ } values %h; print "$n\n"'
+        printf '#include <stdio.h>\nint main(void) { printf("%%d\\n", 6 * 7); return 0; }\n' > x.c
+        gcc -O2 -g x.c -o x
+        ./x
+    "#;
+    let run = Run::new("sh").arg("-c").arg(script).conf(ON);
+    let outcome = run.dir(dir.path()).timeout(120).ok();
+    let lengths: u32 = (1..=60000u32).map(|i| i % 70).sum();
+    let hex: u32 = (1..=60000u32)
+        .map(|x| 2 * x.to_string().len() as u32 + 1)
+        .sum::<u32>()
+        - 1;
+    let want = format!("4975000 True\n60000|1000|{hex}\n6\n{lengths}\n42\n");
+    assert_eq!(outcome.stdout, want);
+}
