@@ -120,7 +120,7 @@ static int hardened(const char *c)
     else if (!strcmp(c, "now-twice-aligned")) {
         CHECK(posix_memalign(&p, 512, 700) == 0);
         free(tell(p));
-        others(700, 100);
+        others(1000, 100);
         free(p);
         returned();
     } else if (!strcmp(c, "now-realloc-freed")) {
