@@ -162,9 +162,8 @@ fn cases(bytes: u64, quick: bool) -> Vec<Case> {
     cases.push(Case {
         id: FILL,
         about: "objects of 64 to 512 bytes in a fresh heap, every cache line touched",
-        run: Run::Worker {
-            case: "fill",
-            amount: if quick { FILL_BYTES.1 } else { FILL_BYTES.0 },
+        run: Run::Fill {
+            bytes: if quick { FILL_BYTES.1 } else { FILL_BYTES.0 },
         },
         metrics: FILLED,
     });

@@ -46,6 +46,12 @@ pub enum Run {
         /// Its amount.
         amount: u64,
     },
+    /// The worker's case `fill`, right after another process has touched as much: what the host of a virtual machine must
+    /// provide again would be most of the time, and by chance.
+    Fill {
+        /// How much.
+        bytes: u64,
+    },
     /// This program's worker, watched from outside.
     Watched {
         /// Case of the worker.

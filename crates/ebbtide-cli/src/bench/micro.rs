@@ -79,9 +79,8 @@ fn cases(quick: bool) -> Vec<Case> {
         Case {
             id: "fill",
             about: "objects of 64 to 512 bytes, every cache line touched, then all freed",
-            run: Run::Worker {
-                case: "fill",
-                amount: FILL_BYTES * scale,
+            run: Run::Fill {
+                bytes: FILL_BYTES * scale,
             },
             metrics: FILL,
         },

@@ -119,6 +119,10 @@ impl Starter {
     pub fn measure(&self, case: &Case, entry: &Entry) -> Result<Output> {
         match &case.run {
             Run::Worker { case, amount } => Ok(finish(self.worker(case, *amount, entry, ""))?.0),
+            Run::Fill { bytes } => {
+                warm_host(bytes + bytes / 2)?;
+                Ok(finish(self.worker("fill", *bytes, entry, ""))?.0)
+            }
             Run::Watched {
                 case,
                 watch,
