@@ -133,14 +133,23 @@ pub fn write(fd: i32, mut text: &[u8]) {
     }
 }
 
-/// Creates `path` (must not exist), makes it `len` bytes and maps it shared. No descriptor stays.
+/// Creates `path`, makes it `len` bytes and maps it shared. No descriptor stays. A file of that name is not written
+/// to but replaced: the program may have become another one (execve), or an earlier process had its number.
 ///
 /// # Errors
-/// What openat(2), ftruncate(2) or mmap(2) says.
+/// What openat(2), unlinkat(2), ftruncate(2) or mmap(2) says.
 pub fn create_shared(path: &CStr, len: usize) -> Result<usize, Errno> {
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `path` ends with a NUL.
-    let fd = unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) }?;
+    let open = || unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) };
+    let fd = match open() {
+        Err(Errno::EEXIST) => {
+            // SAFETY: as above. Nothing is followed: the name goes, whatever it leads to.
+            unsafe { syscall!(Sysno::unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) }?;
+            open()?
+        }
+        other => other?,
+    };
     // SAFETY: `fd` is ours; the mapping is new.
     let mapped = unsafe { syscall!(Sysno::ftruncate, fd, len) }.and_then(|_| {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -187,5 +196,24 @@ mod tests {
         assert_eq!(parse_number(b"max\n"), None);
         assert!(read_number(c"/proc/sys/vm/max_map_count").unwrap() > 0);
         assert_eq!(read_number(c"/no/such/file"), None);
+    }
+
+    #[test]
+    fn a_shared_file_is_replaced_and_never_followed() {
+        let dir = std::env::temp_dir();
+        let path = dir.join(std::format!("ebbtide-shared-{}", std::process::id()));
+        let target = path.with_extension("target");
+        std::fs::write(&target, "kept").unwrap();
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        for value in [1u8, 2] {
+            let page = create_shared(&name, 4096).unwrap() as *mut u8;
+            // SAFETY: a new mapping of that length.
+            unsafe { page.write_volatile(value) };
+            assert_eq!(std::fs::read(&path).unwrap()[0], value);
+        }
+        assert_eq!(std::fs::read(&target).unwrap(), b"kept");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::remove_file(&target).unwrap();
     }
 }

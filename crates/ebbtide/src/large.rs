@@ -75,6 +75,7 @@ impl Heap {
             self.try_large(size, align)
         });
         self.tick();
+        crate::stats::changed(self, size);
         taken
     }
 

@@ -8,7 +8,7 @@ use crate::heap::{Heap, started_heap};
 use crate::percpu::own;
 use crate::size_class::CLASSES;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lockstat;
 use ebbtide_zone::FRAME_BYTES;
 
@@ -236,6 +236,8 @@ const PAID: usize = 128;
 const PRESSURE_SOURCES: usize = 129;
 /// When the main thread left the memory at the program's end, as the helper saw it (`CLOCK_MONOTONIC`).
 const LEFT_NS: usize = 130;
+/// When the figures that are not counted as they come were written (milliseconds of `CLOCK_MONOTONIC`).
+const WRITTEN_MS: usize = 140;
 // Values of `PRESSURE_STATE`.
 const CALM: u64 = 1;
 const SHORT: u64 = 2;
@@ -249,7 +251,11 @@ static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 static PAGE: AtomicPtr<Page> = AtomicPtr::new((&raw const LOCAL).cast_mut());
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
 static LAST_MS: AtomicU64 = AtomicU64::new(0);
-const REFRESH_MS: u64 = 500;
+/// Bytes of large allocations that came since the page was written.
+static CHANGED: AtomicUsize = AtomicUsize::new(0);
+const REFRESH_MS: u64 = 100;
+/// So much is told at once: nothing else may follow.
+const CHANGED_BYTES: usize = 16 << 20;
 
 fn page() -> &'static Page {
     // SAFETY: either the static or a mapping that is never undone.
@@ -361,11 +367,23 @@ pub(crate) fn count_released(bytes: usize) {
     count(CALLS, 1);
 }
 
+/// Whether others can see the page, or soon will.
+fn is_shown() -> bool {
+    PAGE.load(Ordering::Relaxed) != (&raw const LOCAL).cast_mut()
+        || WANTS_FILE.load(Ordering::Relaxed)
+}
+
+/// A large allocation came. No lock may be held.
+#[inline]
+pub(crate) fn changed(heap: &Heap, bytes: usize) {
+    if is_shown() && CHANGED.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
+        write_page(heap);
+    }
+}
+
 /// Brings the page up to date, now and then.
 pub(crate) fn refresh(heap: &Heap, now: u64) {
-    if PAGE.load(Ordering::Relaxed) == (&raw const LOCAL).cast_mut()
-        && !WANTS_FILE.load(Ordering::Relaxed)
-    {
+    if !is_shown() {
         return;
     }
     let last = LAST_MS.load(Ordering::Relaxed);
@@ -400,6 +418,8 @@ fn write_page(heap: &Heap) {
     if WANTS_FILE.swap(false, Ordering::Relaxed) {
         open_file(&heap.settings().config);
     }
+    CHANGED.store(0, Ordering::Relaxed);
+    set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
     let stats = heap.stats();
     set(LIVE, stats.live);
     set(DIRTY, stats.dirty);
