@@ -32,6 +32,9 @@ pub enum Command {
     /// Run a program with Ebbtide as its memory manager
     #[command(after_help = conf::key_table())]
     Run(RunArgs),
+    /// Watch the processes that run under Ebbtide: what they hold, keep, and give back
+    #[command(after_help = TOP_HELP)]
+    Top(TopArgs),
     /// Say what this system offers to Ebbtide, and what is missing
     Doctor(DoctorArgs),
     /// Measure Ebbtide beside other allocators
@@ -92,6 +95,44 @@ pub struct RunArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+const TOP_HELP: &str = "\
+Every process of yours that keeps a page of figures is found by itself, wherever the page lies (as root, everybody's).
+A process keeps one if it was started with stats_dir=/DIRECTORY in EBBTIDE_CONF, or by 'ebbtide top -- COMMAND'.
+A COMMAND's output is held back while the terminal shows the view; with --once its output goes to stderr.";
+
+/// `ebbtide top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Only these processes
+    #[arg(value_name = "PID", conflicts_with = "command")]
+    pub pids: Vec<u32>,
+    /// Print one plain table and end; with COMMAND, after an interval or its end
+    #[arg(long)]
+    pub once: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long, requires = "once")]
+    pub json: bool,
+    /// Seconds between two looks, 0.1 to 3600 (default: 1; with --once and no COMMAND 0.25)
+    #[arg(long, value_name = "SECONDS", value_parser = interval)]
+    pub interval: Option<Duration>,
+    /// Settings for the library, laid over those in EBBTIDE_CONF
+    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, requires = "command")]
+    pub conf: Vec<String>,
+    /// The library.
+    #[command(flatten)]
+    pub lib: LibArgs,
+    /// A program to start and watch, with its arguments; its exit status is this program's
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|s| (0.1..=3600.0).contains(s));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "it takes a number of seconds from 0.1 to 3600".into())
 }
 
 /// How a program ends.
@@ -333,6 +374,31 @@ mod tests {
         };
         assert!(!run.force);
         assert_eq!(run.command, ["ls", "-l", "--force"]);
+    }
+
+    #[test]
+    fn top_takes_processes_or_a_command() {
+        let top = |words: &[&str]| Cli::try_parse_from([&["ebbtide", "top"], words].concat());
+        let Ok(Command::Top(args)) = top(&["7", "8", "--interval", "0.5"]).map(|c| c.command)
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (args.pids, args.interval),
+            (vec![7, 8], Some(Duration::from_millis(500)))
+        );
+        let Ok(Command::Top(args)) = top(&["--once", "--", "ls", "-l"]).map(|c| c.command) else {
+            panic!()
+        };
+        assert_eq!(args.command, ["ls", "-l"]);
+        for bad in [
+            &["7", "--", "ls"][..],
+            &["--json"],
+            &["--interval", "0"],
+            &["x"],
+        ] {
+            assert!(top(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | `out` | prints without failing on a closed pipe; units |
 //! | `stats_page` | the page of figures that a process under Ebbtide keeps |
 //! | `run` | starts a program, passes signals and its exit status, measures it |
+//! | `top` | watches the processes that run under Ebbtide |
 //! | `doctor` | probes the kernel, the limits and the library |
 //! | `bench` | interleaved benchmarks in fresh processes |
 
@@ -21,6 +22,7 @@ mod lock_figures;
 mod out;
 mod run;
 mod stats_page;
+mod top;
 
 use std::process::ExitCode;
 
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::main(&args),
+        Command::Top(args) => top::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(command) => bench::main(&command),
         Command::BenchWorker(args) => bench::worker::main(&args),

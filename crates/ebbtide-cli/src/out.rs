@@ -45,6 +45,23 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// Bytes in at most five characters: `0`, `512B`, `1.2M`, `340G`.
+pub fn short_bytes(n: u64) -> String {
+    const UNITS: &str = "BKMGTPE";
+    let (mut value, mut unit) = (n as f64, 0);
+    // 1,023.5 would be shown as 1,024.
+    while value >= 1023.5 {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let sign = &UNITS[unit..=unit];
+    match value {
+        0.0 => "0".into(),
+        v if unit > 0 && v < 9.95 => format!("{v:.1}{sign}"),
+        v => format!("{v:.0}{sign}"),
+    }
+}
+
 /// Nanoseconds as `1.234 s`, `12.3 ms`, `4.5 µs` or `67 ns`.
 pub fn duration(ns: u64) -> String {
     let value = ns as f64;
@@ -79,6 +96,18 @@ mod tests {
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(3 << 30), "3.0 GiB");
+        let short = [
+            0,
+            1023,
+            1024,
+            10 << 10,
+            1_048_500,
+            3 << 29,
+            340 << 30,
+            u64::MAX,
+        ];
+        let expected = ["0", "1023B", "1.0K", "10K", "1.0M", "1.5G", "340G", "16E"];
+        assert_eq!(short.map(short_bytes), expected);
         assert_eq!(duration(999), "999 ns");
         assert_eq!(duration(1_500), "1.5 µs");
         assert_eq!(duration(2_500_000), "2.5 ms");

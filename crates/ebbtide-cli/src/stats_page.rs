@@ -97,6 +97,8 @@ pub struct StatsPage {
     pub pressure_sources: u64,
     /// When the main thread left the memory at the end, as the helper saw it; 0: not known. Same clock as `end_ns`.
     pub left_ns: u64,
+    /// When the figures were written that are not counted as they come; 0: not known. Same clock, in milliseconds.
+    pub written_ms: u64,
 }
 
 /// The optional kernel calls in the order of the library's own list.
@@ -178,6 +180,7 @@ impl StatsPage {
             paid_bytes: word(128),
             pressure_sources: word(129),
             left_ns: word(130),
+            written_ms: word(140),
         })
     }
 }

@@ -3,18 +3,20 @@
 //! A stand-in serves as the library: what is tested is the way programs are
 //! started and measured, not the memory manager.
 
+mod terminal;
+
 use std::fs;
 use std::io::{Read, Write};
-use std::os::fd::FromRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use assert_cmd::prelude::*;
 use predicates::prelude::*;
 use tempfile::TempDir;
+use terminal::{in_terminal, status_within};
 
 /// A library that keeps a statistics page and does nothing else.
 struct Fixture {
@@ -246,19 +248,6 @@ fn kill(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
-fn status_within(child: &mut Child, seconds: u64) -> Option<i32> {
-    let end = Instant::now() + Duration::from_secs(seconds);
-    while Instant::now() < end {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status.code();
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    None
-}
-
 #[test]
 fn signals_are_passed_on() {
     let f = Fixture::new();
@@ -432,33 +421,4 @@ fn a_terminal_signal_arrives_once() {
     std::thread::sleep(Duration::from_millis(50));
     main.write_all(b"\x03").unwrap();
     assert_eq!(status_within(&mut child, 10), Some(41));
-}
-
-/// Starts a command as the foreground job of a new terminal; gives the other end.
-fn in_terminal(command: &mut Command) -> (fs::File, Child) {
-    let (mut main, mut side) = (0, 0);
-    let null = std::ptr::null_mut();
-    // SAFETY: the first two pointers are to live locals, the others may be null.
-    let rc = unsafe { libc::openpty(&mut main, &mut side, null, null.cast(), null.cast()) };
-    assert_eq!(rc, 0);
-    // SAFETY: both descriptors were just opened and belong to nobody else.
-    let (main, side) = unsafe { (fs::File::from_raw_fd(main), fs::File::from_raw_fd(side)) };
-    command.stdin(side.try_clone().unwrap());
-    command.stdout(side.try_clone().unwrap());
-    command.stderr(side);
-    // SAFETY: setsid and ioctl are async-signal-safe.
-    unsafe {
-        command.pre_exec(|| {
-            libc::setsid();
-            libc::ioctl(0, libc::TIOCSCTTY, 0);
-            Ok(())
-        });
-    }
-    let child = command.spawn().unwrap();
-    // The terminal's side stays open in the command; close it here.
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    (main, child)
 }

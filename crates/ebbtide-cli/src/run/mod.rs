@@ -6,12 +6,12 @@
 //! status.
 
 mod elf;
-mod end;
+pub mod end;
 mod program;
 pub mod sample;
 pub mod signals;
 pub mod summary;
-mod supervise;
+pub mod supervise;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 
-use crate::cli::{Exit, Format, RunArgs};
+use crate::cli::{Exit, Format, LibArgs, RunArgs};
 use crate::conf::Conf;
 use crate::{library, out, stats_page};
 use program::Refusal;
@@ -40,33 +40,19 @@ pub fn main(args: &RunArgs) -> Result<u8> {
         Some(Exit::Inline) => conf.set("exit", "inline"),
         None => {}
     }
-    let library = library::find(args.lib.lib.as_deref())?;
-    // `required = true` in the definition: there is at least one word.
-    let (name, rest) = args.command.split_first().context("no command given")?;
-    let program = match program::resolve(name) {
-        Ok(path) => path,
-        Err(refusal) => return Ok(refuse(&refusal)),
-    };
-    match program::check(&program) {
-        Err(Refusal::NoEffect(text)) if args.force => out::warning(&text),
-        Err(refusal) => return Ok(refuse(&refusal)),
-        Ok(()) => {}
-    }
-    let launch = Launch {
-        name,
-        program: &program,
-        rest,
-        library: &library,
+    let launch = match Launch::new(&args.command, &args.lib, args.force)? {
+        Ok(launch) => launch,
+        Err(status) => return Ok(status),
     };
     if args.summary.is_none() && !args.compare && args.summary_file.is_none() {
         let error = launch.command(Some(&conf)).exec();
-        return Ok(cannot_start(&program, &error));
+        return Ok(launch.cannot_start(&error));
     }
     supervised(args, &launch, conf)
 }
 
 /// The environment's configuration with that of the flags on top.
-fn merged_conf(given: &[String]) -> Result<Conf> {
+pub fn merged_conf(given: &[String]) -> Result<Conf> {
     let base = match env::var_os(CONF_ENV) {
         Some(text) => Conf::parse(&text.to_string_lossy()).with_context(|| {
             format!("in the environment variable {CONF_ENV} (correct it, or unset it)")
@@ -81,41 +67,69 @@ fn refuse(refusal: &Refusal) -> u8 {
     refusal.exit_status()
 }
 
-fn cannot_start(program: &Path, error: &io::Error) -> u8 {
-    let shown = program.display();
-    let (code, hint) = match error.raw_os_error() {
-        Some(libc::ENOENT) => (127, "; the file or its loader is missing"),
-        Some(libc::E2BIG) => (
-            126,
-            "; the arguments and the environment are too long, shorten them",
-        ),
-        Some(libc::EAGAIN | libc::ENOMEM) => (
-            crate::EXIT_OWN,
-            "; the limit on processes or memory is reached",
-        ),
-        _ => (126, ""),
-    };
-    out::stderr(&format!("ebbtide: cannot start {shown}: {error}{hint}\n"));
-    code
-}
-
 /// A command that can be started with and without the library.
-struct Launch<'a> {
+pub struct Launch<'a> {
     name: &'a OsStr,
-    program: &'a Path,
+    program: PathBuf,
     rest: &'a [OsString],
-    library: &'a Path,
+    library: PathBuf,
 }
 
-impl Launch<'_> {
+impl<'a> Launch<'a> {
+    /// Of at least one word. The inner error has been told, and is the exit status to end with.
+    pub fn new(words: &'a [OsString], lib: &LibArgs, force: bool) -> Result<Result<Self, u8>> {
+        let library = library::find(lib.lib.as_deref())?;
+        let (name, rest) = words.split_first().context("no command given")?;
+        let program = match program::resolve(name) {
+            Ok(path) => path,
+            Err(refusal) => return Ok(Err(refuse(&refusal))),
+        };
+        match program::check(&program) {
+            Err(Refusal::NoEffect(text)) if force => out::warning(&text),
+            Err(refusal) => return Ok(Err(refuse(&refusal))),
+            Ok(()) => {}
+        }
+        Ok(Ok(Launch {
+            name,
+            program,
+            rest,
+            library,
+        }))
+    }
+
+    /// Tells why it could not be started; the exit status to end with.
+    pub fn cannot_start(&self, error: &io::Error) -> u8 {
+        let shown = self.program.display();
+        let (code, hint) = match error.raw_os_error() {
+            Some(libc::ENOENT) => (127, "; the file or its loader is missing"),
+            Some(libc::E2BIG) => (
+                126,
+                "; the arguments and the environment are too long, shorten them",
+            ),
+            Some(libc::EAGAIN | libc::ENOMEM) => (
+                crate::EXIT_OWN,
+                "; the limit on processes or memory is reached",
+            ),
+            _ => (126, ""),
+        };
+        out::stderr(&format!("ebbtide: cannot start {shown}: {error}{hint}\n"));
+        code
+    }
+
+    /// The program's short name.
+    pub fn short_name(&self) -> String {
+        let name = self.program.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// With a configuration: under Ebbtide. Without: as if Ebbtide were not there.
-    fn command(&self, conf: Option<&Conf>) -> Command {
-        let mut command = Command::new(self.program);
+    pub fn command(&self, conf: Option<&Conf>) -> Command {
+        let mut command = Command::new(&self.program);
         command.arg0(self.name).args(self.rest);
         let others = other_preloads(env::var_os("LD_PRELOAD").as_deref());
         match conf {
             Some(conf) => {
-                let mut list = self.library.as_os_str().to_owned();
+                let mut list = self.library.clone().into_os_string();
                 for other in others {
                     list.push(":");
                     list.push(other);
@@ -168,7 +182,7 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
 
     let mut with = match supervise::measure(launch.command(Some(&conf))) {
         Ok(figures) => figures,
-        Err(error) => return Ok(cannot_start(launch.program, &error)),
+        Err(error) => return Ok(launch.cannot_start(&error)),
     };
     with.wait_for_memory(&stats_page::read_all(&stats_dir, since));
     let pages = stats_page::read_all(&stats_dir, since);
@@ -188,7 +202,7 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
         out::stderr("ebbtide: running the command again, without Ebbtide\n");
         without = match supervise::measure(launch.command(None)) {
             Ok(figures) => Some(figures),
-            Err(error) => return Ok(cannot_start(launch.program, &error)),
+            Err(error) => return Ok(launch.cannot_start(&error)),
         };
     }
     if let Some(base) = &without

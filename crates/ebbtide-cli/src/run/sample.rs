@@ -119,7 +119,7 @@ impl Watch {
         else {
             return;
         };
-        let others: u64 = self.tree.iter().filter_map(|pid| rss_of(*pid)).sum();
+        let others: u64 = self.tree.iter().filter_map(|pid| rss_of(*pid as u32)).sum();
         let total = main.rss_bytes + others;
         if let Some((at, value)) = self.last {
             let ns = (now - at).as_nanos();
@@ -196,7 +196,8 @@ fn lazy_of(pid: i32) -> Option<u64> {
     kib_field(&text, "LazyFree")
 }
 
-fn rss_of(pid: i32) -> Option<u64> {
+/// What is resident of a process.
+pub fn rss_of(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
     Some(pages * page_bytes())

@@ -44,12 +44,8 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
 
     let (status, usage) = reap(pid)?;
     let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
-    let exit_status = match signal {
-        Some(signal) => 128 + signal,
-        None => libc::WEXITSTATUS(status),
-    };
     let mut figures = Figures {
-        exit_status: exit_status as u8,
+        exit_status: exit_status(status),
         signal,
         wall_ns,
         end: Some(End {
@@ -68,39 +64,57 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
     Ok(figures)
 }
 
-/// Waits for the end without reaping. When the child stops for job control, so
-/// does this process, so that the shell sees the job stop.
+/// Waits for the end without reaping.
 fn wait_until_zombie(pid: libc::pid_t) -> io::Result<()> {
-    loop {
-        // SAFETY: siginfo_t is plain data for which zero is valid.
-        let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
-        let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT;
-        // SAFETY: `info` is writable for the call.
-        if unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) } != 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            return Err(error);
-        }
-        if info.si_code != libc::CLD_STOPPED && info.si_code != libc::CLD_TRAPPED {
-            return Ok(());
-        }
-        // SAFETY: waitid filled `info` for a child event, which has a status.
-        let stop = unsafe { info.si_status() };
-        let flags = libc::WSTOPPED | libc::WNOHANG;
-        // SAFETY: `info` is writable; this takes the stop event, which was seen above.
-        unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) };
-        if matches!(stop, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
-            // SAFETY: a plain call; it returns when this process is continued.
-            unsafe { libc::raise(libc::SIGSTOP) };
-            // SAFETY: the child is not reaped, its number is still its own.
-            unsafe { libc::kill(pid, libc::SIGCONT) };
-        }
+    while !is_over(pid, libc::WSTOPPED)? {}
+    Ok(())
+}
+
+/// Whether the child has come to its end, which it is waited for but with `WNOHANG` in `flags`. With `WSTOPPED`: when
+/// the child stops for job control, so does this process, so that the shell sees the job stop.
+pub fn is_over(pid: libc::pid_t, flags: libc::c_int) -> io::Result<bool> {
+    // SAFETY: siginfo_t is plain data for which zero is valid.
+    let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
+    let flags = libc::WEXITED | libc::WNOWAIT | flags;
+    // SAFETY: `info` is writable for the call.
+    if unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) } != 0 {
+        let error = io::Error::last_os_error();
+        return match error.kind() {
+            io::ErrorKind::Interrupted => Ok(false),
+            _ => Err(error),
+        };
+    }
+    // SAFETY: zero where there was nothing to tell, else filled for a child event.
+    if unsafe { info.si_pid() } == 0 {
+        return Ok(false);
+    }
+    if info.si_code != libc::CLD_STOPPED && info.si_code != libc::CLD_TRAPPED {
+        return Ok(true);
+    }
+    // SAFETY: waitid filled `info` for a child event, which has a status.
+    let stop = unsafe { info.si_status() };
+    let flags = libc::WSTOPPED | libc::WNOHANG;
+    // SAFETY: `info` is writable; this takes the stop event, which was seen above.
+    unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) };
+    if matches!(stop, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+        // SAFETY: a plain call; it returns when this process is continued.
+        unsafe { libc::raise(libc::SIGSTOP) };
+        // SAFETY: the child is not reaped, its number is still its own.
+        unsafe { libc::kill(pid, libc::SIGCONT) };
+    }
+    Ok(false)
+}
+
+/// The child's exit status, or 128 and the signal that ended it.
+pub fn exit_status(status: libc::c_int) -> u8 {
+    match libc::WIFSIGNALED(status) {
+        true => 128 + libc::WTERMSIG(status) as u8,
+        false => libc::WEXITSTATUS(status) as u8,
     }
 }
 
-fn reap(pid: libc::pid_t) -> io::Result<(libc::c_int, libc::rusage)> {
+/// Takes a child that has come to its end.
+pub fn reap(pid: libc::pid_t) -> io::Result<(libc::c_int, libc::rusage)> {
     let mut status = 0;
     // SAFETY: rusage is plain data for which zero is valid.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };

@@ -1,9 +1,13 @@
-//! The other commands from outside: help, completions, manual pages, doctor; and `bench`, in files by what it measures.
+//! The other commands from outside: help, completions, manual pages, doctor; `top`; and `bench`, in files by what it
+//! measures.
 
 mod bench;
 mod bench_families;
 mod bench_partial;
 mod bench_system;
+#[path = "../terminal/mod.rs"]
+mod terminal;
+mod top;
 
 use std::fs;
 use std::io::Read;
@@ -51,7 +55,7 @@ fn completions_for_every_shell() {
         ebbtide(&["completions", shell])
             .assert()
             .success()
-            .stdout(says("doctor"));
+            .stdout(says("doctor").and(says("top")).and(says("interval")));
     }
 }
 
@@ -65,6 +69,8 @@ fn manual_pages() {
     let run = fs::read_to_string(dir.path().join("ebbtide-run.1")).unwrap();
     assert!(run.contains("retain") && run.contains("summary"));
     assert!(dir.path().join("ebbtide.1").exists());
+    let top = fs::read_to_string(dir.path().join("ebbtide-top.1")).unwrap();
+    assert!(top.contains("stats_dir") && top.contains("interval"));
     assert!(!dir.path().join("ebbtide-bench-worker.1").exists());
 }
 

@@ -1,0 +1,115 @@
+//! A command that was started to be watched.
+//!
+//! While the terminal shows the view, the command has no input from it, and what it writes goes to a file without a
+//! name, to be shown afterwards: both would meet on the screen.
+
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::out;
+use crate::run::signals::Passing;
+use crate::run::supervise::{exit_status, is_over, reap};
+
+const STEP: Duration = Duration::from_millis(50);
+
+/// Where what the command writes goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// To stderr: stdout is for figures.
+    Stderr,
+    /// Held back, what would go to a terminal.
+    Held,
+}
+
+/// The command, until it has been waited for.
+pub struct Started {
+    pid: libc::pid_t,
+    passing: Passing,
+    /// What it wrote, and how much of it has been shown.
+    held: Option<(File, u64)>,
+}
+
+impl Started {
+    /// Starts it; signals are passed on to it from now on.
+    pub fn start(command: &mut Command, output: Output) -> io::Result<Self> {
+        let mut held = None;
+        match output {
+            Output::Stderr => {
+                command.stdout(io::stderr().as_fd().try_clone_to_owned()?);
+            }
+            Output::Held => {
+                let file = tempfile::tempfile()?;
+                command.stdin(Stdio::null()).stdout(file.try_clone()?);
+                if io::stderr().is_terminal() {
+                    command.stderr(file.try_clone()?);
+                }
+                held = Some((file, 0));
+            }
+        }
+        let passing = Passing::hold()?;
+        let saved = passing.saved();
+        // SAFETY: `restore` makes async-signal-safe calls only and does not allocate.
+        unsafe {
+            command.pre_exec(move || {
+                saved.restore();
+                Ok(())
+            });
+        }
+        let pid = command.spawn()?.id() as libc::pid_t;
+        passing.set_child(pid);
+        Ok(Started { pid, passing, held })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid as u32
+    }
+
+    /// Whether it has.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        is_over(self.pid, libc::WNOHANG)
+    }
+
+    /// Waits for its end and shows what it wrote; its exit status.
+    pub fn wait(&mut self) -> Result<u8> {
+        let flags = match self.held {
+            Some(_) => libc::WSTOPPED | libc::WNOHANG,
+            None => libc::WSTOPPED,
+        };
+        while !is_over(self.pid, flags).context("cannot wait for the command")? {
+            self.show()?;
+            if self.held.is_some() {
+                thread::sleep(STEP);
+            }
+        }
+        self.show()?;
+        self.passing.clear_child();
+        let (status, _) = reap(self.pid).context("cannot wait for the command")?;
+        Ok(exit_status(status))
+    }
+
+    /// Shows what was held back since the last time.
+    fn show(&mut self) -> io::Result<()> {
+        let Some((file, shown)) = &mut self.held else {
+            return Ok(());
+        };
+        let mut buffer = [0; 1 << 16];
+        loop {
+            match file.read_at(&mut buffer, *shown)? {
+                0 => return Ok(()),
+                len => {
+                    out::stdout(&buffer[..len]);
+                    *shown += len as u64;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! The picture on the terminal: a table of all, and the last minutes of the one that is selected.
+//!
+//! What there is no room for goes: first the pictures, then columns, then notes, at last everything but the rows.
+
+use std::time::{Duration, Instant};
+
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Sparkline, Table, TableState};
+
+use crate::out::{bytes, duration, short_bytes};
+use crate::top::chart::{COLOURS, NAMES, SHADES, Stacked, slots};
+use crate::top::table::{COLUMNS, LEFT, Sort, fitting, notes};
+use crate::top::watch::{Process, Watch};
+
+/// From here on there is room for pictures.
+const HIGH: u16 = 18;
+const LEGEND: u16 = 30;
+const SCALE: u16 = 6;
+const KEYS: &str = " q quit  ↑↓ select  s sort  ? help";
+
+/// What the keys change.
+#[derive(Debug)]
+pub struct View {
+    /// The order of the rows.
+    pub sort: Sort,
+    /// Whether the explanations cover the rest.
+    pub is_help: bool,
+    /// Or shades.
+    pub is_coloured: bool,
+    selected: Option<u32>,
+    epoch: Instant,
+    interval: Duration,
+    rows: TableState,
+}
+
+impl View {
+    /// With nothing selected yet.
+    pub fn new(interval: Duration, is_coloured: bool) -> Self {
+        View {
+            sort: Sort::Rss,
+            is_help: false,
+            is_coloured,
+            selected: None,
+            epoch: Instant::now(),
+            interval,
+            rows: TableState::default(),
+        }
+    }
+
+    /// Between two looks.
+    pub fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    /// Selects the row so many below.
+    pub fn step(&mut self, watch: &Watch, by: isize) {
+        let rows = self.sort.sorted(&watch.processes);
+        let now = self.place(&rows).unwrap_or(0);
+        let last = rows.len().saturating_sub(1);
+        let next = now.saturating_add_signed(by).min(last);
+        self.selected = rows.get(next).map(|process| process.pid);
+    }
+
+    /// The row that is selected, wherever it has come to stand; the first one without.
+    fn place(&self, rows: &[&Process]) -> Option<usize> {
+        let selected = rows.iter().position(|p| Some(p.pid) == self.selected);
+        selected.or((!rows.is_empty()).then_some(0))
+    }
+
+    /// Draws all of it.
+    pub fn draw(&mut self, frame: &mut Frame<'_>, watch: &Watch) {
+        let area = frame.area();
+        let notes = notes(watch);
+        let has_notes = area.height >= 8 && !notes.is_empty();
+        let rows = self.sort.sorted(&watch.processes);
+        let place = self.place(&rows);
+        let selected = place.map(|place| rows[place]);
+        let frame_rows =
+            u16::from(area.height >= 3) + u16::from(area.height >= 5) + u16::from(has_notes);
+        let free = area.height.saturating_sub(frame_rows);
+        let is_high = area.height >= HIGH && area.width >= 40 && selected.is_some();
+        let table = match is_high {
+            true => (rows.len() as u16 + 1).clamp(2, free / 2),
+            false => free,
+        };
+        let [head, body, picture, below, keys] = Layout::vertical([
+            Constraint::Length(u16::from(area.height >= 3)),
+            Constraint::Length(table),
+            Constraint::Min(0),
+            Constraint::Length(u16::from(has_notes)),
+            Constraint::Length(u16::from(area.height >= 5)),
+        ])
+        .areas(area);
+        frame.render_widget(self.head(watch), head);
+        self.table(frame, body, &rows, place);
+        if let Some(process) = selected.filter(|_| is_high) {
+            self.pictures(frame, picture, process);
+        }
+        frame.render_widget(Line::from(format!(" {}", notes.join(" "))).italic(), below);
+        frame.render_widget(Line::from(KEYS).dim(), keys);
+        if self.is_help {
+            help(frame, &notes);
+        }
+    }
+
+    fn head(&self, watch: &Watch) -> Line<'static> {
+        let alive = || watch.processes.iter().filter(|p| p.ended.is_none());
+        let sum = |of: fn(&Process) -> u64| watch.processes.iter().map(of).sum::<u64>();
+        Line::from(format!(
+            " ebbtide top: {} {}, {} resident, {} live, {}/s given back; every {} s, by {}",
+            alive().count(),
+            if alive().count() == 1 {
+                "process"
+            } else {
+                "processes"
+            },
+            bytes(sum(|p| p.rss_bytes)),
+            bytes(sum(|p| p.figures.live_bytes * u64::from(p.ended.is_none()))),
+            bytes(sum(|p| p.rates.map_or(0, |rates| rates.back()))),
+            self.interval.as_secs_f64(),
+            self.sort.shown(),
+        ))
+        .bold()
+    }
+
+    fn table(
+        &mut self,
+        frame: &mut Frame<'_>,
+        area: Rect,
+        rows: &[&Process],
+        place: Option<usize>,
+    ) {
+        if rows.is_empty() {
+            let text =
+                " No process that runs under Ebbtide with figures; one that starts will be shown.";
+            frame.render_widget(Paragraph::new(text), area);
+            return;
+        }
+        let columns = fitting(area.width);
+        let aligned = |title: &'static str, text: String| match LEFT.contains(&title) {
+            true => Line::from(text),
+            false => Line::from(text).alignment(Alignment::Right),
+        };
+        let header = columns.iter().map(|c| aligned(c.title, c.title.into()));
+        let lines = rows.iter().map(|process| {
+            let cells = columns.iter().map(|c| aligned(c.title, (c.cell)(process)));
+            let row = Row::new(cells);
+            match process.ended {
+                Some(_) => row.style(Style::new().add_modifier(Modifier::DIM)),
+                None => row,
+            }
+        });
+        let widths = columns.iter().map(|c| Constraint::Length(c.width));
+        let table = Table::new(lines, widths)
+            .header(Row::new(header).style(Style::new().add_modifier(Modifier::UNDERLINED)))
+            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+        self.rows.select(place);
+        frame.render_stateful_widget(table, area, &mut self.rows);
+    }
+
+    fn pictures(&self, frame: &mut Frame<'_>, area: Rect, process: &Process) {
+        let mut title = format!(" {} {} ", process.pid, process.command);
+        if !process.conf.is_empty() {
+            title.push_str(&format!("[{}] ", process.conf));
+        }
+        let block = Block::new().borders(Borders::TOP).title(title);
+        let inside = block.inner(area);
+        frame.render_widget(block, area);
+        let legend = if inside.width >= 70 { LEGEND } else { 0 };
+        let [left, right] =
+            Layout::horizontal([Constraint::Min(10), Constraint::Length(legend)]).areas(inside);
+        let [chart, axis, back, again] = Layout::vertical([
+            Constraint::Min(3),
+            Constraint::Length(1),
+            Constraint::Length(1),
+            Constraint::Length(1),
+        ])
+        .areas(left);
+        let [scale, chart] =
+            Layout::horizontal([Constraint::Length(SCALE), Constraint::Min(1)]).areas(chart);
+        let (slots, span) = slots(
+            &process.history,
+            self.epoch,
+            Instant::now(),
+            usize::from(chart.width),
+        );
+        let most = slots
+            .iter()
+            .flatten()
+            .map(|p| p.rss_bytes)
+            .max()
+            .unwrap_or(0);
+        let top = Rect { height: 1, ..scale };
+        frame.render_widget(Line::from(format!("{:>5}", short_bytes(most))), top);
+        let bottom = Rect {
+            y: scale.bottom().saturating_sub(1),
+            ..top
+        };
+        frame.render_widget(Line::from(format!("{:>5}", "0")), bottom);
+        let stacked = Stacked {
+            slots: &slots,
+            most_bytes: most,
+            is_coloured: self.is_coloured,
+        };
+        frame.render_widget(stacked, chart);
+        let ago = format!("{:>6}{} s ago", "", span.as_secs());
+        frame.render_widget(Line::from(ago).dim(), axis);
+        frame.render_widget(Line::from("now").right_aligned().dim(), axis);
+        let slot_s = span.as_secs_f64() / f64::from(chart.width.max(1));
+        let rate = |of: fn(&crate::top::watch::Point) -> u64| -> Vec<u64> {
+            let pairs = slots.windows(2).map(|pair| match pair {
+                [Some(a), Some(b)] => (of(b).saturating_sub(of(a)) as f64 / slot_s) as u64,
+                _ => 0,
+            });
+            [0].into_iter().chain(pairs).collect()
+        };
+        sparkline(frame, back, "back", &rate(|p| p.released_bytes));
+        sparkline(frame, again, "again", &rate(|p| p.refaulted_bytes));
+        frame.render_widget(self.legend(process), right);
+    }
+
+    fn legend(&self, process: &Process) -> Paragraph<'static> {
+        let layers = process
+            .history
+            .back()
+            .map_or([0; 4], |point| point.layers());
+        let named = (0..layers.len()).rev().map(|at| {
+            let sign = match self.is_coloured {
+                true => Span::from("██").fg(COLOURS[at]),
+                false => Span::from(SHADES[at].repeat(2)),
+            };
+            let text = format!(" {:<14}{:>10}", NAMES[at], bytes(layers[at]));
+            Line::from(vec![Span::from(" "), sign, Span::from(text)])
+        });
+        let f = &process.figures;
+        let line = |name: &str, value: String| Line::from(format!("    {name:<14}{value:>10}"));
+        let mut lines: Vec<Line<'static>> = named.collect();
+        lines.push(line("cached", bytes(f.cached_bytes)));
+        lines.push(line("in spans", bytes(f.in_spans_bytes)));
+        lines.push(line("own records", bytes(f.metadata_bytes)));
+        lines.push(line("held", bytes(f.held_bytes)));
+        lines.push(line("given back", bytes(f.released_bytes)));
+        lines.push(line("workers", duration(f.worker_ns)));
+        let busy = process
+            .rates
+            .map_or(0.0, |rates| rates.worker_share * 100.0);
+        lines.push(line("of a CPU now", format!("{busy:.1} %")));
+        lines.push(line("longest stall", duration(f.longest_inline_stall_ns)));
+        if let Some(age_ms) = process.figures_age_ms {
+            lines.push(line(
+                "figures of",
+                format!("{:.1} s ago", age_ms as f64 / 1e3),
+            ));
+        }
+        Paragraph::new(lines)
+    }
+}
+
+/// A line of bars, with its name before it and the highest value behind.
+fn sparkline(frame: &mut Frame<'_>, area: Rect, name: &str, values: &[u64]) {
+    let [label, bars] =
+        Layout::horizontal([Constraint::Length(SCALE), Constraint::Min(1)]).areas(area);
+    frame.render_widget(Line::from(format!("{name:>5}")).dim(), label);
+    frame.render_widget(Sparkline::default().data(values), bars);
+    let most = values.iter().copied().max().unwrap_or(0);
+    if most > 0 {
+        let text = format!(" ≤ {}/s", short_bytes(most));
+        let width = text.chars().count() as u16;
+        let at = Rect {
+            x: bars.right().saturating_sub(width).max(bars.x),
+            width: width.min(bars.width),
+            ..bars
+        };
+        frame.render_widget(Line::from(text).dim(), at);
+    }
+}
+
+/// What the columns and keys mean.
+fn help(frame: &mut Frame<'_>, notes: &[String]) {
+    let area = frame.area();
+    let mut lines: Vec<Line<'static>> = COLUMNS
+        .iter()
+        .map(|c| Line::from(format!(" {:<8} {}", c.title, c.about)))
+        .collect();
+    lines.push(Line::from(""));
+    lines.push(Line::from(
+        " q, Esc: quit   up, down, Home, End: select   s: sort by the next   ?: this",
+    ));
+    lines.push(Line::from(""));
+    lines.extend(notes.iter().map(|note| Line::from(format!(" {note}"))));
+    frame.render_widget(Clear, area);
+    let text = Paragraph::new(lines).wrap(ratatui::widgets::Wrap { trim: false });
+    frame.render_widget(text.block(Block::bordered().title(" ebbtide top ")), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::table::tests::watch;
+    use crate::top::watch::{Point, Untold};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    /// Three processes, the largest with a history that comes back.
+    fn sample() -> Watch {
+        let mut watch = watch();
+        let now = Instant::now();
+        for (place, free) in [1u64 << 30, 1 << 30, 0].into_iter().enumerate() {
+            let live = 1 << 30;
+            watch.processes[1].history.push_back(Point {
+                at: now - Duration::from_secs(10 - 4 * place as u64),
+                rss_bytes: live + free,
+                live_bytes: live,
+                dirty_bytes: free,
+                lazy_bytes: 0,
+                released_bytes: (1 << 30) - free,
+                refaulted_bytes: 0,
+                worker_ns: 0,
+            });
+        }
+        watch.untold.push(Untold {
+            pid: 99,
+            name: "quiet".into(),
+            soon: false,
+        });
+        watch
+    }
+
+    fn drawn(view: &mut View, watch: &Watch, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| view.draw(frame, watch)).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let line = |y| {
+            (0..width)
+                .map(|x| buffer[(x, y)].symbol())
+                .collect::<String>()
+        };
+        (0..height).map(line).collect()
+    }
+
+    fn view() -> View {
+        let mut view = View::new(Duration::from_secs(1), false);
+        // The samples are older than this.
+        view.epoch -= Duration::from_secs(60);
+        view
+    }
+
+    #[test]
+    fn everything_has_its_place_on_a_usual_terminal() {
+        let lines = drawn(&mut view(), &sample(), 132, 40);
+        assert!(
+            lines[0].contains("3 processes, 3.0 GiB resident"),
+            "{}",
+            lines[0]
+        );
+        assert!(
+            lines[1].contains("PID") && lines[1].contains("HELPER"),
+            "{}",
+            lines[1]
+        );
+        assert!(
+            lines[2].contains("large") && lines[2].contains("3.0G"),
+            "{}",
+            lines[2]
+        );
+        assert!(lines[38].contains("99 quiet") && lines[39].contains("q quit"));
+        let all = lines.join("\n");
+        assert!(all.contains("30 s ago") && all.contains("dirty"), "{all}");
+        // Live below, and above it what was freed and has gone.
+        let column = |x: usize| -> String {
+            let chart = lines[6..35].iter().rev();
+            chart.map(|line| line.chars().nth(x).unwrap()).collect()
+        };
+        let at = lines[34].chars().position(|c| c == '█').unwrap();
+        let before = column(at);
+        assert!(
+            before.starts_with("██████████") && before.contains("▓▓▓▓▓▓▓▓▓▓"),
+            "{before}"
+        );
+        let end = lines[34].chars().collect::<Vec<_>>();
+        let end = (0..132 - 30).rev().find(|&x| end[x] == '█').unwrap();
+        assert!(
+            !column(end).contains('▓') && column(end).contains("██████████"),
+            "{all}"
+        );
+        // Given back: the last bar but for the label behind it.
+        let back = lines.iter().find(|line| line.starts_with(" back")).unwrap();
+        assert!(back.contains("≤"), "{back}");
+    }
+
+    #[test]
+    fn small_terminals_keep_the_rows() {
+        let mut view = view();
+        for (width, height) in [
+            (80, 24),
+            (80, 10),
+            (40, 18),
+            (39, 30),
+            (24, 6),
+            (10, 3),
+            (3, 1),
+            (1, 1),
+        ] {
+            let lines = drawn(&mut view, &sample(), width, height);
+            assert_eq!(lines.len(), usize::from(height));
+            if width >= 24 && height >= 6 {
+                let all = lines.join("\n");
+                assert!(all.contains("large") && all.contains("q quit"), "{all}");
+            }
+        }
+        let narrow = drawn(&mut view, &sample(), 48, 24).join("\n");
+        assert!(
+            narrow.contains("BACK/s") && !narrow.contains("HELPER"),
+            "{narrow}"
+        );
+        view.is_help = true;
+        for (width, height) in [(100, 40), (20, 5), (1, 1)] {
+            drawn(&mut view, &sample(), width, height);
+        }
+        let help = drawn(&mut view, &sample(), 100, 40).join("\n");
+        assert!(
+            help.contains("used again") && help.contains("stats_dir="),
+            "{help}"
+        );
+    }
+
+    #[test]
+    fn the_selection_stays_with_its_process() {
+        let (mut view, mut watch) = (view(), sample());
+        view.step(&watch, 1);
+        assert_eq!(view.selected, Some(7));
+        view.sort = Sort::Free;
+        assert_eq!(view.place(&view.sort.sorted(&watch.processes)), Some(2));
+        view.step(&watch, 5);
+        assert_eq!(view.selected, Some(7));
+        view.step(&watch, isize::MIN);
+        assert_eq!(view.selected, Some(9));
+        watch.processes.clear();
+        view.step(&watch, 1);
+        assert_eq!(view.selected, None);
+        let lines = drawn(&mut view, &watch, 100, 30).join("\n");
+        assert!(lines.contains("No process"), "{lines}");
+    }
+}

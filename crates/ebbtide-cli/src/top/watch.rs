@@ -1,0 +1,451 @@
+//! The processes that are watched, and what was seen of each lately.
+//!
+//! A process is *watched* from the search that finds it on, *ends*, and is shown for [`KEPT`] after that, or as long as
+//! its helper gives its memory back.
+//!
+//! What a look costs the watched: its page is shared memory, `/proc/PID/stat` takes no lock. `smaps_rollup` walks its
+//! page tables, and a search reads everybody's mappings: both are done seldom, and more seldom where they take long.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+
+use crate::conf::Conf;
+use crate::run::CONF_ENV;
+use crate::run::end::{is_helper, monotonic_ns};
+use crate::run::sample::{kib_field, rss_of};
+use crate::stats_page::{StatsPage, read_all};
+use crate::top::find::{Found, OpenPage, Scope, Stat, Without, search};
+
+/// How long a process is shown after its end.
+pub const KEPT: Duration = Duration::from_secs(5);
+/// How far the pictures go back.
+pub const SPAN: Duration = Duration::from_secs(180);
+/// Between searches, and between looks at `smaps_rollup`, at least.
+const SEARCH: Duration = Duration::from_secs(1);
+const ROLLUP: Duration = Duration::from_secs(2);
+/// These intervals are at least so many times what the work costs: the watched, and this program alone.
+const COST_FACTOR: u32 = 100;
+const SEARCH_FACTOR: u32 = 20;
+
+/// A moment of a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// When.
+    pub at: Instant,
+    /// What was resident.
+    pub rss_bytes: u64,
+    /// With the program.
+    pub live_bytes: u64,
+    /// Freed and still there: dirty, on its way, held.
+    pub dirty_bytes: u64,
+    /// Freed, and the kernel's to take.
+    pub lazy_bytes: u64,
+    /// Counted since the process began.
+    pub released_bytes: u64,
+    /// See there.
+    pub refaulted_bytes: u64,
+    /// See there.
+    pub worker_ns: u64,
+}
+
+/// Changes in the last interval, by the second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// Given back to the kernel.
+    pub released_bytes_per_s: f64,
+    /// Given back and used again.
+    pub refaulted_bytes_per_s: f64,
+    /// Of a CPU, for workers.
+    pub worker_share: f64,
+}
+
+/// One process.
+#[derive(Debug, Serialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its short name.
+    pub name: String,
+    /// All of its words.
+    pub command: String,
+    /// Its `EBBTIDE_CONF`.
+    pub conf: String,
+    /// `inline` or `detached`.
+    pub exit: &'static str,
+    /// Resident now.
+    pub rss_bytes: u64,
+    /// Of that, what the kernel could not take at once, as of the last look at it.
+    pub rss_without_lazy_bytes: Option<u64>,
+    /// How old the figures are that are not counted as they come; none where the page does not say.
+    pub figures_age_ms: Option<u64>,
+    /// Nothing before the second look.
+    pub rates: Option<Rates>,
+    /// From its page.
+    pub figures: StatsPage,
+    /// Whether it has.
+    #[serde(rename = "ended", serialize_with = "is_some")]
+    pub ended: Option<Instant>,
+    /// The latest last.
+    #[serde(skip)]
+    pub history: VecDeque<Point>,
+    #[serde(skip)]
+    page: Option<OpenPage>,
+    #[serde(skip)]
+    began: u64,
+    #[serde(skip)]
+    rollup_due: Option<Instant>,
+}
+
+fn is_some<S: serde::Serializer>(ended: &Option<Instant>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_bool(ended.is_some())
+}
+
+/// A process under Ebbtide that has no figures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Untold {
+    /// Its number.
+    pub pid: u32,
+    /// Its short name.
+    pub name: String,
+    /// Whether it will have some.
+    pub soon: bool,
+}
+
+/// All that is watched.
+#[derive(Debug)]
+pub struct Watch {
+    scope: Scope,
+    /// Those with figures, by number.
+    pub processes: Vec<Process>,
+    /// Those without.
+    pub untold: Vec<Untold>,
+    /// Processes of which nothing can be seen.
+    pub hidden: usize,
+    search_due: Option<Instant>,
+}
+
+impl Watch {
+    /// Nothing seen yet.
+    pub fn new(scope: Scope) -> Self {
+        Watch {
+            scope,
+            processes: Vec::new(),
+            untold: Vec::new(),
+            hidden: 0,
+            search_due: None,
+        }
+    }
+
+    /// Looks at all of them, and for new ones now and then.
+    pub fn look(&mut self, now: Instant) {
+        if self.search_due.is_none_or(|due| now >= due) {
+            self.search(now);
+            let least = match self.scope {
+                Scope::Dir(_) => Duration::ZERO,
+                _ => SEARCH,
+            };
+            self.search_due = Some(now + least.max(now.elapsed() * SEARCH_FACTOR));
+        }
+        let shown = self.processes.len().max(1) as u32;
+        for process in &mut self.processes {
+            process.look(now, shown);
+        }
+        self.processes.retain(|process| {
+            let is_over = |at: Instant| now.saturating_duration_since(at) > KEPT;
+            !process.ended.is_some_and(is_over) || is_helper(process.figures.helper)
+        });
+    }
+
+    fn search(&mut self, now: Instant) {
+        let search = search(&self.scope);
+        self.hidden = search.hidden;
+        self.untold.clear();
+        let mut seen = Vec::new();
+        for Found { pid, stat, page } in search.found {
+            match page {
+                Ok(page) => {
+                    seen.push((pid, stat.began));
+                    self.found(pid, stat, page);
+                }
+                Err(without) => self.untold.push(Untold {
+                    pid,
+                    name: stat.name,
+                    soon: without == Without::NotYet,
+                }),
+            }
+        }
+        // What has become a program without Ebbtide has ended as far as this view goes.
+        for process in &mut self.processes {
+            if !seen.contains(&(process.pid, process.began)) {
+                process.end(now);
+            }
+        }
+        self.processes.sort_by_key(|process| process.pid);
+    }
+
+    fn found(&mut self, pid: u32, stat: Stat, page: OpenPage) {
+        let known = |process: &&mut Process| {
+            (process.pid, process.began) == (pid, stat.began) && process.ended.is_none()
+        };
+        match self.processes.iter_mut().find(known) {
+            // It may have become another program since.
+            Some(process) => process.become_(stat.name, page),
+            None => {
+                let mut process = Process::new(pid, stat.began);
+                process.become_(stat.name, page);
+                self.processes.push(process);
+            }
+        }
+    }
+
+    /// Adds those that were too short to be found, by the pages they left in `dir`; the name of one of them is known.
+    pub fn adopt(&mut self, dir: &Path, pid: u32, name: &str) {
+        for page in read_all(dir, SystemTime::UNIX_EPOCH) {
+            let number = page.pid as u32;
+            if self.processes.iter().all(|p| p.pid != number) {
+                let mut process = Process::new(number, 0);
+                process.name = if number == pid { name } else { "?" }.into();
+                process.figures = page;
+                process.end(Instant::now());
+                self.processes.push(process);
+            }
+        }
+    }
+
+    /// Those of `pids` that are not watched.
+    pub fn missing<'a>(&self, pids: &'a [u32]) -> impl Iterator<Item = &'a u32> {
+        let known: Vec<u32> = self.processes.iter().map(|p| p.pid).collect();
+        pids.iter().filter(move |pid| !known.contains(pid))
+    }
+}
+
+impl Process {
+    /// Without figures as yet.
+    pub fn new(pid: u32, began: u64) -> Self {
+        Process {
+            pid,
+            name: String::new(),
+            command: String::new(),
+            conf: String::new(),
+            exit: "inline",
+            rss_bytes: 0,
+            rss_without_lazy_bytes: None,
+            figures_age_ms: None,
+            rates: None,
+            figures: StatsPage::default(),
+            ended: None,
+            history: VecDeque::new(),
+            page: None,
+            began,
+            rollup_due: None,
+        }
+    }
+
+    fn become_(&mut self, name: String, page: OpenPage) {
+        self.name = name;
+        self.page = Some(page);
+        self.command = words_of(self.pid, "cmdline").join(" ");
+        let prefix = format!("{CONF_ENV}=");
+        let environ = words_of(self.pid, "environ");
+        let conf = environ.iter().find_map(|word| word.strip_prefix(&prefix));
+        self.conf = conf.unwrap_or_default().into();
+        let is_detached = is_detached(&self.conf) || self.figures.helper != 0;
+        self.exit = if is_detached { "detached" } else { "inline" };
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.ended.get_or_insert(now);
+    }
+
+    fn look(&mut self, now: Instant, shown: u32) {
+        if let Some(figures) = self.page.as_ref().and_then(OpenPage::read) {
+            self.figures = figures;
+        }
+        if self.figures.helper != 0 {
+            self.exit = "detached";
+        }
+        let is_it = |stat: &Stat| stat.began == self.began && !stat.is_over();
+        if Stat::read(self.pid).filter(is_it).is_none() {
+            self.end(now);
+        }
+        // After the end the memory is its helper's.
+        let holder = match self.ended {
+            None => Some(self.pid),
+            Some(_) => Some(self.figures.helper as u32).filter(|&pid| is_helper(pid.into())),
+        };
+        self.rss_bytes = holder.and_then(rss_of).unwrap_or(0);
+        self.look_at_rollup(now, shown);
+        let written_ms = Some(self.figures.written_ms).filter(|&ms| ms != 0);
+        self.figures_age_ms = written_ms.map(|ms| (monotonic_ns() / 1_000_000).saturating_sub(ms));
+        self.note(now);
+    }
+
+    /// Reads what walks the page tables, seldom.
+    fn look_at_rollup(&mut self, now: Instant, shown: u32) {
+        if self.ended.is_some() {
+            self.rss_without_lazy_bytes = None;
+            return;
+        }
+        if self.rollup_due.is_some_and(|due| now < due) {
+            return;
+        }
+        let began = Instant::now();
+        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid));
+        let value = |name| kib_field(text.as_deref().ok()?, name);
+        let without = value("Rss").zip(value("LazyFree"));
+        self.rss_without_lazy_bytes = without.map(|(rss, lazy)| rss.saturating_sub(lazy));
+        self.rollup_due = Some(now + ROLLUP.max(began.elapsed() * COST_FACTOR * shown));
+    }
+
+    /// Adds what is known to the history.
+    fn note(&mut self, now: Instant) {
+        let f = &self.figures;
+        let point = Point {
+            at: now,
+            rss_bytes: self.rss_bytes,
+            live_bytes: f.live_bytes,
+            dirty_bytes: f.dirty_bytes + f.pending_bytes,
+            lazy_bytes: f.lazy_bytes,
+            released_bytes: f.released_bytes,
+            refaulted_bytes: f.refaulted_bytes,
+            worker_ns: f.worker_ns,
+        };
+        if let Some(before) = self.history.back() {
+            self.rates = Some(point.since(before));
+        }
+        self.history.push_back(point);
+        let is_old = |point: &Point| now.saturating_duration_since(point.at) > SPAN;
+        while self.history.len() > 2 && is_old(&self.history[0]) {
+            self.history.pop_front();
+        }
+    }
+
+    /// Whether a helper gives its memory back.
+    pub fn is_going(&self) -> bool {
+        self.ended.is_some() && self.rss_bytes > 0
+    }
+}
+
+impl Rates {
+    /// Whole bytes given back in a second.
+    pub fn back(&self) -> u64 {
+        self.released_bytes_per_s as u64
+    }
+}
+
+impl Point {
+    fn since(&self, before: &Point) -> Rates {
+        let seconds = (self.at.saturating_duration_since(before.at).as_secs_f64()).max(1e-3);
+        // Counts begin anew where a process becomes another program.
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        Rates {
+            released_bytes_per_s: rate(self.released_bytes, before.released_bytes),
+            refaulted_bytes_per_s: rate(self.refaulted_bytes, before.refaulted_bytes),
+            worker_share: rate(self.worker_ns, before.worker_ns) / 1e9,
+        }
+    }
+
+    /// What is resident in layers that add up to it: the rest, live, dirty, lazy. Memory that is live but was never
+    /// touched is in none.
+    pub fn layers(&self) -> [u64; 4] {
+        let lazy = self.lazy_bytes.min(self.rss_bytes);
+        let dirty = self.dirty_bytes.min(self.rss_bytes - lazy);
+        let live = self.live_bytes.min(self.rss_bytes - lazy - dirty);
+        [self.rss_bytes - lazy - dirty - live, live, dirty, lazy]
+    }
+}
+
+/// Words that end with a NUL, for people.
+fn words_of(pid: u32, file: &str) -> Vec<String> {
+    let text = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let words = text
+        .split(|&byte| byte == 0)
+        .filter(|word| !word.is_empty());
+    words
+        .map(|word| String::from_utf8_lossy(word).replace(char::is_control, " "))
+        .collect()
+}
+
+fn is_detached(conf: &str) -> bool {
+    Conf::parse(conf).is_ok_and(|conf| conf.get("exit") == Some("detached"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(at: Instant, rss: u64, live: u64, dirty: u64, lazy: u64) -> Point {
+        Point {
+            at,
+            rss_bytes: rss,
+            live_bytes: live,
+            dirty_bytes: dirty,
+            lazy_bytes: lazy,
+            released_bytes: 0,
+            refaulted_bytes: 0,
+            worker_ns: 0,
+        }
+    }
+
+    #[test]
+    fn layers_add_up_to_what_is_resident() {
+        let now = Instant::now();
+        assert_eq!(point(now, 100, 50, 20, 10).layers(), [20, 50, 20, 10]);
+        // Live, and never touched.
+        assert_eq!(point(now, 100, 900, 20, 10).layers(), [0, 70, 20, 10]);
+        assert_eq!(point(now, 5, 50, 20, 10).layers(), [0, 0, 0, 5]);
+    }
+
+    #[test]
+    fn rates_are_by_the_second_and_never_negative() {
+        let now = Instant::now();
+        let before = point(now, 0, 0, 0, 0);
+        let after = Point {
+            at: now + Duration::from_millis(500),
+            released_bytes: 1000,
+            worker_ns: 250_000_000,
+            ..before
+        };
+        let rates = after.since(&before);
+        assert_eq!(
+            (rates.released_bytes_per_s, rates.worker_share),
+            (2000.0, 0.5)
+        );
+        assert_eq!(before.since(&after).released_bytes_per_s, 0.0);
+    }
+
+    #[test]
+    fn an_end_is_seen_and_shown_for_a_while() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("100")
+            .spawn()
+            .unwrap();
+        let began = Stat::read(child.id()).unwrap().began;
+        let mut watch = Watch::new(Scope::Pids(Vec::new()));
+        let now = Instant::now();
+        watch.look(now);
+        watch.processes.push(Process::new(child.id(), began));
+        let looks = |watch: &mut Watch, ms| watch.look(now + Duration::from_millis(ms));
+        looks(&mut watch, 1);
+        assert!(watch.processes[0].ended.is_none() && watch.processes[0].rss_bytes > 0);
+        assert!(watch.processes[0].rss_without_lazy_bytes.is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        looks(&mut watch, 2);
+        assert!(watch.processes[0].ended.is_some() && watch.processes[0].rss_bytes == 0);
+        looks(&mut watch, 4000);
+        assert_eq!(watch.processes.len(), 1);
+        looks(&mut watch, 6000);
+        assert!(watch.processes.is_empty());
+    }
+
+    #[test]
+    fn a_configuration_tells_the_way_of_exit() {
+        assert!(is_detached("retain_ms=5,exit=detached"));
+        assert!(!is_detached("") && !is_detached("exit=inline") && !is_detached("rubbish"));
+    }
+}

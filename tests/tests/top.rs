@@ -1,0 +1,180 @@
+//! `ebbtide top` over real processes under the library: what it finds, and figures that can be wrong.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use ebbtide_tests::{command_line, is_ebbtide, library, skip};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+fn top(args: &[&str]) -> Option<Output> {
+    let (ebbtide, library) = (command_line()?, library()?);
+    if !is_ebbtide() {
+        skip("a stand-in keeps no page");
+        return None;
+    }
+    let mut command = Command::new(ebbtide);
+    command.arg("top").args(args).env("EBBTIDE_LIB", library);
+    command.env_remove("EBBTIDE_CONF").env_remove("LD_PRELOAD");
+    Some(command.output().unwrap())
+}
+
+/// The first process of what `top --once --json` prints, and all of it.
+fn first(output: &Output) -> (Value, Value) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let all: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {output:?} {said}"));
+    (all["processes"][0].clone(), all)
+}
+
+fn mib(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number: {value}"))
+        / MIB
+}
+
+/// 200 MiB are touched and 100 MiB of them freed again; the looks are in between, and after that.
+const HALF_FREED: &str = "\
+import sys, time
+x = bytearray(b'x') * (100 << 20)
+y = bytearray(b'y') * (100 << 20)
+del y
+time.sleep(float(sys.argv[1]))
+print('said')
+sys.exit(7)
+";
+
+#[test]
+fn figures_are_those_of_the_command() {
+    let args = [
+        "--conf",
+        "retain_ms=60000",
+        "--once",
+        "--json",
+        "--interval",
+        "1.5",
+    ];
+    let command = [
+        "--",
+        "env",
+        "A=1",
+        "/usr/bin/python3",
+        "-c",
+        HALF_FREED,
+        "2",
+    ];
+    let Some(output) = top(&[&args[..], &command].concat()) else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("said"),
+        "{output:?}"
+    );
+    let (process, all) = first(&output);
+    assert_eq!(all["processes"].as_array().unwrap().len(), 1, "{all}");
+    assert_eq!(process["name"], "python3");
+    assert!(
+        process["conf"]
+            .as_str()
+            .unwrap()
+            .contains("retain_ms=60000"),
+        "{all}"
+    );
+    let figures = &process["figures"];
+    assert!((100..130).contains(&mib(&figures["live_bytes"])), "{all}");
+    let kept = mib(&figures["dirty_bytes"]) + mib(&figures["lazy_bytes"]);
+    assert!((95..110).contains(&kept), "{all}");
+    let rss = mib(&process["rss_bytes"]);
+    assert!((200..240).contains(&rss), "{all}");
+    assert!(mib(&process["rss_without_lazy_bytes"]) <= rss, "{all}");
+    assert_eq!(process["ended"], false);
+}
+
+#[test]
+fn what_is_given_back_is_seen_to_go() {
+    let args = [
+        "--conf",
+        "retain_ms=100",
+        "--once",
+        "--json",
+        "--interval",
+        "2",
+    ];
+    let command = ["--", "/usr/bin/python3", "-c", HALF_FREED, "2.5"];
+    let Some(output) = top(&[&args[..], &command].concat()) else {
+        return;
+    };
+    let (process, all) = first(&output);
+    assert!(mib(&process["figures"]["released_bytes"]) >= 95, "{all}");
+    assert!((100..140).contains(&mib(&process["rss_bytes"])), "{all}");
+    assert!(mib(&process["figures"]["dirty_bytes"]) < 10, "{all}");
+}
+
+/// One that is over before the first look leaves its page; its last figures are those of its end.
+#[test]
+fn a_short_command_is_told_of_too() {
+    let Some(output) = top(&["--once", "--json", "--", "sh", "-c", "exit 3"]) else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let (process, all) = first(&output);
+    assert!(process["ended"] == true && process["name"] != "?", "{all}");
+    assert!(
+        process["figures"]["region_opened_bytes"].as_u64().unwrap() > 0,
+        "{all}"
+    );
+}
+
+/// Found without being told where; and one without a page is named, with what to do.
+#[test]
+fn processes_are_found_by_their_pages_and_by_the_library() {
+    let Some(library) = library() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let start = |conf: &str| {
+        let mut sleep = Command::new("sleep");
+        sleep.arg("60").env("LD_PRELOAD", &library);
+        sleep.env("EBBTIDE_CONF", conf).spawn().unwrap()
+    };
+    let told = start(&format!("stats_dir={}", dir.path().display()));
+    let untold = start("");
+    let mut children = [told, untold];
+    let page = dir.path().join(format!("{}.ebb", children[0].id()));
+    wait_for(&page);
+    let outputs = [
+        top(&["--once", "--json"]),
+        top(&["--once", &children[1].id().to_string()]),
+    ];
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let [Some(all), Some(one)] = outputs else {
+        return;
+    };
+    let all: Value = serde_json::from_slice(&all.stdout).unwrap();
+    let has = |list: &str, pid: u32| {
+        let list = all[list].as_array().unwrap();
+        list.iter().any(|process| process["pid"] == pid)
+    };
+    assert!(has("processes", children[0].id()), "{all}");
+    assert!(has("without_figures", children[1].id()), "{all}");
+    assert!(!has("processes", children[1].id()), "{all}");
+    let said = String::from_utf8_lossy(&one.stderr).into_owned();
+    assert!(
+        one.status.code() == Some(125) && said.contains("stats_dir="),
+        "{said}"
+    );
+}
+
+fn wait_for(path: &Path) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !path.exists() {
+        assert!(std::time::Instant::now() < end, "no {}", path.display());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // It is told of once it is mapped; the program that has it then does nothing more.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+}
