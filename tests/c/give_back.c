@@ -11,6 +11,8 @@
  *   last     main ends by pthread_exit beside a worker: its output is not lost, its end not late
  *   threads  the worker has a name, sleeps without a timer, and is gone some seconds after the last work
  *   polls    nor does it stay for the little that a program at its polling leaves behind
+ *   early    the worker that was made in advance sees what is free in half-used spans, too, before the window is over
+ *   awaits   and is gone when nothing came of it, however long the window is
  *   cpu      with one CPU, and with CPUs that change meanwhile
  *   clone    as `fork`, children that skip the handlers
  *   split    the huge pages behind depopulated spans are split, so that the system gets the memory
@@ -373,6 +375,25 @@ int main(int argc, char **argv)
         CHECK(workers() == 0, "the worker stays");
         free(memset(malloc(64 * MIB), 1, 64 * MIB));
         wait_below(start + 16 * MIB, 6);
+    } else if (!strcmp(mode, "early")) {
+        /* Pages of half-used spans, none of which gets empty. For a window of 4 s and small pages. */
+        enum { OBJECTS = 20000, KEPT = 8 };
+        static char *p[OBJECTS];
+        for (int i = 0; i < OBJECTS; i++) { CHECK((p[i] = malloc(4096))); fill(p[i], 4096, i); }
+        CHECK(malloc(64 * MIB));
+        usleep(500000);
+        if (!workers()) { puts("skipped: no worker"); return 0; }
+        size_t most = rss();
+        for (int i = 0; i < OBJECTS; i++) if (i % KEPT) free(p[i]);
+        CHECK(rss() > most - 4 * MIB, "%zu of %zu", rss(), most);
+        printf("back after %.2f s\n", wait_below(most - 50 * MIB, 6.5));
+        for (int i = 0; i < OBJECTS; i += KEPT) VERIFY(p[i], (size_t)4096, i);
+    } else if (!strcmp(mode, "awaits")) {
+        CHECK(malloc(64 * MIB));
+        usleep(200000);
+        if (!workers()) { puts("skipped: no worker"); return 0; }
+        for (int i = 0; i < 150 && workers(); i++) usleep(100000);
+        CHECK(workers() == 0, "the worker stays");
     } else if (!strcmp(mode, "polls")) {
         free(memset(malloc(64 * MIB), 1, 64 * MIB));
         usleep(200000);

@@ -5,6 +5,7 @@
  *   sandbox killed CALL...      a filter kills the thread that makes one of these, by number: workers, one by one. What
  *                               waits for them does not wait for ever
  *   sandbox orphan              one kills the worker when it gives back what it has claimed: that is given back by others
+ *   sandbox spans               so with pages of half-used spans, while the program goes on: no call asks for it
  *   sandbox fence               one kills a thread that drains the caches of others, and one that forks: no lock is left behind
  *   sandbox maker               one kills the thread that makes a worker: nobody waits for that worker, and others make one */
 #include "check.h"
@@ -177,6 +178,29 @@ static void orphan(void)
     free(beside);
 }
 
+static void spans(void)
+{
+    /* All of it fits into one gather, and some of what is free has to stay, so that every span is looked at. */
+    enum { OBJECTS = 13000, KEPT = 20, BYTES = 3000 };
+    static char *p[OBJECTS];
+    pthread_t t;
+    for (int i = 0; i < OBJECTS; i++) { CHECK((p[i] = malloc(BYTES))); fill(p[i], BYTES, i); }
+    CHECK(!pthread_create(&t, NULL, grow_under_filter, (void *)(200 * MIB)) && !pthread_join(t, NULL));
+    CHECK(threads() == 2, "%d threads", threads());
+    size_t most = resident();
+    for (int i = 0; i < OBJECTS; i++) if (i % KEPT) free(p[i]);
+    for (int i = 0; i < 1000 && threads() > 1; i++) usleep(10000);
+    CHECK(threads() == 1, "the worker lives");
+    CHECK(resident() > most - 8 * MIB, "it had given back %zu of %zu", resident(), most);
+    /* So much that a worker is wanted. */
+    for (int i = 0; i < 400 && resident() > most - 15 * MIB; i++) {
+        free(memset(malloc(12 * MIB), 1, 12 * MIB));
+        usleep(20000);
+    }
+    CHECK(resident() <= most - 15 * MIB, "%zu of %zu stay", resident(), most);
+    for (int i = 0; i < OBJECTS; i += KEPT) VERIFY(p[i], (size_t)BYTES, i);
+}
+
 /* From now on one call kills this thread, by itself. */
 static void die_at(int call)
 {
@@ -247,6 +271,10 @@ static void maker(void)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && !strcmp(argv[1], "spans")) {
+        spans();
+        return passed();
+    }
     if (argc > 1 && !strcmp(argv[1], "fence")) {
         fence();
         return passed();

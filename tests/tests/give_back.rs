@@ -151,6 +151,17 @@ fn workers_do_not_stay_for_a_program_at_its_polling() {
     give_back("polls", "");
 }
 
+/// It was made in advance, and waits for a free.
+#[test]
+fn a_worker_that_waits_looks_at_spans() {
+    give_back("early", "retain_ms=4000,thp=off,workers=1");
+}
+
+#[test]
+fn a_worker_that_waits_ends_before_a_long_window() {
+    give_back("awaits", "retain_ms=60000,workers=1");
+}
+
 /// Slow paths leave parts of huge pages to a worker, as many as there is room for, and wait for nobody.
 #[test]
 fn a_worker_that_does_not_come_to_its_work() {

@@ -102,11 +102,13 @@ fn a_worker_that_is_killed_leaves_nothing_behind() {
     if !is_ebbtide() {
         return skip("only Ebbtide has workers");
     }
-    Run::new(c_program("sandbox"))
-        .args("orphan")
-        .conf("retain_ms=100,workers=1")
-        .timeout(20)
-        .ok();
+    for (mode, conf) in [("orphan", ""), ("spans", ",thp=off")] {
+        Run::new(c_program("sandbox"))
+            .args(mode)
+            .conf(&format!("retain_ms=100,workers=1{conf}"))
+            .timeout(20)
+            .ok();
+    }
 }
 
 /// Threads of the program, killed at the two calls that are made with something in hand that others wait for.

@@ -446,3 +446,21 @@ fn name(number: usize) -> [u8; 16] {
     }
     name
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_counts_on_workers_that_are_gone() {
+        let workers = Workers::new();
+        // Killed at what was queued: nobody took these bits back.
+        workers.numbers.store(0b101, Ordering::Relaxed);
+        workers.busy.store(0b101, Ordering::Relaxed);
+        assert_eq!((workers.busy(), workers.count()), (0, 0));
+        assert!(workers.bury());
+        let left = |bits: &AtomicU64| bits.load(Ordering::Relaxed);
+        assert_eq!((left(&workers.busy), left(&workers.numbers)), (0, 0));
+        assert!(!workers.bury());
+    }
+}
