@@ -1,6 +1,10 @@
 /* What a correct program may rely on with harden=on: harden TOPIC. */
 #include "check.h"
 #include <malloc.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
 
 /* Freed memory is not handed out at once: not among the next `distance` allocations of its size. */
 static void delay(size_t n, int distance)
@@ -56,12 +60,48 @@ static void released(double seconds)
     }
 }
 
+static _Atomic int stop;
+
+static void *pairs(void *arg)
+{
+    while (!atomic_load_explicit(&stop, memory_order_relaxed))
+        for (int i = 0; i < 1000; i++) { void *volatile p = malloc(32); free(p); }
+    return arg;
+}
+
+/* Children of a process whose threads free all the time, at every moment of that; each frees on every CPU. */
+static void forks(int count)
+{
+    pthread_t t[3];
+    for (int i = 0; i < 3; i++) CHECK(pthread_create(&t[i], NULL, pairs, NULL) == 0);
+    for (int i = 0; i < count; i++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            alarm(20);
+            for (int cpu = 0; cpu < 8; cpu++) {
+                cpu_set_t one;
+                CPU_ZERO(&one);
+                CPU_SET(cpu, &one);
+                if (sched_setaffinity(0, sizeof one, &one) == 0)
+                    for (int k = 0; k < 50; k++) { void *volatile p = malloc(32); free(p); }
+            }
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child %d ended with %#x", i, status);
+    }
+    stop = 1;
+    for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
+}
+
 int main(int argc, char **argv)
 {
     const char *topic = argc > 1 ? argv[1] : "";
     if (!strcmp(topic, "delay")) { delay(48, 900); delay(300, 900); delay(5000, 180); delay(200000, 4); }
     else if (!strcmp(topic, "sizes")) sizes();
     else if (!strcmp(topic, "released")) released(argc > 2 ? atof(argv[2]) : 3);
+    else if (!strcmp(topic, "forks")) forks(60);
     else CHECK(0, "harden TOPIC");
     return passed();
 }

@@ -217,6 +217,7 @@ fn forks() {
         on("fork", args, "");
     }
     on("vfork", "4 40 hop", "");
+    on("harden", "forks", "");
 }
 
 #[test]

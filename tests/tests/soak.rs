@@ -6,7 +6,7 @@
 use ebbtide_tests::{Run, c_program, is_ebbtide, understands};
 
 /// Values of each key, and how many of eight configurations have it.
-const KEYS: [(&str, &[&str], u64); 19] = [
+const KEYS: [(&str, &[&str], u64); 20] = [
     ("lazyfree", &["always", "always", "off", "auto"], 7),
     ("retain_ms", &["0", "0", "1", "5", "20"], 7),
     ("lazy_ms", &["0", "1", "10", "50"], 6),
@@ -26,6 +26,7 @@ const KEYS: [(&str, &[&str], u64); 19] = [
     ("percpu_units", &["1", "4", "8"], 2),
     ("pressure", &["off"], 2),
     ("lockstat", &["on"], 1),
+    ("harden", &["on"], 2),
 ];
 
 /// Numbers that a seed decides (splitmix64).
