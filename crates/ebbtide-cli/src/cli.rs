@@ -40,6 +40,9 @@ pub enum Command {
     /// Measure Ebbtide beside other allocators
     #[command(subcommand, arg_required_else_help = true)]
     Bench(BenchCommand),
+    /// Measure what can be measured here, and write one page: what each design is worth
+    #[command(after_help = REPORT_HELP)]
+    Report(ReportArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -273,6 +276,48 @@ impl BenchCommand {
             Self::SwapExit(args) => &args.bench,
         }
     }
+}
+
+const REPORT_HELP: &str = "\
+Every family of 'ebbtide bench' in turn, beside glibc: plan an hour, and a day for --full with all peers. Nothing else
+should run meanwhile. Families that need root, swap or a memory cgroup say so in the page and are skipped. The page
+holds everything itself, and is written anew after each family.";
+
+/// `ebbtide report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The page
+    #[arg(
+        long,
+        short,
+        value_name = "FILE",
+        default_value = "ebbtide-report.html"
+    )]
+    pub out: PathBuf,
+    /// All rounds, larger heaps, and every peer that is installed
+    #[arg(long, conflicts_with = "from")]
+    pub full: bool,
+    /// Only these families
+    #[arg(long, value_name = "FAMILY", conflicts_with = "from")]
+    pub only: Vec<String>,
+    /// Peers to measure, as for 'ebbtide bench' (default: glibc)
+    #[arg(long, value_name = "NAME|PATH", num_args = 1.., conflicts_with = "from")]
+    pub against: Vec<String>,
+    /// Make the page from results that 'ebbtide bench FAMILY --json' has printed
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub from: Vec<PathBuf>,
+    /// Rounds, instead of each family's own
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "from")]
+    pub rounds: Option<u32>,
+    /// As for the families that take it
+    #[arg(long, value_name = "SIZE", hide = true)]
+    pub size: Option<String>,
+    /// As for the families that take it
+    #[arg(long, value_name = "SECONDS", hide = true)]
+    pub wait: Option<f64>,
+    /// The library.
+    #[command(flatten)]
+    pub lib: LibArgs,
 }
 
 /// Flags that all benchmark families share.

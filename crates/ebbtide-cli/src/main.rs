@@ -11,6 +11,7 @@
 //! | `run` | starts a program, passes signals and its exit status, measures it |
 //! | `top` | watches the processes that run under Ebbtide |
 //! | `doctor` | probes the kernel, the limits and the library |
+//! | `report` | all families of benchmarks, and one page that tells them |
 //! | `bench` | interleaved benchmarks in fresh processes |
 
 mod bench;
@@ -20,6 +21,7 @@ mod doctor;
 mod library;
 mod lock_figures;
 mod out;
+mod report;
 mod run;
 mod stats_page;
 mod top;
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(command) => bench::main(&command),
+        Command::Report(args) => report::main(&args),
         Command::BenchWorker(args) => bench::worker::main(&args),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),

@@ -67,7 +67,23 @@ pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
 
 fn page(report: &Report) -> Result<String> {
     let title = format!("ebbtide bench {}", report.family);
-    let mut body = format!("<h1>{}</h1>\n", escape(&title));
+    let head = format!("<h1>{}</h1>\n", escape(&title));
+    Ok(document(&title, &(head + &section(report)?)))
+}
+
+/// A page with this title.
+pub fn document(title: &str, body: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width\">\
+         <title>{}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n",
+        escape(title)
+    )
+}
+
+/// What a page tells of a family: what is missing, pictures of each case, and all figures.
+pub fn section(report: &Report) -> Result<String> {
+    let mut body = String::new();
     if report.partial {
         body.push_str(&format!(
             "<pre>{}</pre>\n",
@@ -90,14 +106,14 @@ fn page(report: &Report) -> Result<String> {
             body.push_str(&format!("<p>{}</p>\n{svg}", escape(&picture.about)));
         }
     }
-    Ok(format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\">\
-         <title>{}</title><style>{STYLE}</style></head>\n<body>\n{body}\
-         <h2>Figures</h2>\n<pre>{}</pre>\n</body></html>\n",
-        escape(&title),
+    for failure in &report.failures {
+        body.push_str(&format!("<p>Not measured: {}</p>\n", escape(failure)));
+    }
+    body.push_str(&format!(
+        "<h2>Figures</h2>\n<pre>{}</pre>",
         escape(&tables::render(report))
-    ))
+    ));
+    Ok(body)
 }
 
 /// Curves first, then the figures of each metric.

@@ -140,6 +140,11 @@ impl Report {
         self.measurements.chunk_by(|a, b| a.case == b.case)
     }
 
+    /// Of the form in which it was saved.
+    pub fn schema(&self) -> u32 {
+        self.schema
+    }
+
     /// In place of figures.
     pub fn without(&self) -> Without {
         Without {

@@ -110,11 +110,24 @@ pub fn with_ratio(m: &Measurement, row: &Row, without: &Without) -> String {
     }
 }
 
+/// A table of these, numbers to the right.
+pub fn plain(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.set_header(header);
+    table.add_rows(rows);
+    lines(table)
+}
+
+/// The median, or why there is none.
+pub fn median(row: &Row, without: &Without) -> String {
+    let figure = row.spread.map(|s| figure(s.median));
+    figure.unwrap_or_else(|| missing(row, without).to_owned())
+}
+
 fn cell(m: &Measurement, row: &Row, without: &Without) -> (String, String) {
-    match row.spread {
-        Some(s) => (figure(s.median), ratio(m, row)),
-        None => (missing(row, without).to_owned(), String::new()),
-    }
+    let ratio = row.ratio_to_ebbtide.filter(|_| row.spread.is_some());
+    let ratio = ratio.map_or(String::new(), |r| self::ratio(m, r));
+    (median(row, without), ratio)
 }
 
 fn missing<'a>(row: &Row, without: &'a Without) -> &'a str {
@@ -134,12 +147,11 @@ pub fn noise(m: &Measurement) -> String {
         .map_or("unknown".into(), |n| format!("±{:.1} %", n * 100.0))
 }
 
-fn ratio(m: &Measurement, row: &Row) -> String {
-    row.ratio_to_ebbtide.map_or(String::new(), |r| {
-        // Within the noise a ratio says nothing.
-        let is_same = m.noise.is_some_and(|n| (r - 1.0).abs() <= n);
-        format!("{}{}", if is_same { "≈ " } else { "" }, factor(r))
-    })
+/// A ratio, and whether it says anything.
+pub fn ratio(m: &Measurement, ratio: f64) -> String {
+    // Within the noise it does not.
+    let is_same = m.noise.is_some_and(|n| (ratio - 1.0).abs() <= n);
+    format!("{}{}", if is_same { "≈ " } else { "" }, factor(ratio))
 }
 
 fn factor(ratio: f64) -> String {

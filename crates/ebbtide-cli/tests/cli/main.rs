@@ -5,6 +5,7 @@ mod bench;
 mod bench_families;
 mod bench_partial;
 mod bench_system;
+mod report;
 #[path = "../terminal/mod.rs"]
 mod terminal;
 mod top;

@@ -1,0 +1,97 @@
+//! `report` from outside, with a stand-in for the library and sizes that are no measurement.
+
+use std::fs;
+
+use assert_cmd::prelude::*;
+use predicates::prelude::*;
+
+use super::bench::stand_in;
+use super::{ebbtide, says};
+
+/// One family is measured, one in part (the stand-in has no helper); all of it is in one page.
+#[test]
+fn report_keeps_what_could_be_measured() {
+    let Some(lib) = stand_in() else {
+        eprintln!("skipped: libjemalloc.so.2 is not installed");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let families = ["--only", "free", "--only", "exit"];
+    let output = ebbtide(&["report", "--size", "8M", "--wait", "0.1", "--rounds", "1"])
+        .args(families)
+        .args(["--lib", lib, "--out", page.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("1 of 2") && said.contains("in part"),
+        "{said}"
+    );
+    let html = fs::read_to_string(&page).unwrap();
+    for text in [
+        "five designs",
+        "block_4k back_rss_ms",
+        "exit_4k",
+        "no helper was made",
+        "PARTIAL",
+        "not measured",
+        "ebbtide bench free --size 8M --wait 0.1 --rounds 1",
+        "The machine",
+    ] {
+        assert!(html.contains(text), "no {text}: {said}");
+    }
+    assert!(html.matches("<svg").count() > 20, "{}", html.len());
+    assert!(!html.contains("http") && !html.contains("<script") && !html.contains("not yet"));
+    let left = fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(left, 1, "no half-written page stays");
+}
+
+#[test]
+fn report_is_made_from_saved_results() {
+    let Some(lib) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let measured = ebbtide(&[
+        "bench", "free", "--quick", "--json", "--rounds", "1", "--lib", lib,
+    ])
+    .args(["--against", "glibc", "--size", "8M", "--wait", "0.1"])
+    .output()
+    .unwrap();
+    fs::write(path("free.json"), &measured.stdout).unwrap();
+    ebbtide(&[
+        "report",
+        "--out",
+        &path("page.html"),
+        "--from",
+        &path("free.json"),
+    ])
+    .assert()
+    .success()
+    .stdout(says("page.html"));
+    let html = fs::read_to_string(path("page.html")).unwrap();
+    assert!(
+        html.contains("ebbtide bench free --quick --json") && html.contains("block_now_4k both_ms")
+    );
+    assert!(html.contains("ebbtide, workers=0") && html.contains("percpu: groups_any after_mib"));
+    fs::write(path("bad.json"), "{}").unwrap();
+    ebbtide(&[
+        "report",
+        "--out",
+        &path("x.html"),
+        "--from",
+        &path("bad.json"),
+    ])
+    .assert()
+    .code(125)
+    .stderr(says("bad.json").and(says("--json")));
+    ebbtide(&["report", "--out", "/no/such/place.html", "--only", "free"])
+        .assert()
+        .code(125)
+        .stderr(says("place.html"));
+    ebbtide(&["report", "--only", "nonesuch"])
+        .assert()
+        .code(125)
+        .stderr(says("swap-exit"));
+}
