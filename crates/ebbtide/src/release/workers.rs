@@ -47,7 +47,8 @@ pub struct Workers {
     asleep: AtomicU32,
     /// Bits of the threads that take what is queued, until they have found nothing there.
     busy: AtomicU64,
-    coordinating: AtomicBool,
+    /// The bit of who coordinates; 0: nobody does now.
+    coordinating: AtomicU64,
     /// Nothing has come yet of the worker that was made in advance.
     expecting: AtomicBool,
     /// The number of who makes a thread, 0: nobody. One at a time does.
@@ -69,7 +70,7 @@ impl Workers {
             wake: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
             busy: AtomicU64::new(0),
-            coordinating: AtomicBool::new(false),
+            coordinating: AtomicU64::new(0),
             expecting: AtomicBool::new(false),
             creating: AtomicU32::new(0),
             process: AtomicU32::new(0),
@@ -112,19 +113,26 @@ impl Workers {
         (busy & !self.dead(busy)).count_ones() as usize
     }
 
-    /// Takes the numbers of the dead away, by who makes threads. Whether there are any: another one would not fare
-    /// better.
-    fn bury(&self) -> bool {
+    /// Takes the numbers of the dead away, and what they did alone, by who makes threads. Their bits: another one would
+    /// not fare better.
+    fn bury(&self) -> u64 {
         // One that has ended in order meanwhile has taken its number away before.
         let seen = self.dead(self.numbers.load(Ordering::SeqCst));
         let dead = seen & self.numbers.load(Ordering::SeqCst);
         self.busy.fetch_and(!dead, Ordering::SeqCst);
         if dead != 0 && self.numbers.fetch_and(!dead, Ordering::SeqCst) == dead {
-            // Nobody is left who could be at it.
+            // Nobody is left who could be asleep.
             self.asleep.store(0, Ordering::SeqCst);
-            self.coordinating.store(false, Ordering::SeqCst);
         }
-        dead != 0
+        self.coordinating.fetch_and(!dead, Ordering::SeqCst);
+        dead
+    }
+
+    /// Whether nobody coordinated, and `number` does from now on.
+    fn coordinate(&self, number: usize) -> bool {
+        self.coordinating
+            .compare_exchange(0, 1 << number, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Called at the start, and in a forked child, which has none.
@@ -134,7 +142,7 @@ impl Workers {
         self.next_ms.store(u64::MAX, Ordering::Relaxed);
         self.asleep.store(0, Ordering::Relaxed);
         self.busy.store(0, Ordering::Relaxed);
-        self.coordinating.store(false, Ordering::Relaxed);
+        self.coordinating.store(0, Ordering::Relaxed);
         self.expecting.store(false, Ordering::Relaxed);
         self.creating.store(0, Ordering::Relaxed);
         self.process.store(process::id(), Ordering::Release);
@@ -187,7 +195,8 @@ impl Workers {
         if !self.begin_creating() {
             return false;
         }
-        let died = self.bury();
+        let dead = self.bury();
+        let died = dead != 0;
         let free = |number: &usize| self.places[*number].is_free();
         let Some(number) = (0..MAX_WORKERS).find(free) else {
             self.creating.store(0, Ordering::Release);
@@ -209,7 +218,11 @@ impl Workers {
                 .store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
         }
         if died {
-            super::put_back_orphans(crate::heap::the_heap());
+            let heap = crate::heap::the_heap();
+            (0..MAX_WORKERS)
+                .filter(|number| dead >> number & 1 == 1)
+                .for_each(|number| heap.pressure.end_watch(number));
+            super::put_back_orphans(heap);
         }
         self.creating.store(0, Ordering::Release);
         made
@@ -298,7 +311,7 @@ fn run(heap: &'static Heap, number: usize) {
             continue;
         }
         let (mut wait_ms, mut much) = (None, false);
-        if !workers.coordinating.swap(true, Ordering::Acquire) {
+        if workers.coordinate(number) {
             // Whoever has news from now on must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
             if watches {
@@ -320,7 +333,7 @@ fn run(heap: &'static Heap, number: usize) {
                 wait_ms = Some(ms);
                 workers.next_ms.store(now + ms, Ordering::SeqCst);
             }
-            workers.coordinating.store(false, Ordering::Release);
+            workers.coordinating.store(0, Ordering::Release);
         } else if watcher.is_some() {
             (wait_ms, much) = (Some(NOT_MY_TURN_MS), true);
         }
@@ -458,9 +471,37 @@ mod tests {
         workers.numbers.store(0b101, Ordering::Relaxed);
         workers.busy.store(0b101, Ordering::Relaxed);
         assert_eq!((workers.busy(), workers.count()), (0, 0));
-        assert!(workers.bury());
+        assert_eq!(workers.bury(), 0b101);
         let left = |bits: &AtomicU64| bits.load(Ordering::Relaxed);
         assert_eq!((left(&workers.busy), left(&workers.numbers)), (0, 0));
-        assert!(!workers.bury());
+        assert_eq!(workers.bury(), 0);
+    }
+
+    /// What a dead one did alone, another one may do from then on, also while others live.
+    #[test]
+    fn the_coordinator_may_die_alone() {
+        static WORKERS: Workers = Workers::new();
+        static ENDS: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn waits(_: *mut c_void) -> c_int {
+            while ENDS.load(Ordering::Relaxed) == 0 {
+                thread::wait(&ENDS, 0, 1000);
+            }
+            0
+        }
+        let rseq_offset = crate::heap::heap().map_or(0, |_| {
+            crate::heap::FAST.rseq_offset.load(Ordering::Relaxed) as isize
+        });
+        assert!(WORKERS.places[1].spawn(waits, 0, rseq_offset));
+        WORKERS.numbers.store(0b11, Ordering::Relaxed);
+        assert!(WORKERS.coordinate(0) && !WORKERS.coordinate(1));
+        assert_eq!((WORKERS.bury(), WORKERS.count()), (0b01, 1));
+        assert!(WORKERS.coordinate(1));
+        assert_eq!(WORKERS.bury(), 0);
+        assert!(!WORKERS.coordinate(0), "the living keep what they do");
+        ENDS.store(1, Ordering::Relaxed);
+        ebbtide_sys::lock::futex_wake(&ENDS, 1);
+        while !WORKERS.places[1].is_free() {
+            thread::give_way();
+        }
     }
 }
