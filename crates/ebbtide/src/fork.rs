@@ -19,10 +19,6 @@ use crate::heap::{Heap, heap, started_heap};
 use crate::stats;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Blocks left between the heap that was given up and the new one: another thread may have been
-/// opening them.
-const GAP_BLOCKS: u32 = 128;
-
 /// No fork is under way.
 const NO: usize = 0;
 /// Set in [`FORKING`] where the fence was refused. A thread's number is even.
@@ -160,10 +156,7 @@ unsafe fn give_up(heap: &Heap) {
     crate::release::batches::BATCHES.lock().forget();
     heap.records.lock().abandon();
     for zone in heap.live_zones() {
-        let mut data = zone.lock.lock();
-        let behind = data.state.open_end().0 + GAP_BLOCKS;
-        crate::frames::view(heap.region(), &mut data.state, 0)
-            .reset_above(ebbtide_zone::Block(behind));
+        zone.give_up(heap.region());
     }
     for central in &heap.central {
         central.transfer.lock().clear();

@@ -14,6 +14,7 @@ use crate::ranks;
 use crate::region::Region;
 use crate::release::EXPECT_BLOCKS;
 use crate::stats;
+use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{Errno, process, vm};
@@ -36,6 +37,8 @@ const FALLOVERS: usize = 2;
 pub struct ZoneSlot {
     /// The zone's state and its demand.
     pub lock: Lock<ZoneData>,
+    /// The block behind all that anybody has begun to open: noted before the memory can be touched.
+    opening: AtomicU32,
 }
 
 /// What a zone's lock guards, beside its records.
@@ -67,7 +70,16 @@ impl ZoneSlot {
         };
         Self {
             lock: Lock::new(ranks::ZONE, data),
+            opening: AtomicU32::new(0),
         }
+    }
+
+    /// In a child whose parent's other threads may have been opening more: forgets every opened block. The zone goes on
+    /// behind what any of them can have touched.
+    pub fn give_up(&self, region: &Region) {
+        let mut data = self.lock.lock();
+        let behind = self.opening.load(Ordering::Relaxed);
+        view(region, &mut data.state, 0).reset_above(Block(behind));
     }
 
     /// Gives the zone its range, and frames that become lazy their time.
@@ -225,6 +237,7 @@ impl Heap {
         let region = self.region();
         let mut step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
         let open = |step| {
+            slot.opening.fetch_max(start + step, Ordering::Relaxed);
             crate::span::open_records(&self.records, region, step * crate::span::PER_BLOCK)
                 .is_some()
                 && region.open(start, step).is_ok()
@@ -368,5 +381,24 @@ impl Heap {
             .lock()
             .state
             .is_frozen(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a thread of the parent's opens may be of any size, and may have content that the child takes for none.
+    #[test]
+    fn a_child_goes_on_behind_what_others_were_opening() {
+        let region = *crate::heap::heap().unwrap().region();
+        let slot = ZoneSlot::new();
+        let first = region.blocks / 64 * 64 - 64 * 1024;
+        slot.begin(first, region.blocks, 5000);
+        slot.opening.store(first + 1000, Ordering::Relaxed);
+        slot.give_up(&region);
+        let data = slot.lock.lock();
+        assert_eq!(data.state.open_end(), Block(first + 1000));
+        assert!(data.state.is_frozen(Block(first + 999).first_frame()));
     }
 }

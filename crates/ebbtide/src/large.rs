@@ -198,13 +198,15 @@ impl Heap {
         {
             return false;
         }
+        if self.is_abandoned(head) {
+            // Its record may be one that this process will hand out: another thread of the parent's took it later.
+            return true;
+        }
         // SAFETY: after the exchange this thread alone owns the allocation and its record.
         let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
         let (frames, blocks, was_clean) = {
             let span = self.large_span(head);
-            if !self.is_abandoned(head) {
-                self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
-            }
+            self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
             (span.frames, span.blocks, span.was_clean)
         };
         span::put_record(&self.records, region, index);
