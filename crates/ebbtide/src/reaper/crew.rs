@@ -184,13 +184,11 @@ impl Shared {
 
     fn take_pieces(&self) {
         let control = self.arena.control();
-        loop {
-            let number = control.next.fetch_add(1, Ordering::SeqCst);
-            if number >= control.count.load(Ordering::SeqCst) {
-                // So that it cannot run over however often it is asked.
-                control.next.fetch_sub(1, Ordering::SeqCst);
-                return;
-            }
+        let more = |number| (number < control.count.load(Ordering::SeqCst)).then_some(number + 1);
+        while let Ok(number) = control
+            .next
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+        {
             self.take(number);
         }
     }
@@ -211,7 +209,12 @@ impl Shared {
         if state & 1 != 0 {
             return;
         }
-        zap(start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed));
+        let (start, bytes) = (start.load(Ordering::Acquire), bytes.load(Ordering::Acquire));
+        // Somebody else has done it meanwhile, and this may be a piece of another round by now, in parts.
+        if done.load(Ordering::SeqCst) != state {
+            return;
+        }
+        zap(start, bytes);
         let was_first = done
             .compare_exchange(state, state | 1, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok();
