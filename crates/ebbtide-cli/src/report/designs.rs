@@ -247,6 +247,31 @@ mod tests {
         .unwrap()
     }
 
+    /// A case, a metric or a variant that was renamed would be "not measured" for good.
+    #[test]
+    fn what_is_named_is_in_the_benchmarks() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bench");
+        let Ok(files) = std::fs::read_dir(dir) else {
+            return;
+        };
+        let texts = files
+            .flatten()
+            .map(|file| std::fs::read_to_string(file.path()));
+        let all = texts.map(Result::unwrap_or_default).collect::<String>();
+        for worth in DESIGNS.iter().flat_map(|design| design.worth) {
+            let confs = [worth.with, worth.without].map(|name| {
+                let conf = name.strip_prefix("ebbtide, ");
+                conf.unwrap_or(name)
+            });
+            for name in [worth.family, worth.case, worth.metric]
+                .into_iter()
+                .chain(confs)
+            {
+                assert!(all.contains(&format!("\"{name}\"")), "{name}");
+            }
+        }
+    }
+
     #[test]
     fn worth_is_what_it_takes_without() {
         let rows = [(OWN, 10.0), ("ebbtide, percpu_depopulate=off", 45.0)];

@@ -239,7 +239,8 @@ fn page(parts: &[Part]) -> Result<String> {
         "<h1>What Ebbtide is worth here</h1>\n\
          <p>Each family of benchmarks runs fresh processes, allocators in turn; a figure is the median of its rounds. \
          Less is better. Ebbtide is measured twice: what the two differ by is the noise, and ≈ is within it. \
-         What a design is worth is told by the same measured without it.</p>\n<h2>Families</h2>\n<ul>\n",
+         What a design is worth is told by the same measured without it; ÷ is without over with, so above 1 the design \
+         helps, and below 1 it costs.</p>\n<h2>Families</h2>\n<ul>\n",
     );
     for part in parts {
         let (name, command) = (escape(&part.family), escape(&part.command()));
