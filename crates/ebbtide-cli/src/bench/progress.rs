@@ -72,8 +72,17 @@ impl Progress {
         Some(format!(
             "ebbtide: round {} of {rounds}, {case}: {done} of {steps} measured, about {} left\n",
             round + 1,
-            out::duration(left as u64 * 1_000_000_000)
+            minutes(left)
         ))
+    }
+}
+
+/// A guess of seconds: `30 s`, `12 min`.
+fn minutes(seconds: f64) -> String {
+    if seconds < 120.0 {
+        format!("{seconds:.0} s")
+    } else {
+        format!("{:.0} min", seconds / 60.0)
     }
 }
 
@@ -93,7 +102,7 @@ mod tests {
         assert_eq!(lines.len(), 4, "{lines:?}");
         assert_eq!(
             lines[1],
-            "ebbtide: round 2 of 3, a_case: 10 of 40 measured, about 30.000 s left\n"
+            "ebbtide: round 2 of 3, a_case: 10 of 40 measured, about 30 s left\n"
         );
     }
 }
