@@ -5,9 +5,9 @@
 //! warm, first: fill (warm), free, pause (warm), second beside → its time, swap, kills
 //! ```
 //! Each of the two halves has a cgroup of its own, and swap of its own where the case has swap.
-//! What the second process will need is touched right before it, without changing the pause: a
-//! host takes back what lies free, and gives it again at a cost that varies more than what is
-//! measured.
+//! What the second process will need is touched before it, without changing the pause, and held until right
+//! before its start: a host takes back what lies free, and gives it again at a cost that varies more than
+//! what is measured.
 
 use std::io::{BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -30,6 +30,8 @@ pub const WAIT: Duration = Duration::from_secs(60);
 /// For the first to look at what it kept.
 const LOOK_WAIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(1);
+/// What it takes to give 3 GiB back.
+const END_OF_WARM: Duration = Duration::from_millis(200);
 
 /// Bytes of one allocation of the second process.
 const PIECE_BYTES: usize = 1 << 20;
@@ -191,12 +193,17 @@ impl Process {
         first.next("base")?;
         first.answer()?;
         first.next("filled")?;
-        let (_, warm_s) = warm_host(what.size_bytes)?;
+        if what.pause.is_zero() {
+            warm_host(what.size_bytes)?;
+        }
         first.answer()?;
         first.next("freed")?;
         if !what.pause.is_zero() {
-            sleep(what.pause.saturating_sub(Duration::from_secs_f64(warm_s)));
-            warm_host(what.size_bytes)?;
+            let over = Instant::now() + what.pause;
+            let warm = Warm::start(what.size_bytes)?;
+            sleep((over - END_OF_WARM).saturating_duration_since(Instant::now()));
+            warm.end()?;
+            sleep(over.saturating_duration_since(Instant::now()));
         }
         Ok(first)
     }
@@ -246,6 +253,39 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A process that has touched memory, holds it, and gives it back when it is told to end. What it held lies free
+/// for the shortest time: a host takes back what has done so for some seconds.
+struct Warm(Child);
+
+impl Warm {
+    fn start(bytes: u64) -> Result<Self> {
+        let exe = std::env::current_exe().context("cannot find this program")?;
+        let child = Command::new(exe)
+            .env_remove("LD_PRELOAD")
+            .args(["bench-worker", "warm_held", &bytes.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start")?;
+        Ok(Warm(child))
+    }
+
+    fn end(mut self) -> Result<()> {
+        let said = self.0.stdout.take().context("no pipe")?;
+        mark(&mut BufReader::new(said), "base").context("the memory was not touched")?;
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Warm {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

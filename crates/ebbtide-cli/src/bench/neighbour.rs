@@ -123,7 +123,7 @@ fn notes(sized: &Neighbour, swap: Option<&str>) -> Vec<String> {
             out::bytes(limit)
         ),
         format!(
-            "what the second process needs is touched right before it in other processes, so that the host backs it; the pause is {:.1} s, or as long as that takes",
+            "what the second process needs is touched before it in other processes and held until 0.2 s before its start, so that the host backs it; the pause is {:.1} s, or as long as that takes",
             sized.pause.as_secs_f64()
         ),
         "not reached: the second process was killed, or did not end".to_owned(),
