@@ -155,6 +155,17 @@ static int hardened(const char *c)
         q[200] = 0;
         malloc_trim(0);
         returned();
+    } else if (!strcmp(c, "now-write-freed-idle")) {
+        volatile char *q = tell(malloc(300));
+        free((void *)q);
+        q[200] = 0;
+        for (int i = 0; i < 12; i++) { /* found by a worker, which this wakes */
+            char *block = malloc(64 * MIB);
+            memset(block, 1, 64 * MIB);
+            free(block);
+            usleep(700000);
+        }
+        returned();
     } else if (!strcmp(c, "now-write-freed-end")) {
         volatile char *q = tell(malloc(300));
         free((void *)q);

@@ -63,10 +63,11 @@ const BEHIND: [(&str, &str); 5] = [
     ("now-behind-realloc", ", byte 100 of 100, found by realloc"),
 ];
 
-const WRITTEN: [(&str, &str); 4] = [
+const WRITTEN: [(&str, &str); 5] = [
     ("now-write-freed", "write after free to "),
     ("now-write-freed-inside", ", byte 999"),
     ("now-write-freed-trim", ", byte 200"),
+    ("now-write-freed-idle", ", byte 200"),
     ("now-write-freed-end", ", byte 200"),
 ];
 

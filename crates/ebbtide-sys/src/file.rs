@@ -3,6 +3,7 @@
 
 use crate::call::{Errno, Sysno, syscall};
 use core::ffi::{CStr, c_int};
+use core::sync::atomic::Ordering;
 
 /// An open descriptor, closed when dropped.
 pub struct Descriptor(usize);
@@ -116,9 +117,29 @@ pub fn parse_number(text: &[u8]) -> Option<u64> {
     core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
 }
 
-/// Writes `text` to standard error in one call, as far as that goes.
+/// Writes `text` to the program's standard error in one call, as far as that goes.
 pub fn write_stderr(text: &[u8]) {
-    write(2, text);
+    if !has_own_descriptors() {
+        return write(2, text);
+    }
+    // A worker's 2 is something else, if anything: the program's is found through its first thread.
+    if let Ok(stderr) = Descriptor::open(c"/proc/self/fd/2", libc::O_WRONLY | libc::O_APPEND) {
+        write(stderr.number() as i32, text);
+    }
+}
+
+/// Whether this thread has a table of descriptors that is not the program's, as workers do. Where the kernel does not
+/// say, it has not.
+fn has_own_descriptors() -> bool {
+    const KCMP_FILES: usize = 2;
+    if !crate::thread::SOME_LEFT_DESCRIPTORS.load(Ordering::Relaxed) {
+        return false;
+    }
+    let (first, this) = (crate::process::id(), crate::process::thread_id());
+    // SAFETY: numbers only.
+    first != this
+        && unsafe { syscall!(Sysno::kcmp, first, this, KCMP_FILES, 0, 0) }
+            .is_ok_and(|order| order != 0)
 }
 
 /// Writes `text` to a descriptor, resuming short writes; errors end it.

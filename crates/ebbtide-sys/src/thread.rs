@@ -13,7 +13,7 @@
 use crate::call::{Errno, Sysno, syscall};
 use crate::{process, vm};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Bytes of a worker's stack, and above it of what stands in for its thread block.
 const STACK_BYTES: usize = 128 << 10;
@@ -277,9 +277,13 @@ pub fn give_way() {
     let _ = unsafe { syscall!(Sysno::sched_yield) };
 }
 
+/// Whether [`leave_descriptors`] was ever called, by whatever thread.
+pub(crate) static SOME_LEFT_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
+
 /// Closes this thread's copies of the program's descriptors: it keeps nothing open. `false`: refused.
 pub fn leave_descriptors() -> bool {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
+    SOME_LEFT_DESCRIPTORS.store(true, Ordering::Relaxed);
     // SAFETY: the table is this thread's own; the flag makes sure.
     unsafe { syscall!(Sysno::close_range, 0, u32::MAX, CLOSE_RANGE_UNSHARE) }.is_ok()
 }

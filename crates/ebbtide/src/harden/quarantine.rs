@@ -23,7 +23,7 @@ const BYTES: usize = 1 << 20;
 /// Objects that one call takes care of at most.
 const LEAVING: usize = 16;
 /// Rounds of the release engine without use after which a ring is emptied.
-const IDLE_ROUNDS: usize = 6;
+const IDLE_ROUNDS: usize = 3;
 
 /// All rings. None before [`Self::start`].
 pub struct Quarantine {
