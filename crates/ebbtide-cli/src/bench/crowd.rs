@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::bench::dying::{helper_of, kill, open_process, wait_for_any};
 use crate::bench::link::now_ns;
 use crate::bench::observe::parse_mark;
 use crate::bench::phone::usage_us;
+use crate::bench::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::bench::sample::System;
 use crate::bench::swap;
 use crate::bench::worker::{Curve, Output};

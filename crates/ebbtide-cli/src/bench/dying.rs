@@ -13,21 +13,20 @@
 //! - `INV-DYING-1`: no look comes between an end and the time that is noted for it, and none is taken
 //!   before an end that comes at once.
 
-use std::fs;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, ExitStatus};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{mem, ptr};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::bench::block::touch;
 use crate::bench::link::{self, now_ns};
 use crate::bench::observe::{SETTLE, is_readable, parse_mark};
+use crate::bench::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::bench::sample::{Probe, Sample};
 use crate::bench::worker::{Curve, Output, alloc};
 
@@ -336,82 +335,6 @@ fn mark(said: &mut ChildStdout, name: &str, limit: Instant) -> Result<u64> {
     }
 }
 
-/// The process's only child: it starts none but its helper.
-pub fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let children = tasks
-        .flatten()
-        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok())
-        .collect::<String>();
-    let helper = children.split_whitespace().next()?.parse().ok()?;
-    Some((helper, open_process(helper).ok()?))
-}
-
-/// A descriptor of the process.
-pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: takes numbers; the new descriptor is owned by nobody else.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd as libc::c_int))
-    }
-}
-
-/// Ends a process.
-pub fn kill(process: &OwnedFd) -> io::Result<()> {
-    signal(process, libc::SIGKILL)
-}
-
-/// Sends it a signal.
-pub fn signal(process: &OwnedFd, signal: libc::c_int) -> io::Result<()> {
-    let none = ptr::null::<libc::siginfo_t>();
-    // SAFETY: takes numbers, and no further information.
-    let sent = unsafe {
-        let call = libc::SYS_pidfd_send_signal;
-        libc::syscall(call, process.as_raw_fd(), signal, none, 0)
-    };
-    if sent == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// Whether it is a child of this process that has not been waited for.
-pub fn is_own_child(process: &OwnedFd) -> bool {
-    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: zero is a valid siginfo, which the kernel fills in; nothing is collected.
-    unsafe {
-        let mut info: libc::siginfo_t = mem::zeroed();
-        let id = process.as_raw_fd() as libc::id_t;
-        libc::waitid(libc::P_PIDFD, id, &mut info, flags) == 0
-    }
-}
-
-/// Sleeps until one of the processes has ended: which of them have. None when time is up.
-pub fn wait_for_any(processes: &[&OwnedFd], limit: Instant) -> Vec<bool> {
-    let poll = |process: &&OwnedFd| libc::pollfd {
-        fd: process.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let mut polls: Vec<libc::pollfd> = processes.iter().map(poll).collect();
-    loop {
-        let left_ms = limit.saturating_duration_since(Instant::now()).as_millis();
-        // SAFETY: as many descriptors as said.
-        let ready = unsafe {
-            let count = polls.len() as libc::nfds_t;
-            libc::poll(polls.as_mut_ptr(), count, left_ms as libc::c_int)
-        };
-        // A signal of this process's is no end.
-        if ready >= 0 {
-            return polls.iter().map(|p| p.revents != 0).collect();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -451,22 +374,6 @@ mod tests {
     fn sleeper() -> Child {
         let mut command = std::process::Command::new("sleep");
         command.arg("100").spawn().unwrap()
-    }
-
-    #[test]
-    fn a_child_is_found_and_its_end_is_seen() {
-        let mut child = sleeper();
-        let (pid, process) = helper_of(std::process::id()).unwrap();
-        // Other tests of this process may have a child, too.
-        if pid == child.id() {
-            let soon = Instant::now() + POLL;
-            assert_eq!(wait_for_any(&[&process], soon), [false]);
-        }
-        let ended = open_process(child.id()).unwrap();
-        kill(&ended).unwrap();
-        let limit = Instant::now() + Duration::from_secs(10);
-        assert_eq!(wait_for_any(&[&ended], limit), [true]);
-        child.wait().unwrap();
     }
 
     // INV-DYING-1

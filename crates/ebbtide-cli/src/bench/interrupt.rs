@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 use std::{mem, ptr};
 
-use crate::bench::dying::{is_own_child, open_process, signal};
+use crate::bench::pidfd::{is_own_child, open_process, signal};
 
 const SIGNALS: [(libc::c_int, &str); 3] = [
     (libc::SIGINT, "SIGINT"),

@@ -10,6 +10,7 @@
 //! | `process` | starts measured processes and reads what they print |
 //! | `observe`, `sample`, `link` | watches a process from outside; a look; that process's end of it |
 //! | `peers` | the allocators, and where their libraries are |
+//! | `pidfd` | processes by descriptor |
 //! | `progress`, `interrupt` | says what a run is at; what a signal breaks off |
 //! | `report`, `tables` | sets figures side by side; as text or JSON |
 //! | `html`, `plot` | a page; its drawings |
@@ -55,6 +56,7 @@ pub mod peers;
 pub mod percpu;
 pub mod percpu_api;
 pub mod phone;
+pub mod pidfd;
 pub mod plot;
 pub mod process;
 pub mod progress;
