@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Command::Man { dir } => man(dir.as_deref()),
     };
     match result {
+        Ok(0) if out::is_lost() => ExitCode::from(EXIT_OWN),
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             out::error(&error);

@@ -1,11 +1,29 @@
 //! Printing that never panics on a closed pipe, and figures with units for people.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Writes to stdout; a closed pipe is no error, the reader has seen enough.
-pub fn stdout(text: &[u8]) {
+/// Whether something for stdout was lost.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Writes to stdout; a closed pipe is no error, the reader has seen enough. Says what else goes wrong, once; whether all
+/// of it was written.
+pub fn stdout(text: &[u8]) -> bool {
     let mut out = io::stdout().lock();
-    let _ = out.write_all(text).and_then(|()| out.flush());
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            if !IS_LOST.swap(true, Ordering::Relaxed) {
+                stderr(&format!("ebbtide: cannot write to stdout: {error}\n"));
+            }
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Whether something for stdout was lost.
+pub fn is_lost() -> bool {
+    IS_LOST.load(Ordering::Relaxed)
 }
 
 /// Writes to stderr; failures are ignored, there is nowhere to report them.

@@ -169,7 +169,10 @@ pub fn print(measured: &Measured, args: &BenchArgs) -> Result<u8> {
     } else {
         render(&report)
     };
-    out::stdout(text.as_bytes());
+    if !out::stdout(text.as_bytes()) {
+        // Rather at the wrong place than lost.
+        out::stderr(&text);
+    }
     if let Some(file) = &args.html {
         html::write(file, &report)?;
     }
@@ -200,6 +203,8 @@ pub fn new(measured: &Measured, command: &str, quick: bool) -> Report {
         curve: d.curve.clone(),
     });
     let series = results.series.iter();
+    let facts = machine_facts().into_iter();
+    let facts = facts.map(|Check { id, value, .. }| (id.into(), value));
     Report {
         schema: SCHEMA,
         family: measured.family.into(),
@@ -208,9 +213,9 @@ pub fn new(measured: &Measured, command: &str, quick: bool) -> Report {
         partial: results.broken_off.is_some() || !results.failures.is_empty(),
         broken_off: results.broken_off.as_ref().map(|(_, why)| why.clone()),
         quick,
-        machine: machine_facts()
+        machine: [("ebbtide".into(), env!("CARGO_PKG_VERSION").into())]
             .into_iter()
-            .map(|Check { id, value, .. }| (id.into(), value))
+            .chain(facts)
             .collect(),
         measurements: series
             .filter(|s| {

@@ -1,22 +1,25 @@
 //! `ebbtide report`: every family of benchmarks in turn, and one page that tells all of it.
 //!
-//! The page is written anew, as a whole, after each family: whoever interrupts this keeps what was measured.
+//! The page is written anew, as a whole, after each family: whoever interrupts this keeps what was measured. An older page
+//! stays until something has been measured.
 //! `designs` says which figures tell what a design is worth.
 
 mod designs;
 
-use std::fs::{self, Permissions};
-use std::io::Write;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+use tempfile::NamedTempFile;
 
+use crate::bench::interrupt::{self, Listening};
 use crate::bench::plot::escape;
 use crate::bench::report::{Report, SCHEMA};
-use crate::bench::{self, html, interrupt};
+use crate::bench::{self, html, tables};
 use crate::cli::{BenchCommand, Cli, Command, ReportArgs};
 use crate::out;
 use designs::DESIGNS;
@@ -63,52 +66,63 @@ struct Part {
 pub fn main(args: &ReportArgs) -> Result<u8> {
     let mut parts = match args.from.is_empty() {
         true => parts(args)?,
-        false => args
-            .from
-            .iter()
-            .map(|file| saved(file))
-            .collect::<Result<_>>()?,
+        false => saved_parts(&args.from)?,
     };
+    let file = args.out.display();
     // Better known before an hour of measuring that it cannot be written.
-    write(&args.out, &parts)?;
+    check(&args.out)?;
+    // Between two families, too: no signal takes along what was measured.
+    let _listening = Listening::start()?;
+    measure(&mut parts, &args.out);
+    let broken_off = interrupt::came().map(|signal| EXIT_SIGNAL + signal as u8);
+    let reports: Vec<&Report> = parts.iter().filter_map(Part::report).collect();
+    if reports.is_empty() {
+        out::warning(&format!("nothing was measured: {file} is left as it was"));
+        return Ok(broken_off.unwrap_or(EXIT_PARTIAL));
+    }
+    if let Err(error) = write(&args.out, &parts) {
+        // Rather at the wrong place than lost.
+        for report in reports {
+            out::stdout(tables::render(report).as_bytes());
+        }
+        return Err(error.context("the figures are on stdout, without their pictures"));
+    }
+    out::stdout(format!("{file}\n").as_bytes());
+    if let Some(status) = broken_off {
+        out::warning(&format!("broken off; {file} has what was measured"));
+        return Ok(status);
+    }
+    match reports.iter().all(|report| !report.partial) {
+        true => Ok(0),
+        false => Ok(EXIT_PARTIAL),
+    }
+}
+
+/// Measures what is to come, and writes the page before each family but the first.
+fn measure(parts: &mut [Part], file: &Path) {
     let count = parts.len();
     for at in 0..count {
-        if !matches!(parts[at].state, State::ToCome) {
+        if !matches!(parts[at].state, State::ToCome) || interrupt::came().is_some() {
             continue;
         }
-        let (name, command) = (&parts[at].family, parts[at].command());
-        out::stderr(&format!(
-            "ebbtide report: {} of {count}: {command}\n",
-            at + 1
-        ));
+        if parts.iter().any(|part| part.report().is_some())
+            && let Err(error) = write(file, parts)
+        {
+            out::warning(&format!("{error:#}; it is tried again after this family"));
+        }
+        let (number, part) = (at + 1, &mut parts[at]);
+        let command = part.command();
+        out::stderr(&format!("ebbtide report: {number} of {count}: {command}\n"));
         let began = Instant::now();
-        let state = parts[at].measure();
+        part.state = part.measure();
         let took = began.elapsed().as_secs_f64();
-        let told = match &state {
+        let told = match &part.state {
             State::Measured(report) => told(report).into(),
             State::Skipped(reason) => format!("skipped: {reason}"),
             State::ToCome => String::new(),
         };
+        let name = &part.family;
         out::stderr(&format!("ebbtide report: {name}: {told} ({took:.0} s)\n"));
-        parts[at].state = state;
-        write(&args.out, &parts)?;
-        if let Some(signal) = interrupt::came() {
-            out::warning(&format!(
-                "broken off; {} has what was measured",
-                args.out.display()
-            ));
-            return Ok(EXIT_SIGNAL + signal as u8);
-        }
-    }
-    out::stdout(format!("{}\n", args.out.display()).as_bytes());
-    let is_complete = |part: &Part| match &part.state {
-        State::Measured(report) => !report.partial,
-        _ => true,
-    };
-    let is_anything = parts.iter().any(|part| part.report().is_some());
-    match is_anything && parts.iter().all(is_complete) {
-        true => Ok(0),
-        false => Ok(EXIT_PARTIAL),
     }
 }
 
@@ -159,6 +173,22 @@ fn words(args: &ReportArgs, family: &str) -> Vec<String> {
     words
 }
 
+/// Of files, each with another family's results.
+fn saved_parts(files: &[PathBuf]) -> Result<Vec<Part>> {
+    let mut parts: Vec<Part> = Vec::new();
+    for file in files {
+        let part = saved(file)?;
+        ensure!(
+            parts.iter().all(|other| other.family != part.family),
+            "{}: another file has results of '{}', too; give one for each family",
+            file.display(),
+            part.family
+        );
+        parts.push(part);
+    }
+    Ok(parts)
+}
+
 /// Results that were saved by `ebbtide bench --json`.
 fn saved(file: &Path) -> Result<Part> {
     let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -167,7 +197,10 @@ fn saved(file: &Path) -> Result<Part> {
         format!("{shown} does not hold the results of 'ebbtide bench FAMILY --json'")
     })?;
     if report.schema() != SCHEMA {
-        bail!("{} is of another version", file.display());
+        bail!(
+            "{} is of another version; measure again with this one",
+            file.display()
+        );
     }
     let command = report.command.split(' ').map(String::from);
     Ok(Part {
@@ -220,17 +253,51 @@ fn told(report: &Report) -> &'static str {
     }
 }
 
-/// Replaces the page as a whole.
-fn write(file: &Path, parts: &[Part]) -> Result<()> {
-    let told = || format!("cannot write {}", file.display());
+/// The file behind links, and whether it can be replaced: a device or a pipe is written to instead.
+fn place(file: &Path) -> (PathBuf, bool) {
+    let file = file.canonicalize().unwrap_or_else(|_| file.into());
+    let is_special = fs::metadata(&file).is_ok_and(|meta| !meta.is_file());
+    (file, !is_special)
+}
+
+/// Whether the page can be written; it stays as it is.
+fn check(file: &Path) -> Result<()> {
+    let told = || {
+        format!(
+            "cannot write {}; choose another place with --out",
+            file.display()
+        )
+    };
+    match place(file) {
+        (file, true) => beside(&file).map(drop).with_context(told),
+        (file, false) => {
+            let opened = File::options().write(true).open(file);
+            opened.map(drop).with_context(told)
+        }
+    }
+}
+
+/// A file in the same directory.
+fn beside(file: &Path) -> io::Result<NamedTempFile> {
     let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let mut new = tempfile::Builder::new()
+    tempfile::Builder::new()
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(dir.unwrap_or(Path::new(".")))
-        .with_context(told)?;
-    new.write_all(page(parts)?.as_bytes()).with_context(told)?;
-    new.persist(file).with_context(told)?;
-    Ok(())
+}
+
+/// Replaces the page as a whole.
+fn write(file: &Path, parts: &[Part]) -> Result<()> {
+    let page = page(parts)?;
+    let told = || format!("cannot write {}", file.display());
+    match place(file) {
+        (file, true) => {
+            let mut new = beside(&file).with_context(told)?;
+            new.write_all(page.as_bytes()).with_context(told)?;
+            let placed = new.persist(file).map_err(|error| error.error);
+            placed.map(drop).with_context(told)
+        }
+        (file, false) => fs::write(file, page).with_context(told),
+    }
 }
 
 fn page(parts: &[Part]) -> Result<String> {

@@ -93,6 +93,23 @@ fn what_is_being_measured_is_ended_too() {
 }
 
 #[test]
+fn figures_for_which_there_is_no_room_go_elsewhere() {
+    let Some(lib) = stand_in() else { return };
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = ebbtide(&["bench", "micro", "--json", "--rounds", "1"])
+        .args(["--lib", lib, "--against", "glibc", "--only", "start"])
+        .stdout(full)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(
+        said.contains("cannot write to stdout") && said.contains("\"measurements\""),
+        "{said}"
+    );
+}
+
+#[test]
 fn rounds_end_before_the_time_limit() {
     let Some(lib) = stand_in() else { return };
     let output = ebbtide(&["bench", "micro", "--json", "--rounds", "1000"])

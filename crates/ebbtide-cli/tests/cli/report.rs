@@ -75,6 +75,20 @@ fn report_is_made_from_saved_results() {
         html.contains("ebbtide bench free --quick --json") && html.contains("block_now_4k both_ms")
     );
     assert!(html.contains("ebbtide, workers=0") && html.contains("percpu: groups_any after_mib"));
+    // What cannot be written is printed, and a device stays one.
+    ebbtide(&["report", "--out", "/dev/full", "--from"])
+        .arg(path("free.json"))
+        .assert()
+        .code(125)
+        .stdout(says("block_now_4k"))
+        .stderr(says("/dev/full").and(says("on stdout")));
+    assert!(!fs::metadata("/dev/full").unwrap().is_file());
+    let twice = [path("free.json"), path("free.json")];
+    ebbtide(&["report", "--out", &path("x.html"), "--from"])
+        .args(twice)
+        .assert()
+        .code(125)
+        .stderr(says("results of 'free', too"));
     fs::write(path("bad.json"), "{}").unwrap();
     ebbtide(&[
         "report",
@@ -94,4 +108,18 @@ fn report_is_made_from_saved_results() {
         .assert()
         .code(125)
         .stderr(says("swap-exit"));
+}
+
+#[test]
+fn a_page_is_not_replaced_by_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    fs::write(&page, "measured before").unwrap();
+    ebbtide(&["report", "--only", "free", "--lib", "/no/such.so", "--out"])
+        .arg(&page)
+        .assert()
+        .code(1)
+        .stderr(says("such.so").and(says("left as it was")));
+    assert_eq!(fs::read_to_string(&page).unwrap(), "measured before");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
