@@ -102,8 +102,7 @@ pub fn section(report: &Report) -> Result<String> {
             escape(&case[0].about)
         ));
         for picture in pictures(report, case)? {
-            let svg = picture.svg.replacen(NAMESPACE, "", 1);
-            body.push_str(&format!("<p>{}</p>\n{svg}", escape(&picture.about)));
+            body.push_str(&self::picture(&picture.about, &picture.svg));
         }
     }
     for failure in &report.failures {
@@ -114,6 +113,12 @@ pub fn section(report: &Report) -> Result<String> {
         escape(&tables::render(report))
     ));
     Ok(body)
+}
+
+/// A drawing in a page, with what it shows above it.
+pub fn picture(about: &str, svg: &str) -> String {
+    let svg = svg.replacen(NAMESPACE, "", 1);
+    format!("<p>{}</p>\n{svg}", escape(about))
 }
 
 /// Curves first, then the figures of each metric.
@@ -160,6 +165,7 @@ fn pictures(report: &Report, case: &[Measurement]) -> Result<Vec<Picture>> {
     }
     Ok(pictures)
 }
+
 /// One line per entry, from the round in the middle by the size at the end, and the reference.
 fn lines(
     report: &Report,

@@ -79,7 +79,7 @@ fn cases(quick: bool, cpus: usize) -> Vec<Case> {
         ),
         (
             "groups_any",
-            "the same; any ten of eleven groups removed in random order",
+            "the groups of groups_children; any ten of eleven removed in random order",
         ),
     ];
     let mut cases: Vec<Case> = groups

@@ -55,6 +55,16 @@ const COLOURS: &[RGBColor] = &[
     RGBColor(107, 143, 35),
 ];
 
+/// Of a character of a name, about.
+const CHARACTER: usize = 7;
+
+/// Room for the longest name, and a little.
+fn names_width<'a>(names: impl Iterator<Item = &'a String>) -> i32 {
+    let longest = names.map(|name| name.chars().count()).max().unwrap_or(0);
+    let wanted = (longest * CHARACTER) as u32 + 30;
+    wanted.clamp(NAMES, WIDTH / 2) as i32
+}
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Lines over seconds; `y` names the axis. The first line is Ebbtide's.
@@ -64,7 +74,8 @@ pub fn curves(y: &str, lines: &[Line]) -> Result<String> {
         let points = || lines.iter().flat_map(|line| &line.points);
         let x_max = points().map(|p| p.0).fold(0.0, f64::max).max(1e-9);
         let y_max = points().map(|p| p.1).fold(0.0, f64::max).max(1e-9) * 1.05;
-        let (plot, names) = area.split_horizontally(WIDTH - NAMES);
+        let names = lines.iter().map(|line| &line.name);
+        let (plot, names) = area.split_horizontally(WIDTH as i32 - names_width(names));
         let mut chart = ChartBuilder::on(&plot)
             .margin(MARGIN)
             .x_label_area_size(40)
@@ -109,7 +120,10 @@ pub fn bars(rows: &[Bar]) -> Result<String> {
         let values = rows.iter().filter_map(|row| row.value.as_ref());
         let most = values.map(|(median, to)| median.max(to.end));
         let most = most.fold(0.0, f64::max).max(1e-9);
-        let (from, to) = (NAMES as i32 + 30, WIDTH as i32 - 140);
+        let (from, to) = (
+            names_width(rows.iter().map(|row| &row.name)),
+            WIDTH as i32 - 140,
+        );
         let at = |value: f64| from + (value.max(0.0) / most * f64::from(to - from)) as i32;
         for (place, row) in rows.iter().enumerate() {
             let middle = MARGIN + ROW / 2 + place as i32 * ROW;

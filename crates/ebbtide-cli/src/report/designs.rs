@@ -1,5 +1,8 @@
 //! What each of Ebbtide's designs is worth: the same measured with it and without it.
 
+use anyhow::Result;
+
+use crate::bench::plot::{self, Bar};
 use crate::bench::report::{Measurement, Report, Row};
 use crate::bench::tables;
 
@@ -195,6 +198,32 @@ pub fn table(design: &Design, reports: &[&Report]) -> String {
         }
     }
     text
+}
+
+/// A picture of each row that was measured, with what is above it.
+pub fn pictures(design: &Design, reports: &[&Report]) -> Result<Vec<(String, String)>> {
+    let mut pictures = Vec::new();
+    for worth in design.worth {
+        let Some((m, report)) = found(worth, reports) else {
+            continue;
+        };
+        let of = |name: &str| m.results.iter().find(|row| row.allocator == name);
+        let bar = |(told, row): (&str, &Row)| Bar {
+            name: format!("{told}: {}", row.allocator),
+            label: tables::median(row, &report.without()),
+            value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
+        };
+        let rows = [("with", of(worth.with)), ("without", of(worth.without))];
+        let rows = rows
+            .into_iter()
+            .filter_map(|(told, row)| Some((told, row?)));
+        let bars: Vec<Bar> = rows.map(bar).collect();
+        if !bars.is_empty() {
+            let about = format!("{}, {}: {}", m.case, m.about, m.unit);
+            pictures.push((about, plot::bars(&bars)?));
+        }
+    }
+    Ok(pictures)
 }
 
 fn found<'a>(worth: &Worth, reports: &[&'a Report]) -> Option<(&'a Measurement, &'a Report)> {

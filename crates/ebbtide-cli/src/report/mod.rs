@@ -328,6 +328,9 @@ fn page(parts: &[Part]) -> Result<String> {
             escape(design.about),
             escape(&designs::table(design, &reports))
         ));
+        for (about, svg) in designs::pictures(design, &reports)? {
+            body.push_str(&html::picture(&about, &svg));
+        }
     }
     let mut machines: Vec<&[(String, String)]> = reports.iter().map(|r| &r.machine[..]).collect();
     machines.dedup();
