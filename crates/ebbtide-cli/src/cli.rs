@@ -109,7 +109,7 @@ A COMMAND's output is held back while the terminal shows the view; with --once i
 #[derive(Debug, Args)]
 pub struct TopArgs {
     /// Only these processes
-    #[arg(value_name = "PID", conflicts_with = "command")]
+    #[arg(value_name = "PID", value_parser = process, conflicts_with = "command")]
     pub pids: Vec<u32>,
     /// Print one plain table and end; with COMMAND, after an interval or its end
     #[arg(long)]
@@ -129,6 +129,11 @@ pub struct TopArgs {
     /// A program to start and watch, with its arguments; its exit status is this program's
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+fn process(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| "it takes a process number; a program to start goes behind '--'".into())
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

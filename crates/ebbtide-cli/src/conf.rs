@@ -291,10 +291,10 @@ fn find_key(name: &str) -> Result<&'static Key> {
     let hint = if near.is_empty() {
         String::new()
     } else {
-        format!("; did you mean '{}'?", near.join("' or '"))
+        format!("; did you mean '{}'", near.join("' or '"))
     };
     bail!(
-        "unknown configuration key '{name}'{hint} The keys are: {}",
+        "unknown configuration key '{name}'{hint}; the keys are: {}",
         all.join(", ")
     )
 }

@@ -4,8 +4,8 @@
 //! the library mapped, unless it is linked in: nothing tells of such a process from outside.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, ErrorKind};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::library;
@@ -158,6 +158,12 @@ fn numbers_in(dir: &Path, suffix: &str) -> Vec<u32> {
         .collect()
 }
 
+/// Whether the mappings of a process may be read.
+pub fn is_open(pid: u32) -> bool {
+    let read = File::open(format!("/proc/{pid}/maps")).and_then(|mut maps| maps.read(&mut [0]));
+    !read.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+}
+
 /// None: not under Ebbtide, as far as can be seen.
 fn look_at(pid: u32) -> io::Result<Option<Found>> {
     let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
@@ -254,8 +260,11 @@ impl MappedPage {
             format!("/proc/{pid}/root{}", self.path),
             format!("/proc/{pid}/map_files/{}", self.range),
         ];
+        // A pipe that somebody has put into its place is not waited for.
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_NONBLOCK);
         places.iter().find_map(|place| {
-            let page = OpenPage(File::open(place).ok()?);
+            let page = OpenPage(options.open(place).ok()?);
             let is_it = page.0.metadata().is_ok_and(|it| it.ino() == self.inode);
             (is_it && page.read().is_some()).then_some(page)
         })

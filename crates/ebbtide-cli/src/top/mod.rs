@@ -83,13 +83,18 @@ fn print(args: &TopArgs, watch: &Watch) {
 fn check_pids(args: &TopArgs, watch: &Watch) -> Result<()> {
     let mut reasons = Vec::new();
     for &pid in watch.missing(&args.pids) {
-        let untold = watch.untold.iter().any(|u| u.pid == pid);
+        let untold = watch.untold.iter().find(|u| u.pid == pid);
         reasons.push(match find::Stat::read(pid) {
             None => format!("there is no process {pid}"),
-            Some(_) if untold => format!(
+            Some(_) if untold.is_some_and(|u| u.soon) => {
+                format!("process {pid} was forked, and has figures of its own as soon as it allocates more")
+            }
+            Some(_) if untold.is_some() => format!(
                 "process {pid} keeps no page of figures: start it with EBBTIDE_CONF=stats_dir=/DIRECTORY"
             ),
-            Some(_) if watch.hidden > 0 => format!("process {pid} may not be looked at"),
+            Some(_) if !find::is_open(pid) => format!(
+                "process {pid} may not be looked at: it is another user's (root sees it), or closed to everybody"
+            ),
             Some(_) => format!("process {pid} does not run under Ebbtide"),
         });
     }
@@ -140,7 +145,15 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     };
     let mut watch = Watch::new(Scope::Dir(dir.path().into()));
     let name = launch.short_name();
-    let adopt = |watch: &mut Watch| watch.adopt(dir.path(), started.pid(), &name);
+    let pid = started.pid();
+    let adopt = |watch: &mut Watch| {
+        watch.adopt(dir.path(), pid, &name);
+        if watch.processes.is_empty() {
+            out::stderr(&format!(
+                "ebbtide: no figures of {name}: it has allocated nothing, or runs without Ebbtide\n"
+            ));
+        }
+    };
     if is_once {
         let interval = args.interval.unwrap_or(INTERVAL);
         let until = Instant::now() + interval;
@@ -161,7 +174,13 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
             out::stderr(&table::text(&watch, Sort::Rss));
             Ok(status)
         }
-        Ok(_) => started.wait(),
+        Ok(Left::Quit) => {
+            out::stderr(&format!(
+                "ebbtide: {name} goes on; this waits for its end\n"
+            ));
+            started.wait()
+        }
+        Ok(Left::Signal(_)) => started.wait(),
         Err(error) => {
             out::warning(&format!("cannot draw: {error}; the command goes on"));
             started.wait()

@@ -310,7 +310,7 @@ pub fn notes(watch: &Watch) -> Vec<String> {
     }
     if watch.hidden > 0 {
         notes.push(format!(
-            "Not looked at: {} of other users, or closed to others (as root, all but the latter).",
+            "Not looked at: {}, of other users (root sees them) or closed to everybody.",
             watch.hidden
         ));
     }

@@ -281,14 +281,13 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, name: &str, values: &[u64]) {
 /// What the columns and keys mean.
 fn help(frame: &mut Frame<'_>, notes: &[String]) {
     let area = frame.area();
-    let mut lines: Vec<Line<'static>> = COLUMNS
-        .iter()
-        .map(|c| Line::from(format!(" {:<8} {}", c.title, c.about)))
-        .collect();
-    lines.push(Line::from(""));
-    lines.push(Line::from(
-        " q, Esc: quit   up, down, Home, End: select   s: sort by the next   ?: this",
-    ));
+    // First what leads out of this where there is no room for all of it.
+    let mut lines = vec![
+        Line::from(" q, Esc: quit   up, down, Home, End: select   s: sort by the next   ?: this"),
+        Line::from(""),
+    ];
+    let columns = COLUMNS.iter();
+    lines.extend(columns.map(|c| Line::from(format!(" {:<8} {}", c.title, c.about))));
     lines.push(Line::from(""));
     lines.extend(notes.iter().map(|note| Line::from(format!(" {note}"))));
     frame.render_widget(Clear, area);

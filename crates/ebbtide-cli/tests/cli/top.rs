@@ -39,6 +39,10 @@ fn top_says_why_a_process_cannot_be_shown() {
         .stderr(says("does not run under Ebbtide").and(says("no process 4194304")));
     sleep.kill().unwrap();
     sleep.wait().unwrap();
+    ebbtide(&["top", "ls"])
+        .assert()
+        .code(125)
+        .stderr(says("behind '--'"));
     ebbtide(&["top", "--lib", "/no/such.so", "--", "true"])
         .assert()
         .code(125)
