@@ -231,6 +231,8 @@ fn ready(f: &Fixture, script: &str) -> Child {
         .run(&["--summary", "--", "sh", "-c", script])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
+        // In a group whose parents have all gone nobody stops (started in the background, this may run in one).
+        .process_group(0)
         .spawn()
         .unwrap();
     let mut byte = [0];
