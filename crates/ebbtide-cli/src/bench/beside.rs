@@ -1,8 +1,8 @@
 //! A run of the family `neighbour`: two processes in one memory cgroup, and the second of them.
 //!
 //! ```text
-//! warm, second alone                                          → its time
-//! warm, first: fill (warm), free, pause (warm), second beside → its time, swap, kills
+//! warm, second alone                                   → its time
+//! warm, first: fill, warm, free, pause, second beside  → its time, swap, kills
 //! ```
 //! Each of the two halves has a cgroup of its own, and swap of its own where the case has swap.
 //! What the second process will need is touched before it, without changing the pause, and held until right
@@ -57,7 +57,12 @@ impl Neighbour {
 
     /// What a run may touch, in the cgroup and to keep what is swapped out.
     pub fn touched_bytes(&self) -> u64 {
-        self.size_bytes * 2
+        self.size_bytes * 5 / 2
+    }
+
+    /// What is touched for the second process: not all of it lies in pieces that can be huge pages again.
+    fn warm_bytes(&self) -> u64 {
+        self.size_bytes * 3 / 2
     }
 }
 
@@ -127,7 +132,8 @@ fn beside(
         let command = worker("neighbour_first", what.size_bytes);
         Some(Process::first(command, group, what)?)
     } else {
-        warm_host(what.size_bytes)?;
+        drop(Warm::start(what.warm_bytes())?);
+        sleep(END_OF_WARM);
         None
     };
     let held_bytes = swap::group_usage_bytes(group)?;
@@ -193,18 +199,13 @@ impl Process {
         first.next("base")?;
         first.answer()?;
         first.next("filled")?;
-        if what.pause.is_zero() {
-            warm_host(what.size_bytes)?;
-        }
+        let warm = Warm::start(what.warm_bytes())?;
         first.answer()?;
         first.next("freed")?;
-        if !what.pause.is_zero() {
-            let over = Instant::now() + what.pause;
-            let warm = Warm::start(what.size_bytes)?;
-            sleep((over - END_OF_WARM).saturating_duration_since(Instant::now()));
-            warm.end()?;
-            sleep(over.saturating_duration_since(Instant::now()));
-        }
+        let over = Instant::now() + what.pause;
+        sleep(what.pause.saturating_sub(END_OF_WARM));
+        drop(warm);
+        sleep(over.saturating_duration_since(Instant::now()));
         Ok(first)
     }
 
@@ -261,6 +262,7 @@ impl Drop for Process {
 struct Warm(Child);
 
 impl Warm {
+    /// It is all touched when this returns.
     fn start(bytes: u64) -> Result<Self> {
         let exe = std::env::current_exe().context("cannot find this program")?;
         let child = Command::new(exe)
@@ -270,15 +272,10 @@ impl Warm {
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start")?;
-        Ok(Warm(child))
-    }
-
-    fn end(mut self) -> Result<()> {
-        let said = self.0.stdout.take().context("no pipe")?;
+        let mut warm = Warm(child);
+        let said = warm.0.stdout.take().context("no pipe")?;
         mark(&mut BufReader::new(said), "base").context("the memory was not touched")?;
-        self.0.kill()?;
-        self.0.wait()?;
-        Ok(())
+        Ok(warm)
     }
 }
 
