@@ -106,8 +106,6 @@ impl Crew {
 
     fn hurry(&mut self) {
         self.hurried = true;
-        // Its wake-ups, and those of the threads that it makes now, wait for nobody any more.
-        thread::leave_priority();
         let control = self.shared.arena.control();
         control.hurry.store(1, Ordering::SeqCst);
         helper::wake(control.turn.as_ptr() as usize);

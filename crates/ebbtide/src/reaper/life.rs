@@ -61,9 +61,6 @@ fn begin(arena: Arena) -> Option<(Files, Watcher)> {
         return None;
     }
     ebbtide_sys::thread::set_name(b"ebbtide/exit\0\0\0\0");
-    // And whatever it starts: woken while the main thread is leaving, or in the middle of the parent's own `wait`, it
-    // would come in between on that CPU and hold up the end.
-    ebbtide_sys::thread::wake_gently();
     let program = Descriptor::process(control.program).ok()?;
     if helper::parent() != control.program {
         return None;
@@ -142,6 +139,8 @@ struct Watcher {
 }
 
 extern "C" fn watch(watcher: usize) -> ! {
+    // Its wake-up would come in between while the main thread is leaving, and hold up the end.
+    ebbtide_sys::thread::wake_gently();
     // SAFETY: the first thread's frame, which stays.
     let watcher = unsafe { &*(watcher as *const Watcher) };
     let control = watcher.arena.control();
