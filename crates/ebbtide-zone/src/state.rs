@@ -234,9 +234,14 @@ impl<'a> Zone<'a> {
             return 0;
         }
         let words = &mut *self.words;
-        // Bits may stand above the opened end where an `open` was cut off, in a forked child.
-        let rest = (begin + n).next_multiple_of(WORD_BLOCKS) - begin;
-        bits::for_words(begin, rest, |i, mask| words[i].clear(mask));
+        // Bits may stand above the opened end where an `open` was cut off, in a forked child, and in the same word below
+        // what is frozen.
+        let first = match begin == self.state.base {
+            true => begin / WORD_BLOCKS * WORD_BLOCKS,
+            false => begin,
+        };
+        let rest = (begin + n).next_multiple_of(WORD_BLOCKS) - first;
+        bits::for_words(first, rest, |i, mask| words[i].clear(mask));
         self.state.open_end = begin + n;
         self.put_range(begin, n, content);
         n

@@ -110,6 +110,19 @@ fn a_reset_trusts_no_torn_state() {
     assert_eq!(take(&mut s.zone(), 1).first.0, BASE + 128 * 512);
 }
 
+/// The words of what another thread was opening lie behind the view of the reset, and the border may lie in one.
+#[test]
+fn an_open_that_was_cut_off_leaves_no_frozen_block_to_take() {
+    let mut s = Storage::new(200, 64);
+    let torn = Storage::new(200, 96);
+    s.words.copy_from_slice(&torn.words);
+    Zone::new(&mut s.state, &mut s.blocks[..64], &mut s.words[..1]).reset_above(Block(FIRST + 96));
+    let mut z = s.zone();
+    assert_eq!(z.open(40), 40);
+    z.check_invariants().unwrap();
+    assert_eq!(z.take_blocks(1, 1, 0).unwrap().first, Block(FIRST + 96));
+}
+
 #[test]
 fn open_is_bounded_by_the_slices() {
     let mut s = Storage::new(200, 0);
