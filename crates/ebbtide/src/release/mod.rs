@@ -317,6 +317,9 @@ impl Heap {
     /// Looks how many CPUs there are now: those of the main thread, or of this worker, which somebody may have made
     /// that keeps to a few. Either may be one that keeps to itself.
     fn look_at_cpus(&self) {
+        if self.most_releasers() == usize::MAX {
+            return;
+        }
         let of = |thread| Affinity::of(thread).count();
         let cpus = of(process::id()).max(of(0));
         if cpus > 0 {

@@ -310,10 +310,10 @@ impl Heap {
         self.pressure.kept.store(now_kept, Ordering::Relaxed);
     }
 
-    /// What caches and full batches hold.
+    /// What caches, full batches and quarantines hold.
     fn cached_frames(&self) -> u64 {
         let batches = (1..CLASSES).map(|class| self.central[class].bytes(class).batches);
-        let bytes = self.caches.bytes() + batches.sum::<usize>();
+        let bytes = self.caches.bytes() + batches.sum::<usize>() + self.quarantine.bytes();
         (bytes / FRAME_BYTES) as u64
     }
 
