@@ -123,8 +123,20 @@ pub fn write_stderr(text: &[u8]) {
         return write(2, text);
     }
     // A worker's 2 is something else, if anything: the program's is found through its first thread.
-    if let Ok(stderr) = Descriptor::open(c"/proc/self/fd/2", libc::O_WRONLY | libc::O_APPEND) {
+    let path = c"/proc/self/fd/2";
+    let stderr = take_stderr().or_else(|_| Descriptor::open(path, libc::O_WRONLY | libc::O_APPEND));
+    if let Ok(stderr) = stderr {
         write(stderr.number() as i32, text);
+    }
+}
+
+/// The first thread's standard error itself, which may be nothing that can be opened: a socket, or a file of another
+/// user's. Linux 5.6.
+fn take_stderr() -> Result<Descriptor, Errno> {
+    // SAFETY: numbers only; both descriptors are this thread's.
+    unsafe {
+        let process = Descriptor(syscall!(Sysno::pidfd_open, crate::process::id(), 0)?);
+        syscall!(Sysno::pidfd_getfd, process.0, 2, 0).map(Descriptor)
     }
 }
 
