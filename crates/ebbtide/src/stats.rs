@@ -251,8 +251,10 @@ static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 static PAGE: AtomicPtr<Page> = AtomicPtr::new((&raw const LOCAL).cast_mut());
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
 static LAST_MS: AtomicU64 = AtomicU64::new(0);
-/// Bytes of large allocations that came since the page was written.
+/// Bytes of large allocations that came, and of what was freed, since the page was written.
 static CHANGED: AtomicUsize = AtomicUsize::new(0);
+/// What had been given back when the page was written.
+static RELEASED_THEN: AtomicU64 = AtomicU64::new(0);
 const REFRESH_MS: u64 = 100;
 /// So much is told at once: nothing else may follow.
 const CHANGED_BYTES: usize = 16 << 20;
@@ -373,7 +375,7 @@ fn is_shown() -> bool {
         || WANTS_FILE.load(Ordering::Relaxed)
 }
 
-/// A large allocation came. No lock may be held.
+/// A large allocation came, or so much was freed. No lock may be held.
 #[inline]
 pub(crate) fn changed(heap: &Heap, bytes: usize) {
     if is_shown() && CHANGED.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
@@ -387,7 +389,9 @@ pub(crate) fn refresh(heap: &Heap, now: u64) {
         return;
     }
     let last = LAST_MS.load(Ordering::Relaxed);
-    if now.wrapping_sub(last) >= REFRESH_MS {
+    // After a large release all may be idle for long.
+    let released = total(RELEASED).wrapping_sub(RELEASED_THEN.load(Ordering::Relaxed));
+    if now.wrapping_sub(last) >= REFRESH_MS || released >= CHANGED_BYTES as u64 {
         LAST_MS.store(now, Ordering::Relaxed);
         write_page(heap);
     }
@@ -419,6 +423,7 @@ fn write_page(heap: &Heap) {
         open_file(&heap.settings().config);
     }
     CHANGED.store(0, Ordering::Relaxed);
+    RELEASED_THEN.store(total(RELEASED), Ordering::Relaxed);
     set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
     let stats = heap.stats();
     set(LIVE, stats.live);

@@ -128,7 +128,8 @@ impl Heap {
 
     #[cold]
     fn tick_now(&self, now: u64) {
-        let much = self.freed.swap(0, Ordering::Relaxed) >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
+        let freed = self.freed.swap(0, Ordering::Relaxed);
+        let much = freed >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
         let backlog = self.backlog(now);
         let last_look = LAST_LOOK_MS.load(Ordering::Relaxed);
         let mut plenty = backlog.dirty + backlog.lazy > IN_PLACE_FRAMES;
@@ -137,6 +138,7 @@ impl Heap {
             self.keep_owners_limit(Releaser::Program);
             plenty = self.waiting_in_spans() as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
         }
+        stats::changed(self, freed);
         stats::refresh(self, now);
         crate::reaper::look(self);
         let floor = self.floor(now);
