@@ -14,6 +14,8 @@
 
 use std::io;
 use std::mem;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
@@ -134,12 +136,22 @@ impl Passing {
         }
     }
 
-    /// What the child has to restore before it becomes the program.
-    pub fn saved(&self) -> Saved {
-        self.0.clone()
+    /// Starts the child, which has everything as it was before it becomes the program; signals held back go to it now.
+    pub fn start(&self, command: &mut Command) -> io::Result<libc::pid_t> {
+        let saved = self.0.clone();
+        // SAFETY: `restore` makes async-signal-safe calls only and does not allocate.
+        unsafe {
+            command.pre_exec(move || {
+                saved.restore();
+                Ok(())
+            });
+        }
+        let pid = command.spawn()?.id() as libc::pid_t;
+        self.set_child(pid);
+        Ok(pid)
     }
 
-    /// Names the child; signals held back go to it now.
+    /// Names the child, 0 for none; signals held back go to it now.
     pub fn set_child(&self, pid: libc::pid_t) {
         CHILD.store(pid, Ordering::Release);
         self.0.unmask();

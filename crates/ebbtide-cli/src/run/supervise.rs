@@ -9,7 +9,6 @@
 
 use std::io;
 use std::mem;
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Instant;
 
@@ -21,18 +20,8 @@ use crate::run::summary::Figures;
 /// Runs the command to its end; the error is that it could not be started.
 pub fn measure(mut command: Command) -> io::Result<Figures> {
     let passing = Passing::hold()?;
-    let saved = passing.saved();
-    // SAFETY: `restore` makes async-signal-safe calls only and does not allocate.
-    unsafe {
-        command.pre_exec(move || {
-            saved.restore();
-            Ok(())
-        });
-    }
     let began = Instant::now();
-    let child = command.spawn()?;
-    let pid = child.id() as libc::pid_t;
-    passing.set_child(pid);
+    let pid = passing.start(&mut command)?;
     let sampler = Sampler::start(pid).ok();
 
     let waited = wait_until_zombie(pid);

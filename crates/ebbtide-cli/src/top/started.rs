@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -55,16 +54,7 @@ impl Started {
             }
         }
         let passing = Passing::hold()?;
-        let saved = passing.saved();
-        // SAFETY: `restore` makes async-signal-safe calls only and does not allocate.
-        unsafe {
-            command.pre_exec(move || {
-                saved.restore();
-                Ok(())
-            });
-        }
-        let pid = command.spawn()?.id() as libc::pid_t;
-        passing.set_child(pid);
+        let pid = passing.start(command)?;
         Ok(Started { pid, passing, held })
     }
 
