@@ -3,6 +3,10 @@
 //! live + cached + in spans + dirty + lazy + pending + metadata is what the kernel counts, within the
 //! slack that [`Stats`] names part by part.
 
+mod locks;
+
+pub use locks::{LockTotals, locks};
+
 use crate::config::Config;
 use crate::heap::{Heap, started_heap};
 use crate::percpu::own;
@@ -70,34 +74,6 @@ pub struct Stats {
     pub zone_locks: LockTotals,
     /// Frames that were given memory ahead of need (`populate=on`).
     pub populated: usize,
-}
-
-/// Sums over all locks.
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub struct LockTotals {
-    /// Acquisitions.
-    pub taken: u64,
-    /// Of these, such that had to wait.
-    pub contended: u64,
-    /// How long they waited.
-    pub wait_ns: u64,
-    /// How long locks were held.
-    pub hold_ns: u64,
-}
-
-impl LockTotals {
-    fn add(&mut self, rank: &lockstat::Figures) {
-        self.taken += rank.taken;
-        self.contended += rank.contended;
-        self.wait_ns += rank.waits.sum_ns;
-        self.hold_ns += rank.holds.sum_ns;
-    }
-}
-
-/// What the locks of each rank cost so far, by name; zeros without `lockstat`.
-pub fn locks() -> impl Iterator<Item = (&'static str, lockstat::Figures)> {
-    let ranks = crate::ranks::NAMES.iter();
-    ranks.map(|&(rank, name)| (name, lockstat::figures(rank)))
 }
 
 impl Stats {
@@ -188,7 +164,7 @@ impl Heap {
     }
 }
 
-/// The first half are single figures; the second is of lock ranks, [`RANK_WORDS`] each.
+/// The first half are single figures; the second is of lock ranks: see [`mod@locks`].
 const WORDS: usize = 1024;
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBSTAT1");
 const VERSION: u64 = 1;
@@ -222,10 +198,6 @@ const END_NS: usize = 107;
 const FALLOVERS: usize = 32;
 const PERCPU: usize = 96;
 const POPULATED: usize = 33;
-/// What each lock rank cost: see [`write_locks`].
-const RANKS: usize = 512;
-const RANK_WORDS: usize = 8 + 2 * lockstat::BUCKETS;
-const _: () = assert!(RANKS + crate::ranks::NAMES.len() * RANK_WORDS <= WORDS);
 const PRESSURE_EVENTS: usize = 28;
 const PRESSURE_STATE: usize = 29;
 const LIMIT_LEFT: usize = 30;
@@ -441,7 +413,7 @@ fn write_page(heap: &Heap) {
     set(PERCPU, stats.percpu);
     write_features();
     if lockstat::is_on() {
-        write_locks();
+        locks::write_locks();
     }
     set(MODE, usize::from(heap.caches.uses_sections()));
 }
@@ -455,29 +427,6 @@ fn write_features() {
     };
     set(WORKED, mask(true));
     set(REFUSED, mask(false));
-}
-
-/// A record a rank: the rank and one, acquisitions, contended ones, sum and longest of waits, the same of holds, a
-/// spare word; then the histograms of waits and of holds.
-fn write_locks() {
-    for (at, &(rank, _)) in crate::ranks::NAMES.iter().enumerate() {
-        let figures = lockstat::figures(rank);
-        let (waits, holds) = (&figures.waits, &figures.holds);
-        let head = [
-            u64::from(rank.0) + 1,
-            figures.taken,
-            figures.contended,
-            waits.sum_ns,
-            waits.longest_ns,
-            holds.sum_ns,
-            holds.longest_ns,
-            0,
-        ];
-        let words = head.iter().chain(&waits.buckets).chain(&holds.buckets);
-        for (word, &value) in words.enumerate() {
-            set(RANKS + at * RANK_WORDS + word, value as usize);
-        }
-    }
 }
 
 fn open_file(config: &Config) {
