@@ -6,6 +6,9 @@ fn main() {
         "-Wl,-z,nodelete",
         "-Wl,-z,now",
         "-Wl,-soname,libebbtide.so",
+        // Unwind tables of a precompiled `core` refer to it, where that is not optimised together with the rest: none.
+        // Nothing of ours unwinds; who unwinds through it finds nothing to do here.
+        "-Wl,--defsym=rust_eh_personality=0",
     ] {
         println!("cargo:rustc-cdylib-link-arg={option}");
     }

@@ -33,11 +33,6 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
         .abort()
 }
 
-/// Unoptimised builds refer to it; nothing ever unwinds.
-#[cfg(debug_assertions)]
-#[unsafe(no_mangle)]
-extern "C" fn rust_eh_personality() {}
-
 /// Runs when the process ends in order: the last figures for whoever watches.
 #[used]
 #[unsafe(link_section = ".fini_array")]

@@ -4,16 +4,18 @@
 //! descriptors, no signal handlers (all signals are blocked), no thread-local storage of libc's, no capabilities,
 //! and may make few system calls ([`lock_down`]). No function here touches `errno`.
 //!
-//! Only x86-64: elsewhere [`spawn_process`] says `ENOSYS`.
+//! Only x86-64 and aarch64: elsewhere [`spawn_process`] says `ENOSYS`.
 
 mod descriptor;
 mod lock_down;
 
+pub use crate::clone::Entry;
 pub use descriptor::{Descriptor, open_private};
 pub use lock_down::lock_down;
 
 use crate::call::{Errno, Sysno, syscall};
-use core::sync::atomic::AtomicU32;
+use crate::clone::{Request, clone};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// The flags of its threads, the only ones that [`lock_down`] leaves.
 const THREAD_FLAGS: usize = (libc::CLONE_VM
@@ -33,9 +35,6 @@ const PROCESS_FLAGS: usize = (libc::CLONE_VM
     | libc::CLONE_CHILD_CLEARTID
     | libc::CLONE_UNTRACED) as usize;
 
-/// What runs in it. Never returns.
-pub type Entry = extern "C" fn(usize) -> !;
-
 /// Where one of its threads runs.
 #[derive(Clone, Copy)]
 pub struct Seat<'a> {
@@ -47,10 +46,10 @@ pub struct Seat<'a> {
     pub busy: &'a AtomicU32,
 }
 
-/// Starts the process. Its number, as this one sees it.
+/// Starts the process. Its number, as this one sees it. `entry` never returns.
 ///
 /// # Errors
-/// What clone(2) says: `EAGAIN` under a limit, `EPERM` from a filter.
+/// What clone(2) says: `EAGAIN` under a limit, `EPERM` from a filter; `ENOSYS` where clone is not known.
 ///
 /// # Safety
 /// The seat is nobody else's until [`Seat::busy`] is 0, and stays mapped; `entry` does only what a thread
@@ -87,45 +86,21 @@ pub unsafe fn spawn_thread(seat: Seat, entry: Entry, argument: usize) -> Result<
     unsafe { spawn(THREAD_FLAGS, seat, entry, argument) }
 }
 
-#[cfg(target_arch = "x86_64")]
 unsafe fn spawn(flags: usize, seat: Seat, entry: Entry, argument: usize) -> Result<u32, Errno> {
-    use core::sync::atomic::Ordering;
+    let request = Request {
+        flags,
+        stack: seat.stack,
+        block: seat.storage,
+        number: core::ptr::null_mut(),
+        busy: seat.busy.as_ptr(),
+    };
     seat.busy.store(1, Ordering::Release);
-    let result: isize;
-    // SAFETY: the parent comes out of it as from any system call. The child has a stack of its own, empty, and
-    // calls `entry`, which does not return.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r13",
-            "call r12",
-            "ud2",
-            "2:",
-            inlateout("rax") Sysno::clone as isize => result,
-            in("rdi") flags,
-            in("rsi") seat.stack,
-            in("rdx") 0,
-            in("r10") seat.busy.as_ptr(),
-            in("r8") seat.storage,
-            in("r12") entry as usize,
-            in("r13") argument,
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
-    }
-    if result < 0 {
+    // SAFETY: the caller's. No flag asks for a number.
+    let made = unsafe { clone(&request, entry, argument) };
+    if made.is_err() {
         seat.busy.store(0, Ordering::Release);
-        return Err(Errno::new(-result as i32));
     }
-    Ok(result as u32)
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn spawn(_: usize, _: Seat, _: Entry, _: usize) -> Result<u32, Errno> {
-    Err(Errno::ENOSYS)
+    made
 }
 
 /// Ends this thread.

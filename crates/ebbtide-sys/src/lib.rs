@@ -37,5 +37,6 @@ pub mod thread;
 pub mod vm;
 
 mod call;
+mod clone;
 
 pub use call::Errno;

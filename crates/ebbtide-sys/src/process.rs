@@ -49,18 +49,8 @@ fn value_of<'a>(entry: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 }
 
 /// The start of `envp` on the initial stack, from the loader's `__libc_stack_end`.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 fn initial_environment() -> Option<*const *const libc::c_char> {
-    let place: *const *const usize;
-    // SAFETY: reads the address of a weak symbol, zero when the C library has none.
-    unsafe {
-        core::arch::asm!(
-            ".weak __libc_stack_end",
-            "mov {place}, qword ptr [rip + __libc_stack_end@GOTPCREL]",
-            place = out(reg) place,
-            options(nostack, pure, readonly, preserves_flags),
-        );
-    }
+    let place = glibc::stack_end();
     if place.is_null() {
         return None;
     }
@@ -74,11 +64,6 @@ fn initial_environment() -> Option<*const *const libc::c_char> {
         let argc = *stack;
         Some(stack.add(argc + 2).cast())
     }
-}
-
-#[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
-fn initial_environment() -> Option<*const *const libc::c_char> {
-    None
 }
 
 /// CPU numbers are below this: what the kernel may ever bring up.
@@ -260,25 +245,9 @@ pub fn current_cpu() -> usize {
 
 /// Whether the C library says that this process has only ever had one thread since it last knew.
 pub fn is_single_threaded() -> bool {
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
-    {
-        let place: *const u8;
-        // SAFETY: reads the address of a weak symbol of glibc 2.32, zero in older ones.
-        unsafe {
-            core::arch::asm!(
-                ".weak __libc_single_threaded",
-                "mov {place}, qword ptr [rip + __libc_single_threaded@GOTPCREL]",
-                place = out(reg) place,
-                options(nostack, pure, readonly, preserves_flags),
-            );
-        }
-        // SAFETY: a byte of the C library's.
-        !place.is_null() && unsafe { place.read_volatile() } != 0
-    }
-    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
-    {
-        false
-    }
+    let place = glibc::single_threaded();
+    // SAFETY: a byte of the C library's.
+    !place.is_null() && unsafe { place.read_volatile() } != 0
 }
 
 /// The CPU that this thread is on now, asked from the kernel: for threads that libc does not know.
@@ -340,6 +309,54 @@ fn link(path: &CStr) -> Option<([u8; 64], usize)> {
 pub fn abort() -> ! {
     // SAFETY: never returns.
     unsafe { libc::abort() }
+}
+
+/// Variables of glibc's that others do not have, or older ones.
+mod glibc {
+    /// A function that gives the address of a weak symbol, null where there is none.
+    macro_rules! weak {
+        ($(#[$about:meta])* $name:ident, $symbol:literal, $of:ty) => {
+            $(#[$about])*
+            pub fn $name() -> *const $of {
+                let place: *const $of;
+                // SAFETY: reads an entry of the global offset table, which the loader has filled.
+                #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+                unsafe {
+                    core::arch::asm!(
+                        concat!(".weak ", $symbol),
+                        concat!("mov {place}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
+                        place = out(reg) place,
+                        options(nostack, pure, readonly, preserves_flags),
+                    );
+                }
+                // SAFETY: as above.
+                #[cfg(all(target_arch = "aarch64", target_env = "gnu"))]
+                unsafe {
+                    core::arch::asm!(
+                        concat!(".weak ", $symbol),
+                        concat!("adrp {place}, :got:", $symbol),
+                        concat!("ldr {place}, [{place}, :got_lo12:", $symbol, "]"),
+                        place = out(reg) place,
+                        options(nostack, pure, readonly, preserves_flags),
+                    );
+                }
+                #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_env = "gnu")))]
+                {
+                    place = core::ptr::null();
+                }
+                place
+            }
+        };
+    }
+
+    weak!(
+        /// Where the loader keeps the initial stack pointer.
+        stack_end, "__libc_stack_end", *const usize
+    );
+    weak!(
+        /// Since 2.32: not 0 as long as there was one thread.
+        single_threaded, "__libc_single_threaded", u8
+    );
 }
 
 #[cfg(test)]

@@ -11,8 +11,10 @@
 //! its descriptors: they have a table of their own, emptied at once.
 
 use crate::call::{Errno, Sysno, syscall};
+pub use crate::clone::Entry;
+use crate::clone::{Request, clone};
 use crate::{process, vm};
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Bytes of a worker's stack, and above it of what stands in for its thread block.
@@ -69,12 +71,7 @@ impl Place {
     ///
     /// `rseq_offset`: where the thread would look for its `struct rseq`; it finds −1, no registration.
     /// 0: it would not look.
-    pub fn spawn(
-        &'static self,
-        entry: extern "C" fn(*mut c_void) -> c_int,
-        argument: usize,
-        rseq_offset: isize,
-    ) -> bool {
+    pub fn spawn(&'static self, entry: Entry, argument: usize, rseq_offset: isize) -> bool {
         if !self.is_free() {
             return false;
         }
@@ -122,7 +119,14 @@ impl Place {
                 &raw mut before,
                 size
             );
-            let made = clone(entry, argument, stack, flags, block, self.busy.as_ptr());
+            let request = Request {
+                flags: flags as usize,
+                stack,
+                block,
+                number: self.busy.as_ptr(),
+                busy: self.busy.as_ptr(),
+            };
+            let made = clone(&request, entry, argument).is_ok();
             let none = core::ptr::null_mut::<u64>();
             let _ = syscall!(Sysno::rt_sigprocmask, set, &raw const before, none, size);
             if !made {
@@ -139,86 +143,6 @@ pub fn is_gone(thread: u32) -> bool {
     // SAFETY: no pointers; no signal is sent.
     let found = unsafe { syscall!(Sysno::tgkill, process::id(), thread, 0) };
     found == Err(Errno::ESRCH)
-}
-
-/// Starts `entry(argument)` on `stack`; its return ends the thread. `false`: refused. Not by libc's `clone`,
-/// which knows `errno`: workers start workers, and have none. Where it would be, below a thread block that
-/// is not libc's, other memory lies.
-///
-/// # Safety
-/// `stack` is the aligned end of memory that nobody else uses until the kernel clears `busy`, where it has written the
-/// thread's number before, `block` is valid as a thread pointer's target for `entry`, and the flags ask for a thread of this
-/// process.
-#[cfg(target_arch = "x86_64")]
-unsafe fn clone(
-    entry: extern "C" fn(*mut c_void) -> c_int,
-    argument: usize,
-    stack: usize,
-    flags: c_int,
-    block: usize,
-    busy: *mut u32,
-) -> bool {
-    let id: isize;
-    // SAFETY: the caller's: the new thread begins behind the system call with all registers but rax, rcx,
-    // r11 and rsp as they are here, uses the stack from its end on, and never leaves the block. In the
-    // thread that called, this is a system call.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp", // the outermost frame
-            "mov rdi, r12",
-            "call r9",
-            "mov edi, eax",
-            "mov eax, {exit}",
-            "syscall",
-            "ud2",
-            "2:",
-            exit = const libc::SYS_exit,
-            inlateout("rax") libc::SYS_clone as isize => id,
-            in("rdi") flags as usize,
-            in("rsi") stack,
-            in("rdx") busy,
-            in("r10") busy,
-            in("r8") block,
-            in("r9") entry,
-            in("r12") argument,
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
-    }
-    id > 0
-}
-
-/// Elsewhere by libc's `clone`. `errno` is kept.
-///
-/// # Safety
-/// As above, and the caller has an `errno`.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn clone(
-    entry: extern "C" fn(*mut c_void) -> c_int,
-    argument: usize,
-    stack: usize,
-    flags: c_int,
-    block: usize,
-    busy: *mut u32,
-) -> bool {
-    // SAFETY: the caller's.
-    unsafe {
-        let errno = *libc::__errno_location();
-        let id = libc::clone(
-            entry,
-            stack as *mut c_void,
-            flags,
-            argument as *mut c_void,
-            busy,
-            block as *mut c_void,
-            busy,
-        );
-        *libc::__errno_location() = errno;
-        id > 0
-    }
 }
 
 /// Gives up what a worker does not need: capabilities, and ever getting more.

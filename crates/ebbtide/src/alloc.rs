@@ -5,7 +5,9 @@
 //! (no lock, no atomic instruction), a lock or two per [`CLASS`] batch otherwise; large
 //! allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
 
-use crate::heap::{FAST, Heap, heap};
+#[cfg(target_arch = "x86_64")]
+use crate::heap::FAST;
+use crate::heap::{Heap, heap};
 use crate::large::{self, Found};
 use crate::report::Line;
 use crate::size_class::{CLASS, MAX_SMALL, aligned_class_of, class_of};
@@ -156,6 +158,7 @@ pub unsafe fn free(address: *mut u8) {
     unsafe { free_other(address) }
 }
 
+#[cfg(target_arch = "x86_64")]
 #[cold]
 #[inline(never)]
 fn overflow(class: usize, object: usize) {

@@ -105,7 +105,7 @@ pub fn open_private(directory: &CStr, name: &CStr, make: bool) -> Result<Descrip
     // SAFETY: paths end with a NUL; `about` is a valid place to write to; descriptors are this process's own.
     unsafe {
         if make {
-            let _ = syscall!(Sysno::mkdir, directory.as_ptr(), 0o700);
+            let _ = syscall!(Sysno::mkdirat, libc::AT_FDCWD, directory.as_ptr(), 0o700);
         }
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let dir = syscall!(Sysno::openat, libc::AT_FDCWD, directory.as_ptr(), flags, 0)?;

@@ -1,6 +1,6 @@
 //! What a helper may still do once it waits: a filter for seccomp(2).
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::call::{Sysno, syscall};
 
 /// Lets this process make only the calls that are in [`super`], without privileges and without a way back.
@@ -8,7 +8,7 @@ use crate::call::{Sysno, syscall};
 ///
 /// Whoever can write to the program's memory can make it do what he wants: so it may do nothing that the
 /// program, which may lock itself in later, could not. Opening files is over when this is called.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub fn lock_down() -> bool {
     const CODE: [libc::sock_filter; filter::LEN] = filter::program();
     let code = CODE;
@@ -30,20 +30,26 @@ pub fn lock_down() -> bool {
 }
 
 /// Nothing is known of other processors' calls.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn lock_down() -> bool {
     false
 }
 
 /// The calls that are left, as a program for seccomp(2).
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod filter {
     use super::super::THREAD_FLAGS;
     use super::super::descriptor::{F_OFD_SETLK, F_OFD_SETLKW};
     use crate::call::Sysno;
     use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
 
-    const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+    /// `AUDIT_ARCH_X86_64`, `AUDIT_ARCH_AARCH64`: the ELF machine, 64 bits, little endian.
+    const AUDIT_ARCH: u32 = 0xc000_0000
+        | if cfg!(target_arch = "x86_64") {
+            62
+        } else {
+            183
+        };
     /// Allowed whatever the arguments are: on memory that the program has too, and on descriptors of its own.
     const FREE: [Sysno; 14] = [
         Sysno::madvise,
@@ -99,7 +105,7 @@ mod filter {
         let mut code = [refuse; LEN];
         // `seccomp_data`: number, architecture, instruction pointer, six arguments of 8 bytes.
         code[0] = op(load, 4, 0, 0);
-        code[1] = op(same, AUDIT_ARCH_X86_64, 1, 0);
+        code[1] = op(same, AUDIT_ARCH, 1, 0);
         code[3] = op(load, 0, 0, 0);
         let mut at = 4;
         let mut index = 0;

@@ -6,12 +6,15 @@ use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, MAX_BATCH};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;
-use ebbtide_sys::rseq::{self, Outcome, SLAB_BYTES};
+#[cfg(target_arch = "x86_64")]
+use ebbtide_sys::rseq::section;
+use ebbtide_sys::rseq::{Outcome, SLAB_BYTES};
 use ebbtide_sys::{process, vm};
 
 use super::{COLD, LIVE};
 
 /// So many aborted sections in a row mean that they cannot get through (single-stepping).
+#[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: usize = 20;
 
 /// One operation on this CPU's stacks, in whichever mode.
@@ -32,16 +35,14 @@ impl Heap {
             // SAFETY: the mode says that the offset is good; the slabs behind live table entries are
             // mapped; objects are never 0.
             let (cpu, outcome) = unsafe {
-                let cpu = rseq::section::cpu_id(place.stacks.rseq_offset);
+                let cpu = section::cpu_id(place.stacks.rseq_offset);
                 (
                     cpu,
                     match &mut operation {
-                        Operation::Pop(into) => {
-                            rseq::section::pop_batch(&place.stacks, class, into)
-                        }
+                        Operation::Pop(into) => section::pop_batch(&place.stacks, class, into),
                         Operation::Push(objects) => {
                             let capacity = self.caches.next_capacity(cpu as usize, class);
-                            rseq::section::push_batch(&place.stacks, class, objects, capacity)
+                            section::push_batch(&place.stacks, class, objects, capacity)
                         }
                     },
                 )
@@ -120,7 +121,7 @@ impl Heap {
         #[cfg(target_arch = "x86_64")]
         if self.caches.uses_sections() {
             // SAFETY: the section mode.
-            let object = unsafe { rseq::section::pop(&self.caches.place().stacks, class) };
+            let object = unsafe { section::pop(&self.caches.place().stacks, class) };
             if object != 0 {
                 return object;
             }
@@ -134,7 +135,7 @@ impl Heap {
         if self.caches.uses_sections() {
             let stacks = &self.caches.place().stacks;
             // SAFETY: the section mode; an object is not 0.
-            if unsafe { rseq::section::push(stacks, class, object) } {
+            if unsafe { section::push(stacks, class, object) } {
                 return;
             }
         }

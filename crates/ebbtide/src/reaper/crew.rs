@@ -141,7 +141,7 @@ fn enter(argument: usize) -> (&'static Shared, usize) {
 }
 
 /// The first of the calm threads: waits for the helper's turn.
-extern "C" fn first(argument: usize) -> ! {
+extern "C" fn first(argument: usize) {
     let (shared, _) = enter(argument);
     thread::run_idly();
     let control = shared.arena.control();
@@ -152,7 +152,7 @@ extern "C" fn first(argument: usize) -> ! {
 }
 
 /// The other calm ones.
-extern "C" fn further(argument: usize) -> ! {
+extern "C" fn further(argument: usize) {
     let (shared, _) = enter(argument);
     thread::run_idly();
     let control = shared.arena.control();
@@ -162,7 +162,7 @@ extern "C" fn further(argument: usize) -> ! {
     shared.work(|| {})
 }
 
-extern "C" fn hurried(argument: usize) -> ! {
+extern "C" fn hurried(argument: usize) {
     let (shared, seat) = enter(argument);
     shared.affinity.pin(seat, usize::MAX);
     shared.work(|| shared.take_what_is_left())

@@ -41,7 +41,7 @@ pub struct Files {
 }
 
 /// The first thread.
-pub extern "C" fn main(arena: usize) -> ! {
+pub extern "C" fn main(arena: usize) {
     if let Some(arena) = Arena::at(arena)
         && let Some((mut files, watcher)) = begin(arena)
     {
@@ -138,7 +138,7 @@ struct Watcher {
     stat: Descriptor,
 }
 
-extern "C" fn watch(watcher: usize) -> ! {
+extern "C" fn watch(watcher: usize) {
     // Its wake-up would come in between while the main thread is leaving, and hold up the end.
     ebbtide_sys::thread::wake_gently();
     // SAFETY: the first thread's frame, which stays.

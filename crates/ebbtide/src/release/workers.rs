@@ -14,7 +14,6 @@ use super::slots::Owner;
 use crate::config::MAX_WORKERS;
 use crate::heap::{Heap, started_heap};
 use crate::stats;
-use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ebbtide_sys::features::{SCAN_PAGES, WORKERS};
 use ebbtide_sys::pages::PageMap;
@@ -258,11 +257,10 @@ impl Workers {
     }
 }
 
-extern "C" fn main(number: *mut c_void) -> c_int {
+extern "C" fn main(number: usize) {
     if let Some(heap) = started_heap() {
-        run(heap, number as usize);
+        run(heap, number);
     }
-    0
 }
 
 fn run(heap: &'static Heap, number: usize) {

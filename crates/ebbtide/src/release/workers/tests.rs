@@ -20,11 +20,10 @@ fn nobody_counts_on_workers_that_are_gone() {
 fn the_coordinator_may_die_alone() {
     static WORKERS: Workers = Workers::new();
     static ENDS: AtomicU32 = AtomicU32::new(0);
-    extern "C" fn waits(_: *mut c_void) -> c_int {
+    extern "C" fn waits(_: usize) {
         while ENDS.load(Ordering::Relaxed) == 0 {
             thread::wait(&ENDS, 0, 1000);
         }
-        0
     }
     let rseq_offset = crate::heap::heap().map_or(0, |_| {
         crate::heap::FAST.rseq_offset.load(Ordering::Relaxed) as isize
