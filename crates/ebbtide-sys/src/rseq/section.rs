@@ -93,25 +93,28 @@ pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
         with_inject! {
             body: [
                 point!("1"),
-                "movsxd {slab}, dword ptr fs:[{off} + 4]", // cpu_id, −1 or −2 when unregistered
-                "mov {slab}, [{table} + {slab}*8]",
+                "movsxd {place}, dword ptr fs:[{off} + 4]", // cpu_id, −1 or −2 when unregistered
+                "mov {place}, [{table} + {place}*8]",
+                "add {place}, {parked}",
+                "lea {place}, [{place} + {class}*8]",
                 point!("2"),
-                "mov {t}, [{slab} + {header}]",  // let header = self.header(class)
+                "mov {t}, [{place}]",            // let header = self.header(class)
                 "mov {entry}, [{t} - 8]",        // let entry = Self::entry(header - 8)
                 point!("3"),
                 "test {entry}, {entry}",         // if entry == 0
                 "jz 5f",                         //     return None
                 "sub {t}, 8",
                 point!("4"),
-                "mov [{slab} + {header}], {t}",  // commit(header - 8)
+                "mov [{place}], {t}",            // commit(header - 8)
                 "4:",
             ],
             abort: ["xor {entry:e}, {entry:e}",],
             entry = out(reg) entry,
-            slab = out(reg) _,
+            place = out(reg) _,
             t = out(reg) _,
             table = in(reg) stacks.table,
-            header = in(reg) stacks.parked + class * 8,
+            parked = in(reg) stacks.parked,
+            class = in(reg) class,
             off = in(reg) stacks.rseq_offset,
         }
     }
@@ -130,10 +133,12 @@ pub unsafe fn push(stacks: &Stacks, class: usize, entry: usize) -> bool {
         with_inject! {
             body: [
                 point!("1"),
-                "movsxd {slab}, dword ptr fs:[{off} + 4]",
-                "mov {slab}, [{table} + {slab}*8]",
+                "movsxd {place}, dword ptr fs:[{off} + 4]",
+                "mov {place}, [{table} + {place}*8]",
+                "add {place}, {parked}",
+                "lea {place}, [{place} + {class}*8]",
                 point!("2"),
-                "mov {t}, [{slab} + {header}]",  // let header = self.header(class)
+                "mov {t}, [{place}]",            // let header = self.header(class)
                 "test {t:e}, 0x1fff",            // if header.is_multiple_of(STACK_BYTES)
                 "jz 6b",                         //     return false
                 "cmp [{t} - 8], {entry}",        // || entry(header - 8) == entry
@@ -142,15 +147,16 @@ pub unsafe fn push(stacks: &Stacks, class: usize, entry: usize) -> bool {
                 "mov [{t}], {entry}",            // set_entry(header, entry)
                 "add {t}, 8",
                 point!("4"),
-                "mov [{slab} + {header}], {t}",  // commit(header + 8)
+                "mov [{place}], {t}",            // commit(header + 8)
                 "4:",
             ],
             abort: ["xor {t:e}, {t:e}",],
             entry = in(reg) entry,
-            slab = out(reg) _,
+            place = out(reg) _,
             t = out(reg) done,
             table = in(reg) stacks.table,
-            header = in(reg) stacks.parked + class * 8,
+            parked = in(reg) stacks.parked,
+            class = in(reg) class,
             off = in(reg) stacks.rseq_offset,
         }
     }
