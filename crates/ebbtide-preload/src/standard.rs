@@ -28,7 +28,17 @@ fn no_memory() {
 /// malloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(size: usize) -> *mut c_void {
-    or_no_memory(alloc::allocate(size))
+    let object = alloc::allocate_fast(size);
+    if object.is_null() {
+        // The last call of this function, and so no frame is made on the fast path.
+        return malloc_slow(size);
+    }
+    object.cast()
+}
+
+#[inline(never)]
+extern "C" fn malloc_slow(size: usize) -> *mut c_void {
+    or_no_memory(alloc::allocate_slow(size))
 }
 
 /// free(3); keeps `errno`.

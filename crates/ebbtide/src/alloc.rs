@@ -10,7 +10,7 @@ use crate::heap::FAST;
 use crate::heap::{Heap, heap};
 use crate::large::{self, Found};
 use crate::report::Line;
-use crate::size_class::{CLASS, MAX_SMALL, aligned_class_of, class_of};
+use crate::size_class::{CLASS, MAX_SMALL, SMALL_TABLE, TABLE_MAX, aligned_class_of, class_of};
 use core::ptr;
 use core::sync::atomic::Ordering;
 use ebbtide_zone::FRAME_BYTES;
@@ -24,17 +24,24 @@ pub const MAX_ALIGN: usize = 1 << 30;
 /// address.
 #[inline]
 pub fn allocate(size: usize) -> *mut u8 {
+    let object = allocate_fast(size);
+    if object.is_null() {
+        return allocate_slow(size);
+    }
+    object
+}
+
+/// What this CPU's stack has at once; null: [`allocate_slow`] knows more.
+#[inline(always)]
+pub fn allocate_fast(size: usize) -> *mut u8 {
     #[cfg(target_arch = "x86_64")]
     if size < FAST.sizes.load(Ordering::Acquire) {
-        let class = crate::size_class::SMALL_TABLE[size.div_ceil(16)] as usize;
+        // SAFETY: the limit is at most `TABLE_MAX` + 1.
+        let class = unsafe { *SMALL_TABLE.get_unchecked((size + 15) / 16) } as usize;
         // SAFETY: the compare is only passed in the section mode.
-        let object = unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) };
-        if object != 0 {
-            return object as *mut u8;
-        }
-        return refill(class);
+        return unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) } as *mut u8;
     }
-    allocate_other(size)
+    ptr::null_mut()
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -47,17 +54,15 @@ fn fast_stacks() -> ebbtide_sys::rseq::Stacks {
     }
 }
 
-#[cold]
+/// [`allocate`] after [`allocate_fast`] gave nothing: an empty stack, sizes above the table, the portable
+/// mode, `harden=on`, and the first call.
 #[inline(never)]
-fn refill(class: usize) -> *mut u8 {
-    heap().map_or(ptr::null_mut(), |heap| heap.refill(class) as *mut u8)
-}
-
-/// Sizes above the table, the portable mode, `harden=on`, and the first call.
-#[inline(never)]
-fn allocate_other(size: usize) -> *mut u8 {
+pub fn allocate_slow(size: usize) -> *mut u8 {
     if size > MAX_SMALL {
         return allocate_large(size, 1).0;
+    }
+    if size <= TABLE_MAX {
+        return refill(class_of(size), size, MIN_ALIGN);
     }
     allocate_class(class_of(size), size, MIN_ALIGN)
 }
@@ -72,18 +77,18 @@ fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
         if object != 0 {
             return object as *mut u8;
         }
-        return refill(class);
     }
-    allocate_without_limits(class, size, align)
+    refill(class, size, align)
 }
 
-/// The portable mode, `harden=on`, and the first call.
+/// The request after the CPU's stack had none, or if there is no fast path.
 #[cold]
 #[inline(never)]
-fn allocate_without_limits(class: usize, size: usize, align: usize) -> *mut u8 {
+fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
     match heap() {
         Some(heap) if heap.is_hardened() => heap.allocate_hardened(size, align) as *mut u8,
-        _ => refill(class),
+        Some(heap) => heap.refill(class) as *mut u8,
+        None => ptr::null_mut(),
     }
 }
 
@@ -137,39 +142,31 @@ pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
 pub unsafe fn free(address: *mut u8) {
     #[cfg(target_arch = "x86_64")]
     {
-        let limit = FAST.bytes.load(Ordering::Acquire);
+        let limit = FAST.units.load(Ordering::Acquire);
         let offset = (address as usize).wrapping_sub(FAST.base.load(Ordering::Relaxed));
-        if offset < limit && (address as usize).is_multiple_of(MIN_ALIGN) {
+        // The low bits, set in what is no multiple of 16, come to the top: far above the limit.
+        let unit = offset.rotate_right(MIN_ALIGN.ilog2());
+        if unit < limit {
             let classes = FAST.classes.load(Ordering::Relaxed);
             // SAFETY: class bytes can be read for the whole region (`INV-REGION-2`).
-            let class = unsafe { *((classes + offset / FRAME_BYTES) as *const u8) } as usize;
-            // 0 wraps round: neither that nor `LARGE` is a class.
-            if class.wrapping_sub(1) < CLASS.len() - 1 {
-                let stacks = fast_stacks();
-                // SAFETY: the limit is only above 0 in the section mode; an object is not 0.
-                if unsafe { ebbtide_sys::rseq::section::push(&stacks, class, address as usize) } {
-                    return;
-                }
-                return overflow(class, address as usize);
+            let class = unsafe { *((classes + unit / (FRAME_BYTES / MIN_ALIGN)) as *const u8) };
+            // SAFETY: the limit is only above 0 in the section mode; an object is not 0. Where no object is, the
+            // class is 0 or `LARGE`, and nothing is pushed (`INV-CLASS-1`).
+            if unsafe {
+                ebbtide_sys::rseq::section::push(&fast_stacks(), class as usize, address as usize)
+            } {
+                return;
             }
         }
     }
     // SAFETY: by contract.
-    unsafe { free_other(address) }
+    unsafe { free_slow(address) }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[cold]
+/// [`free`] without the fast path: a full stack, large allocations, the portable mode, `harden=on`, null,
+/// and mistakes.
 #[inline(never)]
-fn overflow(class: usize, object: usize) {
-    if let Some(heap) = heap() {
-        heap.overflow(class, object);
-    }
-}
-
-/// Large allocations, the portable mode, `harden=on`, null, and mistakes.
-#[inline(never)]
-unsafe fn free_other(address: *mut u8) {
+unsafe fn free_slow(address: *mut u8) {
     if address.is_null() {
         return;
     }

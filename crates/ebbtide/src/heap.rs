@@ -122,8 +122,8 @@ static HEAP: Heap = Heap {
 pub struct Fast {
     /// Requests below this size may be popped at once: [`crate::size_class::TABLE_MAX`] + 1, or 0.
     pub sizes: AtomicUsize,
-    /// Pointers less `base` below this may be pushed at once: bytes of the region, or 0.
-    pub bytes: AtomicUsize,
+    /// Multiples of 16 less `base` below 16 times this may be pushed at once: sixteenths of the region, or 0.
+    pub units: AtomicUsize,
     /// [`Region::base`].
     pub base: AtomicUsize,
     /// [`Region::classes`].
@@ -139,7 +139,7 @@ pub struct Fast {
 /// The fast paths' words.
 pub static FAST: Fast = Fast {
     sizes: AtomicUsize::new(0),
-    bytes: AtomicUsize::new(0),
+    units: AtomicUsize::new(0),
     base: AtomicUsize::new(0),
     classes: AtomicUsize::new(0),
     table: AtomicUsize::new(0),
@@ -275,8 +275,8 @@ unsafe fn start() -> bool {
     FAST.rseq_offset
         .store(stacks.rseq_offset as usize, Ordering::Relaxed);
     if HEAP.caches.uses_sections() && !config.harden {
-        FAST.bytes.store(
-            region.blocks as usize * ebbtide_zone::BLOCK_BYTES,
+        FAST.units.store(
+            region.blocks as usize * (ebbtide_zone::BLOCK_BYTES / crate::alloc::MIN_ALIGN),
             Ordering::Release,
         );
         FAST.sizes

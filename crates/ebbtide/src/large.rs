@@ -22,14 +22,15 @@ use crate::heap::Heap;
 use crate::region::{Region, flag};
 use crate::release::releaser::Releaser;
 use crate::report::Line;
+use crate::size_class::CLASSES;
 use crate::span::{self, Span};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::features::MOVE_PAGES;
 use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
 
-/// The class byte of a large allocation's head frame.
-pub const LARGE: u8 = u8::MAX;
+/// The class byte of a large allocation's head frame: no class, but there is a stack for it (`INV-CLASS-1`).
+pub const LARGE: u8 = CLASSES as u8;
 
 /// From this size on pages are moved, not copied. A move costs two mappings for as long as its target is
 /// not released as a whole.

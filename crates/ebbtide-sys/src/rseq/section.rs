@@ -4,6 +4,10 @@
 //! ends with the store of the new header. Preemption, migration, a signal or a fence in between
 //! sends it to its abort handler, and nothing has happened (`INV-RSEQ-1`).
 //!
+//! The short operations have the address that they load from and store to in one register, without an index: recent
+//! processors forward such a store to the next such load of the word without delay
+//! ([decision 0050](../../../../docs/decisions/0050-hot-pair.md)).
+//!
 //! The descriptor is not cleared at the end: the kernel does that when it finds the instruction
 //! pointer outside. The library must therefore never be unmapped (it is linked `nodelete`).
 
@@ -39,7 +43,7 @@ macro_rules! point {
 }
 
 /// One section: `$body` from label 3 (start) to label 4 (just behind the commit), `$abort` runs
-/// out of line and goes on at label 5, behind everything.
+/// out of line and goes on at label 5, behind everything, or at a label of the caller.
 ///
 /// `{t}` is free inside; `{off}` is the rseq offset. Label 9 is the descriptor.
 macro_rules! section {
@@ -57,7 +61,6 @@ macro_rules! section {
                 ".long 0x53053053\n",
                 "6:\n",
                 $($abort, "\n",)*
-                "jmp 5f\n",
                 ".popsection\n",
                 "lea {t}, [rip + 9b]\n",
                 "mov qword ptr fs:[{off} + 8], {t}\n",
@@ -108,7 +111,7 @@ pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
                 "mov [{place}], {t}",            // commit(header - 8)
                 "4:",
             ],
-            abort: ["xor {entry:e}, {entry:e}",],
+            abort: ["xor {entry:e}, {entry:e}", "jmp 5f",],
             entry = out(reg) entry,
             place = out(reg) _,
             t = out(reg) _,
@@ -127,7 +130,6 @@ pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
 /// As [`pop`]; `entry` is not 0.
 #[inline(always)]
 pub unsafe fn push(stacks: &Stacks, class: usize, entry: usize) -> bool {
-    let done: usize;
     // SAFETY: as in `pop`.
     unsafe {
         with_inject! {
@@ -140,9 +142,9 @@ pub unsafe fn push(stacks: &Stacks, class: usize, entry: usize) -> bool {
                 point!("2"),
                 "mov {t}, [{place}]",            // let header = self.header(class)
                 "test {t:e}, 0x1fff",            // if header.is_multiple_of(STACK_BYTES)
-                "jz 6b",                         //     return false
+                "jz {refused}",                  //     return false
                 "cmp [{t} - 8], {entry}",        // || entry(header - 8) == entry
-                "je 6b",
+                "je {refused}",
                 point!("3"),
                 "mov [{t}], {entry}",            // set_entry(header, entry)
                 "add {t}, 8",
@@ -150,17 +152,18 @@ pub unsafe fn push(stacks: &Stacks, class: usize, entry: usize) -> bool {
                 "mov [{place}], {t}",            // commit(header + 8)
                 "4:",
             ],
-            abort: ["xor {t:e}, {t:e}",],
+            abort: ["jmp {refused}",],
             entry = in(reg) entry,
             place = out(reg) _,
-            t = out(reg) done,
+            t = out(reg) _,
             table = in(reg) stacks.table,
             parked = in(reg) stacks.parked,
             class = in(reg) class,
             off = in(reg) stacks.rseq_offset,
+            refused = label { return false },
         }
     }
-    done != 0
+    true
 }
 
 const ABORTED: isize = -1;
@@ -212,7 +215,7 @@ pub unsafe fn pop_batch(stacks: &Stacks, class: usize, entries: &mut [usize]) ->
                 "mov [{slab} + {header}], {t}",  // commit(header)
                 "4:",
             ],
-            abort: ["mov {count}, -1",],
+            abort: ["mov {count}, -1", "jmp 5f",],
             count = out(reg) count,
             entry = out(reg) _,
             slab = out(reg) _,
@@ -279,7 +282,7 @@ pub unsafe fn push_batch(
                 "mov [{slab} + {header}], {t}",      // commit(header)
                 "4:",
             ],
-            abort: ["mov {count}, -1",],
+            abort: ["mov {count}, -1", "jmp 5f",],
             count = out(reg) count,
             entry = out(reg) _,
             value = out(reg) _,
@@ -309,16 +312,17 @@ pub unsafe fn add(word: usize, value: u64, rseq_offset: isize) -> bool {
         with_inject! {
             body: [
                 point!("1"),
-                "movsxd {cpu}, dword ptr fs:[{off} + 4]",
-                "test {cpu:e}, {cpu:e}",
+                "movsxd {place}, dword ptr fs:[{off} + 4]",
+                "test {place:e}, {place:e}",
                 "js 6b",                         // not registered
-                "shl {cpu}, 18",                 // cpu << UNIT_SHIFT
+                "shl {place}, 18",               // cpu << UNIT_SHIFT
+                "add {place}, {word}",
                 point!("2"),
-                "add [{word} + {cpu}], {value}", // *place = (*place).wrapping_add(value)
+                "add [{place}], {value}",        // *place = (*place).wrapping_add(value)
                 "4:",
             ],
-            abort: ["xor {t:e}, {t:e}",],
-            cpu = out(reg) _,
+            abort: ["xor {t:e}, {t:e}", "jmp 5f",],
+            place = out(reg) _,
             t = out(reg) done,
             word = in(reg) word,
             value = in(reg) value,
@@ -344,17 +348,18 @@ pub unsafe fn add_unless(flag: &AtomicU32, word: usize, value: u64, rseq_offset:
                 "mov {t:e}, 2",
                 "cmp dword ptr [{flag}], 0",     // if flag.load(Relaxed) != 0
                 "jne 5f",                        //     return false
-                "movsxd {cpu}, dword ptr fs:[{off} + 4]",
-                "test {cpu:e}, {cpu:e}",
+                "movsxd {place}, dword ptr fs:[{off} + 4]",
+                "test {place:e}, {place:e}",
                 "js 6b",                         // not registered
-                "shl {cpu}, 18",
+                "shl {place}, 18",
+                "add {place}, {word}",
                 "mov {t:e}, 1",
                 point!("2"),
-                "add [{word} + {cpu}], {value}", // add(word, cpu, value)
+                "add [{place}], {value}",        // add(word, cpu, value)
                 "4:",
             ],
-            abort: ["xor {t:e}, {t:e}",],
-            cpu = out(reg) _,
+            abort: ["xor {t:e}, {t:e}", "jmp 5f",],
+            place = out(reg) _,
             t = out(reg) done,
             flag = in(reg) flag.as_ptr(),
             word = in(reg) word,

@@ -232,6 +232,18 @@ fn a_parked_cpu_refuses_everything() {
 }
 
 #[test]
+fn a_stack_after_a_reset_refuses_everything() {
+    let Some(rig) = rig() else { return };
+    for class in 0..super::STACKS {
+        assert_eq!(by_section(&rig, class, Operation::Pop, 0), Answer::Entry(0));
+        assert_eq!(
+            by_section(&rig, class, Operation::Push, 16),
+            Answer::Done(false)
+        );
+    }
+}
+
+#[test]
 fn the_same_entry_twice_is_refused() {
     let Some(mut rig) = rig() else { return };
     rig.model.push_batch(0, &[16], 8);

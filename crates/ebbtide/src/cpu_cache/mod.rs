@@ -20,6 +20,10 @@
 //! Capacity is bounded per class and, over all classes, per CPU ([`CPU_BYTES`]): a stack starts with
 //! room for one batch and doubles when it is refilled empty, while the CPU's budget lasts. A drain
 //! starts that anew.
+//!
+//! - `INV-CLASS-1`: the stacks of class 0 and [`LARGE`](crate::large::LARGE), which no object has, are empty and
+//!   full in every slab, for ever: nothing is added to them in batches. `free` pushes without looking whether the
+//!   class is one.
 
 mod drain;
 mod traffic;
@@ -93,7 +97,7 @@ struct SlabNotes {
 }
 
 const _: () = assert!(SLAB_USER_OFFSET + size_of::<SlabNotes>() <= 4096 - 8);
-const _: () = assert!(CLASSES * 8 <= SLAB_USER_OFFSET);
+const _: () = assert!(rseq::STACKS * 8 <= SLAB_USER_OFFSET);
 
 impl CpuCaches {
     /// Of no use before [`Self::start`].
