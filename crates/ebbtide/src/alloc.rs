@@ -10,7 +10,7 @@ use crate::heap::FAST;
 use crate::heap::{Heap, heap};
 use crate::large::{self, Found};
 use crate::report::Line;
-use crate::size_class::{CLASS, MAX_SMALL, SMALL_TABLE, TABLE_MAX, aligned_class_of, class_of};
+use crate::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
 use core::ptr;
 use core::sync::atomic::Ordering;
 use ebbtide_zone::FRAME_BYTES;
@@ -37,10 +37,13 @@ pub fn allocate_fast(size: usize) -> *mut u8 {
     #[cfg(target_arch = "x86_64")]
     if size < FAST.sizes.load(Ordering::Acquire) {
         // SAFETY: the limit is at most `TABLE_MAX` + 1.
-        let class = unsafe { *SMALL_TABLE.get_unchecked((size + 15) / 16) } as usize;
+        let class =
+            unsafe { *crate::size_class::SMALL_TABLE.get_unchecked((size + 15) / 16) } as usize;
         // SAFETY: the compare is only passed in the section mode.
         return unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) } as *mut u8;
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = size;
     ptr::null_mut()
 }
 

@@ -4,8 +4,8 @@
 //! ends with the store of the new header. Preemption, migration, a signal or a fence in between
 //! sends it to its abort handler, and nothing has happened (`INV-RSEQ-1`).
 //!
-//! The short operations have the address that they load from and store to in one register, without an index: recent
-//! processors forward such a store to the next such load of the word without delay
+//! `pop` and `push` have the header's address in one register, without an index: recent processors forward such a
+//! store to the next such load of the word without delay
 //! ([decision 0050](../../../../docs/decisions/0050-hot-pair.md)).
 //!
 //! The descriptor is not cleared at the end: the kernel does that when it finds the instruction
@@ -312,17 +312,16 @@ pub unsafe fn add(word: usize, value: u64, rseq_offset: isize) -> bool {
         with_inject! {
             body: [
                 point!("1"),
-                "movsxd {place}, dword ptr fs:[{off} + 4]",
-                "test {place:e}, {place:e}",
+                "movsxd {cpu}, dword ptr fs:[{off} + 4]",
+                "test {cpu:e}, {cpu:e}",
                 "js 6b",                         // not registered
-                "shl {place}, 18",               // cpu << UNIT_SHIFT
-                "add {place}, {word}",
+                "shl {cpu}, 18",                 // cpu << UNIT_SHIFT
                 point!("2"),
-                "add [{place}], {value}",        // *place = (*place).wrapping_add(value)
+                "add [{word} + {cpu}], {value}", // *place = (*place).wrapping_add(value)
                 "4:",
             ],
             abort: ["xor {t:e}, {t:e}", "jmp 5f",],
-            place = out(reg) _,
+            cpu = out(reg) _,
             t = out(reg) done,
             word = in(reg) word,
             value = in(reg) value,
@@ -348,18 +347,17 @@ pub unsafe fn add_unless(flag: &AtomicU32, word: usize, value: u64, rseq_offset:
                 "mov {t:e}, 2",
                 "cmp dword ptr [{flag}], 0",     // if flag.load(Relaxed) != 0
                 "jne 5f",                        //     return false
-                "movsxd {place}, dword ptr fs:[{off} + 4]",
-                "test {place:e}, {place:e}",
+                "movsxd {cpu}, dword ptr fs:[{off} + 4]",
+                "test {cpu:e}, {cpu:e}",
                 "js 6b",                         // not registered
-                "shl {place}, 18",
-                "add {place}, {word}",
+                "shl {cpu}, 18",
                 "mov {t:e}, 1",
                 point!("2"),
-                "add [{place}], {value}",        // add(word, cpu, value)
+                "add [{word} + {cpu}], {value}", // add(word, cpu, value)
                 "4:",
             ],
             abort: ["xor {t:e}, {t:e}", "jmp 5f",],
-            place = out(reg) _,
+            cpu = out(reg) _,
             t = out(reg) done,
             flag = in(reg) flag.as_ptr(),
             word = in(reg) word,
