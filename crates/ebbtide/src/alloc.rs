@@ -36,9 +36,10 @@ pub fn allocate(size: usize) -> *mut u8 {
 pub fn allocate_fast(size: usize) -> *mut u8 {
     #[cfg(target_arch = "x86_64")]
     if size < FAST.sizes.load(Ordering::Acquire) {
+        // As `div_ceil`, which does not know that this cannot overflow.
+        let steps = (size + (MIN_ALIGN - 1)) >> MIN_ALIGN.ilog2();
         // SAFETY: the limit is at most `TABLE_MAX` + 1.
-        let class =
-            unsafe { *crate::size_class::SMALL_TABLE.get_unchecked((size + 15) / 16) } as usize;
+        let class = unsafe { *crate::size_class::SMALL_TABLE.get_unchecked(steps) } as usize;
         // SAFETY: the compare is only passed in the section mode.
         return unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) } as *mut u8;
     }
