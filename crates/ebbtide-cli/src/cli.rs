@@ -204,8 +204,8 @@ pub enum BenchCommand {
     #[command(after_help = peers::known_list())]
     Reuse(SizedArgs),
     /// A process that had much memory and does nothing, and one that needs as much, within one
-    /// limit: what the first costs the second, with swap and without; as root (see --quick,
-    /// --pause, --only, --against)
+    /// limit: what the first costs the second, with swap and without, and what memory just given
+    /// back by anybody costs it; as root (see --quick, --pause, --only, --against)
     #[command(after_help = peers::known_list())]
     Neighbour(NeighbourArgs),
     /// Many processes, mostly swapped out, killed together while a program starts; as

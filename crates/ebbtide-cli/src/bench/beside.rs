@@ -2,9 +2,12 @@
 //!
 //! ```text
 //! warm, second alone                                   → its time
+//! giver: fill, warm, pause with its end, second alone  → its time
 //! warm, first: fill, warm, free, pause, second beside  → its time, swap, kills
 //! ```
-//! Each of the two halves has a cgroup of its own, and swap of its own where the case has swap.
+//! Each of these parts has a cgroup of its own, and swap of its own where the case has swap. The giver, a process
+//! outside that cgroup, is there where there is a pause: it gives back as much as the first should, so its part tells
+//! what memory that has just come back costs here, whoever had it.
 //! What the second process will need is touched before it, without changing the pause, and held until right
 //! before its start: a host takes back what lies free, and gives it again at a cost that varies more than
 //! what is measured.
@@ -20,9 +23,11 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::bench::crowd::{join, mark};
 use crate::bench::link::{now_ns, page_bytes};
+use crate::bench::objects::ONE_IN_TEN;
 use crate::bench::phone;
 use crate::bench::process::warm_host;
 use crate::bench::swap::{self, Keeper};
+use crate::bench::warm::Warm;
 use crate::bench::worker::{Output, Random, alloc};
 
 /// The second process is ended after this.
@@ -32,6 +37,9 @@ const LOOK_WAIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(1);
 /// What it takes to give 3 GiB back.
 const END_OF_WARM: Duration = Duration::from_millis(200);
+/// The giver is ended so long after the pause began, when an allocator that gives back within a second or so is at it;
+/// in the middle of a pause too short for that.
+pub const GIVEN_AFTER: Duration = Duration::from_millis(1200);
 
 /// Bytes of one allocation of the second process.
 const PIECE_BYTES: usize = 1 << 20;
@@ -64,17 +72,30 @@ impl Neighbour {
     fn warm_bytes(&self) -> u64 {
         self.size_bytes * 3 / 2
     }
+
+    /// What the first frees, and the giver has.
+    pub fn freed_bytes(&self) -> u64 {
+        let one_in = ONE_IN_TEN as u64;
+        self.size_bytes / one_in * (one_in - 1)
+    }
 }
 
-/// Runs the second process alone, then beside the first. `worker` gives the command of a case and
-/// an amount.
+/// Runs the second process alone, after a giver if there is a pause, then beside the first. `worker` gives the
+/// command of a case and an amount.
 pub fn run(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
-    let alone = beside(what, worker, false)?;
-    let Some(mut output) = alone.second else {
-        bail!("the second process does not get through even alone");
+    let without_first = |other| {
+        let seen = part(what, worker, other)?;
+        let second = seen.second;
+        second.context("the second process does not get through even without the first")
     };
+    let mut output = without_first(Other::Nobody)?;
     let alone_s = second_s(&output)?;
-    let with = beside(what, worker, true)?;
+    let giver_s = if what.pause.is_zero() {
+        None
+    } else {
+        Some(second_s(&without_first(Other::Giver)?)?)
+    };
+    let with = part(what, worker, Other::First)?;
     let second_s = match &with.second {
         Some(second) => {
             ensure!(
@@ -97,6 +118,11 @@ pub fn run(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command) -> Result<Ou
     ]
     .map(|(k, v)| (k.to_owned(), v))
     .into();
+    if let Some(giver_s) = giver_s {
+        let more = [("giver_s", giver_s), ("ratio_giver", second_s / giver_s)];
+        let more = more.map(|(k, v)| (k.to_owned(), v));
+        output.metrics.extend(more);
+    }
     Ok(output)
 }
 
@@ -105,7 +131,16 @@ fn second_s(output: &Output) -> Result<f64> {
     found.context("no time from the second process")
 }
 
-/// What came of one half of a run.
+/// Who is there before the second process.
+#[derive(Clone, Copy)]
+enum Other {
+    Nobody,
+    First,
+    /// Somebody outside the cgroup, who gives back during the pause what the first would.
+    Giver,
+}
+
+/// What came of one part of a run.
 struct Seen {
     /// Nothing if it was killed or did not end.
     second: Option<Output>,
@@ -114,11 +149,7 @@ struct Seen {
     held_bytes: u64,
 }
 
-fn beside(
-    what: &Neighbour,
-    worker: &dyn Fn(&str, u64) -> Command,
-    has_first: bool,
-) -> Result<Seen> {
+fn part(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command, other: Other) -> Result<Seen> {
     // Ends last: it takes the cgroup and the swap away.
     let keeper = Keeper::start(if what.has_swap { what.size_bytes } else { 0 })?;
     let group = keeper.kept.group.as_deref().context("no memory cgroup")?;
@@ -128,14 +159,18 @@ fn beside(
     }
     warm_host(what.touched_bytes())?;
     let before_bytes = swap::written_bytes()?;
-    let first = if has_first {
-        let command = worker("neighbour_first", what.size_bytes);
-        Some(Process::first(command, group, what)?)
-    } else {
-        drop(Warm::start(what.warm_bytes())?);
-        sleep(END_OF_WARM);
-        None
-    };
+    let mut first = None;
+    match other {
+        Other::Nobody => {
+            drop(Warm::start(what.warm_bytes())?);
+            sleep(END_OF_WARM);
+        }
+        Other::Giver => giver(what)?,
+        Other::First => {
+            let command = worker("neighbour_first", what.size_bytes);
+            first = Some(Process::first(command, group, what)?);
+        }
+    }
     let held_bytes = swap::group_usage_bytes(group)?;
     let second = Process::start(worker("neighbour_second", what.size_bytes), group)?;
     let mut kills = 0;
@@ -202,10 +237,7 @@ impl Process {
         let warm = Warm::start(what.warm_bytes())?;
         first.answer()?;
         first.next("freed")?;
-        let over = Instant::now() + what.pause;
-        sleep(what.pause.saturating_sub(END_OF_WARM));
-        drop(warm);
-        sleep(over.saturating_duration_since(Instant::now()));
+        wait_out(Instant::now() + what.pause, warm);
         Ok(first)
     }
 
@@ -257,33 +289,24 @@ impl Drop for Process {
     }
 }
 
-/// A process that has touched memory, holds it, and gives it back when it is told to end. What it held lies free
-/// for the shortest time: a host takes back what has done so for some seconds.
-struct Warm(Child);
-
-impl Warm {
-    /// It is all touched when this returns.
-    fn start(bytes: u64) -> Result<Self> {
-        let exe = std::env::current_exe().context("cannot find this program")?;
-        let child = Command::new(exe)
-            .env_remove("LD_PRELOAD")
-            .args(["bench-worker", "warm_held", &bytes.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start")?;
-        let mut warm = Warm(child);
-        let said = warm.0.stdout.take().context("no pipe")?;
-        mark(&mut BufReader::new(said), "base").context("the memory was not touched")?;
-        Ok(warm)
-    }
+/// A process that has as much as the first frees, in small pages, and is ended during the pause, which is over when
+/// this returns.
+fn giver(what: &Neighbour) -> Result<()> {
+    let giver = Warm::with(what.freed_bytes(), &["--thp-off"])?;
+    let warm = Warm::start(what.warm_bytes())?;
+    let over = Instant::now() + what.pause;
+    sleep(GIVEN_AFTER.min(what.pause / 2));
+    drop(giver);
+    wait_out(over, warm);
+    Ok(())
 }
 
-impl Drop for Warm {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// The rest of a pause, with what the second needs held almost until it is over.
+fn wait_out(over: Instant, warm: Warm) {
+    let rest = || over.saturating_duration_since(Instant::now());
+    sleep(rest().saturating_sub(END_OF_WARM));
+    drop(warm);
+    sleep(rest());
 }
 
 /// The second process: fills, then reads.

@@ -25,6 +25,7 @@
 //! | `lazyfree`, `search` | the family of searches; the measured processes that search |
 //! | `reuse` | the family of memory that is wanted again, and its measured process |
 //! | `neighbour`, `beside` | the family of two processes within one limit; a run of it, and the second of them |
+//! | `warm` | memory that is touched and held for such a run |
 //! | `percpu` | the family of per-CPU data |
 //! | `groups`, `counting`, `percpu_api` | the measured process: groups of areas; counting and allocating; the library's functions |
 //! | `free`, `give_back` | the families `free` and `return`; `sized` is what they share |
@@ -71,6 +72,7 @@ pub mod swap;
 pub mod swap_exit;
 pub mod tables;
 pub mod victim;
+pub mod warm;
 pub mod worker;
 
 use anyhow::Result;

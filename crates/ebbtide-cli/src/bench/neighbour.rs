@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::bench::beside::{Neighbour, WAIT};
+use crate::bench::beside::{GIVEN_AFTER, Neighbour, WAIT};
 use crate::bench::harness::{self, Case, Metric, Run};
 use crate::bench::peers;
 use crate::bench::report::Measured;
@@ -40,7 +40,14 @@ const METRICS: &[Metric] = &[
         "held_mib",
         "MiB in the cgroup when the second process starts",
     ),
+    metric(
+        "giver_s",
+        "s for the second without the first, after another process gave as much back",
+    ),
+    metric("ratio_giver", "the first of these times over this one"),
 ];
+/// Without a pause nobody can give back before the second starts.
+const AT_ONCE_METRICS: &[Metric] = METRICS.split_at(METRICS.len() - 2).0;
 
 /// Cases: name, what it does, whether there is a pause, whether there is swap.
 const CASES: [(&str, &str, bool, bool); 4] = [
@@ -98,7 +105,7 @@ pub fn measure(args: &NeighbourArgs) -> Result<Measured> {
             has_swap,
             ..sized.clone()
         }),
-        metrics: METRICS,
+        metrics: if is_later { METRICS } else { AT_ONCE_METRICS },
     };
     let mut cases: Vec<Case> = CASES
         .into_iter()
@@ -125,6 +132,11 @@ fn notes(sized: &Neighbour, swap: Option<&str>) -> Vec<String> {
         format!(
             "what the second process needs is touched before it in other processes and held until 0.2 s before its start, so that the host backs it; the pause is {:.1} s, or as long as that takes",
             sized.pause.as_secs_f64()
+        ),
+        format!(
+            "giver_s: without the first process, after one outside the cgroup with {} in small pages was ended during the same pause ({:.1} s after its begin, or in its middle)",
+            out::bytes(sized.freed_bytes()),
+            GIVEN_AFTER.as_secs_f64()
         ),
         "not reached: the second process was killed, or did not end".to_owned(),
     ];
@@ -159,6 +171,11 @@ mod tests {
     use crate::bench::objects::ONE_IN_TEN;
 
     #[test]
+    fn the_giver_ends_before_the_second_starts() {
+        assert!(GIVEN_AFTER.as_secs_f64() < PAUSE_S);
+    }
+
+    #[test]
     fn both_fit_into_the_limit() {
         for size_bytes in [SIZE_BYTES.0, SIZE_BYTES.1] {
             let one = Neighbour {
@@ -171,6 +188,9 @@ mod tests {
             assert!(size_bytes + 2 * live < one.limit_bytes());
             // Had the first given nothing back, both would not.
             assert!(2 * size_bytes > one.limit_bytes());
+            // As much goes back without the first.
+            let kept = size_bytes - one.freed_bytes();
+            assert!((live..live + ONE_IN_TEN as u64).contains(&kept));
         }
     }
 }
