@@ -62,6 +62,15 @@ pub struct Span {
 
 const _: () = assert!(size_of::<Span>() == 128);
 
+/// Why an address was not put back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The object is in the span already.
+    InIt,
+    /// It is inside an object, or behind the last one.
+    Interior,
+}
+
 impl Span {
     /// Fills the record of a fresh span: all objects in it.
     pub fn begin(&mut self, class_index: usize, class: &Class, first: Frame, clean: bool) {
@@ -223,6 +232,45 @@ impl Span {
         *word |= bit;
         self.free += 1;
         true
+    }
+
+    /// Puts back the objects at the front of `objects` that lie in this span: how many, and why the next was refused.
+    /// A word of the map is fetched and stored once for all of its objects that stand together.
+    pub fn put_run(
+        &mut self,
+        class: &Class,
+        span_address: usize,
+        objects: &[usize],
+    ) -> (usize, Option<Refused>) {
+        let bytes = self.frames as usize * FRAME_BYTES;
+        let (mut at, mut bits) = (0, self.map[0]);
+        let (mut count, mut refused) = (0, None);
+        for &address in objects {
+            let offset = address.wrapping_sub(span_address);
+            if offset >= bytes {
+                break;
+            }
+            let (number, exact) = class.object_at(offset);
+            if !exact || number >= class.objects as usize {
+                refused = Some(Refused::Interior);
+                break;
+            }
+            if number / 64 != at {
+                self.map[at] = bits;
+                at = number / 64;
+                bits = self.map[at];
+            }
+            let bit = 1 << (number % 64);
+            if bits & bit != 0 {
+                refused = Some(Refused::InIt);
+                break;
+            }
+            bits |= bit;
+            count += 1;
+        }
+        self.map[at] = bits;
+        self.free += count as u16;
+        (count, refused)
     }
 
     /// Frames that a large allocation owns and does not use.
@@ -391,6 +439,68 @@ mod tests {
                 assert!(!span.put(object), "double put");
             }
             assert_eq!(span.free as usize, objects);
+        }
+    }
+
+    #[test]
+    fn a_run_goes_in_as_its_objects_would_one_by_one() {
+        let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut random = move |below: usize| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            (seed >> 20) as usize % below
+        };
+        const ADDRESS: usize = 257 * FRAME_BYTES;
+        for (class, about) in CLASS.iter().enumerate().skip(1) {
+            let (size, objects) = (about.size as usize, about.objects as usize);
+            let end = ADDRESS + about.frames as usize * FRAME_BYTES;
+            let (mut whole, mut single) = (fresh(class), fresh(class));
+            let mut all = std::vec![0; objects];
+            whole.take(about, ADDRESS, &mut all);
+            single.take(about, ADDRESS, &mut all);
+            for _ in 0..64 {
+                // Downwards from anywhere, with a leap or a fault here and there.
+                let mut object = random(objects);
+                let run: std::vec::Vec<usize> = (0..1 + random(64))
+                    .map(|_| {
+                        object = match random(32) {
+                            0 => random(objects),
+                            _ => (object + objects - 1) % objects,
+                        };
+                        match random(400) {
+                            0 => ADDRESS + object * size + 8,
+                            1 => end + random(3) * size,
+                            2 => ADDRESS - size,
+                            3 => ADDRESS + objects * size,
+                            _ => ADDRESS + object * size,
+                        }
+                    })
+                    .collect();
+                let (mut count, mut refused) = (0, None);
+                for &address in &run {
+                    if !(ADDRESS..end).contains(&address) {
+                        break;
+                    }
+                    let object = (address - ADDRESS) / size;
+                    if object >= objects || !(address - ADDRESS).is_multiple_of(size) {
+                        refused = Some(Refused::Interior);
+                        break;
+                    }
+                    if !single.put(object) {
+                        refused = Some(Refused::InIt);
+                        break;
+                    }
+                    count += 1;
+                }
+                assert_eq!(whole.put_run(about, ADDRESS, &run), (count, refused));
+                assert_eq!((whole.free, whole.map), (single.free, single.map));
+                if refused.is_some() || whole.free > about.objects / 2 {
+                    let room = random(objects) + 1;
+                    whole.take(about, ADDRESS, &mut all[..room]);
+                    single.take(about, ADDRESS, &mut all[..room]);
+                }
+            }
         }
     }
 

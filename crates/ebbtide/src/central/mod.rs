@@ -208,14 +208,12 @@ impl Heap {
         for objects in objects.chunks(MAX_BATCH) {
             let result = {
                 let mut lists = self.central[class].spans.lock();
-                objects.iter().try_for_each(|&object| {
-                    // SAFETY: as in `take_objects`.
-                    if let Some(span) = unsafe { lists.put(self, class, object) }? {
-                        emptied[count] = span;
-                        count += 1;
-                    }
-                    Ok::<_, Misuse>(())
-                })
+                let emptied = |span| {
+                    emptied[count] = span;
+                    count += 1;
+                };
+                // SAFETY: as in `take_objects`.
+                unsafe { lists.put(self, class, objects, emptied) }
             };
             for &span in &emptied[..count] {
                 // SAFETY: it is on no list and all its objects are in it: nobody else knows it.

@@ -3,7 +3,7 @@
 use super::Misuse;
 use crate::heap::Heap;
 use crate::size_class::CLASS;
-use crate::span::{self, Span, low_mask};
+use crate::span::{self, Refused, Span, low_mask};
 use core::sync::atomic::Ordering;
 use ebbtide_zone::retain::Retain;
 use ebbtide_zone::{FRAME_BYTES, Frame};
@@ -64,7 +64,8 @@ impl SpanLists {
         taken
     }
 
-    /// Puts one object back; `Some` span that got empty and was taken off.
+    /// Puts objects back; `emptied` is told the spans that got empty and were taken off. What the program frees
+    /// together often lies together, so those of a span that follow each other go in at once.
     ///
     /// # Safety
     /// As [`Self::take`].
@@ -72,48 +73,69 @@ impl SpanLists {
         &mut self,
         heap: &Heap,
         class: usize,
-        object: usize,
-    ) -> Result<Option<u32>, Misuse> {
-        let region = heap.region();
-        let frame = region.frame(object);
-        if heap.is_abandoned(frame) {
-            return Ok(None);
+        objects: &[usize],
+        mut emptied: impl FnMut(u32),
+    ) -> Result<(), Misuse> {
+        let (region, about) = (heap.region(), &CLASS[class]);
+        let mut rest = objects;
+        while let Some(&object) = rest.first() {
+            let frame = region.frame(object);
+            if heap.is_abandoned(frame) {
+                rest = &rest[1..];
+                continue;
+            }
+            // SAFETY: the class of the frame was read as `class` when the program freed the object, so
+            // the frame is opened.
+            let (of_frame, index) = unsafe {
+                (
+                    region.class_of(frame).load(Ordering::Relaxed),
+                    region.span_of(frame).load(Ordering::Relaxed),
+                )
+            };
+            if of_frame as usize != class {
+                // Its span was returned while the object was in a cache: it was there twice.
+                return Err(Misuse::DoubleFree(object));
+            }
+            // SAFETY: the frame's class is ours, so its span is on our lists or full, or got empty right now.
+            let span = unsafe { span::record(region, index) };
+            let address = region.address(Frame(span.first));
+            let (count, refused) = span.put_run(about, address, rest);
+            if count > 0 {
+                // SAFETY: as above; objects went in, so it was not empty before.
+                if unsafe { self.count_put(heap, class, index, count) } {
+                    emptied(index);
+                }
+            }
+            match refused {
+                None => rest = &rest[count..],
+                Some(Refused::InIt) => return Err(Misuse::DoubleFree(rest[count])),
+                Some(Refused::Interior) => return Err(Misuse::Interior(rest[count])),
+            }
         }
-        // SAFETY: the class of the frame was read as `class` when the program freed the object, so
-        // the frame is opened.
-        let (of_frame, index) = unsafe {
-            (
-                region.class_of(frame).load(Ordering::Relaxed),
-                region.span_of(frame).load(Ordering::Relaxed),
-            )
-        };
-        if of_frame as usize != class {
-            // Its span was returned while the object was in a cache: it was there twice.
-            return Err(Misuse::DoubleFree(object));
+        Ok(())
+    }
+
+    /// Objects went into a span. Whether it got empty and was taken off.
+    ///
+    /// # Safety
+    /// As [`Self::take`]; the span is of this class.
+    unsafe fn count_put(&mut self, heap: &Heap, class: usize, index: u32, count: usize) -> bool {
+        let objects = CLASS[class].objects;
+        // SAFETY: by contract.
+        let span = unsafe { span::record(heap.region(), index) };
+        self.free += count;
+        self.news += count;
+        if span.free != objects {
+            // SAFETY: by contract.
+            unsafe { self.settle(heap, index, false) };
+            return false;
         }
-        // SAFETY: the frame's class is ours, so its span is on our lists or full.
-        let span = unsafe { span::record(region, index) };
-        let about = &CLASS[class];
-        let (number, exact) = about.object_at(object - region.address(Frame(span.first)));
-        if !exact || number >= about.objects as usize {
-            return Err(Misuse::Interior(object));
-        }
-        if !span.put(number) {
-            return Err(Misuse::DoubleFree(object));
-        }
-        self.free += 1;
-        self.news += 1;
-        if span.free == about.objects {
-            self.released -= span.released.count_ones() as usize;
-            // SAFETY: as above.
-            unsafe { self.unlink(heap, index) };
-            self.spans -= 1;
-            self.free -= about.objects as usize;
-            return Ok(Some(index));
-        }
-        // SAFETY: as above.
-        unsafe { self.settle(heap, index, false) };
-        Ok(None)
+        self.released -= span.released.count_ones() as usize;
+        // SAFETY: by contract.
+        unsafe { self.unlink(heap, index) };
+        self.spans -= 1;
+        self.free -= objects as usize;
+        true
     }
 
     /// Moves a span to the list of its fullness (`INV-CENTRAL-1`).
