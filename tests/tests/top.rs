@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use ebbtide_tests::{command_line, is_ebbtide, library, skip};
+use ebbtide_tests::{Run, c_program, command_line, is_ebbtide, library, skip};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -177,4 +177,20 @@ fn wait_for(path: &Path) {
     }
     // It is told of once it is mapped; the program that has it then does nothing more.
     std::thread::sleep(std::time::Duration::from_millis(200));
+}
+
+/// The page after large allocations and frees, when nothing else is done; and it is not written whole for each of them.
+#[test]
+fn the_page_follows_large_allocations_cheaply() {
+    if !is_ebbtide() {
+        return skip("a stand-in keeps no page");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().display();
+    Run::new(c_program("page"))
+        .arg(dir.path())
+        .conf(&format!(
+            "workers=0,retain_ms=60000,lockstat=on,stats_dir={page}"
+        ))
+        .ok();
 }

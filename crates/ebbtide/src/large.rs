@@ -76,7 +76,7 @@ impl Heap {
             self.try_large(size, align)
         });
         self.tick();
-        crate::stats::changed(self, size);
+        crate::stats::large_changed(self, size);
         taken
     }
 
@@ -211,9 +211,12 @@ impl Heap {
             (span.frames, span.blocks, span.was_clean)
         };
         span::put_record(&self.records, region, index);
-        self.count_freed(frames as usize * FRAME_BYTES);
+        let bytes = frames as usize * FRAME_BYTES;
+        crate::stats::large_freed(bytes);
+        self.count_freed(bytes);
         let used = if touched { frames } else { 0 };
         self.put_large(head, 0, frames, blocks, used, was_clean);
+        crate::stats::large_changed(self, bytes);
         true
     }
 
@@ -267,6 +270,7 @@ impl Heap {
         }
         let frames = size.div_ceil(FRAME_BYTES) as u32;
         let before = self.large_span(head).slack();
+        let bytes = self.large_bytes(head);
         let resized = self.resize_in_place(head, frames);
         if resized == Some(true) {
             let after = self.large_span(head).slack();
@@ -275,9 +279,9 @@ impl Heap {
                     .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
             }
             self.tick();
+            crate::stats::large_changed(self, size.abs_diff(bytes));
             return Some(self.region().address(head));
         }
-        let bytes = self.large_bytes(head);
         if resized.is_none() || bytes < MOVE_BYTES || !self.can_move(head, bytes) {
             return None;
         }

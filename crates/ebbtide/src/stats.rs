@@ -79,12 +79,13 @@ pub struct Stats {
 impl Stats {
     /// The figures now. Walks the CPUs' caches; a few microseconds to a millisecond.
     pub fn collect() -> Self {
-        started_heap().map_or_else(Self::default, |heap| heap.stats())
+        started_heap().map_or_else(Self::default, |heap| heap.stats().0)
     }
 }
 
 impl Heap {
-    fn stats(&self) -> Stats {
+    /// The figures, and [`FrameBytes::used`] with them.
+    fn stats(&self) -> (Stats, usize) {
         crate::fork::notice(self);
         let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
         let mut claimed = 0;
@@ -101,25 +102,17 @@ impl Heap {
             cached: cpus + batches + self.quarantine.bytes(),
             ..Stats::default()
         };
-        let mut in_use = 0;
         for zone in self.live_zones() {
-            let (counters, refaults) = {
-                let data = zone.lock.lock();
-                (data.state.counters(), data.refaults)
-            };
+            let refaults = zone.lock.lock().refaults;
             let (reused, unused) = refaults.evidence();
             stats.reused += reused as usize * FRAME_BYTES;
             stats.unused += unused as usize * FRAME_BYTES;
             stats.lazy_zones += usize::from(refaults.lazy_first());
-            let bytes = |frames: u64| frames as usize * FRAME_BYTES;
-            stats.dirty += bytes(counters.dirty);
-            stats.lazy += bytes(counters.lazy);
-            stats.pending += bytes(counters.claimed);
-            stats.opened += bytes(counters.open);
-            in_use += bytes(counters.in_use);
         }
-        let slack = self.slack.load(Ordering::Relaxed) * FRAME_BYTES;
-        stats.large = in_use.saturating_sub(span_bytes + slack);
+        let frames = self.frame_bytes();
+        (stats.dirty, stats.lazy) = (frames.dirty, frames.lazy);
+        (stats.pending, stats.opened) = (frames.claimed, frames.opened);
+        stats.large = frames.used.saturating_sub(span_bytes);
         let small = objects.saturating_sub(in_spans + stats.cached);
         stats.live = small + stats.large;
         stats.in_spans = span_bytes.saturating_sub(small + stats.cached + claimed);
@@ -149,11 +142,38 @@ impl Heap {
         stats.populated = total(POPULATED) as usize;
         locks().for_each(|(_, rank)| stats.locks.add(&rank));
         stats.zone_locks.add(&lockstat::figures(crate::ranks::ZONE));
-        stats
+        (stats, frames.used)
     }
 }
 
+/// Bytes of the zones' frames, by state.
+#[derive(Default)]
+struct FrameBytes {
+    dirty: usize,
+    lazy: usize,
+    claimed: usize,
+    opened: usize,
+    /// With spans and large allocations, less what the latter own and do not use.
+    used: usize,
+}
+
 impl Heap {
+    fn frame_bytes(&self) -> FrameBytes {
+        let mut sum = FrameBytes::default();
+        for zone in self.live_zones() {
+            let counters = zone.counters();
+            let bytes = |frames: u64| frames as usize * FRAME_BYTES;
+            sum.dirty += bytes(counters.dirty);
+            sum.lazy += bytes(counters.lazy);
+            sum.claimed += bytes(counters.claimed);
+            sum.opened += bytes(counters.open);
+            sum.used += bytes(counters.in_use);
+        }
+        let slack = self.slack.load(Ordering::Relaxed) * FRAME_BYTES;
+        sum.used = sum.used.saturating_sub(slack);
+        sum
+    }
+
     /// Span records ever used, and the words of their objects.
     fn record_bytes(&self) -> usize {
         let records = self.records.lock().bytes();
@@ -223,8 +243,14 @@ static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 static PAGE: AtomicPtr<Page> = AtomicPtr::new((&raw const LOCAL).cast_mut());
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
 static LAST_MS: AtomicU64 = AtomicU64::new(0);
-/// Bytes of large allocations that came, and of what was freed, since the page was written.
+/// Bytes of objects that were freed since the page was written.
 static CHANGED: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of large allocations that came, went, or changed since the page's figures of frames were written; and those of
+/// them in [`Heap::freed`].
+static LARGE_CHANGED: AtomicUsize = AtomicUsize::new(0);
+static LARGE_FREED: AtomicUsize = AtomicUsize::new(0);
+/// Live bytes less [`FrameBytes::used`], when the page was written.
+static LIVE_LESS_USED: AtomicUsize = AtomicUsize::new(0);
 /// What had been given back when the page was written.
 static RELEASED_THEN: AtomicU64 = AtomicU64::new(0);
 const REFRESH_MS: u64 = 100;
@@ -347,11 +373,31 @@ fn is_shown() -> bool {
         || WANTS_FILE.load(Ordering::Relaxed)
 }
 
-/// A large allocation came, or so much was freed. No lock may be held.
-#[inline]
-pub(crate) fn changed(heap: &Heap, bytes: usize) {
-    if is_shown() && CHANGED.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
+/// A tick: so much was freed since the last one. No lock may be held.
+pub(crate) fn freed(heap: &Heap, bytes: usize) {
+    if !is_shown() {
+        return;
+    }
+    let bytes = bytes.saturating_sub(LARGE_FREED.swap(0, Ordering::Relaxed));
+    if CHANGED.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
         write_page(heap);
+    }
+}
+
+/// A large allocation of so many bytes was freed, and counted in [`Heap::freed`].
+#[inline]
+pub(crate) fn large_freed(bytes: usize) {
+    if is_shown() {
+        LARGE_FREED.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// A large allocation came or went, or changed by so much. The whole page takes microseconds, so only what this changes is
+/// written. No lock may be held.
+#[inline]
+pub(crate) fn large_changed(heap: &Heap, bytes: usize) {
+    if is_shown() && LARGE_CHANGED.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
+        write_frames(heap);
     }
 }
 
@@ -390,14 +436,35 @@ pub(crate) fn set_left(ns: u64) {
     set(LEFT_NS, ns as usize);
 }
 
+/// The figures of frames, and what follows from them: so many more or fewer are live than when the page was written.
+#[cold]
+fn write_frames(heap: &Heap) {
+    if WANTS_FILE.load(Ordering::Relaxed) || word(WRITTEN_MS) == 0 {
+        return write_page(heap);
+    }
+    LARGE_CHANGED.store(0, Ordering::Relaxed);
+    set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
+    let frames = heap.frame_bytes();
+    let live = LIVE_LESS_USED.load(Ordering::Relaxed);
+    set(
+        LIVE,
+        (live.wrapping_add(frames.used) as isize).max(0) as usize,
+    );
+    set(DIRTY, frames.dirty);
+    set(LAZY, frames.lazy);
+    set(OPENED, frames.opened);
+}
+
 fn write_page(heap: &Heap) {
     if WANTS_FILE.swap(false, Ordering::Relaxed) {
         open_file(&heap.settings().config);
     }
     CHANGED.store(0, Ordering::Relaxed);
+    LARGE_CHANGED.store(0, Ordering::Relaxed);
     RELEASED_THEN.store(total(RELEASED), Ordering::Relaxed);
     set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
-    let stats = heap.stats();
+    let (stats, used) = heap.stats();
+    LIVE_LESS_USED.store(stats.live.wrapping_sub(used), Ordering::Relaxed);
     set(LIVE, stats.live);
     set(DIRTY, stats.dirty);
     set(OPENED, stats.opened);

@@ -138,7 +138,7 @@ impl Heap {
             self.keep_owners_limit(Releaser::Program);
             plenty = self.waiting_in_spans() as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
         }
-        stats::changed(self, freed);
+        stats::freed(self, freed);
         stats::refresh(self, now);
         crate::reaper::look(self);
         let floor = self.floor(now);

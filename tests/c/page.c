@@ -1,0 +1,65 @@
+/* The statistics page where much comes or goes and nothing follows, and what that costs: page DIR. Without workers, with
+ * lockstat=on. */
+#include "check.h"
+#include "../../include/ebbtide.h"
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+
+enum { LIVE = 4, DIRTY = 5 };
+static volatile uint64_t *words;
+
+static void is_about(int place, size_t mib, size_t slack_mib)
+{
+    size_t said = words[place] / MIB;
+    CHECK(said <= mib + slack_mib && said + slack_mib >= mib, "word %d says %zu MiB, not %zu", place, said, mib);
+}
+
+static uint64_t locks_taken(void)
+{
+    int (*stats)(struct ebb_stats *, size_t) = dlsym(RTLD_DEFAULT, "ebb_stats");
+    struct ebb_stats now;
+    CHECK(stats && stats(&now, sizeof now) == sizeof now);
+    return now.lock_acquisitions;
+}
+
+int main(int argc, char **argv)
+{
+    char path[256];
+    CHECK(argc > 1);
+    snprintf(path, sizeof path, "%s/%d.ebb", argv[1], (int)getpid());
+    free(malloc(1));
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0, "%s", path);
+    words = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(words != MAP_FAILED);
+
+    enum { N = 8, SMALL = 1000 };
+    static char *large[N], *small[SMALL];
+    for (int i = 0; i < N; i++) CHECK((large[i] = malloc(64 * MIB)));
+    is_about(LIVE, 512, 20);
+    CHECK((large[0] = realloc(large[0], 100 * MIB)));
+    is_about(LIVE, 548, 20);
+    memset(large[0], 1, 100 * MIB);
+    for (int i = 0; i < N; i++) free(large[i]);
+    is_about(LIVE, 0, 20);
+    CHECK(words[DIRTY] >= 100 * MIB);
+
+    for (int i = 0; i < SMALL; i++) CHECK((small[i] = malloc(100 * KIB)));
+    CHECK((large[0] = malloc(64 * MIB)));
+    is_about(LIVE, 98 + 64, 30);
+    for (int i = 0; i < SMALL; i++) free(small[i]);
+    is_about(LIVE, 64, 30);
+    free(large[0]);
+
+    enum { PAIRS = 10000 };
+    uint64_t before = locks_taken();
+    for (int i = 0; i < PAIRS; i++) {
+        void *volatile p = malloc(16 * MIB);
+        CHECK(p);
+        free(p);
+    }
+    uint64_t each = (locks_taken() - before) / PAIRS;
+    CHECK(each < 160, "%zu locks a pair", (size_t)each);
+    return passed();
+}
