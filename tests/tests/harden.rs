@@ -87,6 +87,12 @@ fn writes_after_free() {
     are_found(&WRITTEN);
 }
 
+/// A worker finds it; its stack is not one for the program's handler, which judge would hear of.
+#[test]
+fn no_handler_runs_on_a_worker() {
+    are_found(&[("now-write-freed-idle-handled", ", byte 200")]);
+}
+
 #[test]
 fn what_is_not_live_is_not_resized_or_asked_of() {
     are_found(&[

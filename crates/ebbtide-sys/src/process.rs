@@ -311,6 +311,28 @@ pub fn abort() -> ! {
     unsafe { libc::abort() }
 }
 
+/// The same for a thread that libc does not know. A handler of the program's would not find there what it needs, a stack
+/// of some size and thread-local storage: none is called.
+pub fn abort_without_handler() -> ! {
+    // What the kernel takes for a `struct sigaction`: the default action, no flag, no mask.
+    let default = [0usize; 4];
+    let abort_only = 1u64 << (libc::SIGABRT - 1);
+    // SAFETY: both are readable, and of the sizes that the kernel takes them to be; nothing here goes on after it.
+    unsafe {
+        let (size, none) = (size_of::<u64>(), core::ptr::null_mut::<u64>());
+        let action = default.as_ptr();
+        let _ = syscall!(Sysno::rt_sigaction, libc::SIGABRT, action, none, size);
+        let _ = syscall!(Sysno::tgkill, id(), thread_id(), libc::SIGABRT);
+        let unblock = libc::SIG_UNBLOCK;
+        let set = &raw const abort_only;
+        let _ = syscall!(Sysno::rt_sigprocmask, unblock, set, none, size);
+        // Somebody has ignored or blocked it meanwhile, or a filter refuses.
+        loop {
+            let _ = syscall!(Sysno::exit_group, 128 + libc::SIGABRT);
+        }
+    }
+}
+
 /// Variables of glibc's that others do not have, or older ones.
 mod glibc {
     /// A function that gives the address of a weak symbol, null where there is none.

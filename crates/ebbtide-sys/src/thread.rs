@@ -20,6 +20,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// Bytes of a worker's stack, and above it of what stands in for its thread block.
 const STACK_BYTES: usize = 128 << 10;
 const BLOCK_BYTES: usize = 32 << 10;
+/// Below the stack: no access.
+const GUARD_BYTES: usize = vm::GRANULE;
 
 /// Set in [`Place::busy`] until the kernel has made the thread.
 const MAKING: u32 = 1 << 31;
@@ -31,7 +33,7 @@ pub struct Place {
     busy: AtomicU32,
     /// How many were tried to start here.
     made: AtomicU32,
-    /// Its stack, kept for the next one. 0: none yet.
+    /// Its stack, above a guard, kept for the next one. 0: none yet.
     memory: core::sync::atomic::AtomicUsize,
 }
 
@@ -62,6 +64,11 @@ impl Place {
         self.made.load(Ordering::Acquire)
     }
 
+    /// Whether the calling thread runs here.
+    pub fn is_here(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) == process::thread_id()
+    }
+
     /// Nobody is here any more: in a forked child.
     pub fn reset(&self) {
         self.busy.store(0, Ordering::Relaxed);
@@ -77,7 +84,7 @@ impl Place {
         }
         let mut memory = self.memory.load(Ordering::Relaxed);
         if memory == 0 {
-            let Ok(fresh) = vm::map(STACK_BYTES + BLOCK_BYTES) else {
+            let Some(fresh) = stack() else {
                 return false;
             };
             memory = fresh;
@@ -135,6 +142,19 @@ impl Place {
             made
         }
     }
+}
+
+/// Memory for a stack and a block, with a guard below. `None`: refused.
+fn stack() -> Option<usize> {
+    let bytes = STACK_BYTES + BLOCK_BYTES;
+    let guard = vm::reserve(GUARD_BYTES + bytes, vm::GRANULE).ok()?;
+    let memory = guard + GUARD_BYTES;
+    // SAFETY: inside the reservation just made.
+    if unsafe { vm::commit(memory, bytes) }.is_err() {
+        vm::unmap(guard, GUARD_BYTES + bytes);
+        return None;
+    }
+    Some(memory)
 }
 
 /// Whether a thread of this process is gone, by its number. One with the same number may have come since, and the main
@@ -345,6 +365,26 @@ mod tests {
             std::thread::yield_now();
             is_gone(id)
         }));
+    }
+
+    /// Where a worker's stack is at an end, so is the worker, and nobody's memory is written to.
+    #[test]
+    fn below_a_stack_is_no_memory() {
+        let memory = stack().unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        // Neighbours without access may be in one mapping with it.
+        let guard = std::format!("-{memory:x} ---p");
+        assert!(maps.contains(&guard), "no {guard} in {maps}");
+        // SAFETY: the mapping just made.
+        unsafe {
+            ((memory + STACK_BYTES + BLOCK_BYTES) as *mut u8)
+                .sub(1)
+                .write(1)
+        };
+        vm::unmap(
+            memory - GUARD_BYTES,
+            GUARD_BYTES + STACK_BYTES + BLOCK_BYTES,
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One line on stderr, made and written without allocating, and the end of the process.
 
+use crate::heap::started_heap;
 use core::fmt::Write;
 
 /// A line that begins with `ebbtide: `; what does not fit is cut.
@@ -60,6 +61,9 @@ impl Line {
     /// Writes the line and aborts the process.
     pub fn abort(self) -> ! {
         self.write();
+        if started_heap().is_some_and(|heap| heap.workers.is_one()) {
+            ebbtide_sys::process::abort_without_handler()
+        }
         ebbtide_sys::process::abort()
     }
 }
