@@ -83,6 +83,20 @@ fn at_the_border_of_a_page_of_records() {
     raw("border 1");
 }
 
+/// Handlers that run while ours hold all locks, in whichever mode.
+#[test]
+fn handlers_inside_the_librarys_own_allocate() {
+    for threads in ["0", "4"] {
+        for conf in ["", "rseq=off", "harden=on", "exit=detached"] {
+            Run::new(c_program("atfork"))
+                .args(threads)
+                .conf(conf)
+                .timeout(60)
+                .ok();
+        }
+    }
+}
+
 /// As many zones as a large machine has; most are never used.
 #[test]
 fn many_zones() {

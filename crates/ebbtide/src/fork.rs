@@ -14,6 +14,10 @@
 //! word ([`notice`]). If the parent had one thread, all is whole. If it had more, they may have been
 //! anywhere: the child gives the heap so far up (what is live there stays live, what is freed there
 //! stays) and begins a new one behind it.
+//!
+//! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
+//! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
+//! when it is done ([`Turn`]): whether the memory has been copied meanwhile makes no difference.
 
 use crate::heap::{Heap, heap, started_heap};
 use crate::stats;
@@ -42,7 +46,7 @@ fn is_mine(forking: usize) -> bool {
 }
 
 /// Installs the handlers: at the first allocation, so that handlers of libraries that come later run
-/// outside ours and may allocate.
+/// outside ours.
 pub fn register() {
     // SAFETY: three functions that live as long as the library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
@@ -50,7 +54,17 @@ pub fn register() {
 
 extern "C" fn prepare() {
     let Some(heap) = started_heap() else { return };
-    notice(heap);
+    if heap.caches.was_forked() {
+        recover(heap);
+    }
+    // A handler inside ours may fork.
+    if !is_mine(FORKING.load(Ordering::Relaxed)) {
+        stop(heap);
+    }
+}
+
+/// Takes all locks and stops all sections.
+fn stop(heap: &Heap) {
     heap.caches.may_fence();
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
@@ -60,12 +74,21 @@ extern "C" fn prepare() {
 
 extern "C" fn parent() {
     let Some(heap) = started_heap() else { return };
-    if FORKING.swap(NO, Ordering::Relaxed) == NO {
-        return;
+    if is_mine(FORKING.load(Ordering::Relaxed)) {
+        // SAFETY: `FORKING` says that this thread has stopped all.
+        unsafe { go(heap) };
     }
+}
+
+/// Undoes [`stop`].
+///
+/// # Safety
+/// This thread has called it last.
+unsafe fn go(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
+    FORKING.store(NO, Ordering::Relaxed);
     heap.caches.unpark_all();
-    // SAFETY: `prepare` took them in this thread.
+    // SAFETY: `stop` took them in this thread.
     heap.for_each_lock(|lock| unsafe { lock.free() });
 }
 
@@ -112,12 +135,41 @@ pub fn is_forking() -> bool {
     FORKING.load(Ordering::Relaxed) != NO
 }
 
-/// Slow paths call this first: a child that nobody has told of its fork finds out here.
+/// What a slow path holds while it is at work. On the thread whose fork is under way, it has set all in motion that
+/// the fork had stopped, and stops it again at its end.
+#[must_use]
+pub struct Turn<'a>(Option<&'a Heap>);
+
+impl Drop for Turn<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(heap) = self.0 {
+            stop(heap);
+        }
+    }
+}
+
+/// Slow paths call this first, with no lock held: a child that nobody has told of its fork finds out here, and so does
+/// a handler that runs inside ours.
 #[inline]
-pub fn notice(heap: &Heap) {
+pub fn notice(heap: &Heap) -> Turn<'_> {
     if heap.caches.was_forked() {
         recover(heap);
     }
+    if FORKING.load(Ordering::Relaxed) == NO {
+        return Turn(None);
+    }
+    Turn(step_aside(heap))
+}
+
+#[cold]
+fn step_aside(heap: &Heap) -> Option<&Heap> {
+    // Other threads find the locks taken.
+    is_mine(FORKING.load(Ordering::Relaxed)).then(|| {
+        // SAFETY: `FORKING` says that this thread has stopped all.
+        unsafe { go(heap) };
+        heap
+    })
 }
 
 #[cold]

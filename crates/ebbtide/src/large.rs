@@ -67,7 +67,7 @@ pub enum Found {
 impl Heap {
     /// Allocates `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
     pub fn allocate_large(&self, size: usize, align: usize) -> Option<Large> {
-        crate::fork::notice(self);
+        let _turn = crate::fork::notice(self);
         if !self.grants(size, align) {
             return None;
         }
@@ -181,7 +181,7 @@ impl Heap {
 
     /// Frees a large allocation. `false`: somebody else just did.
     pub fn free_large(&self, head: Frame) -> bool {
-        crate::fork::notice(self);
+        let _turn = crate::fork::notice(self);
         let freed = self.give_up_large(head, true);
         self.tick();
         freed
@@ -264,7 +264,7 @@ impl Heap {
 
     /// Makes a large allocation `size` bytes long. `None`: it must be copied by the caller.
     pub fn resize_large(&self, head: Frame, size: usize) -> Option<usize> {
-        crate::fork::notice(self);
+        let _turn = crate::fork::notice(self);
         if size > self.region().blocks as usize * BLOCK_BYTES {
             return None;
         }

@@ -86,7 +86,7 @@ impl Stats {
 impl Heap {
     /// The figures, and [`FrameBytes::used`] with them.
     fn stats(&self) -> (Stats, usize) {
-        crate::fork::notice(self);
+        let _turn = crate::fork::notice(self);
         let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
         let mut claimed = 0;
         for class in 1..CLASSES {

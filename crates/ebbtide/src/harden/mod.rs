@@ -80,7 +80,7 @@ impl Heap {
     #[cold]
     #[inline(never)]
     pub fn free_hardened(&self, class: usize, object: usize) {
-        crate::fork::notice(self);
+        let _turn = crate::fork::notice(self);
         let Some(word) = self.word(class, object) else {
             Misuse::Interior(object).abort(class)
         };

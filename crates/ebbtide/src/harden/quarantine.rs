@@ -215,7 +215,7 @@ impl Heap {
 
     /// At most as much as a ring holds, for others may go on filling it.
     fn drain_ring(&self, ring: &Lock<Ring>) {
-        crate::fork::notice(self);
+        let _turn = crate::fork::notice(self);
         for _ in 0..ENTRIES / MAX_BATCH {
             let mut entries = [Entry::NONE; MAX_BATCH];
             let taken = ring.lock().take_while(&mut entries, |_| true);

@@ -47,7 +47,7 @@ pub fn allocate(size: usize, align: usize) -> Result<Handle, Problem> {
         return Err(Problem::BadArguments);
     }
     let heap = heap().ok_or(Problem::NoMemory)?;
-    crate::fork::notice(heap);
+    let _turn = crate::fork::notice(heap);
     if !heap.percpu.start(heap) {
         return Err(Problem::NoMemory);
     }
@@ -98,7 +98,7 @@ pub fn free(handle: Handle) {
     let (Some(heap), Some((place, offset))) = (started_heap(), chunk) else {
         foreign("ebb_percpu_free", handle)
     };
-    crate::fork::notice(heap);
+    let _turn = crate::fork::notice(heap);
     if !offset.is_multiple_of(GRANULE_BYTES) {
         foreign("ebb_percpu_free", handle);
     }
@@ -145,7 +145,7 @@ pub fn stats() -> Stats {
     let Some(heap) = started_heap() else {
         return stats;
     };
-    crate::fork::notice(heap);
+    let _turn = crate::fork::notice(heap);
     let units = space::units();
     for shard in 0..space::shards() {
         let (counters, end) = heap

@@ -331,7 +331,7 @@ impl Heap {
 
     /// A coordinator's turn: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
-        crate::fork::notice(self);
+        let _turn = crate::fork::notice(self);
         crate::percpu::own::begin(self);
         self.look_at_cpus();
         self.look_at_room(now);
@@ -419,7 +419,7 @@ fn heap_workers() -> &'static workers::Workers {
 
 /// Drains all caches and gives everything free back. Bytes given back.
 pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
-    crate::fork::notice(heap);
+    let _turn = crate::fork::notice(heap);
     let before = stats::released();
     heap.drain_all();
     let by = heap.releaser_of_everything(by);
