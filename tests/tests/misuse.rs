@@ -129,6 +129,7 @@ fn bad_configuration_is_one_line_and_the_default() {
         ("rseq=maybe", "rseq"),
         ("exit=sideways", "exit"),
         ("cluster", "cluster"),
+        ("syscalls=basic,workers=2", "workers"),
         ("thp=off,nosuchkey=1,rseq=off", "nosuchkey"),
     ] {
         let lines = conf_lines(conf);

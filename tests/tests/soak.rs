@@ -53,6 +53,10 @@ fn configuration(numbers: &mut Numbers) -> String {
             conf.push(format!("{key}={}", numbers.of(values)));
         }
     }
+    // One that leaves no room for workers says so where some are asked for.
+    if conf.iter().any(|item| item == "syscalls=basic") {
+        conf.retain(|item| !item.starts_with("workers="));
+    }
     conf.join(",")
 }
 

@@ -203,6 +203,12 @@ impl Config {
                 None => complain("unknown key", item),
             }
         }
+        if config.basic_syscalls {
+            if config.workers > 0 && config.workers != AUTO {
+                complain("not possible with syscalls=basic", b"workers");
+            }
+            config.workers = 0;
+        }
         config
     }
 
@@ -359,6 +365,20 @@ mod tests {
         assert_eq!((config.zones, config.retain_max), (3, 64 << 20));
         assert_eq!(config.stats_dir.as_bytes(), b"/tmp/x");
         assert_eq!(parse("").0, Config::DEFAULT);
+    }
+
+    #[test]
+    fn few_calls_leave_no_room_for_workers() {
+        for text in ["syscalls=basic,workers=2", "workers=64,syscalls=basic"] {
+            let (config, complaints) = parse(text);
+            assert_eq!(config.workers, 0);
+            assert_eq!(complaints, ["not possible with syscalls=basic: workers"]);
+        }
+        for text in ["syscalls=basic", "workers=0,syscalls=basic"] {
+            let (config, complaints) = parse(text);
+            assert_eq!((config.workers, complaints.len()), (0, 0));
+        }
+        assert_eq!(parse("workers=2,syscalls=all").0.workers, 2);
     }
 
     #[test]
