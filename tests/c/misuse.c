@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -111,6 +112,22 @@ static void twice_threads(size_t n)
     returned();
 }
 
+static volatile char *freed_large(size_t n)
+{
+    volatile char *q = tell(malloc(n));
+    memset((char *)q, 1, n);
+    free((void *)q);
+    return q;
+}
+
+static void stay_on(int cpu)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+}
+
 /* It needs a stack of some size, and thread-local storage. */
 static void on_abort(int signal)
 {
@@ -165,6 +182,51 @@ static int hardened(const char *c)
         free((void *)q);
         q[200] = 0;
         malloc_trim(0);
+        returned();
+    } else if (!strcmp(c, "now-behind-large")) { free(behind(300000, 300000)); returned(); }
+    else if (!strcmp(c, "now-behind-large-realloc")) { if (realloc(behind(5000000, 5000003), 90000000)) returned(); }
+    else if (!strcmp(c, "now-write-freed-large")) { freed_large(3 * MIB)[2 * MIB] = 1; returned(); }
+    else if (!strcmp(c, "now-read-freed-large")) { if (!freed_large(300000)[5]) returned(); else returned(); }
+    else if (!strcmp(c, "now-twice-large-later")) {
+        p = tell(malloc(MIB));
+        free(p);
+        others(MIB, 10);
+        free(p);
+        returned();
+    } else if (!strcmp(c, "now-write-freed-elsewhere")) { /* nothing more is freed on the CPU that it was freed on */
+        stay_on(0);
+        volatile char *q = tell(malloc(300));
+        free((void *)q);
+        q[200] = 0;
+        stay_on(1);
+        for (int i = 0; i < 200; i++) {
+            for (int k = 0; k < 10; k++) CHECK(malloc(9000));
+            usleep(10000);
+        }
+        returned();
+    } else if (!strcmp(c, "now-write-freed-limit")) { /* not enough to push it out, and the quarantine stays in use */
+        stay_on(0);
+        volatile char *q = tell(malloc(300));
+        free((void *)q);
+        q[200] = 0;
+        void *freed[45];
+        for (int i = 0; i < 45; i++) CHECK((freed[i] = malloc(20000)));
+        for (int i = 0; i < 45; i++) free(freed[i]);
+        for (int i = 0; i < 100; i++) {
+            for (int k = 0; k < 10; k++) CHECK(malloc(9000));
+            free(malloc(16));
+            usleep(10000);
+        }
+        returned();
+    } else if (!strcmp(c, "now-write-freed-asleep")) { /* a worker is there, and has nothing to do */
+        char *block = malloc(64 * MIB);
+        memset(block, 1, 64 * MIB);
+        free(block);
+        sleep(3);
+        volatile char *q = tell(malloc(300));
+        free((void *)q);
+        q[200] = 0;
+        sleep(14);
         returned();
     } else if (!strcmp(c, "now-write-freed-idle") || !strcmp(c, "now-write-freed-idle-handled")) {
         if (strlen(c) > 20) signal(SIGABRT, on_abort);

@@ -26,7 +26,8 @@ fn judge(outcome: &Outcome, words: &str) -> Result<(), String> {
     };
     let is_right = outcome.killed_by(libc::SIGABRT)
         && line.starts_with("ebbtide: ")
-        && line.contains(&format!("{pointer}, size class "))
+        && (line.contains(&format!("{pointer}, size class "))
+            || line.contains(&format!("{pointer}, a large allocation, ")))
         && line.contains(words);
     if is_right {
         Ok(())
@@ -55,12 +56,17 @@ const TWICE: [(&str, &str); 5] = [
     ("now-realloc-to-0-twice", "double free of "),
 ];
 
-const BEHIND: [(&str, &str); 5] = [
+const BEHIND: [(&str, &str); 7] = [
     ("now-behind-16", "write behind the end of "),
     ("now-behind-100", ", byte 100 of 100, found by free"),
     ("now-behind-4096", ", byte 4096 of 4096, found by free"),
     ("now-behind-5000-by-9", ", byte 5008 of 5000, found by free"),
     ("now-behind-realloc", ", byte 100 of 100, found by realloc"),
+    ("now-behind-large", ", byte 300000 of 300000, found by free"),
+    (
+        "now-behind-large-realloc",
+        ", byte 5000003 of 5000000, found by realloc",
+    ),
 ];
 
 const WRITTEN: [(&str, &str); 5] = [
@@ -85,6 +91,56 @@ fn writes_behind_the_end() {
 #[test]
 fn writes_after_free() {
     are_found(&WRITTEN);
+}
+
+/// The place of a large allocation is nobody's for a while.
+#[test]
+fn large_allocations_after_free() {
+    if !is_there() {
+        return;
+    }
+    for case in ["now-write-freed-large", "now-read-freed-large"] {
+        let with = misuse(case, ON);
+        let is_found = with.killed_by(libc::SIGSEGV) && !with.stdout.contains("returned");
+        assert!(is_found, "{}", with.describe("should end there"));
+        let without = misuse(case, "");
+        assert!(without.stdout.contains("returned"), "{case}: no control");
+    }
+    let twice = misuse("now-twice-large-later", ON);
+    let is_found = twice.killed_by(libc::SIGABRT) && twice.stderr.contains(": freed already");
+    assert!(is_found, "{}", twice.describe("should be found"));
+    let without = misuse("now-twice-large-later", "");
+    assert!(without.stdout.contains("returned"), "no control");
+}
+
+/// What is in quarantine is looked at although nobody pushes it out: by slow calls, and by a worker that ends.
+#[test]
+fn quarantines_that_are_idle_are_emptied() {
+    if !is_there() {
+        return;
+    }
+    for (case, conf) in [
+        ("now-write-freed-elsewhere", ",workers=0"),
+        ("now-write-freed-asleep", ""),
+    ] {
+        let outcome = misuse(case, &format!("{ON}{conf}"));
+        judge(&outcome, ", byte 200").unwrap_or_else(|why| panic!("{why}"));
+    }
+}
+
+/// What is in quarantine counts towards the owner's limit: above it, it is emptied, and looked at.
+#[test]
+fn quarantines_count_towards_the_limit() {
+    if !is_there() {
+        return;
+    }
+    let outcome = misuse(
+        "now-write-freed-limit",
+        &format!("{ON},workers=0,limit=512K"),
+    );
+    judge(&outcome, ", byte 200").unwrap_or_else(|why| panic!("{why}"));
+    let roomy = misuse("now-write-freed-limit", &format!("{ON},workers=0,limit=1G"));
+    assert!(roomy.stdout.contains("returned"), "no control");
 }
 
 /// A worker finds it; its stack is not one for the program's handler, which judge would hear of.

@@ -88,6 +88,19 @@ pub unsafe fn commit(addr: usize, len: usize) -> Result<(), Errno> {
     .map(drop)
 }
 
+/// Takes all access to a range away.
+///
+/// # Errors
+/// `ENOMEM`: too many mappings.
+///
+/// # Safety
+/// The caller owns the range, and nobody uses it before it is committed again.
+pub unsafe fn forbid(addr: usize, len: usize) -> Result<(), Errno> {
+    assert_range(addr, len);
+    // SAFETY: by contract.
+    unsafe { syscall!(Sysno::mprotect, addr, len, libc::PROT_NONE) }.map(drop)
+}
+
 /// Makes a reserved range readable: it reads zero and takes no memory.
 ///
 /// # Errors

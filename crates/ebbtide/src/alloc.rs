@@ -295,7 +295,8 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     // SAFETY: by contract.
     let usable = unsafe { usable_size(address) };
     let fits = if knows_size(address as usize) {
-        size == usable
+        // A large allocation has one byte at least.
+        size == usable || size == 0 && usable == 1
     } else if aligned {
         size <= usable
     } else if usable > MAX_SMALL {
@@ -320,9 +321,8 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
 
 /// Whether the size that was asked for is known to the byte.
 fn knows_size(address: usize) -> bool {
-    heap().is_some_and(|heap| {
-        heap.is_hardened() && matches!(find(heap, address), Allocation::Object(_))
-    })
+    heap()
+        .is_some_and(|heap| heap.is_hardened() && !matches!(find(heap, address), Allocation::None))
 }
 
 /// Ends the process over a pointer that is no allocation, with what is known of it.

@@ -99,7 +99,8 @@ impl Heap {
         unsafe {
             let span = span::record(region, index);
             (span.class, span.first, span.frames, span.blocks) = (0, first.0, frames, blocks);
-            (span.was_clean, span.moved_frames) = (clean, 0);
+            (span.was_clean, span.moved_frames, span.tail) = (clean, 0, 0);
+            self.guard_large(span, size);
             self.slack.fetch_add(span.slack(), Ordering::Relaxed);
             region.span_of(first).store(index, Ordering::Relaxed);
             region.class_of(first).store(LARGE, Ordering::Release);
@@ -176,7 +177,8 @@ impl Heap {
 
     /// Usable bytes of a large allocation.
     pub fn large_bytes(&self, head: Frame) -> usize {
-        self.large_span(head).frames as usize * FRAME_BYTES
+        let span = self.large_span(head);
+        span.frames as usize * FRAME_BYTES - span.tail as usize
     }
 
     /// Frees a large allocation. `false`: somebody else just did.
@@ -205,24 +207,29 @@ impl Heap {
         }
         // SAFETY: after the exchange this thread alone owns the allocation and its record.
         let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
-        let (frames, blocks, was_clean) = {
+        let (frames, blocks, was_clean, moved) = {
             let span = self.large_span(head);
+            if touched {
+                self.check_large(span, "free");
+            }
             self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
-            (span.frames, span.blocks, span.was_clean)
+            (span.frames, span.blocks, span.was_clean, span.moved_frames)
         };
         span::put_record(&self.records, region, index);
         let bytes = frames as usize * FRAME_BYTES;
         crate::stats::large_freed(bytes);
         self.count_freed(bytes);
         let used = if touched { frames } else { 0 };
-        self.put_large(head, 0, frames, blocks, used, was_clean);
+        if !touched || moved > 0 || !self.keep_from_use(head, frames, blocks) {
+            self.put_large(head, 0, frames, blocks, used, was_clean);
+        }
         crate::stats::large_changed(self, bytes);
         true
     }
 
     /// Returns the frames of an allocation from `from` on. `used` of all its frames were touched;
     /// without `was_clean` the others count as dirty too, for they may hold old content.
-    fn put_large(
+    pub fn put_large(
         &self,
         head: Frame,
         from: u32,
@@ -270,7 +277,8 @@ impl Heap {
         }
         let frames = size.div_ceil(FRAME_BYTES) as u32;
         let before = self.large_span(head).slack();
-        let bytes = self.large_bytes(head);
+        self.check_large(self.large_span(head), "realloc");
+        let bytes = self.large_span(head).frames as usize * FRAME_BYTES;
         let resized = self.resize_in_place(head, frames);
         if resized == Some(true) {
             let after = self.large_span(head).slack();
@@ -278,6 +286,7 @@ impl Heap {
                 self.slack
                     .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
             }
+            self.guard_large(self.large_span(head), size);
             self.tick();
             crate::stats::large_changed(self, size.abs_diff(bytes));
             return Some(self.region().address(head));
@@ -432,6 +441,8 @@ impl Heap {
             let (rest, target) = ((from + done) as *const u8, (fresh + done) as *mut u8);
             core::ptr::copy_nonoverlapping(rest, target, bytes - done);
         }
+        // Of what moved and came back nothing is known.
+        self.large_span(head).tail = 0;
         if !self.give_up_large(head, true) {
             double_free(self.region(), head);
         }

@@ -7,7 +7,7 @@
 //! | owner | fields | guarded by |
 //! |---|---|---|
 //! | a class's central list | all | that list's lock |
-//! | a large allocation | `frames`, `blocks` | its owner, the program |
+//! | a large allocation | `frames`, `blocks`, `tail` | its owner, the program |
 //! | the free list of records | `next` | the table's lock |
 //!
 //! - `INV-SPAN-1`: bit set = the object is in the span; clear = with a cache or the program.
@@ -55,7 +55,9 @@ pub struct Span {
     pub held_look: u32,
     /// Whether all frames were given memory before the first object was handed out.
     pub populated: bool,
-    spare: [u8; 11],
+    /// Bytes of a large allocation's last frame that were not asked for, with `harden=on`; 0 without.
+    pub tail: u16,
+    spare: [u8; 8],
     /// One bit per object, set = in the span.
     pub map: [u64; MAX_OBJECTS / 64],
 }

@@ -1,7 +1,7 @@
 //! `harden=on`: mistakes of the program are found when they are made, or soon after.
 //!
 //! The fast paths know nothing of it: their limits stay 0, as in the portable mode, so every call comes by the
-//! slow paths of [`crate::alloc`], and objects of a class from there to here. Large allocations are as ever.
+//! slow paths of [`crate::alloc`], and objects of a class from there to here. Large allocations: [`mod@large`].
 //!
 //! ```text
 //!  malloc(n)   an object for n + 1 bytes ──▶ its word: live, n ──▶ guard bytes behind the n
@@ -22,6 +22,7 @@
 //!   there unless the program wrote to it. Of what has left the quarantine nothing is assumed: it may read old or
 //!   zero.
 
+mod large;
 pub mod quarantine;
 
 use crate::central::Misuse;

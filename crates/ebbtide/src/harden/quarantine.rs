@@ -7,10 +7,11 @@
 //! What has been idle, and everything on a release of everything and at the end of the program, goes to the spans.
 
 use super::check_poison;
+use super::large::Kept;
 use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::size_class::{CLASS, MAX_BATCH};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{process, vm};
 
@@ -22,13 +23,19 @@ const ENTRIES: usize = 1024;
 const BYTES: usize = 1 << 20;
 /// Objects that one call takes care of at most.
 const LEAVING: usize = 16;
-/// Rounds of the release engine without use after which a ring is emptied.
+/// Milliseconds between looks of slow paths.
+const LOOK_MS: u64 = 100;
+/// Rounds of the release engine, or looks, without use after which a ring is emptied.
 const IDLE_ROUNDS: usize = 3;
 
 /// All rings. None before [`Self::start`].
 pub struct Quarantine {
     rings: [Padded; MAX_RINGS],
     count: AtomicUsize,
+    /// Large allocations.
+    pub(super) large: Kept,
+    /// When ticks looked last for rings that are idle.
+    looked_ms: AtomicU64,
 }
 
 /// A cache line of its own.
@@ -126,6 +133,8 @@ impl Quarantine {
         Self {
             rings: [const { Padded(Lock::new(ranks::QUARANTINE, Ring::NEW)) }; MAX_RINGS],
             count: AtomicUsize::new(0),
+            large: Kept::new(),
+            looked_ms: AtomicU64::new(0),
         }
     }
 
@@ -156,10 +165,12 @@ impl Quarantine {
     /// The rings' locks, for the fork handlers.
     pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
         self.rings().for_each(|ring| each(ring));
+        each(self.large.lock());
     }
 
     /// Empties all rings by forgetting what is in them.
     pub fn forget(&self) {
+        self.large.forget();
         for ring in self.rings() {
             let mut ring = ring.lock();
             let entries = ring.entries;
@@ -188,8 +199,9 @@ impl Heap {
         }
     }
 
-    /// Empties all rings into the spans.
+    /// Empties all rings into the spans, and puts large allocations back.
     pub fn drain_quarantine(&self) {
+        self.put_all_kept();
         for ring in self.quarantine.rings() {
             self.drain_ring(ring);
         }
@@ -211,6 +223,15 @@ impl Heap {
             }
         }
         bytes
+    }
+
+    /// Slow paths look for idle rings too: there may be no worker, or none that looks.
+    pub fn look_at_quarantine(&self, now: u64) {
+        let looked = &self.quarantine.looked_ms;
+        if self.is_hardened() && now.wrapping_sub(looked.load(Ordering::Relaxed)) >= LOOK_MS {
+            looked.store(now, Ordering::Relaxed);
+            self.drain_idle_quarantine();
+        }
     }
 
     /// At most as much as a ring holds, for others may go on filling it.

@@ -140,6 +140,7 @@ impl Heap {
         }
         stats::freed(self, freed);
         stats::refresh(self, now);
+        self.look_at_quarantine(now);
         crate::reaper::look(self);
         let floor = self.floor(now);
         let unwatched = backlog.lazy > FLOOR_FRAMES && self.workers.count() == 0;
@@ -305,7 +306,6 @@ impl Heap {
     pub fn max_workers(&self) -> usize {
         let config = &self.settings().config;
         match config.workers {
-            AUTO if config.basic_syscalls => 0,
             AUTO => (self.most_releasers() / 2).clamp(1, 4),
             workers => workers,
         }
@@ -372,6 +372,8 @@ impl Heap {
             }),
             most if most > FLOOR_FRAMES => Next::Little(ms),
             _ if left.lazy > 0 => Next::Little(self.lazy_part_ms()),
+            // Writes to what is in it are found when it is emptied.
+            _ if self.quarantine.bytes() > 0 => Next::Little(part),
             _ if self.held.all() as u64 > IN_PLACE_FRAMES => {
                 self.held.next_look_ms().map_or(Next::Nothing, Next::Much)
             }
@@ -485,5 +487,10 @@ mod tests {
         assert_eq!(heap.most_releasers(), allowed + 1000);
         heap.round(clock::now_ms(), Releaser::Tick);
         assert_eq!(heap.most_releasers(), allowed);
+        // Not to be asked, for want of system calls.
+        heap.cpus.store(usize::MAX, Ordering::Relaxed);
+        heap.round(clock::now_ms(), Releaser::Tick);
+        assert_eq!(heap.most_releasers(), usize::MAX);
+        heap.cpus.store(allowed, Ordering::Relaxed);
     }
 }

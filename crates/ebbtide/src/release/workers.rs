@@ -349,6 +349,8 @@ fn run(heap: &'static Heap, number: usize) {
             None if idle_ms < IDLE_MS => workers.sleep(seen, IDLE_MS - idle_ms),
             None => {
                 workers.expecting.store(false, Ordering::Relaxed);
+                // Nobody may look at what is in there after this one.
+                heap.drain_quarantine();
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
                 if workers.wake.load(Ordering::SeqCst) == seen {
