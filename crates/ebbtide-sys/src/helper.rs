@@ -165,11 +165,18 @@ pub fn leave_program() -> bool {
     true
 }
 
-fn timespec(ms: u64) -> libc::timespec {
+fn timespec(us: u64) -> libc::timespec {
     libc::timespec {
-        tv_sec: (ms / 1000) as i64,
-        tv_nsec: (ms % 1000 * 1_000_000) as i64,
+        tv_sec: (us / 1_000_000) as i64,
+        tv_nsec: (us % 1_000_000 * 1000) as i64,
     }
+}
+
+/// Sleeps. Others go first then, where `sched_yield` knows only those of the caller's own session.
+pub fn pause(us: u64) {
+    let (none, time) = (core::ptr::null_mut::<libc::pollfd>(), timespec(us));
+    // SAFETY: no entries, and a time.
+    let _ = unsafe { syscall!(Sysno::ppoll, none, 0, &raw const time, 0, 0) };
 }
 
 /// The user that this process may open files as.
@@ -234,7 +241,7 @@ pub enum Waited {
 
 /// Sleeps while the word at `address` holds `value`. The kernel's own wake-ups of thread ends are heard.
 pub fn wait(address: usize, value: u32, ms: u64) -> Waited {
-    let time = timespec(ms);
+    let time = timespec(ms.saturating_mul(1000));
     // SAFETY: the kernel checks the address.
     match unsafe {
         syscall!(
@@ -251,6 +258,19 @@ pub fn wait(address: usize, value: u32, ms: u64) -> Waited {
     }
 }
 
+/// Whether the word at `address`, which may be unmapped, holds `value`.
+pub fn holds(address: usize, value: u32) -> bool {
+    let compare = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel checks the address; nobody is woken or moved.
+    match unsafe { syscall!(Sysno::futex, address, compare, 0, 0, address, value) } {
+        Ok(_) => true,
+        Err(Errno::EAGAIN | Errno::EFAULT) => false,
+        // A filter of the program's. A wait that is late found the value; somebody may wake it just then, but not
+        // twice in a row.
+        Err(_) => (0..2).any(|_| wait(address, value, 0) == Waited::Late),
+    }
+}
+
 /// Wakes everybody who waits as [`wait`] does.
 pub fn wake(address: usize) {
     // SAFETY: the kernel checks the address.
@@ -264,4 +284,18 @@ pub fn wake(address: usize) {
 pub unsafe fn unmap(start: usize, end: usize) {
     // SAFETY: by contract. A refusal leaves it to the end of the process.
     let _ = unsafe { syscall!(Sysno::munmap, start, end - start) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_looked_at_without_touching_it() {
+        let word = 7u32;
+        let address = &raw const word as usize;
+        assert!(holds(address, 7));
+        assert!(!holds(address, 0));
+        assert!(!holds(8, 0), "nothing is mapped there");
+    }
 }

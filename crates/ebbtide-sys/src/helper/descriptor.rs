@@ -62,20 +62,19 @@ impl Descriptor {
         }
     }
 
-    /// Of a process that has ended: waits until its parent knows, or for `ms`. Kernels before 6.15 do not tell.
-    pub fn wait_for_parent(&self, ms: u64) {
-        let _ = self.poll(0, Some(ms));
-        // Woken in the middle of the parent's own call, on its CPU.
-        crate::thread::give_way();
+    /// Of a process that has ended: waits until its parent knows, or for `us`. Whether it knows: kernels before 6.15
+    /// do not tell.
+    pub fn wait_for_parent(&self, us: u64) -> bool {
+        self.poll(0, Some(us)).is_ok_and(|events| events != 0)
     }
 
-    fn poll(&self, events: i16, ms: Option<u64>) -> Result<i16, Errno> {
+    fn poll(&self, events: i16, us: Option<u64>) -> Result<i16, Errno> {
         let mut one = libc::pollfd {
             fd: self.0 as i32,
             events,
             revents: 0,
         };
-        let time = ms.map(timespec);
+        let time = us.map(timespec);
         let time = time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
         // SAFETY: one entry, and a time or none.
         unsafe { syscall!(Sysno::ppoll, &raw mut one, 1, time, 0, 0) }?;

@@ -7,7 +7,7 @@
 
 use super::arena::Arena;
 use super::need::Need;
-use super::teardown;
+use super::teardown::{self, Survey, Wanted};
 use super::turns::Turns;
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
@@ -23,10 +23,12 @@ const BETWEEN_MS: [u64; 3] = [1, 1, 1];
 /// How long threads of its own may take to go.
 const JOIN_MS: u64 = 1000;
 /// How long after the end a parent that does not look is waited for, as what follows would hold it up: at first
-/// (it may have been woken on this CPU), before large files are unmapped, and before anything is zapped.
-const FIRST_GRACE_MS: u64 = 1;
-const LARGE_GRACE_MS: u64 = 4;
-const GRACE_MS: u64 = 16;
+/// (it may wait for a CPU), before large files are unmapped, and before anything is zapped.
+const FIRST_GRACE_US: u64 = 1000;
+const LARGE_GRACE_US: u64 = 4000;
+const GRACE_US: u64 = 16_000;
+/// The kernel tells the helper in the middle of the parent's own call, on its CPU: so long it takes to return.
+const RETURN_US: u64 = 100;
 
 /// What the helper has open.
 pub struct Files {
@@ -91,12 +93,13 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     }
     let ended_ns = helper::now_ns();
     control.ended.store(1, Ordering::SeqCst);
-    files.program.wait_for_parent(FIRST_GRACE_MS);
+    let mut grace = Grace::default();
+    grace.give(files, FIRST_GRACE_US);
     files.need.begin();
     join_watcher(arena)?;
     let left_ns = match control.left_ns.load(Ordering::Acquire) {
         // The watcher came late, or gave up as others seemed to go on.
-        0 if has_left(control.word) => ended_ns,
+        0 if helper::holds(control.word, 0) => ended_ns,
         left_ns => left_ns.min(ended_ns),
     };
     crate::stats::set_left(left_ns);
@@ -104,18 +107,43 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     if !helper::is_alone() {
         return None;
     }
-    teardown::unmap_files(arena, &files.maps, teardown::Files::Small);
-    if !files.need.is_pressing() {
-        files
-            .program
-            .wait_for_parent(LARGE_GRACE_MS - FIRST_GRACE_MS);
+    let survey = Survey::make(arena, &files.maps);
+    teardown::unmap_files(arena, &files.maps, &survey, Wanted::Small);
+    if survey.has_large_files {
+        grace.give_calmly(files, LARGE_GRACE_US);
+        teardown::unmap_files(arena, &files.maps, &survey, Wanted::All);
     }
-    teardown::unmap_files(arena, &files.maps, teardown::Files::All);
-    if !files.need.is_pressing() {
-        files.program.wait_for_parent(GRACE_MS - LARGE_GRACE_MS);
-    }
-    teardown::take_memory(arena, files);
+    grace.give_calmly(files, GRACE_US);
+    teardown::take_memory(arena, files, &survey);
     None
+}
+
+/// The parent's time to hear of the end.
+#[derive(Default)]
+struct Grace {
+    is_over: bool,
+    given_us: u64,
+}
+
+impl Grace {
+    /// Waits until it knows, or until it has had `us` in all.
+    fn give(&mut self, files: &Files, us: u64) {
+        if self.is_over {
+            return;
+        }
+        self.is_over = files.program.wait_for_parent(us - self.given_us);
+        self.given_us = us;
+        if self.is_over {
+            helper::pause(RETURN_US);
+        }
+    }
+
+    /// The same if memory is not short.
+    fn give_calmly(&mut self, files: &mut Files, us: u64) {
+        if !self.is_over && !files.need.is_pressing() {
+            self.give(files, us);
+        }
+    }
 }
 
 /// The watcher is needed no more, and would be a second thread.
@@ -151,7 +179,7 @@ extern "C" fn watch(watcher: usize) {
         if waited == Waited::Refused {
             break;
         }
-        if has_left(control.word) {
+        if helper::holds(control.word, 0) {
             control.left_ns.store(helper::now_ns(), Ordering::Release);
             break;
         }
@@ -180,12 +208,6 @@ extern "C" fn watch(watcher: usize) {
         }
     }
     helper::exit_thread()
-}
-
-fn has_left(word: usize) -> bool {
-    // A wait for the value 0 that is late found 0; any other value is not waited for. The first thread may wake it
-    // just then, but not twice in a row.
-    (0..2).any(|_| helper::wait(word, 0, 0) == Waited::Late)
 }
 
 /// Whether the program's main thread has memory, by the size in its `stat`, which anybody may read.
