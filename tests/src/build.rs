@@ -5,6 +5,8 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
+use crate::have;
+
 /// The programs do on purpose what these warn of.
 const INTENDED: [&str; 4] = [
     "-Wno-deprecated-declarations",
@@ -40,6 +42,18 @@ pub fn c_program(name: &str) -> PathBuf {
     )
 }
 
+/// The same for aarch64, where there is a compiler for it.
+pub(crate) fn c_program_for_aarch64(name: &str) -> Result<PathBuf, String> {
+    const COMPILER: &str = "aarch64-linux-gnu-gcc";
+    if !have(COMPILER) {
+        return Err(format!("no {COMPILER} (gcc-aarch64-linux-gnu)"));
+    }
+    let dir = outputs().join("aarch64");
+    std::fs::create_dir_all(&dir).expect("build directory");
+    let source = sources().join(format!("{name}.c"));
+    Ok(compile_with(COMPILER, &source, &dir.join(name), &["-ldl"]))
+}
+
 /// The program made from `tests/c/<name>.c` with more flags.
 pub fn c_program_with(name: &str, flags: &[&str]) -> PathBuf {
     compile(
@@ -64,6 +78,10 @@ pub fn c_library(name: &str) -> PathBuf {
 /// # Panics
 /// When there is no C compiler or the source has an error or a warning.
 pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
+    compile_with("cc", source, output, flags)
+}
+
+fn compile_with(compiler: &str, source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
     let _one = BUILD
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -79,7 +97,7 @@ pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
         return output.to_owned();
     }
     let draft = output.with_extension(format!("draft{}", std::process::id()));
-    let run = Command::new("cc")
+    let run = Command::new(compiler)
         .args([
             "-O1",
             "-g",

@@ -24,14 +24,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::{Outcome, ensure_installed, image, library, skip};
-
-const EMULATOR: &str = "qemu-system-x86_64";
+use crate::{Outcome, Processor, ensure_installed, image, skip};
 
 /// A kind of machine.
 pub struct Machine {
     /// Names the file of its kernel's log, `target/guest/NAME.console`.
     pub name: &'static str,
+    /// What kind of processor it has.
+    pub processor: Processor,
     /// Processors, memory and nodes, as arguments of the emulator.
     pub arguments: &'static str,
 }
@@ -71,7 +71,7 @@ impl Guest {
             .get_mut(self.machine.name)
             .expect("an earlier command of this test ended the machine");
         let start = Instant::now();
-        let preload = library().map_or(String::new(), |path| {
+        let preload = image::preloaded(self.machine.processor).map_or(String::new(), |path| {
             format!("export LD_PRELOAD={}; ", image::inside(&path).display())
         });
         // A machine that has died says so by the end of its answers.
@@ -175,29 +175,34 @@ fn console(machine: &Machine) -> PathBuf {
     image::directory().join(format!("{}.console", machine.name))
 }
 
-/// Kernel and initial file system, made once.
-fn parts() -> Result<&'static (PathBuf, PathBuf), String> {
-    static PARTS: OnceLock<Result<(PathBuf, PathBuf), String>> = OnceLock::new();
-    let parts = PARTS.get_or_init(|| {
-        if !cfg!(target_arch = "x86_64") {
-            return Err("the emulated machines are x86-64".into());
+/// Kernel and initial file system, made once for each kind of processor.
+fn parts(processor: Processor) -> Result<&'static (PathBuf, PathBuf), String> {
+    static PARTS: [OnceLock<Result<(PathBuf, PathBuf), String>>; 2] =
+        [const { OnceLock::new() }; 2];
+    let parts = PARTS[processor as usize].get_or_init(|| {
+        if processor == Processor::X86_64 && !processor.is_native() {
+            return Err("these emulated machines need a library for x86-64".into());
         }
-        if !ensure_installed(EMULATOR, "qemu-system-x86") {
+        // First what must have been made before: there is no emulator to install for nothing.
+        let parts = (image::kernel(processor)?, image::file_system(processor)?);
+        let (emulator, package) = processor.emulator();
+        if !ensure_installed(emulator, package) {
             return Err("no emulated machine".into());
         }
-        Ok((image::kernel()?, image::file_system()?))
+        Ok(parts)
     });
     parts.as_ref().map_err(String::clone)
 }
 
 /// With KVM where it works, else emulated.
 fn boot(machine: &'static Machine) -> Result<Running, String> {
-    let parts = parts()?;
-    let kvm = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .is_ok()
+    let parts = parts(machine.processor)?;
+    let kvm = machine.processor.is_native()
+        && File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_ok()
         && std::fs::read_to_string("/proc/cpuinfo")
             .is_ok_and(|text| text.contains(" vmx") || text.contains(" svm"))
         && !NO_KVM.load(Ordering::Relaxed);
@@ -217,22 +222,21 @@ fn start(
     accelerator: &str,
     seconds: u64,
 ) -> Result<Running, String> {
-    let mut command = Command::new(EMULATOR);
+    let mut command = Command::new(machine.processor.emulator().0);
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-        .args(["-display", "none", "-cpu", "max", "-accel", accelerator])
+        .args(["-display", "none", "-accel", accelerator])
+        .args(["-chardev", "stdio,id=port,signal=off"])
+        .args(machine.processor.board(&console(machine)))
         .args(machine.arguments.split_whitespace())
-        .args(["-append", "console=ttyS0 panic=-1 loglevel=4"])
+        .arg("-append")
+        .arg(format!("{} panic=-1 loglevel=4", machine.processor.ports()))
         .args([
             Path::new("-kernel"),
             kernel,
             Path::new("-initrd"),
             file_system,
         ])
-        .arg("-serial")
-        .arg(format!("file:{}", console(machine).display()))
-        .args(["-chardev", "stdio,id=port,signal=off"])
-        .args(["-serial", "chardev:port"])
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

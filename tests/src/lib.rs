@@ -18,11 +18,13 @@ mod build;
 mod guest;
 mod image;
 mod machine;
+mod processor;
 mod run;
 
 pub use build::{c_library, c_program, c_program_with, compile};
 pub use guest::{Guest, Machine};
 pub use machine::{Cgroup, Sysctl, core_files_here, ensure_installed, have, is_root};
+pub use processor::Processor;
 pub use run::{Outcome, Run, command_line, configuration_help, is_ebbtide, library, understands};
 
 use std::io::Write;

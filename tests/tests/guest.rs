@@ -1,11 +1,12 @@
 //! Programs in emulated machines (`src/guest.rs`): 8 processors on 2 memory nodes, processors that come and
 //! go, control groups of version 2, and a kernel of 2022.
 
-use ebbtide_tests::{Guest, Machine, is_ebbtide, skip, understands};
+use ebbtide_tests::{Guest, Machine, Processor, is_ebbtide, skip, understands};
 
 /// 8 processors on 2 nodes.
 const WIDE: Machine = Machine {
     name: "wide",
+    processor: Processor::X86_64,
     arguments: "-m 1280 -smp 8 \
         -object memory-backend-ram,id=near,size=640M -numa node,cpus=0-3,memdev=near \
         -object memory-backend-ram,id=far,size=640M -numa node,cpus=4-7,memdev=far",
@@ -14,6 +15,7 @@ const WIDE: Machine = Machine {
 /// 2 processors where 8 could be.
 const SPARSE: Machine = Machine {
     name: "sparse",
+    processor: Processor::X86_64,
     arguments: "-m 640 -smp 2,maxcpus=8",
 };
 

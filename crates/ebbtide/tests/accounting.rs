@@ -47,13 +47,14 @@ fn accounted() -> usize {
 /// its untouched frames. The slack is what both can be here.
 fn assert_accounted(when: &str, others: isize, slack: usize) {
     let (kernel, own) = ((anonymous() as isize - others) as usize, accounted());
+    let stats = Stats::collect();
     assert!(
         own + slack >= kernel,
-        "{when}: the kernel counts {kernel}, more than {own}"
+        "{when}: the kernel counts {kernel} and {others} of others, more than {own}: {stats:?}"
     );
     assert!(
         kernel + slack >= own,
-        "{when}: the kernel counts {kernel}, {own} less {slack} at least"
+        "{when}: the kernel counts {kernel} and {others} of others, {own} less {slack} at least: {stats:?}"
     );
 }
 

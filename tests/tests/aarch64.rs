@@ -1,0 +1,105 @@
+//! The portable mode on another processor: programs in an emulated machine of 8 aarch64 processors.
+
+use ebbtide_tests::{Guest, Machine, Processor, is_ebbtide};
+
+/// 8 processors on 2 nodes.
+const MACHINE: Machine = Machine {
+    name: "aarch64",
+    processor: Processor::Aarch64,
+    arguments: "-m 1280 -smp 8 \
+        -object memory-backend-ram,id=near,size=640M -numa node,cpus=0-3,memdev=near \
+        -object memory-backend-ram,id=far,size=640M -numa node,cpus=4-7,memdev=far",
+};
+
+/// One line of shell, which must end well in that time.
+fn ok(command: &str, seconds: u64) {
+    if is_ebbtide()
+        && let Some(mut guest) = Guest::of(&MACHINE)
+    {
+        guest.ok(command, seconds);
+    }
+}
+
+#[test]
+fn the_machine_is_as_wanted() {
+    let Some(mut guest) = Guest::of(&MACHINE) else {
+        return;
+    };
+    let outcome = guest.ok("uname -m; cat /sys/devices/system/cpu/online", 10);
+    assert_eq!(outcome.stdout, "aarch64\n0-7\n");
+}
+
+/// Those of the crates that meet the kernel. They have an allocator of their own. Linux 6.1 to 6.5 leave huge pages that
+/// are looked at for balancing between nodes out of `smaps_rollup`, which one of the tests compares with.
+#[test]
+fn units() {
+    ok(
+        "unset LD_PRELOAD; echo 0 > /proc/sys/kernel/numa_balancing; \
+         for test in /programs/unit-*; do $test --test-threads=4 || exit 1; done",
+        200,
+    );
+}
+
+#[test]
+fn the_c_interface() {
+    ok(
+        "for topic in basic align mix resize trim; do api $topic || exit 1; done",
+        60,
+    );
+}
+
+#[test]
+fn stress() {
+    ok(
+        "stress seed=31 threads=8 seconds=3 live=128 gens=3 migrate trim",
+        60,
+    );
+}
+
+#[test]
+fn forks() {
+    ok(
+        "fork main 4 8 && fork thread 3 5 && fork _fork 4 5 && fork clone 4 5 && vfork 4 8",
+        60,
+    );
+}
+
+#[test]
+fn memory_comes_back() {
+    ok("give_back large && give_back small", 60);
+}
+
+/// What would not fit goes back in time.
+#[test]
+fn garbage_goes_before_the_limit() {
+    ok(
+        "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir -p t; echo 0 > t/cgroup.procs; \
+         echo 256M > t/memory.max; export EBBTIDE_CONF=retain_ms=60000; pressure grow && pressure blocks",
+        60,
+    );
+}
+
+#[test]
+fn a_killed_program_is_gone_before_its_memory() {
+    ok(
+        "export EBBTIDE_CONF=exit=detached,exit_threshold=32M; reaper kill && reaper fork",
+        60,
+    );
+}
+
+#[test]
+fn sums_over_eight_processors() {
+    ok("percpu 1 move", 60);
+}
+
+/// For looking closer: the lines of `GUEST` in a machine, and what they say.
+#[test]
+#[ignore = "runs the commands in the variable GUEST"]
+fn by_hand() {
+    let commands = std::env::var("GUEST").expect("GUEST holds lines of shell");
+    for command in commands.lines() {
+        if let Some(mut guest) = Guest::of(&MACHINE) {
+            eprintln!("{}", guest.run(command, 300).describe("ended"));
+        }
+    }
+}
