@@ -243,7 +243,12 @@ mod tests {
         drop(LOCK.lock());
         let guard = LOCK.lock();
         std::thread::scope(|scope| {
-            scope.spawn(|| *LOCK.lock() += 1);
+            let (begin, begun) = std::sync::mpsc::channel();
+            scope.spawn(move || {
+                begin.send(()).unwrap();
+                *LOCK.lock() += 1;
+            });
+            begun.recv().unwrap();
             std::thread::sleep(core::time::Duration::from_millis(20));
             drop(guard);
         });

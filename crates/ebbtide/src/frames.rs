@@ -393,7 +393,7 @@ mod tests {
     fn a_child_goes_on_behind_what_others_were_opening() {
         let region = *crate::heap::heap().unwrap().region();
         let slot = ZoneSlot::new();
-        let first = region.blocks / 64 * 64 - 64 * 1024;
+        let first = region.blocks / 64 * 64 - 2048;
         slot.begin(first, region.blocks, 5000);
         slot.opening.store(first + 1000, Ordering::Relaxed);
         slot.give_up(&region);
