@@ -107,6 +107,8 @@ impl SpanLists {
                 }
             }
             match refused {
+                // Its frame says that it is in this span, the span says no: never walk on the spot.
+                None if count == 0 => return Err(Misuse::Interior(object)),
                 None => rest = &rest[count..],
                 Some(Refused::InIt) => return Err(Misuse::DoubleFree(rest[count])),
                 Some(Refused::Interior) => return Err(Misuse::Interior(rest[count])),
