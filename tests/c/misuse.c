@@ -206,6 +206,7 @@ static int hardened(const char *c)
         returned();
     } else if (!strcmp(c, "now-write-freed-limit")) { /* not enough to push it out, and the quarantine stays in use */
         stay_on(0);
+        malloc_trim(0); /* next to nothing is kept elsewhere */
         volatile char *q = tell(malloc(300));
         free((void *)q);
         q[200] = 0;
@@ -213,7 +214,7 @@ static int hardened(const char *c)
         for (int i = 0; i < 45; i++) CHECK((freed[i] = malloc(20000)));
         for (int i = 0; i < 45; i++) free(freed[i]);
         for (int i = 0; i < 100; i++) {
-            for (int k = 0; k < 10; k++) CHECK(malloc(9000));
+            CHECK(malloc(300000));
             free(malloc(16));
             usleep(10000);
         }
@@ -228,8 +229,17 @@ static int hardened(const char *c)
         q[200] = 0;
         sleep(14);
         returned();
-    } else if (!strcmp(c, "now-write-freed-idle") || !strcmp(c, "now-write-freed-idle-handled")) {
-        if (strlen(c) > 20) signal(SIGABRT, on_abort);
+    } else if (!strcmp(c, "now-write-freed-idle-handled")) { /* no call of the program's finds it */
+        signal(SIGABRT, on_abort);
+        char *block = malloc(64 * MIB);
+        memset(block, 1, 64 * MIB);
+        volatile char *q = tell(malloc(300));
+        free((void *)q);
+        q[200] = 0;
+        free(block);
+        for (int i = 0; i < 14; i++) sleep(1);
+        returned();
+    } else if (!strcmp(c, "now-write-freed-idle")) {
         volatile char *q = tell(malloc(300));
         free((void *)q);
         q[200] = 0;

@@ -136,7 +136,7 @@ fn quarantines_count_towards_the_limit() {
     }
     let outcome = misuse(
         "now-write-freed-limit",
-        &format!("{ON},workers=0,limit=512K"),
+        &format!("{ON},workers=0,limit=768K"),
     );
     judge(&outcome, ", byte 200").unwrap_or_else(|why| panic!("{why}"));
     let roomy = misuse("now-write-freed-limit", &format!("{ON},workers=0,limit=1G"));
