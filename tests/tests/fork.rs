@@ -97,6 +97,18 @@ fn handlers_inside_the_librarys_own_allocate() {
     }
 }
 
+/// A fork that came in between would hold all locks and wait for the handlers' mutex.
+#[test]
+fn threads_fork_beside_handlers_that_lock_and_allocate() {
+    for conf in ["", "rseq=off"] {
+        Run::new(c_program("forkers"))
+            .args("2 100")
+            .conf(conf)
+            .timeout(60)
+            .ok();
+    }
+}
+
 /// As many zones as a large machine has; most are never used.
 #[test]
 fn many_zones() {

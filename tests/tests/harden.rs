@@ -343,3 +343,15 @@ print(sum(len(v[0]) for v in again.values()), again == words)'
     let want = format!("4975000 True\n60000|1000|{hex}\n6\n{lengths}\n42\n");
     assert_eq!(outcome.stdout, want);
 }
+
+/// What the end of a process puts back must not wait for a lock that a thread of its parent held.
+#[test]
+fn children_without_handlers_end() {
+    if is_there() {
+        Run::new(c_program("raw_exit"))
+            .args("50")
+            .conf(ON)
+            .timeout(120)
+            .ok();
+    }
+}

@@ -11,6 +11,7 @@ const RECORD_WORDS: usize = 8 + 2 * BUCKETS;
 
 /// The library's lock ranks, in the order in which locks are taken.
 const NAMES: &[(u64, &str)] = &[
+    (1, "FORK"),
     (5, "DRAIN"),
     (10, "TRANSFER"),
     (20, "SPANS"),

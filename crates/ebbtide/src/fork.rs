@@ -17,11 +17,15 @@
 //!
 //! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
 //! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
-//! when it is done ([`Turn`]): whether the memory has been copied meanwhile makes no difference.
+//! when it is done ([`Turn`]): whether the memory has been copied meanwhile makes no difference. Other threads' forks wait
+//! until the last handler is done, turns or not ([`FORK`]).
 
+use crate::heap::ForkLock;
 use crate::heap::{Heap, heap, started_heap};
+use crate::ranks;
 use crate::stats;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use ebbtide_sys::lock::Lock;
 
 /// No fork is under way.
 const NO: usize = 0;
@@ -32,6 +36,14 @@ const UNFENCED: usize = 1;
 /// another thread's, made just then: one word says both, or such a child of the last forker could take the state that
 /// another thread has prepared for its own.
 static FORKING: AtomicUsize = AtomicUsize::new(NO);
+
+/// One fork with handlers at a time. A second one that came in while a handler inside ours allocates would hold all locks and
+/// wait for that handler's own, whose holder waits for ours.
+static FORK: Lock<()> = Lock::new(ranks::FORK, ());
+/// The thread that holds [`FORK`].
+static OWNER: AtomicUsize = AtomicUsize::new(NO);
+/// Forks within each other of that thread: a handler inside ours may fork.
+static DEPTH: AtomicUsize = AtomicUsize::new(0);
 
 /// This thread, by a number that it keeps in its child.
 fn this_thread() -> usize {
@@ -57,7 +69,11 @@ extern "C" fn prepare() {
     if heap.caches.was_forked() {
         recover(heap);
     }
-    // A handler inside ours may fork.
+    if OWNER.load(Ordering::Relaxed) != this_thread() {
+        FORK.take();
+        OWNER.store(this_thread(), Ordering::Relaxed);
+    }
+    DEPTH.fetch_add(1, Ordering::Relaxed);
     if !is_mine(FORKING.load(Ordering::Relaxed)) {
         stop(heap);
     }
@@ -74,10 +90,17 @@ fn stop(heap: &Heap) {
 
 extern "C" fn parent() {
     let Some(heap) = started_heap() else { return };
+    // The heap was not there when the fork began, or this fork is inside another one.
+    if OWNER.load(Ordering::Relaxed) != this_thread() || DEPTH.fetch_sub(1, Ordering::Relaxed) > 1 {
+        return;
+    }
     if is_mine(FORKING.load(Ordering::Relaxed)) {
         // SAFETY: `FORKING` says that this thread has stopped all.
         unsafe { go(heap) };
     }
+    OWNER.store(NO, Ordering::Relaxed);
+    // SAFETY: `OWNER` said that this thread took it.
+    unsafe { FORK.free() };
 }
 
 /// Undoes [`stop`].
@@ -94,19 +117,33 @@ unsafe fn go(heap: &Heap) {
 
 extern "C" fn child() {
     let Some(heap) = started_heap() else { return };
-    let state = FORKING.swap(NO, Ordering::Relaxed);
-    if state == NO {
+    let state = FORKING.load(Ordering::Relaxed);
+    // Done already, or not prepared by the thread that this one was: its first slow path recovers.
+    if !is_mine(state) {
         return;
     }
     heap.caches.forget_fork();
     // SAFETY: the child of a fork has one thread, and `prepare` took them in it.
     unsafe {
+        forget_forks();
         heap.for_each_lock(|lock| lock.force_free());
         if state & UNFENCED != 0 {
             heap.caches.forget_all();
         }
     }
     go_on(heap);
+}
+
+/// Says that no fork is under way, in a child.
+///
+/// # Safety
+/// No other thread exists.
+unsafe fn forget_forks() {
+    FORKING.store(NO, Ordering::Relaxed);
+    OWNER.store(NO, Ordering::Relaxed);
+    DEPTH.store(0, Ordering::Relaxed);
+    // SAFETY: by contract.
+    unsafe { FORK.force_free() };
 }
 
 /// What the child of a parent whose state was whole does before it goes on.
@@ -132,7 +169,7 @@ fn go_on(heap: &Heap) {
 
 /// Whether a fork with handlers is under way in this process.
 pub fn is_forking() -> bool {
-    FORKING.load(Ordering::Relaxed) != NO
+    OWNER.load(Ordering::Relaxed) != NO
 }
 
 /// What a slow path holds while it is at work. On the thread whose fork is under way, it has set all in motion that
@@ -178,12 +215,12 @@ fn recover(heap: &Heap) {
         // A handler that runs before ours allocates.
         return child();
     }
-    FORKING.store(NO, Ordering::Relaxed);
     // A worker is a thread that the C library does not know of.
     let alone = parent_had_one_thread() && heap.workers.count() == 0;
     heap.caches.forget_fork();
     // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
     unsafe {
+        forget_forks();
         heap.for_each_lock(|lock| lock.force_free());
         if !alone {
             give_up(heap);

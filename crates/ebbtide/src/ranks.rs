@@ -1,8 +1,11 @@
 //! The one order of locks. A thread takes them downwards in this list; a fork takes all of them, in
-//! this order, through [`crate::heap::Heap::for_each_lock`].
+//! this order, `FORK` before all others, which [`crate::heap::Heap::for_each_lock`] names.
 
 use ebbtide_sys::lock::Rank;
 
+/// Forks with handlers, one at a time; held from the first handler to the last, also while a handler inside ours
+/// allocates. Not one of those that [`crate::heap::Heap::for_each_lock`] names.
+pub const FORK: Rank = Rank(1);
 /// Drains of other CPUs' caches, one at a time. The one lock that is held across a system call
 /// (membarrier, which does not sleep), so that a fork finds no drain half done.
 pub const DRAIN: Rank = Rank(5);
@@ -24,7 +27,8 @@ pub const QUARANTINE: Rank = Rank(58);
 pub const CPU: Rank = Rank(60);
 
 /// All of them by name, in order.
-pub const NAMES: [(Rank, &str); 9] = [
+pub const NAMES: [(Rank, &str); 10] = [
+    (FORK, "FORK"),
     (DRAIN, "DRAIN"),
     (TRANSFER, "TRANSFER"),
     (SPANS, "SPANS"),

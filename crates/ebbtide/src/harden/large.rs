@@ -170,14 +170,21 @@ impl Heap {
         let address = self.region().address(entry.head);
         let bytes = entry.bytes();
         // SAFETY: frames of an allocation that has just been freed, and that nobody is given before `put_kept`.
-        let closed = unsafe {
-            crate::release::release_range(address, bytes) && vm::forbid(address, bytes).is_ok()
-        };
-        if !closed {
+        if !unsafe { crate::release::release_range(address, bytes) } {
+            return false;
+        }
+        // SAFETY: as above.
+        let closed = unsafe { vm::forbid(address, bytes) }.is_ok();
+        // SAFETY: as above. Where it is several mappings, a part of it may be closed now.
+        if !closed && unsafe { vm::commit(address, bytes) }.is_ok() {
             return false;
         }
         self.slack
             .fetch_add(entry.owned() as usize, Ordering::Relaxed);
+        if !closed {
+            // Too many mappings for either: the place is given up.
+            return true;
+        }
         let most = self.region().blocks / SHARE * BLOCK_FRAMES;
         let mut excess = {
             let mut ring = self.quarantine.large.ring.lock();

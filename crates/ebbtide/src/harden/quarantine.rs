@@ -201,6 +201,7 @@ impl Heap {
 
     /// Empties all rings into the spans, and puts large allocations back.
     pub fn drain_quarantine(&self) {
+        let _turn = crate::fork::notice(self);
         self.put_all_kept();
         for ring in self.quarantine.rings() {
             self.drain_ring(ring);

@@ -4,7 +4,7 @@
 //! mapping, ours and others', by `MADV_DONTNEED` in pieces that several threads take from one list. The rest is
 //! the end of the process.
 
-use super::arena::{Arena, Piece};
+use super::arena::{self, Arena, Piece};
 use super::crew::Crew;
 use super::life;
 use super::maps::{self, Kind, Mapping};
@@ -115,10 +115,15 @@ pub fn take_memory(arena: Arena, files: &mut life::Files, survey: &Survey) {
     let mut crew = Crew::new(arena, files.turns);
     loop {
         control.finished.store(0, Ordering::SeqCst);
+        // Nobody begins with a piece that is being listed, and one that is done early is not the last.
+        control.count.store(0, Ordering::SeqCst);
+        control.left.store(arena::PIECES, Ordering::SeqCst);
         let (count, next) = list_pieces(arena, &files.maps, survey, from);
-        control.left.store(count, Ordering::SeqCst);
-        control.count.store(count, Ordering::SeqCst);
+        control
+            .left
+            .fetch_sub(arena::PIECES - count, Ordering::SeqCst);
         control.next.store(0, Ordering::SeqCst);
+        control.count.store(count, Ordering::SeqCst);
         control.round.fetch_add(1, Ordering::SeqCst);
         helper::wake(control.round.as_ptr() as usize);
         if count == 0 || !crew.finish(&mut files.need) {
@@ -156,7 +161,8 @@ fn list_pieces(
             if let Some(Piece { start, bytes, done }) = pieces.get(count) {
                 start.store(at, Ordering::Relaxed);
                 bytes.store(next - at, Ordering::Relaxed);
-                done.store(pending, Ordering::Relaxed);
+                // Whoever sees this sees the range.
+                done.store(pending, Ordering::Release);
                 count += 1;
                 at = next;
             } else {
@@ -185,7 +191,7 @@ fn list_pieces(
 
 #[cfg(test)]
 mod tests {
-    use super::super::arena;
+
     use super::*;
 
     #[test]
