@@ -18,7 +18,7 @@
 //! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
 //! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
 //! when it is done ([`Turn`]): whether the memory has been copied meanwhile makes no difference. Other threads' forks wait
-//! until the last handler is done, turns or not ([`FORK`]).
+//! until the last handler is done, turns or not (`FORK`).
 
 use crate::heap::ForkLock;
 use crate::heap::{Heap, heap, started_heap};
