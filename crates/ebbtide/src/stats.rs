@@ -3,6 +3,7 @@
 //! live + cached + in spans + dirty + lazy + pending + metadata is what the kernel counts, within the
 //! slack that [`Stats`] names part by part.
 
+mod layout;
 mod locks;
 
 pub use locks::{LockTotals, locks};
@@ -15,6 +16,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lockstat;
 use ebbtide_zone::FRAME_BYTES;
+use layout::*;
 
 /// Bytes, taken part by part while the process runs: each is right, the sum is as of no one moment.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -183,56 +185,6 @@ impl Heap {
         records + records / size_of::<crate::span::Span>() * crate::harden::SPAN_BYTES
     }
 }
-
-/// The first half are single figures; the second is of lock ranks: see [`mod@locks`].
-const WORDS: usize = 1024;
-const MAGIC: u64 = u64::from_le_bytes(*b"EBBSTAT1");
-const VERSION: u64 = 1;
-// Places of the words; the rest is zero.
-const PID: usize = 2;
-const RELEASED: usize = 3;
-const LIVE: usize = 4;
-const DIRTY: usize = 5;
-const OPENED: usize = 6;
-const MODE: usize = 7;
-const CALLS: usize = 8;
-const CACHED: usize = 9;
-const METADATA: usize = 10;
-const LAZY: usize = 11;
-const PENDING: usize = 12;
-const WORKER_NS: usize = 13;
-const LONGEST_STALL_NS: usize = 14;
-const REFAULTED: usize = 15;
-const HELD: usize = 16;
-const IN_SPANS: usize = 17;
-/// Two masks, one bit for each of `features::ALL`: those that were tried and worked, and were refused.
-const WORKED: usize = 18;
-const REFUSED: usize = 19;
-const LAZIED: usize = 24;
-const LAZY_ZONES: usize = 25;
-const REUSED: usize = 26;
-const UNUSED: usize = 27;
-/// The process that takes memory back after the end, and when the end began (`CLOCK_MONOTONIC`), if in order.
-const HELPER: usize = 106;
-const END_NS: usize = 107;
-const FALLOVERS: usize = 32;
-const PERCPU: usize = 96;
-const POPULATED: usize = 33;
-const PRESSURE_EVENTS: usize = 28;
-const PRESSURE_STATE: usize = 29;
-const LIMIT_LEFT: usize = 30;
-const LIMIT: usize = 31;
-/// Bytes that calls released because they had taken more afresh than there was room for.
-const PAID: usize = 128;
-/// What is looked at, bits of `release::pressure::watcher::source`.
-const PRESSURE_SOURCES: usize = 129;
-/// When the main thread left the memory at the program's end, as the helper saw it (`CLOCK_MONOTONIC`).
-const LEFT_NS: usize = 130;
-/// When the figures that are not counted as they come were written (milliseconds of `CLOCK_MONOTONIC`).
-const WRITTEN_MS: usize = 140;
-// Values of `PRESSURE_STATE`.
-const CALM: u64 = 1;
-const SHORT: u64 = 2;
 
 /// The page as others read it: little-endian words.
 #[repr(C, align(4096))]

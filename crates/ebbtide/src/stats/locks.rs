@@ -1,6 +1,7 @@
 //! What the locks cost (`lockstat=on`): sums for [`super::Stats`], and the second half of the page.
 
-use super::{WORDS, set};
+use super::layout::WORDS;
+use super::set;
 use ebbtide_sys::lockstat;
 
 /// What each lock rank cost: see [`write_locks`].
