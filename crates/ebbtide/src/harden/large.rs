@@ -141,16 +141,11 @@ impl Heap {
         };
         let address = self.region().address(Frame(span.first));
         let size = start as usize - address;
-        Line::new()
+        let line = Line::new()
             .text("write behind the end of ")
             .address(address)
-            .text(", a large allocation, byte ")
-            .number(size + at)
-            .text(" of ")
-            .number(size)
-            .text(", found by ")
-            .text(found_by)
-            .abort();
+            .text(", a large allocation");
+        super::abort_by_guard(line, size, at, found_by)
     }
 
     /// Takes memory and access from an allocation that was freed, for a while. `false`: it is to be put back at once.

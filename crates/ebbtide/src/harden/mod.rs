@@ -188,15 +188,20 @@ fn check_guard(class: usize, object: usize, size: usize, found_by: &str) {
     // SAFETY: as in `write_guard`.
     let bytes = unsafe { core::slice::from_raw_parts(start, count) };
     if let Some(at) = bytes.iter().position(|&byte| byte != GUARD) {
-        line("write behind the end of ", object, class)
-            .text(", byte ")
-            .number(size + at)
-            .text(" of ")
-            .number(size)
-            .text(", found by ")
-            .text(found_by)
-            .abort();
+        let line = line("write behind the end of ", object, class);
+        abort_by_guard(line, size, at, found_by)
     }
+}
+
+/// Ends the process: byte `at` of the guard behind `size` bytes was written.
+fn abort_by_guard(line: Line, size: usize, at: usize, found_by: &str) -> ! {
+    line.text(", byte ")
+        .number(size + at)
+        .text(" of ")
+        .number(size)
+        .text(", found by ")
+        .text(found_by)
+        .abort()
 }
 
 /// The bytes that were asked for, by a word that was read; ends the process if it is not a live object's.

@@ -191,7 +191,6 @@ fn list_pieces(
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     #[test]
