@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::bench::harness::Rounds;
 use crate::bench::peers;
 use crate::conf;
+use crate::values;
 
 /// Memory manager for Linux that gives memory back.
 #[derive(Debug, Parser)]
@@ -109,7 +110,7 @@ A COMMAND's output is held back while the terminal shows the view; with --once i
 #[derive(Debug, Args)]
 pub struct TopArgs {
     /// Only these processes
-    #[arg(value_name = "PID", value_parser = process, conflicts_with = "command")]
+    #[arg(value_name = "PID", value_parser = values::process, conflicts_with = "command")]
     pub pids: Vec<u32>,
     /// Print one plain table and end; with COMMAND, after an interval or its end
     #[arg(long)]
@@ -117,8 +118,8 @@ pub struct TopArgs {
     /// Print one JSON object instead of a table
     #[arg(long, requires = "once")]
     pub json: bool,
-    /// Seconds between two looks, 0.1 to 3600 (default: 1; with --once and no COMMAND 0.25)
-    #[arg(long, value_name = "SECONDS", value_parser = interval)]
+    /// Time between two looks, such as 250ms or 5s, up to 1h (default: 1s; with --once and no COMMAND 250ms)
+    #[arg(long, value_name = "TIME", value_parser = values::interval)]
     pub interval: Option<Duration>,
     /// Settings for the library, laid over those in EBBTIDE_CONF
     #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, requires = "command")]
@@ -129,18 +130,6 @@ pub struct TopArgs {
     /// A program to start and watch, with its arguments; its exit status is this program's
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
-}
-
-fn process(text: &str) -> Result<u32, String> {
-    let number = text.parse().ok().filter(|&number| number > 0);
-    number.ok_or_else(|| "it takes a process number; a program to start goes behind '--'".into())
-}
-
-fn interval(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|s| (0.1..=3600.0).contains(s));
-    seconds
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| "it takes a number of seconds from 0.1 to 3600".into())
 }
 
 /// How a program ends.
@@ -224,11 +213,11 @@ pub struct SizedArgs {
     #[command(flatten)]
     pub bench: BenchArgs,
     /// What to fill, such as 512M; at most 40 % of the available memory
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
-    /// Seconds to wait for the memory
-    #[arg(long, value_name = "SECONDS", hide = true)]
-    pub wait: Option<f64>,
+    /// How long to wait for the memory
+    #[arg(long, value_name = "TIME", value_parser = values::time, hide = true)]
+    pub wait: Option<Duration>,
 }
 
 /// `ebbtide bench neighbour`.
@@ -238,12 +227,12 @@ pub struct NeighbourArgs {
     #[command(flatten)]
     pub bench: BenchArgs,
     /// What each of the two fills, such as 768M; their limit is a third more
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
-    /// Seconds between the first's last free and the second's start
-    /// (default: 2.5; the cases 'at_once' have none)
-    #[arg(long, value_name = "SECONDS")]
-    pub pause: Option<f64>,
+    /// Time between the first's last free and the second's start, such as 500ms
+    /// (default: 2.5s; the cases 'at_once' have none)
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    pub pause: Option<Duration>,
 }
 
 /// `ebbtide bench swap-exit`.
@@ -253,18 +242,11 @@ pub struct SwapExitArgs {
     #[command(flatten)]
     pub bench: BenchArgs,
     /// What each process fills, such as 200M
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
     /// How many processes are killed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub processes: Option<u32>,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    const LEAST: u64 = 1 << 20;
-    conf::parse_size(text)
-        .filter(|n| *n >= LEAST)
-        .ok_or_else(|| "it takes at least 1M, with a suffix K, M or G".into())
 }
 
 impl BenchCommand {
@@ -315,11 +297,11 @@ pub struct ReportArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "from")]
     pub rounds: Option<u32>,
     /// As for the families that take it
-    #[arg(long, value_name = "SIZE", hide = true)]
+    #[arg(long, value_name = "SIZE", value_parser = values::size_text, hide = true)]
     pub size: Option<String>,
     /// As for the families that take it
-    #[arg(long, value_name = "SECONDS", hide = true)]
-    pub wait: Option<f64>,
+    #[arg(long, value_name = "TIME", value_parser = values::time_text, hide = true)]
+    pub wait: Option<String>,
     /// The library.
     #[command(flatten)]
     pub lib: LibArgs,
@@ -344,9 +326,9 @@ pub struct BenchArgs {
     /// Rounds, each with one process per case and allocator
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// Do not begin another round that would end later than this; there is at least one
-    #[arg(long, value_name = "SECONDS")]
-    pub time_limit: Option<u64>,
+    /// Do not begin another round that would end later than this, such as 90s, 5m or 1h; there is at least one
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    pub time_limit: Option<Duration>,
     /// Write a page with plots and tables to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
@@ -364,7 +346,7 @@ impl BenchArgs {
         let usual = if self.quick { quick } else { full };
         Rounds {
             count: self.rounds.unwrap_or(usual),
-            limit: self.time_limit.map(Duration::from_secs),
+            limit: self.time_limit,
         }
     }
 }

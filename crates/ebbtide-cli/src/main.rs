@@ -9,6 +9,7 @@
 //! | `out` | prints without failing on a closed pipe; units |
 //! | `stats_page` | the page of figures that a process under Ebbtide keeps |
 //! | `run` | starts a program, passes signals and its exit status, measures it |
+//! | `values` | what flags take: sizes, times |
 //! | `top` | watches the processes that run under Ebbtide |
 //! | `doctor` | probes the kernel, the limits and the library |
 //! | `report` | all families of benchmarks, and one page that tells them |
@@ -25,6 +26,7 @@ mod report;
 mod run;
 mod stats_page;
 mod top;
+mod values;
 
 use std::process::ExitCode;
 

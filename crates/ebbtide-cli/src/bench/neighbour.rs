@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::bench::beside::{GIVEN_AFTER, Neighbour, WAIT};
 use crate::bench::harness::{self, Case, Metric, Run};
@@ -18,7 +18,7 @@ use crate::run::sample::kib_field;
 /// What each of the two processes has at most.
 const SIZE_BYTES: (u64, u64) = (3 << 30, 768 << 20);
 const ROUNDS: (u32, u32) = (3, 1);
-const PAUSE_S: f64 = 2.5;
+const PAUSE: Duration = Duration::from_millis(2500);
 
 /// Ebbtide that gives nothing back by itself.
 const ABSENCE: &str = "pressure=off,workers=0";
@@ -81,8 +81,7 @@ const CASES: [(&str, &str, bool, bool); 4] = [
 pub fn measure(args: &NeighbourArgs) -> Result<Measured> {
     let quick = args.bench.quick;
     let pick = |(full, short)| if quick { short } else { full };
-    let pause = Duration::try_from_secs_f64(args.pause.unwrap_or(PAUSE_S))
-        .context("--pause takes a number of seconds")?;
+    let pause = args.pause.unwrap_or(PAUSE);
     let rounds = args.bench.rounds_or(ROUNDS);
     let sized = Neighbour {
         size_bytes: args.size.unwrap_or(pick(SIZE_BYTES)),
@@ -172,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_giver_ends_before_the_second_starts() {
-        assert!(GIVEN_AFTER.as_secs_f64() < PAUSE_S);
+        assert!(GIVEN_AFTER < PAUSE);
     }
 
     #[test]

@@ -54,11 +54,10 @@ impl Plan {
         }
         // Whole huge pages, so that what is freed can go as a whole.
         let size_bytes = pick(quick, defaults.size_bytes).min(most) >> 21 << 21;
-        let asked = args.wait.filter(|s| (0.0..=600.0).contains(s));
         Ok(Plan {
             most_bytes: most,
             size_bytes: args.size.unwrap_or(size_bytes),
-            wait: asked.map_or_else(|| pick(quick, defaults.wait), Duration::from_secs_f64),
+            wait: args.wait.unwrap_or(pick(quick, defaults.wait)),
             rounds: args.bench.rounds_or(defaults.rounds),
         })
     }

@@ -154,7 +154,7 @@ fn words(args: &ReportArgs, family: &str) -> Vec<String> {
     };
     if SIZED.contains(&family) {
         add("--size", args.size.clone());
-        add("--wait", args.wait.map(|s| s.to_string()));
+        add("--wait", args.wait.clone());
     }
     add("--rounds", args.rounds.map(|n| n.to_string()));
     add(
