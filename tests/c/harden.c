@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 /* Freed memory is not handed out at once: not among the next `distance` allocations of its size. */
@@ -95,6 +96,45 @@ static void forks(int count)
     for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
 }
 
+/* Mappings of a page each, until the process may have no more. */
+static char *fill_mappings(size_t most)
+{
+    char *pages = mmap(NULL, (most + 1) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    size_t i = 0;
+    while (i < most && mprotect(pages + i * PAGE, PAGE, i % 2 ? PROT_READ : PROT_READ | PROT_WRITE) == 0) i++;
+    CHECK(i < most && errno == ENOMEM, "%zu mappings: %s", i, strerror(errno));
+    return pages;
+}
+
+/* Access is taken from freed memory in two mappings: from the first one, and no further. The place serves again. */
+static void closed_in_part(void)
+{
+    enum { BYTES = MIB, TIMES = 64 };
+    unsigned long most = 0;
+    FILE *file = fopen("/proc/sys/vm/max_map_count", "r");
+    if (!file || fscanf(file, "%lu", &most) != 1 || most > 1 << 20) {
+        puts("skipped: vm.max_map_count is unknown, or above 1048576");
+        return;
+    }
+    fclose(file);
+    char *block = malloc(BYTES);
+    CHECK(block);
+    memset(block, 1, BYTES);
+    CHECK(madvise(block, BYTES / 2, MADV_DONTDUMP) == 0);
+    char *pages = fill_mappings(most);
+    free(block);
+    munmap(pages, (most + 1) * PAGE);
+    int seen = 0;
+    for (int i = 0; i < TIMES; i++) {
+        char *again = malloc(BYTES);
+        CHECK(again);
+        memset(again, 2, BYTES);
+        seen += again == block;
+    }
+    CHECK(seen == 1, "it was not refused");
+}
+
 int main(int argc, char **argv)
 {
     const char *topic = argc > 1 ? argv[1] : "";
@@ -102,6 +142,7 @@ int main(int argc, char **argv)
     else if (!strcmp(topic, "sizes")) sizes();
     else if (!strcmp(topic, "released")) released(argc > 2 ? atof(argv[2]) : 3);
     else if (!strcmp(topic, "forks")) forks(60);
+    else if (!strcmp(topic, "part")) closed_in_part();
     else CHECK(0, "harden TOPIC");
     return passed();
 }

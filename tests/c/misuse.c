@@ -219,6 +219,14 @@ static int hardened(const char *c)
             usleep(10000);
         }
         returned();
+    } else if (!strcmp(c, "now-write-freed-resumed")) { /* there is no worker: by the first free after a pause */
+        void *other = malloc(16);
+        volatile char *q = tell(malloc(300));
+        free((void *)q);
+        q[200] = 0;
+        usleep(800000);
+        free(other);
+        returned();
     } else if (!strcmp(c, "now-write-freed-asleep")) { /* a worker is there, and has nothing to do */
         char *block = malloc(64 * MIB);
         memset(block, 1, 64 * MIB);

@@ -2,6 +2,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Seek};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -96,6 +98,7 @@ pub struct Run {
     limits: Vec<(libc::__rlimit_resource_t, u64)>,
     join: Vec<PathBuf>,
     timeout: Duration,
+    is_stderr_socket: bool,
 }
 
 impl Run {
@@ -111,6 +114,7 @@ impl Run {
             limits: vec![(libc::RLIMIT_CORE, 0)],
             join: Vec::new(),
             timeout: Duration::from_secs(60),
+            is_stderr_socket: false,
         }
     }
 
@@ -185,6 +189,12 @@ impl Run {
         self
     }
 
+    /// Makes stderr a socket in place of a file. It holds some 200 KB.
+    pub fn stderr_is_socket(mut self) -> Self {
+        self.is_stderr_socket = true;
+        self
+    }
+
     /// Runs to the end or to the time limit.
     pub fn run(self) -> Outcome {
         let _shared = machine::shared();
@@ -215,6 +225,11 @@ impl Run {
         command
             .stdout(out.try_clone().expect("dup"))
             .stderr(err.try_clone().expect("dup"));
+        let heard = self.is_stderr_socket.then(|| {
+            let (heard, said) = UnixStream::pair().expect("socket pair");
+            command.stderr(OwnedFd::from(said));
+            heard
+        });
         command.process_group(0);
         let limits = self.limits.clone();
         let join: Vec<std::fs::File> = self.join.iter().map(machine::open_for_write).collect();
@@ -261,6 +276,11 @@ impl Run {
         };
         let elapsed = start.elapsed();
         kill_group(group);
+        // Its end of the socket, or the other one would never see that all others are closed.
+        drop(command);
+        if let Some(mut heard) = heard {
+            std::io::copy(&mut heard, &mut err).expect("what was said");
+        }
         Outcome {
             label,
             status,

@@ -69,11 +69,12 @@ const BEHIND: [(&str, &str); 7] = [
     ),
 ];
 
-const WRITTEN: [(&str, &str); 5] = [
+const WRITTEN: [(&str, &str); 6] = [
     ("now-write-freed", "write after free to "),
     ("now-write-freed-inside", ", byte 999"),
     ("now-write-freed-trim", ", byte 200"),
     ("now-write-freed-idle", ", byte 200"),
+    ("now-write-freed-resumed", ", byte 200"),
     ("now-write-freed-end", ", byte 200"),
 ];
 
@@ -149,6 +150,16 @@ fn no_handler_runs_on_a_worker() {
     are_found(&[("now-write-freed-idle-handled", ", byte 200")]);
 }
 
+/// A service's stderr: it cannot be opened again, and a worker has no descriptors of the program's.
+#[test]
+fn a_workers_line_reaches_a_socket() {
+    if is_there() {
+        let run = Run::new(c_program("misuse")).arg("now-write-freed-idle-handled");
+        let outcome = run.conf(ON).timeout(20).stderr_is_socket().run();
+        judge(&outcome, ", byte 200").unwrap_or_else(|why| panic!("{why}"));
+    }
+}
+
 #[test]
 fn what_is_not_live_is_not_resized_or_asked_of() {
     are_found(&[
@@ -203,6 +214,12 @@ fn freed_memory_is_not_handed_out_at_once() {
         let without = Run::new(c_program("harden")).arg("delay").run();
         assert!(without.verdict().is_err(), "the control does not reuse");
     }
+}
+
+/// Where the kernel refuses in the middle, nobody is handed memory without access.
+#[test]
+fn what_is_closed_in_part_is_opened_again() {
+    on("harden", "part", "");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::rseq::model::Slab;
-use ebbtide_sys::{membarrier, vm};
+use ebbtide_sys::{clock, membarrier, vm};
 
 use super::{LIVE, PARKED};
 
@@ -77,8 +77,8 @@ impl Heap {
         true
     }
 
-    /// Drains the caches and quarantines of CPUs, and the full batches of classes, that have not been used for
-    /// [`IDLE_ROUNDS`] rounds. Bytes of objects in the others.
+    /// Drains the caches of CPUs, and the full batches of classes, that have not been used for [`IDLE_ROUNDS`] rounds,
+    /// and idle quarantines. Bytes of objects in the others.
     pub fn drain_idle(&self) -> usize {
         let cpus = 0..self.caches.place().cpus;
         let in_use = cpus.map(|cpu| {
@@ -88,7 +88,7 @@ impl Heap {
                 self.caches.cpu_bytes(cpu)
             }
         });
-        let mut bytes = self.drain_idle_quarantine() + in_use.sum::<usize>();
+        let mut bytes = self.drain_idle_quarantine(clock::now_ms()) + in_use.sum::<usize>();
         for (class, about) in CLASS.iter().enumerate().skip(1) {
             let idle = self.central[class].transfer.lock().idle();
             match idle {

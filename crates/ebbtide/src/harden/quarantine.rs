@@ -13,7 +13,7 @@ use crate::ranks;
 use crate::size_class::{CLASS, MAX_BATCH};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::{process, vm};
+use ebbtide_sys::{clock, process, vm};
 
 /// CPUs with a ring of their own; higher ones share them.
 const MAX_RINGS: usize = 64;
@@ -23,10 +23,10 @@ const ENTRIES: usize = 1024;
 const BYTES: usize = 1 << 20;
 /// Objects that one call takes care of at most.
 const LEAVING: usize = 16;
-/// Milliseconds between looks of slow paths.
+/// Milliseconds between looks of the program's calls.
 const LOOK_MS: u64 = 100;
-/// Rounds of the release engine, or looks, without use after which a ring is emptied.
-const IDLE_ROUNDS: usize = 3;
+/// Milliseconds without use after which a look empties a ring.
+const IDLE_MS: u64 = 400;
 
 /// All rings. None before [`Self::start`].
 pub struct Quarantine {
@@ -34,7 +34,7 @@ pub struct Quarantine {
     count: AtomicUsize,
     /// Large allocations.
     pub(super) large: Kept,
-    /// When ticks looked last for rings that are idle.
+    /// When the program's calls looked last for rings that are idle.
     looked_ms: AtomicU64,
 }
 
@@ -50,8 +50,8 @@ struct Ring {
     count: usize,
     /// Bytes of the objects.
     bytes: usize,
-    /// Rounds since an object came.
-    idle_rounds: usize,
+    /// When an object came last.
+    used_ms: u64,
 }
 
 /// An object and its class.
@@ -85,7 +85,7 @@ impl Ring {
         first: 0,
         count: 0,
         bytes: 0,
-        idle_rounds: 0,
+        used_ms: 0,
     };
 
     fn at(&self, number: usize) -> *mut Entry {
@@ -93,12 +93,12 @@ impl Ring {
     }
 
     /// There is always room for one ([`Self::take_excess`]).
-    fn put(&mut self, entry: Entry) {
+    fn put(&mut self, entry: Entry, now: u64) {
         // SAFETY: the entries are mapped from the start on, and the lock of the ring is held.
         unsafe { self.at(self.count).write(entry) };
         self.count += 1;
         self.bytes += entry.bytes();
-        self.idle_rounds = 0;
+        self.used_ms = now;
     }
 
     fn take(&mut self) -> Option<Entry> {
@@ -183,14 +183,17 @@ impl Quarantine {
 }
 
 impl Heap {
-    /// Keeps a poisoned object for a while, and hands older ones on.
+    /// Keeps a poisoned object for a while, and hands older ones on. What was idle before goes first: the program may have
+    /// slept, and no worker with it.
     pub(super) fn put_in_quarantine(&self, class: usize, object: usize) {
+        let now = clock::now_ms();
+        self.look_at_quarantine(now);
         let quarantine = &self.quarantine;
         let count = quarantine.count.load(Ordering::Relaxed).max(1);
         let mut leaving = [Entry::NONE; LEAVING];
         let left = {
             let mut ring = quarantine.rings[process::current_cpu() % count].0.lock();
-            ring.put(Entry::new(class, object));
+            ring.put(Entry::new(class, object), now);
             ring.take_excess(&mut leaving)
         };
         for entry in &leaving[..left] {
@@ -208,30 +211,29 @@ impl Heap {
         }
     }
 
-    /// Empties the rings that have not been used for [`IDLE_ROUNDS`] rounds. Bytes of objects in the others.
-    pub fn drain_idle_quarantine(&self) -> usize {
-        let mut bytes = 0;
+    /// Empties the rings that have not been used for [`IDLE_MS`]. Bytes of objects in the others.
+    pub fn drain_idle_quarantine(&self, now: u64) -> usize {
+        let mut in_use = 0;
         for lock in self.quarantine.rings() {
-            let idle = {
-                let mut ring = lock.lock();
-                ring.idle_rounds += 1;
-                bytes += ring.bytes;
-                (ring.idle_rounds > IDLE_ROUNDS).then_some(ring.bytes)
+            let (bytes, used_ms) = {
+                let ring = lock.lock();
+                (ring.bytes, ring.used_ms)
             };
-            if let Some(idle) = idle {
+            if now.saturating_sub(used_ms) < IDLE_MS {
+                in_use += bytes;
+            } else if bytes > 0 {
                 self.drain_ring(lock);
-                bytes -= idle;
             }
         }
-        bytes
+        in_use
     }
 
-    /// Slow paths look for idle rings too: there may be no worker, or none that looks.
+    /// Frees and slow paths look for idle rings too: there may be no worker, or none that looks.
     pub fn look_at_quarantine(&self, now: u64) {
         let looked = &self.quarantine.looked_ms;
         if self.is_hardened() && now.wrapping_sub(looked.load(Ordering::Relaxed)) >= LOOK_MS {
             looked.store(now, Ordering::Relaxed);
-            self.drain_idle_quarantine();
+            self.drain_idle_quarantine(now);
         }
     }
 
