@@ -8,8 +8,6 @@ use super::{Check, reason};
 
 /// Smallest unit of a mapping.
 pub const PAGE_BYTES: usize = 4096;
-const HUGE_BYTES: usize = 2 << 20;
-const MADV_GUARD_INSTALL: libc::c_int = 102;
 
 /// Every kind.
 pub fn all() -> Vec<Check> {
@@ -34,18 +32,11 @@ pub fn all() -> Vec<Check> {
             "5.18",
         ),
         advice(
-            "MADV_GUARD_INSTALL",
-            MADV_GUARD_INSTALL,
-            "keeps khugepaged from refilling what was given back",
-            "6.13",
-        ),
-        advice(
             "MADV_WIPEONFORK",
             libc::MADV_WIPEONFORK,
             "recognises children that skip atfork handlers",
             "4.14",
         ),
-        collapse(),
     ]
 }
 
@@ -106,33 +97,6 @@ fn advice(id: &'static str, advice: libc::c_int, effect: &str, since: &str) -> C
             reason(&e),
             &format!("not available: {effect}"),
             &format!("run kernel {since} or later, and allow madvise in the sandbox"),
-        ),
-    }
-}
-
-fn collapse() -> Check {
-    const EFFECT: &str = "puts a huge page together where wanted";
-    let tried = Pages::new(2 * HUGE_BYTES).and_then(|pages| {
-        let skew = pages.at as usize % HUGE_BYTES;
-        let start = if skew == 0 { 0 } else { HUGE_BYTES - skew };
-        pages.advise(start, HUGE_BYTES, libc::MADV_COLLAPSE)
-    });
-    match tried {
-        Ok(()) => Check::ok("MADV_COLLAPSE", "works", EFFECT),
-        // No free huge page at the moment says nothing about the feature.
-        Err(e)
-            if matches!(
-                e.raw_os_error(),
-                Some(libc::ENOMEM | libc::EAGAIN | libc::EBUSY)
-            ) =>
-        {
-            Check::ok("MADV_COLLAPSE", format!("there ({e} just now)"), EFFECT)
-        }
-        Err(e) => Check::limited(
-            "MADV_COLLAPSE",
-            reason(&e),
-            &format!("not available: {EFFECT}"),
-            "run kernel 6.1 or later with CONFIG_TRANSPARENT_HUGEPAGE",
         ),
     }
 }

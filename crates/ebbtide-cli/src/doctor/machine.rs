@@ -73,9 +73,7 @@ fn khugepaged() -> Check {
     match read_number(&format!("{THP}/khugepaged/max_ptes_none")) {
         Some(n) if n > 64 => Check::info(
             "khugepaged_max_ptes_none",
-            format!(
-                "{n}: khugepaged may refill what was given back; Ebbtide sets guards against it"
-            ),
+            format!("{n}: khugepaged may refill what was given back; Ebbtide advises it not to"),
         ),
         Some(n) => Check::info("khugepaged_max_ptes_none", n.to_string()),
         None => Check::info("khugepaged_max_ptes_none", "unknown"),

@@ -1,13 +1,17 @@
 //! Versions and kernel features, each really tried.
 
+use std::fs::File;
 use std::io;
 use std::mem;
+use std::os::fd::AsRawFd;
 
 use super::advice::{self, PAGE_BYTES, Pages};
 use super::{Check, reason};
 
 const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
 const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::c_ulong = 3 << 30 | 96 << 16 | (b'f' as libc::c_ulong) << 8 | 16;
 const MEMBARRIER_CMD_QUERY: libc::c_int = 0;
 const MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 7;
 const MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 8;
@@ -23,6 +27,7 @@ pub fn all() -> Vec<Check> {
         pidfd(),
         psi(),
         close_range(),
+        pagemap_scan(),
     ];
     checks.extend(advice::all());
     checks
@@ -267,6 +272,40 @@ fn close_range() -> Check {
             "descriptors are closed one by one",
             "run kernel 5.9 or later, and allow close_range in the sandbox",
         )
+    }
+}
+
+/// Looks for a page that is there.
+fn try_pagemap_scan() -> io::Result<()> {
+    const PRESENT: u64 = 1 << 3;
+    let pages = Pages::new(PAGE_BYTES)?;
+    let map = File::open("/proc/self/pagemap")?;
+    let (start, mut found) = (pages.at as u64, [0u64; 3]);
+    let (end, found_at) = (start + PAGE_BYTES as u64, found.as_mut_ptr() as u64);
+    // `struct pm_scan_arg` of linux/fs.h: size, flags, start, end, walk_end, vec, vec_len, max_pages, categories
+    // inverted, wanted, any of, returned.
+    let mut argument: [u64; 12] = [96, 0, start, end, 0, found_at, 1, 1, 0, PRESENT, 0, PRESENT];
+    // SAFETY: the argument, and the one region that it names, are valid places to write to.
+    match unsafe { libc::ioctl(map.as_raw_fd(), PAGEMAP_SCAN, argument.as_mut_ptr()) } {
+        1 if found[0] == start => Ok(()),
+        count if count >= 0 => Err(io::Error::other("wrong result")),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn pagemap_scan() -> Check {
+    match try_pagemap_scan() {
+        Ok(()) => Check::ok(
+            "pagemap_scan",
+            "works",
+            "tells whether a huge page was split",
+        ),
+        Err(e) => Check::limited(
+            "pagemap_scan",
+            reason(&e),
+            "nobody checks that a huge page was split before a part of it counts as given back",
+            "run kernel 6.7 or later with CONFIG_PROC_PAGE_MONITOR, or use thp=off",
+        ),
     }
 }
 
