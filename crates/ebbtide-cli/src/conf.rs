@@ -188,6 +188,9 @@ pub const KEYS: &[Key] = &[
     },
 ];
 
+/// What fits a manual page, and help, in a terminal of 80 columns.
+const TABLE_WIDTH: usize = 72;
+
 /// The table of keys as text, one line a key.
 pub fn key_table() -> String {
     let forms: Vec<String> = KEYS
@@ -197,9 +200,28 @@ pub fn key_table() -> String {
     let width = forms.iter().map(String::len).max().unwrap_or(0);
     let mut out = String::from("Configuration keys (--conf KEY=VALUE,… or EBBTIDE_CONF):\n");
     for (form, key) in forms.iter().zip(KEYS) {
-        out.push_str(&format!("  {form:width$}  {}\n", key.help));
+        let mut form = form.as_str();
+        for line in lines(key.help, TABLE_WIDTH - width - 4) {
+            out.push_str(&format!("  {form:width$}  {line}\n"));
+            form = "";
+        }
     }
     out
+}
+
+/// The words of a text in lines of at most `width` characters, longer words in lines of their own.
+fn lines(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
 }
 
 /// A checked configuration.
@@ -396,6 +418,9 @@ mod tests {
     #[test]
     fn table_lists_every_key() {
         let table = key_table();
+        for line in table.lines() {
+            assert!(line.chars().count() <= TABLE_WIDTH, "{line}");
+        }
         for key in KEYS {
             assert!(table.contains(key.name));
         }
