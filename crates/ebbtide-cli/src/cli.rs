@@ -102,8 +102,8 @@ pub struct RunArgs {
 }
 
 const TOP_HELP: &str = "\
-Every process of yours that keeps a page of figures is found by itself, wherever the page lies (as root, everybody's).
-A process keeps one if it was started with stats_dir=/DIRECTORY in EBBTIDE_CONF, or by 'ebbtide top -- COMMAND'.
+Every process of yours that keeps a page of figures is found by itself, wherever the page lies (as root, everybody's). \
+A process keeps one if it was started with stats_dir=/DIRECTORY in EBBTIDE_CONF, or by 'ebbtide top -- COMMAND'. \
 A COMMAND's output is held back while the terminal shows the view; with --once its output goes to stderr.";
 
 /// `ebbtide top`.
@@ -266,9 +266,10 @@ impl BenchCommand {
 }
 
 const REPORT_HELP: &str = "\
-Every family of 'ebbtide bench' in turn, beside glibc: plan an hour, and a day for --full with all peers. Nothing else
-should run meanwhile. Families that need root, swap or a memory cgroup say so in the page and are skipped. The page
-holds everything itself, and is written anew after each family.";
+Every family of 'ebbtide bench' in turn, beside glibc, the short ones first: a quarter of an hour, nearly half of it for \
+the last, 'reuse' (see --time-limit and --only); plan a day for --full with all peers. Nothing else should run meanwhile. \
+Families that need root, swap or a memory cgroup say so in the page and are skipped. The page holds everything itself, and \
+is written anew after each family: Ctrl-C keeps what was measured.";
 
 /// `ebbtide report`.
 #[derive(Debug, Args)]
@@ -296,6 +297,9 @@ pub struct ReportArgs {
     /// Rounds, instead of each family's own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "from")]
     pub rounds: Option<u32>,
+    /// Leave out families that would end later than this, such as 5m or 1h, and further rounds of the others
+    #[arg(long, value_name = "TIME", value_parser = values::time, conflicts_with = "from")]
+    pub time_limit: Option<Duration>,
     /// As for the families that take it
     #[arg(long, value_name = "SIZE", value_parser = values::size_text, hide = true)]
     pub size: Option<String>,

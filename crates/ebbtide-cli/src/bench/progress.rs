@@ -78,7 +78,7 @@ impl Progress {
 }
 
 /// A guess of seconds: `30 s`, `12 min`.
-fn minutes(seconds: f64) -> String {
+pub fn minutes(seconds: f64) -> String {
     if seconds < 120.0 {
         format!("{seconds:.0} s")
     } else {

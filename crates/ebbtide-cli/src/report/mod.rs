@@ -2,40 +2,47 @@
 //!
 //! The page is written anew, as a whole, after each family: whoever interrupts this keeps what was measured. An older page
 //! stays until something has been measured.
-//! `designs` says which figures tell what a design is worth.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `designs` | which figures tell what a design is worth |
+//! | `page` | the page |
+//! | `place` | where it is written |
+//! | `pace` | how long families take |
 
 mod designs;
+mod pace;
+mod page;
+mod place;
 
-use std::fs::{self, File, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use tempfile::NamedTempFile;
 
 use crate::bench::interrupt::{self, Listening};
-use crate::bench::plot::escape;
+use crate::bench::progress::minutes;
 use crate::bench::report::{Report, SCHEMA};
-use crate::bench::{self, html, tables};
+use crate::bench::{self, tables};
 use crate::cli::{BenchCommand, Cli, Command, ReportArgs};
 use crate::out;
-use designs::DESIGNS;
+use pace::Pace;
 
-/// The families in the order in which they are run: the short ones first.
-const FAMILIES: [&str; 10] = [
-    "percpu",
-    "exit",
-    "free",
-    "micro",
-    "reuse",
-    "return",
-    "cluster",
-    "lazyfree",
-    "neighbour",
-    "swap-exit",
+/// The families in the order in which they are run: the short ones first. How many seconds a round of the quick form takes,
+/// beside one peer on 2 CPUs, and its rounds.
+const FAMILIES: [(&str, f64, u32); 10] = [
+    ("micro", 2.0, 3),
+    ("swap-exit", 18.0, 1),
+    ("cluster", 27.0, 1),
+    ("lazyfree", 27.0, 1),
+    ("exit", 16.0, 2),
+    ("percpu", 34.0, 1),
+    ("free", 24.0, 2),
+    ("neighbour", 150.0, 1),
+    ("return", 170.0, 1),
+    ("reuse", 400.0, 1),
 ];
 /// Those that fill what they are told to.
 const SIZED: [&str; 5] = ["exit", "free", "reuse", "return", "cluster"];
@@ -59,6 +66,8 @@ enum State {
 struct Part {
     family: String,
     words: Vec<String>,
+    /// How long it takes as a rule, where that is known.
+    usual_s: Option<f64>,
     state: State,
 }
 
@@ -70,10 +79,10 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
     };
     let file = args.out.display();
     // Better known before an hour of measuring that it cannot be written.
-    check(&args.out)?;
+    place::check(&args.out)?;
     // Between two families, too: no signal takes along what was measured.
     let _listening = Listening::start()?;
-    measure(&mut parts, &args.out);
+    measure(&mut parts, args);
     let broken_off = interrupt::came().map(|signal| EXIT_SIGNAL + signal as u8);
     let reports: Vec<&Report> = parts.iter().filter_map(Part::report).collect();
     if reports.is_empty() {
@@ -99,46 +108,74 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
 }
 
 /// Measures what is to come, and writes the page before each family but the first.
-fn measure(parts: &mut [Part], file: &Path) {
-    let count = parts.len();
+fn measure(parts: &mut [Part], args: &ReportArgs) {
+    let (count, began) = (parts.len(), Instant::now());
+    let mut pace = Pace::default();
     for at in 0..count {
-        if !matches!(parts[at].state, State::ToCome) || interrupt::came().is_some() {
+        if !matches!(parts[at].state, State::ToCome) {
+            continue;
+        }
+        if let Some(signal) = interrupt::came() {
+            let why = format!("broken off by {}", interrupt::name(signal));
+            parts[at].state = State::Skipped(why);
             continue;
         }
         if parts.iter().any(|part| part.report().is_some())
-            && let Err(error) = write(file, parts)
+            && let Err(error) = write(&args.out, parts)
         {
             out::warning(&format!("{error:#}; it is tried again after this family"));
         }
+        let left = pace.of(parts[at..].iter().map(|part| part.usual_s).sum());
+        let left = left.map_or(String::new(), |s| format!(", about {} left", minutes(s)));
         let (number, part) = (at + 1, &mut parts[at]);
-        let command = part.command();
-        out::stderr(&format!("ebbtide report: {number} of {count}: {command}\n"));
-        let began = Instant::now();
-        part.state = part.measure();
-        let took = began.elapsed().as_secs_f64();
+        let room = args.time_limit.map(|t| t.saturating_sub(began.elapsed()));
+        let begins = Instant::now();
+        part.state = match pace.no_room(part.usual_s, room) {
+            Some(reason) => State::Skipped(reason),
+            None => {
+                part.end_within(room);
+                let command = part.command();
+                out::stderr(&format!(
+                    "ebbtide report: {number} of {count}{left}: {command}\n"
+                ));
+                part.measure()
+            }
+        };
+        let took = begins.elapsed().as_secs_f64();
         let told = match &part.state {
-            State::Measured(report) => told(report).into(),
+            State::Measured(report) => {
+                pace.note(part.usual_s, took);
+                format!("{} ({took:.0} s)", told(report))
+            }
             State::Skipped(reason) => format!("skipped: {reason}"),
             State::ToCome => String::new(),
         };
         let name = &part.family;
-        out::stderr(&format!("ebbtide report: {name}: {told} ({took:.0} s)\n"));
+        out::stderr(&format!("ebbtide report: {name}: {told}\n"));
     }
+}
+
+fn write(file: &Path, parts: &[Part]) -> Result<()> {
+    place::write(file, &page::page(parts)?)
 }
 
 /// What is to be measured.
 fn parts(args: &ReportArgs) -> Result<Vec<Part>> {
+    let names = FAMILIES.map(|(name, ..)| name);
     for name in &args.only {
         ensure!(
-            FAMILIES.contains(&name.as_str()),
+            names.contains(&name.as_str()),
             "--only {name}: no such family; the families are: {}",
-            FAMILIES.join(", ")
+            names.join(", ")
         );
     }
-    let wanted = |family: &&str| args.only.is_empty() || args.only.iter().any(|o| o == family);
-    let parts = FAMILIES.into_iter().filter(wanted).map(|family| Part {
-        family: family.into(),
-        words: words(args, family),
+    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|o| o == name);
+    let is_usual = !args.full && args.against.is_empty();
+    let families = FAMILIES.into_iter().filter(|(name, ..)| wanted(name));
+    let parts = families.map(|(name, round_s, rounds)| Part {
+        family: name.into(),
+        words: words(args, name),
+        usual_s: is_usual.then(|| round_s * f64::from(args.rounds.unwrap_or(rounds))),
         state: State::ToCome,
     });
     Ok(parts.collect())
@@ -186,6 +223,8 @@ fn saved_parts(files: &[PathBuf]) -> Result<Vec<Part>> {
         );
         parts.push(part);
     }
+    // As they would have been measured, however the files were named.
+    parts.sort_by_key(|part| FAMILIES.iter().position(|(name, ..)| *name == part.family));
     Ok(parts)
 }
 
@@ -206,6 +245,7 @@ fn saved(file: &Path) -> Result<Part> {
     Ok(Part {
         family: report.family.clone(),
         words: command.collect(),
+        usual_s: None,
         state: State::Measured(Box::new(report)),
     })
 }
@@ -213,6 +253,14 @@ fn saved(file: &Path) -> Result<Part> {
 impl Part {
     fn command(&self) -> String {
         self.words.join(" ")
+    }
+
+    /// Begins no round that would end later than in this time.
+    fn end_within(&mut self, room: Option<Duration>) {
+        if let Some(room) = room {
+            let words = ["--time-limit".into(), format!("{}s", room.as_secs())];
+            self.words.extend(words);
+        }
     }
 
     fn bench_command(&self) -> Result<BenchCommand> {
@@ -253,102 +301,6 @@ fn told(report: &Report) -> &'static str {
     }
 }
 
-/// The file behind links, and whether it can be replaced: a device or a pipe is written to instead.
-fn place(file: &Path) -> (PathBuf, bool) {
-    let file = file.canonicalize().unwrap_or_else(|_| file.into());
-    let is_special = fs::metadata(&file).is_ok_and(|meta| !meta.is_file());
-    (file, !is_special)
-}
-
-/// Whether the page can be written; it stays as it is.
-fn check(file: &Path) -> Result<()> {
-    let told = || {
-        format!(
-            "cannot write {}; choose another place with --out",
-            file.display()
-        )
-    };
-    match place(file) {
-        (file, true) => beside(&file).map(drop).with_context(told),
-        (file, false) => {
-            let opened = File::options().write(true).open(file);
-            opened.map(drop).with_context(told)
-        }
-    }
-}
-
-/// A file in the same directory.
-fn beside(file: &Path) -> io::Result<NamedTempFile> {
-    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
-    tempfile::Builder::new()
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(dir.unwrap_or(Path::new(".")))
-}
-
-/// Replaces the page as a whole.
-fn write(file: &Path, parts: &[Part]) -> Result<()> {
-    let page = page(parts)?;
-    let told = || format!("cannot write {}", file.display());
-    match place(file) {
-        (file, true) => {
-            let mut new = beside(&file).with_context(told)?;
-            new.write_all(page.as_bytes()).with_context(told)?;
-            let placed = new.persist(file).map_err(|error| error.error);
-            placed.map(drop).with_context(told)
-        }
-        (file, false) => fs::write(file, page).with_context(told),
-    }
-}
-
-fn page(parts: &[Part]) -> Result<String> {
-    let reports: Vec<&Report> = parts.iter().filter_map(Part::report).collect();
-    let mut body = String::from(
-        "<h1>What Ebbtide is worth here</h1>\n\
-         <p>Each family of benchmarks runs fresh processes, allocators in turn; a figure is the median of its rounds. \
-         Less is better. Ebbtide is measured twice: what the two differ by is the noise, and ≈ is within it. \
-         What a design is worth is told by the same measured without it; ÷ is without over with, so above 1 the design \
-         helps, and below 1 it costs.</p>\n<h2>Families</h2>\n<ul>\n",
-    );
-    for part in parts {
-        let (name, command) = (escape(&part.family), escape(&part.command()));
-        let state = match &part.state {
-            State::ToCome => "not yet".into(),
-            State::Skipped(reason) => format!("skipped: {}", escape(reason)),
-            State::Measured(report) => format!("<a href=\"#{name}\">{}</a>", told(report)),
-        };
-        body.push_str(&format!(
-            "<li>{name}: {state}<br><code>{command}</code></li>\n"
-        ));
-    }
-    body.push_str("</ul>\n<h2>The five designs, with and without</h2>\n");
-    for design in &DESIGNS {
-        body.push_str(&format!(
-            "<h3>{}</h3>\n<p>{}</p>\n<pre>{}</pre>\n",
-            escape(design.name),
-            escape(design.about),
-            escape(&designs::table(design, &reports))
-        ));
-        for (about, svg) in designs::pictures(design, &reports)? {
-            body.push_str(&html::picture(&about, &svg));
-        }
-    }
-    let mut machines: Vec<&[(String, String)]> = reports.iter().map(|r| &r.machine[..]).collect();
-    machines.dedup();
-    for machine in machines {
-        let lines = machine
-            .iter()
-            .map(|(name, value)| format!("{name}: {value}\n"));
-        let lines = escape(&lines.collect::<String>());
-        body.push_str(&format!("<h2>The machine</h2>\n<pre>{lines}</pre>\n"));
-    }
-    for report in reports {
-        let family = escape(&report.family);
-        body.push_str(&format!("<h1 id=\"{family}\">{family}</h1>\n"));
-        body.push_str(&html::section(report)?);
-    }
-    Ok(html::document("Ebbtide: what it is worth here", &body))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,7 +319,7 @@ mod tests {
         let cli = Cli::command();
         let bench = cli.find_subcommand("bench").unwrap();
         let mut known: Vec<&str> = bench.get_subcommands().map(|c| c.get_name()).collect();
-        let mut ours = FAMILIES.to_vec();
+        let mut ours = FAMILIES.map(|(name, ..)| name).to_vec();
         known.sort_unstable();
         ours.sort_unstable();
         assert_eq!(ours, known);
@@ -391,6 +343,7 @@ mod tests {
         let part = |family: &str, words: &[&str]| Part {
             family: family.into(),
             words: words.iter().map(|w| (*w).into()).collect(),
+            usual_s: None,
             state: State::ToCome,
         };
         let mut bad = part(
@@ -405,7 +358,7 @@ mod tests {
             reason.contains("such.so") && !reason.contains('\n'),
             "{reason}"
         );
-        let page = page(&[bad, part("a & b", &["ebbtide"])]).unwrap();
+        let page = page::page(&[bad, part("a & b", &["ebbtide"])]).unwrap();
         assert!(
             page.contains("skipped: ") && page.contains("a &amp; b: not yet"),
             "{page}"

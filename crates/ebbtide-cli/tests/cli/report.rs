@@ -1,6 +1,8 @@
 //! `report` from outside, with a stand-in for the library and sizes that are no measurement.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
 
 use assert_cmd::prelude::*;
 use predicates::prelude::*;
@@ -108,6 +110,96 @@ fn report_is_made_from_saved_results() {
         .assert()
         .code(125)
         .stderr(says("swap-exit"));
+}
+
+/// What was measured is kept, and the page says of each family what became of it.
+#[test]
+fn a_page_that_is_broken_off_tells_what_is_missing() {
+    let Some(lib) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let mut child = ebbtide(&["report", "--only", "micro", "--only", "free"])
+        .args(["--rounds", "1000", "--lib", lib, "--out"])
+        .arg(&page)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains(" measured, about ") {
+        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    let sent = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+    errors.read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+    assert!(
+        said.contains("1 of 2, about ") && said.contains("has what was measured"),
+        "{said}"
+    );
+    let html = fs::read_to_string(&page).unwrap();
+    for text in [
+        "micro: <a href=\"#micro\">measured in part",
+        "broken off by SIGINT in round",
+        "free: skipped: broken off by SIGINT",
+    ] {
+        assert!(html.contains(text), "no {text}: {said}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn families_for_which_no_time_is_left_are_not_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    ebbtide(&["report", "--only", "reuse", "--time-limit", "2m", "--out"])
+        .arg(&page)
+        .assert()
+        .code(1)
+        .stderr(says("about 7 min").and(says("--time-limit leaves 120 s")));
+    assert!(!page.exists());
+    ebbtide(&["report", "--time-limit", "soon"])
+        .assert()
+        .code(125)
+        .stderr(says("--time-limit").and(says("5m")));
+}
+
+/// Better known before anything is measured.
+#[test]
+fn a_full_disk_is_told_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let script = "mount -t tmpfs -o size=1M none \"$1\" || exit 77
+        \"$2\" report --only free --out \"$1/page.html\"; code=$?; ls \"$1\"; exit $code";
+    let output = Command::new("unshare")
+        .args([
+            "-m",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            dir,
+            env!("CARGO_BIN_EXE_ebbtide"),
+        ])
+        .output();
+    let Ok(output) = output else {
+        eprintln!("skipped: no unshare");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    if matches!(output.status.code(), Some(77 | 1)) && !said.contains("ebbtide") {
+        eprintln!("skipped: nothing can be mounted: {said}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(
+        said.contains("No space left") && said.contains("--out") && !said.contains("1 of 1"),
+        "{said}"
+    );
+    assert!(output.stdout.is_empty(), "nothing stays: {output:?}");
 }
 
 #[test]
