@@ -103,8 +103,8 @@ pub fn is_helper(pid: u64) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_at_work(&stat))
 }
 
-/// `PID (name) state …`
-fn is_at_work(stat: &str) -> bool {
+/// The same by the text of its `stat`: `PID (name) state …`
+pub fn is_at_work(stat: &str) -> bool {
     stat.split_once(" (")
         .and_then(|(_, rest)| rest.strip_prefix(HELPER_NAME)?.strip_prefix(") "))
         .is_some_and(|state| !state.starts_with(['Z', 'X']))

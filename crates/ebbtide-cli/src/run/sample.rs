@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::run::end::is_helper;
+use crate::run::end::is_at_work;
 
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -18,7 +18,6 @@ const ROLLUP_INTERVAL: Duration = Duration::from_secs(1);
 /// Intervals are at least this many times what looking costs.
 const COST_FACTOR: u32 = 100;
 const MAX_PROCESSES: usize = 64;
-const MAX_THREADS: usize = 128;
 
 /// What the samples showed. Values are 0 where no sample came in time.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -109,8 +108,7 @@ impl Watch {
 
     fn look(&mut self, now: Instant) {
         if self.looks.is_multiple_of(4) {
-            self.tree.clear();
-            collect_children(self.pid, &mut self.tree);
+            self.tree = descendants(self.pid);
         }
         self.looks += 1;
         let Some(main) = fs::read_to_string(format!("/proc/{}/status", self.pid))
@@ -208,22 +206,34 @@ fn page_bytes() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Adds the descendants of `pid`, up to [`MAX_PROCESSES`] of them.
-fn collect_children(pid: i32, tree: &mut BTreeSet<i32>) {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return;
-    };
-    for task in tasks.flatten().take(MAX_THREADS) {
-        let Ok(text) = fs::read_to_string(task.path().join("children")) else {
-            continue;
-        };
-        for child in text.split_whitespace().filter_map(|c| c.parse().ok()) {
-            // A helper's memory is its program's.
-            if tree.len() < MAX_PROCESSES && !is_helper(child as u64) && tree.insert(child) {
-                collect_children(child, tree);
+/// The descendants of `pid`, up to [`MAX_PROCESSES`] of them. By their parents, and not by `children` of each thread: whoever has
+/// looked at a thread in `/proc` makes the kernel hold up whoever waits for the end of the process.
+fn descendants(pid: i32) -> BTreeSet<i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    let stats =
+        numbers.filter_map(|n| Some((n, fs::read_to_string(format!("/proc/{n}/stat")).ok()?)));
+    // A helper's memory is its program's.
+    let others: Vec<(i32, i32)> = stats
+        .filter(|(_, stat)| !is_at_work(stat))
+        .filter_map(|(n, stat)| Some((n, parent_of(&stat)?)))
+        .collect();
+    let mut tree = BTreeSet::new();
+    let mut parents = vec![pid];
+    while let Some(parent) = parents.pop() {
+        for (child, _) in others.iter().filter(|(_, of)| *of == parent) {
+            if tree.len() < MAX_PROCESSES && tree.insert(*child) {
+                parents.push(*child);
             }
         }
     }
+    tree
+}
+
+/// `PID (name) state parent …`; the name may hold anything.
+fn parent_of(stat: &str) -> Option<i32> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split(' ').nth(1)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -255,15 +265,26 @@ mod tests {
     }
 
     #[test]
-    fn sees_children() {
-        let mut child = std::process::Command::new("sleep")
-            .arg("5")
-            .spawn()
-            .unwrap();
-        let mut tree = BTreeSet::new();
-        collect_children(std::process::id() as i32, &mut tree);
-        assert!(tree.contains(&(child.id() as i32)));
+    fn sees_descendants_of_any_thread() {
+        let spawn = || {
+            let mut command = std::process::Command::new("sh");
+            let command = command.args(["-c", "sleep 5 & echo $!; wait"]);
+            let mut child = command
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut line = String::new();
+            let mut said = std::io::BufReader::new(child.stdout.take().unwrap());
+            std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+            (child, line.trim().parse::<i32>().unwrap())
+        };
+        let (mut child, grandchild) = std::thread::spawn(spawn).join().unwrap();
+        let tree = descendants(std::process::id() as i32);
+        // SAFETY: a number and a signal.
+        unsafe { libc::kill(grandchild, libc::SIGKILL) };
         child.kill().unwrap();
         child.wait().unwrap();
+        assert!(tree.contains(&(child.id() as i32)) && tree.contains(&grandchild));
+        assert_eq!(parent_of("7 (a) b) S 5 7 7"), Some(5));
     }
 }
