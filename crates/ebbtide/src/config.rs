@@ -208,6 +208,10 @@ impl Config {
                 complain("not possible with syscalls=basic", b"workers");
             }
             config.workers = 0;
+            if config.exit_detached {
+                complain("not possible with syscalls=basic", b"exit=detached");
+            }
+            config.exit_detached = false;
         }
         config
     }
@@ -368,13 +372,23 @@ mod tests {
     }
 
     #[test]
-    fn few_calls_leave_no_room_for_workers() {
+    fn few_calls_leave_no_room_for_workers_and_helpers() {
         for text in ["syscalls=basic,workers=2", "workers=64,syscalls=basic"] {
             let (config, complaints) = parse(text);
             assert_eq!(config.workers, 0);
             assert_eq!(complaints, ["not possible with syscalls=basic: workers"]);
         }
-        for text in ["syscalls=basic", "workers=0,syscalls=basic"] {
+        let (config, complaints) = parse("exit=detached,syscalls=basic");
+        assert!(!config.exit_detached);
+        assert_eq!(
+            complaints,
+            ["not possible with syscalls=basic: exit=detached"]
+        );
+        for text in [
+            "syscalls=basic",
+            "workers=0,syscalls=basic",
+            "exit=inline,syscalls=basic",
+        ] {
             let (config, complaints) = parse(text);
             assert_eq!((config.workers, complaints.len()), (0, 0));
         }

@@ -91,8 +91,7 @@ fn note_main_thread() {
 /// Slow paths call this, with no lock held, when the heap may have grown: sees to it that a large process has
 /// a helper.
 pub fn look(heap: &Heap) {
-    let config = &heap.settings().config;
-    let wanted = config.exit_detached && !config.basic_syscalls;
+    let wanted = heap.settings().config.exit_detached;
     if wanted && clock::now_ms() >= RETRY_AT.load(Ordering::Relaxed) {
         look_now(heap);
     }
