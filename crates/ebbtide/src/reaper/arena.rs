@@ -68,15 +68,55 @@ pub struct Control {
     pub workers: usize,
 }
 
-/// A range to take, at most once.
+/// A range to take. Listed anew each round, while a thread of the round before may still look at it.
 #[repr(C)]
 pub struct Piece {
-    /// Its first byte.
-    pub start: AtomicUsize,
-    /// Its length.
-    pub bytes: AtomicUsize,
+    start: AtomicUsize,
+    bytes: AtomicUsize,
     /// Odd: done. Even, another number each round: not yet.
-    pub done: AtomicU32,
+    done: AtomicU32,
+}
+
+/// What is to be taken, as it was when it was looked at.
+#[derive(Clone, Copy)]
+pub struct Pending {
+    /// Its first byte.
+    pub start: usize,
+    /// Its length.
+    pub bytes: usize,
+    state: u32,
+}
+
+impl Piece {
+    /// Lists a range in this round, once the one before is done. Whoever sees the last store sees the others, and whoever sees
+    /// one of the others sees that the last range was done.
+    pub fn list(&self, start: usize, bytes: usize, round: u32) {
+        self.start.store(start, Ordering::Release);
+        self.bytes.store(bytes, Ordering::Release);
+        self.done.store(round.wrapping_mul(2), Ordering::Release);
+    }
+
+    /// The range, whole, if it has not been done.
+    pub fn pending(&self) -> Option<Pending> {
+        let state = self.done.load(Ordering::SeqCst);
+        let start = self.start.load(Ordering::Acquire);
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let range = Pending {
+            start,
+            bytes,
+            state,
+        };
+        // Else somebody has done it meanwhile, and this may be a piece of another round by now, in parts.
+        (state & 1 == 0 && self.done.load(Ordering::SeqCst) == state).then_some(range)
+    }
+
+    /// Notes that it is done. `true`: nobody else had.
+    pub fn finish(&self, range: Pending) -> bool {
+        let state = range.state;
+        self.done
+            .compare_exchange(state, state | 1, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
 }
 
 /// The mapping.
@@ -187,5 +227,64 @@ impl Control {
     /// The word that says whether a thread runs in a seat.
     pub fn busy(&self, seat: usize) -> &AtomicU32 {
         &self.busy[seat]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn a_piece_is_done_once_and_listed_anew() {
+        let piece = Piece {
+            start: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            done: AtomicU32::new(1),
+        };
+        assert!(piece.pending().is_none());
+        piece.list(7, 8, 1);
+        let range = piece.pending().unwrap();
+        assert_eq!((range.start, range.bytes), (7, 8));
+        assert!(piece.finish(range) && !piece.finish(range));
+        assert!(piece.pending().is_none());
+        piece.list(9, 10, 2);
+        assert!(!piece.finish(range), "of another round");
+        assert_eq!(piece.pending().unwrap().start, 9);
+    }
+
+    /// As when a thread that was held up in one round meets the list of the next.
+    #[test]
+    fn a_piece_is_not_seen_by_halves_of_two_rounds() {
+        let piece = Piece {
+            start: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            done: AtomicU32::new(1),
+        };
+        let is_over = core::sync::atomic::AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let looker = scope.spawn(|| {
+                let mut seen = 0u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    if let Some(range) = piece.pending() {
+                        assert_eq!(range.bytes, !range.start);
+                        seen += 1;
+                    }
+                }
+                seen
+            });
+            let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
+            let mut round = 0u32;
+            while !looker.is_finished() && std::time::Instant::now() < until {
+                for _ in 0..1000 {
+                    round = round.wrapping_add(1);
+                    piece.list(round as usize, !(round as usize), round);
+                    assert!(piece.pending().is_some_and(|range| piece.finish(range)));
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+            looker.join().unwrap()
+        });
+        assert!(seen > 0, "nothing was tested");
     }
 }

@@ -8,7 +8,7 @@
 //! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
 //! come to is done again by a hurried thread.
 
-use super::arena::{Arena, CALM, HURRIED, Piece};
+use super::arena::{Arena, CALM, HURRIED};
 use super::need::Need;
 use super::turns::Turns;
 use core::sync::atomic::Ordering;
@@ -200,23 +200,12 @@ impl Shared {
 
     fn take(&self, number: usize) {
         let control = self.arena.control();
-        let Some(Piece { start, bytes, done }) = self.arena.pieces().get(number) else {
+        let piece = self.arena.pieces().get(number);
+        let Some((piece, range)) = piece.and_then(|piece| Some((piece, piece.pending()?))) else {
             return;
         };
-        let state = done.load(Ordering::SeqCst);
-        if state & 1 != 0 {
-            return;
-        }
-        let (start, bytes) = (start.load(Ordering::Acquire), bytes.load(Ordering::Acquire));
-        // Somebody else has done it meanwhile, and this may be a piece of another round by now, in parts.
-        if done.load(Ordering::SeqCst) != state {
-            return;
-        }
-        zap(start, bytes);
-        let was_first = done
-            .compare_exchange(state, state | 1, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok();
-        if was_first && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+        zap(range.start, range.bytes);
+        if piece.finish(range) && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
             control.finished.store(1, Ordering::SeqCst);
             helper::wake(control.finished.as_ptr() as usize);
         }

@@ -4,7 +4,7 @@
 //! mapping, ours and others', by `MADV_DONTNEED` in pieces that several threads take from one list. The rest is
 //! the end of the process.
 
-use super::arena::{self, Arena, Piece};
+use super::arena::{self, Arena};
 use super::crew::Crew;
 use super::life;
 use super::maps::{self, Kind, Mapping};
@@ -145,8 +145,7 @@ fn list_pieces(
 ) -> (usize, Option<usize>) {
     let pieces = arena.pieces();
     let control = arena.control();
-    // An even number of this round's: not done.
-    let pending = control.round.load(Ordering::SeqCst).wrapping_add(1) << 1;
+    let round = control.round.load(Ordering::SeqCst).wrapping_add(1);
     let mut left_bytes = survey.anonymous_bytes;
     let (mut count, mut more) = (0, None);
     let mut add = |start: usize, end: usize, reserved: bool| {
@@ -158,11 +157,8 @@ fn list_pieces(
                 piece_bytes(left_bytes.saturating_sub(at - start), control.workers)
             };
             let next = ((at + most) / PIECE_BYTES * PIECE_BYTES).min(end);
-            if let Some(Piece { start, bytes, done }) = pieces.get(count) {
-                start.store(at, Ordering::Relaxed);
-                bytes.store(next - at, Ordering::Relaxed);
-                // Whoever sees this sees the range.
-                done.store(pending, Ordering::Release);
+            if let Some(piece) = pieces.get(count) {
+                piece.list(at, next - at, round);
                 count += 1;
                 at = next;
             } else {
@@ -213,8 +209,8 @@ mod tests {
             assert_eq!(next, None);
             let mut at = block.max(from);
             for piece in &arena.pieces()[..count] {
-                let start = piece.start.load(Ordering::Relaxed);
-                let end = start + piece.bytes.load(Ordering::Relaxed);
+                let range = piece.pending().unwrap();
+                let (start, end) = (range.start, range.start + range.bytes);
                 assert!(end <= arena.address() || start >= arena.end());
                 if start <= at && at < end {
                     at = end;
