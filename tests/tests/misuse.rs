@@ -152,7 +152,7 @@ fn the_offered_configuration_is_silent() {
         .filter_map(|word| word.split_once('='))
         .filter(|(key, _)| is_key(key))
         .collect();
-    for key in ["rseq", "cluster", "thp", "syscalls"] {
+    for key in ["rseq", "cluster", "thp", "syscalls", "harden", "stats_dir"] {
         assert!(
             offers.iter().any(|(offer, _)| *offer == key),
             "{key} is not offered: {offers:?}"

@@ -174,14 +174,7 @@ impl Config {
         }
         let parsed = ebbtide_sys::process::environment(b"EBBTIDE_CONF", |text| {
             Self::parse(text, |problem, item| {
-                Line::new()
-                    .text("EBBTIDE_CONF: ")
-                    .text(problem)
-                    .text(" in \"")
-                    .bytes(item)
-                    .text("\"; ignored. Keys: ")
-                    .text(KEYS)
-                    .write();
+                complaint(problem, item).write();
             })
         });
         parsed.unwrap_or(Self::DEFAULT)
@@ -321,6 +314,23 @@ const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_ma
                     teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 populate=on|off lockstat=off|on|cpu harden=on|off \
                     stats_dir=/PATH";
 
+/// The line about an item. A long one is cut, the keys never are.
+fn complaint(problem: &str, item: &[u8]) -> Line {
+    const MOST_BYTES: usize = 64;
+    let (shown, cut) = match item.get(..MOST_BYTES) {
+        Some(start) if item.len() > MOST_BYTES => (start, "..."),
+        _ => (item, ""),
+    };
+    Line::new()
+        .text("EBBTIDE_CONF: ")
+        .text(problem)
+        .text(" in \"")
+        .bytes(shown)
+        .text(cut)
+        .text("\"; ignored. Keys: ")
+        .text(KEYS)
+}
+
 fn on_off(value: &[u8]) -> Option<bool> {
     match value {
         b"on" => Some(true),
@@ -393,6 +403,15 @@ mod tests {
             assert_eq!((config.workers, complaints.len()), (0, 0));
         }
         assert_eq!(parse("workers=2,syscalls=all").0.workers, 2);
+    }
+
+    #[test]
+    fn a_complaint_has_all_keys() {
+        let long = [b'x'; 1000];
+        for item in [&long[..], b"retan_ms=5"] {
+            let line = complaint("not possible with syscalls=basic", item);
+            assert!(line.shown().ends_with(KEYS.as_bytes()));
+        }
     }
 
     #[test]

@@ -3,9 +3,12 @@
 use crate::heap::started_heap;
 use core::fmt::Write;
 
+/// Room for all keys of the configuration.
+const LINE_BYTES: usize = 640;
+
 /// A line that begins with `ebbtide: `; what does not fit is cut.
 pub struct Line {
-    bytes: [u8; 480],
+    bytes: [u8; LINE_BYTES],
     len: usize,
 }
 
@@ -13,7 +16,7 @@ impl Line {
     /// Begins a line.
     pub fn new() -> Self {
         Self {
-            bytes: [0; 480],
+            bytes: [0; LINE_BYTES],
             len: 0,
         }
         .text("ebbtide: ")
@@ -50,6 +53,12 @@ impl Line {
     pub fn address(mut self, address: usize) -> Self {
         let _ = write!(self, "{address:#x}");
         self
+    }
+
+    /// What it says.
+    #[cfg(test)]
+    pub fn shown(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 
     /// Writes the line in one call.
@@ -92,7 +101,7 @@ mod tests {
             .address(0xabc)
             .text(", ")
             .number(7);
-        assert_eq!(&line.bytes[..line.len], b"ebbtide: free of 0xabc, 7");
+        assert_eq!(line.shown(), b"ebbtide: free of 0xabc, 7");
         let mut long = Line::new();
         for _ in 0..1000 {
             long = long.text("x\n");
