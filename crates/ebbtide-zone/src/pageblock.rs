@@ -185,9 +185,9 @@ impl Pageblock {
     pub(crate) fn take_word(&mut self, i: usize, mask: u64) -> Moved {
         debug_assert_eq!(self.free[i] & mask, mask);
         let moved = Moved {
-            frames: mask.count_ones(),
-            dirty: (self.dirty[i] & mask).count_ones(),
-            lazy: (self.lazy[i] & mask).count_ones(),
+            frames: bits::ones(mask),
+            dirty: bits::ones(self.dirty[i] & mask),
+            lazy: bits::ones(self.lazy[i] & mask),
         };
         self.free[i] &= !mask;
         self.dirty[i] &= !mask;
@@ -203,7 +203,7 @@ impl Pageblock {
     #[inline]
     pub(crate) fn put_word(&mut self, i: usize, mask: u64, content: Content) -> Moved {
         debug_assert_eq!(self.free[i] & mask, 0);
-        let n = mask.count_ones();
+        let n = bits::ones(mask);
         let mut moved = Moved {
             frames: n,
             dirty: 0,

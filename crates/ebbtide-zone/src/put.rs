@@ -2,7 +2,7 @@
 
 use crate::bits;
 use crate::frame::{BLOCK_FRAMES, Frame};
-use crate::pageblock::Content;
+use crate::pageblock::{Content, Moved};
 use crate::state::{Zone, bit_of};
 use crate::take::TakeMode;
 
@@ -103,11 +103,12 @@ impl Zone<'_> {
     #[inline]
     fn put_at(&mut self, index: u32, start: u32, frames: u32, content: Content) {
         let b = &mut self.blocks[index as usize];
-        let state = &mut *self.state;
+        let mut moved = Moved::default();
         bits::for_words(start, frames, |i, mask| {
-            state.count_put(b.put_word(i, mask, content))
+            moved.add(b.put_word(i, mask, content))
         });
         b.lengthen_max_run(start, frames);
+        self.state.count_put(moved);
         self.settle(index);
     }
 

@@ -5,6 +5,7 @@
 //! paths fail their first compare ([`Fast`]) and come to the slow paths, which call [`heap`].
 
 use crate::central::Central;
+use crate::central::news::News;
 use crate::config::Config;
 use crate::cpu_cache::CpuCaches;
 use crate::domains::Domains;
@@ -50,6 +51,8 @@ pub struct Heap {
     pub zones: [ZoneSlot; MAX_ZONES],
     /// By class.
     pub central: [Central; CLASSES],
+    /// Which of them have spans to look at.
+    pub news: News,
     /// Span records.
     pub records: Lock<SpanTable>,
     /// Ranges on their way to the kernel.
@@ -105,6 +108,7 @@ static HEAP: Heap = Heap {
     cpus: AtomicUsize::new(1),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],
+    news: News::new(),
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
     slots: Slots::new(),
     workers: Workers::new(),

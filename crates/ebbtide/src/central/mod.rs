@@ -17,6 +17,7 @@
 //! - `INV-CENTRAL-2`: an object that comes back lies in a span of this class, at an object's start, and
 //!   is not in the span already. What breaks this is the program's mistake; nothing is changed then.
 
+pub mod news;
 mod spans;
 
 use crate::heap::Heap;

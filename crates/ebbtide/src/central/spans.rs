@@ -126,7 +126,7 @@ impl SpanLists {
         // SAFETY: by contract.
         let span = unsafe { span::record(heap.region(), index) };
         self.free += count;
-        self.news += count;
+        self.add_news(heap, class, count);
         if span.free != objects {
             // SAFETY: by contract.
             unsafe { self.settle(heap, index, false) };
@@ -235,7 +235,7 @@ impl SpanLists {
         let high = core::mem::replace(&mut self.high, out).max(out);
         self.retain.observe(now, (high * size) as u64);
         self.retain.observe(now, (out * size) as u64);
-        if self.news * size < NEWS_BYTES {
+        if !self.has_news(size) {
             return 0;
         }
         let free = self.populated(size) as u64;
@@ -246,10 +246,10 @@ impl SpanLists {
     /// Bytes of free objects, populated as far as is known, that may be worth a look.
     pub fn waiting(&self, class: usize) -> usize {
         let size = CLASS[class].size as usize;
-        if self.news * size < NEWS_BYTES {
-            0
-        } else {
+        if self.has_news(size) {
             self.populated(size)
+        } else {
+            0
         }
     }
 
@@ -257,14 +257,27 @@ impl SpanLists {
         (self.free * size).saturating_sub(self.released * FRAME_BYTES)
     }
 
+    fn has_news(&self, size: usize) -> bool {
+        self.news * size >= NEWS_BYTES
+    }
+
+    fn add_news(&mut self, heap: &Heap, class: usize, objects: usize) {
+        self.news += objects;
+        if self.has_news(CLASS[class].size as usize) {
+            heap.news.note(class);
+        }
+    }
+
     /// All spans have been looked at.
-    pub fn looked_at_all(&mut self) {
+    pub fn looked_at_all(&mut self, heap: &Heap, class: usize) {
         self.news = 0;
+        heap.news.clear(class);
     }
 
     /// Frames that could not be given back are worth another look.
-    pub fn end_holds(&mut self) {
-        self.news += core::mem::take(&mut self.held);
+    pub fn end_holds(&mut self, heap: &Heap, class: usize) {
+        let held = core::mem::take(&mut self.held);
+        self.add_news(heap, class, held);
     }
 
     /// Looks at up to `spans` spans, emptiest first, that round `round` has not seen, and claims their
@@ -350,7 +363,7 @@ impl SpanLists {
             span.held_look = heap.held.look();
         } else if !clean {
             // Nobody came to it: worth another look.
-            self.news += objects;
+            self.add_news(heap, class, objects);
         }
         if span.free == about.objects {
             self.released -= span.released.count_ones() as usize;

@@ -20,7 +20,8 @@ impl Heap {
         if !self.settings().config.depopulate {
             return 0;
         }
-        (1..CLASSES)
+        self.news
+            .classes()
             .map(|class| self.central[class].spans.lock().waiting(class))
             .sum()
     }
@@ -121,7 +122,7 @@ impl Heap {
                     })
                 };
                 if !more {
-                    lists.looked_at_all();
+                    lists.looked_at_all(self, class);
                 }
                 if (frames + gather.frames()) as usize * FRAME_BYTES >= due {
                     break;

@@ -112,8 +112,8 @@ impl Heap {
                 }
             }
         }
-        for central in &self.central[1..CLASSES] {
-            central.spans.lock().end_holds();
+        for class in 1..CLASSES {
+            self.central[class].spans.lock().end_holds(self, class);
         }
     }
 }

@@ -270,7 +270,7 @@ impl Heap {
         let mut released = self.release_in_place(frames, take, Releaser::Program);
         if released < frames && self.settings().config.depopulate {
             let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-            for class in 1..CLASSES {
+            for class in self.news.classes() {
                 if released >= frames {
                     break;
                 }
