@@ -6,7 +6,7 @@
 //! when it is put back, because its zone is known by its number. No lock is held across the opening: threads that find the same zone full may open the same step, the first to come back
 //! adds it.
 //!
-//! The first 32 MiB of a zone are kept from huge pages, so that small processes stay small; what
+//! The first 16 MiB of a zone are kept from huge pages, so that small processes stay small; what
 //! is opened behind asks for them.
 
 use crate::heap::Heap;
@@ -26,7 +26,7 @@ use ebbtide_zone::{
 };
 
 /// Blocks at a zone's start that stay without huge pages.
-const START_BLOCKS: u32 = 16;
+const START_BLOCKS: u32 = 8;
 /// The first step of an opening, and the largest, in blocks.
 const STEPS: (u32, u32) = (2, 32);
 
