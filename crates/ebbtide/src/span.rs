@@ -16,6 +16,8 @@
 //! - `INV-SPAN-2`: objects from `high` on were never handed out; their frames are as the zone gave
 //!   them.
 
+mod run;
+
 use crate::region::Region;
 use crate::size_class::{Class, MAX_OBJECTS};
 use ebbtide_sys::lock::Lock;
@@ -187,19 +189,7 @@ impl Span {
     }
 
     fn all_free(&self, first: usize, last: usize) -> bool {
-        (first / 64..=last / 64).all(|index| {
-            let low = if index == first / 64 {
-                u64::MAX << (first % 64)
-            } else {
-                u64::MAX
-            };
-            let high = if index == last / 64 {
-                u64::MAX >> (63 - last % 64)
-            } else {
-                u64::MAX
-            };
-            self.map[index] & low & high == low & high
-        })
+        words_of(first, last).all(|(word, mask)| self.map[word] & mask == mask)
     }
 
     /// Takes all objects that overlap `frames` out, as if allocated. How many.
@@ -236,45 +226,6 @@ impl Span {
         true
     }
 
-    /// Puts back the objects at the front of `objects` that lie in this span: how many, and why the next was refused.
-    /// A word of the map is fetched and stored once for all of its objects that stand together.
-    pub fn put_run(
-        &mut self,
-        class: &Class,
-        span_address: usize,
-        objects: &[usize],
-    ) -> (usize, Option<Refused>) {
-        let bytes = self.frames as usize * FRAME_BYTES;
-        let (mut at, mut bits) = (0, self.map[0]);
-        let (mut count, mut refused) = (0, None);
-        for &address in objects {
-            let offset = address.wrapping_sub(span_address);
-            if offset >= bytes {
-                break;
-            }
-            let (number, exact) = class.object_at(offset);
-            if !exact || number >= class.objects as usize {
-                refused = Some(Refused::Interior);
-                break;
-            }
-            if number / 64 != at {
-                self.map[at] = bits;
-                at = number / 64;
-                bits = self.map[at];
-            }
-            let bit = 1 << (number % 64);
-            if bits & bit != 0 {
-                refused = Some(Refused::InIt);
-                break;
-            }
-            bits |= bit;
-            count += 1;
-        }
-        self.map[at] = bits;
-        self.free += count as u16;
-        (count, refused)
-    }
-
     /// Frames that a large allocation owns and does not use.
     pub fn slack(&self) -> usize {
         ((self.blocks * ebbtide_zone::BLOCK_FRAMES).saturating_sub(self.frames)) as usize
@@ -288,6 +239,15 @@ impl Span {
         let bytes = self.high as usize * class.size as usize;
         (bytes.div_ceil(FRAME_BYTES) as u32).min(self.frames)
     }
+}
+
+/// The words of the map for these objects, and their bits in them.
+fn words_of(first: usize, last: usize) -> impl Iterator<Item = (usize, u64)> {
+    (first / 64..=last / 64).map(move |word| {
+        let low = if word == first / 64 { first % 64 } else { 0 };
+        let high = if word == last / 64 { last % 64 } else { 63 };
+        (word, u64::MAX << low & u64::MAX >> (63 - high))
+    })
 }
 
 /// The frames that an object overlaps, one bit each.

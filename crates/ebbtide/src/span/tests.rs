@@ -49,13 +49,14 @@ fn a_run_goes_in_as_its_objects_would_one_by_one() {
         whole.take(about, ADDRESS, &mut all);
         single.take(about, ADDRESS, &mut all);
         for _ in 0..64 {
-            // Downwards from anywhere, with a leap or a fault here and there.
+            // Upwards or downwards from anywhere, with a leap or a fault here and there.
             let mut object = random(objects);
+            let step = [1, objects - 1][random(2)];
             let run: std::vec::Vec<usize> = (0..1 + random(64))
                 .map(|_| {
                     object = match random(32) {
                         0 => random(objects),
-                        _ => (object + objects - 1) % objects,
+                        _ => (object + step) % objects,
                     };
                     match random(400) {
                         0 => ADDRESS + object * size + 8,
@@ -82,13 +83,47 @@ fn a_run_goes_in_as_its_objects_would_one_by_one() {
                 }
                 count += 1;
             }
-            assert_eq!(whole.put_run(about, ADDRESS, &run), (count, refused));
+            let mut done = 0;
+            let why = loop {
+                let (more, why) = whole.put_run(about, ADDRESS, &run[done..]);
+                done += more;
+                if more == 0 || why.is_some() {
+                    break why;
+                }
+            };
+            assert_eq!((done, why), (count, refused));
             assert_eq!((whole.free, whole.map), (single.free, single.map));
             if refused.is_some() || whole.free > about.objects / 2 {
                 let room = random(objects) + 1;
                 whole.take(about, ADDRESS, &mut all[..room]);
                 single.take(about, ADDRESS, &mut all[..room]);
             }
+        }
+    }
+}
+
+#[test]
+fn neighbours_end_with_the_span() {
+    const ADDRESS: usize = 257 * FRAME_BYTES;
+    for (class, about) in CLASS.iter().enumerate().skip(1) {
+        let (size, objects) = (about.size as usize, about.objects as usize);
+        let count = objects.min(9);
+        let behind = objects * size < about.frames as usize * FRAME_BYTES;
+        let last = (objects - count..=objects).map(|object| ADDRESS + object * size);
+        let first = (0..=count).map(|past| ADDRESS + (count - 1) * size - past * size);
+        for (run, refused) in [
+            (std::vec::Vec::from_iter(last), behind),
+            (first.collect(), false),
+        ] {
+            let mut span = fresh(class);
+            span.take(about, ADDRESS, &mut std::vec![0; objects]);
+            let (mut done, mut why) = span.put_run(about, ADDRESS, &run);
+            if why.is_none() {
+                let (more, then) = span.put_run(about, ADDRESS, &run[done..]);
+                (done, why) = (done + more, then);
+            }
+            assert_eq!((done, span.free as usize), (count, count), "class {class}");
+            assert_eq!(why, refused.then_some(Refused::Interior), "class {class}");
         }
     }
 }
