@@ -13,6 +13,7 @@
  *   polls    nor does it stay for the little that a program at its polling leaves behind
  *   early    the worker that was made in advance sees what is free in half-used spans, too, before the window is over
  *   awaits   and is gone when nothing came of it, however long the window is
+ *   busy     caches of a program that goes on with a little of everything do not keep what it once needed
  *   cpu      with one CPU, and with CPUs that change meanwhile
  *   clone    as `fork`, children that skip the handlers
  *   split    the huge pages behind depopulated spans are split, so that the system gets the memory
@@ -102,7 +103,7 @@ static uint64_t figure(int place)
     CHECK(stats && stats(all, sizeof all) == sizeof all);
     return all[place];
 }
-enum { DIRTY = 5, HELD = 8 };
+enum { CACHED = 3, DIRTY = 5, HELD = 8 };
 
 /* ebb_release(). */
 static size_t release(void)
@@ -445,6 +446,24 @@ int main(int argc, char **argv)
             CHECK(said < got + 32 * MIB && got < said + 32 * MIB, "said %zu MiB, the system got %zu", said / MIB, got / MIB);
         }
         verify();
+    } else if (!strcmp(mode, "busy")) {
+        enum { MANY = 1 << 16, FEW = 200 };
+        static char *all[MANY], *few[FEW];
+        for (int i = 0; i < MANY; i++) all[i] = memset(malloc(48 + i * 37 % 3000), 1, 48);
+        for (int i = 0; i < MANY; i++) free(all[i]);
+        size_t much = figure(CACHED), now = much;
+        int cpus = sysconf(_SC_NPROCESSORS_ONLN);
+        /* Never the same twice, so neither a CPU nor a class is idle. */
+        for (int turn = 0; turn < 1000 && now > 3 * MIB; turn++) {
+            if (cpus > 1) pin(turn % 2, 1);
+            for (int i = 0; i < FEW; i++) {
+                free(few[i]);
+                few[i] = (turn + i) % 3 ? malloc(48 + (turn + i) * 37 % 3000) : NULL;
+            }
+            usleep(10000);
+            now = figure(CACHED);
+        }
+        CHECK(much > 6 * MIB && now <= 3 * MIB, "%zu of %zu KiB stay cached", now / 1024, much / 1024);
     } else if (!strcmp(mode, "held")) {
         fill_and_free(4096, 16384, 256 * MIB);
         pid_t sharer = fork();

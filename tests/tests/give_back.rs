@@ -151,6 +151,16 @@ fn workers_do_not_stay_for_a_program_at_its_polling() {
     give_back("polls", "");
 }
 
+#[test]
+fn caches_of_a_program_at_work() {
+    give_back("busy", "");
+}
+
+#[test]
+fn caches_of_a_program_at_work_without_rseq() {
+    give_back("busy", "rseq=off");
+}
+
 /// It was made in advance, and waits for a free.
 #[test]
 fn a_worker_that_waits_looks_at_spans() {

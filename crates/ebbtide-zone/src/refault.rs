@@ -129,10 +129,11 @@ impl Refaults {
     }
 
     /// Compares the two costs. The calls for what is unused are the same; twice the margin is needed to go back, and
-    /// without evidence nothing changes.
+    /// without evidence nothing changes. What may still be wanted counts as unused until it is: a few frames that come back at
+    /// once say nothing of the many that were given up with them.
     fn judge(&mut self) {
         let gain = self.reused * (REFAULT_NS + RELEASE_NS - RETOUCH_NS);
-        let cost = (self.reused + self.unused) * LAZY_NS;
+        let cost = (self.reused + self.unused + self.given_up.all()) * LAZY_NS;
         if gain > cost {
             self.lazy_first = true;
         } else if 2 * gain < cost {
@@ -143,6 +144,11 @@ impl Refaults {
     /// Whether going lazy first is the cheaper course.
     pub fn lazy_first(&self) -> bool {
         self.lazy_first
+    }
+
+    /// Frames that may be lazy at once: twice as many as were reused lately. A few that come back do not hold many.
+    pub fn lazy_limit(&self) -> u64 {
+        if self.lazy_first { 2 * self.reused } else { 0 }
     }
 
     /// The evidence: frames reused, and unused, the older ones counted less.

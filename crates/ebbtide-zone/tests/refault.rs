@@ -33,7 +33,7 @@ fn reuse_makes_it_lazy_and_waste_makes_it_clean() {
     // New memory before anything was given up would not count; this replaces it.
     zone.observe(now, 800);
     assert_eq!(zone.evidence(), (800, 0));
-    assert!(zone.lazy_first());
+    assert!(zone.lazy_first() && zone.lazy_limit() == 1600);
     // The rest is unused when its time is over.
     now += WINDOW_MS;
     zone.observe(now, 0);
@@ -49,6 +49,22 @@ fn reuse_makes_it_lazy_and_waste_makes_it_clean() {
     now += WINDOW_MS * 100;
     zone.observe(now, 0);
     assert_eq!((zone.evidence(), zone.lazy_first()), ((0, 0), false));
+}
+
+/// What is given up is judged when its time is over, what comes back at once.
+#[test]
+fn a_few_that_come_back_do_not_hold_many() {
+    let mut zone = Refaults::new();
+    zone.observe(50_000, 0);
+    zone.give_up(10_000);
+    zone.observe(50_100, 50);
+    assert_eq!((zone.lazy_first(), zone.lazy_limit()), (false, 0));
+    zone.observe(51_000, 1950);
+    assert_eq!((zone.lazy_first(), zone.lazy_limit()), (true, 4000));
+    // Many more are given up now, and none of them is wanted yet.
+    zone.give_up(100_000);
+    zone.observe(51_100, 0);
+    assert_eq!((zone.lazy_first(), zone.lazy_limit()), (false, 0));
 }
 
 #[test]

@@ -54,6 +54,8 @@ pub struct Transfer {
     empty: u64,
     /// Rounds of the release engine since a batch came or went.
     idle_rounds: usize,
+    /// The fewest full batches in this window.
+    low: usize,
 }
 
 /// What came back is not an object of the class that is out.
@@ -92,6 +94,7 @@ impl Central {
             count: 0,
             empty: u64::MAX,
             idle_rounds: 0,
+            low: 0,
         };
         let lists = SpanLists::NEW;
         Self {
@@ -192,11 +195,14 @@ impl Heap {
         true
     }
 
-    /// Empties the full batches of a class into its spans.
-    pub fn drain_transfer(&self, class: usize) {
+    /// Empties up to `batches` full batches of a class into its spans.
+    pub fn drain_transfer(&self, class: usize, batches: usize) {
         let mut objects = [0; MAX_BATCH];
         let objects = &mut objects[..CLASS[class].batch as usize];
-        while self.take_batch(class, objects) {
+        for _ in 0..batches {
+            if !self.take_batch(class, objects) {
+                return;
+            }
             self.put_in_spans(class, objects);
         }
     }
@@ -333,9 +339,15 @@ impl Transfer {
         Some((self.idle_rounds, self.count))
     }
 
+    /// Begins a window. Full batches that nobody needed in the last one.
+    pub fn surplus(&mut self) -> usize {
+        core::mem::replace(&mut self.low, self.count)
+    }
+
     fn take_full(&mut self) -> Option<u8> {
         self.idle_rounds = 0;
         self.count = self.count.checked_sub(1)?;
+        self.low = self.low.min(self.count);
         Some(self.full[self.count])
     }
 
@@ -360,6 +372,6 @@ impl Transfer {
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        (self.count, self.empty) = (0, u64::MAX);
+        (self.count, self.low, self.empty) = (0, 0, u64::MAX);
     }
 }

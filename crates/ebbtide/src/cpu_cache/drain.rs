@@ -6,27 +6,47 @@
 
 use crate::heap::Heap;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::rseq::model::Slab;
-use ebbtide_sys::{clock, membarrier, vm};
+use ebbtide_sys::{membarrier, vm};
 
 use super::{LIVE, PARKED};
 
 /// Rounds of the release engine without use after which a cache is drained: about a second when calm.
 const IDLE_ROUNDS: usize = 6;
+/// A window lasts as long as free memory is kept, and at least so long.
+const LEAST_WINDOW_MS: u64 = 100;
+/// So much must have been more than enough in one CPU's stacks, or they are left alone.
+const SURPLUS_BYTES: usize = 256 << 10;
+
+/// When the window began in which the fewest objects of each stack and the fewest batches are counted.
+static WINDOW_MS: AtomicU64 = AtomicU64::new(0);
+
+/// Objects of each class to take out of a CPU's cache.
+type Counts = [u16; CLASSES];
 
 impl Heap {
     /// Takes everything out of a CPU's cache, from whatever thread. `false`: the fence was
     /// refused; the cache is as it was.
     pub fn drain_cpu(&self, cpu: usize) -> bool {
+        self.take_out(cpu, None)
+    }
+
+    /// [`Self::drain_cpu`], of `most` objects of each class.
+    fn take_out(&self, cpu: usize, most: Option<&Counts>) -> bool {
         let caches = &self.caches;
         let place = caches.place();
         if !caches.is_warm(cpu) {
             return true;
         }
         if !place.sections {
-            return self.drain_portable(cpu);
+            self.empty_stacks(most, |class, objects| {
+                let _held = caches.locks[cpu].lock();
+                // SAFETY: the CPU's lock is held.
+                unsafe { Slab::new(place.stacks.slab(cpu)) }.pop_batch(class, objects)
+            });
+            return true;
         }
         if !caches.may_fence() {
             return false;
@@ -40,66 +60,89 @@ impl Heap {
         if fenced {
             // SAFETY: `INV-RSEQ-3`: parked, and fenced after that.
             let mut slab = unsafe { Slab::new(place.stacks.slab(cpu)) };
-            for class in 1..CLASSES {
-                let mut objects = [0; MAX_BATCH];
-                loop {
-                    let count = slab.pop_batch(class, &mut objects);
-                    if count == 0 {
-                        break;
-                    }
-                    self.put_in_spans(class, &objects[..count]);
-                }
+            self.empty_stacks(most, |class, objects| slab.pop_batch(class, objects));
+            if most.is_none() {
+                // SAFETY: as above.
+                unsafe { caches.reset(cpu) };
             }
-            // SAFETY: as above.
-            unsafe { caches.reset(cpu) };
         }
         state.store(LIVE, Ordering::Release);
         entry.store(place.stacks.live_offset(cpu), Ordering::Release);
         fenced
     }
 
-    fn drain_portable(&self, cpu: usize) -> bool {
+    /// Puts what `pop` takes from a stack into the spans, class by class: `most` objects of each, or all.
+    fn empty_stacks(
+        &self,
+        most: Option<&Counts>,
+        mut pop: impl FnMut(usize, &mut [usize]) -> usize,
+    ) {
         for class in 1..CLASSES {
-            let mut objects = [0; MAX_BATCH];
-            loop {
-                let count = {
-                    let _held = self.caches.locks[cpu].lock();
-                    // SAFETY: the CPU's lock is held.
-                    let mut slab = unsafe { Slab::new(self.caches.place().stacks.slab(cpu)) };
-                    slab.pop_batch(class, &mut objects)
-                };
+            let mut left = most.map_or(usize::MAX, |most| most[class] as usize);
+            while left > 0 {
+                let mut objects = [0; MAX_BATCH];
+                let count = pop(class, &mut objects[..left.min(MAX_BATCH)]);
                 if count == 0 {
                     break;
                 }
                 self.put_in_spans(class, &objects[..count]);
+                left -= count;
             }
         }
-        true
     }
 
     /// Drains the caches of CPUs, and the full batches of classes, that have not been used for [`IDLE_ROUNDS`] rounds,
-    /// and idle quarantines. Bytes of objects in the others.
-    pub fn drain_idle(&self) -> usize {
+    /// idle quarantines, and of the others what nobody needed in the last window. Bytes of objects in them.
+    pub fn drain_idle(&self, now: u64) -> usize {
+        let window = u64::from(self.settings().config.retain_ms).max(LEAST_WINDOW_MS);
+        let ends = now.wrapping_sub(WINDOW_MS.load(Ordering::Relaxed)) >= window;
+        if ends {
+            WINDOW_MS.store(now, Ordering::Relaxed);
+        }
         let cpus = 0..self.caches.place().cpus;
         let in_use = cpus.map(|cpu| {
             if self.drain_if_idle(cpu) {
-                0
-            } else {
-                self.caches.cpu_bytes(cpu)
+                return 0;
             }
+            self.drain_surplus(cpu, ends);
+            self.caches.cpu_bytes(cpu)
         });
-        let mut bytes = self.drain_idle_quarantine(clock::now_ms()) + in_use.sum::<usize>();
+        let mut bytes = self.drain_idle_quarantine(now) + in_use.sum::<usize>();
         for (class, about) in CLASS.iter().enumerate().skip(1) {
-            let idle = self.central[class].transfer.lock().idle();
-            match idle {
-                Some((rounds, _)) if rounds >= IDLE_ROUNDS => self.drain_transfer(class),
-                Some((_, batches)) => {
-                    bytes += batches * about.batch as usize * about.size as usize;
-                }
-                None => {}
-            }
+            let (idle, surplus) = {
+                let mut transfer = self.central[class].transfer.lock();
+                let idle = transfer.idle();
+                (idle, if ends { transfer.surplus() } else { 0 })
+            };
+            let Some((rounds, batches)) = idle else {
+                continue;
+            };
+            let idle = rounds >= IDLE_ROUNDS;
+            let left = batches.saturating_sub(if idle { batches } else { surplus });
+            self.drain_transfer(class, batches - left);
+            bytes += left * about.batch as usize * about.size as usize;
         }
         bytes
+    }
+
+    /// Looks how much is in the stacks of a CPU that is at work. At the end of a window takes out what was more than
+    /// enough: a stack that was never seen with fewer objects will do without those.
+    fn drain_surplus(&self, cpu: usize, ends: bool) {
+        let caches = &self.caches;
+        let notes = caches.notes(cpu);
+        // SAFETY: only read; a torn look gives a wrong count at worst.
+        let slab = unsafe { Slab::new(caches.place().stacks.slab(cpu)) };
+        let (mut surplus, mut bytes): (Counts, _) = ([0; CLASSES], 0);
+        for (class, low) in notes.low.iter().enumerate().skip(1) {
+            let now = slab.len(class) as u16;
+            let least = now.min(low.load(Ordering::Relaxed));
+            surplus[class] = least;
+            bytes += least as usize * CLASS[class].size as usize;
+            low.store(if ends { now } else { least }, Ordering::Relaxed);
+        }
+        if ends && bytes >= SURPLUS_BYTES {
+            self.take_out(cpu, Some(&surplus));
+        }
     }
 
     /// Whether a CPU's cache is cold, or was idle and has been drained.
@@ -135,7 +178,7 @@ impl Heap {
             self.drain_cpu(cpu);
         }
         for class in 1..CLASSES {
-            self.drain_transfer(class);
+            self.drain_transfer(class, usize::MAX);
         }
     }
 }

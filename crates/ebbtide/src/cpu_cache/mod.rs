@@ -89,6 +89,8 @@ unsafe impl Sync for CpuCaches {}
 struct SlabNotes {
     /// Room of each stack at its next refill.
     capacity: [AtomicU16; CLASSES],
+    /// The fewest objects that rounds of this window saw in each stack.
+    low: [AtomicU16; CLASSES],
     /// Bytes of objects that all stacks have room for.
     bytes: AtomicUsize,
     /// What the headers added up to at the last round, and for how many rounds they have.
@@ -341,10 +343,8 @@ impl CpuCaches {
         // SAFETY: by contract.
         unsafe { rseq::reset_slab(self.place().stacks.slab(cpu)) };
         let notes = self.notes(cpu);
-        notes
-            .capacity
-            .iter()
-            .for_each(|capacity| capacity.store(0, Ordering::Relaxed));
+        let words = notes.capacity.iter().chain(&notes.low);
+        words.for_each(|word| word.store(0, Ordering::Relaxed));
         notes.bytes.store(0, Ordering::Relaxed);
     }
 }

@@ -78,10 +78,16 @@ impl Heap {
         LAZY_FREE.may_work()
     }
 
-    /// Whether a zone's due frames become lazy first.
-    pub fn goes_lazy(&self, zone: usize) -> bool {
-        self.settings().config.lazyfree == LazyFree::Always
-            || self.zones[zone].lock.lock().refaults.lazy_first()
+    /// How many of a zone's due frames may become lazy first.
+    pub fn lazy_room(&self, zone: usize) -> u64 {
+        if self.settings().config.lazyfree == LazyFree::Always {
+            return u64::MAX;
+        }
+        let data = self.zones[zone].lock.lock();
+        let counters = data.state.counters();
+        // What is in claims may be about to become lazy.
+        let lazy = counters.lazy + counters.claimed;
+        data.refaults.lazy_limit().saturating_sub(lazy)
     }
 
     /// Whether a claim can become lazy without splitting a huge page.

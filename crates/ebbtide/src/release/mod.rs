@@ -349,7 +349,7 @@ impl Heap {
         if backlog.lazy_due > 0 {
             self.release_zones(backlog.lazy_due, backlog.lazy_due, Take::Lazy, by);
         }
-        let cached = self.drain_idle();
+        let cached = self.drain_idle(now);
         let depopulated = self.depopulate_due(now, by);
         let percpu = self.percpu_round(now, by);
         stats::refresh(self, now);

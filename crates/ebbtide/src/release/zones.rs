@@ -106,14 +106,21 @@ impl Heap {
     /// Claims up to about `frames` frames of a zone. How many.
     fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64, take: Take) -> u64 {
         let before = gather.frames();
-        let lazy_first = take == Take::Due { lazy_first: true } && self.goes_lazy(zone);
+        let mut room = if take == (Take::Due { lazy_first: true }) {
+            self.lazy_room(zone)
+        } else {
+            0
+        };
         while gather.frames() - before < frames && gather.reserve() {
             let left = (frames - (gather.frames() - before)).min(u64::from(u32::MAX)) as u32;
             let claim = {
                 let mut data = self.zones[zone].lock.lock();
                 let claim = take.claim(self.region(), &mut data, left);
-                let to_lazy = lazy_first && claim.is_some_and(|claim| self.can_be_lazy(&claim));
+                let to_lazy = room > 0 && claim.is_some_and(|claim| self.can_be_lazy(&claim));
                 add(gather, claim, to_lazy);
+                if to_lazy {
+                    room = room.saturating_sub(claim.map_or(0, |claim| claim.frames().into()));
+                }
                 claim
             };
             let Some(claim) = claim else { break };
