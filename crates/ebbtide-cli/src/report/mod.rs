@@ -68,6 +68,8 @@ struct Part {
     words: Vec<String>,
     /// How long it takes as a rule, where that is known.
     usual_s: Option<f64>,
+    /// With fewer rounds it took less than that.
+    rounds: u32,
     state: State,
 }
 
@@ -133,18 +135,19 @@ fn measure(parts: &mut [Part], args: &ReportArgs) {
         part.state = match pace.no_room(part.usual_s, room) {
             Some(reason) => State::Skipped(reason),
             None => {
-                part.end_within(room);
                 let command = part.command();
                 out::stderr(&format!(
                     "ebbtide report: {number} of {count}{left}: {command}\n"
                 ));
-                part.measure()
+                part.measure(room)
             }
         };
         let took = begins.elapsed().as_secs_f64();
         let told = match &part.state {
             State::Measured(report) => {
-                pace.note(part.usual_s, took);
+                if part.is_whole() {
+                    pace.note(part.usual_s, took);
+                }
                 format!("{} ({took:.0} s)", told(report))
             }
             State::Skipped(reason) => format!("skipped: {reason}"),
@@ -172,11 +175,15 @@ fn parts(args: &ReportArgs) -> Result<Vec<Part>> {
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|o| o == name);
     let is_usual = !args.full && args.against.is_empty();
     let families = FAMILIES.into_iter().filter(|(name, ..)| wanted(name));
-    let parts = families.map(|(name, round_s, rounds)| Part {
-        family: name.into(),
-        words: words(args, name),
-        usual_s: is_usual.then(|| round_s * f64::from(args.rounds.unwrap_or(rounds))),
-        state: State::ToCome,
+    let parts = families.map(|(name, round_s, rounds)| {
+        let rounds = args.rounds.unwrap_or(rounds);
+        Part {
+            family: name.into(),
+            words: words(args, name),
+            usual_s: is_usual.then(|| round_s * f64::from(rounds)),
+            rounds,
+            state: State::ToCome,
+        }
     });
     Ok(parts.collect())
 }
@@ -246,6 +253,7 @@ fn saved(file: &Path) -> Result<Part> {
         family: report.family.clone(),
         words: command.collect(),
         usual_s: None,
+        rounds: report.rounds,
         state: State::Measured(Box::new(report)),
     })
 }
@@ -255,24 +263,18 @@ impl Part {
         self.words.join(" ")
     }
 
-    /// Begins no round that would end later than in this time.
-    fn end_within(&mut self, room: Option<Duration>) {
-        if let Some(room) = room {
-            let words = ["--time-limit".into(), format!("{}s", room.as_secs())];
-            self.words.extend(words);
-        }
-    }
-
-    fn bench_command(&self) -> Result<BenchCommand> {
-        match Cli::try_parse_from(&self.words)?.command {
+    /// Begins no round that would end later than in `room`, which is of this report and not shown as the family's.
+    fn bench_command(&self, room: Option<Duration>) -> Result<BenchCommand> {
+        let limit = room.map(|room| format!("--time-limit={}s", room.as_secs()));
+        match Cli::try_parse_from(self.words.iter().chain(&limit))?.command {
             Command::Bench(command) => Ok(command),
             _ => bail!("not a family: {}", self.family),
         }
     }
 
     /// Whatever goes wrong is this family's alone.
-    fn measure(&self) -> State {
-        let measured = self.bench_command().and_then(|command| {
+    fn measure(&self, room: Option<Duration>) -> State {
+        let measured = self.bench_command(room).and_then(|command| {
             let measured = bench::measure(&command)?;
             Ok(bench::report::new(
                 &measured,
@@ -284,6 +286,12 @@ impl Part {
             Ok(report) => State::Measured(Box::new(report)),
             Err(error) => State::Skipped(format!("{error:#}").trim().replace('\n', " ")),
         }
+    }
+
+    /// Whether all of it was measured, in all rounds.
+    fn is_whole(&self) -> bool {
+        self.report()
+            .is_some_and(|report| !report.partial && report.rounds >= self.rounds)
     }
 
     fn report(&self) -> Option<&Report> {
@@ -329,7 +337,7 @@ mod tests {
             &["--size", "8M", "--wait", "0.1", "--rounds", "1"],
         ] {
             for part in parts(&args(flags)).unwrap() {
-                let command = part.bench_command().unwrap();
+                let command = part.bench_command(None).unwrap();
                 let is_full = flags.contains(&"--full");
                 assert_eq!(command.bench().quick, !is_full, "{:?}", part.words);
                 assert_eq!(command.bench().against.is_empty(), is_full);
@@ -339,18 +347,46 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_is_kept_and_not_shown() {
+        let parts = parts(&args(&["--only", "micro", "--time-limit", "1h"])).unwrap();
+        let command = parts[0].bench_command(Some(Duration::from_secs(893)));
+        let limit = command.unwrap().bench().time_limit;
+        assert_eq!(limit, Some(Duration::from_secs(893)));
+        let shown = parts[0].command();
+        assert_eq!(shown, "ebbtide bench micro --quick --against glibc");
+    }
+
+    #[test]
+    fn a_family_cut_short_is_not_whole() {
+        let mut part = parts(&args(&["--only", "micro"])).unwrap().remove(0);
+        let json = |rounds: u32, partial: bool| {
+            serde_json::json!({
+                "schema": SCHEMA, "family": "micro", "rounds": rounds, "partial": partial,
+                "quick": true, "machine": [], "measurements": [], "curves": [], "notes": [],
+                "failures": [],
+            })
+        };
+        for (rounds, partial, is_whole) in [(3, false, true), (2, false, false), (3, true, false)] {
+            let report = serde_json::from_value(json(rounds, partial)).unwrap();
+            part.state = State::Measured(Box::new(report));
+            assert_eq!(part.is_whole(), is_whole);
+        }
+    }
+
+    #[test]
     fn a_family_that_cannot_run_does_not_lose_the_others() {
         let part = |family: &str, words: &[&str]| Part {
             family: family.into(),
             words: words.iter().map(|w| (*w).into()).collect(),
             usual_s: None,
+            rounds: 1,
             state: State::ToCome,
         };
         let mut bad = part(
             "free",
             &["ebbtide", "bench", "free", "--lib", "/no/such.so"],
         );
-        bad.state = bad.measure();
+        bad.state = bad.measure(None);
         let State::Skipped(reason) = &bad.state else {
             panic!()
         };
