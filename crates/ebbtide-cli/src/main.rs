@@ -8,6 +8,7 @@
 //! | `lock_figures` | what the library's locks cost |
 //! | `out` | prints without failing on a closed pipe; units |
 //! | `stats_page` | the page of figures that a process under Ebbtide keeps |
+//! | `proc` | reads what `/proc` says |
 //! | `run` | starts a program, passes signals and its exit status, measures it |
 //! | `values` | what flags take: sizes, times |
 //! | `top` | watches the processes that run under Ebbtide |
@@ -22,6 +23,7 @@ mod doctor;
 mod library;
 mod lock_figures;
 mod out;
+mod proc;
 mod report;
 mod run;
 mod stats_page;

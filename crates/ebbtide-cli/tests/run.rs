@@ -330,6 +330,38 @@ fn figures_are_summed_over_processes() {
     assert_eq!(library["release_calls"], 9);
 }
 
+/// Others on the machine do not keep the sampler from looking; a name is no reason not to.
+#[test]
+fn a_tree_is_watched_beside_many_processes() {
+    const OTHERS: usize = 300;
+    const FILLED_BYTES: u64 = 64 << 20;
+    let f = Fixture::new();
+    let (path, name) = (f.dir.path().join("s.json"), f.dir.path().join("абвгдежзик"));
+    std::os::unix::fs::symlink("/bin/sh", &name).unwrap();
+    let mut others: Vec<Child> = (0..OTHERS)
+        .map(|_| Command::new("sleep").arg("60").spawn().unwrap())
+        .collect();
+    // `dd` holds its block until the pipe is closed: each of the two is a grandchild.
+    let fill = "dd if=/dev/zero bs=64M count=1 2>/dev/null | sleep 0.6";
+    let script = format!("sh -c '{fill}; :' & sh -c '{fill}; :' & wait");
+    let (to, name) = (path.to_str().unwrap(), name.to_str().unwrap());
+    let mut run = f.run(&["--summary=json", "--summary-file", to, "--", name, "-c"]);
+    let status = run.arg(script).status();
+    for other in &mut others {
+        let _ = other.kill();
+        let _ = other.wait();
+    }
+    assert_eq!(status.unwrap().code(), Some(0));
+    let v: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let figures = &v["with_ebbtide"];
+    let number = |name: &str| figures[name].as_u64().unwrap();
+    assert!(number("samples") >= 6, "{figures}");
+    assert!(
+        number("tree_rss_peak_bytes") > 2 * FILLED_BYTES,
+        "{figures}"
+    );
+}
+
 /// Only a signal that this process got too tells when the end began.
 #[test]
 fn the_end_by_a_signal_is_counted_from_it() {

@@ -8,7 +8,6 @@
 //! all groups go, and the small areas stay: what do they pin?
 
 use std::collections::HashSet;
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use anyhow::{Result, ensure};
 
 use crate::bench::percpu_api::{Area, PerCpu};
 use crate::bench::worker::Output;
+use crate::proc;
 use crate::run::sample::kib_field;
 
 /// Of so many groups one stays.
@@ -109,7 +109,7 @@ pub fn run(case: &str, count: u64) -> Result<Output> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
     let rss = || {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let status = proc::text("/proc/self/status").unwrap_or_default();
         kib_field(&status, "VmRSS").map_or(0.0, |bytes| mib(bytes as usize))
     };
     let mut note = |name: &str, value: f64| {

@@ -1,7 +1,7 @@
 //! Measured processes of the family `swap-exit`: one of many that hold memory, most of it
 //! swapped out, until they are killed; and the one in the foreground that starts meanwhile.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::hint::black_box;
 use std::mem;
 use std::os::fd::AsRawFd;
@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::bench::hist::Histogram;
 use crate::bench::link::{self, now_ns, page_bytes};
 use crate::bench::worker::{Output, Random, alloc};
+use crate::proc;
 use crate::run::sample::kib_field;
 
 /// How many CPUs the processes share: they must be scarce.
@@ -45,7 +46,7 @@ pub fn app(bytes: u64) -> Result<Output> {
             }
         }
     }
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = proc::text("/proc/self/status").unwrap_or_default();
     link::ready(kib_field(&status, "VmSwap").unwrap_or(0), cpu_us());
     // Answered only by mistake: it should have been killed.
     Ok(Output::default())

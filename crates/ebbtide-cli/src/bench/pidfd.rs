@@ -1,18 +1,16 @@
 //! Processes by descriptor: found, signalled, and waited for, whatever becomes of their numbers.
 
-use std::fs;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Instant;
 
-/// The only child of the process's main thread, which starts none but its helper. Its other threads are not looked for: a thread
-/// that somebody has seen in `/proc` is taken off there when it ends, and until that is done, on whatever CPU, the
-/// kernel lets nobody's `wait` return.
+use crate::proc::children_of_main_thread;
+
+/// The only child of the process's main thread, which starts none but its helper.
 pub fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    let helper = children.split_whitespace().next()?.parse().ok()?;
+    let helper = *children_of_main_thread(pid).first()?;
     Some((helper, open_process(helper).ok()?))
 }
 

@@ -21,6 +21,7 @@ use crate::bench::{beside, counting, groups, percpu};
 use crate::bench::{dying, objects, pages, phone, reuse, search, swap, victim};
 use crate::cli::WorkerArgs;
 use crate::out;
+use crate::proc;
 use crate::run::sample::kib_field;
 
 /// What the worker prints.
@@ -375,8 +376,7 @@ fn fill(bytes: u64) -> Result<Output> {
 }
 
 fn status_bytes(name: &str) -> u64 {
-    fs::read_to_string("/proc/self/status")
-        .ok()
+    proc::text("/proc/self/status")
         .and_then(|t| kib_field(&t, name))
         .unwrap_or(0)
 }

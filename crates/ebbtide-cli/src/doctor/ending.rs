@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{self, Command};
 
 use super::{Check, trial};
+use crate::proc;
 use crate::stats_page::FEATURES;
 
 const INLINE: &str = "processes end as the kernel ends them: seen when their memory is back";
@@ -104,7 +105,7 @@ fn first_process() -> Check {
 
 /// A service's cgroup is waited for, or killed.
 fn service() -> Check {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups = proc::text("/proc/self/cgroup").unwrap_or_default();
     let unit = groups
         .lines()
         .filter_map(|line| line.rsplit('/').next())

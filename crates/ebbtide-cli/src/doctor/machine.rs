@@ -5,6 +5,7 @@ use std::mem;
 
 use super::Check;
 use crate::out;
+use crate::proc;
 use crate::run::sample::kib_field;
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -106,7 +107,7 @@ fn memory() -> Check {
 }
 
 fn swap() -> Check {
-    let text = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let text = proc::text("/proc/swaps").unwrap_or_default();
     let areas: Vec<&str> = text.lines().skip(1).collect();
     if areas.is_empty() {
         return Check::info("swap", "none");

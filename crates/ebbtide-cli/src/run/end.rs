@@ -1,11 +1,11 @@
 //! What comes after the end of a run: helpers that take memory back beside whoever waited.
 
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::proc;
 use crate::stats_page::StatsPage;
 
 /// Longer than this is not waited for.
@@ -100,7 +100,7 @@ impl End {
 
 /// Whether the process has a helper's name and has not come to its own end: its last step may take memory too.
 pub fn is_helper(pid: u64) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_at_work(&stat))
+    proc::text(format!("/proc/{pid}/stat")).is_some_and(|stat| is_at_work(&stat))
 }
 
 /// The same by the text of its `stat`: `PID (name) state …`

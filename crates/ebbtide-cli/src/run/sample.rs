@@ -1,21 +1,26 @@
 //! Watches the memory of a process tree from `/proc` while it runs.
 //!
-//! A thread looks after 1 ms, then at intervals that double up to 50 ms, and
-//! longer where looking costs more than 1 % of the time. `smaps_rollup` walks
-//! the page tables of the process, so it is read a second apart at most.
+//! A thread looks at the known processes after 1 ms, then at intervals that
+//! double up to 50 ms, and longer where looking costs more than 1 % of the
+//! time. Two things cost more, and are done apart by their own cost, so that
+//! they do not keep the thread from looking: `smaps_rollup` walks the page
+//! tables of a process, and is read at most once a second; the walk of all
+//! `/proc` finds what other threads than the main ones have started.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::iter;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::run::end::is_at_work;
+use crate::proc::{self, children_of_main_thread};
+use crate::run::end::{HELPER_NAME, is_at_work};
 
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(50);
 const ROLLUP_INTERVAL: Duration = Duration::from_secs(1);
-/// Intervals are at least this many times what looking costs.
+/// Looks of a kind are at least this many times apart what one costs.
 const COST_FACTOR: u32 = 100;
 const MAX_PROCESSES: usize = 64;
 
@@ -52,7 +57,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// Starts to watch the process `pid` and its descendants.
-    pub fn start(pid: i32) -> std::io::Result<Self> {
+    pub fn start(pid: u32) -> std::io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("sampler".into())
@@ -61,8 +66,11 @@ impl Sampler {
                 let mut interval = FIRST_INTERVAL;
                 loop {
                     let began = Instant::now();
-                    watch.look(began);
+                    let is_there = watch.look(began);
                     let cost = began.elapsed();
+                    if is_there {
+                        watch.look_closer(began);
+                    }
                     let wait = interval.max(cost * COST_FACTOR);
                     match stopped.recv_timeout(wait) {
                         Err(RecvTimeoutError::Timeout) => interval = (interval * 2).min(INTERVAL),
@@ -81,9 +89,10 @@ impl Sampler {
 }
 
 struct Watch {
-    pid: i32,
-    tree: BTreeSet<i32>,
-    looks: u64,
+    pid: u32,
+    /// Its descendants, as far as they are known.
+    tree: BTreeSet<u32>,
+    walk_due: Instant,
     rollup_due: Instant,
     last: Option<(Instant, u64)>,
     area_byte_ns: u128,
@@ -92,13 +101,15 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(pid: i32) -> Self {
+    fn new(pid: u32) -> Self {
+        let now = Instant::now();
         Watch {
             pid,
             tree: BTreeSet::new(),
-            looks: 0,
+            // Not at the first look: the second one comes soon.
+            walk_due: now + FIRST_INTERVAL,
             // The first one after half a second: short programs are left alone.
-            rollup_due: Instant::now() + ROLLUP_INTERVAL / 2,
+            rollup_due: now + ROLLUP_INTERVAL / 2,
             last: None,
             area_byte_ns: 0,
             area_ns: 0,
@@ -106,18 +117,14 @@ impl Watch {
         }
     }
 
-    fn look(&mut self, now: Instant) {
-        if self.looks.is_multiple_of(4) {
-            self.tree = descendants(self.pid);
-        }
-        self.looks += 1;
-        let Some(main) = fs::read_to_string(format!("/proc/{}/status", self.pid))
-            .ok()
-            .and_then(|t| Status::parse(&t))
-        else {
-            return;
+    /// Takes a sample, unless the first process has no memory any more: whether it has.
+    fn look(&mut self, now: Instant) -> bool {
+        let text = proc::text(format!("/proc/{}/status", self.pid));
+        let Some(main) = text.and_then(|text| Status::parse(&text)) else {
+            return false;
         };
-        let others: u64 = self.tree.iter().filter_map(|pid| rss_of(*pid as u32)).sum();
+        self.follow();
+        let others: u64 = self.tree.iter().filter_map(|pid| rss_of(*pid)).sum();
         let total = main.rss_bytes + others;
         if let Some((at, value)) = self.last {
             let ns = (now - at).as_nanos();
@@ -132,6 +139,33 @@ impl Watch {
         s.tree_rss_peak_bytes = s.tree_rss_peak_bytes.max(total);
         s.tree_rss_end_bytes = total;
         s.swap_end_bytes = main.swap_bytes;
+        true
+    }
+
+    /// Adds the children of the known processes, and leaves out who is gone.
+    fn follow(&mut self) {
+        let known = self.tree.iter().copied();
+        let mut parents: Vec<u32> = iter::once(self.pid).chain(known).collect();
+        while let Some(parent) = parents.pop() {
+            for child in children_of_main_thread(parent) {
+                if self.tree.len() < MAX_PROCESSES && self.tree.insert(child) {
+                    parents.push(child);
+                }
+            }
+        }
+        // A helper's memory is its program's; it has its name a moment after it is made.
+        self.tree.retain(|pid| {
+            proc::text(format!("/proc/{pid}/comm")).is_some_and(|name| name.trim() != HELPER_NAME)
+        });
+    }
+
+    /// Does what costs more, where it is due.
+    fn look_closer(&mut self, now: Instant) {
+        if now >= self.walk_due {
+            let began = Instant::now();
+            self.tree = descendants(self.pid);
+            self.walk_due = Instant::now() + began.elapsed() * COST_FACTOR;
+        }
         if now >= self.rollup_due {
             self.look_at_rollup();
         }
@@ -139,7 +173,7 @@ impl Watch {
 
     fn look_at_rollup(&mut self) {
         let began = Instant::now();
-        if let Ok(text) = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)) {
+        if let Some(text) = proc::text(format!("/proc/{}/smaps_rollup", self.pid)) {
             let s = &mut self.samples;
             let value = |name| kib_field(&text, name).unwrap_or(0);
             s.lazy_free_peak_bytes = s.lazy_free_peak_bytes.max(value("LazyFree"));
@@ -189,14 +223,14 @@ pub fn kib_field(text: &str, name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn lazy_of(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+fn lazy_of(pid: u32) -> Option<u64> {
+    let text = proc::text(format!("/proc/{pid}/smaps_rollup"))?;
     kib_field(&text, "LazyFree")
 }
 
 /// What is resident of a process.
 pub fn rss_of(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let text = proc::text(format!("/proc/{pid}/statm"))?;
     let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
     Some(pages * page_bytes())
 }
@@ -206,15 +240,15 @@ fn page_bytes() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// The descendants of `pid`, up to [`MAX_PROCESSES`] of them. By their parents, and not by `children` of each thread: whoever has
-/// looked at a thread in `/proc` makes the kernel hold up whoever waits for the end of the process.
-fn descendants(pid: i32) -> BTreeSet<i32> {
+/// The descendants of `pid`, up to [`MAX_PROCESSES`] of them, whichever thread has started them. By their parents, and not by
+/// `children` of each thread: whoever has looked at a thread in `/proc` makes the kernel hold up whoever waits for the end of
+/// the process.
+fn descendants(pid: u32) -> BTreeSet<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
-    let stats =
-        numbers.filter_map(|n| Some((n, fs::read_to_string(format!("/proc/{n}/stat")).ok()?)));
+    let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let stats = numbers.filter_map(|n| Some((n, proc::text(format!("/proc/{n}/stat"))?)));
     // A helper's memory is its program's.
-    let others: Vec<(i32, i32)> = stats
+    let others: Vec<(u32, u32)> = stats
         .filter(|(_, stat)| !is_at_work(stat))
         .filter_map(|(n, stat)| Some((n, parent_of(&stat)?)))
         .collect();
@@ -231,7 +265,7 @@ fn descendants(pid: i32) -> BTreeSet<i32> {
 }
 
 /// `PID (name) state parent …`; the name may hold anything.
-fn parent_of(stat: &str) -> Option<i32> {
+fn parent_of(stat: &str) -> Option<u32> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(1)?.parse().ok()
 }
@@ -239,6 +273,10 @@ fn parent_of(stat: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::CommandExt;
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
 
     const STATUS: &str =
         "Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nVmSwap:\t       4 kB\n";
@@ -256,7 +294,7 @@ mod tests {
 
     #[test]
     fn watches_itself() {
-        let sampler = Sampler::start(std::process::id() as i32).unwrap();
+        let sampler = Sampler::start(std::process::id()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         let s = sampler.finish();
         assert!(s.count > 0);
@@ -264,27 +302,54 @@ mod tests {
         assert!(s.tree_rss_mean_bytes > 0);
     }
 
-    #[test]
-    fn sees_descendants_of_any_thread() {
-        let spawn = || {
-            let mut command = std::process::Command::new("sh");
-            let command = command.args(["-c", "sleep 5 & echo $!; wait"]);
-            let mut child = command
-                .stdout(std::process::Stdio::piped())
-                .spawn()
-                .unwrap();
-            let mut line = String::new();
-            let mut said = std::io::BufReader::new(child.stdout.take().unwrap());
-            std::io::BufRead::read_line(&mut said, &mut line).unwrap();
-            (child, line.trim().parse::<i32>().unwrap())
-        };
-        let (mut child, grandchild) = std::thread::spawn(spawn).join().unwrap();
-        let tree = descendants(std::process::id() as i32);
+    /// A shell whose name is cut in the middle of a character, and the number of its child.
+    fn shell(dir: &Path) -> (Child, u32) {
+        let path = dir.join("абвгдежзик");
+        std::os::unix::fs::symlink("/bin/sh", &path).unwrap();
+        let mut command = Command::new(path);
+        command
+            .arg0("sh")
+            .args(["-c", "sleep 60 & echo $!; read end"]);
+        let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = pipes.spawn().unwrap();
+        let mut line = String::new();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        said.read_line(&mut line).unwrap();
+        (child, line.trim().parse().unwrap())
+    }
+
+    fn end(child: &mut Child, grandchild: u32) {
         // SAFETY: a number and a signal.
-        unsafe { libc::kill(grandchild, libc::SIGKILL) };
+        unsafe { libc::kill(grandchild as libc::pid_t, libc::SIGKILL) };
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(tree.contains(&(child.id() as i32)) && tree.contains(&grandchild));
+    }
+
+    #[test]
+    fn sees_descendants_of_any_thread() {
+        let dir = tempfile::tempdir().unwrap();
+        let started = std::thread::scope(|s| s.spawn(|| shell(dir.path())).join());
+        let (mut child, grandchild) = started.unwrap();
+        let (pid, tree) = (child.id(), descendants(std::process::id()));
+        let stat = fs::read(format!("/proc/{pid}/stat")).unwrap();
+        end(&mut child, grandchild);
+        assert!(String::from_utf8(stat).is_err(), "the name is cut");
+        assert!(tree.contains(&pid) && tree.contains(&grandchild));
         assert_eq!(parent_of("7 (a) b) S 5 7 7"), Some(5));
+    }
+
+    /// Between two walks.
+    #[test]
+    fn follows_the_children_of_main_threads() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut child, grandchild) = shell(dir.path());
+        let mut watch = Watch::new(child.id());
+        let is_there = watch.look(Instant::now());
+        let found = watch.tree.clone();
+        end(&mut child, grandchild);
+        assert!(is_there && watch.samples.count == 1);
+        assert_eq!(found, BTreeSet::from([grandchild]));
+        assert!(watch.samples.tree_rss_end_bytes > watch.samples.rss_end_bytes);
+        assert!(!watch.look(Instant::now()));
     }
 }

@@ -22,7 +22,7 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
     let passing = Passing::hold()?;
     let began = Instant::now();
     let pid = passing.start(&mut command)?;
-    let sampler = Sampler::start(pid).ok();
+    let sampler = Sampler::start(pid as u32).ok();
 
     let waited = wait_until_zombie(pid);
     let seen = (Instant::now(), monotonic_ns());

@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::library;
+use crate::proc;
 use crate::run::end::HELPER_NAME;
 use crate::stats_page::{LEN_BYTES, StatsPage};
 
@@ -26,7 +27,7 @@ pub struct Stat {
 impl Stat {
     /// Of a process; none if there is no such.
     pub fn read(pid: u32) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        Self::parse(&proc::text(format!("/proc/{pid}/stat"))?)
     }
 
     /// `PID (name) state …`; the name may hold anything.
@@ -191,7 +192,7 @@ fn look_at(pid: u32) -> io::Result<Option<Found>> {
 
 /// The number by which a process knows itself: another one inside a container.
 fn inner_pid(pid: u32) -> u32 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = proc::text(format!("/proc/{pid}/status")).unwrap_or_default();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let inner = numbers.and_then(|numbers| numbers.split_ascii_whitespace().last());
     inner.and_then(|pid| pid.parse().ok()).unwrap_or(pid)
