@@ -1,7 +1,8 @@
 //! The classes whose spans got enough back to be looked at, one bit each, so that who asks what waits in all spans need not
 //! take the locks of all classes: without news there is nothing.
 //!
-//! A class's bit is written under the lock of its spans, read without.
+//! A class's bit is written under the lock of its spans, read without. Reading and setting are ordered with what a worker says of its next
+//! look, and whoever puts memory into spans reads: one of the two sees the other.
 
 use crate::size_class::CLASSES;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +24,7 @@ impl News {
     pub fn note(&self, class: usize) {
         let (word, bit) = (&self.0[class / 64], 1 << (class % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
-            word.fetch_or(bit, Ordering::Relaxed);
+            word.fetch_or(bit, Ordering::SeqCst);
         }
     }
 
@@ -35,7 +36,7 @@ impl News {
     /// The classes that have some. What is noted meanwhile may be missed.
     pub fn classes(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(index, word)| {
-            let mut left = word.load(Ordering::Relaxed);
+            let mut left = word.load(Ordering::SeqCst);
             core::iter::from_fn(move || {
                 let bit = left.trailing_zeros() as usize;
                 left &= left.wrapping_sub(1);

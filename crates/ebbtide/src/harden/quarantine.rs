@@ -231,7 +231,7 @@ impl Heap {
     /// Frees and slow paths look for idle rings too: there may be no worker, or none that looks.
     pub fn look_at_quarantine(&self, now: u64) {
         let looked = &self.quarantine.looked_ms;
-        if self.is_hardened() && now.wrapping_sub(looked.load(Ordering::Relaxed)) >= LOOK_MS {
+        if self.is_hardened() && now.saturating_sub(looked.load(Ordering::Relaxed)) >= LOOK_MS {
             looked.store(now, Ordering::Relaxed);
             self.drain_idle_quarantine(now);
         }
