@@ -2,16 +2,19 @@
 
 use ebbtide_tests::{Run, c_program, is_ebbtide, library, skip};
 
-fn reaper(mode: &str, conf: &str) {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has a helper");
-    }
+fn program(mode: &str, conf: &str) -> Run {
     let conf = format!("exit=detached,exit_threshold=32M{conf}");
     Run::new(c_program("reaper"))
         .args(mode)
         .conf(&conf)
         .timeout(60)
-        .ok();
+}
+
+fn reaper(mode: &str, conf: &str) {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has a helper");
+    }
+    program(mode, conf).ok();
 }
 
 #[test]
@@ -149,9 +152,25 @@ fn a_small_program_has_none() {
 }
 
 #[test]
-fn none_without_the_key_or_with_few_calls() {
+fn none_without_the_key() {
     reaper("off", ",exit=inline");
-    reaper("off", ",syscalls=basic");
+}
+
+/// And it says so.
+#[test]
+fn none_with_few_calls() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has a helper");
+    }
+    let end = program("off", ",syscalls=basic").run();
+    let told = end
+        .stderr
+        .contains("not possible with syscalls=basic in \"exit=detached\"");
+    assert!(
+        end.status.success() && told,
+        "{}",
+        end.describe("is silent")
+    );
 }
 
 #[test]
