@@ -150,7 +150,7 @@ impl Heap {
             let eyes = self.pressure.is_watched() || !self.settings().config.pressure;
             let soon = match eyes {
                 true => u64::from(self.settings().config.retain_ms).max(LOOK_MS),
-                false => workers::EXPECT_MS,
+                false => pressure::policy::LOOK_MS.0,
             };
             let watched = self.workers.look_before(now + soon);
             let called = self.max_workers() > 0

@@ -21,9 +21,6 @@ use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
 
-/// A worker that was made in advance looks whether there is much to give: at first after [`LOOK_MS`], at last so often. On
-/// busy CPUs each look costs a program more than itself.
-pub const EXPECT_MS: u64 = 4 * LOOK_MS.0;
 /// A worker without work ends after this.
 const IDLE_MS: u64 = 10_000;
 /// After a refusal, no thread is asked for during this.
@@ -173,7 +170,7 @@ impl Workers {
         count > 0
     }
 
-    /// Makes the first worker in advance: in a call that takes long anyway. It looks every [`EXPECT_MS`] whether there is
+    /// Makes the first worker in advance: in a call that takes long anyway. It looks every [`LOOK_MS`] whether there is
     /// much to give, so that `free` need not even wake it (30 µs), and ends like any other when nothing comes of it.
     pub fn expect(&'static self) {
         if self.count() == 0 {
@@ -387,8 +384,6 @@ struct Eyes {
     look_at_ms: u64,
     /// From then on a round may come early.
     early_at_ms: u64,
-    /// How long it waits for its next look while there is not much to give.
-    expect_ms: u64,
 }
 
 /// Looks at pressure, if nobody else does; releases everything when it is time to. `true`: it did.
@@ -432,8 +427,7 @@ fn sleep_watching(
         let until = if watches {
             end.min(eyes.look_at_ms)
         } else if expects {
-            eyes.expect_ms = (eyes.expect_ms * 2).clamp(LOOK_MS.0, EXPECT_MS);
-            end.min(clock::now_ms() + eyes.expect_ms)
+            end.min(clock::now_ms() + LOOK_MS.0)
         } else {
             end
         };
