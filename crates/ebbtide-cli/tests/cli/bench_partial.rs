@@ -2,13 +2,30 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use assert_cmd::prelude::*;
 
 use super::bench::stand_in;
 use super::{ebbtide, says};
+
+/// Sends a signal to a run once it says how far it is. Its stderr, and what of that was read.
+pub(super) fn signal_once_measured(
+    child: &mut Child,
+    signal: &str,
+) -> (BufReader<ChildStderr>, String) {
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains(" measured, about ") {
+        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    let sent = Command::new("kill")
+        .args([signal, &child.id().to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+    (errors, said)
+}
 
 /// Breaks a run off with a signal once it says how far it is. Its exit status, what it printed, what it said.
 fn broken_off(family: &[&str], signal: &str) -> Option<(i32, String, String)> {
@@ -23,15 +40,7 @@ fn broken_off(family: &[&str], signal: &str) -> Option<(i32, String, String)> {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut errors = BufReader::new(child.stderr.take().unwrap());
-    let mut said = String::new();
-    while !said.contains(" measured, about ") {
-        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
-    }
-    let sent = Command::new("kill")
-        .args([signal, &child.id().to_string()])
-        .status();
-    assert!(sent.unwrap().success());
+    let (mut errors, mut said) = signal_once_measured(&mut child, signal);
     let began = Instant::now();
     let mut printed = String::new();
     let mut stdout = child.stdout.take().unwrap();

@@ -1,13 +1,14 @@
 //! `report` from outside, with a stand-in for the library and sizes that are no measurement.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::process::{Command, Stdio};
 
 use assert_cmd::prelude::*;
 use predicates::prelude::*;
 
 use super::bench::stand_in;
+use super::bench_partial::signal_once_measured;
 use super::{ebbtide, says};
 
 /// One family is measured, one in part (the stand-in has no helper); all of it is in one page.
@@ -125,15 +126,7 @@ fn a_page_that_is_broken_off_tells_what_is_missing() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut errors = BufReader::new(child.stderr.take().unwrap());
-    let mut said = String::new();
-    while !said.contains(" measured, about ") {
-        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
-    }
-    let sent = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
-    assert!(sent.unwrap().success());
+    let (mut errors, mut said) = signal_once_measured(&mut child, "-INT");
     errors.read_to_string(&mut said).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
     assert!(
