@@ -53,7 +53,7 @@ struct ebb_stats {
     uint64_t version;          /* 1; a later version only adds fields at the end */
     uint64_t live_bytes;       /* with the program, rounded up to size classes and pages */
     uint64_t large_bytes;      /* of that, allocations above 256 KiB */
-    uint64_t cached_bytes;     /* free objects in per-CPU caches, full batches and quarantine (harden=on) */
+    uint64_t cached_bytes;     /* free objects in per-CPU caches and full batches, spare runs, quarantine (harden=on) */
     uint64_t in_spans_bytes;   /* free objects in spans */
     uint64_t dirty_bytes;      /* free pages that may be resident */
     uint64_t lazy_bytes;       /* free pages that the kernel may take */

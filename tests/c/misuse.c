@@ -276,6 +276,7 @@ int main(int argc, char **argv)
     churn(5, 500, 100, 12);
     if (!strcmp(c, "twice-small")) twice(48);
     else if (!strcmp(c, "twice-medium")) twice(20000);
+    else if (!strcmp(c, "twice-run")) twice(MIB);
     else if (!strcmp(c, "twice-large")) twice(3 * MIB);
     else if (!strcmp(c, "later-small")) later(48);
     else if (!strcmp(c, "later-large")) later(3 * MIB);

@@ -284,3 +284,39 @@ fn the_smallest_stack_releases_in_place() {
 fn output_of_a_main_thread_that_leaves() {
     give_back("last", "");
 }
+
+fn spare(mode: &str, conf: &str) {
+    if !is_ebbtide() {
+        return skip("only Ebbtide says what its caches hold");
+    }
+    Run::new(c_program("spare"))
+        .args(mode)
+        .conf(conf)
+        .timeout(120)
+        .ok();
+}
+
+#[test]
+fn a_freed_run_serves_the_next_request_of_its_size() {
+    spare("again", "");
+    spare("again", "rseq=off,workers=0");
+}
+
+#[test]
+fn a_spare_run_goes_when_it_is_not_wanted() {
+    spare("trim", "");
+    spare("idle", "");
+    spare("idle", "workers=0");
+}
+
+#[test]
+fn no_run_is_kept_where_nothing_shall_stay() {
+    for conf in ["retain_ms=0", "limit=64M", "retain_max=1M", "harden=on"] {
+        spare("never", conf);
+    }
+}
+
+#[test]
+fn forked_children_get_each_spare_run_once() {
+    spare("fork", "");
+}

@@ -47,7 +47,7 @@ fn misuse(cases: &str, conf: &str) {
 #[test]
 fn double_free() {
     misuse(
-        "twice-small twice-medium twice-large later-small later-large",
+        "twice-small twice-medium twice-run twice-large later-small later-large",
         "",
     );
 }
@@ -55,7 +55,7 @@ fn double_free() {
 #[test]
 fn double_free_hardened() {
     misuse(
-        "twice-small twice-medium twice-large later-small later-large",
+        "twice-small twice-medium twice-run twice-large later-small later-large",
         "harden=on",
     );
 }
@@ -63,7 +63,7 @@ fn double_free_hardened() {
 #[test]
 fn double_free_without_rseq() {
     misuse(
-        "twice-small twice-large later-small later-large",
+        "twice-small twice-run twice-large later-small later-large",
         "rseq=off",
     );
 }

@@ -19,7 +19,7 @@ const NAMES: &[(u64, &str)] = &[
     (40, "RECORDS"),
     (50, "BATCHES"),
     (56, "PERCPU"),
-    (58, "QUARANTINE"),
+    (58, "FREED"),
     (60, "CPU"),
 ];
 

@@ -42,7 +42,7 @@ pub struct StatsPage {
     pub rseq_mode: u64,
     /// Calls that gave memory back.
     pub release_calls: u64,
-    /// Bytes in per-CPU caches.
+    /// Bytes in per-CPU caches, and of spare runs.
     pub cached_bytes: u64,
     /// Bytes of the manager's own records.
     pub metadata_bytes: u64,

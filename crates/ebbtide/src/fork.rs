@@ -252,6 +252,7 @@ unsafe fn give_up(heap: &Heap) {
         central.spans.lock().clear();
     }
     heap.quarantine.forget();
+    heap.spares.forget();
     // SAFETY: by contract.
     unsafe {
         heap.percpu_abandon();

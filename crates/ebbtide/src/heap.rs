@@ -21,10 +21,13 @@ use crate::release::workers::Workers;
 use crate::report::Line;
 use crate::size_class::CLASSES;
 use crate::span::SpanTable;
+use crate::spare::SpareRuns;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, futex_wait, futex_wake};
 
+/// Requests above this are compared with what the machine has.
+const UNCHECKED_BYTES: usize = 64 << 20;
 /// Zones at most.
 pub const MAX_ZONES: usize = 64;
 
@@ -65,6 +68,8 @@ pub struct Heap {
     pub pressure: Pressure,
     /// Objects freed lately, with `harden=on`.
     pub quarantine: Quarantine,
+    /// Runs freed lately.
+    pub spares: SpareRuns,
     /// Per-CPU caches.
     pub caches: CpuCaches,
 }
@@ -115,6 +120,7 @@ static HEAP: Heap = Heap {
     percpu: PerCpuHeap::new(),
     pressure: Pressure::new(),
     quarantine: Quarantine::new(),
+    spares: SpareRuns::new(),
     caches: CpuCaches::new(),
 };
 
@@ -225,13 +231,13 @@ unsafe fn start() -> bool {
     // SAFETY: once, before any other use.
     let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
         Line::new()
-            .text("no address space for per-CPU caches; raise the limit (ulimit -v)")
+            .text("no address space for per-CPU caches; raise the limit (ulimit -v, or vm.max_map_count)")
             .write();
         return false;
     };
     let Ok(region) = Region::reserve(config.harden) else {
         Line::new()
-            .text("no address space to be had; raise the limit (ulimit -v)")
+            .text("no address space to be had; raise the limit (ulimit -v, or vm.max_map_count)")
             .write();
         return false;
     };
@@ -239,6 +245,7 @@ unsafe fn start() -> bool {
         Line::new().text("no memory for harden=on").write();
         return false;
     }
+    HEAP.spares.start(&config, HEAP.caches.cpus());
     let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
     let domains = Domains::of_machine(config.zones, most as usize);
     let zones = domains.zones();
@@ -335,6 +342,15 @@ impl Heap {
         self.abandoned.load(Ordering::Relaxed) && self.is_frozen(frame)
     }
 
+    /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
+    /// always.
+    pub fn grants(&self, size: usize, align: usize) -> bool {
+        let limit = self.settings().request_limit.max(UNCHECKED_BYTES);
+        size <= self.region().blocks as usize * ebbtide_zone::BLOCK_BYTES
+            && align <= self.region().alignment()
+            && (size <= limit || !self.settings().config.basic_syscalls && overcommits())
+    }
+
     /// Calls `each` for every lock, in the order of [`ranks`].
     pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
         each(self.caches.drain_lock());
@@ -347,8 +363,14 @@ impl Heap {
         each(&crate::release::batches::BATCHES);
         self.percpu.locks().for_each(|shard| each(shard));
         self.quarantine.for_each_lock(&mut each);
+        self.spares.for_each_lock(&mut each);
         self.caches.for_each_lock(each);
     }
+}
+
+/// Whether the machine grants requests above all its memory: `vm.overcommit_memory` is 1.
+fn overcommits() -> bool {
+    ebbtide_sys::file::read_number(c"/proc/sys/vm/overcommit_memory") == Some(1)
 }
 
 /// A lock as the fork handlers see it.

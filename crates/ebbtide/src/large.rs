@@ -45,8 +45,6 @@ const TAIL_FRAMES: u32 = 16;
 const OWN_BLOCKS_FRAMES: u32 = 4096;
 /// In [`Span::moved_frames`]: the pages lie in several mappings, so they cannot be moved again.
 const MOVED_TWICE: u32 = u32::MAX;
-/// Requests above this are compared with what the machine has.
-const UNCHECKED_BYTES: usize = 64 << 20;
 
 /// A fresh large allocation.
 pub struct Large {
@@ -84,8 +82,15 @@ impl Heap {
         let frames = size.div_ceil(FRAME_BYTES) as u32;
         let align_frames = (align / FRAME_BYTES).max(1) as u32;
         let region = self.region();
+        let is_run = frames < BLOCK_FRAMES && align_frames <= BLOCK_FRAMES;
+        if is_run && let Some(first) = self.take_spare(frames, align_frames) {
+            return Some(Large {
+                address: region.address(first),
+                clean: false,
+            });
+        }
         let index = span::take_record(&self.records, region)?;
-        let taken = if frames < BLOCK_FRAMES && align_frames <= BLOCK_FRAMES {
+        let taken = if is_run {
             let run = self.take_run(frames, align_frames);
             run.map(|run| (run.first, 0, run.clean))
         } else {
@@ -131,15 +136,6 @@ impl Heap {
             self.put_run(first_rest, rest, if dirty { rest } else { 0 });
         }
         Some((first, frames / BLOCK_FRAMES, extent.clean))
-    }
-
-    /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
-    /// always.
-    fn grants(&self, size: usize, align: usize) -> bool {
-        let limit = self.settings().request_limit.max(UNCHECKED_BYTES);
-        size <= self.region().blocks as usize * BLOCK_BYTES
-            && align <= self.region().alignment()
-            && (size <= limit || !self.settings().config.basic_syscalls && overcommits())
     }
 
     /// Whether less than half of the address space has been opened.
@@ -215,8 +211,12 @@ impl Heap {
             self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
             (span.frames, span.blocks, span.was_clean, span.moved_frames)
         };
-        span::put_record(&self.records, region, index);
         let bytes = frames as usize * FRAME_BYTES;
+        if touched && blocks == 0 && moved == 0 && self.keep_spare(head, frames) {
+            crate::stats::large_changed(self, bytes);
+            return true;
+        }
+        span::put_record(&self.records, region, index);
         crate::stats::large_freed(bytes);
         self.count_freed(bytes);
         let used = if touched { frames } else { 0 };
@@ -351,6 +351,9 @@ impl Heap {
         };
         (span.frames, span.blocks) = (frames, blocks.min(keep / BLOCK_FRAMES));
         self.put_large(head, keep, old, blocks, old, was_clean);
+        let freed = old.saturating_sub(keep) as usize * FRAME_BYTES;
+        crate::stats::large_freed(freed);
+        self.count_freed(freed);
         let rest = keep.min(old).saturating_sub(frames);
         if rest >= TAIL_FRAMES {
             let address = self.region().address(Frame(head.0 + frames));
@@ -483,9 +486,4 @@ pub fn double_free(region: &Region, head: Frame) -> ! {
         .address(region.address(head))
         .text(", a large allocation")
         .abort()
-}
-
-/// Whether the machine grants requests above all its memory: `vm.overcommit_memory` is 1.
-fn overcommits() -> bool {
-    ebbtide_sys::file::read_number(c"/proc/sys/vm/overcommit_memory") == Some(1)
 }

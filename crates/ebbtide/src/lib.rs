@@ -53,6 +53,7 @@ mod release;
 pub mod report;
 pub mod size_class;
 mod span;
+mod spare;
 pub mod stats;
 
 pub use global::Ebbtide;

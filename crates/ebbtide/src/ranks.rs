@@ -21,8 +21,8 @@ pub const RECORDS: Rank = Rank(40);
 pub const BATCHES: Rank = Rank(50);
 /// The chunks of per-CPU data of a shard; one lock a shard.
 pub const PERCPU: Rank = Rank(56);
-/// A CPU's quarantine of freed objects (`harden=on`); one lock a CPU.
-pub const QUARANTINE: Rank = Rank(58);
+/// What a CPU freed lately: its spare run, one lock a CPU up to 64; with `harden=on` its quarantine, one lock a CPU.
+pub const FREED: Rank = Rank(58);
 /// A CPU's cache in the portable mode; one lock a CPU.
 pub const CPU: Rank = Rank(60);
 
@@ -36,6 +36,6 @@ pub const NAMES: [(Rank, &str); 10] = [
     (RECORDS, "RECORDS"),
     (BATCHES, "BATCHES"),
     (PERCPU, "PERCPU"),
-    (QUARANTINE, "QUARANTINE"),
+    (FREED, "FREED"),
     (CPU, "CPU"),
 ];

@@ -23,7 +23,7 @@ use layout::*;
 pub struct Stats {
     /// With the program, rounded up to size classes and frames. Resident as far as touched.
     pub live: usize,
-    /// Objects in the CPUs' caches, in full batches, and in quarantine (`harden=on`). Resident if they were used before.
+    /// Objects in the CPUs' caches, in full batches, and in quarantine (`harden=on`), and spare runs. Resident if used before.
     pub cached: usize,
     /// Free objects in spans, with what objects leave over in them. Resident as far as used before.
     pub in_spans: usize,
@@ -119,6 +119,7 @@ impl Heap {
         stats.live = small + stats.large;
         stats.in_spans = span_bytes.saturating_sub(small + stats.cached + claimed);
         stats.pending += claimed;
+        stats.cached += self.spares.bytes();
         stats.metadata = self
             .region()
             .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
@@ -155,7 +156,7 @@ struct FrameBytes {
     lazy: usize,
     claimed: usize,
     opened: usize,
-    /// With spans and large allocations, less what the latter own and do not use.
+    /// With spans and large allocations, less what the latter own and do not use, and spare runs.
     used: usize,
 }
 
@@ -172,7 +173,7 @@ impl Heap {
             sum.used += bytes(counters.in_use);
         }
         let slack = self.slack.load(Ordering::Relaxed) * FRAME_BYTES;
-        sum.used = sum.used.saturating_sub(slack);
+        sum.used = sum.used.saturating_sub(slack + self.spares.bytes());
         sum
     }
 
@@ -203,6 +204,8 @@ static LARGE_CHANGED: AtomicUsize = AtomicUsize::new(0);
 static LARGE_FREED: AtomicUsize = AtomicUsize::new(0);
 /// Live bytes less [`FrameBytes::used`], when the page was written.
 static LIVE_LESS_USED: AtomicUsize = AtomicUsize::new(0);
+/// What was cached beside spare runs.
+static CACHED_OBJECTS: AtomicUsize = AtomicUsize::new(0);
 /// What had been given back when the page was written.
 static RELEASED_THEN: AtomicU64 = AtomicU64::new(0);
 const REFRESH_MS: u64 = 100;
@@ -402,6 +405,8 @@ fn write_frames(heap: &Heap) {
         LIVE,
         (live.wrapping_add(frames.used) as isize).max(0) as usize,
     );
+    let objects = CACHED_OBJECTS.load(Ordering::Relaxed);
+    set(CACHED, objects + heap.spares.bytes());
     set(DIRTY, frames.dirty);
     set(LAZY, frames.lazy);
     set(OPENED, frames.opened);
@@ -417,6 +422,8 @@ fn write_page(heap: &Heap) {
     set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
     let (stats, used) = heap.stats();
     LIVE_LESS_USED.store(stats.live.wrapping_sub(used), Ordering::Relaxed);
+    let objects = stats.cached.saturating_sub(heap.spares.bytes());
+    CACHED_OBJECTS.store(objects, Ordering::Relaxed);
     set(LIVE, stats.live);
     set(DIRTY, stats.dirty);
     set(OPENED, stats.opened);

@@ -375,3 +375,33 @@ impl Transfer {
         (self.count, self.low, self.empty) = (0, 0, u64::MAX);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn surplus_is_what_a_whole_window_did_without() {
+        let central = Central::new();
+        let mut transfer = central.transfer.lock();
+        transfer.clear();
+        assert_eq!(transfer.surplus(), 0);
+        for _ in 0..5 {
+            let node = transfer.take_empty(NODES).unwrap();
+            transfer.put_full(node);
+        }
+        assert_eq!(transfer.surplus(), 0, "they came in this window");
+        for _ in 0..3 {
+            let node = transfer.take_full().unwrap();
+            transfer.put_empty(node);
+        }
+        let node = transfer.take_empty(NODES).unwrap();
+        transfer.put_full(node);
+        assert_eq!(
+            (transfer.surplus(), transfer.count),
+            (2, 3),
+            "the fewest there were"
+        );
+        assert_eq!(transfer.surplus(), 3, "nobody came");
+    }
+}

@@ -171,9 +171,10 @@ impl Heap {
                 && self.drain_cpu(cpu)
     }
 
-    /// Drains all CPUs' caches, the quarantine and the full batches into the spans.
+    /// Drains all CPUs' caches, the quarantine and the full batches into the spans, and spare runs into their zones.
     pub fn drain_all(&self) {
         self.drain_quarantine();
+        self.drain_spares();
         for cpu in 0..self.caches.place().cpus {
             self.drain_cpu(cpu);
         }

@@ -182,6 +182,11 @@ impl CpuCaches {
         unsafe { &*self.place.get() }
     }
 
+    /// CPUs that have a slab: all that the kernel may ever bring up, but under a limit of address space.
+    pub fn cpus(&self) -> usize {
+        self.place().cpus
+    }
+
     /// Whether restartable sections are in use.
     pub fn uses_sections(&self) -> bool {
         self.place().sections

@@ -90,7 +90,7 @@ impl Kept {
     /// None.
     pub const fn new() -> Self {
         Self {
-            ring: Lock::new(ranks::QUARANTINE, Ring::NEW),
+            ring: Lock::new(ranks::FREED, Ring::NEW),
         }
     }
 

@@ -131,7 +131,7 @@ impl Quarantine {
     /// No ring.
     pub const fn new() -> Self {
         Self {
-            rings: [const { Padded(Lock::new(ranks::QUARANTINE, Ring::NEW)) }; MAX_RINGS],
+            rings: [const { Padded(Lock::new(ranks::FREED, Ring::NEW)) }; MAX_RINGS],
             count: AtomicUsize::new(0),
             large: Kept::new(),
             looked_ms: AtomicU64::new(0),

@@ -70,6 +70,9 @@ impl Crew {
         let mut since = helper::now_ms();
         loop {
             helper::wait(control.finished.as_ptr() as usize, 0, LOOK_MS);
+            // Who was late with the round before may have told of that; who tells of this one after the count is read is
+            // heard by the next wait.
+            control.finished.store(0, Ordering::SeqCst);
             let left_now = control.left.load(Ordering::SeqCst);
             if left_now == 0 {
                 return true;

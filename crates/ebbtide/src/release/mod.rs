@@ -136,7 +136,9 @@ impl Heap {
         if !plenty && (much || now.wrapping_sub(last_look) >= LOOK_MS) {
             LAST_LOOK_MS.store(now, Ordering::Relaxed);
             self.keep_owners_limit(Releaser::Program);
-            plenty = self.waiting_in_spans() as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
+            let spare = self.look_at_spares(now);
+            let waiting = self.waiting_in_spans() as u64 / FRAME_BYTES as u64;
+            plenty = waiting.max(backlog.dirty + backlog.lazy + spare) > IN_PLACE_FRAMES;
         }
         stats::freed(self, freed);
         stats::refresh(self, now);
@@ -160,6 +162,7 @@ impl Heap {
             }
             if !called {
                 self.look_at_held(now);
+                self.look_at_spares(now);
                 let due = backlog.due.saturating_sub(floor);
                 self.release_due(due.min(HELP_FRAMES), Releaser::Program);
                 self.depopulate_some(now);
@@ -271,18 +274,16 @@ impl Heap {
     /// Whether much more is kept than memory is left for: others have grown, or much was freed. While memory
     /// is short, rounds come as they are due.
     pub fn keeps_too_much(&self, now: u64) -> bool {
-        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
-        let kept = (dirty + lazy).saturating_sub(self.held.frames() as u64);
         let most = self.room_frames(now).saturating_add(IN_PLACE_FRAMES);
         let (in_spans, _) = self.excess_in_spans(now);
-        let much = kept > most || in_spans as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
+        let much =
+            self.kept_frames() > most || in_spans as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
         much && !self.pressure.is_on(now)
     }
 
     /// Whether more is kept than slow paths take care of.
     pub fn keeps_much(&self) -> bool {
-        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
-        (dirty + lazy).saturating_sub(self.held.frames() as u64) > IN_PLACE_FRAMES
+        self.kept_frames() > IN_PLACE_FRAMES
             || self.waiting_in_spans() as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES
     }
 
@@ -349,14 +350,14 @@ impl Heap {
         if backlog.lazy_due > 0 {
             self.release_zones(backlog.lazy_due, backlog.lazy_due, Take::Lazy, by);
         }
-        let cached = self.drain_idle(now);
+        let (cached, spare) = (self.drain_idle(now), self.look_at_spares(now));
         let depopulated = self.depopulate_due(now, by);
         let percpu = self.percpu_round(now, by);
         stats::refresh(self, now);
         let left = self.backlog(now);
         let cached = (cached / FRAME_BYTES) as u64;
         let waiting = (self.waiting_in_spans() / FRAME_BYTES) as u64;
-        let most = [left.dirty, cached, depopulated, waiting, percpu];
+        let most = [left.dirty + spare, cached, depopulated, waiting, percpu];
         let most = most.into_iter().max().unwrap_or(0);
         let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
         // While the program is at work, its own ticks call when something is due.

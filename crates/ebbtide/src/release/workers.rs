@@ -170,8 +170,9 @@ impl Workers {
         count > 0
     }
 
-    /// Makes the first worker in advance: in a call that takes long anyway. It looks every [`LOOK_MS`] whether there is
-    /// much to give, so that `free` need not even wake it (30 µs), and ends like any other when nothing comes of it.
+    /// Makes the first worker in advance: in a call that takes long anyway. While the heap grows it looks every
+    /// [`LOOK_MS`] whether there is much to give, so that `free` need not even wake it (30 µs); after that ever more
+    /// seldom, and `free` does. It ends like any other when nothing comes of it.
     pub fn expect(&'static self) {
         if self.count() == 0 {
             self.expecting.store(true, Ordering::Relaxed);
@@ -351,6 +352,7 @@ fn run(heap: &'static Heap, number: usize) {
                 workers.expecting.store(false, Ordering::Relaxed);
                 // Nobody may look at what is in there after this one.
                 heap.drain_quarantine();
+                heap.drain_spares();
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
                 if workers.wake.load(Ordering::SeqCst) == seen {
@@ -384,6 +386,23 @@ struct Eyes {
     look_at_ms: u64,
     /// From then on a round may come early.
     early_at_ms: u64,
+    /// Frames open at the last look of a worker made in advance, and how long it sleeps until the next.
+    open: u64,
+    pause_ms: u64,
+}
+
+impl Eyes {
+    /// How long a worker made in advance sleeps, of a heap that has opened so many frames: a program that has just
+    /// grown may free it all at once; on busy CPUs each look interrupts it.
+    fn pause(&mut self, open: u64) -> u64 {
+        self.pause_ms = if open > self.open {
+            LOOK_MS.0
+        } else {
+            (self.pause_ms * 2).clamp(LOOK_MS.0, IDLE_MS)
+        };
+        self.open = open;
+        self.pause_ms
+    }
 }
 
 /// Looks at pressure, if nobody else does; releases everything when it is time to. `true`: it did.
@@ -427,7 +446,7 @@ fn sleep_watching(
         let until = if watches {
             end.min(eyes.look_at_ms)
         } else if expects {
-            end.min(clock::now_ms() + LOOK_MS.0)
+            end.min(clock::now_ms() + eyes.pause(heap.open_frames()))
         } else {
             end
         };
@@ -435,6 +454,10 @@ fn sleep_watching(
             workers.next_ms.store(until, Ordering::SeqCst);
         }
         workers.sleep(seen, until.saturating_sub(clock::now_ms()));
+        if expects {
+            // Whoever frees much from here on calls: the look below may come too early for it.
+            workers.next_ms.store(u64::MAX, Ordering::SeqCst);
+        }
         let woken = workers.wake.load(Ordering::SeqCst) != seen;
         if woken || clock::now_ms() >= end || !watches && !expects {
             return;

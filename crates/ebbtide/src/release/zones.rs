@@ -17,6 +17,17 @@ const PIECE_FRAMES: u64 = 8192;
 const MOST_LEAST_PIECES: u64 = 32;
 
 impl Heap {
+    /// Frames opened so far: those in use, and those that are kept or were given back.
+    pub fn open_frames(&self) -> u64 {
+        self.sum(|counters| (counters.open, 0)).0
+    }
+
+    /// Free frames that hold memory, spare runs among them, less what is held.
+    pub(super) fn kept_frames(&self) -> u64 {
+        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
+        (dirty + lazy + self.spares.frames()).saturating_sub(self.held.frames() as u64)
+    }
+
     /// Releases up to `frames` that are due in this thread.
     pub(super) fn release_due(&self, frames: u64, by: Releaser) {
         // Seldom worth it for so little, but without a window this is all there is.

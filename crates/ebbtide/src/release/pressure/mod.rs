@@ -310,10 +310,11 @@ impl Heap {
         self.pressure.kept.store(now_kept, Ordering::Relaxed);
     }
 
-    /// What caches, full batches and quarantines hold.
+    /// What caches, full batches and quarantines hold, and spare runs.
     fn cached_frames(&self) -> u64 {
         let batches = (1..CLASSES).map(|class| self.central[class].bytes(class).batches);
         let bytes = self.caches.bytes() + batches.sum::<usize>() + self.quarantine.bytes();
+        let bytes = bytes + self.spares.bytes();
         (bytes / FRAME_BYTES) as u64
     }
 

@@ -41,3 +41,11 @@ fn the_coordinator_may_die_alone() {
         thread::give_way();
     }
 }
+
+#[test]
+fn one_made_in_advance_looks_more_seldom_while_nothing_grows() {
+    let mut eyes = Eyes::default();
+    let pauses = [10, 10, 10, 20, 20].map(|open| eyes.pause(open));
+    let look = LOOK_MS.0;
+    assert_eq!(pauses, [look, 2 * look, 4 * look, look, 2 * look]);
+}
