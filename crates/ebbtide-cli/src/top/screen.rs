@@ -91,14 +91,10 @@ pub fn show(watch: &mut Watch, view: &mut View, command: Option<&Started>) -> io
                 to_the_others(libc::SIGINT);
                 return Ok(Left::Signal(libc::SIGINT));
             }
-            Asked::Stop => {
-                stop(&mut terminal, true)?;
-                (is_new, stopped_ns) = (true, came_ns(libc::SIGTSTP));
-            }
+            Asked::Stop => (is_new, stopped_ns) = (true, stop(&mut terminal, true)?),
         }
         if came_ns(libc::SIGTSTP) != stopped_ns {
-            stop(&mut terminal, false)?;
-            (is_new, stopped_ns) = (true, came_ns(libc::SIGTSTP));
+            (is_new, stopped_ns) = (true, stop(&mut terminal, false)?);
         }
         if let Some(signal) = LEAVING
             .into_iter()
@@ -147,28 +143,31 @@ fn on_key(key: &KeyEvent, watch: &Watch, view: &mut View) -> Asked {
 }
 
 /// Stops as a program without a view would, `all` of the group if the terminal would have; goes on when continued.
-fn stop(terminal: &mut DefaultTerminal, all: bool) -> io::Result<()> {
+/// Returns when the last signal came that this was for: a later one is for another stop.
+fn stop(terminal: &mut DefaultTerminal, all: bool) -> io::Result<Option<u64>> {
     terminal.show_cursor()?;
     ratatui::restore();
     // SAFETY: plain data for which zero is valid, pointers to live locals; with the default action the signal stops this
     // process, but not one whose group nobody would continue.
-    unsafe {
+    let came = unsafe {
         let mut default: libc::sigaction = mem::zeroed();
         let mut old: libc::sigaction = mem::zeroed();
         default.sa_sigaction = libc::SIG_DFL;
         libc::sigaction(libc::SIGTSTP, &default, &mut old);
+        let came = came_ns(libc::SIGTSTP);
         if all {
             libc::kill(0, libc::SIGTSTP);
         } else {
             libc::raise(libc::SIGTSTP);
         }
         libc::sigaction(libc::SIGTSTP, &old, ptr::null_mut());
-    }
+        came
+    };
     enable_raw_mode()?;
     execute!(stdout(), EnterAlternateScreen)?;
     // One that knows of nothing on the screen.
     *terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
-    Ok(())
+    Ok(came)
 }
 
 /// What the terminal does for a key: to all of the group, but this process knows already.
