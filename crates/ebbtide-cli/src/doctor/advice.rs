@@ -12,7 +12,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// Every kind.
 pub fn all() -> Vec<Check> {
     vec![
-        advice("MADV_FREE", libc::MADV_FREE, "lazy release", "4.5"),
+        advice("MADV_FREE", libc::MADV_FREE, "lazy release", "5.18"),
         advice(
             "MADV_COLD",
             libc::MADV_COLD,
