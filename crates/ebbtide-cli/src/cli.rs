@@ -193,8 +193,8 @@ pub enum BenchCommand {
     #[command(after_help = peers::known_list())]
     Reuse(SizedArgs),
     /// A process that had much memory and does nothing, and one that needs as much, within one
-    /// limit: what the first costs the second, with swap and without, and what memory just given
-    /// back by anybody costs it; as root (see --quick, --pause, --only, --against)
+    /// limit: what the first costs the second, with swap and without; as root (see --quick, --pause,
+    /// --only, --against)
     #[command(after_help = peers::known_list())]
     Neighbour(NeighbourArgs),
     /// Many processes, mostly swapped out, killed together while a program starts; as
@@ -229,7 +229,7 @@ pub struct NeighbourArgs {
     /// What each of the two fills, such as 768M; their limit is a third more
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
-    /// Time between the first's last free and the second's start, such as 500ms
+    /// Least time between the first's last free and the second's start, such as 500ms
     /// (default: 2.5s; the cases 'at_once' have none)
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     pub pause: Option<Duration>,
@@ -291,9 +291,12 @@ pub struct ReportArgs {
     /// Peers to measure, as for 'ebbtide bench' (default: glibc)
     #[arg(long, value_name = "NAME|PATH", num_args = 1.., conflicts_with = "from")]
     pub against: Vec<String>,
-    /// Make the page from results that 'ebbtide bench FAMILY --json' has printed
+    /// Make the page from results that --keep has written, or 'ebbtide bench FAMILY --json' has printed
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub from: Vec<PathBuf>,
+    /// Write each family's results to DIR/FAMILY.json as soon as they are there, for --from
+    #[arg(long, value_name = "DIR", conflicts_with = "from")]
+    pub keep: Option<PathBuf>,
     /// Rounds, instead of each family's own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "from")]
     pub rounds: Option<u32>,

@@ -1,16 +1,14 @@
 //! A run of the family `neighbour`: two processes in one memory cgroup, and the second of them.
 //!
 //! ```text
-//! warm, second alone                                   → its time
-//! giver: fill, warm, pause with its end, second alone  → its time
-//! warm, first: fill, warm, free, pause, second beside  → its time, swap, kills
+//! warm, second alone                                      → its time
+//! warm, first: fill, free, pause, warm, second beside     → its time, swap, kills
+//! the same without a pause: fill, warm, free, second beside
 //! ```
-//! Each of these parts has a cgroup of its own, and swap of its own where the case has swap. The giver, a process
-//! outside that cgroup, is there where there is a pause: it gives back as much as the first should, so its part tells
-//! what memory that has just come back costs here, whoever had it.
-//! What the second process will need is touched before it, without changing the pause, and held until right
-//! before its start: a host takes back what lies free, and gives it again at a cost that varies more than
-//! what is measured.
+//! Each of these parts has a cgroup of its own, and swap of its own where the case has swap.
+//! What the second process will need is touched before it, after a pause, so that the first has given back what it does,
+//! and held until right before its start: a host takes back what lies free, and gives it again at a cost that varies
+//! more than what is measured.
 
 use std::io::{BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -23,7 +21,6 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::bench::crowd::{join, mark};
 use crate::bench::link::{now_ns, page_bytes};
-use crate::bench::objects::ONE_IN_TEN;
 use crate::bench::phone;
 use crate::bench::process::warm_host;
 use crate::bench::swap::{self, Keeper};
@@ -37,9 +34,6 @@ const LOOK_WAIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(1);
 /// What it takes to give 3 GiB back.
 const END_OF_WARM: Duration = Duration::from_millis(200);
-/// The giver is ended so long after the pause began, when an allocator that gives back within a second or so is at it;
-/// in the middle of a pause too short for that.
-pub const GIVEN_AFTER: Duration = Duration::from_millis(1200);
 
 /// Bytes of one allocation of the second process.
 const PIECE_BYTES: usize = 1 << 20;
@@ -51,7 +45,7 @@ const MIB: f64 = (1 << 20) as f64;
 pub struct Neighbour {
     /// What each of the two processes has at most.
     pub size_bytes: u64,
-    /// Between the first's last free and the second's start.
+    /// Between the first's last free and the second's start, at least.
     pub pause: Duration,
     /// Whether there is swap, as much as this size.
     pub has_swap: bool,
@@ -72,30 +66,15 @@ impl Neighbour {
     fn warm_bytes(&self) -> u64 {
         self.size_bytes * 3 / 2
     }
-
-    /// What the first frees, and the giver has.
-    pub fn freed_bytes(&self) -> u64 {
-        let one_in = ONE_IN_TEN as u64;
-        self.size_bytes / one_in * (one_in - 1)
-    }
 }
 
-/// Runs the second process alone, after a giver if there is a pause, then beside the first. `worker` gives the
-/// command of a case and an amount.
+/// Runs the second process alone, then beside the first. `worker` gives the command of a case and an amount.
 pub fn run(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
-    let without_first = |other| {
-        let seen = part(what, worker, other)?;
-        let second = seen.second;
-        second.context("the second process does not get through even without the first")
-    };
-    let mut output = without_first(Other::Nobody)?;
+    let alone = part(what, worker, false)?.second;
+    let mut output =
+        alone.context("the second process does not get through even without the first")?;
     let alone_s = second_s(&output)?;
-    let giver_s = if what.pause.is_zero() {
-        None
-    } else {
-        Some(second_s(&without_first(Other::Giver)?)?)
-    };
-    let with = part(what, worker, Other::First)?;
+    let with = part(what, worker, true)?;
     let second_s = match &with.second {
         Some(second) => {
             ensure!(
@@ -115,29 +94,16 @@ pub fn run(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command) -> Result<Ou
         ("swapped_mib", with.swapped_bytes as f64 / MIB),
         ("kills", f64::from(with.kills)),
         ("held_mib", with.held_bytes as f64 / MIB),
+        ("pause_s", with.paused.as_secs_f64()),
     ]
     .map(|(k, v)| (k.to_owned(), v))
     .into();
-    if let Some(giver_s) = giver_s {
-        let more = [("giver_s", giver_s), ("ratio_giver", second_s / giver_s)];
-        let more = more.map(|(k, v)| (k.to_owned(), v));
-        output.metrics.extend(more);
-    }
     Ok(output)
 }
 
 fn second_s(output: &Output) -> Result<f64> {
     let found = output.metrics.get("second_s").copied();
     found.context("no time from the second process")
-}
-
-/// Who is there before the second process.
-#[derive(Clone, Copy)]
-enum Other {
-    Nobody,
-    First,
-    /// Somebody outside the cgroup, who gives back during the pause what the first would.
-    Giver,
 }
 
 /// What came of one part of a run.
@@ -147,9 +113,11 @@ struct Seen {
     swapped_bytes: u64,
     kills: u32,
     held_bytes: u64,
+    /// Between the first's last free and the second's start.
+    paused: Duration,
 }
 
-fn part(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command, other: Other) -> Result<Seen> {
+fn part(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> Result<Seen> {
     // Ends last: it takes the cgroup and the swap away.
     let keeper = Keeper::start(if what.has_swap { what.size_bytes } else { 0 })?;
     let group = keeper.kept.group.as_deref().context("no memory cgroup")?;
@@ -160,18 +128,17 @@ fn part(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command, other: Other) -
     warm_host(what.touched_bytes())?;
     let before_bytes = swap::written_bytes()?;
     let mut first = None;
-    match other {
-        Other::Nobody => {
-            drop(Warm::start(what.warm_bytes())?);
-            sleep(END_OF_WARM);
-        }
-        Other::Giver => giver(what)?,
-        Other::First => {
-            let command = worker("neighbour_first", what.size_bytes);
-            first = Some(Process::first(command, group, what)?);
-        }
+    let mut freed = Instant::now();
+    if has_first {
+        let command = worker("neighbour_first", what.size_bytes);
+        let (process, when) = Process::first(command, group, what)?;
+        (first, freed) = (Some(process), when);
+    } else {
+        drop(Warm::before_it_is_needed(what.warm_bytes())?);
+        sleep(END_OF_WARM);
     }
     let held_bytes = swap::group_usage_bytes(group)?;
+    let paused = freed.elapsed();
     let second = Process::start(worker("neighbour_second", what.size_bytes), group)?;
     let mut kills = 0;
     let second = second.end(WAIT)?;
@@ -196,6 +163,7 @@ fn part(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command, other: Other) -
         swapped_bytes,
         kills,
         held_bytes,
+        paused,
     })
 }
 
@@ -228,17 +196,32 @@ impl Process {
         Ok(Process { child, input, said })
     }
 
-    /// The one that has filled, freed, and done nothing for the pause when this returns.
-    fn first(command: Command, group: &Path, what: &Neighbour) -> Result<Self> {
+    /// The one that has filled, freed, and done nothing for the pause when this returns; when it had freed.
+    fn first(command: Command, group: &Path, what: &Neighbour) -> Result<(Self, Instant)> {
         let mut first = Process::start(command, group)?;
         first.next("base")?;
         first.answer()?;
         first.next("filled")?;
-        let warm = Warm::start(what.warm_bytes())?;
+        let bytes = what.warm_bytes();
+        let at_once = what.pause.is_zero();
+        // Held throughout a pause too, so that it is soon touched again.
+        let warm = if at_once {
+            Warm::before_it_is_needed(bytes)?
+        } else {
+            Warm::start(bytes)?
+        };
         first.answer()?;
         first.next("freed")?;
-        wait_out(Instant::now() + what.pause, warm);
-        Ok(first)
+        let freed = Instant::now();
+        if at_once {
+            return Ok((first, freed));
+        }
+        sleep(what.pause);
+        drop(warm);
+        // Only now: free memory that the first has cut into pieces, and the host may have taken, is used before other.
+        drop(Warm::before_it_is_needed(bytes)?);
+        sleep(END_OF_WARM);
+        Ok((first, freed))
     }
 
     fn next(&mut self, name: &str) -> Result<()> {
@@ -287,26 +270,6 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A process that has as much as the first frees, in small pages, and is ended during the pause, which is over when
-/// this returns.
-fn giver(what: &Neighbour) -> Result<()> {
-    let giver = Warm::with(what.freed_bytes(), &["--thp-off"])?;
-    let warm = Warm::start(what.warm_bytes())?;
-    let over = Instant::now() + what.pause;
-    sleep(GIVEN_AFTER.min(what.pause / 2));
-    drop(giver);
-    wait_out(over, warm);
-    Ok(())
-}
-
-/// The rest of a pause, with what the second needs held almost until it is over.
-fn wait_out(over: Instant, warm: Warm) {
-    let rest = || over.saturating_duration_since(Instant::now());
-    sleep(rest().saturating_sub(END_OF_WARM));
-    drop(warm);
-    sleep(rest());
 }
 
 /// The second process: fills, then reads.

@@ -11,7 +11,7 @@
 //! it; the system's free memory is looked at every few milliseconds, alike under every allocator.
 //!
 //! - `INV-DYING-1`: no look comes between an end and the time that is noted for it, and none is taken
-//!   before an end that comes at once.
+//!   before an end that comes at once, or because of the program's end while its helper is at work.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -159,10 +159,10 @@ impl Seen {
         mut look: impl FnMut(bool) -> Result<Sample>,
     ) -> Result<()> {
         let patience_ns = ending.wait.as_nanos() as u64;
-        let mut pause = FIRST_LOOK;
+        let mut look_at = Instant::now() + FIRST_LOOK;
         loop {
+            let pause = look_at.saturating_duration_since(Instant::now());
             let end = ends.told.recv_timeout(pause).ok();
-            pause = POLL;
             let is_new = end.is_some();
             if let Some((at_ns, end)) = end {
                 if let End::Program(status) = end {
@@ -172,9 +172,14 @@ impl Seen {
                 }
                 self.gone_ns = self.gone_ns.max(at_ns);
                 ends.left -= 1;
+                if ends.left > 0 {
+                    // A look now would hold the other one up, and nobody else.
+                    continue;
+                }
             }
             let is_gone = ends.left == 0;
             let sample = look(is_gone && is_new)?;
+            look_at = Instant::now() + POLL;
             self.samples.push(sample);
             ensure!(Instant::now() < limit, "no end in time");
             let is_late = is_gone && now_ns() >= self.gone_ns + patience_ns;
@@ -428,18 +433,26 @@ mod tests {
             assert!(is_exact, "the first look is the one after the end");
             Ok(Sample::default())
         };
-        let ended = |status: i32| {
+        let ended = |status: i32, helper_ns: Option<u64>| {
             let (tell, told) = mpsc::channel();
             let status = ExitStatus::from_raw(status);
             tell.send((7, End::Program(Ok(status)))).unwrap();
-            Ends { told, left: 1 }
+            if let Some(at_ns) = helper_ns {
+                tell.send((at_ns, End::Helper)).unwrap();
+            }
+            let left = 1 + usize::from(helper_ns.is_some());
+            Ends { told, left }
         };
         let mut seen = Seen::default();
-        seen.watch(ended(0), ending, limit, look).unwrap();
+        seen.watch(ended(0, None), ending, limit, look).unwrap();
         assert_eq!((seen.ended_ns, seen.gone_ns), (7, 7));
         assert_eq!(seen.samples.len(), 1);
+        let mut seen = Seen::default();
+        seen.watch(ended(0, Some(9)), ending, limit, look).unwrap();
+        assert_eq!((seen.ended_ns, seen.gone_ns), (7, 9));
+        assert_eq!(seen.samples.len(), 1);
         // Another end than the intended one is none.
-        let other = Seen::default().watch(ended(9), ending, limit, look);
+        let other = Seen::default().watch(ended(9, None), ending, limit, look);
         assert!(other.unwrap_err().to_string().contains("signal"));
     }
 }

@@ -23,6 +23,7 @@ use crate::bench::observe::Watch;
 use crate::bench::peers::{self, Entry};
 use crate::bench::process::{Starter, warm_host};
 use crate::bench::progress::Progress;
+use crate::bench::reuse;
 use crate::bench::worker::{Curve, Output, Random};
 use crate::out;
 
@@ -105,6 +106,18 @@ pub enum Run {
         /// How often.
         times: u32,
     },
+}
+
+impl Run {
+    /// How long it certainly does nothing.
+    fn idle(&self) -> Duration {
+        match self {
+            Run::Worker { case, .. } => reuse::idle(case),
+            Run::Watched { watch, .. } if !watch.until_back => watch.wait,
+            Run::Neighbour(neighbour) => neighbour.pause,
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 /// One case of a family.
@@ -228,11 +241,11 @@ pub fn run(
     let kept = results.entries.clone();
     results.series = series(cases, &kept);
 
-    let steps: usize = cases
-        .iter()
-        .map(|c| kept.iter().filter(|e| e.takes(c.id)).count())
-        .sum();
-    let mut progress = Progress::new(u64::from(rounds.count) * steps as u64);
+    let steps = cases.iter().map(|case| {
+        let steps = kept.iter().filter(|e| e.takes(case.id)).count();
+        (steps as u64, case.run.idle())
+    });
+    let mut progress = Progress::new(rounds, steps);
     let mut checksums: Vec<Option<u64>> = vec![None; cases.len()];
     let mut broken = vec![vec![false; kept.len()]; cases.len()];
     let (began, mut longest) = (Instant::now(), Duration::ZERO);
@@ -250,7 +263,7 @@ pub fn run(
                 }
                 progress.begin(format!("{} {}", case.id, kept[e].name));
                 if broken[c][e] {
-                    progress.end(round, rounds.count, case.id);
+                    progress.end(c, round, case.id);
                     continue;
                 }
                 let measured = starter.measure(case, &kept[e]).and_then(|output| {
@@ -276,7 +289,7 @@ pub fn run(
                         ));
                     }
                 }
-                progress.end(round, rounds.count, case.id);
+                progress.end(c, round, case.id);
             }
         }
         longest = longest.max(round_began.elapsed());
@@ -365,6 +378,37 @@ mod tests {
             before_first.insert(place.checked_sub(1).map(|before| order[before]));
         }
         assert_eq!(before_first.len(), 8, "{before_first:?}");
+    }
+
+    #[test]
+    fn what_a_case_waits_at_least() {
+        let second = Duration::from_secs(1);
+        let watched = |until_back| Run::Watched {
+            case: "block_4k",
+            watch: Watch {
+                poll: Duration::ZERO,
+                wait: second,
+                until_back,
+                size_bytes: 1 << 20,
+            },
+            is_thp_off: false,
+        };
+        let worker = |case| Run::Worker { case, amount: 1 };
+        let neighbour = Run::Neighbour(Neighbour {
+            size_bytes: 1 << 20,
+            pause: second,
+            has_swap: false,
+        });
+        let runs = [
+            (worker("pair16"), 0),
+            (worker("reuse_3s"), 12),
+            (watched(true), 0),
+            (watched(false), 1),
+            (neighbour, 1),
+        ];
+        for (run, seconds) in runs {
+            assert_eq!(run.idle(), second * seconds, "{run:?}");
+        }
     }
 
     #[test]

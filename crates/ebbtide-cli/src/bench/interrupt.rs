@@ -1,18 +1,20 @@
 //! A run that is broken off still says what it has measured.
 //!
 //! The first SIGINT, SIGTERM or SIGHUP ends the measured processes, so that whoever waits for one comes back; the harness
-//! looks at [`came`] then. The second one of its kind ends this process. What was ignored at the start stays ignored.
+//! looks at [`came`] then. A later one ends this process; one right behind the first is the same one, sent both to this
+//! process and to its group, as `timeout` does. What was ignored at the start stays ignored.
 //!
 //! The handler notes the signal and writes to a pipe (INV-SIGNAL-2); a thread that reads from it does the rest.
 
 use std::fs;
 use std::io::{self, PipeReader, Read};
 use std::os::fd::IntoRawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 use std::{mem, ptr};
 
+use crate::bench::link::now_ns;
 use crate::bench::pidfd::{is_own_child, open_process, signal};
 
 const SIGNALS: [(libc::c_int, &str); 3] = [
@@ -23,8 +25,13 @@ const SIGNALS: [(libc::c_int, &str); 3] = [
 /// A process that was just being started is ended after this.
 const AGAIN: Duration = Duration::from_millis(200);
 
+/// Signals within this time are one.
+const TOGETHER: Duration = Duration::from_millis(500);
+
 /// The signal that came, or 0.
 static CAME: AtomicI32 = AtomicI32::new(0);
+/// When the first one came, or 0.
+static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 /// Where the handler writes.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 static LISTENING: AtomicBool = AtomicBool::new(false);
@@ -41,6 +48,18 @@ pub fn name(signal: libc::c_int) -> &'static str {
 }
 
 extern "C" fn note(signal: libc::c_int) {
+    let now = now_ns();
+    let first = FIRST_NS.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+    if let Err(first) = first {
+        if is_another(first, now) {
+            // SAFETY: both are async-signal-safe (INV-SIGNAL-2). Taken when this handler returns.
+            unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+                libc::raise(signal);
+            }
+        }
+        return;
+    }
     CAME.store(signal, Ordering::Relaxed);
     // SAFETY: `write` and access to the thread's errno are async-signal-safe (INV-SIGNAL-2); one byte that exists.
     unsafe {
@@ -48,6 +67,11 @@ extern "C" fn note(signal: libc::c_int) {
         libc::write(PIPE.load(Ordering::Relaxed), ptr::from_ref(&0u8).cast(), 1);
         *libc::__errno_location() = errno;
     }
+}
+
+/// Whether a signal is another one than the first.
+fn is_another(first_ns: u64, now_ns: u64) -> bool {
+    now_ns.saturating_sub(first_ns) > TOGETHER.as_nanos() as u64
 }
 
 /// While it lives, signals break off the run.
@@ -73,7 +97,7 @@ impl Listening {
                 }
                 let mut new: libc::sigaction = mem::zeroed();
                 new.sa_sigaction = note as *const () as usize;
-                new.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
+                new.sa_flags = libc::SA_RESTART;
                 if libc::sigaction(number, &new, ptr::null_mut()) == 0 {
                     before.push((number, old));
                 }
@@ -86,6 +110,10 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         LISTENING.store(false, Ordering::Release);
+        if came().is_some() {
+            // What was measured is still to be printed; the same signal may come twice.
+            return;
+        }
         for (number, old) in &self.0 {
             // SAFETY: `old` is what the kernel gave for this signal.
             unsafe { libc::sigaction(*number, old, ptr::null_mut()) };
@@ -144,6 +172,14 @@ mod tests {
     use super::*;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::Command;
+
+    #[test]
+    fn signals_right_behind_each_other_are_one() {
+        let second = 1_000_000_000;
+        assert!(!is_another(5 * second, 5 * second) && !is_another(5 * second, 4 * second));
+        assert!(!is_another(5 * second, 5 * second + second / 10));
+        assert!(is_another(5 * second, 6 * second));
+    }
 
     #[test]
     fn children_are_ended_with_their_group_and_others_are_left_alone() {

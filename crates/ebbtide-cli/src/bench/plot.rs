@@ -65,6 +65,15 @@ fn names_width<'a>(names: impl Iterator<Item = &'a String>) -> i32 {
     wanted.clamp(NAMES, WIDTH / 2) as i32
 }
 
+/// From zero to the farthest value on either side of it: a machine can have more memory than before, too. Never so
+/// short that a value lies beyond what a picture can hold.
+fn axis(values: impl Iterator<Item = f64>) -> Range<f64> {
+    let (low, high) = values.fold((0.0, 0.0), |(low, high): (f64, f64), value| {
+        (low.min(value), high.max(value))
+    });
+    low..if high - low < 1e-9 { low + 1.0 } else { high }
+}
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Lines over seconds; `y` names the axis. The first line is Ebbtide's.
@@ -72,15 +81,16 @@ pub fn curves(y: &str, lines: &[Line]) -> Result<String> {
     let height = HEIGHT.max((MARGIN + ROW * (lines.len() as i32 + 1)) as u32);
     drawing(height, |area| {
         let points = || lines.iter().flat_map(|line| &line.points);
-        let x_max = points().map(|p| p.0).fold(0.0, f64::max).max(1e-9);
-        let y_max = points().map(|p| p.1).fold(0.0, f64::max).max(1e-9) * 1.05;
+        let x_axis = axis(points().map(|p| p.0));
+        let y_axis = axis(points().map(|p| p.1));
+        let y_axis = y_axis.start * 1.05..y_axis.end * 1.05;
         let names = lines.iter().map(|line| &line.name);
         let (plot, names) = area.split_horizontally(WIDTH as i32 - names_width(names));
         let mut chart = ChartBuilder::on(&plot)
             .margin(MARGIN)
             .x_label_area_size(40)
             .y_label_area_size(60)
-            .build_cartesian_2d(0.0..x_max, 0.0..y_max)
+            .build_cartesian_2d(x_axis, y_axis)
             .map_err(told)?;
         chart
             .configure_mesh()
@@ -206,6 +216,19 @@ mod tests {
         let drawn = curves("MiB", &[line("a<b", false), line("live", true)]).unwrap();
         assert!(drawn.contains("a&lt;b") && drawn.contains("live") && drawn.contains("MiB"));
         assert!(!drawn.contains("NaN") && !drawn.contains("inf"));
+        // A machine that has more memory than before throughout, and one where nothing changed.
+        for value in [-5.0, -1e12, 0.0, 1e-12, 1e12] {
+            let line = Line {
+                name: "a".into(),
+                points: vec![(0.0, value), (9.0, value / 2.0)],
+                is_reference: false,
+            };
+            let drawn = curves("MiB", &[line]).unwrap();
+            assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{value}");
+            let lines = drawn.lines().filter(|l| l.contains("polyline"));
+            let own = lines.filter(|l| l.contains("#0A7EA4")).count();
+            assert_eq!(own, 2, "the line and its name's: {value}: {drawn}");
+        }
         let empty = curves("MiB", &[]).unwrap();
         assert!(empty.starts_with("<svg") && !empty.contains("NaN"));
     }

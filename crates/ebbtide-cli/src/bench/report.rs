@@ -145,6 +145,11 @@ impl Report {
         self.schema
     }
 
+    /// As it is saved.
+    pub fn json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
     /// In place of figures.
     pub fn without(&self) -> Without {
         Without {
@@ -165,7 +170,7 @@ pub fn print(measured: &Measured, args: &BenchArgs) -> Result<u8> {
     let command = ["ebbtide".into()].into_iter().chain(words);
     let report = new(measured, &command.collect::<Vec<_>>().join(" "), args.quick);
     let text = if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
+        report.json()?
     } else {
         render(&report)
     };
@@ -331,7 +336,7 @@ mod tests {
             "{text}"
         );
         // What is written as JSON reads as the same.
-        let json = serde_json::to_string(&report).unwrap();
+        let json = report.json().unwrap();
         let again: Report = serde_json::from_str(&json).unwrap();
         assert_eq!(render(&again), text);
         assert_eq!(again.measurements[0].results[4].values.len(), 2);

@@ -109,6 +109,11 @@ fn wait_of(case: &str) -> Option<Duration> {
     }
 }
 
+/// How long a process of this case waits in all; not at all where the case is another family's.
+pub fn idle(case: &str) -> Duration {
+    wait_of(case).unwrap_or_default() * (LEARN + CYCLES) as u32
+}
+
 /// The measured process.
 pub fn worker(case: &str, bytes: u64) -> Result<Output> {
     let wait = wait_of(case).context("not a case like reuse_3s")?;
@@ -164,5 +169,12 @@ mod tests {
         let output = worker("reuse_1ms", 4 << 20).unwrap();
         assert!(output.metrics["again_ms"] > 0.0);
         assert!(worker("reuse", 1 << 20).is_err());
+    }
+
+    #[test]
+    fn what_a_process_waits_is_known_beforehand() {
+        let idle = CASES.map(|(id, _)| idle(id).as_millis());
+        assert_eq!(idle, [400, 4_000, 12_000, 40_000]);
+        assert_eq!(super::idle("pair16"), Duration::ZERO);
     }
 }

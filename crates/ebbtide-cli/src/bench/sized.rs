@@ -83,11 +83,11 @@ impl Plan {
         // What an allocator and the worker take beside the objects.
         let warm_bytes = self.largest(cases) / 4 * 5;
         let mut results = harness::run(cases, entries, self.rounds, warm_bytes)?;
-        results.notes.push(format!(
-            "{} are filled; waited for up to {:.1} s",
-            out::bytes(self.size_bytes),
-            self.wait.as_secs_f64()
-        ));
+        let mut note = format!("{} are filled", out::bytes(self.size_bytes));
+        if !self.wait.is_zero() {
+            note += &format!("; waited for up to {:.1} s", self.wait.as_secs_f64());
+        }
+        results.notes.push(note);
         results.wait = self.wait;
         Ok(results)
     }

@@ -7,10 +7,12 @@
 //! |---|---|
 //! | `designs` | which figures tell what a design is worth |
 //! | `page` | the page |
-//! | `place` | where it is written |
+//! | `keep` | the results beside it |
+//! | `place` | where both are written |
 //! | `pace` | how long families take |
 
 mod designs;
+mod keep;
 mod pace;
 mod page;
 mod place;
@@ -40,7 +42,7 @@ const FAMILIES: [(&str, f64, u32); 10] = [
     ("exit", 16.0, 2),
     ("percpu", 34.0, 1),
     ("free", 24.0, 2),
-    ("neighbour", 150.0, 1),
+    ("neighbour", 160.0, 1),
     ("return", 170.0, 1),
     ("reuse", 400.0, 1),
 ];
@@ -81,7 +83,10 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
     };
     let file = args.out.display();
     // Better known before an hour of measuring that it cannot be written.
-    place::check(&args.out)?;
+    place::check(&args.out, "--out")?;
+    if let Some(dir) = &args.keep {
+        keep::check(dir, parts.iter().map(|part| part.family.as_str()))?;
+    }
     // Between two families, too: no signal takes along what was measured.
     let _listening = Listening::start()?;
     measure(&mut parts, args);
@@ -109,7 +114,7 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
     }
 }
 
-/// Measures what is to come, and writes the page before each family but the first.
+/// Measures what is to come, keeps each family's results, and writes the page before each family but the first.
 fn measure(parts: &mut [Part], args: &ReportArgs) {
     let (count, began) = (parts.len(), Instant::now());
     let mut pace = Pace::default();
@@ -142,6 +147,11 @@ fn measure(parts: &mut [Part], args: &ReportArgs) {
                 part.measure(room)
             }
         };
+        if let (Some(dir), Some(report)) = (&args.keep, part.report())
+            && let Err(error) = keep::write(dir, report)
+        {
+            out::warning(&format!("{error:#}; the page has these figures"));
+        }
         let took = begins.elapsed().as_secs_f64();
         let told = match &part.state {
             State::Measured(report) => {

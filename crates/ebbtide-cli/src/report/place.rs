@@ -1,4 +1,4 @@
-//! Where the page is written: a file that is replaced as a whole, or a device or pipe.
+//! Where the page and kept results are written: files that are replaced as a whole, or a device or pipe.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
-/// More than a page takes with all peers.
+/// More than a page, or a family's results, take with all peers.
 const ROOM_BYTES: usize = 8 << 20;
 
 /// The file behind links, and whether it can be replaced: a device or a pipe is written to instead.
@@ -18,11 +18,12 @@ fn place(file: &Path) -> (PathBuf, bool) {
     (file, !is_special)
 }
 
-/// Whether a page can be written, and there is room for it; the one that is there stays as it is.
-pub fn check(file: &Path) -> Result<()> {
+/// Whether a file can be written, and there is room for it; the one that is there stays as it is. The flag chooses
+/// another place.
+pub fn check(file: &Path, flag: &str) -> Result<()> {
     let told = || {
         format!(
-            "cannot write {}; choose another place with --out",
+            "cannot write {}; choose another place with {flag}",
             file.display()
         )
     };
@@ -45,16 +46,16 @@ fn beside(file: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(dir.unwrap_or(Path::new(".")))
 }
 
-/// Replaces the page as a whole.
-pub fn write(file: &Path, page: &str) -> Result<()> {
+/// Replaces the file as a whole.
+pub fn write(file: &Path, text: &str) -> Result<()> {
     let told = || format!("cannot write {}", file.display());
     match place(file) {
         (file, true) => {
             let mut new = beside(&file).with_context(told)?;
-            new.write_all(page.as_bytes()).with_context(told)?;
+            new.write_all(text.as_bytes()).with_context(told)?;
             let placed = new.persist(file).map_err(|error| error.error);
             placed.map(drop).with_context(told)
         }
-        (file, false) => fs::write(file, page).with_context(told),
+        (file, false) => fs::write(file, text).with_context(told),
     }
 }

@@ -15,20 +15,24 @@ pub(super) fn signal_once_measured(
     child: &mut Child,
     signal: &str,
 ) -> (BufReader<ChildStderr>, String) {
+    once_measured(child, &format!("kill {signal} $1"))
+}
+
+/// The same with a shell script, whose first argument is the process.
+fn once_measured(child: &mut Child, script: &str) -> (BufReader<ChildStderr>, String) {
     let mut errors = BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
     while !said.contains(" measured, about ") {
         assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
     }
-    let sent = Command::new("kill")
-        .args([signal, &child.id().to_string()])
-        .status();
+    let pid = child.id().to_string();
+    let sent = Command::new("sh").args(["-c", script, "sh", &pid]).status();
     assert!(sent.unwrap().success());
     (errors, said)
 }
 
-/// Breaks a run off with a signal once it says how far it is. Its exit status, what it printed, what it said.
-fn broken_off(family: &[&str], signal: &str) -> Option<(i32, String, String)> {
+/// Breaks a run off with a shell script once it says how far it is. Its exit status, what it printed, what it said.
+fn broken_off(family: &[&str], script: &str) -> Option<(i32, String, String)> {
     let Some(lib) = stand_in() else {
         eprintln!("skipped: libjemalloc.so.2 is not installed");
         return None;
@@ -40,7 +44,7 @@ fn broken_off(family: &[&str], signal: &str) -> Option<(i32, String, String)> {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let (mut errors, mut said) = signal_once_measured(&mut child, signal);
+    let (mut errors, mut said) = once_measured(&mut child, script);
     let began = Instant::now();
     let mut printed = String::new();
     let mut stdout = child.stdout.take().unwrap();
@@ -57,7 +61,8 @@ fn a_run_that_is_broken_off_prints_what_it_has() {
     let page = dir.path().join("page.html");
     let family = ["bench", "micro", "--json", "--only", "start", "--html"];
     let family = [&family[..], &[page.to_str().unwrap()]].concat();
-    let Some((code, printed, said)) = broken_off(&family, "-TERM") else {
+    // Twice, as `timeout` sends it to the program and then to the group.
+    let Some((code, printed, said)) = broken_off(&family, "kill -TERM $1; kill -TERM $1") else {
         return;
     };
     assert_eq!(code, 128 + 15, "{said}");

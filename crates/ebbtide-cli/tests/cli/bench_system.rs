@@ -117,14 +117,9 @@ fn bench_neighbour_counts_kills_and_leaves_nothing_behind() {
         let alone = values(&v, case, "alone_s");
         assert_eq!(alone.len(), 4);
         assert!(alone.iter().all(|(_, s)| s.unwrap() > 0.0));
-        let cases: Vec<&str> = (v["measurements"].as_array().unwrap().iter())
-            .filter(|m| m["metric"] == "giver_s")
-            .map(|m| m["case"].as_str().unwrap())
-            .collect();
-        assert_eq!(cases.contains(&case), case.starts_with("pause"), "{case}");
         if case.starts_with("pause") {
-            let giver = values(&v, case, "giver_s");
-            assert!(giver.iter().all(|(_, s)| s.unwrap() > 0.0), "{giver:?}");
+            let pauses = values(&v, case, "pause_s");
+            assert!(pauses.iter().all(|(_, s)| s.unwrap() > 0.1), "{pauses:?}");
         }
         // The C library's allocator keeps what lies between live objects: there is no room for both.
         let glibc = |metric| values(&v, case, metric)[3].1.unwrap_or(f64::INFINITY);

@@ -1,7 +1,8 @@
 //! `report` from outside, with a stand-in for the library and sizes that are no measurement.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use assert_cmd::prelude::*;
@@ -24,6 +25,8 @@ fn report_keeps_what_could_be_measured() {
     let output = ebbtide(&["report", "--size", "8M", "--wait", "0.1", "--rounds", "1"])
         .args(families)
         .args(["--lib", lib, "--out", page.to_str().unwrap()])
+        .arg("--keep")
+        .arg(dir.path().join("kept"))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -47,8 +50,50 @@ fn report_keeps_what_could_be_measured() {
     }
     assert!(html.matches("<svg").count() > 20, "{}", html.len());
     assert!(!html.contains("http") && !html.contains("<script") && !html.contains("not yet"));
-    let left = fs::read_dir(dir.path()).unwrap().count();
-    assert_eq!(left, 1, "no half-written page stays");
+    let left = |dir: &Path| fs::read_dir(dir).unwrap().count();
+    assert_eq!(left(dir.path()), 2, "no half-written page stays");
+    // The same page, of what was kept.
+    assert_eq!(left(&dir.path().join("kept")), 2);
+    let again = dir.path().join("again.html");
+    ebbtide(&["report", "--from"])
+        .args(["exit", "free"].map(|f| dir.path().join(format!("kept/{f}.json"))))
+        .arg("--out")
+        .arg(&again)
+        .assert()
+        .code(1);
+    assert!(fs::read_to_string(again).unwrap() == html);
+}
+
+/// It is warned of, and the next family is measured all the same.
+#[test]
+fn results_that_can_no_longer_be_kept_stop_nothing() {
+    let Some(lib) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (page, kept) = (dir.path().join("page.html"), dir.path().join("kept"));
+    let mut child = ebbtide(&["report", "--size", "8M", "--wait", "0.1", "--rounds", "1"])
+        .args(["--only", "free", "--only", "exit", "--lib", lib, "--out"])
+        .arg(&page)
+        .arg("--keep")
+        .arg(&kept)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("1 of 2") {
+        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    fs::remove_dir(&kept).unwrap();
+    errors.read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said}");
+    assert!(
+        said.contains("2 of 2") && said.matches("warning: cannot write").count() == 2,
+        "{said}"
+    );
+    assert!(said.contains("kept/free.json") && said.contains("kept/exit.json"));
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.contains("block_4k back_rss_ms") && html.contains("exit_4k"));
 }
 
 #[test]
@@ -107,6 +152,13 @@ fn report_is_made_from_saved_results() {
         .assert()
         .code(125)
         .stderr(says("place.html"));
+    for (dir, more) in [("/dev/null", ["--only", "free"]), ("kept", ["--from", "x"])] {
+        ebbtide(&["report", "--out", &path("x.html"), "--keep", dir])
+            .args(more)
+            .assert()
+            .code(125)
+            .stderr(says("--keep").and(says(" of 1").not()));
+    }
     ebbtide(&["report", "--only", "nonesuch"])
         .assert()
         .code(125)
@@ -199,12 +251,19 @@ fn a_full_disk_is_told_at_once() {
 fn a_page_is_not_replaced_by_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("page.html");
-    fs::write(&page, "measured before").unwrap();
+    let kept = dir.path().join("free.json");
+    for file in [&page, &kept] {
+        fs::write(file, "measured before").unwrap();
+    }
     ebbtide(&["report", "--only", "free", "--lib", "/no/such.so", "--out"])
         .arg(&page)
+        .arg("--keep")
+        .arg(dir.path())
         .assert()
         .code(1)
         .stderr(says("such.so").and(says("left as it was")));
-    assert_eq!(fs::read_to_string(&page).unwrap(), "measured before");
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    for file in [&page, &kept] {
+        assert_eq!(fs::read_to_string(file).unwrap(), "measured before");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
 }

@@ -1,0 +1,95 @@
+//! Results kept beside the page: a file for each family, which `report --from` reads.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::place;
+use crate::bench::report::Report;
+
+fn file(dir: &Path, family: &str) -> PathBuf {
+    dir.join(format!("{family}.json"))
+}
+
+/// Makes the directory; whether the results of these families can be kept there.
+pub fn check<'a>(dir: &Path, families: impl Iterator<Item = &'a str>) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| {
+        format!(
+            "cannot make {}; choose another place with --keep",
+            dir.display()
+        )
+    })?;
+    for family in families {
+        place::check(&file(dir, family), "--keep")?;
+    }
+    Ok(())
+}
+
+/// Replaces what was kept of the family.
+pub fn write(dir: &Path, report: &Report) -> Result<()> {
+    place::write(&file(dir, &report.family), &report.json()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::report::SCHEMA;
+
+    fn report(rounds: u32) -> Report {
+        let json = serde_json::json!({
+            "schema": SCHEMA, "family": "micro", "rounds": rounds, "quick": true, "machine": [],
+            "measurements": [], "curves": [], "notes": [], "failures": [],
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_read_again() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("made/here");
+        check(&dir, ["micro", "free"].into_iter()).unwrap();
+        assert_eq!(
+            fs::read_dir(&dir).unwrap().count(),
+            0,
+            "a check leaves nothing"
+        );
+        fs::write(dir.join("free.json"), "older").unwrap();
+        // Whoever has the older one open reads all of that.
+        write(&dir, &report(7)).unwrap();
+        let mut older = fs::File::open(dir.join("micro.json")).unwrap();
+        write(&dir, &report(8)).unwrap();
+        let of_older: Report = serde_json::from_reader(&mut older).unwrap();
+        let kept = super::super::saved(&dir.join("micro.json")).unwrap();
+        assert_eq!((of_older.rounds, kept.rounds), (7, 8));
+        assert_eq!(fs::read_to_string(dir.join("free.json")).unwrap(), "older");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_with_its_remedy() {
+        let base = tempfile::tempdir().unwrap();
+        let file = base.path().join("file");
+        fs::write(&file, "").unwrap();
+        let told = |dir: &Path| format!("{:#}", check(dir, ["micro"].into_iter()).unwrap_err());
+        let error = told(&file);
+        assert!(
+            error.contains("--keep") && error.contains("file"),
+            "{error}"
+        );
+        // Another family's file, or nobody's, is in nobody's way.
+        fs::create_dir(base.path().join("free.json")).unwrap();
+        check(base.path(), ["micro"].into_iter()).unwrap();
+        fs::create_dir(base.path().join("micro.json")).unwrap();
+        let error = told(base.path());
+        assert!(
+            error.contains("--keep") && error.contains("micro.json"),
+            "{error}"
+        );
+        let error = write(&base.path().join("gone"), &report(1)).unwrap_err();
+        assert!(
+            format!("{error:#}").contains("gone/micro.json"),
+            "{error:#}"
+        );
+    }
+}
