@@ -1,4 +1,6 @@
-/* A worker that does not come to its work: stalled
+/* A worker that does not come to its work:
+ *   stalled          it is stopped while memory becomes due
+ *   stalled pipe     it waits for a CPU at its start: what the program closes meanwhile is closed
  * Another process stops the worker's thread alone. Meanwhile memory becomes due, in parts of huge pages, which threads of
  * the program leave to workers. No call may wait for it; when the worker goes on, memory goes back. For a small `limit`,
  * so that slow paths have much to do. */
@@ -6,11 +8,13 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
-enum { FIRST = 5000, OBJECTS = 6000, SIZES = 12, ROUNDS = 30, KEPT = 31 };
+enum { FIRST = 5000, OBJECTS = 6000, SIZES = 12, ROUNDS = 30, KEPT = 31, CHILDREN = 30 };
 
 static size_t size_of(int i) { return 2000 + 500 * (i * SIZES / OBJECTS); }
 
@@ -46,8 +50,37 @@ static void stop_it(int from, int to)
     _exit(0);
 }
 
-int main(void)
+/* On one CPU, a program that goes on is nearly always before the worker that it has just made. */
+static void close_before_it_begins(void)
 {
+    cpu_set_t one;
+    int ends[2];
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    CHECK(!sched_setaffinity(0, sizeof one, &one) && !pipe(ends));
+    char *large = malloc(200 * MIB);
+    CHECK(large && !close(ends[1]));
+    struct pollfd end = { ends[0], POLLIN, 0 };
+    CHECK(poll(&end, 1, 0) == 1 && end.revents == POLLHUP, "a pipe is open still");
+    for (int i = 0; i < 500 && !worker(); i++) usleep(10000);
+    CHECK(worker(), "no worker");
+    free(large);
+}
+
+static int pipes(void)
+{
+    int status;
+    for (int i = 0; i < CHILDREN; i++) {
+        pid_t child = fork();
+        if (child == 0) { close_before_it_begins(); _exit(0); }
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "child %d: %x", i, status);
+    }
+    return passed();
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "pipe")) return pipes();
     int to[2], from[2];
     char stopped = 0;
     CHECK(!pipe(to) && !pipe(from));

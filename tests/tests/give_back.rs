@@ -184,6 +184,15 @@ fn a_worker_that_does_not_come_to_its_work() {
         .ok();
 }
 
+/// A worker that has not begun holds no descriptor of the program's.
+#[test]
+fn a_worker_that_waits_for_a_cpu_at_its_start() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has workers");
+    }
+    Run::new(c_program("stalled")).args("pipe").timeout(30).ok();
+}
+
 #[test]
 fn huge_pages_that_cannot_be_split() {
     give_back("held", "");

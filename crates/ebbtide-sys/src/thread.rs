@@ -104,8 +104,11 @@ impl Place {
         // Behind the count: who finds the place busy again finds that changed.
         let making = MAKING | process::thread_id();
         self.busy.store(making, Ordering::Release);
+        // Descriptors are shared until `leave_descriptors`: a copy would keep open what the program closes before the
+        // thread first gets a CPU.
         let flags = libc::CLONE_VM
             | libc::CLONE_FS
+            | libc::CLONE_FILES
             | libc::CLONE_SIGHAND
             | libc::CLONE_THREAD
             | libc::CLONE_SYSVSEM
@@ -224,11 +227,12 @@ pub fn give_way() {
 /// Whether [`leave_descriptors`] was ever called, by whatever thread.
 pub(crate) static SOME_LEFT_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
-/// Closes this thread's copies of the program's descriptors: it keeps nothing open. `false`: refused.
+/// Leaves the program's table of descriptors for an empty one of this thread's own. `false`: refused, the table is the
+/// program's still.
 pub fn leave_descriptors() -> bool {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
     SOME_LEFT_DESCRIPTORS.store(true, Ordering::Relaxed);
-    // SAFETY: the table is this thread's own; the flag makes sure.
+    // SAFETY: the flag makes the table that is emptied this thread's own.
     unsafe { syscall!(Sysno::close_range, 0, u32::MAX, CLOSE_RANGE_UNSHARE) }.is_ok()
 }
 
