@@ -7,7 +7,8 @@
  *   sandbox orphan              one kills the worker when it gives back what it has claimed: that is given back by others
  *   sandbox spans               so with pages of half-used spans, while the program goes on: no call asks for it
  *   sandbox fence               one kills a thread that drains the caches of others, and one that forks: no lock is left behind
- *   sandbox maker               one kills the thread that makes a worker: nobody waits for that worker, and others make one */
+ *   sandbox maker               one kills the thread that makes a worker: nobody waits for that worker, and others make one
+ *   sandbox table ERRNO         a worker cannot leave the program's descriptors: it opens nothing there */
 #include "check.h"
 #include <dirent.h>
 #include <linux/audit.h>
@@ -34,7 +35,7 @@ static void refuse(const char *sets, int error)
     static const struct { const char *name; int nr; } calls[] = {
         {"membarrier", SYS_membarrier}, {"madvise", SYS_madvise},
         {"process_madvise", SYS_process_madvise}, {"clone", SYS_clone}, {"clone", SYS_clone3},
-        {"mremap", SYS_mremap} };
+        {"mremap", SYS_mremap}, {"close_range", SYS_close_range} };
     struct sock_filter f[40];
     int n = 0;
     f[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
@@ -269,8 +270,25 @@ static void maker(void)
     trim_in_time();
 }
 
+static void table(int error)
+{
+    int before = dup(0), after;
+    CHECK(before >= 0 && !close(before));
+    refuse("close_range", error);
+    free(memset(malloc(200 * MIB), 3, 200 * MIB));
+    CHECK(threads() == 2, "no worker");
+    for (int i = 0; i < 60; i++) {
+        CHECK((after = dup(0)) == before && !close(after), "%d, before %d", after, before);
+        usleep(10000);
+    }
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 2 && !strcmp(argv[1], "table")) {
+        table(atoi(argv[2]));
+        return passed();
+    }
     if (argc > 1 && !strcmp(argv[1], "spans")) {
         spans();
         return passed();

@@ -96,6 +96,19 @@ fn workers_that_are_killed() {
     }
 }
 
+/// Neither where it is told so, nor where it is told that it has left them.
+#[test]
+fn a_worker_that_cannot_leave_the_descriptors_opens_nothing() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has workers");
+    }
+    for error in [0, libc::EPERM] {
+        Run::new(c_program("sandbox"))
+            .args(&format!("table {error}"))
+            .ok();
+    }
+}
+
 /// What a worker had claimed that a filter kills.
 #[test]
 fn a_worker_that_is_killed_leaves_nothing_behind() {
