@@ -1,4 +1,5 @@
-/* Fork handlers that allocate, registered before the library's own, so that they run inside them: atfork [threads]. */
+/* Fork handlers that allocate, registered before the library's own, so that they run inside them: atfork [threads]
+ *   atfork ends      one ends the program, with status 0 */
 #include "check.h"
 #include <malloc.h>
 #include <pthread.h>
@@ -9,13 +10,14 @@ enum { KEPT = 400 };
 static unsigned char *kept[KEPT];
 static size_t kept_n[KEPT];
 static _Atomic int stop;
-static int ready, calls[3];
+static int ready, ends, calls[3];
 
 /* Every kind of call; what one handler allocates, another one frees. */
 static void at_work(int phase)
 {
     static uint64_t seed = 3;
     calls[phase]++;
+    if (ends) exit(passed());
     if (!ready) return;
     for (int i = 0; i < KEPT; i++) {
         if (kept[i]) { VERIFY(kept[i], kept_n[i], i); free(kept[i]); }
@@ -51,6 +53,11 @@ int main(int argc, char **argv)
     int threads = argc > 1 ? atoi(argv[1]) : 0;
     pthread_t t[16];
     churn(1, 3000, 300, 16);
+    if (argc > 1 && !strcmp(argv[1], "ends")) {
+        ends = 1;
+        fork();
+        CHECK(0, "the handler came back");
+    }
     for (int i = 0; i < threads; i++) CHECK(pthread_create(&t[i], NULL, busy, (void *)(intptr_t)(i + 1)) == 0);
     ready = 1;
     for (int i = 0; i < 15; i++) {

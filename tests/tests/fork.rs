@@ -97,6 +97,20 @@ fn handlers_inside_the_librarys_own_allocate() {
     }
 }
 
+/// Its page of figures is written once more at the end.
+#[test]
+fn a_handler_inside_the_librarys_own_ends_the_program() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    for conf in ["rseq=off", "harden=on", "retain_ms=1000"] {
+        let conf = format!("{conf},stats_dir={}", dir.path().display());
+        Run::new(c_program("atfork"))
+            .args("ends")
+            .conf(&conf)
+            .timeout(20)
+            .ok();
+    }
+}
+
 /// A fork that came in between would hold all locks and wait for the handlers' mutex.
 #[test]
 fn threads_fork_beside_handlers_that_lock_and_allocate() {

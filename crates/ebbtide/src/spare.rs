@@ -31,7 +31,21 @@ const FEW_PLACES: usize = 4;
 
 /// One CPU's.
 #[repr(align(64))]
-struct Place(Lock<Spare>);
+struct Place(Lock<Kept>);
+
+#[derive(Clone, Copy)]
+struct Kept {
+    spare: Spare,
+    /// Since the last look a run came that was counted.
+    is_counted: bool,
+}
+
+impl Kept {
+    const NONE: Self = Self {
+        spare: Spare::NONE,
+        is_counted: false,
+    };
+}
 
 #[derive(Clone, Copy)]
 struct Spare {
@@ -67,7 +81,7 @@ impl SpareRuns {
     /// None.
     pub const fn new() -> Self {
         Self {
-            places: [const { Place(Lock::new(ranks::FREED, Spare::NONE)) }; PLACES],
+            places: [const { Place(Lock::new(ranks::FREED, Kept::NONE)) }; PLACES],
             count: AtomicUsize::new(0),
             looked_ms: AtomicU64::new(0),
         }
@@ -82,13 +96,13 @@ impl SpareRuns {
         }
     }
 
-    fn places(&self) -> impl Iterator<Item = &Lock<Spare>> {
+    fn places(&self) -> impl Iterator<Item = &Lock<Kept>> {
         let count = self.count.load(Ordering::Relaxed);
         self.places[..count].iter().map(|place| &place.0)
     }
 
     /// The place for runs of so many frames, and the CPU.
-    fn here(&self, frames: u32) -> Option<(usize, &Lock<Spare>)> {
+    fn here(&self, frames: u32) -> Option<(usize, &Lock<Kept>)> {
         let count = self.count.load(Ordering::Relaxed);
         if count == 0 || !(LEAST_FRAMES..BLOCK_FRAMES).contains(&frames) {
             return None;
@@ -100,7 +114,7 @@ impl SpareRuns {
     /// Frames of all of them.
     pub fn frames(&self) -> u64 {
         self.places()
-            .map(|place| u64::from(place.lock().frames))
+            .map(|place| u64::from(place.lock().spare.frames))
             .sum()
     }
 
@@ -116,7 +130,7 @@ impl SpareRuns {
 
     /// Forgets all of them, in a child that gives up what its parent had.
     pub fn forget(&self) {
-        self.places().for_each(|place| *place.lock() = Spare::NONE);
+        self.places().for_each(|place| *place.lock() = Kept::NONE);
     }
 }
 
@@ -139,11 +153,15 @@ impl Heap {
             frames,
             looks: 0,
         };
-        let before = core::mem::replace(&mut *place.lock(), new);
-        self.put_spare(before);
-        if self.spares.count.load(Ordering::Relaxed) > FEW_PLACES {
-            // They may add up: the tick looks.
-            self.count_spare(frames);
+        let kept = Kept {
+            spare: new,
+            is_counted: true,
+        };
+        let before = core::mem::replace(&mut *place.lock(), kept);
+        self.put_spare(before.spare);
+        if self.spares.count.load(Ordering::Relaxed) > FEW_PLACES && !before.is_counted {
+            // They may add up: the tick looks. Whatever comes to this place until then is no more than that.
+            self.count_spare(BLOCK_FRAMES);
         }
         true
     }
@@ -158,7 +176,7 @@ impl Heap {
     pub fn take_spare(&self, frames: u32, align_frames: u32) -> Option<Frame> {
         let fits =
             |spare: &Spare| spare.frames == frames && spare.head.0.is_multiple_of(align_frames);
-        let spare = self.spares.here(frames)?.1.lock().take_if(fits)?;
+        let spare = self.spares.here(frames)?.1.lock().spare.take_if(fits)?;
         let region = self.region();
         // SAFETY: the run and its record are this thread's (`INV-SPARE-1`), known to nobody else yet.
         unsafe {
@@ -184,23 +202,26 @@ impl Heap {
     /// Puts all of them back into their zones.
     pub fn drain_spares(&self) {
         for place in self.spares.places() {
-            let spare = place.lock().take_if(|_| true);
+            let spare = place.lock().spare.take_if(|_| true);
             self.put_spare(spare.unwrap_or(Spare::NONE));
         }
     }
 
-    /// Looks at all of them, if the last look is [`LOOK_MS`] ago, and puts those back that nobody has wanted for
-    /// [`IDLE_LOOKS`]. Frames of the others.
+    /// Looks at all of them, and puts those back that nobody has wanted for [`IDLE_LOOKS`], looks that come sooner than
+    /// [`LOOK_MS`] not counted. Frames of the others.
     pub fn look_at_spares(&self, now: u64) -> u64 {
-        if now.saturating_sub(self.spares.looked_ms.load(Ordering::Relaxed)) < LOOK_MS {
-            return self.spares.frames();
+        let since = now.saturating_sub(self.spares.looked_ms.load(Ordering::Relaxed));
+        let look = u32::from(since >= LOOK_MS);
+        if look > 0 {
+            self.spares.looked_ms.store(now, Ordering::Relaxed);
         }
-        self.spares.looked_ms.store(now, Ordering::Relaxed);
         let mut frames = 0;
         for place in self.spares.places() {
             let idle = {
-                let mut spare = place.lock();
-                spare.looks += u32::from(spare.frames > 0);
+                let mut kept = place.lock();
+                kept.is_counted = false;
+                let spare = &mut kept.spare;
+                spare.looks += look * u32::from(spare.frames > 0);
                 let idle = spare.take_if(|spare| spare.looks > IDLE_LOOKS);
                 frames += u64::from(spare.frames);
                 idle

@@ -86,8 +86,8 @@ impl Stats {
 }
 
 impl Heap {
-    /// The figures, and [`FrameBytes::used`] with them.
-    fn stats(&self) -> (Stats, usize) {
+    /// The figures, and those of frames with them.
+    fn stats(&self) -> (Stats, FrameBytes) {
         let _turn = crate::fork::notice(self);
         let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
         let mut claimed = 0;
@@ -119,7 +119,7 @@ impl Heap {
         stats.live = small + stats.large;
         stats.in_spans = span_bytes.saturating_sub(small + stats.cached + claimed);
         stats.pending += claimed;
-        stats.cached += self.spares.bytes();
+        stats.cached += frames.spare;
         stats.metadata = self
             .region()
             .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
@@ -145,7 +145,7 @@ impl Heap {
         stats.populated = total(POPULATED) as usize;
         locks().for_each(|(_, rank)| stats.locks.add(&rank));
         stats.zone_locks.add(&lockstat::figures(crate::ranks::ZONE));
-        (stats, frames.used)
+        (stats, frames)
     }
 }
 
@@ -158,6 +158,7 @@ struct FrameBytes {
     opened: usize,
     /// With spans and large allocations, less what the latter own and do not use, and spare runs.
     used: usize,
+    spare: usize,
 }
 
 impl Heap {
@@ -173,7 +174,8 @@ impl Heap {
             sum.used += bytes(counters.in_use);
         }
         let slack = self.slack.load(Ordering::Relaxed) * FRAME_BYTES;
-        sum.used = sum.used.saturating_sub(slack + self.spares.bytes());
+        sum.spare = self.spares.bytes();
+        sum.used = sum.used.saturating_sub(slack + sum.spare);
         sum
     }
 
@@ -406,7 +408,7 @@ fn write_frames(heap: &Heap) {
         (live.wrapping_add(frames.used) as isize).max(0) as usize,
     );
     let objects = CACHED_OBJECTS.load(Ordering::Relaxed);
-    set(CACHED, objects + heap.spares.bytes());
+    set(CACHED, objects + frames.spare);
     set(DIRTY, frames.dirty);
     set(LAZY, frames.lazy);
     set(OPENED, frames.opened);
@@ -420,10 +422,9 @@ fn write_page(heap: &Heap) {
     LARGE_CHANGED.store(0, Ordering::Relaxed);
     RELEASED_THEN.store(total(RELEASED), Ordering::Relaxed);
     set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
-    let (stats, used) = heap.stats();
-    LIVE_LESS_USED.store(stats.live.wrapping_sub(used), Ordering::Relaxed);
-    let objects = stats.cached.saturating_sub(heap.spares.bytes());
-    CACHED_OBJECTS.store(objects, Ordering::Relaxed);
+    let (stats, frames) = heap.stats();
+    LIVE_LESS_USED.store(stats.live.wrapping_sub(frames.used), Ordering::Relaxed);
+    CACHED_OBJECTS.store(stats.cached - frames.spare, Ordering::Relaxed);
     set(LIVE, stats.live);
     set(DIRTY, stats.dirty);
     set(OPENED, stats.opened);
