@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::io;
 use std::ptr;
 
-use super::{Check, reason};
+use super::{Check, State, probe, reason};
 
 /// Smallest unit of a mapping.
 pub const PAGE_BYTES: usize = 4096;
@@ -12,7 +12,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// Every kind.
 pub fn all() -> Vec<Check> {
     vec![
-        advice("MADV_FREE", libc::MADV_FREE, "lazy release", "5.18"),
+        lazy(probe::is_at_least((5, 18))),
         advice(
             "MADV_COLD",
             libc::MADV_COLD,
@@ -101,9 +101,30 @@ fn advice(id: &'static str, advice: libc::c_int, effect: &str, since: &str) -> C
     }
 }
 
+/// Older kernels do it, but the library does not trust them with it.
+fn lazy(is_used: bool) -> Check {
+    let check = advice("MADV_FREE", libc::MADV_FREE, "lazy release", "5.18");
+    match check.state {
+        State::Ok if !is_used => Check::limited(
+            "MADV_FREE",
+            "works, races with O_DIRECT",
+            "not used: lazy release",
+            "run kernel 5.18 or later",
+        ),
+        _ => check,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lazy_release_is_not_promised_to_an_older_kernel() {
+        let (new, old) = (lazy(true), lazy(false));
+        assert!(new.state == State::Ok && new.effect == "lazy release");
+        assert!(old.state == State::Limited && old.remedy.contains("5.18"));
+    }
 
     #[test]
     fn pages_can_be_advised() {

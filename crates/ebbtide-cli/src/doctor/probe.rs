@@ -58,6 +58,11 @@ fn version_of(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
+/// Whether the kernel is of this version or a later one.
+pub fn is_at_least(version: (u32, u32)) -> bool {
+    version_of(&release()).is_some_and(|v| v >= version)
+}
+
 fn kernel() -> Check {
     let release = release();
     match version_of(&release) {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::place;
 use crate::bench::report::Report;
@@ -26,9 +26,19 @@ pub fn check<'a>(dir: &Path, families: impl Iterator<Item = &'a str>) -> Result<
     Ok(())
 }
 
-/// Replaces what was kept of the family.
+/// Replaces what was kept of the family; not a run that came to its end by one that was broken off.
 pub fn write(dir: &Path, report: &Report) -> Result<()> {
-    place::write(&file(dir, &report.family), &report.json()?)
+    let file = file(dir, &report.family);
+    if report.broken_off.is_some() {
+        let kept = fs::read(&file).unwrap_or_default();
+        let kept: Option<Report> = serde_json::from_slice(&kept).ok();
+        ensure!(
+            kept.is_none_or(|kept| kept.broken_off.is_some()),
+            "{} stays: it has results of a run that came to its end",
+            file.display()
+        );
+    }
+    place::write(&file, &report.json()?)
 }
 
 #[cfg(test)]
@@ -64,6 +74,30 @@ mod tests {
         assert_eq!((of_older.rounds, kept.rounds), (7, 8));
         assert_eq!(fs::read_to_string(dir.join("free.json")).unwrap(), "older");
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_run_that_came_to_its_end_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let rounds = || {
+            super::super::saved(&dir.path().join("micro.json"))
+                .unwrap()
+                .rounds
+        };
+        let broken_off = |rounds| {
+            let mut report = report(rounds);
+            report.broken_off = Some("by SIGINT".into());
+            report
+        };
+        write(dir.path(), &broken_off(1)).unwrap();
+        write(dir.path(), &broken_off(2)).unwrap();
+        assert_eq!(rounds(), 2);
+        write(dir.path(), &report(3)).unwrap();
+        let error = write(dir.path(), &broken_off(4)).unwrap_err();
+        assert!(format!("{error}").contains("micro.json stays"), "{error}");
+        assert_eq!(rounds(), 3);
+        write(dir.path(), &report(5)).unwrap();
+        assert_eq!(rounds(), 5);
     }
 
     #[test]
