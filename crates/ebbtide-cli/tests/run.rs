@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use assert_cmd::prelude::*;
 use predicates::prelude::*;
@@ -283,14 +283,15 @@ fn untrapped_signal_ends_both() {
 #[test]
 fn stop_and_continue() {
     let f = Fixture::new();
-    let mut child = ready(&f, "echo; sleep 0.3; exit 5");
+    let script = "trap 'exit 5' CONT; echo; while :; do sleep 0.05; done";
+    let mut child = ready(&f, script);
     kill(&child, libc::SIGTSTP);
-    std::thread::sleep(Duration::from_millis(600));
-    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-    assert!(
-        stat.contains(") T "),
-        "the supervisor stops with its child: {stat}"
-    );
+    let stat = || fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    let end = Instant::now() + Duration::from_secs(10);
+    while !stat().contains(") T ") {
+        assert!(Instant::now() < end, "the supervisor stops with its child");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     kill(&child, libc::SIGCONT);
     assert_eq!(status_within(&mut child, 10), Some(5));
 }

@@ -93,6 +93,12 @@ impl<T> Lock<T> {
         Some(guard)
     }
 
+    /// Whether somebody sleeps until it is free.
+    #[cfg(test)]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == AWAITED
+    }
+
     #[cold]
     fn lock_clocked(&self) -> Guard<'_, T> {
         if !self.try_acquire() {

@@ -243,12 +243,10 @@ mod tests {
         drop(LOCK.lock());
         let guard = LOCK.lock();
         std::thread::scope(|scope| {
-            let (begin, begun) = std::sync::mpsc::channel();
-            scope.spawn(move || {
-                begin.send(()).unwrap();
-                *LOCK.lock() += 1;
-            });
-            begun.recv().unwrap();
+            scope.spawn(|| *LOCK.lock() += 1);
+            while !LOCK.is_awaited() {
+                std::thread::yield_now();
+            }
             std::thread::sleep(core::time::Duration::from_millis(20));
             drop(guard);
         });

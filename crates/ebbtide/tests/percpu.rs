@@ -267,6 +267,7 @@ fn check_sum(area: &PerCpu<[u64; 40]>, count: u64) {
 
 #[test]
 fn the_last_reference_is_told_once() {
+    let _alone = alone();
     for round in 0..200 {
         let references = RefCount::new().unwrap();
         let ends = AtomicU64::new(0);
@@ -298,6 +299,7 @@ fn the_last_reference_is_told_once() {
 
 #[test]
 fn typed_values_are_read_and_written_whole() {
+    let _alone = alone();
     let area = PerCpu::<[u32; 3]>::new().unwrap();
     for cpu in 0..percpu::cpus() {
         assert_eq!(area.read(cpu), [0; 3]);

@@ -381,10 +381,18 @@ mod tests {
         command.arg("100").spawn().unwrap()
     }
 
-    // INV-DYING-1
+    /// INV-DYING-1. On busy CPUs who waits may be late: not three times.
     #[test]
     fn slow_looks_do_not_make_ends_late() {
         const LOOK: Duration = Duration::from_millis(300);
+        let late = (0..3).map(|_| ends_are_late_ns(LOOK));
+        let in_time = |ns: &[u64; 2]| ns.iter().all(|&ns| ns < LOOK.as_nanos() as u64 / 2);
+        let all: Vec<_> = late.take_while(|ns| !in_time(ns)).collect();
+        assert!(all.len() < 3, "{all:?}");
+    }
+
+    /// How late a program's end and its helper's are seen, beside looks that take so long.
+    fn ends_are_late_ns(look: Duration) -> [u64; 2] {
         let (mut child, helper) = (sleeper(), sleeper());
         let (program, mut helper) = (open_process(child.id()).unwrap(), helper);
         let helper_process = open_process(helper.id()).unwrap();
@@ -406,7 +414,7 @@ mod tests {
                     kill(&program)?;
                     helper.kill()?;
                 }
-                thread::sleep(LOOK);
+                thread::sleep(look);
                 Ok(Sample {
                     at_ns,
                     ..Sample::default()
@@ -416,9 +424,8 @@ mod tests {
         .unwrap();
         helper.wait().unwrap();
         let late_ns = |at_ns: u64| at_ns - killed_ns;
-        assert!(late_ns(seen.ended_ns) < LOOK.as_nanos() as u64 / 2);
-        assert!(late_ns(seen.gone_ns) < LOOK.as_nanos() as u64 / 2);
         assert!(looks >= 2, "one when all is gone");
+        [late_ns(seen.ended_ns), late_ns(seen.gone_ns)]
     }
 
     #[test]

@@ -65,11 +65,11 @@ impl Sampler {
                 let mut watch = Watch::new(pid);
                 let mut interval = FIRST_INTERVAL;
                 loop {
-                    let began = Instant::now();
-                    let is_there = watch.look(began);
-                    let cost = began.elapsed();
+                    let (now, began) = (Instant::now(), cpu_time());
+                    let is_there = watch.look(now);
+                    let cost = cpu_time() - began;
                     if is_there {
-                        watch.look_closer(began);
+                        watch.look_closer(now);
                     }
                     let wait = interval.max(cost * COST_FACTOR);
                     match stopped.recv_timeout(wait) {
@@ -85,6 +85,16 @@ impl Sampler {
     pub fn finish(self) -> Samples {
         let _ = self.stop.send(());
         self.thread.join().unwrap_or_default()
+    }
+}
+
+/// Of this thread: what others do meanwhile is no cost of a look, or busy CPUs would make it blind.
+fn cpu_time() -> Duration {
+    // SAFETY: timespec is plain data, and writable for the call.
+    unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 }
 
@@ -162,9 +172,9 @@ impl Watch {
     /// Does what costs more, where it is due.
     fn look_closer(&mut self, now: Instant) {
         if now >= self.walk_due {
-            let began = Instant::now();
+            let began = cpu_time();
             self.tree = descendants(self.pid);
-            self.walk_due = Instant::now() + began.elapsed() * COST_FACTOR;
+            self.walk_due = Instant::now() + (cpu_time() - began) * COST_FACTOR;
         }
         if now >= self.rollup_due {
             self.look_at_rollup();
@@ -172,7 +182,7 @@ impl Watch {
     }
 
     fn look_at_rollup(&mut self) {
-        let began = Instant::now();
+        let began = cpu_time();
         if let Some(text) = proc::text(format!("/proc/{}/smaps_rollup", self.pid)) {
             let s = &mut self.samples;
             let value = |name| kib_field(&text, name).unwrap_or(0);
@@ -181,7 +191,7 @@ impl Watch {
             let others: u64 = self.tree.iter().filter_map(|pid| lazy_of(*pid)).sum();
             s.tree_lazy_free_end_bytes = Some(value("LazyFree") + others);
         }
-        let cost = began.elapsed();
+        let cost = cpu_time() - began;
         self.rollup_due = Instant::now() + ROLLUP_INTERVAL.max(cost * COST_FACTOR);
     }
 

@@ -79,6 +79,17 @@ fn a_run_that_is_broken_off_prints_what_it_has() {
     assert!(fs::read_to_string(page).unwrap().contains("PARTIAL"));
 }
 
+/// Whether the process has a child at work at this case.
+fn measures(pid: u32, case: &str) -> bool {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    children.unwrap_or_default().split(' ').any(|child| {
+        let command = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        command
+            .split(|&byte| byte == 0)
+            .any(|word| word == case.as_bytes())
+    })
+}
+
 #[test]
 fn what_is_being_measured_is_ended_too() {
     // A step takes much longer than what is left to it here.
@@ -91,7 +102,11 @@ fn what_is_being_measured_is_ended_too() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    let end = Instant::now() + Duration::from_secs(20);
+    while !measures(child.id(), "block") {
+        assert!(Instant::now() < end, "nothing is measured");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let began = Instant::now();
     let sent = Command::new("kill")
         .args(["-INT", &child.id().to_string()])
