@@ -329,3 +329,31 @@ fn no_run_is_kept_where_nothing_shall_stay() {
 fn forked_children_get_each_spare_run_once() {
     spare("fork", "");
 }
+
+/// Beyond four CPUs spare runs may add up, and are counted.
+#[test]
+fn spare_runs_of_a_machine_of_64_cpus() {
+    if !is_ebbtide() || !is_root() {
+        return skip("who counts CPUs differently needs a mount, and Ebbtide");
+    }
+    let file = tempfile::NamedTempFile::new().expect("temporary file");
+    std::fs::write(&file, "0-63\n").expect("temporary file");
+    let mount = format!(
+        "mount --bind {} /sys/devices/system/cpu/possible",
+        file.path().display()
+    );
+    let apart = |then: &str| {
+        let script = format!("{mount} && {then}");
+        Run::new("unshare")
+            .args("-m sh -c")
+            .arg(script)
+            .timeout(120)
+    };
+    if !apart("true").plain().run().status.success() {
+        return skip("mounts are refused");
+    }
+    let program = c_program("spare").display().to_string();
+    for mode in ["again", "trim", "idle", "fork"] {
+        apart(&format!("exec {program} {mode}")).ok();
+    }
+}
