@@ -154,6 +154,13 @@ static int threads(void)
     return n;
 }
 
+/* Waits until there are so many: who has been joined, or killed, is in the list a moment longer. */
+static int threads_come_to(int n)
+{
+    for (double start = now(); threads() != n; usleep(10000)) if (now() - start > 10) return 0;
+    return 1;
+}
+
 static void orphan(void)
 {
     pthread_t t;
@@ -161,13 +168,12 @@ static void orphan(void)
     char *beside = malloc(MIB);
     memset(beside, 5, MIB);
     CHECK(!pthread_create(&t, NULL, grow_under_filter, (void *)(200 * MIB)) && !pthread_join(t, &block) && block);
-    CHECK(threads() == 2, "%d threads", threads());
+    CHECK(threads_come_to(2), "%d threads", threads());
     size_t start = resident();
     memset(block, 7, 200 * MIB);
     free(block);
     /* It is due after the window; the worker takes it, and is no more. */
-    for (int i = 0; i < 1000 && threads() > 1; i++) usleep(10000);
-    CHECK(threads() == 1, "the worker lives");
+    CHECK(threads_come_to(1), "the worker lives");
     CHECK(resident() > start + 100 * MIB, "it had given back %zu", resident());
     double began = now();
     CHECK(malloc_trim(0) == 1);
@@ -187,11 +193,10 @@ static void spans(void)
     pthread_t t;
     for (int i = 0; i < OBJECTS; i++) { CHECK((p[i] = malloc(BYTES))); fill(p[i], BYTES, i); }
     CHECK(!pthread_create(&t, NULL, grow_under_filter, (void *)(200 * MIB)) && !pthread_join(t, NULL));
-    CHECK(threads() == 2, "%d threads", threads());
+    CHECK(threads_come_to(2), "%d threads", threads());
     size_t most = resident();
     for (int i = 0; i < OBJECTS; i++) if (i % KEPT) free(p[i]);
-    for (int i = 0; i < 1000 && threads() > 1; i++) usleep(10000);
-    CHECK(threads() == 1, "the worker lives");
+    CHECK(threads_come_to(1), "the worker lives");
     CHECK(resident() > most - 8 * MIB, "it had given back %zu of %zu", resident(), most);
     /* So much that a worker is wanted. */
     for (int i = 0; i < 400 && resident() > most - 15 * MIB; i++) {
@@ -259,7 +264,7 @@ static void maker(void)
 {
     churn(1, 5000, 300, 14);
     lose(makes, 200 * MIB);
-    CHECK(threads() == 1);
+    CHECK(threads_come_to(1), "%d threads", threads());
     trim_in_time();
     /* Not before 10 s are over. */
     for (int i = 0; i < 300 && threads() == 1; i++) {
