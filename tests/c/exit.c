@@ -290,10 +290,12 @@ static int locks(int wants)
     CHECK(f >= 0 && !ftruncate(f, PAGE));
     close(f);
     double plain = 1e9, mapped = 1e9;
-    for (int i = 0; i < (wants ? 4 : 1); i++) {
+    for (int i = 0; i < 4; i++) {
         double a = lock_free("lock", file, wants), b = lock_free("map", file, wants);
         if (a < plain) plain = a;
         if (b < mapped) mapped = b;
+        /* Nobody is a second late by chance. */
+        if (a > 1 && b > 1) break;
     }
     unlink(file);
     printf("plain %.3f ms, mapped %.2f ms\n", plain * 1e3, mapped * 1e3);

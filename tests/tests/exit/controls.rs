@@ -72,7 +72,8 @@ fn control_what_stays_behind_is_noticed() {
     let clinging = c_library("faulty/clinging");
     for args in ["many 4", "returned"] {
         let run = Run::new(c_program("exit_system")).args(args);
-        let run = run.preload(&clinging).env("CLING_MS", "6000");
+        // Longer than a turn may take.
+        let run = run.preload(&clinging).env("CLING_MS", "12000");
         assert!(fails(run.env("EXIT_PATIENCE", "1")), "{args}");
     }
 }

@@ -8,7 +8,9 @@ mod programs;
 
 use std::path::PathBuf;
 
-use ebbtide_tests::{Run, c_program, ensure_installed, is_ebbtide, library, skip, understands};
+use ebbtide_tests::{
+    Outcome, Run, c_program, ensure_installed, is_ebbtide, library, skip, understands,
+};
 
 const MIB: u64 = 1 << 20;
 const DETACHED: &str = "exit=detached,exit_threshold=32M";
@@ -28,13 +30,17 @@ fn detached(program: &str, args: &str) {
 
 fn detached_with(program: &str, args: &str, more: &str) {
     if has_helper() {
-        let conf = format!("{DETACHED}{more}");
-        Run::new(c_program(program))
-            .args(args)
-            .conf(&conf)
-            .timeout(110)
-            .ok();
+        in_slots_of_its_own(Run::new(c_program(program)).args(args), more).ok();
     }
+}
+
+/// No other program's helpers are waited for.
+fn in_slots_of_its_own(run: Run, more: &str) -> Outcome {
+    let places = tempfile::tempdir().expect("temporary directory");
+    run.env("XDG_RUNTIME_DIR", places.path())
+        .conf(&format!("{DETACHED}{more}"))
+        .timeout(110)
+        .run()
 }
 
 /// `ebbtide`, beside the library.

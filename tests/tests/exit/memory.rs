@@ -8,7 +8,9 @@ use std::process::{Command, Stdio};
 
 use ebbtide_tests::{Cgroup, Run, c_program, is_root, library, skip};
 
-use super::{DETACHED, MIB, command_line, detached, detached_with, has_helper};
+use super::{
+    DETACHED, MIB, command_line, detached, detached_with, has_helper, in_slots_of_its_own,
+};
 
 /// Users that nobody else uses: their processes are counted.
 const USERS: [u32; 2] = [61234, 61235];
@@ -65,12 +67,10 @@ fn memory_is_the_cgroups_again() {
     if let Some((group, usage)) = limited("exit", 2048 * MIB)
         && has_helper()
     {
-        Run::new(c_program("exit_system"))
+        let run = Run::new(c_program("exit_system"))
             .arg("returned")
-            .arg(&usage)
-            .conf(DETACHED)
-            .cgroup(&group)
-            .ok();
+            .arg(&usage);
+        in_slots_of_its_own(run.cgroup(&group), "").ok();
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) fn turns(name: &str, more_mib: u32, check: impl Fn(Run)) {
             .arg(more_mib.to_string())
             .env("XDG_RUNTIME_DIR", places.path())
             .conf(&format!("{DETACHED},thp=off"));
-        check(run.cgroup(&group).timeout(60));
+        check(run.cgroup(&group).timeout(110));
     }
 }
 
@@ -121,7 +121,7 @@ fn swap_is_free_again() {
     BufReader::new(said).read_line(&mut line).expect("read");
     let verdict = if line.contains(r#""error":null"#) {
         let run = Run::new(c_program("exit_system")).args("swapped");
-        Some(run.conf(&format!("{DETACHED},thp=off")).run())
+        Some(in_slots_of_its_own(run, ",thp=off"))
     } else {
         None
     };
