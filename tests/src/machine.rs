@@ -188,6 +188,20 @@ impl Cgroup {
         Err("no memory cgroup can be made here".into())
     }
 
+    /// Makes a group of version 2, whether it accounts memory or not, or says why that cannot be.
+    pub fn unified(name: &str) -> Result<Cgroup, String> {
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+        let mut mounts = mounts.lines().map(|line| line.split(' '));
+        let root = mounts.find_map(|mut words| {
+            let at = words.nth(1)?;
+            (words.next()? == "cgroup2").then_some(at)
+        });
+        let dir = Path::new(root.ok_or("no cgroup of version 2 is mounted")?);
+        let dir = dir.join(format!("ebbtide-test-{name}-{}", std::process::id()));
+        std::fs::create_dir(&dir).map_err(|why| format!("{}: {why}", dir.display()))?;
+        Ok(Cgroup { dir })
+    }
+
     pub(crate) fn procs_file(&self) -> PathBuf {
         self.dir.join("cgroup.procs")
     }

@@ -66,6 +66,9 @@ fn calls_of_a_child_with_its_parents_huge_pages_are_short() {
     }
 }
 
+/// "some 150000 2000000".
+const TRIGGER: &str = "c29tZSAxNTAwMDAgMjAwMDAwMA==";
+
 fn told_by_a_fifo(mode: &str, conf: &str) -> Option<Outcome> {
     if !is_ebbtide() {
         skip("only Ebbtide promises this");
@@ -76,14 +79,18 @@ fn told_by_a_fifo(mode: &str, conf: &str) -> Option<Outcome> {
     let name = std::ffi::CString::new(fifo.to_str().expect("path")).expect("path");
     // SAFETY: a NUL-ended path.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    let run = pressure(mode, conf).env("MEMORY_PRESSURE_WATCH", &fifo);
+    let run = pressure(mode, conf)
+        .env("MEMORY_PRESSURE_WATCH", &fifo)
+        .env("MEMORY_PRESSURE_WRITE", TRIGGER);
     Some(run.run())
 }
 
 #[test]
 fn an_event_empties_what_is_kept() {
-    if let Some(outcome) = told_by_a_fifo("watch", "retain_ms=60000") {
-        outcome.ok();
+    for mode in ["watch", "overwritten"] {
+        if let Some(outcome) = told_by_a_fifo(mode, "retain_ms=60000") {
+            outcome.ok();
+        }
     }
     if let Some(outcome) = told_by_a_fifo("stay", "retain_ms=60000") {
         outcome.ok();
@@ -272,4 +279,193 @@ fn what_cannot_be_seen_is_not_there() {
          for file in /proc/pressure/memory; do mount --bind /dev/null $file || :; done;"
     );
     assert_eq!(sources_after(&nothing), Some(vec![]));
+}
+
+/// Groups of version 2 whose files are ours: one of 1 GiB in one of 8 GiB, and the machine's memory beside them.
+struct Fake {
+    group: Cgroup,
+    dir: tempfile::TempDir,
+}
+
+impl Fake {
+    fn new(name: &str) -> Option<Self> {
+        if !is_ebbtide() {
+            skip("only Ebbtide promises this");
+            return None;
+        }
+        if !is_root() {
+            skip("a mount namespace needs root");
+            return None;
+        }
+        if !ensure_installed("unshare", "util-linux") {
+            skip("no unshare");
+            return None;
+        }
+        let group = match Cgroup::unified(name) {
+            Ok(group) => group,
+            Err(why) => {
+                skip(&why);
+                return None;
+            }
+        };
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let fake = Fake { group, dir };
+        std::fs::create_dir(fake.dir.path().join("own")).expect("directory");
+        for (place, limit) in [("", 8192), ("own/", 1024)] {
+            for (name, text) in [
+                ("cgroup.procs", "1\n".to_owned()),
+                ("cgroup.events", "populated 1\n".to_owned()),
+                ("memory.max", format!("{}\n", limit * MIB)),
+                ("memory.high", "max\n".to_owned()),
+                ("memory.current", used(50)),
+                ("memory.stat", "anon 0\n".to_owned()),
+                ("memory.events", hits(0, 0)),
+                ("memory.events.local", hits(0, 0)),
+                ("memory.pressure", stalled(0)),
+            ] {
+                fake.write(&format!("{place}{name}"), &text);
+            }
+        }
+        fake.write("meminfo", &available(20_000));
+        Some(fake)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.dir.path().join(name), text).expect("a file of the kernel's");
+    }
+
+    /// The program in the inner one.
+    fn run(&self, conf: &str, mode: &str) -> Run {
+        let own = self.group.dir().join("own");
+        let _ = std::fs::create_dir(&own);
+        let script = "echo 0 > $1/own/cgroup.procs; mount --bind $FAKE $1; \
+            mount --bind $FAKE/meminfo /proc/meminfo; shift; exec \"$@\"";
+        let mut words = mode.split(' ');
+        let run = pressure_in("unshare", conf)
+            .args("-m sh -ec")
+            .arg(script)
+            .arg("sh")
+            .arg(self.group.dir())
+            .env("FAKE", self.dir.path())
+            .arg(c_program("pressure"))
+            .arg(words.next().expect("a mode"));
+        words.fold(run, Run::arg)
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            match std::fs::remove_dir(self.group.dir().join("own")) {
+                Err(why) if why.raw_os_error() == Some(libc::EBUSY) => {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                _ => break,
+            }
+        }
+    }
+}
+
+fn pressure_in(program: &str, conf: &str) -> Run {
+    Run::new(program).conf(conf)
+}
+
+// All of one length, so that one write changes them.
+
+fn used(mib: u64) -> String {
+    format!("{:012}\n", mib * MIB)
+}
+
+fn hits(high: u64, max: u64) -> String {
+    format!("low 0\nhigh {high:06}\nmax {max:06}\noom 0\n")
+}
+
+fn stalled(us: u64) -> String {
+    format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={us:09}\nfull avg10=0.00 total=0\n")
+}
+
+fn available(mib: u64) -> String {
+    format!(
+        "MemTotal: 24000000 kB\nMemAvailable: {:09} kB\n",
+        mib * 1024
+    )
+}
+
+/// Each source alone, and what says nothing about this process.
+#[test]
+fn each_source_is_heard_for_itself() {
+    let cases = [
+        ("bumped", "own/memory.events.local", hits(1, 0)),
+        ("bumped", "own/memory.events.local", hits(0, 1)),
+        ("bumped", "memory.events.local", hits(0, 1)),
+        ("bumped", "own/memory.pressure", stalled(300_000)),
+        ("bumped", "own/memory.current", used(1000)),
+        ("bumped", "memory.current", used(7900)),
+        ("bumped", "meminfo", available(300)),
+        // Another group below the same parent has met its own limit, or stalls.
+        ("ignored", "memory.events", hits(7, 7)),
+        ("ignored", "memory.pressure", stalled(900_000)),
+        ("ignored", "own/memory.current", used(600)),
+    ];
+    for (number, (mode, file, text)) in cases.iter().enumerate() {
+        let Some(fake) = Fake::new(&format!("source-{number}")) else {
+            return;
+        };
+        let run = fake.run("retain_ms=60000", mode);
+        run.arg(file).arg(text).ok();
+    }
+}
+
+/// Whoever is watched for the program: its limits are its own.
+#[test]
+fn events_that_are_not_wanted_do_not_count_but_distance_does() {
+    let Some(fake) = Fake::new("unwanted") else {
+        return;
+    };
+    for (mode, file, text) in [
+        ("ignored", "own/memory.events.local", hits(1, 1)),
+        ("ignored", "own/memory.pressure", stalled(900_000)),
+        ("bumped", "own/memory.current", used(1000)),
+    ] {
+        let run = fake.run("retain_ms=60000", mode);
+        run.arg(file)
+            .arg(text)
+            .env("MEMORY_PRESSURE_WATCH", "/dev/null")
+            .ok();
+    }
+}
+
+/// A percentage is of the smallest limit, however near another one is, and whoever looks.
+#[test]
+fn a_part_of_the_groups_limit() {
+    let Some(fake) = Fake::new("percent") else {
+        return;
+    };
+    fake.write("memory.current", &used(8192 - 900));
+    for with in ["workers=2", "pressure=off", "workers=0", "syscalls=basic"] {
+        fake.run(&format!("limit=5%,{with},retain_ms=60000"), "limit 52")
+            .ok();
+    }
+    let run = fake.run("limit=50%,retain_ms=60000", "limit 52").run();
+    assert!(!run.status.success(), "{}", run.describe("obeys"));
+}
+
+/// In a namespace of cgroups the own group looks like the root; its PSI is its own.
+#[test]
+fn a_group_that_looks_like_the_root() {
+    let Ok(group) = Cgroup::unified("looks-like-root") else {
+        return skip("no cgroup of version 2");
+    };
+    if !group.file("memory.pressure").exists() {
+        return skip("the group has no PSI");
+    }
+    let mount = group.dir().parent().expect("a mount point").display();
+    let before = format!(
+        "echo 0 > {}/cgroup.procs; mount -t tmpfs none /proc/pressure; \
+         set -- unshare -C sh -ec 'umount {mount}; mount -t cgroup2 none {mount}; exec \"$@\"' sh;",
+        group.dir().display(),
+    );
+    if let Some(sources) = sources_after(&before) {
+        assert!(sources.iter().any(|name| name == "PSI"), "{sources:?}");
+    }
 }

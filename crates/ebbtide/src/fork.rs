@@ -150,10 +150,9 @@ unsafe fn forget_forks() {
 fn go_on(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
     heap.workers.begin();
-    let settings = heap.settings();
     // SAFETY: the parent's workers are not here.
     unsafe {
-        heap.pressure.begin(settings.config.limit, settings.ram);
+        heap.pressure.begin();
         heap.slots.reset(|gather| {
             heap.put_back(gather, false);
             gather.free_batches();

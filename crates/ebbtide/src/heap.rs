@@ -277,7 +277,7 @@ unsafe fn start() -> bool {
         ebbtide_sys::lockstat::start(holds);
     }
     // SAFETY: as above.
-    unsafe { HEAP.pressure.begin(config.limit, ram) };
+    unsafe { HEAP.pressure.start(&config, ram) };
     crate::stats::start(&config);
     FAST.base.store(region.base, Ordering::Relaxed);
     FAST.classes.store(region.classes, Ordering::Relaxed);

@@ -22,7 +22,7 @@ pub enum Version {
 }
 
 /// See the module's header.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Group {
     version: Version,
     /// Its directory.
@@ -33,46 +33,84 @@ pub struct Group {
     limited: u32,
 }
 
+/// Where this process is.
+pub struct Groups {
+    /// The group that accounts its memory. `None`: there is none to be seen.
+    pub memory: Option<Group>,
+    /// The group of version 2, whether it accounts memory or not: PSI is there in any case. `None`: there is none,
+    /// or it is the root, whose PSI is the machine's.
+    pub unified: Option<Group>,
+}
+
+impl Groups {
+    /// Looks for them.
+    pub fn find() -> Self {
+        let unified = Group::place(Version::V2);
+        let with_memory = |group: &Group| group.has_memory();
+        let memory = unified.clone().filter(with_memory);
+        let mut memory = memory.or_else(|| Group::place(Version::V1).filter(with_memory));
+        if let Some(group) = &mut memory {
+            group.look_for_limits();
+        }
+        Self {
+            memory,
+            unified: unified.filter(Group::is_below_the_root),
+        }
+    }
+}
+
 impl Group {
-    /// The group that accounts this process's memory. `None`: there is none to be seen.
-    pub fn find() -> Option<Self> {
-        let mut group =
-            Self::with_memory(Version::V2).or_else(|| Self::with_memory(Version::V1))?;
+    /// A group whose files are in `path`, as far up as the first `mount` bytes of it. `None`: the path is too long.
+    #[doc(hidden)]
+    pub fn at(version: Version, path: &[u8], mount: usize) -> Option<Self> {
+        let mut group = Self {
+            version,
+            path: PathText::join(&[path])?,
+            mount,
+            limited: 0,
+        };
         group.look_for_limits();
         Some(group)
     }
 
-    fn with_memory(version: Version) -> Option<Self> {
-        let group = Self::place(version)?;
+    fn has_memory(&self) -> bool {
         // Without the controller here, a parent may still account for it.
-        let accounts = |len| group.file(len, usage_file(version)).is_some();
-        let there = group.levels().any(accounts);
-        there.then_some(group)
+        let usage = usage_file(self.version);
+        self.levels().any(|len| self.file(len, usage).is_some())
     }
 
-    /// The group of version 2, whether it accounts memory or not: PSI is there in any case. `None`: there is
-    /// none, or it is the root, whose PSI is the machine's.
-    pub fn unified() -> Option<Self> {
-        Self::place(Version::V2).filter(|group| group.path.as_bytes().len() > group.mount)
+    /// The mount point of a container or of a namespace is not the root either: only the root has no events.
+    fn is_below_the_root(&self) -> bool {
+        let len = self.path.as_bytes().len();
+        len > self.mount || self.file(len, b"/cgroup.events").is_some()
     }
 
     fn place(version: Version) -> Option<Self> {
         let name = named(version)?;
+        let name = name.as_bytes();
         let mut found: Option<Self> = None;
+        // Whether the name is below what is mounted, and the mount's root then.
+        let mut best = None;
         file::lines(c"/proc/self/mountinfo", |line| {
-            if let Some(group) = parse_mount(line, version).and_then(|(root, at)| {
-                let inside = below(name.as_bytes(), root);
-                let path = PathText::join(&[at, inside])?;
-                Some(Self {
+            let Some((root, at)) = parse_mount(line, version) else {
+                return true;
+            };
+            let inside = below(name, root);
+            // The more of the hierarchy is to be seen the better, and anything is better than another group's mount.
+            let worth = inside.map(|inside| inside.len());
+            if found.is_some() && worth <= best {
+                return true;
+            }
+            if let Some(path) = PathText::join(&[at, inside.unwrap_or(b"")]) {
+                best = worth;
+                found = Some(Self {
                     version,
                     path,
                     mount: at.len(),
                     limited: 0,
-                })
-            }) {
-                found = Some(group);
+                });
             }
-            found.is_none()
+            true
         });
         let group = found.or_else(|| {
             // No mountinfo: where they usually are.
@@ -82,7 +120,7 @@ impl Group {
             };
             Some(Self {
                 version,
-                path: PathText::join(&[usual, name.as_bytes()])?,
+                path: PathText::join(&[usual, name])?,
                 mount: usual.len(),
                 limited: 0,
             })
@@ -98,6 +136,11 @@ impl Group {
         root.file(root.mount, b"/cgroup.procs")
             .is_some()
             .then_some(root)
+    }
+
+    /// Whether it is the same group.
+    pub fn is_at(&self, other: &Self) -> bool {
+        self.version == other.version && self.path.as_bytes() == other.path.as_bytes()
     }
 
     /// Which it is.
@@ -129,7 +172,7 @@ impl Group {
             let mut left = limit.saturating_sub(usage);
             if left < limit / 4 {
                 // Pages of files go first: a group that has read much is not short of memory.
-                left = (left + self.file_cache(len)).min(limit);
+                left = left.saturating_add(self.file_cache(len)).min(limit);
             }
             let room = Room { left, limit };
             nearest = Some(room.nearer(nearest));
@@ -137,14 +180,32 @@ impl Group {
         nearest
     }
 
-    /// How often a limit has been met so far, on all levels that have one.
+    /// The smallest limit of all levels.
+    pub fn smallest_limit(&self) -> Option<u64> {
+        self.limited_levels()
+            .filter_map(|len| self.limit(len))
+            .min()
+    }
+
+    /// How often a limit has been met so far, on all levels that have one. Limits of other groups below the same
+    /// parents do not count.
     pub fn hits(&self) -> u64 {
         self.limited_levels()
             .map(|len| match self.version {
                 Version::V1 => self.number(len, b"/memory.failcnt").unwrap_or(0),
-                Version::V2 => self.sum(len, b"/memory.events", &[(b"high ", 0), (b"max ", 0)]),
+                Version::V2 => self.events(len),
             })
             .fold(0, u64::wrapping_add)
+    }
+
+    fn events(&self, len: usize) -> u64 {
+        let keys: [(&[u8], u32); 2] = [(b"high ", 0), (b"max ", 0)];
+        let is_own = len == self.path.as_bytes().len();
+        // Before 5.2 there is only the file that counts for the groups below, too.
+        let all = || is_own.then(|| self.sum(len, b"/memory.events", &keys));
+        self.sum(len, b"/memory.events.local", &keys)
+            .or_else(|| all().flatten())
+            .unwrap_or(0)
     }
 
     /// Lengths of the paths from the own group up to the mount.
@@ -181,24 +242,21 @@ impl Group {
             Version::V1 => [(b"total_inactive_file ", 0), (b"total_active_file ", 1)],
             Version::V2 => [(b"inactive_file ", 0), (b"active_file ", 1)],
         };
-        self.sum(len, b"/memory.stat", &keys)
+        self.sum(len, b"/memory.stat", &keys).unwrap_or(0)
     }
 
-    /// The sum of a file's numbers with these keys, each shifted right.
-    fn sum(&self, len: usize, name: &[u8], keys: &[(&[u8], u32)]) -> u64 {
+    /// The sum of a file's numbers with these keys, each shifted right. `None`: it cannot be read.
+    fn sum(&self, len: usize, name: &[u8], keys: &[(&[u8], u32)]) -> Option<u64> {
         let mut sum = 0u64;
-        if let Some(path) = PathText::join(&[&self.path.as_bytes()[..len], name])
-            && let Some(path) = path.as_c_str()
-        {
-            file::lines(path, |line| {
-                for (key, shift) in keys {
-                    let value = line.strip_prefix(*key).and_then(file::parse_number);
-                    sum = sum.wrapping_add(value.unwrap_or(0) >> shift);
-                }
-                true
-            });
-        }
-        sum
+        let path = PathText::join(&[&self.path.as_bytes()[..len], name])?;
+        let there = file::lines(path.as_c_str()?, |line| {
+            for (key, shift) in keys {
+                let value = line.strip_prefix(*key).and_then(file::parse_number);
+                sum = sum.wrapping_add(value.unwrap_or(0) >> shift);
+            }
+            true
+        });
+        there.then_some(sum)
     }
 
     fn number(&self, len: usize, name: &[u8]) -> Option<u64> {
@@ -259,73 +317,11 @@ fn parse_mount(line: &[u8], version: Version) -> Option<(&[u8], &[u8])> {
     (ours && !at.contains(&b'\\')).then_some((root.strip_suffix(b"/").unwrap_or(root), at))
 }
 
-/// A group's name as seen from a mount of `root`; the mount itself if it is not below that.
-fn below<'a>(name: &'a [u8], root: &[u8]) -> &'a [u8] {
-    match name.strip_prefix(root) {
-        Some(rest) if rest.is_empty() || rest.starts_with(b"/") => rest,
-        _ => b"",
-    }
+/// A group's name as seen from a mount of `root`. `None`: it is not below that.
+fn below<'a>(name: &'a [u8], root: &[u8]) -> Option<&'a [u8]> {
+    let rest = name.strip_prefix(root)?;
+    (rest.is_empty() || rest.starts_with(b"/")).then_some(rest)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mounts_are_told_apart() {
-        let v1 = b"35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
-        let cpu = b"32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu";
-        let v2 = b"41 31 0:38 /docker/x /sys/fs/cgroup rw shared:4 master:2 - cgroup2 cgroup2 rw";
-        let there = Some((&b""[..], &b"/sys/fs/cgroup/memory"[..]));
-        assert_eq!(parse_mount(v1, Version::V1), there);
-        assert_eq!(parse_mount(v1, Version::V2), None);
-        assert_eq!(parse_mount(cpu, Version::V1), None);
-        let there = Some((&b"/docker/x"[..], &b"/sys/fs/cgroup"[..]));
-        assert_eq!(parse_mount(v2, Version::V2), there);
-        assert_eq!(parse_mount(b"1 2 3", Version::V2), None);
-    }
-
-    #[test]
-    fn names_are_seen_from_the_mount() {
-        assert_eq!(below(b"/docker/x/y", b"/docker/x"), b"/y");
-        assert_eq!(below(b"/docker/x", b"/docker/x"), b"");
-        assert_eq!(below(b"/docker/xy", b"/docker/x"), b"");
-        assert_eq!(below(b"/a/b", b""), b"/a/b");
-        // A cgroup namespace's way of saying "outside".
-        assert_eq!(below(b"/../../x", b"/y"), b"");
-    }
-
-    #[test]
-    fn levels_go_up_to_the_mount() {
-        let path = PathText::join(&[b"/sys/fs/cgroup", b"/a/b"]).unwrap();
-        let group = Group {
-            version: Version::V2,
-            path,
-            mount: 14,
-            limited: 0b101,
-        };
-        let texts: [&[u8]; 3] = [
-            b"/sys/fs/cgroup/a/b",
-            b"/sys/fs/cgroup/a",
-            b"/sys/fs/cgroup",
-        ];
-        assert!(group.levels().map(|len| &path.as_bytes()[..len]).eq(texts));
-        assert!(group.limited_levels().eq([18, 14]));
-    }
-
-    /// Wherever the tests run: what is found can be read, or nothing is found.
-    #[test]
-    fn the_own_group_is_readable() {
-        if let Some(group) = Group::find() {
-            assert!(
-                group
-                    .number(group.path.len, usage_file(group.version))
-                    .is_some()
-            );
-            let _ = (group.nearest(), group.hits());
-        }
-        if let Some(group) = Group::unified() {
-            assert_eq!(group.version(), Version::V2);
-        }
-    }
-}
+mod tests;

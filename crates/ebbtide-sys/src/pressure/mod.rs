@@ -15,8 +15,8 @@
 pub mod group;
 pub mod source;
 
-pub use group::Group;
-pub use source::{Level, Notice, Psi, Watch};
+pub use group::{Group, Groups};
+pub use source::{Level, Notice, Psi, Told, Watch};
 
 /// How far a limit is away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,10 +28,18 @@ pub struct Room {
 }
 
 impl Room {
-    /// The one with less left.
+    /// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter. Below it, memory is short.
+    pub fn low_mark(self) -> u64 {
+        (self.limit / 16)
+            .clamp(8 << 20, 512 << 20)
+            .min(self.limit / 4)
+    }
+
+    /// The one with less left above its low mark: a small limit that is far away hides no large one that is near.
     pub fn nearer(self, other: Option<Room>) -> Room {
+        let above = |room: Room| room.left as i64 - room.low_mark() as i64;
         match other {
-            Some(other) if other.left < self.left => other,
+            Some(other) if above(other) < above(self) => other,
             _ => self,
         }
     }
@@ -55,16 +63,6 @@ pub fn machine() -> Option<Room> {
     })
 }
 
-/// The nearest limit: of the machine, and of the process's memory cgroup and its parents. `None`: nothing
-/// tells.
-pub fn nearest() -> Option<Room> {
-    let group = Group::find().and_then(|group| group.nearest());
-    match machine() {
-        Some(machine) => Some(machine.nearer(group)),
-        None => group,
-    }
-}
-
 /// Bytes of this process that are resident.
 pub fn resident() -> Option<u64> {
     let mut buffer = [0; 128];
@@ -74,7 +72,7 @@ pub fn resident() -> Option<u64> {
 }
 
 /// A path kept without allocating.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PathText {
     bytes: [u8; Self::MOST],
     len: usize,
@@ -117,8 +115,16 @@ mod tests {
         let total = crate::process::memory_total().unwrap().0 as u64;
         assert!(room.left > 0 && room.left <= room.limit);
         assert!(room.limit <= total + (1 << 20));
-        assert!(nearest().unwrap().left <= room.limit);
         assert!(resident().unwrap() > 100 << 10);
+    }
+
+    #[test]
+    fn low_marks() {
+        let low_mark = |limit| Room { left: 0, limit }.low_mark();
+        assert_eq!(low_mark(16 << 20), 4 << 20);
+        assert_eq!(low_mark(64 << 20), 8 << 20);
+        assert_eq!(low_mark(4 << 30), 256 << 20);
+        assert_eq!(low_mark(64 << 30), 512 << 20);
     }
 
     #[test]
@@ -127,5 +133,13 @@ mod tests {
         assert_eq!(room(5).nearer(Some(room(3))), room(3));
         assert_eq!(room(5).nearer(Some(room(7))), room(5));
         assert_eq!(room(5).nearer(None), room(5));
+        // 236 MiB above its low mark, and 112 MiB below it.
+        let room = |left: u64, limit: u64| Room {
+            left: left << 20,
+            limit: limit << 20,
+        };
+        let (small, large) = (room(300, 1024), room(400, 8192));
+        assert_eq!(small.nearer(Some(large)), large);
+        assert_eq!(large.nearer(Some(small)), large);
     }
 }

@@ -26,27 +26,43 @@ impl Psi {
         let psi = Self {
             path: PathText::join(&[path])?,
         };
-        psi.stalled_us().is_some().then_some(psi)
+        psi.stalled_us(Stalled::Some).is_some().then_some(psi)
     }
 
-    /// Microseconds that at least one task has stalled, since the beginning.
-    pub fn stalled_us(&self) -> Option<u64> {
+    /// Microseconds that tasks have stalled, since the beginning.
+    pub fn stalled_us(&self, who: Stalled) -> Option<u64> {
         let mut total = None;
         file::lines(self.path.as_c_str()?, |line| {
-            total = parse_stalled(line);
-            false
+            total = parse_stalled(line, who);
+            total.is_none()
         });
         total
     }
 }
 
+/// Whose stall counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stalled {
+    /// At least one task's.
+    Some,
+    /// That of all at once.
+    Full,
+}
+
+impl Stalled {
+    /// A line or a trigger, with the word that says so in front.
+    fn split(text: &[u8]) -> Option<(Self, &[u8])> {
+        let some = text.strip_prefix(b"some ").map(|rest| (Self::Some, rest));
+        some.or_else(|| text.strip_prefix(b"full ").map(|rest| (Self::Full, rest)))
+    }
+}
+
 /// `some avg10=0.00 avg60=0.00 avg300=0.00 total=42`.
-fn parse_stalled(line: &[u8]) -> Option<u64> {
-    let value = line
-        .strip_prefix(b"some ")?
-        .rsplit(|&byte| byte == b' ')
-        .next()?;
-    file::parse_number(value.strip_prefix(b"total=")?)
+fn parse_stalled(line: &[u8], who: Stalled) -> Option<u64> {
+    let (is, rest) = Stalled::split(line)?;
+    let value = rest.rsplit(|&byte| byte == b' ').next()?;
+    let total = file::parse_number(value.strip_prefix(b"total=")?)?;
+    (is == who).then_some(total)
 }
 
 /// Version 1's `memory.pressure_level`: the group is being reclaimed from.
@@ -92,6 +108,8 @@ impl Level {
 /// A trigger as PSI has it: so much stall within so much time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trigger {
+    /// Whose stall.
+    pub who: Stalled,
     /// Microseconds of stall.
     pub stall_us: u64,
     /// Within these.
@@ -101,6 +119,7 @@ pub struct Trigger {
 impl Trigger {
     /// What the kernel would let everybody wait for.
     pub const DEFAULT: Self = Self {
+        who: Stalled::Some,
         stall_us: 150_000,
         window_us: 2_000_000,
     };
@@ -108,8 +127,10 @@ impl Trigger {
     /// "some 150000 2000000".
     fn parse(text: &[u8]) -> Option<Self> {
         let text = text.strip_suffix(b"\0").unwrap_or(text).trim_ascii();
-        let mut numbers = text.strip_prefix(b"some ")?.splitn(2, |&byte| byte == b' ');
+        let (who, numbers) = Stalled::split(text)?;
+        let mut numbers = numbers.splitn(2, |&byte| byte == b' ');
         let trigger = Self {
+            who,
             stall_us: file::parse_number(numbers.next()?)?,
             window_us: file::parse_number(numbers.next()?)?,
         };
@@ -117,7 +138,54 @@ impl Trigger {
     }
 }
 
-/// What the environment says about pressure: `MEMORY_PRESSURE_WATCH` and `MEMORY_PRESSURE_WRITE`.
+/// What the environment said about pressure: `MEMORY_PRESSURE_WATCH` and `MEMORY_PRESSURE_WRITE`.
+#[derive(Clone, Copy)]
+pub struct Told {
+    path: Option<PathText>,
+    write: Option<PathText>,
+}
+
+impl Told {
+    /// Nothing.
+    pub const NOTHING: Self = Self {
+        path: None,
+        write: None,
+    };
+
+    /// Of this process at its start: later, the program may have written other things where the environment was.
+    /// Nothing is taken from that of a program with more rights than its caller.
+    pub fn from_environment() -> Self {
+        if process::is_secure() {
+            return Self::NOTHING;
+        }
+        let copied = |name| process::environment(name, |value| PathText::join(&[value])).flatten();
+        let Some(path) = copied(b"MEMORY_PRESSURE_WATCH") else {
+            return Self::NOTHING;
+        };
+        let write = copied(b"MEMORY_PRESSURE_WRITE");
+        Self {
+            path: Some(path),
+            write: write.and_then(|text| decode(text.as_bytes())),
+        }
+    }
+
+    /// What that is now.
+    pub fn watch(&self) -> Watch {
+        let (Some(path), write) = (self.path, self.write) else {
+            return Watch::Unset;
+        };
+        if path.as_bytes() == b"/dev/null" {
+            return Watch::Off;
+        }
+        if let Some(psi) = Psi::at(path.as_bytes()) {
+            let trigger = write.and_then(|text| Trigger::parse(text.as_bytes()));
+            return Watch::Psi(psi, trigger.unwrap_or(Trigger::DEFAULT));
+        }
+        Watch::Notice(NoticePath { path, write })
+    }
+}
+
+/// A source of events.
 #[derive(Clone)]
 // There is no heap to put the large ones on.
 #[allow(clippy::large_enum_variant)]
@@ -136,37 +204,7 @@ pub enum Watch {
 #[derive(Clone)]
 pub struct NoticePath {
     path: PathText,
-    write: PathText,
-}
-
-impl Watch {
-    /// Of this process at its start. Nothing is taken from the environment of a program with more rights
-    /// than its caller.
-    pub fn from_environment() -> Self {
-        if process::is_secure() {
-            return Self::Unset;
-        }
-        let copied = |name| process::environment(name, |value| PathText::join(&[value])).flatten();
-        let Some(path) = copied(b"MEMORY_PRESSURE_WATCH") else {
-            return Self::Unset;
-        };
-        let write = copied(b"MEMORY_PRESSURE_WRITE").and_then(|text| decode(text.as_bytes()));
-        Self::parse(path, write)
-    }
-
-    fn parse(path: PathText, write: Option<PathText>) -> Self {
-        if path.as_bytes() == b"/dev/null" {
-            return Self::Off;
-        }
-        if let Some(psi) = Psi::at(path.as_bytes()) {
-            let trigger = write.and_then(|text| Trigger::parse(text.as_bytes()));
-            return Self::Psi(psi, trigger.unwrap_or(Trigger::DEFAULT));
-        }
-        let empty = PathText::join(&[]).map(|empty| write.unwrap_or(empty));
-        empty.map_or(Self::Unset, |write| {
-            Self::Notice(NoticePath { path, write })
-        })
-    }
+    write: Option<PathText>,
 }
 
 /// The text of base64. `None`: it is not.
@@ -200,19 +238,17 @@ pub struct Notice {
 }
 
 impl Notice {
-    /// Opens what the environment named and says to it what the environment told to.
+    /// Opens what the environment named, and says to a socket what the environment told to. To a FIFO it would say
+    /// that to itself.
     pub fn open(at: &NoticePath) -> Option<Self> {
         let path = at.path.as_c_str()?;
         let file = match Descriptor::open(path, libc::O_RDWR | libc::O_NONBLOCK) {
-            Ok(file) => file,
+            Ok(file) if is_fifo(&file) => return Some(Self { file }),
             Err(Errno::ENXIO) => connect(at.path.as_bytes())?,
-            Err(_) => return None,
+            _ => return None,
         };
-        if !is_stream(&file) {
-            return None;
-        }
-        let write = at.write.as_bytes();
-        if !write.is_empty() {
+        if let Some(write) = &at.write {
+            let write = write.as_bytes();
             // SAFETY: `write` is readable.
             unsafe { syscall!(Sysno::write, file.number(), write.as_ptr(), write.len()) }.ok()?;
         }
@@ -238,13 +274,13 @@ impl Notice {
     }
 }
 
-/// Whether it is a FIFO or a socket: other files would be read for ever.
-fn is_stream(file: &Descriptor) -> bool {
+/// Other files would be read for ever.
+fn is_fifo(file: &Descriptor) -> bool {
     // SAFETY: zero is a valid `stat`.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `stat` is a valid place to write to.
     let known = unsafe { syscall!(Sysno::fstat, file.number(), &raw mut stat) }.is_ok();
-    known && matches!(stat.st_mode & libc::S_IFMT, libc::S_IFIFO | libc::S_IFSOCK)
+    known && stat.st_mode & libc::S_IFMT == libc::S_IFIFO
 }
 
 fn connect(path: &[u8]) -> Option<Descriptor> {
@@ -288,14 +324,28 @@ mod tests {
         PathText::join(&[text]).unwrap()
     }
 
+    fn told(path: impl AsRef<std::ffi::OsStr>, write: Option<&[u8]>) -> Watch {
+        let told = Told {
+            path: Some(text(path.as_ref().as_bytes())),
+            write: write.map(text),
+        };
+        told.watch()
+    }
+
     #[test]
     fn stalls_and_triggers() {
         let line = b"some avg10=0.00 avg60=1.50 avg300=0.00 total=1234";
-        assert_eq!(parse_stalled(line), Some(1234));
-        assert_eq!(parse_stalled(b"full avg10=0.00 total=7"), None);
+        assert_eq!(parse_stalled(line, Stalled::Some), Some(1234));
+        assert_eq!(parse_stalled(line, Stalled::Full), None);
+        let line = b"full avg10=0.00 total=7";
+        assert_eq!(parse_stalled(line, Stalled::Some), None);
+        assert_eq!(parse_stalled(line, Stalled::Full), Some(7));
         let trigger = Trigger::parse(b"some 200000 2000000\0").unwrap();
         assert_eq!((trigger.stall_us, trigger.window_us), (200_000, 2_000_000));
-        assert_eq!(Trigger::parse(b"full 1 2"), None);
+        assert_eq!(trigger.who, Stalled::Some);
+        let trigger = Trigger::parse(b"full 1 2").unwrap();
+        assert_eq!((trigger.who, trigger.window_us), (Stalled::Full, 2));
+        assert_eq!(Trigger::parse(b"none 1 2"), None);
         assert_eq!(Trigger::parse(b"some 1"), None);
     }
 
@@ -312,30 +362,31 @@ mod tests {
 
     #[test]
     fn the_protocol_of_systemd() {
-        assert!(matches!(Watch::parse(text(b"/dev/null"), None), Watch::Off));
+        assert!(matches!(Told::NOTHING.watch(), Watch::Unset));
+        assert!(matches!(told("/dev/null", None), Watch::Off));
         let dir = std::env::temp_dir();
         let name = |kind: &str| dir.join(std::format!("ebbtide-{kind}-{}", std::process::id()));
 
         let psi = name("psi");
-        std::fs::write(&psi, "some avg10=0.00 avg60=0.00 avg300=0.00 total=9\n").unwrap();
-        let watch = Watch::parse(text(psi.as_os_str().as_bytes()), Some(text(b"some 5 7")));
-        let Watch::Psi(file, trigger) = watch else {
+        std::fs::write(&psi, "some avg10=0.00 total=9\nfull avg10=0.00 total=4\n").unwrap();
+        let Watch::Psi(file, trigger) = told(&psi, Some(b"full 5 7")) else {
             panic!("a PSI file")
         };
-        assert_eq!(file.stalled_us(), Some(9));
+        assert_eq!(file.stalled_us(Stalled::Some), Some(9));
+        assert_eq!(file.stalled_us(trigger.who), Some(4));
         assert_eq!((trigger.stall_us, trigger.window_us), (5, 7));
         std::fs::remove_file(&psi).unwrap();
-        assert_eq!(file.stalled_us(), None);
+        assert_eq!(file.stalled_us(Stalled::Some), None);
 
         let fifo = name("fifo");
         let path = text(fifo.as_os_str().as_bytes());
         // SAFETY: a NUL-ended path.
         unsafe { libc::mkfifo(path.as_c_str().unwrap().as_ptr(), 0o600) };
-        let Watch::Notice(at) = Watch::parse(path, None) else {
+        let Watch::Notice(at) = told(&fifo, Some(b"hello")) else {
             panic!("a FIFO")
         };
         let notice = Notice::open(&at).unwrap();
-        assert!(!notice.happened());
+        assert!(!notice.happened(), "it hears itself");
         let mut writer = std::fs::File::options().write(true).open(&fifo).unwrap();
         writer.write_all(b"x").unwrap();
         assert!(notice.happened() && !notice.happened());
@@ -343,9 +394,7 @@ mod tests {
 
         let socket = name("socket");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let Watch::Notice(at) =
-            Watch::parse(text(socket.as_os_str().as_bytes()), Some(text(b"hello")))
-        else {
+        let Watch::Notice(at) = told(&socket, Some(b"hello")) else {
             panic!("a socket")
         };
         let notice = Notice::open(&at).unwrap();
@@ -360,7 +409,7 @@ mod tests {
         assert!(!notice.happened());
         std::fs::remove_file(&socket).unwrap();
 
-        let Watch::Notice(at) = Watch::parse(text(b"/etc/passwd"), None) else {
+        let Watch::Notice(at) = told("/etc/passwd", None) else {
             panic!("some file")
         };
         assert!(Notice::open(&at).is_none());
@@ -369,7 +418,7 @@ mod tests {
     #[test]
     fn the_machine_tells_or_not() {
         if let Some(psi) = Psi::of_machine() {
-            assert!(psi.stalled_us().is_some());
+            assert!(psi.stalled_us(Stalled::Some).is_some());
         }
     }
 }

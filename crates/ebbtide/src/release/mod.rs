@@ -341,7 +341,7 @@ impl Heap {
         let backlog = self.backlog(now);
         let floor = self.floor(now);
         if backlog.due > floor {
-            let has_room = backlog.lazy + backlog.due <= self.cap_frames(now);
+            let has_room = backlog.lazy + backlog.dirty <= self.cap_frames(now);
             let take = Take::Due {
                 lazy_first: by.is_worker() && has_room && self.may_go_lazy(),
             };
@@ -389,9 +389,7 @@ impl Heap {
             return;
         }
         LAST_ROOM_MS.store(now, Ordering::Relaxed);
-        if let Some(room) = ebbtide_sys::pressure::nearest() {
-            self.note_room(room);
-        }
+        self.look_at_limits();
     }
 
     /// Whether so many frames may become resident before anybody needs them: within the retain cap, and nobody

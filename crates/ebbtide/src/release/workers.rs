@@ -418,7 +418,7 @@ fn watch(
     if !heap.pressure.claim_watch(number) {
         return false;
     }
-    let watcher = watcher.get_or_insert_with(|| Watcher::open(now));
+    let watcher = watcher.get_or_insert_with(|| heap.pressure.open_eyes(now));
     let verdict = heap.look_at_pressure(watcher, now);
     stats::set_pressure_sources(watcher.sources());
     eyes.look_at_ms = now + verdict.next_ms;

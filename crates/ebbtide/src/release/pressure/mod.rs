@@ -29,6 +29,7 @@ use crate::size_class::CLASSES;
 use crate::stats;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use ebbtide_sys::pressure::{Group, Groups, Told};
 use ebbtide_sys::{clock, pressure};
 use ebbtide_zone::FRAME_BYTES;
 use policy::{Look, Policy, Verdict};
@@ -49,6 +50,8 @@ pub struct Pressure {
     watched_by: AtomicUsize,
     /// Guarded by `watched_by`.
     policy: UnsafeCell<Policy>,
+    /// What the environment said. Written at the start only.
+    told: UnsafeCell<Told>,
     /// Pressed until then, in milliseconds.
     calm_at_ms: AtomicU64,
     /// Frames that may be taken afresh.
@@ -61,7 +64,8 @@ pub struct Pressure {
     kept: AtomicU64,
 }
 
-// SAFETY: `policy` is reached by the worker whose number is in `watched_by`, or by a child's only thread.
+// SAFETY: `policy` is reached by the worker whose number is in `watched_by`, or by a child's only thread; `told` is not
+// written to once there are others.
 unsafe impl Sync for Pressure {}
 
 impl Pressure {
@@ -70,6 +74,7 @@ impl Pressure {
         Self {
             watched_by: AtomicUsize::new(0),
             policy: UnsafeCell::new(Policy::new()),
+            told: UnsafeCell::new(Told::NOTHING),
             calm_at_ms: AtomicU64::new(0),
             budget: AtomicI64::new(NO_BOUND),
             called_ms: AtomicU64::new(0),
@@ -78,12 +83,26 @@ impl Pressure {
         }
     }
 
-    /// Called at the start, and in a forked child. `total`: what a percentage is of as long as no look
-    /// knows better.
+    /// Called at the start, while a descriptor may come and go.
     ///
     /// # Safety
     /// This thread is alone.
-    pub unsafe fn begin(&self, limit: crate::config::Limit, total: usize) {
+    pub unsafe fn start(&self, config: &crate::config::Config, ram: usize) {
+        if config.pressure && !config.basic_syscalls {
+            // SAFETY: by contract.
+            unsafe { *self.told.get() = Told::from_environment() };
+        }
+        let is_part = matches!(config.limit, crate::config::Limit::Percent(_));
+        let groups = is_part.then(|| Groups::find().memory).flatten();
+        let limit = groups.and_then(|group| group.smallest_limit());
+        self.set_limit(config.limit, limit.unwrap_or(ram as u64));
+    }
+
+    /// Called in a forked child. What the owner lets it keep is its parent's, until somebody looks.
+    ///
+    /// # Safety
+    /// This thread is alone.
+    pub unsafe fn begin(&self) {
         self.watched_by.store(0, Ordering::Relaxed);
         // SAFETY: by contract.
         unsafe { *self.policy.get() = Policy::new() };
@@ -91,7 +110,12 @@ impl Pressure {
         self.kept.store(0, Ordering::Relaxed);
         // What a parent saw left of its limit says nothing here: nobody looks yet.
         super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed);
-        self.set_limit(limit, total as u64);
+    }
+
+    /// The eyes of a worker.
+    pub fn open_eyes(&self, now_ms: u64) -> Watcher {
+        // SAFETY: written before there was a worker.
+        Watcher::open(unsafe { &*self.told.get() }, now_ms)
     }
 
     fn set_limit(&self, limit: crate::config::Limit, total: u64) {
@@ -202,6 +226,7 @@ impl Heap {
             // Nothing tells any more: nothing is known to be bounded.
             None => super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed),
         }
+        self.note_limit(watcher.limit());
         let look = Look {
             now_ms: now,
             room,
@@ -226,12 +251,28 @@ impl Heap {
         verdict
     }
 
-    /// What is left bounds what is kept for reuse, and a percentage is of the limit.
-    pub fn note_room(&self, room: pressure::Room) {
+    /// What is left bounds what is kept for reuse.
+    fn note_room(&self, room: pressure::Room) {
         let half = room.left / 2 / FRAME_BYTES as u64;
         super::CAP_FRAMES.store(half, Ordering::Relaxed);
-        let limit = self.settings().config.limit;
-        self.pressure.set_limit(limit, room.limit);
+    }
+
+    /// A percentage is of the smallest limit of the process's groups, or of RAM.
+    fn note_limit(&self, limit: Option<u64>) {
+        let settings = self.settings();
+        let total = limit.unwrap_or(settings.ram as u64);
+        self.pressure.set_limit(settings.config.limit, total);
+    }
+
+    /// Without eyes: the limits alone. By a worker.
+    pub fn look_at_limits(&self) {
+        let group = Groups::find().memory;
+        let nearest = group.as_ref().and_then(Group::nearest);
+        let machine = pressure::machine();
+        if let Some(room) = machine.map(|machine| machine.nearer(nearest)).or(nearest) {
+            self.note_room(room);
+        }
+        self.note_limit(group.and_then(|group| group.smallest_limit()));
     }
 
     /// Bytes that the heap may have resident, or will have when all of it is touched.
@@ -346,7 +387,7 @@ mod tests {
         let cap = &crate::release::CAP_FRAMES;
         cap.store(1, Ordering::Relaxed);
         // SAFETY: nobody else knows of it.
-        unsafe { pressure.begin(crate::config::Limit::None, 1 << 30) };
+        unsafe { pressure.begin() };
         assert_eq!(cap.load(Ordering::Relaxed), u64::MAX);
         assert!(!pressure.is_watched());
     }

@@ -18,7 +18,7 @@
 //! the low mark, at the speed since the last one.
 
 use ebbtide_sys::pressure::Room;
-use ebbtide_sys::pressure::source::Trigger;
+use ebbtide_sys::pressure::source::{Stalled, Trigger};
 
 /// From the last event on it must be calm for so long.
 pub const CALM_MS: u64 = 10_000;
@@ -73,11 +73,6 @@ pub struct Policy {
     next_ms: u64,
 }
 
-/// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter.
-pub fn low_mark(limit: u64) -> u64 {
-    (limit / 16).clamp(8 << 20, 512 << 20).min(limit / 4)
-}
-
 impl Policy {
     /// Calm, and nothing seen.
     pub const fn new() -> Self {
@@ -102,7 +97,7 @@ impl Policy {
         self.follow_growth(look);
         let left = look.room.map(|room| {
             let after = room.left.saturating_sub(self.untouched);
-            after.checked_sub(low_mark(room.limit))
+            after.checked_sub(room.low_mark())
         });
         let near = left == Some(None);
         let event = near || look.told;
@@ -161,7 +156,7 @@ impl Policy {
         if grown == 0 || limit != last_limit {
             return LOOK_MS.0;
         }
-        let left = room.left.saturating_sub(low_mark(limit)) / 4;
+        let left = room.left.saturating_sub(room.low_mark()) / 4;
         let passed = now_ms.saturating_sub(last_ms).min(LOOK_MS.0);
         (left.saturating_mul(passed) / grown).clamp(LOOK_MS.1, LOOK_MS.0)
     }
@@ -198,6 +193,11 @@ impl Stalls {
             window: None,
             quiet_until_ms: 0,
         }
+    }
+
+    /// Whose stall counts.
+    pub fn who(&self) -> Stalled {
+        self.trigger.who
     }
 
     /// Whether there was so much stall in the last window.
@@ -433,14 +433,6 @@ mod tests {
             let verdict = fake.after(40).look();
             assert_eq!((verdict.pressed, verdict.budget), (false, None));
         }
-    }
-
-    #[test]
-    fn low_marks() {
-        assert_eq!(low_mark(16 * MIB), 4 * MIB);
-        assert_eq!(low_mark(64 * MIB), 8 * MIB);
-        assert_eq!(low_mark(4096 * MIB), 256 * MIB);
-        assert_eq!(low_mark(64 << 30), 512 * MIB);
     }
 
     #[test]

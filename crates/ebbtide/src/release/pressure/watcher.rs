@@ -5,7 +5,7 @@
 
 use super::policy::Stalls;
 use ebbtide_sys::pressure::source::Trigger;
-use ebbtide_sys::pressure::{self, Group, Level, Notice, Psi, Room, Watch};
+use ebbtide_sys::pressure::{self, Group, Groups, Level, Notice, Psi, Room, Told, Watch};
 
 /// The group is looked for again after this: a process may be moved, a limit may be set.
 const FIND_MS: u64 = 1000;
@@ -30,15 +30,12 @@ pub mod source {
 
 /// See the module's header.
 pub struct Watcher {
-    group: Option<Group>,
+    hits: Hits,
+    own: OwnSources,
+    /// What the environment told to watch, in place of those.
     psi: Option<(Psi, Stalls)>,
-    /// PSI is the machine's: it has a part in it only if the machine is short.
-    of_machine: bool,
-    level: Option<Level>,
     notice: Option<Notice>,
-    /// Whether events count, or only distance.
-    events: bool,
-    hits: Option<u64>,
+    watch: Watched,
     machine: Option<Room>,
     /// The group had a limit at the last look.
     is_limited: bool,
@@ -46,75 +43,85 @@ pub struct Watcher {
     machine_ms: u64,
 }
 
+/// Where events come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    /// The process's own groups, and the machine.
+    Own,
+    /// What the environment named.
+    Told,
+    /// Only distance counts.
+    Nothing,
+}
+
 impl Watcher {
     /// Opens what there is.
-    pub fn open(now_ms: u64) -> Self {
-        let group = Group::find();
-        let watch = Watch::from_environment();
+    pub fn open(told: &Told, now_ms: u64) -> Self {
+        let groups = Groups::find();
         let mut watcher = Self {
+            hits: Hits::default(),
+            own: OwnSources::default(),
             psi: None,
-            of_machine: false,
-            level: None,
             notice: None,
-            events: true,
-            hits: group.as_ref().map(Group::hits),
+            watch: Watched::Told,
             machine: pressure::machine(),
             is_limited: false,
             found_ms: now_ms,
             machine_ms: now_ms,
-            group,
         };
-        let stalls = Stalls::new;
-        match watch {
-            Watch::Off => watcher.events = false,
-            Watch::Psi(psi, trigger) => watcher.psi = Some((psi, stalls(trigger))),
+        match told.watch() {
+            Watch::Off => watcher.watch = Watched::Nothing,
+            Watch::Psi(psi, trigger) => watcher.psi = Some((psi, Stalls::new(trigger))),
             Watch::Notice(at) => watcher.notice = Notice::open(&at),
             Watch::Unset => {
-                let own = Group::unified().and_then(|group| Psi::of_group(&group));
-                watcher.of_machine = own.is_none();
-                let psi = own.or_else(Psi::of_machine);
-                watcher.psi = psi.map(|psi| (psi, stalls(Trigger::DEFAULT)));
-                watcher.level = watcher.group.as_ref().and_then(Level::open);
+                watcher.watch = Watched::Own;
+                watcher.own.open(&groups);
             }
         }
+        watcher.hits.follow(groups.memory);
         watcher
     }
 
     /// The nearest limit, and whether somebody told of pressure since the last look.
     pub fn look(&mut self, now_ms: u64) -> (Option<Room>, bool) {
+        let mut told = false;
         if now_ms.wrapping_sub(self.found_ms) >= FIND_MS {
             self.found_ms = now_ms;
-            self.group = Group::find();
+            let groups = Groups::find();
+            if self.watch == Watched::Own {
+                self.own.follow(&groups);
+            }
+            told = self.hits.follow(groups.memory);
         }
         if now_ms.wrapping_sub(self.machine_ms) >= MACHINE_MS {
             self.machine_ms = now_ms;
             self.machine = pressure::machine();
         }
-        let group = self.group.as_ref().and_then(Group::nearest);
+        let group = self.hits.group.as_ref().and_then(Group::nearest);
         self.is_limited = group.is_some();
         let room = match self.machine {
             Some(machine) => Some(machine.nearer(group)),
             None => group,
         };
-        (room, self.events && self.is_told(now_ms))
+        told |= self.is_told(now_ms);
+        (room, told && self.watch != Watched::Nothing)
+    }
+
+    /// What a percentage is of: the smallest limit of the process's groups. `None`: none has any.
+    pub fn limit(&self) -> Option<u64> {
+        self.hits.group.as_ref().and_then(Group::smallest_limit)
     }
 
     fn is_told(&mut self, now_ms: u64) -> bool {
-        let hits = self.group.as_ref().map(Group::hits);
-        // Another number of levels is not a hit.
-        let hit = matches!((hits, self.hits), (Some(now), Some(before)) if now > before)
-            && self.found_ms != now_ms;
-        self.hits = hits;
-        let stalled = self.psi.as_mut().is_some_and(|(psi, stalls)| {
-            psi.stalled_us()
-                .is_some_and(|stalled| stalls.look(now_ms, stalled))
-        });
+        let hit = self.hits.look();
         // Who stalls at the limit of another group gains nothing by what this process gives.
         let plenty = |room: Room| room.left > room.limit / 4;
-        let stalled = stalled && !(self.of_machine && self.machine.is_some_and(plenty));
-        let level = self.level.as_ref().is_some_and(Level::happened);
+        let stalled = is_stalled(&mut self.psi, now_ms);
+        let own = is_stalled(&mut self.own.psi, now_ms)
+            && !(self.own.is_machines && self.machine.is_some_and(plenty));
+        let level = self.own.level.as_ref().is_some_and(Level::happened);
         let notice = self.notice.as_ref().is_some_and(Notice::happened);
-        hit || stalled || level || notice
+        hit || stalled || own || level || notice
     }
 
     /// What there was to look at.
@@ -122,13 +129,183 @@ impl Watcher {
         let have = [
             (self.machine.is_some(), source::MACHINE),
             (self.is_limited, source::LIMIT),
-            (self.psi.is_some(), source::PSI),
-            (self.level.is_some(), source::LEVEL),
+            (self.psi.is_some() || self.own.psi.is_some(), source::PSI),
+            (self.own.level.is_some(), source::LEVEL),
             (self.notice.is_some(), source::NOTICE),
-            (!self.events, source::OFF),
+            (self.watch == Watched::Nothing, source::OFF),
         ];
         have.iter()
             .filter(|(there, _)| *there)
             .fold(0, |mask, (_, bit)| mask | bit)
+    }
+}
+
+fn is_stalled(psi: &mut Option<(Psi, Stalls)>, now_ms: u64) -> bool {
+    psi.as_mut().is_some_and(|(psi, stalls)| {
+        psi.stalled_us(stalls.who())
+            .is_some_and(|stalled| stalls.look(now_ms, stalled))
+    })
+}
+
+/// The limits of the process's group, and how often they have been met.
+#[derive(Default)]
+struct Hits {
+    group: Option<Group>,
+    seen: Option<u64>,
+}
+
+impl Hits {
+    /// The process is in `group`. Whether a limit of where it was has been met since the last look.
+    fn follow(&mut self, group: Option<Group>) -> bool {
+        // The same levels with a limit: what comes between two looks is not lost.
+        if group == self.group {
+            return false;
+        }
+        let told = self.look();
+        self.seen = group.as_ref().map(Group::hits);
+        self.group = group;
+        told
+    }
+
+    /// Whether one has been met since the last look.
+    fn look(&mut self) -> bool {
+        let hits = self.group.as_ref().map(Group::hits);
+        let before = core::mem::replace(&mut self.seen, hits);
+        matches!((hits, before), (Some(now), Some(before)) if now > before)
+    }
+}
+
+/// What tells of the process's own groups.
+#[derive(Default)]
+struct OwnSources {
+    unified: Option<Group>,
+    memory: Option<Group>,
+    psi: Option<(Psi, Stalls)>,
+    /// PSI is the machine's: it has a part in it only if the machine is short.
+    is_machines: bool,
+    level: Option<Level>,
+}
+
+impl OwnSources {
+    fn open(&mut self, groups: &Groups) {
+        let own = groups.unified.as_ref().and_then(Psi::of_group);
+        self.is_machines = own.is_none();
+        let psi = own.or_else(Psi::of_machine);
+        self.psi = psi.map(|psi| (psi, Stalls::new(Trigger::DEFAULT)));
+        self.level = groups.memory.as_ref().and_then(Level::open);
+        (self.unified, self.memory) = (groups.unified.clone(), groups.memory.clone());
+    }
+
+    /// The process may have been moved.
+    fn follow(&mut self, groups: &Groups) {
+        let same = |a: &Option<Group>, b: &Option<Group>| match (a, b) {
+            (Some(a), Some(b)) => a.is_at(b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        if !same(&self.unified, &groups.unified) || !same(&self.memory, &groups.memory) {
+            self.open(groups);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use ebbtide_sys::pressure::group::Version;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::{Path, PathBuf};
+
+    /// A group with a limit, its PSI, and an end.
+    struct Fake(PathBuf);
+
+    impl Fake {
+        fn new(name: &str) -> Self {
+            let name = std::format!("ebbtide-eyes-{name}-{}", std::process::id());
+            let fake = Self(std::env::temp_dir().join(name));
+            std::fs::create_dir_all(&fake.0).unwrap();
+            fake.write("memory.max", 1 << 30);
+            fake.hit(7);
+            fake.stall(100);
+            fake
+        }
+
+        fn write(&self, name: &str, text: impl std::fmt::Display) {
+            std::fs::write(self.0.join(name), std::format!("{text}\n")).unwrap();
+        }
+
+        fn hit(&self, times: u64) {
+            self.write("memory.events.local", std::format!("high 3\nmax {times}"));
+        }
+
+        fn stall(&self, us: u64) {
+            self.write(
+                "memory.pressure",
+                std::format!("some avg10=0.00 total={us}"),
+            );
+        }
+
+        fn path(&self) -> &Path {
+            &self.0
+        }
+
+        fn group(&self) -> Option<Group> {
+            let path = self.path().as_os_str().as_bytes();
+            Group::at(Version::V2, path, path.len())
+        }
+
+        fn groups(&self) -> Groups {
+            Groups {
+                memory: self.group(),
+                unified: self.group(),
+            }
+        }
+    }
+
+    impl Drop for Fake {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn no_hit_is_lost_when_the_group_is_found_again() {
+        let fake = Fake::new("hits");
+        let mut hits = Hits::default();
+        assert!(!hits.follow(fake.group()) && !hits.look());
+        fake.hit(8);
+        assert!(!hits.follow(fake.group()), "it is the same group");
+        assert!(hits.look() && !hits.look());
+        // Its limit goes, or it is moved: what it met before counts, what others met before does not.
+        fake.hit(9);
+        fake.write("memory.max", "max");
+        assert!(hits.follow(fake.group()) && !hits.look());
+        let other = Fake::new("other");
+        other.hit(1000);
+        assert!(!hits.follow(other.group()) && !hits.look());
+        other.hit(1001);
+        assert!(hits.follow(None) && !hits.look());
+    }
+
+    #[test]
+    fn sources_follow_a_process_that_is_moved() {
+        let (first, second) = (Fake::new("first"), Fake::new("second"));
+        let mut own = OwnSources::default();
+        own.open(&first.groups());
+        assert!(!is_stalled(&mut own.psi, 1000));
+        own.follow(&first.groups());
+        first.stall(400_100);
+        assert!(is_stalled(&mut own.psi, 1040), "the same window goes on");
+        own.follow(&second.groups());
+        drop(first);
+        assert!(!is_stalled(&mut own.psi, 2000));
+        second.stall(400_100);
+        assert!(is_stalled(&mut own.psi, 2040));
+        assert!(!own.is_machines);
+        own.follow(&Groups {
+            memory: None,
+            unified: None,
+        });
+        assert!(own.is_machines);
     }
 }
