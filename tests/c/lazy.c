@@ -5,6 +5,7 @@
  *   never    nothing becomes lazy
  *   auto     only when memory is wanted again and again
  *   huge     huge pages stay whole
+ *   idle     says what an idle program has resident after 2.5 s, without lazy pages, and after 8 s, with them
  *   locked   locked memory cannot be lazy: it is released */
 #include "../../include/ebbtide.h"
 #include "check.h"
@@ -234,6 +235,22 @@ static void huge(void)
     CHECK(after + 32 * MIB >= before || stats().lazy_bytes < lazy);
 }
 
+static void idle(void)
+{
+    /* The default window is a second: what goes is wanted again. */
+    for (int n = 0; n < 3; n++) {
+        if (n) usleep(1800000);
+        get();
+        write_all(1, 1);
+        put();
+    }
+    usleep(2500000);
+    struct ebb_stats s = stats();
+    size_t without = rollup("Rss:") - rollup("LazyFree:"), lazy = s.lazy_bytes;
+    usleep(5500000);
+    printf("%zu MiB without lazy pages, %zu MiB with them, %zu MiB were lazy\n", without / MIB, rollup("Rss:") / MIB, lazy / MIB);
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
@@ -246,6 +263,7 @@ int main(int argc, char **argv)
     else if (!strcmp(mode, "never")) never();
     else if (!strcmp(mode, "auto")) automatic();
     else if (!strcmp(mode, "huge")) huge();
+    else if (!strcmp(mode, "idle")) idle();
     else if (!strcmp(mode, "locked")) {
         get();
         for (int i = 0; i < BLOCKS; i++)

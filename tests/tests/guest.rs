@@ -252,6 +252,25 @@ fn stalls_of_others() {
     guest.ok(&beside_a_stall("pressure stay"), 30);
 }
 
+/// Version 2: another group below the same parent meets its own limit. That is not this one's need.
+#[test]
+fn a_neighbour_at_its_limit() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide promises this");
+    }
+    let Some(mut guest) = Guest::of(&SPARSE) else {
+        return;
+    };
+    guest.ok(
+        "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir p; echo 600M > p/memory.max; \
+         echo +memory > p/cgroup.subtree_control; mkdir p/a p/b; echo 20M > p/b/memory.high; \
+         (echo 0 > p/b/cgroup.procs; unset LD_PRELOAD; while [ ! -e /tmp/over ]; do pressure hog 30; done) & \
+         (echo 0 > p/a/cgroup.procs; exec env EBBTIDE_CONF=retain_ms=60000 pressure stay); status=$?; \
+         touch /tmp/over; wait; grep 'high [1-9]' p/memory.events && exit $status",
+        60,
+    );
+}
+
 /// The harness itself: how a command ended is known, and one without an end takes its machine with it.
 #[test]
 fn endings_are_told_apart() {

@@ -67,3 +67,33 @@ fn memory_that_comes_back_soon_becomes_lazy() {
 fn huge_pages_stay_whole() {
     lazy("huge", "lazyfree=always,retain_ms=50,lazy_ms=600000");
 }
+
+/// What an idle program has resident, in MiB: after 2.5 s without lazy pages, after 8 s with them, and how much was lazy.
+fn idle(conf: &str) -> [u64; 3] {
+    let run = Run::new(c_program("lazy"))
+        .args("idle")
+        .conf(conf)
+        .timeout(120)
+        .run();
+    run.verdict().expect("it ends well");
+    let numbers = run.stdout.split(' ').filter_map(|word| word.parse().ok());
+    let numbers: Vec<u64> = numbers.collect();
+    numbers.try_into().expect("three numbers")
+}
+
+#[test]
+fn an_idle_program_is_as_small_as_without_lazy_memory() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide says what is lazy");
+    }
+    let [off, auto, always] = ["off", "auto", "always"]
+        .map(|choice| std::thread::spawn(move || idle(&format!("lazyfree={choice}"))));
+    let off = off.join().expect("lazyfree=off");
+    assert_eq!(off[2], 0);
+    for (choice, it) in [("auto", auto), ("always", always)] {
+        let it = it.join().expect(choice);
+        assert!(it[2] >= 16, "{choice}: not much was lazy: {it:?}");
+        assert!(it[0] <= off[0] + 8, "{choice}: {it:?}, off: {off:?}");
+        assert!(it[1] <= off[1] + 8, "{choice}: {it:?}, off: {off:?}");
+    }
+}

@@ -400,7 +400,8 @@ fn each_source_is_heard_for_itself() {
         ("bumped", "memory.events.local", hits(0, 1)),
         ("bumped", "own/memory.pressure", stalled(300_000)),
         ("bumped", "own/memory.current", used(1000)),
-        ("bumped", "memory.current", used(7900)),
+        // More than is left of the inner group, and less than has to be of this one.
+        ("bumped", "memory.current", used(8192 - 400)),
         ("bumped", "meminfo", available(300)),
         // Another group below the same parent has met its own limit, or stalls.
         ("ignored", "memory.events", hits(7, 7)),
@@ -411,6 +412,7 @@ fn each_source_is_heard_for_itself() {
         let Some(fake) = Fake::new(&format!("source-{number}")) else {
             return;
         };
+        fake.write("own/memory.current", &used(1024 - 300));
         let run = fake.run("retain_ms=60000", mode);
         run.arg(file).arg(text).ok();
     }
