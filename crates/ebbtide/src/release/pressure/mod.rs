@@ -24,6 +24,7 @@ pub mod watcher;
 use super::ROUND;
 use super::lazy::Take;
 use super::releaser::{Releaser, release_owned};
+use crate::config::{Config, Limit};
 use crate::heap::Heap;
 use crate::size_class::CLASSES;
 use crate::stats;
@@ -87,14 +88,14 @@ impl Pressure {
     ///
     /// # Safety
     /// This thread is alone.
-    pub unsafe fn start(&self, config: &crate::config::Config, ram: usize) {
+    pub unsafe fn start(&self, config: &Config, ram: usize) {
         if config.pressure && !config.basic_syscalls {
             // SAFETY: by contract.
             unsafe { *self.told.get() = Told::from_environment() };
         }
-        let is_part = matches!(config.limit, crate::config::Limit::Percent(_));
-        let groups = is_part.then(|| Groups::find().memory).flatten();
-        let limit = groups.and_then(|group| group.smallest_limit());
+        let is_part = matches!(config.limit, Limit::Percent(_));
+        let group = is_part.then(|| Groups::find().memory).flatten();
+        let limit = group.and_then(|group| group.smallest_limit());
         self.set_limit(config.limit, limit.unwrap_or(ram as u64));
     }
 
@@ -118,7 +119,7 @@ impl Pressure {
         Watcher::open(unsafe { &*self.told.get() }, now_ms)
     }
 
-    fn set_limit(&self, limit: crate::config::Limit, total: u64) {
+    fn set_limit(&self, limit: Limit, total: u64) {
         let bytes = limit.bytes_of(total);
         let frames = bytes.map_or(u64::MAX, |bytes| bytes / FRAME_BYTES as u64);
         self.limit.store(frames, Ordering::Relaxed);
@@ -226,7 +227,7 @@ impl Heap {
             // Nothing tells any more: nothing is known to be bounded.
             None => super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed),
         }
-        self.note_limit(watcher.limit());
+        self.note_limit(|| watcher.limit());
         let look = Look {
             now_ms: now,
             room,
@@ -258,10 +259,12 @@ impl Heap {
     }
 
     /// A percentage is of the smallest limit of the process's groups, or of RAM.
-    fn note_limit(&self, limit: Option<u64>) {
+    fn note_limit(&self, limit: impl FnOnce() -> Option<u64>) {
         let settings = self.settings();
-        let total = limit.unwrap_or(settings.ram as u64);
-        self.pressure.set_limit(settings.config.limit, total);
+        if let part @ Limit::Percent(_) = settings.config.limit {
+            let total = limit().unwrap_or(settings.ram as u64);
+            self.pressure.set_limit(part, total);
+        }
     }
 
     /// Without eyes: the limits alone. By a worker.
@@ -272,7 +275,7 @@ impl Heap {
         if let Some(room) = machine.map(|machine| machine.nearer(nearest)).or(nearest) {
             self.note_room(room);
         }
-        self.note_limit(group.and_then(|group| group.smallest_limit()));
+        self.note_limit(|| group.and_then(|group| group.smallest_limit()));
     }
 
     /// Bytes that the heap may have resident, or will have when all of it is touched.
