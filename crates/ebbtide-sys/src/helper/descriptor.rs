@@ -96,33 +96,78 @@ impl Descriptor {
 }
 
 /// Opens, and makes where it is missing, a file for locks in a directory that is this user's alone. `make`: the
-/// directory too.
+/// directory too. What is made is the owner's to use whatever the umask, and so is what an umask has spoilt before.
 ///
 /// # Errors
 /// What the calls say; `EPERM` when somebody else could be behind the directory or the file.
 pub fn open_private(directory: &CStr, name: &CStr, make: bool) -> Result<Descriptor, Errno> {
-    // SAFETY: paths end with a NUL; `about` is a valid place to write to; descriptors are this process's own.
+    // Without a right to read it: an umask may have taken that.
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the path ends with a NUL; the descriptor is this process's own.
     unsafe {
         if make {
             let _ = syscall!(Sysno::mkdirat, libc::AT_FDCWD, directory.as_ptr(), 0o700);
         }
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let dir = syscall!(Sysno::openat, libc::AT_FDCWD, directory.as_ptr(), flags, 0)?;
-        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        let file = owned(dir, libc::S_IFDIR)
-            .and_then(|()| syscall!(Sysno::openat, dir, name.as_ptr(), flags, 0o600));
+        let file = open_in(dir, name, make);
         let _ = syscall!(Sysno::close, dir);
-        let file = file?;
-        if let Err(error) = owned(file, libc::S_IFREG) {
-            let _ = syscall!(Sysno::close, file);
-            return Err(error);
-        }
-        Ok(Descriptor(file))
+        file
     }
 }
 
-/// Whether a descriptor is of this kind, this user's, and nobody else may write to it.
-fn owned(fd: usize, kind: u32) -> Result<(), Errno> {
+fn open_in(dir: usize, name: &CStr, make: bool) -> Result<Descriptor, Errno> {
+    let rights = owned(dir, libc::S_IFDIR)?;
+    if make && rights & 0o700 != 0o700 {
+        let _ = set_mode(dir, 0o700);
+    }
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the name ends with a NUL.
+    let open = || unsafe { syscall!(Sysno::openat, dir, name.as_ptr(), flags, 0o600) };
+    let file = match open() {
+        Err(Errno::EACCES) if allow_owner(dir, name).is_ok() => open(),
+        other => other,
+    }?;
+    let rights = owned(file, libc::S_IFREG);
+    if let Err(error) = rights {
+        // SAFETY: this process's own.
+        let _ = unsafe { syscall!(Sysno::close, file) };
+        return Err(error);
+    }
+    // Others who may read it could lock it, too.
+    if rights != Ok(0o600) {
+        let _ = set_mode(file, 0o600);
+    }
+    Ok(Descriptor(file))
+}
+
+/// Gives this user's rights to its own file back to it.
+fn allow_owner(dir: usize, name: &CStr) -> Result<(), Errno> {
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the name ends with a NUL; the descriptor is this process's own.
+    unsafe {
+        let file = syscall!(Sysno::openat, dir, name.as_ptr(), flags, 0)?;
+        let done = owned(file, libc::S_IFREG).and_then(|_| set_mode(file, 0o600));
+        let _ = syscall!(Sysno::close, file);
+        done
+    }
+}
+
+/// Sets the mode of what is open, if only with `O_PATH`: fchmod(2) refuses that.
+fn set_mode(fd: usize, mode: u32) -> Result<(), Errno> {
+    const START: &[u8] = b"/proc/self/fd/";
+    let mut path = [0; START.len() + 21];
+    path[..START.len()].copy_from_slice(START);
+    let (len, mut rest) = (fd.checked_ilog10().unwrap_or(0) as usize + 1, fd);
+    for digit in path[START.len()..][..len].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    // SAFETY: the path ends with a NUL.
+    unsafe { syscall!(Sysno::fchmodat, libc::AT_FDCWD, path.as_ptr(), mode) }.map(drop)
+}
+
+/// The rights to what is open, if it is of this kind, this user's, and nobody else may write to it.
+fn owned(fd: usize, kind: u32) -> Result<u32, Errno> {
     // SAFETY: zero is a valid stat, a place to write to.
     let (about, user) = unsafe {
         let mut about: libc::stat = core::mem::zeroed();
@@ -131,5 +176,238 @@ fn owned(fd: usize, kind: u32) -> Result<(), Errno> {
     };
     let private =
         about.st_mode & libc::S_IFMT == kind && about.st_uid == user && about.st_mode & 0o022 == 0;
-    if private { Ok(()) } else { Err(Errno::EPERM) }
+    if private {
+        Ok(about.st_mode & 0o7777)
+    } else {
+        Err(Errno::EPERM)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::ffi::CString;
+    use std::fs::{self, File, Permissions};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+    use std::path::{Path, PathBuf};
+
+    const NAME: &CStr = c"locks";
+    const NOBODY: u32 = 65534;
+
+    /// A new directory of mode 0700, gone with its owner.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(test: &str) -> Self {
+            let name = std::format!("ebbtide-private-{test}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            set(&path, 0o700);
+            Self(path)
+        }
+
+        fn lock(&self) -> PathBuf {
+            self.0.join("locks")
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            set(&self.0, 0o700);
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn set(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn rights(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    /// `Ok`: the number of the file that was opened.
+    fn open(path: &Path, make: bool) -> Result<u64, Errno> {
+        let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+        let fd = open_private(&path, NAME, make)?.0;
+        let number = fs::metadata(std::format!("/proc/self/fd/{fd}"))
+            .unwrap()
+            .ino();
+        // SAFETY: the test's own.
+        unsafe { syscall!(Sysno::close, fd) }.unwrap();
+        Ok(number)
+    }
+
+    /// Runs in a process without privileges, in this directory: what `test` says is `true`.
+    fn as_nobody(place: &Place, test: impl FnOnce() -> bool) {
+        let path = CString::new(place.0.as_os_str().as_bytes()).unwrap();
+        // SAFETY: the child calls what may be called after a fork in a process with threads: system calls.
+        unsafe {
+            let child = libc::fork();
+            assert!(child >= 0);
+            if child == 0 {
+                let moved = libc::chdir(path.as_ptr()) == 0;
+                let left = libc::geteuid() != 0
+                    || syscall!(Sysno::setresgid, NOBODY, NOBODY, NOBODY).is_ok()
+                        && syscall!(Sysno::setresuid, NOBODY, NOBODY, NOBODY).is_ok();
+                libc::_exit(if moved && left && test() { 0 } else { 1 });
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
+        }
+    }
+
+    /// Gives it to the user of [`as_nobody`].
+    fn give(path: &Path) {
+        // SAFETY: a plain call.
+        if unsafe { libc::geteuid() } == 0 {
+            chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_private_file() {
+        let place = Place::new("plain");
+        let first = open(&place.0, false).unwrap();
+        assert_eq!(open(&place.0, false), Ok(first), "the same file");
+        assert_eq!(rights(&place.lock()), 0o600);
+        let inner = place.0.join("made");
+        assert_eq!(open(&inner, false), Err(Errno::ENOENT));
+        open(&inner, true).unwrap();
+        assert_eq!(rights(&inner), 0o700);
+    }
+
+    #[test]
+    fn a_directory_that_others_could_be_behind() {
+        let place = Place::new("others");
+        for make in [false, true] {
+            for mode in [0o777, 0o1777, 0o770, 0o720, 0o702] {
+                set(&place.0, mode);
+                assert_eq!(open(&place.0, make), Err(Errno::EPERM), "{mode:o}");
+                assert_eq!(rights(&place.0), mode, "left as it is");
+            }
+            assert!(!place.lock().exists());
+        }
+        set(&place.0, 0o755);
+        open(&place.0, false).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_directory() {
+        let place = Place::new("link");
+        let (real, link) = (place.0.join("real"), place.0.join("link"));
+        fs::create_dir(&real).unwrap();
+        symlink(&real, &link).unwrap();
+        for make in [false, true] {
+            assert_eq!(open(&link, make), Err(Errno::ENOTDIR));
+        }
+        assert!(!real.join("locks").exists());
+        assert_eq!(open(&place.0.join("real/.."), false).map(drop), Ok(()));
+    }
+
+    #[test]
+    fn something_else_in_place_of_the_file() {
+        let place = Place::new("file");
+        let target = place.0.join("target");
+        File::create(&target).unwrap();
+        symlink(&target, place.lock()).unwrap();
+        assert_eq!(open(&place.0, false), Err(Errno::ELOOP));
+        fs::remove_file(place.lock()).unwrap();
+        set(&target, 0o666);
+        fs::rename(&target, place.lock()).unwrap();
+        assert_eq!(open(&place.0, false), Err(Errno::EPERM), "for all");
+        fs::remove_file(place.lock()).unwrap();
+        fs::create_dir(place.lock()).unwrap();
+        assert_eq!(open(&place.0, false), Err(Errno::EISDIR));
+        fs::remove_dir(place.lock()).unwrap();
+        let fifo = CString::new(place.lock().as_os_str().as_bytes()).unwrap();
+        // SAFETY: the path ends with a NUL.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        assert_eq!(open(&place.0, false), Err(Errno::EPERM), "a FIFO");
+    }
+
+    #[test]
+    fn what_is_somebody_elses() {
+        // SAFETY: a plain call.
+        if unsafe { libc::geteuid() } != 0 {
+            std::eprintln!("skipped: only root makes files of others");
+            return;
+        }
+        let place = Place::new("foreign");
+        File::create(place.lock()).unwrap();
+        chown(place.lock(), Some(NOBODY), None).unwrap();
+        assert_eq!(open(&place.0, false), Err(Errno::EPERM));
+        fs::remove_file(place.lock()).unwrap();
+        chown(&place.0, Some(NOBODY), None).unwrap();
+        for mode in [0o700, 0] {
+            set(&place.0, mode);
+            assert_eq!(open(&place.0, true), Err(Errno::EPERM));
+            assert_eq!(rights(&place.0), mode);
+        }
+        assert!(!place.lock().exists());
+    }
+
+    #[test]
+    fn a_file_that_others_may_read() {
+        let place = Place::new("read");
+        File::create(place.lock()).unwrap();
+        set(&place.lock(), 0o644);
+        open(&place.0, false).unwrap();
+        assert_eq!(rights(&place.lock()), 0o600);
+    }
+
+    /// What root may read and write is another matter, so this is somebody else.
+    #[test]
+    fn a_directory_that_cannot_be_written_to() {
+        let place = Place::new("closed");
+        set(&place.0, 0o500);
+        give(&place.0);
+        as_nobody(&place, || {
+            open_private(c".", NAME, false).err() == Some(Errno::EACCES)
+        });
+        assert_eq!(rights(&place.0), 0o500, "not ours to change");
+    }
+
+    #[test]
+    fn what_an_umask_has_spoilt() {
+        let place = Place::new("spoilt");
+        give(&place.0);
+        let inner = place.0.join("made");
+        as_nobody(&place, || {
+            // SAFETY: this process's own.
+            unsafe { libc::umask(0o777) };
+            // Made, and opened again.
+            (0..2).all(|_| open_private(c"made", NAME, true).is_ok())
+        });
+        assert_eq!(
+            (rights(&inner), rights(&inner.join("locks"))),
+            (0o700, 0o600)
+        );
+        set(&inner.join("locks"), 0);
+        set(&inner, 0);
+        as_nobody(&place, || open_private(c"made", NAME, true).is_ok());
+        assert_eq!(
+            (rights(&inner), rights(&inner.join("locks"))),
+            (0o700, 0o600)
+        );
+    }
+
+    #[test]
+    fn modes_by_number() {
+        let place = Place::new("number");
+        let mut files: std::vec::Vec<File> = std::vec::Vec::new();
+        // One, two and three digits.
+        while files.last().is_none_or(|file| file.as_raw_fd() < 101) {
+            files.push(File::create(place.0.join(std::format!("{}", files.len()))).unwrap());
+        }
+        for (at, file) in files.iter().enumerate() {
+            let mode = 0o400 + at as u32 % 0o400;
+            set_mode(file.as_raw_fd() as usize, mode).unwrap();
+            assert_eq!(file.metadata().unwrap().mode() & 0o7777, mode);
+        }
+    }
 }
