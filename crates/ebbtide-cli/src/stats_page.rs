@@ -5,7 +5,8 @@
 //! lock: each is exact, two of them need not be from the same instant.
 
 use std::env;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -194,15 +195,20 @@ pub fn private_dir() -> Result<TempDir> {
         .filter(|b| !b.as_os_str().as_encoded_bytes().contains(&b','))
         .filter(|b| b.as_os_str().len() <= MAX_BASE_BYTES)
         .unwrap_or_else(|| "/tmp".into());
-    tempfile::Builder::new()
+    let made = tempfile::Builder::new()
         .prefix("ebbtide-")
         .tempdir_in(&base)
-        .with_context(|| {
-            format!(
-                "cannot make a directory in {}; set TMPDIR to one that is writable",
-                base.display()
-            )
-        })
+        .and_then(|dir| {
+            // Whatever the umask.
+            fs::set_permissions(dir.path(), Permissions::from_mode(0o700))?;
+            Ok(dir)
+        });
+    made.with_context(|| {
+        format!(
+            "cannot make a directory in {}; set TMPDIR to one that is writable",
+            base.display()
+        )
+    })
 }
 
 /// Every page in `dir` that was written at `since` or later.

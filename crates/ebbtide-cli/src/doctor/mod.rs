@@ -7,6 +7,7 @@
 //! | `machine` | huge pages, overcommit, swap, processors |
 //! | `limits` | resource limits and control groups |
 //! | `ending` | exit beside the program |
+//! | `turns` | where its helpers take turns |
 //! | `trial` | the library, in a process of its own |
 
 mod advice;
@@ -15,6 +16,7 @@ mod limits;
 mod machine;
 mod probe;
 mod trial;
+mod turns;
 
 use std::io;
 

@@ -1,9 +1,10 @@
 //! Starts a small process under the library and reads its statistics page.
 
 use std::env;
-use std::io::Read;
+use std::io::{self, Read, Seek};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +16,8 @@ use crate::{library, out};
 
 /// Longer than this, and the trial process hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// So long an ended one is waited for.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 const REINSTALL: &str = "build it again with 'cargo build --release -p ebbtide-preload', \
      and check it with: LD_PRELOAD=PATH /bin/true";
@@ -130,7 +133,9 @@ fn start(library: &Path) -> Result<Option<StatsPage>> {
 /// Runs a command under the library with this configuration, and reads its page.
 pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<StatsPage>> {
     let dir = stats_page::private_dir()?;
-    let mut child = command
+    // A file: nobody who still has it open is waited for.
+    let mut stderr = tempfile::tempfile_in(dir.path())?;
+    command
         .env("LD_PRELOAD", library)
         .env(
             CONF_ENV,
@@ -138,24 +143,20 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
         )
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let end = Instant::now() + TIMEOUT;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() > end {
-            let _ = child.kill();
-            let _ = child.wait();
-            bail!("it hangs");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    };
-    let mut said = String::new();
-    if let Some(mut stderr) = child.stderr.take() {
-        let _ = stderr.read_to_string(&mut said);
+        .stderr(stderr.try_clone()?);
+    // SAFETY: one system call.
+    unsafe {
+        command.pre_exec(|| {
+            // It goes with this program, however that ends.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
     }
+    let status = TrialProcess(command.spawn()?).wait_within(TIMEOUT)?;
+    let mut said = Vec::new();
+    stderr.rewind()?;
+    stderr.read_to_end(&mut said)?;
+    let said = String::from_utf8_lossy(&said);
     let said = said.lines().next().unwrap_or_default();
     if !status.success() {
         bail!("it ends with {status} {said}");
@@ -166,4 +167,49 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
     Ok(stats_page::read_all(dir.path(), SystemTime::UNIX_EPOCH)
         .into_iter()
         .next())
+}
+
+/// Ended and collected when dropped, whatever became of it.
+struct TrialProcess(Child);
+
+impl TrialProcess {
+    fn wait_within(mut self, time: Duration) -> Result<ExitStatus> {
+        self.end_within(time)?.context("it hangs")
+    }
+
+    fn end_within(&mut self, time: Duration) -> io::Result<Option<ExitStatus>> {
+        let end = Instant::now() + time;
+        loop {
+            let status = self.0.try_wait()?;
+            if status.is_some() || Instant::now() > end {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for TrialProcess {
+    fn drop(&mut self) {
+        // Does nothing to one that was collected.
+        let _ = self.0.kill();
+        // Not for ever: a tracer may keep it.
+        let _ = self.end_within(KILL_TIMEOUT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_that_hangs_is_not_left_behind() {
+        let child = Command::new("sleep").arg("77").spawn().unwrap();
+        let pid = child.id() as i32;
+        let error = TrialProcess(child).wait_within(Duration::from_millis(20));
+        assert_eq!(error.unwrap_err().to_string(), "it hangs");
+        // SAFETY: a plain call; no other child of these tests ends unseen.
+        let left = unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
+        assert_eq!(left, -1, "still a child");
+    }
 }

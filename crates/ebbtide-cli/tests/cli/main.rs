@@ -12,6 +12,8 @@ mod top;
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use assert_cmd::prelude::*;
@@ -117,4 +119,53 @@ fn doctor_without_a_library_says_what_to_do() {
     );
     let kernel = v["sections"][1]["checks"].as_array().unwrap();
     assert!(kernel.iter().any(|c| c["id"] == "process_madvise"));
+}
+
+/// What a check of doctor's says, without a library.
+fn doctor_says(command: &mut Command, id: &str) -> String {
+    let output = command.output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let sections = report["sections"].as_array().unwrap();
+    let mut checks = sections
+        .iter()
+        .flat_map(|s| s["checks"].as_array().unwrap());
+    let check = checks.find(|check| check["id"] == id).unwrap();
+    check["value"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn doctor_looks_for_turns_as_helpers_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+    fs::DirBuilder::new().mode(0o700).create(&real).unwrap();
+    symlink(&real, &link).unwrap();
+    let turns = |place: &Path| {
+        let mut doctor = ebbtide(&["doctor", "--json", "--lib", "/no/lib.so"]);
+        doctor_says(doctor.env("XDG_RUNTIME_DIR", place), "exit_turns")
+    };
+    assert_eq!(turns(&real), real.to_str().unwrap());
+    assert_ne!(turns(&link), link.to_str().unwrap());
+}
+
+#[test]
+fn doctor_tells_of_a_container() {
+    let inside = |args: &[&str]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["-pf", "--mount-proc"]).args(args);
+        unshare
+    };
+    if !inside(&["true"]).output().is_ok_and(|o| o.status.success()) {
+        eprintln!("skipped: no process namespaces to be had");
+        return;
+    }
+    let program = env!("CARGO_BIN_EXE_ebbtide");
+    let doctor = [program, "doctor", "--json", "--lib", "/no/lib.so"];
+    let first = doctor_says(&mut inside(&doctor), "exit_first_process");
+    assert!(first.contains("this is the first process"), "{first}");
+    let second = [&["sh", "-c", "\"$@\"; exit $?", "sh"], &doctor[..]].concat();
+    let second = doctor_says(&mut inside(&second), "exit_first_process");
+    assert!(
+        second.contains("process 1 of this container has no helper"),
+        "{second}"
+    );
 }
