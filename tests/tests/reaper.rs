@@ -3,11 +3,12 @@
 use ebbtide_tests::{Run, c_program, is_ebbtide, library, skip};
 
 fn program(mode: &str, conf: &str) -> Run {
+    program_of("reaper", mode, conf)
+}
+
+fn program_of(name: &str, mode: &str, conf: &str) -> Run {
     let conf = format!("exit=detached,exit_threshold=32M{conf}");
-    Run::new(c_program("reaper"))
-        .args(mode)
-        .conf(&conf)
-        .timeout(60)
+    Run::new(c_program(name)).args(mode).conf(&conf).timeout(60)
 }
 
 fn reaper(mode: &str, conf: &str) {
@@ -39,6 +40,14 @@ fn ends_with_many_threads() {
 #[test]
 fn an_exec_lets_go() {
     reaper("exec", "");
+}
+
+#[test]
+fn execs_leave_no_helpers() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has a helper");
+    }
+    program_of("reaper_execs", "4", "").ok();
 }
 
 #[test]

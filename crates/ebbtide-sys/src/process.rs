@@ -276,6 +276,19 @@ pub fn resident_quickly() -> Option<usize> {
     crate::file::parse_number(fields.next()?).map(|pages| pages as usize * crate::vm::GRANULE)
 }
 
+/// The first child that has ended and that only a wait with `__WCLONE` or `__WALL` finds. It stays there to be found.
+pub fn ended_clone() -> Option<u32> {
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WCLONE;
+    let none = core::ptr::null_mut::<libc::rusage>();
+    // SAFETY: zero is a valid siginfo, a place to write to, in which the kernel leaves a child's or zero.
+    let id = unsafe {
+        let mut about: libc::siginfo_t = core::mem::zeroed();
+        syscall!(Sysno::waitid, libc::P_ALL, 0, &raw mut about, flags, none).ok()?;
+        about.si_pid()
+    };
+    (id > 0).then_some(id as u32)
+}
+
 /// Whether a child will be in the process namespace that this process is in.
 pub fn has_plain_children() -> bool {
     let own = link(c"/proc/self/ns/pid");

@@ -36,9 +36,10 @@ mod turns;
 
 use crate::heap::Heap;
 use arena::Arena;
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::features::REAPER;
-use ebbtide_sys::{clock, helper, process, vm};
+use ebbtide_sys::{clock, file, helper, process, vm};
 
 pub use arena::CALM as MAX_WORKERS;
 
@@ -48,6 +49,8 @@ const LOOK_MS: u64 = 1000;
 const RETRY_MS: u64 = 10_000;
 /// A new helper has the program's descriptors until it runs: so long it is waited for, at most.
 const APART_MS: u64 = 100;
+/// As many helpers from before an exec are collected at a time.
+const EARLIER: usize = 8;
 
 /// The arena of this process's helper, kept for the next one. 0: none yet.
 static ARENA: AtomicUsize = AtomicUsize::new(0);
@@ -163,6 +166,28 @@ fn has_ended() -> bool {
     false
 }
 
+/// An exec ends the helper, and no wait that the new program knows to make finds it. Behind another child of that kind
+/// that has ended and is not waited for it is not seen.
+fn collect_earlier() {
+    for _ in 0..EARLIER {
+        match process::ended_clone() {
+            Some(id) if is_helper(id) == Some(true) && helper::collect(id) => {}
+            _ => return,
+        }
+    }
+}
+
+/// By its name, which the end leaves.
+fn is_helper(id: u32) -> Option<bool> {
+    let mut path = maps::Text::<32>::new();
+    path.push(b"/proc/")?;
+    path.push_number(u64::from(id))?;
+    path.push(b"/comm\0")?;
+    let path = CStr::from_bytes_until_nul(path.bytes()).ok()?;
+    let mut name = [0; 16];
+    Some(file::read(path, &mut name).ok()? == b"ebbtide/exit\n")
+}
+
 fn make(heap: &Heap) {
     let word = MAIN_WORD.load(Ordering::Relaxed);
     let program = PROCESS.load(Ordering::Relaxed);
@@ -172,6 +197,7 @@ fn make(heap: &Heap) {
         return;
     }
     RETRY_AT.store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
+    collect_earlier();
     let arena = match Arena::at(ARENA.load(Ordering::Relaxed)) {
         Some(arena) => arena,
         None => {
