@@ -169,7 +169,7 @@ static void *exec_sleep(void *unused)
     _exit(1);
 }
 
-static int exec_away(int by_thread)
+static double exec_away(int by_thread)
 {
     int ready[2], go[2], status;
     char byte;
@@ -201,6 +201,16 @@ static int exec_away(int by_thread)
     fprintf(stderr, "helper gone %.2f ms after the exec\n", gone * 1e3);
     CHECK(!kill(helper, 0) || errno == ESRCH);
     CHECK(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
+    CHECK(!close(ready[0]) && !close(go[0]) && !close(go[1]));
+    return gone;
+}
+
+/* Others may have the CPUs, but not every time. */
+static int exec_soon(double most)
+{
+    double gone = most;
+    for (int i = 0; i < 8 && gone >= most; i++) gone = exec_away(0);
+    CHECK(gone < most, "never earlier than %.0f ms after an exec", most * 1e3);
     return passed();
 }
 
@@ -467,8 +477,8 @@ int main(int argc, char **argv)
     const char *mode = argc > 1 ? argv[1] : "";
     if (!strcmp(mode, "apart")) return apart();
     if (!strcmp(mode, "moved")) return moved();
-    if (!strcmp(mode, "exec")) return exec_away(0);
-    if (!strcmp(mode, "thread")) return exec_away(1);
+    if (!strcmp(mode, "exec")) return exec_soon(0.05);
+    if (!strcmp(mode, "thread")) return exec_away(1), passed();
     if (!strcmp(mode, "join")) return join(0);
     if (!strcmp(mode, "joined")) return join(1);
     if (!strcmp(mode, "vfork")) return outlive();
