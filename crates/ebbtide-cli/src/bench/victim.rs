@@ -95,7 +95,11 @@ fn suffer(phase: &AtomicUsize) -> (Histogram, Histogram) {
         match phase.load(Ordering::Relaxed) {
             KEEP_QUIET => quiet.add(ended - began),
             KEEP_DURING => during.add(ended - began),
-            STOP => break,
+            STOP => {
+                // It had no CPU for the rest of the phase, or for all of it.
+                during.add(ended - began);
+                break;
+            }
             _ => {}
         }
         began = ended;
