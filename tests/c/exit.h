@@ -190,3 +190,24 @@ __attribute__((unused)) static int wait_for(const struct child *c)
     CHECK(found == c->pid);
     return status;
 }
+
+__attribute__((unused)) static int open_slots(void)
+{
+    char path[300];
+    CHECK(getenv("XDG_RUNTIME_DIR"), "no XDG_RUNTIME_DIR");
+    snprintf(path, sizeof path, "%s/ebbtide-exit.lock", getenv("XDG_RUNTIME_DIR"));
+    int slots = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(slots >= 0);
+    return slots;
+}
+
+/* All slots, as if this user's other helpers had them. */
+__attribute__((unused)) static int take_slots(void)
+{
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int slots = open_slots();
+    /* A helper's last thread may have it a moment longer. */
+    for (double began = now(); fcntl(slots, F_OFD_SETLK, &all); usleep(1000))
+        CHECK(errno == EAGAIN && now() - began < patience(), "a slot is taken");
+    return slots;
+}

@@ -57,16 +57,6 @@ static size_t number_in(const char *file)
 /* Bytes in use, as a cgroup or the system has it. */
 static ssize_t in_use(const char *file) { return file ? (ssize_t)number_in(file) : -(ssize_t)free_bytes(); }
 
-static int open_slots(void)
-{
-    char path[300];
-    CHECK(getenv("XDG_RUNTIME_DIR"), "no XDG_RUNTIME_DIR");
-    snprintf(path, sizeof path, "%s/ebbtide-exit.lock", getenv("XDG_RUNTIME_DIR"));
-    int slots = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    CHECK(slots >= 0);
-    return slots;
-}
-
 static int a_slot_is_taken(int slots)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -113,17 +103,6 @@ static int returned(const char *file)
     printf("%.1f ms of its turn\n", took * 1e3);
     CHECK(took < TURN_S, "the memory is not back after a turn");
     return passed();
-}
-
-/* All slots, as if this user's other helpers had them. */
-static int take_slots(void)
-{
-    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    int slots = open_slots();
-    /* A helper's last thread may have it a moment longer. */
-    for (double began = now(); fcntl(slots, F_OFD_SETLK, &all); usleep(1000))
-        CHECK(errno == EAGAIN && now() - began < patience(), "a slot is taken");
-    return slots;
 }
 
 /* Whether the machine is short of memory by itself, now or since `lost` (both in microseconds): then helpers hurry. */

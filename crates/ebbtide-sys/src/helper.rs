@@ -103,20 +103,33 @@ unsafe fn spawn(flags: usize, seat: Seat, entry: Entry, argument: usize) -> Resu
     made
 }
 
-/// Ends this thread.
+/// Ends this thread; this process, where a filter of the program's refuses that.
 pub fn exit_thread() -> ! {
-    loop {
-        // SAFETY: nothing of this thread's is used any more.
-        let _ = unsafe { syscall!(Sysno::exit, 0) };
-    }
+    // SAFETY: nothing of this thread's is used any more.
+    let _ = unsafe { syscall!(Sysno::exit, 0) };
+    exit_process()
 }
 
-/// Ends this process.
+/// Ends this process, whatever a filter of the program's refuses: by its end, by a signal, by a limit of time, by a trap.
+///
+/// The trap comes last: before Linux 5.16 what may dump core ends everybody who shares the memory.
 pub fn exit_process() -> ! {
-    loop {
-        // SAFETY: as above, for all of its threads.
-        let _ = unsafe { syscall!(Sysno::exit_group, 0) };
+    // SAFETY: as above, for all of its threads.
+    unsafe {
+        let _ = syscall!(Sysno::exit_group, 0);
+        let id = crate::process::id();
+        // 0, what a refusal is taken for, would be the whole group.
+        if id != 0 {
+            let _ = syscall!(Sysno::kill, id, libc::SIGKILL);
+        }
     }
+    if set_limit(libc::RLIMIT_CPU as usize, 1) {
+        // A second of it, without giving way, unless a filter only claims that it is set.
+        for _ in 0..100_000_000 {
+            crate::process::id();
+        }
+    }
+    crate::clone::trap()
 }
 
 /// The word that the kernel clears and wakes when this thread leaves its memory: by its end, or by exec.
@@ -140,29 +153,29 @@ pub fn leaving_word() -> Option<usize> {
 /// Gives up what it shares with the program but memory: descriptors, session, terminal, directory, and a
 /// priority beyond the usual. `false`: refused; then it must end.
 pub fn leave_program() -> bool {
+    // Before anything is refused, as it may have to end by a trap. 1 and not 0: a core of it is not wanted through a pipe either.
+    set_limit(libc::RLIMIT_CORE as usize, 1);
     if !crate::thread::leave_descriptors() {
         return false;
     }
-    let no_core = libc::rlimit64 {
-        rlim_cur: 1,
-        rlim_max: 1,
-    };
-    let none = core::ptr::null_mut::<libc::rlimit64>();
-    // SAFETY: all arguments are readable; only this process is changed.
+    // SAFETY: the path ends with a NUL; only this process is changed.
     unsafe {
         let _ = syscall!(Sysno::setsid);
         let _ = syscall!(Sysno::chdir, c"/".as_ptr());
-        // 1 and not 0: a core of it is not wanted through a pipe either.
-        let _ = syscall!(
-            Sysno::prlimit64,
-            0,
-            libc::RLIMIT_CORE,
-            &raw const no_core,
-            none
-        );
     }
     crate::thread::leave_priority();
     true
+}
+
+/// Sets a limit of this process. `false`: refused.
+fn set_limit(resource: usize, value: u64) -> bool {
+    let limit = libc::rlimit64 {
+        rlim_cur: value,
+        rlim_max: value,
+    };
+    let none = core::ptr::null_mut::<libc::rlimit64>();
+    // SAFETY: the limit is readable; only this process is bound.
+    unsafe { syscall!(Sysno::prlimit64, 0, resource, &raw const limit, none) }.is_ok()
 }
 
 fn timespec(us: u64) -> libc::timespec {

@@ -4,6 +4,7 @@
 mod controls;
 mod core_files;
 mod memory;
+mod odd;
 mod programs;
 
 use std::path::PathBuf;

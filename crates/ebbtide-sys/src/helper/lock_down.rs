@@ -10,11 +10,10 @@ use crate::call::{Sysno, syscall};
 /// program, which may lock itself in later, could not. Opening files is over when this is called.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub fn lock_down() -> bool {
-    const CODE: [libc::sock_filter; filter::LEN] = filter::program();
-    let code = CODE;
+    let mut code = filter::program(crate::process::id() as usize);
     let program = libc::sock_fprog {
         len: filter::LEN as u16,
-        filter: code.as_ptr().cast_mut(),
+        filter: code.as_mut_ptr(),
     };
     crate::thread::leave_privileges();
     // SAFETY: the program and its code are readable; only this process is bound.
@@ -51,7 +50,7 @@ mod filter {
             183
         };
     /// Allowed whatever the arguments are: on memory that the program has too, and on descriptors of its own.
-    const FREE: [Sysno; 14] = [
+    const FREE: [Sysno; 15] = [
         Sysno::madvise,
         Sysno::munmap,
         Sysno::futex,
@@ -61,6 +60,7 @@ mod filter {
         Sysno::ppoll,
         Sysno::exit,
         Sysno::exit_group,
+        Sysno::getpid,
         Sysno::restart_syscall,
         Sysno::clock_gettime,
         Sysno::sched_setscheduler,
@@ -68,20 +68,23 @@ mod filter {
         Sysno::sched_setaffinity,
     ];
     /// Allowed with one of two values of an argument: call, number of the argument, values.
-    const BOUND: [(Sysno, u32, [usize; 2]); 3] = [
-        (Sysno::clone, 0, [THREAD_FLAGS, THREAD_FLAGS]),
-        (
-            Sysno::unshare,
-            0,
-            [libc::CLONE_THREAD as usize, libc::CLONE_VM as usize],
-        ),
-        (
-            Sysno::fcntl,
-            1,
-            [F_OFD_SETLK as usize, F_OFD_SETLKW as usize],
-        ),
-    ];
-    pub const LEN: usize = 4 + 2 * FREE.len() + 8 * BOUND.len() + 1;
+    const fn bound(own: usize) -> [(Sysno, u32, [usize; 2]); 4] {
+        [
+            (Sysno::clone, 0, [THREAD_FLAGS, THREAD_FLAGS]),
+            (
+                Sysno::unshare,
+                0,
+                [libc::CLONE_THREAD as usize, libc::CLONE_VM as usize],
+            ),
+            (
+                Sysno::fcntl,
+                1,
+                [F_OFD_SETLK as usize, F_OFD_SETLKW as usize],
+            ),
+            (Sysno::kill, 0, [own, own]),
+        ]
+    }
+    pub const LEN: usize = 4 + 2 * FREE.len() + 8 * bound(0).len() + 1;
 
     const fn op(code: u32, k: u32, yes: u8, no: u8) -> sock_filter {
         sock_filter {
@@ -92,7 +95,9 @@ mod filter {
         }
     }
 
-    pub const fn program() -> [sock_filter; LEN] {
+    /// For a process of this number.
+    pub const fn program(own: usize) -> [sock_filter; LEN] {
+        let bound = bound(own);
         let load = BPF_LD | BPF_W | BPF_ABS;
         let same = BPF_JMP | BPF_JEQ | BPF_K;
         let allow = op(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0);
@@ -116,8 +121,8 @@ mod filter {
             index += 1;
         }
         index = 0;
-        while index < BOUND.len() {
-            let (call, argument, values) = BOUND[index];
+        while index < bound.len() {
+            let (call, argument, values) = bound[index];
             let place = 16 + 8 * argument;
             code[at] = op(same, call as u32, 0, 7);
             code[at + 1] = op(load, place + 4, 0, 0);

@@ -1,0 +1,29 @@
+//! Odd circumstances: what a sandbox or a tracer refuses, and what else holds on to a program's memory.
+
+use ebbtide_tests::{Run, c_program};
+
+use super::{has_helper, in_slots_of_its_own};
+
+fn odd(args: &str) {
+    if has_helper() {
+        in_slots_of_its_own(Run::new(c_program("exit_odd")).args(args), "").ok();
+    }
+}
+
+/// A helper whose `exit_group` is refused does not go round in circles.
+#[test]
+fn a_helper_that_may_not_end() {
+    odd("refused end");
+    if has_helper() {
+        let run = Run::new(c_program("exit_odd")).args("refused trapped");
+        let run = run.limit(libc::RLIMIT_CORE, libc::RLIM_INFINITY);
+        in_slots_of_its_own(run, "").ok();
+    }
+}
+
+/// As under a tracer that does not follow the helper (`strace -f --seccomp-bpf`).
+#[test]
+fn a_helper_that_may_not_even_begin() {
+    odd("refused start");
+    odd("refused slow");
+}
