@@ -66,7 +66,7 @@ mod filter {
         Sysno::sched_yield,
     ];
     /// Allowed with one of two values of an argument: call, number of the argument, values.
-    const fn bound(own: usize) -> [(Sysno, u32, [usize; 2]); 6] {
+    const fn bound(own: usize) -> [(Sysno, u32, [usize; 2]); 7] {
         [
             (Sysno::clone, 0, [THREAD_FLAGS, THREAD_FLAGS]),
             (
@@ -83,6 +83,7 @@ mod filter {
             // The calling thread alone.
             (Sysno::sched_setscheduler, 0, [0, 0]),
             (Sysno::sched_setaffinity, 0, [0, 0]),
+            (Sysno::sched_getaffinity, 0, [0, 0]),
         ]
     }
     pub const LEN: usize = 4 + 2 * FREE.len() + 8 * bound(0).len() + 1;
