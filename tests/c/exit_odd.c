@@ -3,11 +3,16 @@
  *                 end   exit_group, exit        trapped   kill too: by a signal that dumps no core
  *                 start exit_group and close_range, for a tracer: there is no helper, and no descriptor stays open
  *                 slow  the same with kill
+ *   requests      it is killed while requests of io_submit wait for a listening socket and for its pipe, and its helper
+ *                 waits for its turn: the port is free and the pipe ends at once
  * The children are those of exit.c. */
 #include "exit.h"
+#include <arpa/inet.h>
+#include <linux/aio_abi.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 
 /* From now on these calls are refused, or a tracer, who is not there, is asked. */
@@ -43,6 +48,30 @@ static int refuse_as(const char *with)
     return 0;
 }
 
+/* A socket that listens at a port of this host's, any for 0; -1: the port is taken. */
+static int listen_at(int port)
+{
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons(port),
+                               .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(s >= 0);
+    if (!bind(s, (void *)&here, sizeof here) && !listen(s, 1)) return s;
+    close(s);
+    return -1;
+}
+
+/* Requests that wait for ever: for somebody who connects, and for the pipe's reader to go. */
+static void submit(int port)
+{
+    static aio_context_t ring;
+    struct iocb requests[2] = {
+        {.aio_lio_opcode = IOCB_CMD_POLL, .aio_fildes = listen_at(port), .aio_buf = POLLIN},
+        {.aio_lio_opcode = IOCB_CMD_POLL, .aio_fildes = SAYS}};
+    struct iocb *all[] = {&requests[0], &requests[1]};
+    CHECK((int)requests[0].aio_fildes >= 0, "port %d is taken", port);
+    CHECK(!syscall(SYS_io_setup, 8, &ring) && syscall(SYS_io_submit, ring, 2, all) == 2);
+}
+
 /* One large block: nothing later looks after the helper. */
 static void grow(size_t bytes)
 {
@@ -66,6 +95,7 @@ static int collect(void)
 
 static int child(char **a)
 {
+    if (!strncmp(a[7], "port:", 5)) submit(atoi(a[7] + 5));
     if (refuse_as(a[7])) {
         grow(atoi(a[3]) * MIB);
         int status = collect();
@@ -103,10 +133,40 @@ static int refused(const char *how)
     return passed();
 }
 
+/* The helper has no turn as long as `slots` are taken. */
+static int requests(void)
+{
+    struct sockaddr_in here;
+    socklen_t size = sizeof here;
+    char with[32];
+    aio_context_t ring = 0;
+    if (syscall(SYS_io_setup, 1, &ring)) { puts("skipped: no io_submit here"); return 0; }
+    CHECK(!syscall(SYS_io_destroy, ring));
+    int any = listen_at(0), slots = take_slots();
+    CHECK(any >= 0 && !getsockname(any, (void *)&here, &size) && !close(any));
+    snprintf(with, sizeof with, "port:%d", ntohs(here.sin_port));
+    struct plan plan = {"kill", 300, 0, 0, 0, with};
+    struct child c = start(&plan, 1, -1);
+    CHECK(listen_at(ntohs(here.sin_port)) < 0, "the child does not listen");
+    end_child(&c, "kill");
+    CHECK(fits("kill", wait_for(&c)));
+    double began = now();
+    ends_within(&c, 10);
+    while (listen_at(ntohs(here.sin_port)) < 0) CHECK(now() - began < 10, "the port is taken for %.1f s", now() - began);
+    printf("free after %.2f ms\n", (now() - began) * 1e3);
+    char state = state_of(c.helper);
+    if (!state || state == 'Z') puts("skipped: the helper did not wait for its turn, this machine is short of memory");
+    close(slots);
+    await_gone(c.helper);
+    forget(&c);
+    return passed();
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
     if (!strcmp(mode, "child")) return child(argv);
     if (!strcmp(mode, "refused")) return refused(argv[2]);
+    if (!strcmp(mode, "requests")) return requests();
     CHECK(0, "exit_odd MODE");
 }

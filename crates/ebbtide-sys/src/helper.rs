@@ -299,6 +299,16 @@ pub unsafe fn unmap(start: usize, end: usize) {
     let _ = unsafe { syscall!(Sysno::munmap, start, end - start) };
 }
 
+/// Ends the requests of io_submit(2) whose ring begins at `ring`, and takes that away: what can be cancelled at once, else
+/// it waits for them, as the end of the memory would.
+///
+/// # Safety
+/// Nobody needs them.
+pub unsafe fn end_requests(ring: usize) {
+    // SAFETY: by contract. A refusal leaves it to the end of the process.
+    let _ = unsafe { syscall!(Sysno::io_destroy, ring) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

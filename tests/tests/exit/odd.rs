@@ -27,3 +27,9 @@ fn a_helper_that_may_not_even_begin() {
     odd("refused start");
     odd("refused slow");
 }
+
+/// They belong to the memory, which stays, and hold on to a port and a pipe.
+#[test]
+fn requests_under_way_end_at_once() {
+    odd("requests");
+}

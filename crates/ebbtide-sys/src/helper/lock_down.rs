@@ -50,9 +50,10 @@ mod filter {
             183
         };
     /// Allowed whatever the arguments are: on memory that the program has too, and on descriptors of its own.
-    const FREE: [Sysno; 13] = [
+    const FREE: [Sysno; 14] = [
         Sysno::madvise,
         Sysno::munmap,
+        Sysno::io_destroy,
         Sysno::futex,
         Sysno::read,
         Sysno::pread64,

@@ -29,6 +29,8 @@ pub enum Kind {
         /// The file's number on it.
         inode: u64,
     },
+    /// A ring of requests by io_setup(2), which unmapping does not end.
+    Requests,
     /// The kernel's own: the vDSO and its data.
     Kernel,
 }
@@ -78,7 +80,9 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     let inode = parse_number(fields.next()?)?;
     let name = fields.find(|field| !field.is_empty()).unwrap_or(b"");
     let shared = permissions.get(3) == Some(&b's');
-    let kind = if shared || inode != 0 || name.starts_with(b"/") {
+    let kind = if name == b"/[aio]" {
+        Kind::Requests
+    } else if shared || inode != 0 || name.starts_with(b"/") {
         Kind::File { device, inode }
     } else if name.is_empty()
         || name.starts_with(b"[heap]")
@@ -181,6 +185,10 @@ mod tests {
         );
         let shared = kind("1000-2000 rw-s 00000000 00:01 5 /dev/zero (deleted)");
         assert!(matches!(shared, Some(Kind::File { .. })));
+        assert_eq!(
+            kind("1000-2000 rw-s 00000000 00:0f 5 /[aio] (deleted)"),
+            Some(Kind::Requests)
+        );
         assert_eq!(kind("nonsense"), None);
         assert_eq!(kind("2000-1000 rw-p 0 00:00 0"), None);
     }

@@ -1,6 +1,7 @@
 //! The order in which the memory goes.
 //!
-//! Files and shared memory first, by unmapping: they pin locks, devices and mounts. Then every private anonymous
+//! Files and shared memory first, by unmapping: they pin locks, devices and mounts; and requests that are under way, which pin
+//! sockets and pipes. Then every private anonymous
 //! mapping, ours and others', by `MADV_DONTNEED` in pieces that several threads take from one list. The rest is
 //! the end of the process.
 
@@ -74,7 +75,7 @@ impl Survey {
         match mapping.kind {
             Kind::File { .. } => self.has_large_files |= bytes > SMALL_BYTES,
             Kind::Anonymous { reserved: false } => self.anonymous_bytes += bytes,
-            Kind::Anonymous { reserved: true } | Kind::Kernel => {}
+            Kind::Anonymous { reserved: true } | Kind::Requests | Kind::Kernel => {}
         }
     }
 
@@ -92,17 +93,19 @@ fn piece_bytes(left_bytes: usize, workers: usize) -> usize {
     (half / PIECE_BYTES * PIECE_BYTES).clamp(PIECE_BYTES, MAX_PIECE_BYTES)
 }
 
-/// Unmaps files and shared memory.
+/// Unmaps files and shared memory, and ends requests.
 pub fn unmap_files(arena: Arena, maps: &Descriptor, survey: &Survey, which: Wanted) {
     // SAFETY: the first thread's, and not in use.
     maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
         let small = mapping.end - mapping.start <= SMALL_BYTES;
-        if matches!(mapping.kind, Kind::File { .. })
-            && (small || which == Wanted::All)
-            && !survey.keeps(&mapping)
-        {
-            // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: this is not code of the helper's.
-            unsafe { helper::unmap(mapping.start, mapping.end) };
+        match mapping.kind {
+            // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: this is not the helper's.
+            Kind::Requests => unsafe { helper::end_requests(mapping.start) },
+            Kind::File { .. } if (small || which == Wanted::All) && !survey.keeps(&mapping) => {
+                // SAFETY: as above.
+                unsafe { helper::unmap(mapping.start, mapping.end) };
+            }
+            _ => {}
         }
         true
     });

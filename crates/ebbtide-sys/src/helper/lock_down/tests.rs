@@ -24,6 +24,7 @@ fn needed(page: usize, own: usize, _: usize) -> Vec<Call> {
     std::vec![
         call(Sysno::madvise, &[page, 4096, dont_need]),
         call(Sysno::munmap, &[page, 4096]),
+        call(Sysno::io_destroy, &[0]),
         call(Sysno::futex, &[page, libc::FUTEX_WAKE as usize, 1]),
         call(Sysno::read, &[0, 0, 0]),
         call(Sysno::pread64, &[0, 0, 0, 0]),
