@@ -5,13 +5,17 @@
  *                 slow  the same with kill
  *   requests      it is killed while requests of io_submit wait for a listening socket and for its pipe, and its helper
  *                 waits for its turn: the port is free and the pipe ends at once
+ *   nice HOW      a thread that gives way to others (HOW: idle, nice) makes no helper, the main thread does; `all`: where
+ *                 the main thread is as nice, it makes one
  * The children are those of exit.c. */
 #include "exit.h"
 #include <arpa/inet.h>
 #include <linux/aio_abi.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
@@ -162,11 +166,69 @@ static int requests(void)
     return passed();
 }
 
+static int idle, may_end, rounds;
+
+/* Slow paths of a large program, by a thread of little priority. */
+static void *gives_way(void *unused)
+{
+    struct sched_param none = {0};
+    if (idle) CHECK(!sched_setscheduler(0, SCHED_IDLE, &none));
+    else CHECK(!setpriority(PRIO_PROCESS, 0, 19));
+    grow(48 * MIB);
+    for (int i = 0; !__atomic_load_n(&may_end, __ATOMIC_ACQUIRE); i++) {
+        free(memset(malloc(3 * MIB), 1, PAGE));
+        if (i == 5) __atomic_store_n(&rounds, i, __ATOMIC_RELEASE);
+        usleep(1000);
+    }
+    return unused;
+}
+
+/* There is a way back from idleness with this right, or up to this limit. */
+static void leave_rights(void)
+{
+    struct rlimit none = {0, 0};
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct rights[2];
+    CHECK(!setrlimit(RLIMIT_NICE, &none) && !syscall(SYS_capget, &header, rights));
+    rights[0].effective &= ~(1u << CAP_SYS_NICE);
+    rights[0].permitted &= ~(1u << CAP_SYS_NICE);
+    CHECK(!syscall(SYS_capset, &header, rights));
+}
+
+static int nice_thread(const char *how)
+{
+    pthread_t t;
+    pid_t helper;
+    int all = !strcmp(how, "all");
+    idle = !strcmp(how, "idle");
+    leave_rights();
+    /* The heap is the main thread's. */
+    free(malloc(100));
+    if (all) CHECK(!setpriority(PRIO_PROCESS, 0, 19));
+    int own = getpriority(PRIO_PROCESS, 0);
+    CHECK(!pthread_create(&t, NULL, gives_way, NULL));
+    while (!__atomic_load_n(&rounds, __ATOMIC_ACQUIRE)) usleep(1000);
+    if (all) {
+        CHECK((helper = await_helper(getpid())), "no helper was made");
+    } else {
+        for (double start = now(); !(helper = helper_of(getpid())); usleep(1000)) {
+            CHECK(now() - start < patience(), "no helper was made");
+            free(memset(malloc(3 * MIB), 1, PAGE));
+        }
+    }
+    CHECK(sched_getscheduler(helper) == SCHED_OTHER, "policy %d", sched_getscheduler(helper));
+    CHECK(getpriority(PRIO_PROCESS, helper) == own, "as nice as %d", getpriority(PRIO_PROCESS, helper));
+    __atomic_store_n(&may_end, 1, __ATOMIC_RELEASE);
+    CHECK(!pthread_join(t, NULL));
+    return passed();
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
     if (!strcmp(mode, "child")) return child(argv);
     if (!strcmp(mode, "refused")) return refused(argv[2]);
     if (!strcmp(mode, "requests")) return requests();
+    if (!strcmp(mode, "nice")) return nice_thread(argv[2]);
     CHECK(0, "exit_odd MODE");
 }

@@ -218,6 +218,24 @@ fn schedule(policy: c_int) {
     let _ = unsafe { syscall!(Sysno::sched_setscheduler, 0, policy, &raw const parameter) };
 }
 
+/// Whether this thread gives way to others more than that thread does, which it would hand on to what it makes.
+pub fn gives_way_more_than(thread: u32) -> bool {
+    standing(0) < standing(thread)
+}
+
+/// A thread's right to the CPU, by number: 0 if it is idle, 1 to 40 against its niceness, else.
+fn standing(thread: u32) -> usize {
+    const RESET_ON_FORK: usize = 0x4000_0000;
+    // SAFETY: no pointers.
+    unsafe {
+        let policy = syscall!(Sysno::sched_getscheduler, thread).unwrap_or(0);
+        if policy & !RESET_ON_FORK == libc::SCHED_IDLE as usize {
+            return 0;
+        }
+        syscall!(Sysno::getpriority, 0, thread).unwrap_or(0)
+    }
+}
+
 /// Lets others who want this CPU go first, once.
 pub fn give_way() {
     // SAFETY: no arguments.

@@ -33,3 +33,11 @@ fn a_helper_that_may_not_even_begin() {
 fn requests_under_way_end_at_once() {
     odd("requests");
 }
+
+/// It would be a helper that does not come to its work when that is urgent.
+#[test]
+fn a_thread_that_gives_way_makes_no_helper() {
+    odd("nice nice");
+    odd("nice idle");
+    odd("nice all");
+}

@@ -39,7 +39,7 @@ use arena::Arena;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::features::REAPER;
-use ebbtide_sys::{clock, file, helper, process, vm};
+use ebbtide_sys::{clock, file, helper, process, thread, vm};
 
 pub use arena::CALM as MAX_WORKERS;
 
@@ -194,6 +194,10 @@ fn make(heap: &Heap) {
     // The first process of a container takes everybody with it, and so would be the helper of a program that has
     // asked for its next child to be the first. By the `/proc` of others no exec would be noticed.
     if word == 0 || program == 1 || !process::has_plain_children() || !process::proc_is_own() {
+        return;
+    }
+    // It would hand its priority on, from which there is no way back. Another thread comes.
+    if thread::gives_way_more_than(program) {
         return;
     }
     RETRY_AT.store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
