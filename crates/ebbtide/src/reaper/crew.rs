@@ -1,9 +1,9 @@
 //! The threads that take the pieces.
 //!
 //! While memory is not short: few helpers at a time ([`super::turns`]), by threads that run only where nobody
-//! else wants to. At the first sign of need, or when that has taken long: by as many threads as there are CPUs,
-//! at the usual priority. The helper's own thread does not lower its priority, so that it can make them: there
-//! is no way back from the lowest.
+//! else wants to. At the first sign of need, or when that or the wait for a turn has taken long: by as many
+//! threads as there are CPUs, at the usual priority. The helper's own thread does not lower its priority, so that
+//! it can make them: there is no way back from the lowest.
 //!
 //! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
 //! come to is done again by a hurried thread.
@@ -20,6 +20,8 @@ use ebbtide_sys::vm;
 const LOOK_MS: u64 = 50;
 /// Calm work may take this long once it is its turn.
 const CALM_MS: u64 = 5000;
+/// A turn may be this long in coming: whoever has it may have been stopped.
+const TURN_MS: u64 = 60_000;
 /// Hurried work that has not come on for this long is left to the end of the process.
 const STUCK_MS: u64 = 10_000;
 /// For waits that end otherwise.
@@ -28,7 +30,7 @@ const LONG_MS: u64 = 3_600_000;
 /// The threads, and the first one's view of them. It must not move once they are called.
 pub struct Crew {
     shared: Shared,
-    called: bool,
+    called_ms: Option<u64>,
     hurried: bool,
     turn_ms: Option<u64>,
 }
@@ -49,7 +51,7 @@ impl Crew {
                 turns,
                 affinity: Affinity::current(),
             },
-            called: false,
+            called_ms: None,
             hurried: false,
             turn_ms: None,
         }
@@ -58,14 +60,19 @@ impl Crew {
     /// Sees the pieces of this round done. `false`: they do not come on.
     pub fn finish(&mut self, need: &mut Need) -> bool {
         let control = self.shared.arena.control();
-        if !self.called {
-            self.called = true;
-            if need.is_pressing() {
-                self.hurry();
-            } else {
-                self.call();
+        let called_ms = match self.called_ms {
+            Some(ms) => ms,
+            None => {
+                let now = helper::now_ms();
+                self.called_ms = Some(now);
+                if need.is_pressing() {
+                    self.hurry();
+                } else {
+                    self.call();
+                }
+                now
             }
-        }
+        };
         let mut left = control.left.load(Ordering::SeqCst);
         let mut since = helper::now_ms();
         loop {
@@ -90,7 +97,7 @@ impl Crew {
             if control.turn.load(Ordering::SeqCst) != 0 && self.turn_ms.is_none() {
                 self.turn_ms = Some(now);
             }
-            if need.is_pressing() || self.turn_ms.is_some_and(|turn| now - turn > CALM_MS) {
+            if need.is_pressing() || is_late(now, called_ms, self.turn_ms) {
                 since = now;
                 self.hurry();
             }
@@ -132,6 +139,11 @@ impl Crew {
         // the bits that are 0 there. `shared` stays until the process ends.
         unsafe { helper::spawn_thread(arena.seat(seat), entry, arena.address() | seat) }.is_ok()
     }
+}
+
+/// Whether calm work has had its time: since its turn began, or while none came.
+fn is_late(now: u64, called: u64, turn: Option<u64>) -> bool {
+    turn.map_or(now - called > TURN_MS, |turn| now - turn > CALM_MS)
 }
 
 /// What a thread finds: all there is, and its seat's number.
@@ -222,5 +234,20 @@ fn zap(start: usize, bytes: usize) {
         if vm::advise(start, bytes, libc::MADV_DONTNEED).is_err() {
             let _ = vm::advise(start, bytes, vm::MADV_DONTNEED_LOCKED);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calm_work_and_the_wait_for_it_have_their_time() {
+        assert!(!is_late(TURN_MS, 0, None));
+        assert!(is_late(TURN_MS + 1, 0, None));
+        // However late the turn came.
+        assert!(!is_late(TURN_MS + CALM_MS, 0, Some(TURN_MS)));
+        assert!(is_late(TURN_MS + CALM_MS + 1, 0, Some(TURN_MS)));
+        assert!(is_late(CALM_MS + 1, 0, Some(0)));
     }
 }
