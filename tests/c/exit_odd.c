@@ -7,6 +7,7 @@
  *                 waits for its turn: the port is free and the pipe ends at once
  *   nice HOW      a thread that gives way to others (HOW: idle, nice) makes no helper, the main thread does; `all`: where
  *                 the main thread is as nice, it makes one
+ *   left          its main thread has ended by pthread_exit and another sleeps: the helper looks ever more seldom
  * The children are those of exit.c. */
 #include "exit.h"
 #include <arpa/inet.h>
@@ -223,6 +224,48 @@ static int nice_thread(const char *how)
     return passed();
 }
 
+/* How often a process's threads have gone to sleep. */
+static long sleeps(pid_t pid)
+{
+    char path[64], text[2048];
+    long all = 0, n;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *tasks = opendir(path);
+    CHECK(tasks);
+    for (struct dirent *e; (e = readdir(tasks));) {
+        if (e->d_name[0] == '.') continue;
+        read_text(text, sizeof text, "/proc/%d/task/%d/status", pid, atoi(e->d_name));
+        char *line = strstr(text, "\nvoluntary_ctxt_switches:");
+        if (line && sscanf(line, " voluntary_ctxt_switches: %ld", &n) == 1) all += n;
+    }
+    closedir(tasks);
+    return all;
+}
+
+static void *watch_helper(void *helper)
+{
+    pid_t pid = (pid_t)(uintptr_t)helper;
+    long before = 0, early = sleeps(pid);
+    usleep(1500000);
+    early = sleeps(pid) - early;
+    CHECK(early >= 2, "it does not look at all");
+    usleep(1500000);
+    before = sleeps(pid);
+    usleep(4000000);
+    long later = sleeps(pid) - before;
+    CHECK(later >= 1 && later <= 12, "it has looked %ld times in 4 s", later);
+    _exit(passed());
+}
+
+static int left(void)
+{
+    pthread_t t;
+    grow(128 * MIB);
+    pid_t helper = await_helper(getpid());
+    CHECK(helper && !pthread_create(&t, NULL, watch_helper, (void *)(uintptr_t)helper));
+    pthread_exit(NULL);
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
@@ -230,5 +273,6 @@ int main(int argc, char **argv)
     if (!strcmp(mode, "refused")) return refused(argv[2]);
     if (!strcmp(mode, "requests")) return requests();
     if (!strcmp(mode, "nice")) return nice_thread(argv[2]);
+    if (!strcmp(mode, "left")) return left();
     CHECK(0, "exit_odd MODE");
 }

@@ -41,3 +41,9 @@ fn a_thread_that_gives_way_makes_no_helper() {
     odd("nice idle");
     odd("nice all");
 }
+
+/// A program may be in this state for days.
+#[test]
+fn a_main_thread_that_has_left_for_good() {
+    odd("left");
+}

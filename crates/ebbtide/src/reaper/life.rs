@@ -16,8 +16,10 @@ use ebbtide_sys::thread::Affinity;
 
 /// A wait for the word is looked at anew after this, should the kernel's wake-up have gone elsewhere.
 const LOOK_MS: u64 = 10_000;
-/// The same once the main thread has left and others go on.
+/// The same once the main thread has left and others go on: at first, for how long that is, and later.
 const LEFT_MS: u64 = 100;
+const LEFT_SOON_MS: u64 = 2000;
+const LEFT_LATER_MS: u64 = 1000;
 /// How long the main thread may be seen between its last look at memory and its being without.
 const BETWEEN_MS: [u64; 3] = [1, 1, 1];
 /// How long threads of its own may take to go.
@@ -190,10 +192,12 @@ extern "C" fn watch(watcher: usize) {
     }
     helper::wake(control.word);
     let mut pauses = BETWEEN_MS.into_iter();
+    let began = helper::now_ms();
     while !ended() {
-        let pause = match has_memory(&watcher.stat) {
+        let memory = has_memory(&watcher.stat);
+        let pause = match memory {
             Some(true) => pauses.next(),
-            Some(false) => Some(LEFT_MS),
+            Some(false) => Some(left_ms(helper::now_ms() - began)),
             // It has ended, and its parent knows.
             None => break,
         };
@@ -202,12 +206,21 @@ extern "C" fn watch(watcher: usize) {
         if waited.is_none_or(|waited| waited == Waited::Refused) {
             helper::exit_process();
         }
-        if pause == Some(LEFT_MS) && waited == Some(Waited::Late) {
+        if memory == Some(false) && waited == Some(Waited::Late) {
             // Others go on.
             control.left_ns.store(0, Ordering::Release);
         }
     }
     helper::exit_thread()
+}
+
+/// The next pause once the main thread has been gone for `ms`.
+fn left_ms(ms: u64) -> u64 {
+    if ms < LEFT_SOON_MS {
+        LEFT_MS
+    } else {
+        LEFT_LATER_MS
+    }
 }
 
 /// Whether the program's main thread has memory, by the size in its `stat`, which anybody may read.
