@@ -5,7 +5,7 @@
  *   reclone  the same after a raw clone: the child has given its heap up
  *   watch    a free block is kept (window of a minute) until FIFO says that memory is short
  *   stay     the same, and nothing says so
- *   limit N  free memory, cached objects and empty pages together stay below N MiB
+ *   limit N [M]  free memory, cached objects and empty pages together stay below N MiB, of M MiB and more
  *   idle     a program with nothing to give has one thread, and none stays behind
  *   gone     as watch; then nobody stays behind, nor wakes up meanwhile
  *   beside N M    keeps N MiB free, without a call; another process of the group then needs M MiB
@@ -372,9 +372,7 @@ int main(int argc, char **argv)
         /* A soft bound: what this loop frees itself may be on top. */
         size_t most = atol(argv[2]) * MIB + MIB;
         garbage(100 * MIB);
-        char *block = malloc(100 * MIB);
-        memset(block, 1, 100 * MIB);
-        free(block);
+        free(start_block((argc > 3 ? atol(argv[3]) : 100) * MIB));
         uint64_t kept = 0;
         struct stats last = {0};
         for (int i = 0; i < 300; i++) {

@@ -94,7 +94,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "limit",
         kind: Kind::SizeOrPercent,
-        help: "most memory to keep beyond what is live; %: of the smallest limit of its memory cgroups, or of RAM",
+        help: "most memory to keep beyond what is live; %: of the smallest limit of its memory cgroups, at most of RAM",
     },
     Key {
         name: "pressure",

@@ -84,7 +84,7 @@ pub enum Limit {
     None,
     /// So many bytes.
     Bytes(usize),
-    /// So many hundredths of the smallest limit of the memory cgroups, or of RAM.
+    /// So many hundredths of the smallest limit of the memory cgroups, at most of RAM.
     Percent(u32),
 }
 

@@ -88,54 +88,53 @@ impl Group {
     fn place(version: Version) -> Option<Self> {
         let name = named(version)?;
         let name = name.as_bytes();
+        let at = |at: &[u8], inside: &[u8]| {
+            let path = PathText::join(&[at, inside])?;
+            let (mount, limited) = (at.len(), 0);
+            let group = Self {
+                version,
+                path,
+                mount,
+                limited,
+            };
+            group.is_there().then_some(group)
+        };
         let mut found: Option<Self> = None;
-        // Whether the name is below what is mounted, and the mount's root then.
-        let mut best = None;
+        // So much of the name is below what is mounted.
+        let mut seen = None;
         file::lines(c"/proc/self/mountinfo", |line| {
-            let Some((root, at)) = parse_mount(line, version) else {
+            let Some((root, mount)) = parse_mount(line, version) else {
                 return true;
             };
             let inside = below(name, root);
-            // The more of the hierarchy is to be seen the better, and anything is better than another group's mount.
-            let worth = inside.map(|inside| inside.len());
-            if found.is_some() && worth <= best {
-                return true;
+            let sees = inside.map(<[u8]>::len);
+            // The more of the hierarchy the better. Where the name leads outside of all that is mounted, the mount's own root
+            // is the container's group. What is there, others mounted over it may hide.
+            if (found.is_none() || sees > seen)
+                && let Some(group) = at(mount, inside.unwrap_or(b""))
+            {
+                (found, seen) = (Some(group), sees);
             }
-            if let Some(path) = PathText::join(&[at, inside.unwrap_or(b"")]) {
-                best = worth;
-                found = Some(Self {
-                    version,
-                    path,
-                    mount: at.len(),
-                    limited: 0,
-                });
-            }
-            true
+            seen != Some(name.len())
         });
-        let group = found.or_else(|| {
+        found.or_else(|| {
             // No mountinfo: where they usually are.
             let usual: &[u8] = match version {
                 Version::V1 => b"/sys/fs/cgroup/memory",
                 Version::V2 => b"/sys/fs/cgroup",
             };
-            Some(Self {
-                version,
-                path: PathText::join(&[usual, name])?,
-                mount: usual.len(),
-                limited: 0,
-            })
-        })?;
-        if group.file(group.path.len, b"/cgroup.procs").is_some() {
-            return Some(group);
-        }
-        // The name leads outside of what is mounted here.
-        let root = Self {
-            path: PathText::join(&[&group.path.as_bytes()[..group.mount]])?,
-            ..group
+            at(usual, name).or_else(|| at(usual, b""))
+        })
+    }
+
+    /// Whether the group is to be seen, and has not been removed.
+    pub fn is_there(&self) -> bool {
+        let sign: &[u8] = match self.version {
+            Version::V1 => b"/cgroup.procs",
+            // A threaded group does not say which processes are in it.
+            Version::V2 => b"/cgroup.controllers",
         };
-        root.file(root.mount, b"/cgroup.procs")
-            .is_some()
-            .then_some(root)
+        self.file(self.path.as_bytes().len(), sign).is_some()
     }
 
     /// Whether it is the same group.
@@ -174,7 +173,7 @@ impl Group {
                 // Pages of files go first: a group that has read much is not short of memory.
                 left = left.saturating_add(self.file_cache(len)).min(limit);
             }
-            let room = Room { left, limit };
+            let room = Room::new(left, limit);
             nearest = Some(room.nearer(nearest));
         }
         nearest
@@ -289,7 +288,8 @@ fn named(version: Version) -> Option<PathText> {
                 Version::V1 => has_memory(controllers),
                 Version::V2 => controllers.is_empty(),
             };
-            if ours {
+            // From outside of the namespace that /proc is seen from: not to be found from here.
+            if ours && !path.starts_with(b"/..") {
                 found = PathText::join(&[path.strip_suffix(b"/").unwrap_or(path)]);
             }
         }

@@ -25,9 +25,20 @@ pub struct Room {
     pub left: u64,
     /// Of so many in all.
     pub limit: u64,
+    /// What is left of the limit that has the least left, this one or another one.
+    pub least: u64,
 }
 
 impl Room {
+    /// Of one limit.
+    pub fn new(left: u64, limit: u64) -> Self {
+        Self {
+            left,
+            limit,
+            least: left,
+        }
+    }
+
     /// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter. Below it, memory is short.
     pub fn low_mark(self) -> u64 {
         (self.limit / 16)
@@ -38,9 +49,15 @@ impl Room {
     /// The one with less left above its low mark: a small limit that is far away hides no large one that is near.
     pub fn nearer(self, other: Option<Room>) -> Room {
         let above = |room: Room| room.left as i64 - room.low_mark() as i64;
-        match other {
-            Some(other) if above(other) < above(self) => other,
-            _ => self,
+        let Some(other) = other else { return self };
+        let nearer = if above(other) < above(self) {
+            other
+        } else {
+            self
+        };
+        Room {
+            least: self.least.min(other.least),
+            ..nearer
         }
     }
 }
@@ -57,10 +74,7 @@ pub fn machine() -> Option<Room> {
         available = available.or_else(|| kib(b"MemAvailable:"));
         total.is_none() || available.is_none()
     });
-    Some(Room {
-        left: available?,
-        limit: total?,
-    })
+    Some(Room::new(available?, total?))
 }
 
 /// Bytes of this process that are resident.
@@ -120,7 +134,7 @@ mod tests {
 
     #[test]
     fn low_marks() {
-        let low_mark = |limit| Room { left: 0, limit }.low_mark();
+        let low_mark = |limit| Room::new(0, limit).low_mark();
         assert_eq!(low_mark(16 << 20), 4 << 20);
         assert_eq!(low_mark(64 << 20), 8 << 20);
         assert_eq!(low_mark(4 << 30), 256 << 20);
@@ -129,17 +143,18 @@ mod tests {
 
     #[test]
     fn the_nearer_one_counts() {
-        let room = |left| Room { left, limit: 100 };
+        let room = |left| Room::new(left, 100);
         assert_eq!(room(5).nearer(Some(room(3))), room(3));
         assert_eq!(room(5).nearer(Some(room(7))), room(5));
         assert_eq!(room(5).nearer(None), room(5));
         // 236 MiB above its low mark, and 112 MiB below it.
-        let room = |left: u64, limit: u64| Room {
-            left: left << 20,
-            limit: limit << 20,
-        };
+        let room = |left: u64, limit: u64| Room::new(left << 20, limit << 20);
         let (small, large) = (room(300, 1024), room(400, 8192));
-        assert_eq!(small.nearer(Some(large)), large);
-        assert_eq!(large.nearer(Some(small)), large);
+        let both = Room {
+            least: 300 << 20,
+            ..large
+        };
+        assert_eq!(small.nearer(Some(large)), both);
+        assert_eq!(large.nearer(Some(small)), both);
     }
 }

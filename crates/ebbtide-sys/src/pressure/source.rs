@@ -34,7 +34,8 @@ impl Psi {
         let mut total = None;
         file::lines(self.path.as_c_str()?, |line| {
             total = parse_stalled(line, who);
-            total.is_none()
+            // Whatever the environment names may have no end.
+            total.is_none() && Stalled::split(line).is_some()
         });
         total
     }
@@ -409,10 +410,12 @@ mod tests {
         assert!(!notice.happened());
         std::fs::remove_file(&socket).unwrap();
 
-        let Watch::Notice(at) = told("/etc/passwd", None) else {
-            panic!("some file")
-        };
-        assert!(Notice::open(&at).is_none());
+        for path in ["/etc/passwd", "/dev/zero", "/no/such/file"] {
+            let Watch::Notice(at) = told(path, None) else {
+                panic!("{path}")
+            };
+            assert!(Notice::open(&at).is_none(), "{path}");
+        }
     }
 
     #[test]

@@ -143,10 +143,7 @@ fn version_1() {
         &std::format!("total_inactive_file {}\n", 5 * MIB),
     );
     let group = files.group(Version::V1);
-    let room = Room {
-        left: 15 * MIB,
-        limit: 100 * MIB,
-    };
+    let room = Room::new(15 * MIB, 100 * MIB);
     assert_eq!((group.nearest(), group.hits()), (Some(room), 3));
     assert!(group.has_memory());
 }

@@ -96,7 +96,7 @@ impl Pressure {
         let is_part = matches!(config.limit, Limit::Percent(_));
         let group = is_part.then(|| Groups::find().memory).flatten();
         let limit = group.and_then(|group| group.smallest_limit());
-        self.set_limit(config.limit, limit.unwrap_or(ram as u64));
+        self.set_limit(config.limit, limit.unwrap_or(u64::MAX).min(ram as u64));
     }
 
     /// Called in a forked child. What the owner lets it keep is its parent's, until somebody looks.
@@ -254,15 +254,15 @@ impl Heap {
 
     /// What is left bounds what is kept for reuse.
     fn note_room(&self, room: pressure::Room) {
-        let half = room.left / 2 / FRAME_BYTES as u64;
+        let half = room.least / 2 / FRAME_BYTES as u64;
         super::CAP_FRAMES.store(half, Ordering::Relaxed);
     }
 
-    /// A percentage is of the smallest limit of the process's groups, or of RAM.
+    /// A percentage is of the smallest limit of the process's groups, at most of RAM.
     fn note_limit(&self, limit: impl FnOnce() -> Option<u64>) {
         let settings = self.settings();
         if let part @ Limit::Percent(_) = settings.config.limit {
-            let total = limit().unwrap_or(settings.ram as u64);
+            let total = limit().unwrap_or(u64::MAX).min(settings.ram as u64);
             self.pressure.set_limit(part, total);
         }
     }

@@ -243,7 +243,7 @@ mod tests {
         fn new(limit: u64, left: u64) -> Self {
             Self {
                 now_ms: 1000,
-                room: Some(Room { left, limit }),
+                room: Some(Room::new(left, limit)),
                 potential: 0,
                 resident: 0,
                 told: false,
@@ -380,10 +380,7 @@ mod tests {
     fn a_limit_may_change_appear_and_go() {
         let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
         assert!(!fake.look().event);
-        fake.room = Some(Room {
-            left: 5 * MIB,
-            limit: 106 * MIB,
-        });
+        fake.room = Some(Room::new(5 * MIB, 106 * MIB));
         assert!(fake.after(40).look().release);
         fake.room = None;
         let verdict = fake.after(40).look();
@@ -417,10 +414,7 @@ mod tests {
         assert_eq!(fake.after(LOOK_MS.1).look().next_ms, LOOK_MS.0);
         take(&mut fake, 5 * MIB);
         // Another limit is another count.
-        fake.room = Some(Room {
-            left: 100 * MIB,
-            limit: 4096 * MIB,
-        });
+        fake.room = Some(Room::new(100 * MIB, 4096 * MIB));
         assert_eq!(fake.after(5).look().next_ms, LOOK_MS.0);
     }
 

@@ -119,7 +119,7 @@ impl Watcher {
         let stalled = is_stalled(&mut self.psi, now_ms);
         let own = is_stalled(&mut self.own.psi, now_ms)
             && !(self.own.is_machines && self.machine.is_some_and(plenty));
-        let level = self.own.level.as_ref().is_some_and(Level::happened);
+        let level = self.own.is_reclaimed_from();
         let notice = self.notice.as_ref().is_some_and(Notice::happened);
         hit || stalled || own || level || notice
     }
@@ -194,6 +194,17 @@ impl OwnSources {
         self.psi = psi.map(|psi| (psi, Stalls::new(Trigger::DEFAULT)));
         self.level = groups.memory.as_ref().and_then(Level::open);
         (self.unified, self.memory) = (groups.unified.clone(), groups.memory.clone());
+    }
+
+    /// A group that is removed, when the process has left it, tells of it in the same way.
+    fn is_reclaimed_from(&mut self) -> bool {
+        let happened = self.level.as_ref().is_some_and(Level::happened);
+        let is_there = || self.memory.as_ref().is_some_and(Group::is_there);
+        if happened && !is_there() {
+            self.level = None;
+            return false;
+        }
+        happened
     }
 
     /// The process may have been moved.
