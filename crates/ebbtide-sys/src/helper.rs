@@ -114,6 +114,12 @@ pub fn exit_thread() -> ! {
 ///
 /// The trap comes last: before Linux 5.16 what may dump core ends everybody who shares the memory.
 pub fn exit_process() -> ! {
+    try_to_end();
+    crate::clone::trap()
+}
+
+/// The same, but for the trap: returns where all else is refused.
+pub fn try_to_end() {
     // SAFETY: as above, for all of its threads.
     unsafe {
         let _ = syscall!(Sysno::exit_group, 0);
@@ -129,7 +135,12 @@ pub fn exit_process() -> ! {
             crate::process::id();
         }
     }
-    crate::clone::trap()
+}
+
+/// Kills a child that has not been collected. `false`: refused.
+pub fn kill(id: u32) -> bool {
+    // SAFETY: no pointers. Its number is not another's before it is collected.
+    id != 0 && unsafe { syscall!(Sysno::kill, id, libc::SIGKILL) }.is_ok()
 }
 
 /// The word that the kernel clears and wakes when this thread leaves its memory: by its end, or by exec.

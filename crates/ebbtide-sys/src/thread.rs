@@ -218,10 +218,14 @@ fn schedule(policy: c_int) {
     let _ = unsafe { syscall!(Sysno::sched_setscheduler, 0, policy, &raw const parameter) };
 }
 
-/// Whether this thread gives way to others more than that thread does, which it would hand on to what it makes.
+/// Whether this thread gives way to others more than usual, and more than that thread does. It would hand that on to what
+/// it makes.
 pub fn gives_way_more_than(thread: u32) -> bool {
-    standing(0) < standing(thread)
+    standing(0) < standing(thread).min(USUAL)
 }
+
+/// [`standing`] without niceness.
+const USUAL: usize = 20;
 
 /// A thread's right to the CPU, by number: 0 if it is idle, 1 to 40 against its niceness, else.
 fn standing(thread: u32) -> usize {

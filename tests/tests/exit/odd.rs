@@ -1,6 +1,6 @@
 //! Odd circumstances: what a sandbox or a tracer refuses, and what else holds on to a program's memory.
 
-use ebbtide_tests::{Run, c_program};
+use ebbtide_tests::{Run, c_program, ensure_installed, library, skip};
 
 use super::{has_helper, in_slots_of_its_own};
 
@@ -28,6 +28,30 @@ fn a_helper_that_may_not_even_begin() {
     odd("refused slow");
 }
 
+/// Under one that does, but for the helper: hardly any call of its is answered, and the program goes on.
+#[test]
+fn a_tracer_by_a_filter() {
+    if !has_helper() {
+        return;
+    }
+    if !ensure_installed("strace", "strace") {
+        return skip("no strace");
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let run = Run::new("strace")
+        .args("-f --seccomp-bpf -o /dev/null -e trace=!futex -E")
+        .arg(format!(
+            "LD_PRELOAD={}",
+            library().expect("library").display()
+        ))
+        .arg(c_program("exit_odd"))
+        .arg("traced")
+        .plain()
+        .dir(dir.path())
+        .limit(libc::RLIMIT_CORE, libc::RLIM_INFINITY);
+    in_slots_of_its_own(run, "").ok();
+}
+
 /// They belong to the memory, which stays, and hold on to a port and a pipe.
 #[test]
 fn requests_under_way_end_at_once() {
@@ -40,6 +64,7 @@ fn a_thread_that_gives_way_makes_no_helper() {
     odd("nice nice");
     odd("nice idle");
     odd("nice all");
+    odd("nice less");
 }
 
 /// A program may be in this state for days.

@@ -123,11 +123,14 @@ fn service() -> Check {
     }
 }
 
-/// The innermost service among the groups, which may have others inside.
+/// The service whose groups these are. It may have others inside, and be a user's, whose programs have scopes of their own.
 fn service_of(groups: &str) -> Option<&str> {
-    let paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    let mut names = paths.flat_map(|path| path.rsplit('/'));
-    names.find(|name| name.ends_with(".service"))
+    let mut paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths.find_map(|path| {
+        let mut names = path.rsplit('/');
+        let unit = names.find(|name| name.ends_with(".service") || name.ends_with(".scope"));
+        unit.filter(|unit| unit.ends_with(".service"))
+    })
 }
 
 #[cfg(test)]
@@ -144,6 +147,8 @@ mod tests {
         let hybrid = "4:memory:/\n1:name=systemd:/user@1.service/a.slice/b.service/init\n0::/\n";
         assert_eq!(service_of(hybrid), Some("b.service"));
         assert_eq!(service_of("0::/user.slice/x.scope\n0::/\n"), None);
+        let desktop = "0::/user.slice/user-7.slice/user@7.service/app.slice/app-x.scope\n";
+        assert_eq!(service_of(desktop), None);
         assert_eq!(service_of(""), None);
     }
 

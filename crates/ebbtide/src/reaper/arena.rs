@@ -20,12 +20,16 @@ const PIECES_AT: usize = STORAGE_AT + STORAGE_BYTES;
 pub const PIECES: usize = 32 << 10;
 const SEATS_AT: usize = (PIECES_AT + PIECES * size_of::<Piece>()).next_multiple_of(4096);
 const SEAT_BYTES: usize = 32 << 10;
-/// Threads at most: the helper, its watcher, [`CALM`] and [`HURRIED`].
-const SEATS: usize = 2 + CALM + HURRIED;
+/// Threads at most: the helper, its watcher, [`CALM`], [`HURRIED`] and [`ENDERS`].
+const SEATS: usize = 2 + CALM + HURRIED + ENDERS;
 /// Threads that take memory while there is enough, at most.
 pub const CALM: usize = 16;
 /// Threads that take over when there is not, at most.
 pub const HURRIED: usize = 32;
+/// Threads that end requests, at most.
+pub const ENDERS: usize = 16;
+/// Rings of requests at most; the end of the process ends the others.
+pub const RINGS: usize = 256;
 /// The whole.
 pub const BYTES: usize = SEATS_AT + SEATS * SEAT_BYTES;
 
@@ -40,6 +44,8 @@ pub struct Control {
     watching: AtomicU32,
     /// 1: the helper has none of the program's descriptors.
     apart: AtomicU32,
+    /// 1: nothing but a trap would end the helper. 2: so be it.
+    stuck: AtomicU32,
     /// 1: the program has ended.
     pub ended: AtomicU32,
     /// 1: memory is short.
@@ -60,6 +66,12 @@ pub struct Control {
     pub left: AtomicUsize,
     /// Where the threads find what they share.
     pub crew: AtomicUsize,
+    /// Rings of requests of io_submit(2), how many, and the next one to end.
+    pub rings: [AtomicUsize; RINGS],
+    /// See there.
+    pub ring_count: AtomicUsize,
+    /// See there.
+    pub next_ring: AtomicUsize,
     /// The program's process id.
     pub program: u32,
     /// The word that the kernel clears when the main thread leaves this memory.
@@ -222,6 +234,26 @@ impl Control {
                 return;
             }
         }
+    }
+
+    /// Notes that nothing but a trap would end the helper.
+    pub fn set_stuck(&self) {
+        self.stuck.store(1, Ordering::Release);
+    }
+
+    /// Whether that is so.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Acquire) != 0
+    }
+
+    /// Lets it trap.
+    pub fn let_trap(&self) {
+        self.stuck.store(2, Ordering::Release);
+    }
+
+    /// Whether it may.
+    pub fn may_trap(&self) -> bool {
+        self.stuck.load(Ordering::Acquire) == 2
     }
 
     /// The word that says whether a thread runs in a seat.

@@ -46,12 +46,28 @@ pub struct Files {
 
 /// The first thread.
 pub extern "C" fn main(arena: usize) {
-    if let Some(arena) = Arena::at(arena)
-        && let Some((mut files, watcher)) = begin(arena)
-    {
+    let Some(arena) = Arena::at(arena) else {
+        helper::exit_process()
+    };
+    if let Some((mut files, watcher)) = begin(arena) {
         live(arena, &mut files, &watcher);
         // With the watcher's data still in place.
-        helper::exit_process()
+        end(arena)
+    }
+    end(arena)
+}
+
+/// Ends the helper. Where nothing but a trap would, and the program lives, that is left to the program, which a trap could
+/// end too.
+fn end(arena: Arena) -> ! {
+    helper::try_to_end();
+    let control = arena.control();
+    control.set_stuck();
+    let has_ended = || control.ended.load(Ordering::SeqCst) != 0 || helper::holds(control.word, 0);
+    while !has_ended() && !control.may_trap() {
+        if helper::wait(control.ended.as_ptr() as usize, 0, LEFT_MS) == Waited::Refused {
+            helper::pause(LEFT_MS * 1000);
+        }
     }
     helper::exit_process()
 }
@@ -111,6 +127,7 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     }
     let survey = Survey::make(arena, &files.maps);
     teardown::unmap_files(arena, &files.maps, &survey, Wanted::Small);
+    teardown::end_requests(arena);
     if survey.has_large_files {
         grace.give_calmly(files, LARGE_GRACE_US);
         teardown::unmap_files(arena, &files.maps, &survey, Wanted::All);
@@ -204,7 +221,7 @@ extern "C" fn watch(watcher: usize) {
         // Memory for long, other than this: an exec. Or no way to wait.
         let waited = pause.map(|ms| helper::wait(control.ended.as_ptr() as usize, 0, ms));
         if waited.is_none_or(|waited| waited == Waited::Refused) {
-            helper::exit_process();
+            end(watcher.arena);
         }
         if memory == Some(false) && waited == Some(Waited::Late) {
             // Others go on.

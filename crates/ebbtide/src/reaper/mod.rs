@@ -147,7 +147,11 @@ fn has_ended() -> bool {
     let Some(arena) = Arena::at(ARENA.load(Ordering::Relaxed)) else {
         return true;
     };
+    let is_stuck = arena.control().is_stuck();
     if arena.control().is_alive() {
+        if is_stuck && !helper::kill(HELPER.load(Ordering::Relaxed)) {
+            arena.control().let_trap();
+        }
         // Not before the next time that it is worth a look.
         if arena.control().is_watching() {
             let _ = REAPER.latch(Ok::<_, ()>(()));
@@ -162,7 +166,12 @@ fn has_ended() -> bool {
     if !arena.control().is_watching() {
         REAPER.refuse();
     }
-    RETRY_AT.store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
+    // The next one would be stuck, too.
+    let retry_at = match is_stuck {
+        true => u64::MAX,
+        false => clock::now_ms() + RETRY_MS,
+    };
+    RETRY_AT.store(retry_at, Ordering::Relaxed);
     false
 }
 

@@ -93,22 +93,67 @@ fn piece_bytes(left_bytes: usize, workers: usize) -> usize {
     (half / PIECE_BYTES * PIECE_BYTES).clamp(PIECE_BYTES, MAX_PIECE_BYTES)
 }
 
-/// Unmaps files and shared memory, and ends requests.
+/// Unmaps files and shared memory, and lists what requests there are.
 pub fn unmap_files(arena: Arena, maps: &Descriptor, survey: &Survey, which: Wanted) {
     // SAFETY: the first thread's, and not in use.
     maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
         let small = mapping.end - mapping.start <= SMALL_BYTES;
         match mapping.kind {
-            // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: this is not the helper's.
-            Kind::Requests => unsafe { helper::end_requests(mapping.start) },
+            Kind::Requests if which == Wanted::Small => add_ring(arena, mapping.start),
             Kind::File { .. } if (small || which == Wanted::All) && !survey.keeps(&mapping) => {
-                // SAFETY: as above.
+                // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: this is not the helper's.
                 unsafe { helper::unmap(mapping.start, mapping.end) };
             }
             _ => {}
         }
         true
     });
+}
+
+fn add_ring(arena: Arena, ring: usize) {
+    let control = arena.control();
+    let count = control.ring_count.load(Ordering::Relaxed);
+    if let Some(place) = control.rings.get(count) {
+        place.store(ring, Ordering::Relaxed);
+        control.ring_count.store(count + 1, Ordering::Release);
+    }
+}
+
+/// Has requests ended that pin ports and pipes. Each ring takes a grace period of the kernel's, some 30 ms, which
+/// several threads wait for together, and nobody else.
+pub fn end_requests(arena: Arena) {
+    let control = arena.control();
+    let threads = control
+        .ring_count
+        .load(Ordering::Relaxed)
+        .min(arena::ENDERS);
+    for n in 0..threads {
+        let seat = arena.seat(2 + arena::CALM + arena::HURRIED + n);
+        // SAFETY: each seat is used once; the arena stays.
+        let made = unsafe { helper::spawn_thread(seat, end_rings, arena.address()) };
+        if made.is_err() && n == 0 {
+            take_rings(arena);
+        }
+    }
+}
+
+extern "C" fn end_rings(arena: usize) {
+    if let Some(arena) = Arena::at(arena) {
+        take_rings(arena);
+    }
+    helper::exit_thread()
+}
+
+fn take_rings(arena: Arena) {
+    let control = arena.control();
+    loop {
+        let number = control.next_ring.fetch_add(1, Ordering::Relaxed);
+        if number >= control.ring_count.load(Ordering::Acquire) {
+            return;
+        }
+        // SAFETY: INV-REAPER-1: nobody else uses the memory.
+        unsafe { helper::end_requests(control.rings[number].load(Ordering::Relaxed)) };
+    }
 }
 
 /// Takes all private memory but the helper's.
