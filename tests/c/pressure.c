@@ -10,6 +10,7 @@
  *   gone     as watch; then nobody stays behind, nor wakes up meanwhile
  *   beside N M    keeps N MiB free, without a call; another process of the group then needs M MiB
  *   cache N FILE  keeps N MiB free; another process fills the group by reading FILE: an event, far from the limit
+ *   level N FILE  the same where only version 1's pressure level tells of it
  *   lowered N     keeps N MiB free while the limit of the group GROUP is lowered and raised
  *   high N        the same with memory.high, and below what is used
  *   appears N     the same in a group that had no limit
@@ -427,6 +428,13 @@ int main(int argc, char **argv)
         ends_well(pid);
         printf("%.0f ms after the limit was met\n", took * 1e3);
         CHECK(took < 1, "%.3f s", took);
+        CHECK(stats().limit_left > stats().limit / 4, "%lu MiB left: not by an event", stats().limit_left / MIB);
+    } else if (!strcmp(mode, "level")) {
+        keep_free(atol(argv[2]) * MIB);
+        pid_t pid = beside("reader", argv[3]);
+        double took = gone_within(atol(argv[2]) * MIB, 10);
+        ends_well(pid);
+        CHECK(took < 10 && stats().pressure_state == 2, "%.3f s", took);
         CHECK(stats().limit_left > stats().limit / 4, "%lu MiB left: not by an event", stats().limit_left / MIB);
     } else if (!strcmp(mode, "lowered")) {
         find_version();
