@@ -8,11 +8,18 @@
 //! | [`standard`] | `malloc`, `free`, `calloc`, `realloc` and the aligned and sized forms |
 //! | [`info`] | `malloc_trim`, `mallinfo2`, `malloc_info`, `malloc_stats`, `mallopt` |
 //! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
+//! | `loader` | `dlopen`, where glibc is the C library |
 //! | [`percpu`] | `ebb_percpu_*`, see there |
 #![no_std]
 #![warn(missing_docs)]
 
 pub mod info;
+#[cfg(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    target_env = "gnu",
+    target_pointer_width = "64"
+))]
+pub mod loader;
 pub mod own;
 pub mod percpu;
 pub mod standard;

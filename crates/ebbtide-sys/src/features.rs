@@ -80,9 +80,13 @@ pub static REAPER: Feature = Feature::new("reaper");
 pub static POPULATE: Feature = Feature::new("populate");
 /// `MADV_DONTNEED` does what it says. Emulators and filters answer so for a call that does nothing.
 pub static RELEASE: Feature = Feature::new("dontneed");
+/// Taking the registration of sections off around `vfork`. Refused: `vfork` is a fork.
+pub static UNREGISTER: Feature = Feature::new("rseq_unregister");
+/// Copying the page of figures to its file without touching that: `process_vm_writev` on the own process.
+pub static COPY_PAGE: Feature = Feature::new("process_vm_writev");
 
 /// All features, for reports.
-pub static ALL: [&Feature; 12] = [
+pub static ALL: [&Feature; 14] = [
     &MEMBARRIER,
     &MOVE_PAGES,
     &HUGE_PAGES,
@@ -95,6 +99,8 @@ pub static ALL: [&Feature; 12] = [
     &REAPER,
     &POPULATE,
     &RELEASE,
+    &UNREGISTER,
+    &COPY_PAGE,
 ];
 
 #[cfg(test)]

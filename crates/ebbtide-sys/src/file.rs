@@ -3,7 +3,7 @@
 
 use crate::call::{Errno, Sysno, syscall};
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// An open descriptor, closed when dropped.
 pub struct Descriptor(usize);
@@ -31,19 +31,37 @@ impl Descriptor {
 
     /// Fills the buffer from where the descriptor stands, to its end or the file's.
     pub(crate) fn fill(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        let mut len = 0;
-        while len < buffer.len() {
-            let rest = &mut buffer[len..];
-            // SAFETY: `rest` is a valid place for `rest.len()` bytes.
-            match unsafe { syscall!(Sysno::read, self.0, rest.as_mut_ptr(), rest.len()) } {
-                Ok(0) => break,
-                Ok(n) => len += n,
-                Err(Errno::EINTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(len)
+        // SAFETY: `rest` is a valid place for `rest.len()` bytes.
+        fill_by(buffer, |rest, _| unsafe {
+            syscall!(Sysno::read, self.0, rest.as_mut_ptr(), rest.len())
+        })
     }
+
+    /// The same from byte `at` of the file on.
+    fn fill_from(&self, buffer: &mut [u8], at: usize) -> Result<usize, Errno> {
+        // SAFETY: as above.
+        fill_by(buffer, |rest, done| unsafe {
+            let at = at + done;
+            syscall!(Sysno::pread64, self.0, rest.as_mut_ptr(), rest.len(), at)
+        })
+    }
+}
+
+/// Reads until the buffer is full or the file ends. `read` is told how much there is.
+fn fill_by(
+    buffer: &mut [u8],
+    mut read: impl FnMut(&mut [u8], usize) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let mut len = 0;
+    while len < buffer.len() {
+        match read(&mut buffer[len..], len) {
+            Ok(0) => break,
+            Ok(n) => len += n,
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
 }
 
 impl Drop for Descriptor {
@@ -62,18 +80,60 @@ pub fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     Ok(&buffer[..len])
 }
 
-/// Calls `each` for the lines of `path`, until it says `false` or the end. Of a line above 1,024 bytes it
-/// gets as many. `false`: the file cannot be read. Never waits, not for the writer of a FIFO either.
-pub fn lines(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
-    let Ok(file) = Descriptor::open(path, libc::O_RDONLY | libc::O_NONBLOCK) else {
-        return false;
-    };
+/// Text that can be read again and again.
+pub trait Text {
+    /// Calls `each` for its lines from the first on, until it says `false` or the end. Of a line above 1,024 bytes it
+    /// gets as many. `false`: the text cannot be read.
+    fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool;
+
+    /// The first decimal number.
+    fn number(&self) -> Option<u64> {
+        let mut number = None;
+        self.lines(|line| {
+            number = parse_number(line);
+            false
+        });
+        number
+    }
+}
+
+/// A file that is opened for each reading. Never waits, not for the writer of a FIFO either.
+impl Text for &CStr {
+    fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool {
+        Descriptor::open(self, libc::O_RDONLY | libc::O_NONBLOCK)
+            .is_ok_and(|file| each_line(|buffer| file.fill(buffer), each))
+    }
+}
+
+/// A file that was opened before.
+impl Text for &Descriptor {
+    fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool {
+        let mut at = 0;
+        let more = |buffer: &mut [u8]| {
+            let filled = self.fill_from(buffer, at)?;
+            at += filled;
+            Ok(filled)
+        };
+        each_line(more, each)
+    }
+}
+
+/// The lines of `path`: see [`Text::lines`].
+pub fn lines(path: &CStr, each: impl FnMut(&[u8]) -> bool) -> bool {
+    path.lines(each)
+}
+
+/// Lines of what `fill` reads, which fills all of its buffer or comes to the end.
+fn each_line(
+    mut fill: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    mut each: impl FnMut(&[u8]) -> bool,
+) -> bool {
     let mut buffer = [0; 1024];
     let mut len = 0;
     // In the rest of a line that was too long.
     let mut skipping = false;
     loop {
-        let Ok(more) = file.fill(&mut buffer[len..]) else {
+        let Ok(more) = fill(&mut buffer[len..]) else {
             return false;
         };
         len += more;
@@ -142,7 +202,7 @@ fn take_stderr() -> Result<Descriptor, Errno> {
 
 /// Whether this thread has a table of descriptors that is not the program's, as workers do. Where the kernel does not
 /// say, it has not.
-fn has_own_descriptors() -> bool {
+pub fn has_own_descriptors() -> bool {
     const KCMP_FILES: usize = 2;
     if !crate::thread::SOME_LEFT_DESCRIPTORS.load(Ordering::Relaxed) {
         return false;
@@ -166,32 +226,60 @@ pub fn write(fd: i32, mut text: &[u8]) {
     }
 }
 
-/// Creates `path`, makes it `len` bytes and maps it shared. No descriptor stays. A file of that name is not written
+/// Creates `path` with `content` and maps it shared. No descriptor stays. A file of that name is not written
 /// to but replaced: the program may have become another one (execve), or an earlier process had its number.
 ///
+/// The content is written and not left to the first store: where the file system has no room, the write says so.
+///
 /// # Errors
-/// What openat(2), unlinkat(2), ftruncate(2) or mmap(2) says.
-pub fn create_shared(path: &CStr, len: usize) -> Result<usize, Errno> {
+/// What openat(2), unlinkat(2), write(2) or mmap(2) says; no file stays then.
+pub fn create_shared(path: &CStr, content: &[AtomicU64]) -> Result<usize, Errno> {
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `path` ends with a NUL.
     let open = || unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) };
-    let fd = match open() {
+    // SAFETY: as above. Nothing is followed: the name goes, whatever it leads to.
+    let remove = || unsafe { syscall!(Sysno::unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) };
+    let file = match open() {
         Err(Errno::EEXIST) => {
-            // SAFETY: as above. Nothing is followed: the name goes, whatever it leads to.
-            unsafe { syscall!(Sysno::unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) }?;
+            remove()?;
             open()?
         }
         other => other?,
     };
-    // SAFETY: `fd` is ours; the mapping is new.
-    let mapped = unsafe { syscall!(Sysno::ftruncate, fd, len) }.and_then(|_| {
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: as above.
-        unsafe { syscall!(Sysno::mmap, 0, len, prot, libc::MAP_SHARED, fd, 0) }
+    let file = Descriptor(file);
+    let mapped = write_words(&file, content).and_then(|()| {
+        let (len, prot) = (size_of_val(content), libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: a new mapping.
+        unsafe { syscall!(Sysno::mmap, 0, len, prot, libc::MAP_SHARED, file.0, 0) }
     });
-    // SAFETY: `fd` was opened above and is closed once.
-    let _ = unsafe { syscall!(Sysno::close, fd) };
+    if mapped.is_err() {
+        let _ = remove();
+    }
     mapped
+}
+
+/// Writes `content` to the start of `path`, if there is such a file.
+pub fn rewrite(path: &CStr, content: &[AtomicU64]) {
+    let flags = libc::O_WRONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    if let Ok(file) = Descriptor::open(path, flags) {
+        let _ = write_words(&file, content);
+    }
+}
+
+/// Writes all words from where the descriptor stands, as they are at that moment.
+fn write_words(file: &Descriptor, words: &[AtomicU64]) -> Result<(), Errno> {
+    let (start, len) = (words.as_ptr() as usize, size_of_val(words));
+    let mut done = 0;
+    while done < len {
+        // SAFETY: the words are readable; other threads may store to them, each as a whole.
+        match unsafe { syscall!(Sysno::write, file.0, start + done, len - done) } {
+            Ok(0) => return Err(Errno::ENOSPC),
+            Ok(n) => done += n,
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -219,6 +307,16 @@ mod tests {
             count < 2
         }));
         assert_eq!(count, 2);
+        // The same by a descriptor that stays, as often as one likes.
+        let kept = Descriptor::open(&name, libc::O_RDONLY).unwrap();
+        for _ in 0..2 {
+            let mut again = Vec::new();
+            assert!((&kept).lines(|line| {
+                again.push(line.len());
+                true
+            }));
+            assert_eq!(again, lengths);
+        }
         std::fs::remove_file(&path).unwrap();
         assert!(!lines(&name, |_| true));
     }
@@ -239,11 +337,21 @@ mod tests {
         std::fs::write(&target, "kept").unwrap();
         std::os::unix::fs::symlink(&target, &path).unwrap();
         let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        for value in [1u8, 2] {
-            let page = create_shared(&name, 4096).unwrap() as *mut u8;
-            // SAFETY: a new mapping of that length.
-            unsafe { page.write_volatile(value) };
-            assert_eq!(std::fs::read(&path).unwrap()[0], value);
+        for value in [1u64, 2] {
+            let content = [const { AtomicU64::new(0) }; 512];
+            content[1].store(value, Ordering::Relaxed);
+            let page = create_shared(&name, &content).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap()[8], value as u8);
+            // SAFETY: a word of the new mapping.
+            unsafe { crate::vm::copy(page + 8, content.as_ptr().cast(), 8).unwrap() };
+            assert_eq!(std::fs::read(&path).unwrap()[8], 0);
+            rewrite(&name, &content);
+            assert_eq!(std::fs::read(&path).unwrap()[8], value as u8);
+            // The file is cut off: an error, not a signal.
+            std::fs::File::create(&path).unwrap();
+            // SAFETY: as above.
+            let copied = unsafe { crate::vm::copy(page, content.as_ptr().cast(), 4096) };
+            assert_eq!(copied, Err(Errno::EFAULT));
         }
         assert_eq!(std::fs::read(&target).unwrap(), b"kept");
         std::fs::remove_file(&path).unwrap();

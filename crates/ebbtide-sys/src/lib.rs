@@ -7,6 +7,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`vm`] | reserve, commit, release and move address space |
+//! | [`loader`] | a `dlopen` in front of the C library's |
 //! | [`lock`] | futex lock with a rank, usable before libc is ready |
 //! | [`lockstat`] | what the locks cost, by rank; off by default |
 //! | [`rseq`] | per-CPU object stacks: restartable sections and their portable model |
@@ -16,6 +17,7 @@
 //! | [`pressure`] | limits, how far away they are, and events of need for memory |
 //! | [`thread`] | worker threads |
 //! | [`helper`] | a process that shares the program's memory and outlives it |
+//! | [`streams`] | the lock of libc's list of streams |
 //! | [`clock`] | coarse monotonic time |
 //! | [`process`] | start-up facts: environment, auxiliary vector, CPUs, limits |
 //! | [`mod@file`] | read small kernel files without libc |
@@ -26,6 +28,12 @@ pub mod clock;
 pub mod features;
 pub mod file;
 pub mod helper;
+#[cfg(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    target_env = "gnu",
+    target_pointer_width = "64"
+))]
+pub mod loader;
 pub mod lock;
 pub mod lockstat;
 pub mod membarrier;
@@ -33,10 +41,12 @@ pub mod pages;
 pub mod pressure;
 pub mod process;
 pub mod rseq;
+pub mod streams;
 pub mod thread;
 pub mod vm;
 
 mod call;
 mod clone;
+mod glibc;
 
 pub use call::Errno;

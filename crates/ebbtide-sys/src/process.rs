@@ -50,7 +50,7 @@ fn value_of<'a>(entry: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 
 /// The start of `envp` on the initial stack, from the loader's `__libc_stack_end`.
 fn initial_environment() -> Option<*const *const libc::c_char> {
-    let place = glibc::stack_end();
+    let place = crate::glibc::stack_end();
     if place.is_null() {
         return None;
     }
@@ -62,9 +62,14 @@ fn initial_environment() -> Option<*const *const libc::c_char> {
             return None;
         }
         let argc = *stack;
-        Some(stack.add(argc + 2).cast())
+        // A loader that was started by name may have moved the arguments since (glibc 2.31).
+        let is_true = (1..=MAX_ARGUMENTS).contains(&argc) && *stack.add(argc + 1) == 0;
+        is_true.then(|| stack.add(argc + 2).cast())
     }
 }
+
+/// More than any kernel lets a program have.
+const MAX_ARGUMENTS: usize = 1 << 21;
 
 /// CPU numbers are below this: what the kernel may ever bring up.
 pub fn cpu_limit() -> usize {
@@ -236,7 +241,8 @@ pub fn thread_id() -> u32 {
     unsafe { syscall!(Sysno::gettid) }.unwrap_or(0) as u32
 }
 
-/// The CPU that this thread is on now, a hint.
+/// The CPU that this thread is on now, a hint. glibc reads it from this thread's `struct rseq`, which
+/// [`crate::thread::Place`] gives to workers too.
 pub fn current_cpu() -> usize {
     // SAFETY: no arguments; the call cannot fail here and leaves `errno` alone then.
     let cpu = unsafe { libc::sched_getcpu() };
@@ -245,9 +251,20 @@ pub fn current_cpu() -> usize {
 
 /// Whether the C library says that this process has only ever had one thread since it last knew.
 pub fn is_single_threaded() -> bool {
-    let place = glibc::single_threaded();
+    let place = crate::glibc::single_threaded();
     // SAFETY: a byte of the C library's.
     !place.is_null() && unsafe { place.read_volatile() } != 0
+}
+
+/// Where this C library keeps a thread's `struct rseq`, from its pointer on, whether anything is registered there or
+/// not. 0: nowhere, as glibc before 2.35.
+pub fn rseq_offset() -> isize {
+    let place = crate::glibc::rseq_offset();
+    if place.is_null() {
+        return 0;
+    }
+    // SAFETY: a constant of the C library's, set before the first thread runs.
+    unsafe { *place }
 }
 
 /// The CPU that this thread is on now, asked from the kernel: for threads that libc does not know.
@@ -346,52 +363,10 @@ pub fn abort_without_handler() -> ! {
     }
 }
 
-/// Variables of glibc's that others do not have, or older ones.
-mod glibc {
-    /// A function that gives the address of a weak symbol, null where there is none.
-    macro_rules! weak {
-        ($(#[$about:meta])* $name:ident, $symbol:literal, $of:ty) => {
-            $(#[$about])*
-            pub fn $name() -> *const $of {
-                let place: *const $of;
-                // SAFETY: reads an entry of the global offset table, which the loader has filled.
-                #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
-                unsafe {
-                    core::arch::asm!(
-                        concat!(".weak ", $symbol),
-                        concat!("mov {place}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
-                        place = out(reg) place,
-                        options(nostack, pure, readonly, preserves_flags),
-                    );
-                }
-                // SAFETY: as above.
-                #[cfg(all(target_arch = "aarch64", target_env = "gnu"))]
-                unsafe {
-                    core::arch::asm!(
-                        concat!(".weak ", $symbol),
-                        concat!("adrp {place}, :got:", $symbol),
-                        concat!("ldr {place}, [{place}, :got_lo12:", $symbol, "]"),
-                        place = out(reg) place,
-                        options(nostack, pure, readonly, preserves_flags),
-                    );
-                }
-                #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_env = "gnu")))]
-                {
-                    place = core::ptr::null();
-                }
-                place
-            }
-        };
-    }
-
-    weak!(
-        /// Where the loader keeps the initial stack pointer.
-        stack_end, "__libc_stack_end", *const usize
-    );
-    weak!(
-        /// Since 2.32: not 0 as long as there was one thread.
-        single_threaded, "__libc_single_threaded", u8
-    );
+/// Ends the process without handlers and without a core file. Returns only where a filter refuses the call.
+pub fn exit_at_once(status: libc::c_int) {
+    // SAFETY: a plain call; nothing of this process goes on after it.
+    let _ = unsafe { syscall!(Sysno::exit_group, status) };
 }
 
 #[cfg(test)]

@@ -12,153 +12,18 @@
 
 use crate::call::{Errno, Sysno, syscall};
 pub use crate::clone::Entry;
-use crate::clone::{Request, clone};
-use crate::{process, vm};
+use crate::process;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32;
 
-/// Bytes of a worker's stack, and above it of what stands in for its thread block.
-const STACK_BYTES: usize = 128 << 10;
-const BLOCK_BYTES: usize = 32 << 10;
-/// Below the stack: no access.
-const GUARD_BYTES: usize = vm::GRANULE;
+mod descriptors;
+mod place;
+mod rights;
 
-/// Set in [`Place::busy`] until the kernel has made the thread.
-const MAKING: u32 = 1 << 31;
-
-/// A place for one thread at a time.
-pub struct Place {
-    /// The number of the thread that runs here: the kernel sets it when it has made the thread, and clears it when the
-    /// thread is gone. Before, [`MAKING`] and the number of who makes it, whom a filter may kill for that.
-    busy: AtomicU32,
-    /// How many were tried to start here.
-    made: AtomicU32,
-    /// Its stack, above a guard, kept for the next one. 0: none yet.
-    memory: core::sync::atomic::AtomicUsize,
-}
-
-impl Default for Place {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Place {
-    /// Nobody is here.
-    pub const fn new() -> Self {
-        Self {
-            busy: AtomicU32::new(0),
-            made: AtomicU32::new(0),
-            memory: core::sync::atomic::AtomicUsize::new(0),
-        }
-    }
-
-    /// Whether the last thread that ran here is gone, or who was to make it.
-    pub fn is_free(&self) -> bool {
-        let busy = self.busy.load(Ordering::Acquire);
-        busy == 0 || busy & MAKING != 0 && is_gone(busy & !MAKING)
-    }
-
-    /// Tells the threads that have run here apart: greater by one for each.
-    pub fn made(&self) -> u32 {
-        self.made.load(Ordering::Acquire)
-    }
-
-    /// Whether the calling thread runs here.
-    pub fn is_here(&self) -> bool {
-        self.busy.load(Ordering::Relaxed) == process::thread_id()
-    }
-
-    /// Nobody is here any more: in a forked child.
-    pub fn reset(&self) {
-        self.busy.store(0, Ordering::Relaxed);
-    }
-
-    /// Starts a thread. `false`: refused, or the last one is not gone yet. One caller at a time.
-    ///
-    /// `rseq_offset`: where the thread would look for its `struct rseq`; it finds −1, no registration.
-    /// 0: it would not look.
-    pub fn spawn(&'static self, entry: Entry, argument: usize, rseq_offset: isize) -> bool {
-        if !self.is_free() {
-            return false;
-        }
-        let mut memory = self.memory.load(Ordering::Relaxed);
-        if memory == 0 {
-            let Some(fresh) = stack() else {
-                return false;
-            };
-            memory = fresh;
-            self.memory.store(memory, Ordering::Relaxed);
-        }
-        let stack = memory + STACK_BYTES;
-        let block = stack + BLOCK_BYTES / 2;
-        // SAFETY: inside the mapping just made. The thread pointer's target holds its own address, and
-        // what a restartable section would read as `cpu_id` says that there is no registration.
-        unsafe {
-            (block as *mut usize).write(block);
-            if rseq_offset != 0 && rseq_offset.unsigned_abs() + 64 < BLOCK_BYTES / 2 {
-                ((block as isize + rseq_offset + 4) as *mut i32).write(-1);
-            }
-        }
-        self.made.fetch_add(1, Ordering::Relaxed);
-        // Behind the count: who finds the place busy again finds that changed.
-        let making = MAKING | process::thread_id();
-        self.busy.store(making, Ordering::Release);
-        // Descriptors are shared until `leave_descriptors`: a copy would keep open what the program closes before the
-        // thread first gets a CPU.
-        let flags = libc::CLONE_VM
-            | libc::CLONE_FS
-            | libc::CLONE_FILES
-            | libc::CLONE_SIGHAND
-            | libc::CLONE_THREAD
-            | libc::CLONE_SYSVSEM
-            | libc::CLONE_SETTLS
-            | libc::CLONE_PARENT_SETTID
-            | libc::CLONE_CHILD_CLEARTID;
-        let all = u64::MAX;
-        let mut before = 0u64;
-        // SAFETY: the new thread has a stack and a thread block of its own, and inherits the blocked
-        // signals.
-        unsafe {
-            let size = size_of::<u64>();
-            let set = libc::SIG_SETMASK;
-            let _ = syscall!(
-                Sysno::rt_sigprocmask,
-                set,
-                &raw const all,
-                &raw mut before,
-                size
-            );
-            let request = Request {
-                flags: flags as usize,
-                stack,
-                block,
-                number: self.busy.as_ptr(),
-                busy: self.busy.as_ptr(),
-            };
-            let made = clone(&request, entry, argument).is_ok();
-            let none = core::ptr::null_mut::<u64>();
-            let _ = syscall!(Sysno::rt_sigprocmask, set, &raw const before, none, size);
-            if !made {
-                self.busy.store(0, Ordering::Release);
-            }
-            made
-        }
-    }
-}
-
-/// Memory for a stack and a block, with a guard below. `None`: refused.
-fn stack() -> Option<usize> {
-    let bytes = STACK_BYTES + BLOCK_BYTES;
-    let guard = vm::reserve(GUARD_BYTES + bytes, vm::GRANULE).ok()?;
-    let memory = guard + GUARD_BYTES;
-    // SAFETY: inside the reservation just made.
-    if unsafe { vm::commit(memory, bytes) }.is_err() {
-        vm::unmap(guard, GUARD_BYTES + bytes);
-        return None;
-    }
-    Some(memory)
-}
+pub(crate) use descriptors::SOME_LEFT_DESCRIPTORS;
+pub use descriptors::{leave_descriptors, leave_descriptors_unnoticed};
+pub use place::Place;
+pub use rights::{Rights, SIGNAL_TO_ALL, pending_signals};
 
 /// Whether a thread of this process is gone, by its number. One with the same number may have come since, and the main
 /// thread stays as long as there are others.
@@ -244,22 +109,6 @@ fn standing(thread: u32) -> usize {
 pub fn give_way() {
     // SAFETY: no arguments.
     let _ = unsafe { syscall!(Sysno::sched_yield) };
-}
-
-/// Whether [`leave_descriptors`] was ever called, by whatever thread.
-pub(crate) static SOME_LEFT_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
-
-/// Leaves the program's table of descriptors for an empty one of this thread's own. `false`: refused, the table is the
-/// program's still.
-pub fn leave_descriptors() -> bool {
-    const CLOSE_RANGE_UNSHARE: u32 = 2;
-    // SAFETY: the flag makes the table that is emptied this thread's own.
-    let leave = |first: u32, last: u32| unsafe {
-        syscall!(Sysno::close_range, first, last, CLOSE_RANGE_UNSHARE)
-    };
-    SOME_LEFT_DESCRIPTORS.store(true, Ordering::Relaxed);
-    // No range at all: a kernel says so, a filter that answers in its place may claim that it is done.
-    leave(1, 0) == Err(Errno::EINVAL) && leave(0, u32::MAX).is_ok()
 }
 
 /// A CPU alone, as a mask.
@@ -354,7 +203,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     /// Waits until it is so. Who has been joined is in the kernel's list a moment longer.
-    fn comes(is_so: impl Fn() -> bool) -> bool {
+    pub(super) fn comes(is_so: impl Fn() -> bool) -> bool {
         let end = Instant::now() + Duration::from_secs(10);
         while !is_so() {
             if Instant::now() > end {
@@ -405,37 +254,5 @@ mod tests {
         drop(end);
         thread.join().unwrap();
         assert!(comes(|| is_gone(id)));
-    }
-
-    /// Where a worker's stack is at an end, so is the worker, and nobody's memory is written to.
-    #[test]
-    fn below_a_stack_is_no_memory() {
-        let memory = stack().unwrap();
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        // Neighbours without access may be in one mapping with it.
-        let guard = std::format!("-{memory:x} ---p");
-        assert!(maps.contains(&guard), "no {guard} in {maps}");
-        // SAFETY: the mapping just made.
-        unsafe {
-            ((memory + STACK_BYTES + BLOCK_BYTES) as *mut u8)
-                .sub(1)
-                .write(1)
-        };
-        vm::unmap(
-            memory - GUARD_BYTES,
-            GUARD_BYTES + STACK_BYTES + BLOCK_BYTES,
-        );
-    }
-
-    #[test]
-    fn a_place_whose_maker_is_gone_is_free() {
-        let place = Place::new();
-        let making = |thread: u32| {
-            place.busy.store(MAKING | thread, Ordering::Relaxed);
-            !place.is_free()
-        };
-        let gone = std::thread::spawn(process::thread_id).join().unwrap();
-        assert!(making(process::thread_id()));
-        assert!(comes(|| !making(gone)));
     }
 }

@@ -196,6 +196,11 @@ fn release_locked() -> Option<bool> {
     RELEASE_LOCKED.known()
 }
 
+/// Whether this process was seen to lock memory that the kernel gives back nevertheless.
+pub fn is_locked() -> bool {
+    release_locked() == Some(true)
+}
+
 /// The advice that gives memory of this process back.
 pub fn release_advice() -> i32 {
     if release_locked() == Some(true) {
@@ -260,6 +265,59 @@ pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Makes a range readable and writable, and part of a forked child and of core dumps, with its content: whatever was
+/// done to it with mprotect(2) and madvise(2). Memory and content stay. Costs no walk through pages.
+///
+/// `false`: refused, and parts of it may be as they were. That the kernel does not know an advice is no refusal
+/// (`MADV_WIPEONFORK` is of Linux 4.14), nor is a filter against madvise(2).
+///
+/// # Safety
+/// The caller owns the range.
+pub unsafe fn make_ordinary(addr: usize, len: usize) -> bool {
+    // SAFETY: by contract.
+    unsafe {
+        let forks = [libc::MADV_KEEPONFORK, libc::MADV_DOFORK]
+            .map(|advice| advise(addr, len, advice) != Err(Errno::ENOMEM));
+        let _ = advise(addr, len, libc::MADV_DODUMP);
+        forks == [true; 2] && commit(addr, len).is_ok()
+    }
+}
+
+/// Copies `len` bytes to `to` by a system call: a mapping whose file has become shorter is an error and not SIGBUS.
+///
+/// # Errors
+/// `EFAULT`: nothing can be written there. `EPERM` from a filter, `ENOSYS` from kernels built without the call.
+///
+/// # Safety
+/// What is mapped at `to` is the caller's, who holds no reference to it; `len` bytes at `from` can be read.
+pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> {
+    let range = |base| Range {
+        iov_base: base,
+        iov_len: len,
+    };
+    let (from, to) = (range(from as *mut _), range(to as *mut _));
+    let copy_as = |own: u32| {
+        // SAFETY: by contract. The process is this one.
+        unsafe {
+            syscall!(
+                Sysno::process_vm_writev,
+                own,
+                &raw const from,
+                1,
+                &raw const to,
+                1,
+                0
+            )
+        }
+        .map(drop)
+    };
+    match copy_as(crate::process::id()) {
+        // Its first thread has ended. This one has the same memory.
+        Err(Errno::ESRCH) => copy_as(crate::process::thread_id()),
+        result => result,
+    }
+}
+
 /// Moves the pages of `from` to `to` without copying; `from` stays mapped and reads zero.
 ///
 /// # Errors
@@ -310,12 +368,24 @@ pub fn is_block_resident(addr: usize) -> bool {
 
 /// Whether the kernel uses 4 KiB pages: the frame size that everything here is built on.
 pub fn has_small_pages() -> bool {
-    crate::process::auxv(libc::AT_PAGESZ).is_none_or(|size| size == GRANULE)
+    is_small_page(crate::process::auxv(libc::AT_PAGESZ))
+}
+
+/// The kernel always says the size of its pages; without that, the usual one is taken.
+fn is_small_page(size: Option<usize>) -> bool {
+    size.is_none_or(|size| size == GRANULE)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_16_and_64_kib_are_not_small() {
+        assert!(is_small_page(Some(4096)) && is_small_page(None));
+        assert!(!is_small_page(Some(16 << 10)) && !is_small_page(Some(64 << 10)));
+        assert!(has_small_pages());
+    }
 
     #[test]
     fn reserve_commit_release() {

@@ -5,6 +5,7 @@
 //! (no lock, no atomic instruction), a lock or two per [`CLASS`] batch otherwise; large
 //! allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
 
+use crate::fork::{self, gate::Inside};
 #[cfg(target_arch = "x86_64")]
 use crate::heap::FAST;
 use crate::heap::{Heap, heap};
@@ -89,10 +90,34 @@ fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
-    match heap() {
-        Some(heap) if heap.is_hardened() => heap.allocate_hardened(size, align) as *mut u8,
-        Some(heap) => heap.refill(class) as *mut u8,
-        None => ptr::null_mut(),
+    let Some(heap) = heap() else {
+        return ptr::null_mut();
+    };
+    match way(heap, size, align) {
+        Way::Reserve(object) => object as *mut u8,
+        Way::Inside(_inside) if heap.is_hardened() => {
+            heap.allocate_hardened(size, align) as *mut u8
+        }
+        Way::Inside(_inside) => heap.refill(class) as *mut u8,
+    }
+}
+
+/// Where a request is served.
+enum Way<'a> {
+    Inside(Inside<'a>),
+    /// Already: by this object.
+    Reserve(usize),
+}
+
+/// In the heap, or, while another thread forks, by the reserve.
+#[inline]
+fn way(heap: &Heap, size: usize, align: usize) -> Way<'_> {
+    match fork::enter(heap) {
+        Some(inside) => Way::Inside(inside),
+        None => match heap.reserve.allocate(size, align) {
+            Some(object) => Way::Reserve(object),
+            None => Way::Inside(fork::enter_after_fork(heap)),
+        },
     }
 }
 
@@ -101,11 +126,17 @@ fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
     if size > isize::MAX as usize {
         return (ptr::null_mut(), false);
     }
-    heap()
-        .and_then(|heap| heap.allocate_large(size, align))
-        .map_or((ptr::null_mut(), false), |large| {
-            (large.address as *mut u8, large.clean)
-        })
+    let Some(heap) = heap() else {
+        return (ptr::null_mut(), false);
+    };
+    match way(heap, size, align) {
+        Way::Reserve(object) => (object as *mut u8, false),
+        Way::Inside(_inside) => heap
+            .allocate_large(size, align)
+            .map_or((ptr::null_mut(), false), |large| {
+                (large.address as *mut u8, large.clean)
+            }),
+    }
 }
 
 /// Allocates `size` bytes that read zero; null when out of memory. Memory that is known to be fresh
@@ -177,23 +208,38 @@ unsafe fn free_slow(address: *mut u8) {
     let Some(heap) = heap() else {
         not_ours(address as usize)
     };
-    match find(heap, address as usize) {
-        Allocation::Object(class) if heap.is_hardened() => {
-            heap.free_hardened(class, address as usize);
-        }
-        Allocation::Object(class) => heap.overflow(class, address as usize),
+    let address = address as usize;
+    if heap.reserve.contains(address) {
+        return heap.reserve.free(address);
+    }
+    let _inside = match fork::enter(heap) {
+        Some(inside) => inside,
+        None if fork::free_later(heap, address) => return,
+        None => fork::enter_after_fork(heap),
+    };
+    free_inside(heap, address);
+}
+
+/// Frees an allocation of the heap's, for a thread that is inside it ([`fork::enter`]). Ends the process for what is
+/// none.
+pub(crate) fn free_inside(heap: &Heap, address: usize) {
+    match find(heap, address) {
+        Allocation::Object(class) if heap.is_hardened() => heap.free_hardened(class, address),
+        Allocation::Object(class) => heap.overflow(class, address),
         Allocation::Large(head) => {
             if !heap.free_large(head) {
                 large::double_free(heap.region(), head);
             }
         }
-        Allocation::None => mistaken(heap, address as usize, "free of "),
+        Allocation::Reserve => heap.reserve.free(address),
+        Allocation::None => mistaken(heap, address, "free of "),
     }
 }
 
 enum Allocation {
     Object(usize),
     Large(ebbtide_zone::Frame),
+    Reserve,
     None,
 }
 
@@ -208,6 +254,7 @@ fn find(heap: &Heap, address: usize) -> Allocation {
     }
     match heap.find_large(address) {
         Found::Head(head) => Allocation::Large(head),
+        Found::Nothing if heap.reserve.contains(address) => Allocation::Reserve,
         Found::Nothing => Allocation::None,
     }
 }
@@ -229,6 +276,7 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
         }
         Allocation::Object(class) => CLASS[class].size as usize,
         Allocation::Large(head) => heap.large_bytes(head),
+        Allocation::Reserve => heap.reserve.size(address as usize, "size asked of "),
         Allocation::None => mistaken(heap, address as usize, "size asked of "),
     }
 }
@@ -264,12 +312,14 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
         }
         Allocation::Large(head) => {
             if size > MAX_SMALL
+                && let Some(_inside) = fork::enter(heap)
                 && let Some(moved) = heap.resize_large(head, size)
             {
                 return moved as *mut u8;
             }
             heap.large_bytes(head)
         }
+        Allocation::Reserve => heap.reserve.size(address as usize, "realloc of "),
         Allocation::None => mistaken(heap, address as usize, "realloc of "),
     };
     let fresh = allocate(size);
@@ -321,8 +371,11 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
 
 /// Whether the size that was asked for is known to the byte.
 fn knows_size(address: usize) -> bool {
-    heap()
-        .is_some_and(|heap| heap.is_hardened() && !matches!(find(heap, address), Allocation::None))
+    heap().is_some_and(|heap| match find(heap, address) {
+        Allocation::Reserve => true,
+        Allocation::None => false,
+        _ => heap.is_hardened(),
+    })
 }
 
 /// Ends the process over a pointer that is no allocation, with what is known of it.

@@ -62,6 +62,8 @@ pub struct Config {
     pub lockstat: Option<Holds>,
     /// Mistakes of the program are found at once or soon (`harden=on|off`): see `harden`.
     pub harden: bool,
+    /// Libraries opened with `RTLD_DEEPBIND` are opened so (`deepbind=keep`), or without it (`drop`).
+    pub deepbind_kept: bool,
     /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
     pub stats_dir: Path,
 }
@@ -164,6 +166,7 @@ impl Config {
         populate: false,
         lockstat: None,
         harden: false,
+        deepbind_kept: false,
         stats_dir: Path::EMPTY,
     };
 
@@ -302,6 +305,14 @@ impl Config {
                 },
             ),
             b"harden" => put(&mut self.harden, on_off(value)),
+            b"deepbind" => put(
+                &mut self.deepbind_kept,
+                match value {
+                    b"drop" => Some(false),
+                    b"keep" => Some(true),
+                    _ => None,
+                },
+            ),
             b"stats_dir" => put(&mut self.stats_dir, Path::new(value)),
             _ => return None,
         })
@@ -312,7 +323,7 @@ const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_ma
                     limit=SIZE|PERCENT% pressure=on|off depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
                     teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 populate=on|off lockstat=off|on|cpu harden=on|off \
-                    stats_dir=/PATH";
+                    deepbind=drop|keep stats_dir=/PATH";
 
 /// The line about an item. A long one is cut, the keys never are.
 fn complaint(problem: &str, item: &[u8]) -> Line {

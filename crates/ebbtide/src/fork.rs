@@ -20,12 +20,19 @@
 //! when it is done ([`Turn`]): whether the memory has been copied meanwhile makes no difference. Other threads' forks wait
 //! until the last handler is done, turns or not (`FORK`).
 
+pub(crate) mod gate;
+
 use crate::heap::ForkLock;
 use crate::heap::{Heap, heap, started_heap};
 use crate::ranks;
 use crate::stats;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
+use ebbtide_sys::streams;
+use gate::Inside;
+
+/// Longest time, in milliseconds, that a thread waits for another one's fork before the reserve serves it.
+const PATIENCE_MS: u64 = 1;
 
 /// No fork is under way.
 const NO: usize = 0;
@@ -60,8 +67,26 @@ fn is_mine(forking: usize) -> bool {
 /// Installs the handlers: at the first allocation, so that handlers of libraries that come later run
 /// outside ours.
 pub fn register() {
-    // SAFETY: three functions that live as long as the library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    // What `pthread_atfork` calls in glibc. The name itself is not in every libc.so.6: programs link it in.
+    #[cfg(target_env = "gnu")]
+    unsafe extern "C" {
+        fn __register_atfork(
+            prepare: extern "C" fn(),
+            parent: extern "C" fn(),
+            child: extern "C" fn(),
+            library: *const core::ffi::c_void,
+        ) -> core::ffi::c_int;
+    }
+    // SAFETY: three functions that live as long as the library, which is never unloaded; null: of no library that may be.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        __register_atfork(prepare, parent, child, core::ptr::null())
+    };
+    // SAFETY: as above.
+    #[cfg(not(target_env = "gnu"))]
+    unsafe {
+        libc::pthread_atfork(Some(prepare), Some(parent), Some(child))
+    };
 }
 
 extern "C" fn prepare() {
@@ -70,8 +95,11 @@ extern "C" fn prepare() {
         recover(heap);
     }
     if OWNER.load(Ordering::Relaxed) != this_thread() {
+        // A filter that kills the thread for a fence does so here, where it holds nothing.
+        heap.caches.may_fence();
         FORK.take();
         OWNER.store(this_thread(), Ordering::Relaxed);
+        streams::lock();
     }
     DEPTH.fetch_add(1, Ordering::Relaxed);
     if !is_mine(FORKING.load(Ordering::Relaxed)) {
@@ -79,9 +107,9 @@ extern "C" fn prepare() {
     }
 }
 
-/// Takes all locks and stops all sections.
+/// Closes the gate, takes all locks and stops all sections.
 fn stop(heap: &Heap) {
-    heap.caches.may_fence();
+    heap.gate.close();
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
     let state = if fenced { 0 } else { UNFENCED };
@@ -98,9 +126,12 @@ extern "C" fn parent() {
         // SAFETY: `FORKING` says that this thread has stopped all.
         unsafe { go(heap) };
     }
+    // SAFETY: `prepare` took it in this thread.
+    unsafe { streams::unlock() };
     OWNER.store(NO, Ordering::Relaxed);
     // SAFETY: `OWNER` said that this thread took it.
     unsafe { FORK.free() };
+    free_queued(heap);
 }
 
 /// Undoes [`stop`].
@@ -113,6 +144,7 @@ unsafe fn go(heap: &Heap) {
     heap.caches.unpark_all();
     // SAFETY: `stop` took them in this thread.
     heap.for_each_lock(|lock| unsafe { lock.free() });
+    heap.gate.open();
 }
 
 extern "C" fn child() {
@@ -125,7 +157,8 @@ extern "C" fn child() {
     heap.caches.forget_fork();
     // SAFETY: the child of a fork has one thread, and `prepare` took them in it.
     unsafe {
-        forget_forks();
+        forget_forks(heap);
+        streams::reset();
         heap.for_each_lock(|lock| lock.force_free());
         if state & UNFENCED != 0 {
             heap.caches.forget_all();
@@ -138,7 +171,9 @@ extern "C" fn child() {
 ///
 /// # Safety
 /// No other thread exists.
-unsafe fn forget_forks() {
+unsafe fn forget_forks(heap: &Heap) {
+    heap.gate.reset();
+    heap.reserve.begin_in_child();
     FORKING.store(NO, Ordering::Relaxed);
     OWNER.store(NO, Ordering::Relaxed);
     DEPTH.store(0, Ordering::Relaxed);
@@ -185,6 +220,71 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// A place inside the heap for a slow path of the program's. `None`: another thread forks, and has not ended that
+/// within [`PATIENCE_MS`].
+#[inline]
+pub(crate) fn enter(heap: &Heap) -> Option<Inside<'_>> {
+    try_enter(heap).or_else(|| enter_soon(heap))
+}
+
+/// Most forks are over soon. In a long one, threads wait before each request only when little of the reserve is left.
+#[cold]
+fn enter_soon(heap: &Heap) -> Option<Inside<'_>> {
+    if heap.gate.is_closed_for_long() && heap.reserve.is_ample() {
+        return None;
+    }
+    heap.gate.wait_until_open(PATIENCE_MS);
+    try_enter(heap)
+}
+
+/// The same, waiting for as long as the fork takes.
+#[cold]
+pub(crate) fn enter_after_fork(heap: &Heap) -> Inside<'_> {
+    loop {
+        if let Some(inside) = try_enter(heap) {
+            return inside;
+        }
+        heap.gate.wait_until_open(1000);
+    }
+}
+
+#[inline]
+fn try_enter(heap: &Heap) -> Option<Inside<'_>> {
+    // Before it is counted: a child's counters begin anew.
+    if heap.caches.was_forked() {
+        recover(heap);
+    }
+    // A handler that runs inside ours passes a gate that its own fork has closed.
+    let thread = this_thread();
+    heap.gate
+        .enter(thread)
+        .or_else(|| (OWNER.load(Ordering::Relaxed) == thread).then_some(Inside::UNCOUNTED))
+}
+
+/// Frees later what cannot be freed while another thread forks. `false`: there is no room for that.
+#[cold]
+pub(crate) fn free_later(heap: &Heap, address: usize) -> bool {
+    let queued = heap.reserve.queue(address);
+    // The fork may be over, and its thread have looked already: either it has seen the queue, or this sees the gate
+    // open. The partner is in `free_queued`.
+    fence(Ordering::SeqCst);
+    if queued && !heap.gate.is_closed() {
+        free_queued(heap);
+    }
+    queued
+}
+
+/// Frees what was queued, unless the next fork has begun: its thread does it then.
+fn free_queued(heap: &Heap) {
+    fence(Ordering::SeqCst);
+    if heap.reserve.has_queued()
+        && let Some(_inside) = try_enter(heap)
+    {
+        heap.reserve
+            .take_queued(|address| crate::alloc::free_inside(heap, address));
+    }
+}
+
 /// Slow paths call this first, with no lock held: a child that nobody has told of its fork finds out here, and so does
 /// a handler that runs inside ours.
 #[inline]
@@ -219,7 +319,7 @@ fn recover(heap: &Heap) {
     heap.caches.forget_fork();
     // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
     unsafe {
-        forget_forks();
+        forget_forks(heap);
         heap.for_each_lock(|lock| lock.force_free());
         if !alone {
             give_up(heap);

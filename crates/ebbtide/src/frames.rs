@@ -11,7 +11,7 @@
 
 use crate::heap::Heap;
 use crate::ranks;
-use crate::region::Region;
+use crate::region::{Region, flag};
 use crate::release::EXPECT_BLOCKS;
 use crate::stats;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +21,7 @@ use ebbtide_sys::{Errno, process, vm};
 use ebbtide_zone::refault::{Recent, Refaults};
 use ebbtide_zone::retain::Retain;
 use ebbtide_zone::{
-    BLOCK_BYTES, BLOCK_FRAMES, Block, Counters, Extent, Frame, PutError, Run, TakeMode, Zone,
+    BLOCK_FRAMES, Block, Counters, Extent, FRAME_BYTES, Frame, PutError, Run, TakeMode, Zone,
     ZoneState,
 };
 
@@ -283,14 +283,19 @@ impl Heap {
             (block + small, count - small, libc::MADV_HUGEPAGE),
         ];
         for (block, count, advice) in parts {
-            if count > 0 && HUGE_PAGES.may_work() {
-                let address = self.region().address(Block(block).first_frame());
-                // SAFETY: opened blocks of ours; the advice changes no content.
-                let advised = unsafe { vm::advise(address, count as usize * BLOCK_BYTES, advice) };
-                // Other errors come and go.
-                if matches!(advised, Ok(()) | Err(Errno::EINVAL)) {
-                    let _ = HUGE_PAGES.latch(advised);
-                }
+            self.advise_frames(Block(block).first_frame(), count * BLOCK_FRAMES, advice);
+        }
+    }
+
+    /// Gives one of the two advices on huge pages.
+    fn advise_frames(&self, first: Frame, frames: u32, advice: i32) {
+        if frames > 0 && HUGE_PAGES.may_work() {
+            let (address, bytes) = (self.region().address(first), frames as usize * FRAME_BYTES);
+            // SAFETY: opened frames of ours; the advice changes no content.
+            let advised = unsafe { vm::advise(address, bytes, advice) };
+            // Other errors come and go.
+            if matches!(advised, Ok(()) | Err(Errno::EINVAL)) {
+                let _ = HUGE_PAGES.latch(advised);
             }
         }
     }
@@ -301,10 +306,35 @@ impl Heap {
         block.0 - first >= START_BLOCKS
     }
 
-    /// Renews the advice for a block whose mapping is fresh.
-    pub fn advise_again(&self, block: Block) {
-        let (first, _) = self.zone_range_of(block);
-        self.advise_huge(block.0 - first, block.0, 1);
+    /// The mapping of whole blocks is fresh, and they hold no memory: nothing is special about them any more.
+    ///
+    /// Nobody else has a part of them.
+    pub fn note_fresh_blocks(&self, first: Block, count: u32) {
+        let (start, _) = self.zone_range_of(first);
+        self.advise_huge(first.0 - start, first.0, count);
+        for block in (first.0..first.0 + count).map(Block) {
+            // SAFETY: the blocks are opened.
+            let before = unsafe { self.region().flags(block) }.swap(0, Ordering::Relaxed);
+            if before & flag::SMALL != 0 {
+                self.small_blocks.fetch_sub(1, Ordering::Relaxed);
+            }
+            if before & flag::MOVE != 0 {
+                self.moves.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The mapping of a part of a block is fresh: it gets the advice that the block has.
+    pub fn note_fresh_part(&self, first: Frame, frames: u32) {
+        // SAFETY: the block is opened.
+        let flags = unsafe { self.region().flags(first.block()) }.load(Ordering::Relaxed);
+        let is_small = flags & flag::SMALL != 0 || !self.may_be_huge(first);
+        let advice = if is_small {
+            libc::MADV_NOHUGEPAGE
+        } else {
+            libc::MADV_HUGEPAGE
+        };
+        self.advise_frames(first, frames, advice);
     }
 
     /// The zone that a block belongs to.

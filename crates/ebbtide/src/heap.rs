@@ -9,8 +9,10 @@ use crate::central::news::News;
 use crate::config::Config;
 use crate::cpu_cache::CpuCaches;
 use crate::domains::Domains;
+use crate::fork::gate::Gate;
 use crate::frames::ZoneSlot;
 use crate::harden::quarantine::Quarantine;
+use crate::known::{self, Known};
 use crate::percpu::PerCpuHeap;
 use crate::ranks;
 use crate::region::Region;
@@ -19,6 +21,7 @@ use crate::release::pressure::Pressure;
 use crate::release::slots::Slots;
 use crate::release::workers::Workers;
 use crate::report::Line;
+use crate::reserve::Reserve;
 use crate::size_class::CLASSES;
 use crate::span::SpanTable;
 use crate::spare::SpareRuns;
@@ -28,6 +31,8 @@ use ebbtide_sys::lock::{Lock, futex_wait, futex_wake};
 
 /// Requests above this are compared with what the machine has.
 const UNCHECKED_BYTES: usize = 64 << 20;
+/// Exit status of a process that cannot work here: the loader's own for a program that it cannot start.
+const REFUSED_STATUS: i32 = 127;
 /// Zones at most.
 pub const MAX_ZONES: usize = 64;
 
@@ -50,6 +55,10 @@ pub struct Heap {
     pub freed: AtomicUsize,
     /// CPUs that were allowed at the last look; `usize::MAX`: not to be asked.
     pub cpus: AtomicUsize,
+    /// Closed to other threads while one forks.
+    pub gate: Gate,
+    /// Serves them meanwhile.
+    pub reserve: Reserve,
     /// Zones in use are the first [`Settings::zones`].
     pub zones: [ZoneSlot; MAX_ZONES],
     /// By class.
@@ -111,6 +120,8 @@ static HEAP: Heap = Heap {
     held: Held::new(),
     freed: AtomicUsize::new(0),
     cpus: AtomicUsize::new(1),
+    gate: Gate::new(),
+    reserve: Reserve::new(),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],
     news: News::new(),
@@ -163,7 +174,7 @@ const READY: u32 = 2;
 const FAILED: u32 = 3;
 static STATE: AtomicU32 = AtomicU32::new(COLD);
 
-/// The heap, started by the first call. `None`: not even a little address space was to be had.
+/// The heap, started by the first call. `None`: it cannot work here, and a filter refuses even to end the process.
 #[inline]
 pub fn heap() -> Option<&'static Heap> {
     if STATE.load(Ordering::Acquire) == READY {
@@ -211,10 +222,7 @@ fn start_or_wait() -> Option<&'static Heap> {
 unsafe fn start() -> bool {
     let config = Config::from_environment();
     if !ebbtide_sys::vm::has_small_pages() {
-        Line::new()
-            .text("only kernels with 4 KiB pages are supported")
-            .write();
-        return false;
+        return refuse(&known::PAGES);
     }
     if config.basic_syscalls {
         for feature in ebbtide_sys::features::ALL {
@@ -230,20 +238,13 @@ unsafe fn start() -> bool {
     // The small one first: under a limit, the region takes most of what is left.
     // SAFETY: once, before any other use.
     let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
-        Line::new()
-            .text("no address space for per-CPU caches; raise the limit (ulimit -v, or vm.max_map_count)")
-            .write();
-        return false;
+        return refuse(&known::ADDRESS_SPACE);
     };
     let Ok(region) = Region::reserve(config.harden) else {
-        Line::new()
-            .text("no address space to be had; raise the limit (ulimit -v, or vm.max_map_count)")
-            .write();
-        return false;
+        return refuse(&known::ADDRESS_SPACE);
     };
     if config.harden && !HEAP.quarantine.start() {
-        Line::new().text("no memory for harden=on").write();
-        return false;
+        return refuse(&known::ADDRESS_SPACE);
     }
     HEAP.spares.start(&config, HEAP.caches.cpus());
     let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
@@ -294,6 +295,22 @@ unsafe fn start() -> bool {
             .store(crate::size_class::TABLE_MAX + 1, Ordering::Release);
     }
     true
+}
+
+/// Says what cannot work here, and ends the process: every request would fail, and the program would die of one of
+/// them later, without a word. Returns, with `false`, only where a filter refuses `exit_group`.
+#[cold]
+fn refuse(why: &Known) -> bool {
+    Line::new()
+        .text(known::REFUSED)
+        .text(why.what)
+        .text(": ")
+        .text(why.happens)
+        .text("; ")
+        .text(why.remedy)
+        .write();
+    ebbtide_sys::process::exit_at_once(REFUSED_STATUS);
+    false
 }
 
 /// Blocks of a zone's range; the last one goes on to the end.

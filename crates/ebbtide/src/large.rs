@@ -18,33 +18,26 @@
 //! Growing tries, in order: the slack, free neighbours, moving the pages to a new place
 //! (mremap), copying.
 
+mod moves;
+
 use crate::heap::Heap;
-use crate::region::{Region, flag};
+use crate::region::Region;
 use crate::release::releaser::Releaser;
 use crate::report::Line;
 use crate::size_class::CLASSES;
 use crate::span::{self, Span};
 use core::sync::atomic::Ordering;
-use ebbtide_sys::features::MOVE_PAGES;
-use ebbtide_sys::vm;
-use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
+use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
 
 /// The class byte of a large allocation's head frame: no class, but there is a stack for it (`INV-CLASS-1`).
 pub const LARGE: u8 = CLASSES as u8;
 
-/// From this size on pages are moved, not copied. A move costs two mappings for as long as its target is
-/// not released as a whole.
-const MOVE_BYTES: usize = 16 << 20;
-/// Moves that may stand at once; further ones are copied.
-const MAX_MOVES: usize = 1000;
 /// Below this, an allocation that shrinks to less than half is copied.
 const SHRINK_BYTES: usize = 256 << 10;
 /// A shrinking allocation releases a tail of at least this many frames within its last block.
 const TAIL_FRAMES: u32 = 16;
 /// From this many frames on (16 MiB) an allocation owns its last block whole, and slack.
 const OWN_BLOCKS_FRAMES: u32 = 4096;
-/// In [`Span::moved_frames`]: the pages lie in several mappings, so they cannot be moved again.
-const MOVED_TWICE: u32 = u32::MAX;
 
 /// A fresh large allocation.
 pub struct Large {
@@ -219,9 +212,10 @@ impl Heap {
         span::put_record(&self.records, region, index);
         crate::stats::large_freed(bytes);
         self.count_freed(bytes);
-        let used = if touched { frames } else { 0 };
-        if !touched || moved > 0 || !self.keep_from_use(head, frames, blocks) {
-            self.put_large(head, 0, frames, blocks, used, was_clean);
+        if !touched || !self.undo_advice(head, 0, frames, frames) {
+            self.put_fresh(head, frames, blocks);
+        } else if moved > 0 || !self.keep_from_use(head, frames, blocks) {
+            self.put_large(head, 0, frames, blocks, frames, was_clean);
         }
         crate::stats::large_changed(self, bytes);
         true
@@ -291,7 +285,7 @@ impl Heap {
             crate::stats::large_changed(self, size.abs_diff(bytes));
             return Some(self.region().address(head));
         }
-        if resized.is_none() || bytes < MOVE_BYTES || !self.can_move(head, bytes) {
+        if resized.is_none() || !self.can_move(head, bytes) {
             return None;
         }
         self.move_large(head, bytes, size)
@@ -343,6 +337,9 @@ impl Heap {
             return false;
         }
         let (old, blocks, was_clean) = (span.frames, span.blocks, span.was_clean);
+        if !self.undo_advice(head, frames, old, old) {
+            return false;
+        }
         let owns_last = old <= blocks * BLOCK_FRAMES && frames >= OWN_BLOCKS_FRAMES;
         let keep = if owns_last {
             frames.next_multiple_of(BLOCK_FRAMES)
@@ -368,115 +365,6 @@ impl Heap {
         self.tick();
         true
     }
-
-    /// Whether the pages of an allocation can be moved: all in one mapping (two after a move, the third
-    /// time they are copied), and not too many such places yet.
-    fn can_move(&self, head: Frame, bytes: usize) -> bool {
-        let moved = self.large_span(head).moved_frames;
-        let address = self.region().address(head);
-        let last = address + bytes == self.region().end();
-        moved != MOVED_TWICE
-            && MOVE_PAGES.may_work()
-            && !self.settings().config.basic_syscalls
-            && self.moves.load(Ordering::Relaxed) < MAX_MOVES
-            && !last
-            && pieces(moved, bytes).iter().all(|&(at, len)| {
-                // SAFETY: the allocation, and the reservation goes on behind it.
-                len == 0 || unsafe { vm::is_one_mapping(address + at, len) }
-            })
-    }
-
-    /// Moves the pages to a larger place.
-    fn move_large(&self, head: Frame, bytes: usize, size: usize) -> Option<usize> {
-        let region = self.region();
-        let Large { address: to, .. } = self.allocate_large(size, FRAME_BYTES)?;
-        let from = region.address(head);
-        let moved = self.large_span(head).moved_frames;
-        let mut done = 0;
-        for (at, len) in pieces(moved, bytes) {
-            if len == 0 {
-                continue;
-            }
-            // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and
-            // after an error it is never used again.
-            let result = unsafe { vm::move_pages(from + at, to + at, len) };
-            if MOVE_PAGES.latch(result).is_err() {
-                return self.copy_after_failed_move(from, to, done, bytes, size, head);
-            }
-            done += len;
-        }
-        self.mark_moved(to, done);
-        // Two mappings after the second move.
-        self.large_span(region.frame(to)).moved_frames = if moved > 0 {
-            MOVED_TWICE
-        } else {
-            (done / FRAME_BYTES) as u32
-        };
-        if !self.give_up_large(head, false) {
-            double_free(region, head);
-        }
-        Some(to)
-    }
-
-    /// The kernel may have unmapped the target, and what is there now may be somebody else's: it is
-    /// never touched again, and given up but for the `done` bytes at its start, which hold content. Moves
-    /// are not tried again in this process.
-    #[cold]
-    fn copy_after_failed_move(
-        &self,
-        from: usize,
-        to: usize,
-        done: usize,
-        bytes: usize,
-        size: usize,
-        head: Frame,
-    ) -> Option<usize> {
-        let Some(Large { address: fresh, .. }) = self.allocate_large(size, FRAME_BYTES) else {
-            if done > 0 {
-                // SAFETY: the moved pages are in the target; the source is mapped and reads zero there.
-                unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
-            }
-            return None;
-        };
-        // SAFETY: each part from where it is, to a fresh allocation that is large enough.
-        unsafe {
-            core::ptr::copy_nonoverlapping(to as *const u8, fresh as *mut u8, done);
-            let (rest, target) = ((from + done) as *const u8, (fresh + done) as *mut u8);
-            core::ptr::copy_nonoverlapping(rest, target, bytes - done);
-        }
-        // Of what moved and came back nothing is known.
-        self.large_span(head).tail = 0;
-        if !self.give_up_large(head, true) {
-            double_free(self.region(), head);
-        }
-        Some(fresh)
-    }
-
-    /// Notes that blocks lie in a mapping of their own now, which a fresh mapping heals when they
-    /// are released. (See `release`.)
-    fn mark_moved(&self, address: usize, bytes: usize) {
-        let region = self.region();
-        let first = region.frame(address).block().0;
-        for block in first..=region.frame(address + bytes - 1).block().0 {
-            let flags = if block == first {
-                flag::MOVED | flag::MOVE
-            } else {
-                flag::MOVED
-            };
-            // SAFETY: the blocks are opened.
-            let before = unsafe { region.flags(Block(block)) }.fetch_or(flags, Ordering::Relaxed);
-            if (flags & !before) & flag::MOVE != 0 {
-                self.moves.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-}
-
-/// The mappings that an allocation's first `bytes` lie in, as offset and length: what was moved before, and
-/// the rest.
-fn pieces(moved_frames: u32, bytes: usize) -> [(usize, usize); 2] {
-    let first = (moved_frames as usize * FRAME_BYTES).min(bytes);
-    [(0, first), (first, bytes - first)]
 }
 
 /// Ends the process over a large allocation that was freed twice.

@@ -26,8 +26,9 @@
 //! ```
 //!
 //! Beside them: [`percpu`] (data for each CPU), [`size_class`], `span` (records), `region` (address space), `config`,
-//! `fork`, `domains` (zones by CPUs and nodes), `harden` (mistakes found at once),
-//! [`stats`], `report` (the one line before an abort).
+//! `fork`, `reserve` (for threads that allocate while another one forks), `domains` (zones by CPUs and nodes),
+//! `harden` (mistakes found at once), [`stats`], `report` (the one line before an abort),
+//! [`known`] (combinations that cannot work).
 //!
 //! `no_std`; allocates nothing from elsewhere; starts no thread. See `ARCHITECTURE.md`.
 #![no_std]
@@ -43,6 +44,7 @@ mod frames;
 mod global;
 mod harden;
 mod heap;
+pub mod known;
 mod large;
 pub mod percpu;
 mod populate;
@@ -51,6 +53,7 @@ mod reaper;
 mod region;
 mod release;
 pub mod report;
+mod reserve;
 pub mod size_class;
 mod span;
 mod spare;
@@ -58,3 +61,9 @@ pub mod stats;
 
 pub use global::Ebbtide;
 pub use release::release_all;
+
+/// Whether libraries that the program opens with `RTLD_DEEPBIND` are opened so (`deepbind=keep`). Starts the heap, which
+/// reads the configuration.
+pub fn keeps_deepbind() -> bool {
+    heap::heap().is_some_and(|heap| heap.settings().config.deepbind_kept)
+}

@@ -5,6 +5,7 @@
 
 mod layout;
 mod locks;
+mod page;
 
 pub use locks::{LockTotals, locks};
 
@@ -12,11 +13,13 @@ use crate::config::Config;
 use crate::heap::{Heap, started_heap};
 use crate::percpu::own;
 use crate::size_class::CLASSES;
-use core::ffi::CStr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lockstat;
 use ebbtide_zone::FRAME_BYTES;
 use layout::*;
+use page::{set, word};
+
+pub(crate) use page::{publish, publish_released};
 
 /// Bytes, taken part by part while the process runs: each is right, the sum is as of no one moment.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -116,7 +119,7 @@ impl Heap {
         (stats.pending, stats.opened) = (frames.claimed, frames.opened);
         stats.large = frames.used.saturating_sub(span_bytes);
         let small = objects.saturating_sub(in_spans + stats.cached);
-        stats.live = small + stats.large;
+        stats.live = small + stats.large + self.reserve.live_bytes();
         stats.in_spans = span_bytes.saturating_sub(small + stats.cached + claimed);
         stats.pending += claimed;
         stats.cached += frames.spare;
@@ -189,13 +192,6 @@ impl Heap {
     }
 }
 
-/// The page as others read it: little-endian words.
-#[repr(C, align(4096))]
-struct Page([AtomicU64; WORDS]);
-
-static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
-/// [`LOCAL`], or a shared mapping of the process's file in `stats_dir`.
-static PAGE: AtomicPtr<Page> = AtomicPtr::new((&raw const LOCAL).cast_mut());
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
 static LAST_MS: AtomicU64 = AtomicU64::new(0);
 /// Bytes of objects that were freed since the page was written.
@@ -214,15 +210,6 @@ const REFRESH_MS: u64 = 100;
 /// So much is told at once: nothing else may follow.
 const CHANGED_BYTES: usize = 16 << 20;
 
-fn page() -> &'static Page {
-    // SAFETY: either the static or a mapping that is never undone.
-    unsafe { &*PAGE.load(Ordering::Acquire) }
-}
-
-fn word(place: usize) -> u64 {
-    page().0[place].load(Ordering::Relaxed)
-}
-
 /// Sums that any thread may add to at any time, here and in [`own`].
 const SUMS: [usize; 6] = [RELEASED, CALLS, WORKER_NS, REFAULTED, LAZIED, FALLOVERS];
 const _: () = assert!(SUMS.len() <= own::SUMS);
@@ -235,7 +222,7 @@ fn sum_of(place: usize) -> Option<usize> {
 #[inline]
 fn count(place: usize, value: u64) {
     if !sum_of(place).is_some_and(|sum| own::add(sum, value)) {
-        page().0[place].fetch_add(value, Ordering::Relaxed);
+        page::at(place).fetch_add(value, Ordering::Relaxed);
     }
 }
 
@@ -244,24 +231,16 @@ fn total(place: usize) -> u64 {
     word(place).wrapping_add(sum_of(place).map_or(0, own::total))
 }
 
-fn set(place: usize, value: usize) {
-    page().0[place].store(value as u64, Ordering::Relaxed);
-}
-
 /// Called once, by the start of the heap.
 pub(crate) fn start(config: &Config) {
     if !config.stats_dir.as_bytes().is_empty() {
-        open_file(config);
+        open_page(config);
     }
 }
 
 /// A forked child counts anew, in a file of its own, made at its first tick.
 pub(crate) fn forked() {
-    LOCAL
-        .0
-        .iter()
-        .for_each(|word| word.store(0, Ordering::Relaxed));
-    PAGE.store((&raw const LOCAL).cast_mut(), Ordering::Release);
+    page::forget();
     own::forget();
     lockstat::forget();
     let wanted =
@@ -283,7 +262,7 @@ pub(crate) fn count_fallover() {
 }
 
 pub(crate) fn count_pressure() {
-    page().0[PRESSURE_EVENTS].fetch_add(1, Ordering::Relaxed);
+    page::at(PRESSURE_EVENTS).fetch_add(1, Ordering::Relaxed);
 }
 
 /// What the last look at pressure found.
@@ -299,7 +278,7 @@ pub(crate) fn set_pressure_sources(sources: u64) {
 }
 
 pub(crate) fn count_paid(bytes: usize) {
-    page().0[PAID].fetch_add(bytes as u64, Ordering::Relaxed);
+    page::at(PAID).fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
 pub(crate) fn count_refaulted(bytes: usize) {
@@ -312,7 +291,7 @@ pub(crate) fn count_worker(ns: u64) {
 
 /// A piece of releasing that the program itself had to do.
 pub(crate) fn count_stall(ns: u64) {
-    page().0[LONGEST_STALL_NS].fetch_max(ns, Ordering::Relaxed);
+    page::at(LONGEST_STALL_NS).fetch_max(ns, Ordering::Relaxed);
 }
 
 pub(crate) fn count_lazied(bytes: usize) {
@@ -326,8 +305,7 @@ pub(crate) fn count_released(bytes: usize) {
 
 /// Whether others can see the page, or soon will.
 fn is_shown() -> bool {
-    PAGE.load(Ordering::Relaxed) != (&raw const LOCAL).cast_mut()
-        || WANTS_FILE.load(Ordering::Relaxed)
+    page::is_open() || WANTS_FILE.load(Ordering::Relaxed)
 }
 
 /// A tick: so much was freed since the last one. No lock may be held.
@@ -380,17 +358,18 @@ pub fn finish() {
     crate::reaper::finish(heap);
     if !heap.settings().config.stats_dir.as_bytes().is_empty() {
         write_page(heap);
+        page::publish_last();
     }
 }
 
 /// Names the helper that was made.
 pub(crate) fn set_helper(id: u32) {
-    set(HELPER, id as usize);
+    page::tell(HELPER, id as usize);
 }
 
-/// The program's end, as its helper saw it.
+/// The program's end, as its helper saw it: by the helper, with a call of those that it may make.
 pub(crate) fn set_left(ns: u64) {
-    set(LEFT_NS, ns as usize);
+    page::tell(LEFT_NS, ns as usize);
 }
 
 /// The figures of frames, and what follows from them: so many more or fewer are live than when the page was written.
@@ -412,11 +391,12 @@ fn write_frames(heap: &Heap) {
     set(DIRTY, frames.dirty);
     set(LAZY, frames.lazy);
     set(OPENED, frames.opened);
+    publish();
 }
 
 fn write_page(heap: &Heap) {
     if WANTS_FILE.swap(false, Ordering::Relaxed) {
-        open_file(&heap.settings().config);
+        open_page(&heap.settings().config);
     }
     CHANGED.store(0, Ordering::Relaxed);
     LARGE_CHANGED.store(0, Ordering::Relaxed);
@@ -443,6 +423,7 @@ fn write_page(heap: &Heap) {
         locks::write_locks();
     }
     set(MODE, usize::from(heap.caches.uses_sections()));
+    publish();
 }
 
 /// What became of each optional kernel call so far.
@@ -456,40 +437,9 @@ fn write_features() {
     set(REFUSED, mask(false));
 }
 
-fn open_file(config: &Config) {
-    let mut path = [0u8; 240];
-    let dir = config.stats_dir.as_bytes();
-    let pid = ebbtide_sys::process::id();
-    let mut digits = [0u8; 10];
-    let mut first = digits.len();
-    let mut rest = pid;
-    while rest > 0 || first == digits.len() {
-        first -= 1;
-        digits[first] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    let mut len = 0;
-    for part in [dir, b"/", &digits[first..], b".ebb\0"] {
-        path[len..len + part.len()].copy_from_slice(part);
-        len += part.len();
-    }
-    let Ok(path) = CStr::from_bytes_until_nul(&path) else {
-        return;
-    };
-    let Ok(mapped) = ebbtide_sys::file::create_shared(path, size_of::<Page>()) else {
-        return;
-    };
-    let carried: [u64; WORDS] = core::array::from_fn(word);
-    PAGE.store(mapped as *mut Page, Ordering::Release);
-    carried
-        .iter()
-        .enumerate()
-        .for_each(|(place, &value)| set(place, value as usize));
-    set(0, MAGIC as usize);
-    set(1, VERSION as usize);
-    set(PID, pid as usize);
-    let sections = started_mode();
-    set(MODE, usize::from(sections));
+fn open_page(config: &Config) {
+    set(MODE, usize::from(started_mode()));
+    page::open(config);
 }
 
 /// The mode, also while the heap is still starting.

@@ -67,7 +67,7 @@ mod filter {
         Sysno::sched_yield,
     ];
     /// Allowed with one of two values of an argument: call, number of the argument, values.
-    const fn bound(own: usize) -> [(Sysno, u32, [usize; 2]); 7] {
+    const fn bound(own: usize) -> [(Sysno, u32, [usize; 2]); 8] {
         [
             (Sysno::clone, 0, [THREAD_FLAGS, THREAD_FLAGS]),
             (
@@ -81,6 +81,8 @@ mod filter {
                 [F_OFD_SETLK as usize, F_OFD_SETLKW as usize],
             ),
             (Sysno::kill, 0, [own, own]),
+            // To memory that it can write to anyway.
+            (Sysno::process_vm_writev, 0, [own, own]),
             // The calling thread alone.
             (Sysno::sched_setscheduler, 0, [0, 0]),
             (Sysno::sched_setaffinity, 0, [0, 0]),

@@ -5,7 +5,7 @@
 //! group. What cannot be read is not there.
 
 use super::{PathText, Room};
-use crate::file;
+use crate::file::{self, Text};
 
 /// Version 1 says "no limit" with a number near the top.
 const UNLIMITED: u64 = 1 << 60;
@@ -19,6 +19,110 @@ pub enum Version {
     V1,
     /// `memory.max` and the like.
     V2,
+}
+
+/// The files that say how far a level's limits are away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Figure {
+    /// What the level may use.
+    Limit,
+    /// Beyond this much the kernel slows it down. Version 2 only.
+    High,
+    /// What it uses.
+    Usage,
+    /// Of what kinds that is.
+    Kinds,
+}
+
+impl Figure {
+    /// All of them.
+    pub(super) const ALL: [Self; 4] = [Self::Limit, Self::High, Self::Usage, Self::Kinds];
+
+    fn name(self, version: Version) -> Option<&'static [u8]> {
+        match (self, version) {
+            (Self::Limit, Version::V1) => Some(b"/memory.limit_in_bytes"),
+            (Self::Limit, Version::V2) => Some(b"/memory.max"),
+            (Self::High, Version::V1) => None,
+            (Self::High, Version::V2) => Some(b"/memory.high"),
+            (Self::Usage, Version::V1) => Some(b"/memory.usage_in_bytes"),
+            (Self::Usage, Version::V2) => Some(b"/memory.current"),
+            (Self::Kinds, _) => Some(b"/memory.stat"),
+        }
+    }
+}
+
+/// A level of the hierarchy, however its files are read.
+pub(super) trait Level {
+    /// A file of it. `None`: there is none.
+    fn text(&self, figure: Figure) -> Option<impl Text>;
+
+    /// Which files there are.
+    fn version(&self) -> Version;
+
+    fn number(&self, figure: Figure) -> Option<u64> {
+        self.text(figure)?.number()
+    }
+
+    /// What it may use, if there is a limit.
+    fn limit(&self) -> Option<u64> {
+        let limits = [Figure::Limit, Figure::High].map(|figure| self.number(figure));
+        let limit = limits.into_iter().flatten().min();
+        limit.filter(|&limit| limit < UNLIMITED)
+    }
+
+    /// How far the limit is away, if there is one.
+    fn room(&self) -> Option<Room> {
+        let (limit, usage) = (self.limit()?, self.number(Figure::Usage)?);
+        let mut left = limit.saturating_sub(usage);
+        if left < limit / 4 {
+            // Pages of files go first: a group that has read much is not short of memory.
+            left = left.saturating_add(self.file_cache()).min(limit);
+        }
+        Some(Room::new(left, limit))
+    }
+
+    /// Bytes of files that the kernel can drop: what is inactive, and half of the rest.
+    fn file_cache(&self) -> u64 {
+        let keys: [(&[u8], u32); 2] = match self.version() {
+            Version::V1 => [(b"total_inactive_file ", 0), (b"total_active_file ", 1)],
+            Version::V2 => [(b"inactive_file ", 0), (b"active_file ", 1)],
+        };
+        let kinds = self.text(Figure::Kinds);
+        kinds.and_then(|kinds| sum(&kinds, &keys)).unwrap_or(0)
+    }
+}
+
+/// The limit of all levels that is nearest.
+pub(super) fn nearest(levels: impl Iterator<Item = impl Level>) -> Option<Room> {
+    let rooms = levels.filter_map(|level| level.room());
+    rooms.fold(None, |nearest, room| Some(room.nearer(nearest)))
+}
+
+/// The sum of a text's numbers with these keys, each shifted right. `None`: it cannot be read.
+fn sum(text: &impl Text, keys: &[(&[u8], u32)]) -> Option<u64> {
+    let mut sum = 0u64;
+    let there = text.lines(|line| {
+        for (key, shift) in keys {
+            let value = line.strip_prefix(*key).and_then(file::parse_number);
+            sum = sum.wrapping_add(value.unwrap_or(0) >> shift);
+        }
+        true
+    });
+    there.then_some(sum)
+}
+
+/// A level of a group, by the length of its path: its files are opened for each reading.
+struct AtPath<'a>(&'a Group, usize);
+
+impl Level for AtPath<'_> {
+    fn text(&self, figure: Figure) -> Option<impl Text> {
+        let Self(group, len) = *self;
+        group.path_of(len, figure.name(group.version)?)
+    }
+
+    fn version(&self) -> Version {
+        self.0.version
+    }
 }
 
 /// See the module's header.
@@ -75,8 +179,8 @@ impl Group {
 
     fn has_memory(&self) -> bool {
         // Without the controller here, a parent may still account for it.
-        let usage = usage_file(self.version);
-        self.levels().any(|len| self.file(len, usage).is_some())
+        let usage = Figure::Usage.name(self.version);
+        usage.is_some_and(|usage| self.levels().any(|len| self.file(len, usage).is_some()))
     }
 
     /// The mount point of a container or of a namespace is not the root either: only the root has no events.
@@ -161,22 +265,7 @@ impl Group {
 
     /// The limit of all levels that is nearest.
     pub fn nearest(&self) -> Option<Room> {
-        let mut nearest: Option<Room> = None;
-        for len in self.limited_levels() {
-            let (Some(limit), Some(usage)) =
-                (self.limit(len), self.number(len, usage_file(self.version)))
-            else {
-                continue;
-            };
-            let mut left = limit.saturating_sub(usage);
-            if left < limit / 4 {
-                // Pages of files go first: a group that has read much is not short of memory.
-                left = left.saturating_add(self.file_cache(len)).min(limit);
-            }
-            let room = Room::new(left, limit);
-            nearest = Some(room.nearer(nearest));
-        }
-        nearest
+        nearest(self.limited_levels().map(|len| AtPath(self, len)))
     }
 
     /// The smallest limit of all levels.
@@ -186,12 +275,22 @@ impl Group {
             .min()
     }
 
+    /// Paths of the files of one level, of the own group and of those that have a limit.
+    pub(super) fn to_keep(&self) -> impl Iterator<Item = [Option<PathText>; 4]> + '_ {
+        let levels = self.levels().enumerate();
+        let kept = levels.filter(|&(level, _)| level == 0 || self.limited >> level & 1 == 1);
+        kept.map(|(_, len)| Figure::ALL.map(|figure| self.path_of(len, figure.name(self.version)?)))
+    }
+
     /// How often a limit has been met so far, on all levels that have one. Limits of other groups below the same
     /// parents do not count.
     pub fn hits(&self) -> u64 {
         self.limited_levels()
             .map(|len| match self.version {
-                Version::V1 => self.number(len, b"/memory.failcnt").unwrap_or(0),
+                Version::V1 => self
+                    .path_of(len, b"/memory.failcnt")
+                    .and_then(|path| path.number())
+                    .unwrap_or(0),
                 Version::V2 => self.events(len),
             })
             .fold(0, u64::wrapping_add)
@@ -201,8 +300,9 @@ impl Group {
         let keys: [(&[u8], u32); 2] = [(b"high ", 0), (b"max ", 0)];
         let is_own = len == self.path.as_bytes().len();
         // Before 5.2 there is only the file that counts for the groups below, too.
-        let all = || is_own.then(|| self.sum(len, b"/memory.events", &keys));
-        self.sum(len, b"/memory.events.local", &keys)
+        let sum_of = |name| self.path_of(len, name).and_then(|path| sum(&path, &keys));
+        let all = || is_own.then(|| sum_of(b"/memory.events"));
+        sum_of(b"/memory.events.local")
             .or_else(|| all().flatten())
             .unwrap_or(0)
     }
@@ -224,56 +324,17 @@ impl Group {
     }
 
     fn limit(&self, len: usize) -> Option<u64> {
-        let limit = match self.version {
-            Version::V1 => self.number(len, b"/memory.limit_in_bytes"),
-            Version::V2 => {
-                let max = self.number(len, b"/memory.max");
-                let high = self.number(len, b"/memory.high");
-                max.into_iter().chain(high).min()
-            }
-        };
-        limit.filter(|&limit| limit < UNLIMITED)
+        AtPath(self, len).limit()
     }
 
-    /// Bytes of files that the kernel can drop: what is inactive, and half of the rest.
-    fn file_cache(&self, len: usize) -> u64 {
-        let keys: [(&[u8], u32); 2] = match self.version {
-            Version::V1 => [(b"total_inactive_file ", 0), (b"total_active_file ", 1)],
-            Version::V2 => [(b"inactive_file ", 0), (b"active_file ", 1)],
-        };
-        self.sum(len, b"/memory.stat", &keys).unwrap_or(0)
-    }
-
-    /// The sum of a file's numbers with these keys, each shifted right. `None`: it cannot be read.
-    fn sum(&self, len: usize, name: &[u8], keys: &[(&[u8], u32)]) -> Option<u64> {
-        let mut sum = 0u64;
-        let path = PathText::join(&[&self.path.as_bytes()[..len], name])?;
-        let there = file::lines(path.as_c_str()?, |line| {
-            for (key, shift) in keys {
-                let value = line.strip_prefix(*key).and_then(file::parse_number);
-                sum = sum.wrapping_add(value.unwrap_or(0) >> shift);
-            }
-            true
-        });
-        there.then_some(sum)
-    }
-
-    fn number(&self, len: usize, name: &[u8]) -> Option<u64> {
-        let path = PathText::join(&[&self.path.as_bytes()[..len], name])?;
-        file::read_number(path.as_c_str()?)
+    fn path_of(&self, len: usize, name: &[u8]) -> Option<PathText> {
+        PathText::join(&[&self.path.as_bytes()[..len], name])
     }
 
     /// Whether a file can be read.
     fn file(&self, len: usize, name: &[u8]) -> Option<()> {
-        let path = PathText::join(&[&self.path.as_bytes()[..len], name])?;
+        let path = self.path_of(len, name)?;
         file::read(path.as_c_str()?, &mut [0; 8]).ok().map(|_| ())
-    }
-}
-
-fn usage_file(version: Version) -> &'static [u8] {
-    match version {
-        Version::V1 => b"/memory.usage_in_bytes",
-        Version::V2 => b"/memory.current",
     }
 }
 

@@ -2,20 +2,27 @@
 //!
 //! All of it is read from small files, each opened, read and closed: raw calls, no allocation, no
 //! descriptor that stays (but those of [`Level`] and [`Notice`]). Whoever looks should have a descriptor
-//! table of its own, as workers have: the program's would otherwise see a number come and go.
+//! table of its own, as workers have: the program's would otherwise see a number come and go. The helper may open
+//! nothing later: [`Kept`] has its files open.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`group`] | the memory cgroup of this process, version 1 or 2: limits, usage, hits |
+//! | [`kept`] | what of it a process keeps open that may open nothing later |
 //! | [`source`] | PSI counters, `memory.pressure_level`, what systemd's protocol names |
 //!
 //! PSI is read, never waited for: a process that ends while it holds a trigger ends milliseconds later,
 //! because the kernel waits for readers of it to be gone.
 
 pub mod group;
+pub mod kept;
 pub mod source;
 
+use crate::file::Text;
+use core::ffi::CStr;
+
 pub use group::{Group, Groups};
+pub use kept::Kept;
 pub use source::{Level, Notice, Psi, Told, Watch};
 
 /// How far a limit is away.
@@ -62,10 +69,16 @@ impl Room {
     }
 }
 
+const MEMINFO: &CStr = c"/proc/meminfo";
+
 /// What the machine has available without swapping. `None`: `/proc/meminfo` does not say.
 pub fn machine() -> Option<Room> {
+    machine_in(MEMINFO)
+}
+
+fn machine_in(meminfo: impl Text) -> Option<Room> {
     let (mut total, mut available) = (None, None);
-    crate::file::lines(c"/proc/meminfo", |line| {
+    meminfo.lines(|line| {
         let kib = |key: &[u8]| {
             let rest = line.strip_prefix(key)?;
             crate::file::parse_number(rest).map(|kib| kib * 1024)
@@ -114,8 +127,14 @@ impl PathText {
         &self.bytes[..self.len]
     }
 
-    pub(crate) fn as_c_str(&self) -> Option<&core::ffi::CStr> {
-        core::ffi::CStr::from_bytes_until_nul(&self.bytes).ok()
+    pub(crate) fn as_c_str(&self) -> Option<&CStr> {
+        CStr::from_bytes_until_nul(&self.bytes).ok()
+    }
+}
+
+impl Text for PathText {
+    fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool {
+        self.as_c_str().is_some_and(|path| path.lines(each))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Group, PathText};
 use crate::call::{Errno, Sysno, syscall};
-use crate::file::{self, Descriptor};
+use crate::file::{self, Descriptor, Text};
 use crate::process;
 
 /// A PSI file: how long tasks have stalled for memory.
@@ -12,13 +12,18 @@ pub struct Psi {
 }
 
 impl Psi {
-    /// The machine's. `None`: the kernel has none, or does not show it.
-    pub fn of_machine() -> Option<Self> {
+    /// What tells of the process's own stalls: its group's, else the machine's; and whether it is the machine's.
+    /// `None`: the kernel has none, or does not show it.
+    pub fn own(unified: Option<&Group>) -> Option<(Self, bool)> {
+        let group = unified.and_then(Self::of_group).map(|psi| (psi, false));
+        group.or_else(|| Self::of_machine().map(|psi| (psi, true)))
+    }
+
+    fn of_machine() -> Option<Self> {
         Self::at(b"/proc/pressure/memory")
     }
 
-    /// A group's.
-    pub fn of_group(group: &Group) -> Option<Self> {
+    fn of_group(group: &Group) -> Option<Self> {
         Self::at(group.own_file(b"/memory.pressure")?.as_bytes())
     }
 
@@ -31,14 +36,24 @@ impl Psi {
 
     /// Microseconds that tasks have stalled, since the beginning.
     pub fn stalled_us(&self, who: Stalled) -> Option<u64> {
-        let mut total = None;
-        file::lines(self.path.as_c_str()?, |line| {
-            total = parse_stalled(line, who);
-            // Whatever the environment names may have no end.
-            total.is_none() && Stalled::split(line).is_some()
-        });
-        total
+        stalled_in(&self.path, who)
     }
+
+    /// Where it stands.
+    pub(super) fn path(&self) -> &PathText {
+        &self.path
+    }
+}
+
+/// Microseconds that tasks have stalled, as a PSI file says.
+pub(super) fn stalled_in(psi: &impl Text, who: Stalled) -> Option<u64> {
+    let mut total = None;
+    psi.lines(|line| {
+        total = parse_stalled(line, who);
+        // Whatever the environment names may have no end.
+        total.is_none() && Stalled::split(line).is_some()
+    });
+    total
 }
 
 /// Whose stall counts.

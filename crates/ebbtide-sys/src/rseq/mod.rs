@@ -41,14 +41,19 @@
 //! - `INV-RSEQ-2`: entries from the start up to the header are owned by the stack; nothing else is.
 //! - `INV-RSEQ-3`: a slab is touched either by sections, or, with its entry zero and after a fence,
 //!   by one drainer.
+//! - `INV-RSEQ-4`: of a registered `struct rseq` we write `rseq_cs` only; the rest is the kernel's.
+//! - `INV-RSEQ-5`: every `cpu_id` from −2 to 8,191 has a table entry, 0 where the CPU has no slab.
 //!
 //! Sources: rseq(2) and librseq; the per-CPU stacks of tcmalloc, with another layout.
 
 pub mod model;
 #[cfg(target_arch = "x86_64")]
 pub mod section;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod vfork;
+
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+pub use vfork::{VFORK_GUARD_OFFSET, guard_vfork, leave, rejoin};
 
 /// Classes 0 to 98.
 pub const STACKS: usize = 99;
@@ -95,7 +100,7 @@ pub enum Outcome {
 /// How an addition ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Added {
-    /// It was interrupted, or the thread has no registration: nothing happened.
+    /// It was interrupted, or the CPU has no word, or the thread no registration: nothing happened.
     No,
     /// It took effect.
     Yes,
@@ -153,10 +158,6 @@ pub fn registration() -> Registration {
         Registration::None("no sections for this processor or C library")
     }
 }
-
-/// The offset of `struct rseq` for the `vfork` wrapper; 0 while no sections run in this process.
-pub static VFORK_GUARD_OFFSET: core::sync::atomic::AtomicIsize =
-    core::sync::atomic::AtomicIsize::new(0);
 
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]

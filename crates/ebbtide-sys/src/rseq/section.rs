@@ -299,22 +299,22 @@ pub unsafe fn push_batch(
     outcome(count)
 }
 
-/// Adds `value` to this CPU's word. `false`: aborted, or not registered.
+/// Adds `value` to this CPU's word. `false`: aborted, or this CPU is none of those with a word (not registered).
 ///
 /// # Safety
-/// This thread's `struct rseq` lies at `rseq_offset`; `word` is the aligned word of CPU 0, and those of all
-/// CPUs can be written to.
+/// This thread's `struct rseq` lies at `rseq_offset`; `word` is the aligned word of CPU 0, and those of the
+/// first `units` CPUs can be written to.
 #[inline(always)]
-pub unsafe fn add(word: usize, value: u64, rseq_offset: isize) -> bool {
+pub unsafe fn add(word: usize, units: usize, value: u64, rseq_offset: isize) -> bool {
     let done: usize;
     // SAFETY: by contract.
     unsafe {
         with_inject! {
             body: [
                 point!("1"),
-                "movsxd {cpu}, dword ptr fs:[{off} + 4]",
-                "test {cpu:e}, {cpu:e}",
-                "js 6b",                         // not registered
+                "mov {cpu:e}, dword ptr fs:[{off} + 4]",
+                "cmp {cpu}, {units}",            // no word here; not registered: 2³² − 1
+                "jae 6b",
                 "shl {cpu}, 18",                 // cpu << UNIT_SHIFT
                 point!("2"),
                 "add [{word} + {cpu}], {value}", // *place = (*place).wrapping_add(value)
@@ -324,6 +324,7 @@ pub unsafe fn add(word: usize, value: u64, rseq_offset: isize) -> bool {
             cpu = out(reg) _,
             t = out(reg) done,
             word = in(reg) word,
+            units = in(reg) units,
             value = in(reg) value,
             off = in(reg) rseq_offset,
         }
@@ -337,7 +338,13 @@ pub unsafe fn add(word: usize, value: u64, rseq_offset: isize) -> bool {
 /// # Safety
 /// As [`add`].
 #[inline(always)]
-pub unsafe fn add_unless(flag: &AtomicU32, word: usize, value: u64, rseq_offset: isize) -> Added {
+pub unsafe fn add_unless(
+    flag: &AtomicU32,
+    word: usize,
+    units: usize,
+    value: u64,
+    rseq_offset: isize,
+) -> Added {
     let done: usize;
     // SAFETY: by contract.
     unsafe {
@@ -347,9 +354,9 @@ pub unsafe fn add_unless(flag: &AtomicU32, word: usize, value: u64, rseq_offset:
                 "mov {t:e}, 2",
                 "cmp dword ptr [{flag}], 0",     // if flag.load(Relaxed) != 0
                 "jne 5f",                        //     return false
-                "movsxd {cpu}, dword ptr fs:[{off} + 4]",
-                "test {cpu:e}, {cpu:e}",
-                "js 6b",                         // not registered
+                "mov {cpu:e}, dword ptr fs:[{off} + 4]",
+                "cmp {cpu}, {units}",            // no word here; not registered: 2³² − 1
+                "jae 6b",
                 "shl {cpu}, 18",
                 "mov {t:e}, 1",
                 point!("2"),
@@ -361,6 +368,7 @@ pub unsafe fn add_unless(flag: &AtomicU32, word: usize, value: u64, rseq_offset:
             t = out(reg) done,
             flag = in(reg) flag.as_ptr(),
             word = in(reg) word,
+            units = in(reg) units,
             value = in(reg) value,
             off = in(reg) rseq_offset,
         }
@@ -390,9 +398,9 @@ pub unsafe fn cpu_id(rseq_offset: isize) -> i32 {
     cpu
 }
 
-/// See [`super::registration`].
+/// Where the C library keeps `struct rseq`, and the size that it tells of; `None` before glibc 2.35.
 #[cfg(target_env = "gnu")]
-pub(super) fn registration() -> Registration {
+fn libc_area() -> Option<(isize, u32)> {
     let (offset, size): (*const isize, *const u32);
     // SAFETY: reads the addresses of two weak symbols of glibc 2.35, zero in older ones.
     unsafe {
@@ -407,10 +415,24 @@ pub(super) fn registration() -> Registration {
         );
     }
     if offset.is_null() || size.is_null() {
-        return Registration::None("glibc before 2.35 registers no sections");
+        return None;
     }
     // SAFETY: both are constants of the C library, set before the first thread runs.
-    let (offset, size) = unsafe { (*offset, *size) };
+    Some(unsafe { (*offset, *size) })
+}
+
+/// The size of `struct rseq` that the C library tells of; 0: it has registered none.
+#[cfg(target_env = "gnu")]
+pub(super) fn libc_size() -> u32 {
+    libc_area().map_or(0, |(_, size)| size)
+}
+
+/// See [`super::registration`].
+#[cfg(target_env = "gnu")]
+pub(super) fn registration() -> Registration {
+    let Some((offset, size)) = libc_area() else {
+        return Registration::None("glibc before 2.35 registers no sections");
+    };
     if size == 0 {
         return Registration::None(
             "glibc registered no sections (glibc.pthread.rseq=0, or an old kernel)",

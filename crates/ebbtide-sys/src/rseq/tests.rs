@@ -349,12 +349,17 @@ impl Words {
 
     /// One addition by the section, which may be aborted.
     fn add(&self, rig: &Rig, plain: bool, value: u64) -> super::Added {
+        self.add_below(rig, crate::process::cpu_limit(), plain, value)
+    }
+
+    /// The same where only the first `units` CPUs have a word.
+    fn add_below(&self, rig: &Rig, units: usize, plain: bool, value: u64) -> super::Added {
         let offset = rig.stacks.rseq_offset;
         // SAFETY: words of all CPUs are mapped, and the rig found a registration.
         unsafe {
             if !plain {
-                section::add_unless(&self.flag, self.words, value, offset)
-            } else if section::add(self.words, value, offset) {
+                section::add_unless(&self.flag, self.words, units, value, offset)
+            } else if section::add(self.words, units, value, offset) {
                 super::Added::Yes
             } else {
                 super::Added::No
@@ -403,6 +408,25 @@ fn additions_do_what_the_model_does() {
         }
         assert_eq!(answer, expected);
         assert_eq!(live.of(cpu), model.of(cpu));
+    }
+}
+
+/// A CPU that was not counted at the start has no word: nothing is written behind those of the others.
+#[test]
+fn a_cpu_without_a_word_adds_nothing() {
+    let Some(rig) = rig() else { return };
+    let cpu = crate::process::current_cpu();
+    let words = Words::new();
+    for plain in [true, false] {
+        for units in 0..=cpu {
+            let added = words.add_below(&rig, units, plain, 1);
+            assert_eq!(added, super::Added::No, "{units} units");
+        }
+        assert_eq!(words.of(cpu), 0);
+        for value in [1, u64::MAX] {
+            while words.add_below(&rig, cpu + 1, plain, value) == super::Added::No {}
+            assert_eq!(words.of(cpu), u64::from(value == 1));
+        }
     }
 }
 

@@ -1,16 +1,153 @@
 //! `vfork` with the child kept out of the sections.
 //!
-//! A `vfork` child runs on its parent's memory, thread pointer and all, but the kernel gives it no
-//! registration: the `cpu_id` that it reads is its parent's last one and never changes again. A
-//! section in the child would work on another CPU's slab, unprotected.
+//! A `vfork` child runs on its parent's memory and thread pointer, but the kernel gives it no registration: the
+//! `cpu_id` that it reads is its parent's last one and never changes again. A section in the child would work on
+//! another CPU's slab, unprotected. Only the kernel may write `cpu_id`: since Linux 7.0.10 it ends a process
+//! that did so itself.
 //!
-//! So the child's first act is to write −1 there, which parks it. The parent is suspended until
-//! the child is gone; the kernel writes its `cpu_id` anew when it comes back. Kernels that skip
-//! that when the CPU has not changed leave −1; the parent then takes `cpu_id_start`, which is kept
-//! in step, in a restartable section of its own. A parent that was itself unregistered (a `vfork`
-//! child too) stays so.
+//! So the parent takes the registration of its thread off, and the kernel writes −1 there:
+//!
+//! ```text
+//!  parent  leave: unregister ─▶ vfork ─▶ (waits)              ─▶ rejoin: register ─▶ returns
+//!  cpu_id     3        −1         −1       −1                         3
+//!  child                          └─▶ allocates by the slow path, _exit or exec
+//! ```
+//!
+//! - A thread without registration (a `vfork` child, too) makes a plain `vfork`: its `cpu_id` is negative already.
+//! - The kernel refuses to unregister: the call becomes a `fork`, whose child has a registration of its own.
+//! - The kernel refuses to register again, or a signal handler jumps out in between: −1 stays, and the thread uses
+//!   the slow path for good.
+//!
+//! See [decision 0064](../../../../docs/decisions/0064-vfork-unregisters.md).
 
-/// Defines the C function `vfork` in the crate that calls this.
+use crate::call::{Errno, Sysno, syscall};
+use crate::features::UNREGISTER;
+use core::sync::atomic::{AtomicIsize, AtomicU32, Ordering};
+
+/// What glibc registers with.
+const SIGNATURE: u32 = 0x5305_3053;
+const FLAG_UNREGISTER: u32 = 1;
+/// Registers with time-slice extension switched on (Linux 7.0).
+const FLAG_SLICE_EXTENSION: u32 = 2;
+/// The bit of `flags` by which the kernel says that it is on.
+const SLICE_EXTENSION_ENABLED: u32 = 1 << 5;
+/// The length of the first version of `struct rseq`, and the least that any kernel takes.
+const FIRST_LENGTH: u32 = 32;
+/// In the auxiliary vector, since Linux 6.3.
+const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
+const AT_RSEQ_ALIGN: libc::c_ulong = 28;
+
+/// The offset of `struct rseq` for the guarded `vfork`; 0 while no sections run in this process.
+pub static VFORK_GUARD_OFFSET: AtomicIsize = AtomicIsize::new(0);
+
+/// The length that libc registered with, as far as known.
+static LENGTH: AtomicU32 = AtomicU32::new(FIRST_LENGTH);
+
+/// The part of the kernel's `struct rseq` that is used here. All fields but `section` are the kernel's to write.
+#[repr(C)]
+struct Area {
+    cpu_id_start: u32,
+    cpu_id: u32,
+    section: u64,
+    flags: u32,
+}
+
+/// Guards `vfork` from now on, in threads whose `struct rseq` lies at `offset` from the thread pointer.
+pub fn guard_vfork(offset: isize) {
+    // glibc registers with the size that it publishes, but never with less than the first version's.
+    LENGTH.store(
+        super::section::libc_size().max(FIRST_LENGTH),
+        Ordering::Relaxed,
+    );
+    VFORK_GUARD_OFFSET.store(offset, Ordering::Relaxed);
+}
+
+/// This thread's area at `offset` from the thread pointer.
+fn area(offset: isize) -> *mut Area {
+    let pointer: usize;
+    // SAFETY: the ABI keeps the thread pointer itself in the first word of the thread's block.
+    unsafe {
+        core::arch::asm!(
+            "mov {pointer}, qword ptr fs:[0]",
+            pointer = out(reg) pointer,
+            options(nostack, pure, readonly, preserves_flags),
+        );
+    }
+    pointer.wrapping_add_signed(offset) as *mut Area
+}
+
+/// One `rseq` call.
+///
+/// # Safety
+/// `area` is this thread's `struct rseq`, in the thread's static block.
+unsafe fn call(area: *mut Area, length: u32, flags: u32) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    unsafe { syscall!(Sysno::rseq, area, length, flags, SIGNATURE) }.map(drop)
+}
+
+/// What else libc may have registered with.
+fn other_lengths() -> [u32; 4] {
+    let feature = crate::process::auxv(AT_RSEQ_FEATURE_SIZE).unwrap_or(0);
+    let align = crate::process::auxv(AT_RSEQ_ALIGN).unwrap_or(1).max(1);
+    let rounded = feature.next_multiple_of(align);
+    [FIRST_LENGTH, 33, feature as u32, rounded as u32]
+}
+
+/// Takes this thread's registration off. 0: refused; else a ticket for [`rejoin`].
+///
+/// # Safety
+/// This thread's `struct rseq` lies at `offset`, registered by libc.
+pub unsafe extern "C" fn leave(offset: isize) -> u64 {
+    if !UNREGISTER.may_work() {
+        return 0;
+    }
+    let area = area(offset);
+    // SAFETY: by contract; only this thread and the kernel use it.
+    let extended = unsafe { (*area).flags } & SLICE_EXTENSION_ENABLED != 0;
+    // SAFETY: by contract; no section is under way in here.
+    let try_length = |length| unsafe {
+        call(area, length, FLAG_UNREGISTER)?;
+        // A filter may say so and do nothing.
+        let left = (&raw const (*area).cpu_id).read_volatile() as i32 == -1;
+        if left { Ok(length) } else { Err(Errno::EPERM) }
+    };
+    let mut answer = try_length(LENGTH.load(Ordering::Relaxed));
+    if answer == Err(Errno::EINVAL) {
+        // Registered with another length, or not in this area.
+        let mut others = other_lengths().into_iter().map(try_length);
+        answer = others.find(|answer| answer.is_ok()).unwrap_or(answer);
+    }
+    match answer {
+        Ok(length) => {
+            let _ = UNREGISTER.latch(answer);
+            LENGTH.store(length, Ordering::Relaxed);
+            let flags = if extended { FLAG_SLICE_EXTENSION } else { 0 };
+            u64::from(length) | u64::from(flags) << 32
+        }
+        // Of this thread's area only: others may have theirs.
+        Err(Errno::EINVAL) => 0,
+        Err(_) => {
+            UNREGISTER.refuse();
+            0
+        }
+    }
+}
+
+/// Puts the registration back on. Where the kernel refuses, `cpu_id` stays −1.
+///
+/// # Safety
+/// `ticket` is what [`leave`] returned to this thread, for this offset.
+pub unsafe extern "C" fn rejoin(ticket: u64, offset: isize) {
+    let area = area(offset);
+    // SAFETY: by contract. The section is the field that programs write; before Linux 6.15 the kernel takes
+    // what it finds there, and the child may have left a section that it has unloaded.
+    unsafe {
+        (&raw mut (*area).section).write_volatile(0);
+        let _ = call(area, ticket as u32, (ticket >> 32) as u32);
+    }
+}
+
+/// Defines the C functions `vfork` and `__vfork`, two names of one function, in the crate that calls this.
 #[macro_export]
 macro_rules! define_vfork {
     () => {
@@ -21,44 +158,56 @@ macro_rules! define_vfork {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn vfork() -> libc::pid_t {
+            core::arch::naked_asm!("jmp {guarded}", guarded = sym guarded_vfork)
+        }
+
+        /// The same by glibc's other name.
+        ///
+        /// # Safety
+        /// As [`vfork`].
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn __vfork() -> libc::pid_t {
+            core::arch::naked_asm!("jmp {guarded}", guarded = sym guarded_vfork)
+        }
+
+        #[unsafe(naked)]
+        unsafe extern "C" fn guarded_vfork() -> libc::pid_t {
             core::arch::naked_asm!(
-                // The child's calls would overwrite the return address on the shared stack: keep
-                // it, the offset, and the cpu_id of before in registers, which the call preserves.
-                "pop rdi",
-                "mov rdx, qword ptr [rip + {offset}]",
-                "mov r8d, -1",
-                "test rdx, rdx",
+                "xor r9d, r9d", // no ticket
+                "mov rdi, qword ptr [rip + {offset}]",
+                "test rdi, rdi",
                 "jz 2f",
-                "mov r8d, dword ptr fs:[rdx + 4]",
+                "cmp dword ptr fs:[rdi + 4], 0", // cpu_id
+                "jl 2f",
+                "push rdi",
+                "call {leave}",
+                "pop rdi",
+                "test rax, rax",
+                "jz 6f",
+                "mov r9, rax",
                 "2:",
+                // The child's calls would overwrite the return address on the shared stack: keep it, the ticket
+                // and the offset in registers, which the call preserves.
+                "pop r8",
                 "mov eax, 58", // SYS_vfork
                 "syscall",
+                "push r8",
                 "test eax, eax",
-                "jz 7f",
-                "test r8d, r8d",
-                "js 5f",
-                "6:",
-                "lea rcx, [rip + 9f]",
-                "mov qword ptr fs:[rdx + 8], rcx",
+                "jz 4f", // the child
+                "test r9, r9",
+                "jz 3f",
+                "push rax",
+                "mov rsi, rdi",
+                "mov rdi, r9",
+                "call {rejoin}",
+                "pop rax",
                 "3:",
-                "cmp dword ptr fs:[rdx + 4], -1",
-                "jne 5f",
-                "mov ecx, dword ptr fs:[rdx]",
-                "mov dword ptr fs:[rdx + 4], ecx", // commit
-                "4:",
-                "5:",
-                "push rdi",
                 "cmp eax, -4095",
-                "jae 8f",
+                "jae 5f",
+                "4:",
                 "ret",
-                "7:", // the child
-                "test rdx, rdx",
-                "jz 2f",
-                "mov dword ptr fs:[rdx + 4], -1",
-                "2:",
-                "push rdi",
-                "ret",
-                "8:",
+                "5:", // the error
                 "neg eax",
                 "push rbx",
                 "mov ebx, eax",
@@ -67,18 +216,74 @@ macro_rules! define_vfork {
                 "pop rbx",
                 "mov eax, -1",
                 "ret",
-                ".byte 0x0f, 0xb9, 0x3d",
-                ".long 0x53053053",
-                "2:",
-                "jmp 6b",
-                ".pushsection .data.rel.ro.ebbtide_rseq, \"aw\", @progbits",
-                ".balign 32",
-                "9: .long 0, 0",
-                ".quad 3b, 4b - 3b, 2b",
-                ".popsection",
+                "6:", // the kernel refused: the stack is as at the entry
+                "jmp {fork}",
                 offset = sym $crate::rseq::VFORK_GUARD_OFFSET,
+                leave = sym $crate::rseq::leave,
+                rejoin = sym $crate::rseq::rejoin,
+                fork = sym libc::fork,
                 errno = sym libc::__errno_location,
             )
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::super::{Registration, registration, section};
+    use super::*;
+
+    /// In a thread of its own: the registration is the thread's.
+    fn in_a_thread(test: impl Fn(isize) + Send + Sync) {
+        let Registration::At(offset) = registration() else {
+            std::eprintln!("skipped: no registration for restartable sections");
+            return;
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| test(offset));
+        });
+    }
+
+    fn cpu_id(offset: isize) -> i32 {
+        // SAFETY: the registration's offset.
+        unsafe { section::cpu_id(offset) }
+    }
+
+    #[test]
+    fn the_kernel_writes_that_the_thread_has_left() {
+        in_a_thread(|offset| {
+            for _ in 0..3 {
+                assert!(cpu_id(offset) >= 0);
+                // SAFETY: libc's area; the ticket is this thread's.
+                unsafe {
+                    let ticket = leave(offset);
+                    assert_ne!(ticket, 0);
+                    assert_eq!(cpu_id(offset), -1);
+                    assert_eq!(leave(offset), 0, "there is none to take off");
+                    (*area(offset)).section = 0x5000; // nothing is mapped there
+                    rejoin(ticket, offset);
+                }
+                assert!(cpu_id(offset) >= 0);
+                // SAFETY: as above.
+                assert_eq!(unsafe { (*area(offset)).section }, 0);
+            }
+        });
+    }
+
+    #[test]
+    fn a_wrong_length_is_corrected() {
+        in_a_thread(|offset| {
+            let right = super::super::section::libc_size().max(FIRST_LENGTH);
+            LENGTH.store(40, Ordering::Relaxed);
+            // SAFETY: as above.
+            unsafe {
+                let ticket = leave(offset);
+                assert_eq!(ticket as u32, right);
+                rejoin(ticket, offset);
+            }
+            assert_eq!(LENGTH.load(Ordering::Relaxed), right);
+            assert!(cpu_id(offset) >= 0);
+        });
+    }
 }

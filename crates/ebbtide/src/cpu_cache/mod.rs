@@ -46,6 +46,14 @@ use ebbtide_sys::{membarrier, process, vm};
 /// CPUs with a cache of their own; higher ones share them in the portable mode and go without in
 /// the section mode.
 const MAX_CPUS: usize = 1024;
+/// Entries of the table: no kernel for x86-64 has a higher CPU number than 8,191, whatever `/sys` says of this machine.
+const TABLE_CPUS: usize = 8192;
+/// Before the entry of CPU 0: the wipe word, a spare one, and two entries for threads without registration.
+const TABLE_HEAD_BYTES: usize = 4 * 8;
+/// From the reservation's start to the parked slab, which follows the table's last entry at a slab's odd alignment.
+/// The pages of CPUs that are not there are only ever read, and so take no memory.
+const TABLE_BYTES: usize =
+    (TABLE_HEAD_BYTES + TABLE_CPUS * 8 - SLAB_SKEW).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
 /// Most bytes of objects that one CPU's stacks may hold.
 const CPU_BYTES: usize = 4 << 20;
 
@@ -98,6 +106,7 @@ struct SlabNotes {
     idle_rounds: AtomicUsize,
 }
 
+const _: () = assert!(MAX_CPUS <= TABLE_CPUS);
 const _: () = assert!(SLAB_USER_OFFSET + size_of::<SlabNotes>() <= 4096 - 8);
 const _: () = assert!(rseq::STACKS * 8 <= SLAB_USER_OFFSET);
 
@@ -131,31 +140,31 @@ impl CpuCaches {
     /// Called once, before any other use.
     pub unsafe fn start(&self, config: &Config) -> Option<Stacks> {
         let all = process::cpu_limit();
-        // The wipe word, a spare one, two entries for threads without registration, and one per CPU.
-        // The parked slab follows, at a slab's odd alignment.
-        let table_bytes = ((4 + all.min(MAX_CPUS)) * 8).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
-        // Under a limit, the higher CPUs go without a slab: their table entries stay parked.
+        // Higher CPUs go without a slab, and under a limit others too: their table entries stay parked.
         let mut cpus = all.clamp(1, MAX_CPUS);
         let start = loop {
-            match vm::reserve(table_bytes + (cpus + 1) * SLAB_BYTES, STACK_BYTES) {
+            match vm::reserve(TABLE_BYTES + (cpus + 1) * SLAB_BYTES, STACK_BYTES) {
                 Ok(start) => break start,
                 Err(_) if cpus > 1 => cpus /= 2,
                 Err(_) => return None,
             }
         };
         let nodes = vm::map(NODES_BYTES.next_multiple_of(vm::GRANULE)).ok()?;
+        let parked = start + TABLE_BYTES;
+        let table = parked - TABLE_CPUS * 8;
+        let wipe_word = table - TABLE_HEAD_BYTES;
         // SAFETY: our own reservation; the parked slab is one header page.
         unsafe {
-            vm::commit(start, table_bytes + vm::GRANULE).ok()?;
-            let advised = vm::advise(start, table_bytes, libc::MADV_WIPEONFORK);
+            vm::commit(start, TABLE_BYTES + vm::GRANULE).ok()?;
+            let advised = vm::advise(start, TABLE_BYTES, libc::MADV_WIPEONFORK);
             let _ = WIPE_ON_FORK.latch(advised);
-            rseq::reset_slab(start + table_bytes);
-            (start as *mut usize).write(NOT_WIPED);
+            rseq::reset_slab(parked);
+            (wipe_word as *mut usize).write(NOT_WIPED);
         }
         let (rseq_offset, reason) = choose_mode(config, all);
         let stacks = Stacks {
-            table: start + 4 * 8,
-            parked: start + table_bytes,
+            table,
+            parked,
             rseq_offset: rseq_offset.unwrap_or(0),
         };
         let sections = rseq_offset.is_some();
@@ -167,12 +176,12 @@ impl CpuCaches {
                 cpus,
                 sections,
                 reason,
-                wipe_word: start,
+                wipe_word,
             };
         }
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
         if sections && config.vfork_guard {
-            rseq::VFORK_GUARD_OFFSET.store(stacks.rseq_offset, Ordering::Relaxed);
+            rseq::guard_vfork(stacks.rseq_offset);
         }
         Some(stacks)
     }
@@ -217,7 +226,7 @@ impl CpuCaches {
     }
 
     fn table_entry(&self, cpu: usize) -> &AtomicUsize {
-        // SAFETY: the table has an entry for each CPU below `cpus`.
+        // SAFETY: the table has an entry for each CPU below `TABLE_CPUS`, and `cpus` is no more than that.
         unsafe { &*((self.place().stacks.table + cpu * 8) as *const AtomicUsize) }
     }
 
@@ -357,7 +366,7 @@ impl CpuCaches {
 /// The rseq offset for the section mode, or why it is not to be.
 fn choose_mode(config: &Config, cpus: usize) -> (Option<isize>, &'static str) {
     if cpus > MAX_CPUS {
-        return (None, "more CPUs than the table has entries");
+        return (None, "more than 1,024 CPUs");
     }
     if !config.rseq {
         return (None, "switched off (rseq=off)");
@@ -376,3 +385,6 @@ fn choose_mode(config: &Config, cpus: usize) -> (Option<isize>, &'static str) {
         },
     }
 }
+
+#[cfg(test)]
+mod tests;

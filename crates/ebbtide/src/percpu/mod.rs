@@ -11,8 +11,8 @@
 //! lock (`PERCPU`), taken by the CPU that asks. No system call is made under it.
 //!
 //! Additions are restartable sections without an atomic instruction. A thread without registration (a worker, a
-//! `vfork` child) must not touch a word that sections write, so it adds to the *spill* unit with an atomic
-//! instruction. In the portable mode all additions are atomic.
+//! `vfork` child), or on a CPU that was not counted at the start, must not touch a word that sections write. It
+//! adds to the *spill* unit with an atomic instruction. In the portable mode all additions are atomic.
 //!
 //! - `INV-PERCPU-7`: a free granule reads zero in every unit: areas are zeroed when they are freed, pages by the
 //!   kernel.

@@ -1,7 +1,7 @@
 //! Ebbtide's own sums, in an area of its own.
 //!
 //! Made by the first worker: a process without one is small or calm and has its sums in the page of figures alone.
-//! So has a process that shows the page to others (`stats_dir`), which read it at any moment. What was counted before
+//! So has a process that shows the page to others (`stats_dir`), which is copied at any moment. What was counted before
 //! stays where it is; a total is the sum of both.
 
 use super::areas;

@@ -116,12 +116,13 @@ impl RefCount {
             let word = self.words.pointer(0) as usize;
             for _ in 0..MAX_ABORTS {
                 // SAFETY: the area lives as long as `self`; sections are in use.
-                let added = unsafe { section::add_unless(&self.killed, word, value, rseq_offset) };
+                let added = unsafe {
+                    section::add_unless(&self.killed, word, space::units(), value, rseq_offset)
+                };
                 match added {
                     Added::Yes => return true,
                     Added::Flagged => return false,
-                    // SAFETY: as above.
-                    Added::No if unsafe { section::cpu_id(rseq_offset) } < 0 => return false,
+                    Added::No if !space::has_unit() => return false,
                     Added::No => {}
                 }
             }

@@ -139,14 +139,13 @@ impl Heap {
     }
 
     /// In a forked child: what the parent's threads were giving back is as populated as before, and what one was
-    /// starting begins anew. Pages are copied at different moments: a spill unit's word may have been seen with what
+    /// starting is carried out. Pages are copied at different moments: a spill unit's word may have been seen with what
     /// a thread added, and the note of its page without.
     ///
     /// # Safety
     /// No other thread exists.
     pub unsafe fn percpu_take_back(&self) {
-        // SAFETY: by contract.
-        unsafe { space::forget_unfinished() };
+        space::finish_start();
         for shard in 0..space::shards() {
             self.percpu.with(shard, |areas| {
                 areas.take_back();
@@ -164,8 +163,7 @@ impl Heap {
     /// # Safety
     /// No other thread exists.
     pub unsafe fn percpu_abandon(&self) {
-        // SAFETY: by contract.
-        unsafe { space::forget_unfinished() };
+        space::finish_start();
         for shard in 0..space::shards() {
             let end = self.percpu.with(shard, |shard| {
                 shard.abandon();

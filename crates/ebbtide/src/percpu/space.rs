@@ -45,18 +45,57 @@ static WORDS: Words = Words {
     spills: AtomicUsize::new(0),
 };
 
+/// The plan that all threads start by, in memory of its own, complete before it stands here. 0: nobody has begun.
+static PLAN: AtomicUsize = AtomicUsize::new(0);
+
+/// What [`WORDS`] will say. Whoever finds it carries it out, so that nobody waits for the thread that made it.
+#[derive(Clone, Copy)]
+struct Plan {
+    base: usize,
+    bytes: usize,
+    units: usize,
+    rseq_offset: usize,
+    shards: usize,
+    shift: usize,
+    records: usize,
+    spills: usize,
+}
+
+impl Plan {
+    /// The one that counts. `None`: there is none yet.
+    fn current() -> Option<Self> {
+        let place = PLAN.load(Ordering::Acquire) as *const Self;
+        // SAFETY: written before its address was published, and never again.
+        (!place.is_null()).then(|| unsafe { place.read() })
+    }
+
+    /// Any number of threads may do so at once: all write the same, the length last.
+    fn carry_out(&self) {
+        let words = [
+            (&WORDS.base, self.base),
+            (&WORDS.units, self.units),
+            (&WORDS.rseq_offset, self.rseq_offset),
+            (&WORDS.shards, self.shards),
+            (&WORDS.shift, self.shift),
+            (&WORDS.records, self.records),
+            (&WORDS.spills, self.spills),
+        ];
+        for (word, value) in words {
+            word.store(value, Ordering::Relaxed);
+        }
+        WORDS.bytes.store(self.bytes, Ordering::Release);
+    }
+}
+
 /// Set where memory behind the chunks may have content that nobody could take away: none is opened then.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Begins anew where another thread of a forked child's parent was about to start.
-///
-/// # Safety
-/// No other thread exists.
-pub unsafe fn forget_unfinished() {
-    if bytes() == 0 {
-        // With shards and no base, their memory would seem to begin at address 0.
-        WORDS.shards.store(0, Ordering::Relaxed);
-        WORDS.base.store(0, Ordering::Relaxed);
+/// Carries out what another thread of a forked child's parent had begun.
+pub fn finish_start() {
+    if bytes() == 0
+        && let Some(plan) = Plan::current()
+    {
+        plan.carry_out();
     }
 }
 
@@ -99,6 +138,14 @@ pub fn units() -> usize {
 #[inline]
 pub fn rseq_offset() -> isize {
     WORDS.rseq_offset.load(Ordering::Relaxed) as isize
+}
+
+/// Whether the CPU that this thread is on has a unit, by the kernel's word for a registered thread. Sections are in use.
+#[cfg(target_arch = "x86_64")]
+pub fn has_unit() -> bool {
+    // SAFETY: sections are in use, so `struct rseq` lies there.
+    let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
+    usize::try_from(cpu).is_ok_and(|cpu| cpu < units())
 }
 
 /// The CPU that this thread is on, or was a moment ago.
@@ -153,11 +200,21 @@ impl PerCpuHeap {
         }
     }
 
-    /// Reserves the address space, once. `false`: there is none to be had.
+    /// Reserves the address space, once. `false`: there is none to be had. No thread waits for another one: each
+    /// reserves, the first one's plan counts, and all carry that one out.
     pub fn start(&self, heap: &Heap) -> bool {
         if bytes() != 0 {
             return true;
         }
+        if Plan::current().is_none() && !self.plan(heap) {
+            return false;
+        }
+        finish_start();
+        true
+    }
+
+    /// Makes a plan, unless another thread is faster. `false`: there is no address space.
+    fn plan(&self, heap: &Heap) -> bool {
         let units = self.cpus(heap);
         let shards = units.min(MAX_SHARDS);
         let chunk_bytes = (units + 1) * UNIT_BYTES;
@@ -169,59 +226,55 @@ impl PerCpuHeap {
         let mut chunks = (wanted / chunk_bytes / shards).clamp(1, MAX_CHUNKS);
         // Powers of two, so that a chunk's number says its shard.
         chunks = 1 << chunks.ilog2();
-        let (base, records, spills) = loop {
+        let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
+        loop {
             let count = shards * chunks;
-            let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
+            // The plan, the records, the spills.
             let (records, spills) = (page(count * size_of::<Chunk>()), page(count * 8));
-            let side = vm::reserve(records + spills, FRAME_BYTES);
+            let side_bytes = FRAME_BYTES + records + spills;
+            let side = vm::reserve(side_bytes, FRAME_BYTES);
             let data = vm::reserve(count * chunk_bytes, UNIT_BYTES);
-            match (data, side) {
-                (Ok(data), Ok(side)) => break (data, side, side + records),
-                (data, side) => {
-                    if let Ok(data) = data {
-                        vm::unmap(data, count * chunk_bytes);
-                    }
-                    if let Ok(side) = side {
-                        vm::unmap(side, records + spills);
-                    }
-                    if chunks == 1 {
-                        return false;
-                    }
-                    chunks /= 2;
+            // SAFETY: the first page of the reservation just made.
+            let has_page = side.is_ok_and(|side| unsafe { vm::commit(side, FRAME_BYTES) }.is_ok());
+            if let (Ok(base), Ok(side), true) = (data, side, has_page) {
+                let plan = Plan {
+                    base,
+                    bytes: count * chunk_bytes,
+                    units,
+                    rseq_offset: if heap.caches.uses_sections() {
+                        FAST.rseq_offset.load(Ordering::Relaxed)
+                    } else {
+                        0
+                    },
+                    shards,
+                    shift: chunks.ilog2() as usize,
+                    records: side + FRAME_BYTES,
+                    spills: side + FRAME_BYTES + records,
+                };
+                // What is populated shall be what is needed.
+                // SAFETY: our own reservation, without content; the plan has a page of its own.
+                unsafe {
+                    let _ = vm::advise(base, plan.bytes, libc::MADV_NOHUGEPAGE);
+                    (side as *mut Plan).write(plan);
                 }
+                let first = PLAN.compare_exchange(0, side, Ordering::AcqRel, Ordering::Acquire);
+                if first.is_err() {
+                    vm::unmap(base, plan.bytes);
+                    vm::unmap(side, side_bytes);
+                }
+                return true;
             }
-        };
-        let bytes = shards * chunks * chunk_bytes;
-        // What is populated shall be what is needed.
-        // SAFETY: our own reservation, without content.
-        let _ = unsafe { vm::advise(base, bytes, libc::MADV_NOHUGEPAGE) };
-        let first = WORDS
-            .base
-            .compare_exchange(0, base, Ordering::AcqRel, Ordering::Acquire);
-        if first.is_err() {
-            let count = shards * chunks;
-            vm::unmap(base, bytes);
-            let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
-            vm::unmap(records, page(count * size_of::<Chunk>()) + page(count * 8));
-            // Another thread was first, and a few stores are left to it.
-            while WORDS.bytes.load(Ordering::Acquire) == 0 {
-                core::hint::spin_loop();
+            if let Ok(data) = data {
+                vm::unmap(data, count * chunk_bytes);
             }
-            return true;
+            if let Ok(side) = side {
+                vm::unmap(side, side_bytes);
+            }
+            if chunks == 1 {
+                return false;
+            }
+            chunks /= 2;
         }
-        if heap.caches.uses_sections() {
-            let offset = FAST.rseq_offset.load(Ordering::Relaxed);
-            WORDS.rseq_offset.store(offset, Ordering::Relaxed);
-        }
-        WORDS.units.store(units, Ordering::Relaxed);
-        WORDS.records.store(records, Ordering::Relaxed);
-        WORDS.spills.store(spills, Ordering::Relaxed);
-        WORDS
-            .shift
-            .store(chunks.ilog2() as usize, Ordering::Relaxed);
-        WORDS.shards.store(shards, Ordering::Relaxed);
-        WORDS.bytes.store(bytes, Ordering::Release);
-        true
     }
 
     /// Calls `work` with a shard, under its lock.
@@ -320,24 +373,34 @@ pub fn chunk_of(place: usize) -> Option<(Place, usize)> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
 
-    /// No other test of this binary starts it. A child would wait for the parent's thread for good, and locks that
-    /// nobody took would be freed.
+    /// No other test of this binary starts it. A thread that had to wait for the one that began would wait for good:
+    /// that one has been killed, or is the thread of a forked child's parent.
     #[test]
-    fn what_another_thread_was_starting_begins_anew() {
+    fn what_another_thread_has_begun_is_carried_out_by_anybody() {
         let heap = crate::heap::heap().unwrap();
         let locks = heap.percpu.locks().count();
-        WORDS.base.store(1 << 20, Ordering::Relaxed);
-        WORDS.shards.store(4, Ordering::Relaxed);
-        // SAFETY: no other thread knows of the address.
-        unsafe { forget_unfinished() };
-        assert_eq!((base(), shards()), (0, 0));
-        assert!(heap.percpu.start(heap));
-        let started = base();
-        // SAFETY: nothing is unfinished now.
-        unsafe { forget_unfinished() };
-        assert!(started != 0 && base() == started);
+        // The thread ends here: nothing stands in the words yet.
+        assert!(heap.percpu.plan(heap));
+        let plan = Plan::current().unwrap();
+        assert_eq!((base(), bytes(), shards()), (0, 0, 0));
+        // Or in the middle of them.
+        WORDS.shards.store(plan.shards, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert!(heap.percpu.start(heap)));
+            }
+        });
+        assert_eq!(
+            (base(), bytes(), shards()),
+            (plan.base, plan.bytes, plan.shards)
+        );
+        // One that comes too late with a plan of its own drops it.
+        assert!(heap.percpu.plan(heap) && Plan::current().unwrap().base == plan.base);
+        finish_start();
+        assert_eq!((base(), units()), (plan.base, plan.units));
         // A fork that began before this frees as many locks as it took.
         assert_eq!(heap.percpu.locks().count(), locks);
     }

@@ -3,6 +3,8 @@
 use super::handle::Handle;
 use super::space::{self, Place};
 use core::sync::atomic::{AtomicU64, Ordering};
+#[cfg(target_arch = "x86_64")]
+use ebbtide_sys::rseq::section;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::UNIT_BYTES;
 
@@ -20,9 +22,8 @@ pub unsafe fn add(handle: Handle, offset: usize, value: u64) {
     #[cfg(target_arch = "x86_64")]
     {
         let rseq_offset = space::rseq_offset();
-        // SAFETY: an aligned word of an area; sections are in use, so `struct rseq` lies there.
-        if rseq_offset != 0 && unsafe { ebbtide_sys::rseq::section::add(word, value, rseq_offset) }
-        {
+        // SAFETY: an aligned word of an area, with one in each unit; sections are in use, so `struct rseq` lies there.
+        if rseq_offset != 0 && unsafe { section::add(word, space::units(), value, rseq_offset) } {
             return;
         }
     }
@@ -45,14 +46,12 @@ pub(super) unsafe fn add_slowly(word: usize, value: u64) {
     }
     #[cfg(target_arch = "x86_64")]
     for _ in 0..MAX_ABORTS {
+        if !space::has_unit() {
+            break;
+        }
         // SAFETY: as in `add`.
-        unsafe {
-            if ebbtide_sys::rseq::section::cpu_id(rseq_offset) < 0 {
-                break;
-            }
-            if ebbtide_sys::rseq::section::add(word, value, rseq_offset) {
-                return;
-            }
+        if unsafe { section::add(word, space::units(), value, rseq_offset) } {
+            return;
         }
     }
     // SAFETY: by contract.

@@ -174,6 +174,7 @@ impl Heap {
         {
             self.release_due((backlog.due - floor).min(STEP_FRAMES), by);
         }
+        stats::publish_released();
     }
 
     /// Who splits huge pages for the little that slow paths take care of, where no worker was called. Nobody, in a
@@ -354,15 +355,18 @@ impl Heap {
         let depopulated = self.depopulate_due(now, by);
         let percpu = self.percpu_round(now, by);
         stats::refresh(self, now);
+        stats::publish();
         let left = self.backlog(now);
         let cached = (cached / FRAME_BYTES) as u64;
         let waiting = (self.waiting_in_spans() / FRAME_BYTES) as u64;
         let most = [left.dirty + spare, cached, depopulated, waiting, percpu];
         let most = most.into_iter().max().unwrap_or(0);
         let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
-        // While the program is at work, its own ticks call when something is due.
-        let active = now.wrapping_sub(LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS;
-        let ms = if active { part * 4 } else { part };
+        let ms = if workers::is_active(now) {
+            part * 4
+        } else {
+            part
+        };
         match most {
             most if most > IN_PLACE_FRAMES => Next::Much(ms),
             // Lazy memory goes without a call of the program's.
@@ -433,6 +437,7 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
     heap.release_zones(free, held, Take::All, by);
     join(heap, by);
+    stats::publish_released();
     stats::released() - before
 }
 

@@ -93,22 +93,14 @@ impl Heap {
     fn heal(&self, first: Block, count: u32) {
         for block in (first.0..first.0 + count).map(Block) {
             // SAFETY: claimed blocks are opened.
-            let flags = unsafe { self.region().flags(block) };
-            let now = flags.load(Ordering::Relaxed);
-            if now == 0 {
-                continue;
-            }
+            let now = unsafe { self.region().flags(block) }.load(Ordering::Relaxed);
             let address = self.region().address(block.first_frame());
-            // SAFETY: claimed, and just released: there is nothing in it.
-            if now & flag::MOVED == 0 || unsafe { vm::remap_fresh(address, BLOCK_BYTES) }.is_ok() {
-                self.advise_again(block);
-                flags.store(0, Ordering::Relaxed);
-                if now & flag::SMALL != 0 {
-                    self.small_blocks.fetch_sub(1, Ordering::Relaxed);
-                }
-                if now & flag::MOVE != 0 {
-                    self.moves.fetch_sub(1, Ordering::Relaxed);
-                }
+            let is_fresh = || {
+                // SAFETY: claimed, and just released: there is nothing in it.
+                now & flag::MOVED == 0 || unsafe { vm::remap_fresh(address, BLOCK_BYTES) }.is_ok()
+            };
+            if now != 0 && is_fresh() {
+                self.note_fresh_blocks(block, 1);
             }
         }
     }

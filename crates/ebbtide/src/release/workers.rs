@@ -2,13 +2,14 @@
 //!
 //! None exists before there is something to do, or the heap has grown by so much ([`Workers::expect`]) that the
 //! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time
-//! *coordinates*: it waits for the retain window, decides what is due, and hands pieces to the others. They sleep
-//! without a timer when nothing is kept, and end after [`IDLE_MS`] of that or of waiting for little ([`Next`]). They are threads of the
-//! process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
+//! *coordinates*: it waits for the retain window, decides what is due, and hands pieces to the others. They end
+//! after [`IDLE_MS`] without work or with little to wait for ([`Next`]). Until then they wake up once a second, to see whether they
+//! may stay ([`permit`]). They are threads of the process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
 //! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
-use super::pressure::policy::LOOK_MS;
-use super::pressure::watcher::Watcher;
+mod eyes;
+mod permit;
+
 use super::releaser::{Releaser, release_owned};
 use super::slots::Owner;
 use crate::config::MAX_WORKERS;
@@ -20,6 +21,8 @@ use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
+use eyes::{Eyes, sleep_watching, watch};
+use permit::Permit;
 
 /// A worker without work ends after this.
 const IDLE_MS: u64 = 10_000;
@@ -28,9 +31,6 @@ const RETRY_MS: u64 = 10_000;
 
 /// Whoever has its eyes open while another coordinates comes back after this.
 const NOT_MY_TURN_MS: u64 = 200;
-
-/// A round that comes early, because memory is getting short, waits for so many times what the last one took.
-const EARLY_SHARE: u64 = 8;
 
 /// The workers of this process.
 pub struct Workers {
@@ -54,7 +54,10 @@ pub struct Workers {
     creating: AtomicU32,
     /// The process that all this is true of; a `vfork` child is another one.
     process: AtomicU32,
+    /// None is made before.
     retry_ms: AtomicU64,
+    /// What a worker saw last of the main thread's rights ([`permit`]).
+    rights: AtomicU64,
     /// The CPU that handed work over, which helpers leave alone.
     avoid_cpu: AtomicUsize,
 }
@@ -74,6 +77,7 @@ impl Workers {
             creating: AtomicU32::new(0),
             process: AtomicU32::new(0),
             retry_ms: AtomicU64::new(0),
+            rights: AtomicU64::new(0),
             avoid_cpu: AtomicUsize::new(usize::MAX),
         }
     }
@@ -149,6 +153,7 @@ impl Workers {
         self.coordinating.store(0, Ordering::Relaxed);
         self.expecting.store(false, Ordering::Relaxed);
         self.creating.store(0, Ordering::Relaxed);
+        self.rights.store(0, Ordering::Relaxed);
         self.process.store(process::id(), Ordering::Release);
     }
 
@@ -191,7 +196,7 @@ impl Workers {
     }
 
     fn make_one(&'static self) -> bool {
-        if !WORKERS.may_work() && clock::now_ms() < self.retry_ms.load(Ordering::Relaxed) {
+        if clock::now_ms() < self.retry_ms.load(Ordering::Relaxed) {
             return false;
         }
         if crate::fork::is_forking() || self.process.load(Ordering::Acquire) != process::id() {
@@ -209,8 +214,7 @@ impl Workers {
         };
         let made = !died && {
             self.numbers.fetch_or(1 << number, Ordering::SeqCst);
-            let rseq_offset = crate::heap::FAST.rseq_offset.load(Ordering::Relaxed) as isize;
-            self.places[number].spawn(main, number, rseq_offset)
+            self.places[number].spawn(main, Born::now(number).0)
         };
         if !made {
             self.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
@@ -219,8 +223,7 @@ impl Workers {
             let _ = WORKERS.latch(Ok::<_, ()>(()));
         } else {
             WORKERS.refuse();
-            self.retry_ms
-                .store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
+            self.make_none_soon();
         }
         if died {
             let heap = crate::heap::the_heap();
@@ -231,6 +234,11 @@ impl Workers {
         }
         self.creating.store(0, Ordering::Release);
         made
+    }
+
+    fn make_none_soon(&self) {
+        self.retry_ms
+            .store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
     }
 
     /// Whether nobody makes a thread, or who did is gone, and this thread does from now on.
@@ -253,6 +261,21 @@ impl Workers {
         self.avoid_cpu.store(cpu, Ordering::Relaxed);
     }
 
+    /// Sleeps until it is called, the time is over, or the permit is. That is looked at meanwhile.
+    fn rest(&self, rest: Rest) {
+        let end = clock::now_ms() + rest.ms;
+        loop {
+            let now = clock::now_ms();
+            let ms = end.saturating_sub(now).min(rest.permit.pause_ms(now));
+            self.sleep(rest.seen, ms);
+            let now = clock::now_ms();
+            let called = self.wake.load(Ordering::SeqCst) != rest.seen;
+            if called || now >= end || !rest.permit.holds(now, &self.rights) {
+                return;
+            }
+        }
+    }
+
     fn sleep(&self, seen: u32, ms: u64) {
         self.asleep.fetch_add(1, Ordering::SeqCst);
         thread::wait(&self.wake, seen, ms);
@@ -263,20 +286,50 @@ impl Workers {
     }
 }
 
-extern "C" fn main(number: usize) {
-    if let Some(heap) = started_heap() {
-        run(heap, number);
+/// What a worker is told: its number, and when it was made.
+struct Born(usize);
+
+impl Born {
+    const SHIFT: u32 = 8;
+
+    fn now(number: usize) -> Self {
+        const { assert!(MAX_WORKERS <= 1 << Self::SHIFT) };
+        Self((clock::now_ms() as usize) << Self::SHIFT | number)
+    }
+
+    fn number(&self) -> usize {
+        self.0 & ((1 << Self::SHIFT) - 1)
+    }
+
+    fn ms(&self) -> u64 {
+        (self.0 >> Self::SHIFT) as u64
     }
 }
 
-fn run(heap: &'static Heap, number: usize) {
+/// Whether the program is at work: its own ticks call a worker when something is due.
+pub(super) fn is_active(now: u64) -> bool {
+    now.wrapping_sub(super::LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * super::TICK_MS
+}
+
+extern "C" fn main(born: usize) {
+    if let Some(heap) = started_heap() {
+        run(heap, &Born(born));
+    }
+}
+
+fn run(heap: &'static Heap, born: &Born) {
+    let number = born.number();
     let workers = &heap.workers;
     thread::set_name(&name(number));
     thread::leave_privileges();
     thread::leave_priority();
     vm::gives_back();
     // Without an empty table of its own it opens nothing.
-    let may_open = thread::leave_descriptors();
+    let may_open = thread::leave_descriptors_unnoticed();
+    let mut permit = Permit::new(may_open, born.ms(), &workers.rights);
+    if permit.is_over() {
+        workers.make_none_soon();
+    }
     let map = if may_open {
         // A filter that kills for the question does so before anything is this thread's.
         PageMap::open().ok().filter(|map| {
@@ -297,6 +350,7 @@ fn run(heap: &'static Heap, number: usize) {
     let mut eyes = Eyes::default();
     loop {
         let seen = workers.wake.load(Ordering::SeqCst);
+        let may_stay = permit.holds(clock::now_ms(), &workers.rights);
         if heap.slots.has_queued() {
             let affinity = Affinity::current();
             let cpu = affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
@@ -306,16 +360,21 @@ fn run(heap: &'static Heap, number: usize) {
             }
             workers.busy.fetch_and(!(1 << number), Ordering::SeqCst);
             affinity.unpin(cpu);
+            stats::publish_released();
             // Who still counted on this one has queued before: it is seen now.
             fence(Ordering::SeqCst);
             if heap.slots.has_queued() {
                 continue;
             }
             worked_ms = clock::now_ms();
-            continue;
+            if may_stay {
+                continue;
+            }
         }
         let (mut wait_ms, mut much) = (None, false);
-        if workers.coordinate(number) {
+        if !may_stay {
+            // Whoever calls next makes another one.
+        } else if workers.coordinate(number) {
             // Whoever has news from now on must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
             if watches {
@@ -324,7 +383,7 @@ fn run(heap: &'static Heap, number: usize) {
             let began = clock::now_ms();
             let next = heap.round(began, by);
             let now = clock::now_ms();
-            eyes.early_at_ms = now + EARLY_SHARE * (now - began);
+            eyes.after_round(now, now - began);
             if let Next::Much(_) = next {
                 (worked_ms, much) = (now, true);
                 workers.expecting.store(false, Ordering::Relaxed);
@@ -346,13 +405,29 @@ fn run(heap: &'static Heap, number: usize) {
             heap.pressure.end_watch(number);
         }
         match wait_ms {
-            Some(ms) => sleep_watching(heap, &mut watcher, &mut eyes, number, by, seen, ms),
-            None if idle_ms < IDLE_MS => workers.sleep(seen, IDLE_MS - idle_ms),
+            Some(ms) => {
+                let rest = Rest {
+                    seen,
+                    ms,
+                    permit: &mut permit,
+                };
+                sleep_watching(heap, &mut watcher, &mut eyes, number, by, rest);
+            }
+            None if may_stay && idle_ms < IDLE_MS => workers.rest(Rest {
+                seen,
+                ms: IDLE_MS - idle_ms,
+                permit: &mut permit,
+            }),
             None => {
                 workers.expecting.store(false, Ordering::Relaxed);
+                if !may_stay && !is_active(clock::now_ms()) {
+                    // An idle program makes no other worker for what this one would have given back later.
+                    super::release_everything(heap, by);
+                }
                 // Nobody may look at what is in there after this one.
                 heap.drain_quarantine();
                 heap.drain_spares();
+                stats::publish();
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
                 if workers.wake.load(Ordering::SeqCst) == seen {
@@ -367,6 +442,14 @@ fn run(heap: &'static Heap, number: usize) {
     }
 }
 
+/// How a worker sleeps.
+struct Rest<'a> {
+    /// The word that callers change, as it was before the worker looked for work.
+    seen: u32,
+    ms: u64,
+    permit: &'a mut Permit,
+}
+
 /// What a coordinator waits for after its round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
@@ -377,104 +460,6 @@ pub enum Next {
     Little(u64),
     /// For nothing.
     Nothing,
-}
-
-/// What a coordinator with its eyes open waits for.
-#[derive(Default)]
-struct Eyes {
-    /// The next look.
-    look_at_ms: u64,
-    /// From then on a round may come early.
-    early_at_ms: u64,
-    /// Frames open at the last look of a worker made in advance, and how long it sleeps until the next.
-    open: u64,
-    pause_ms: u64,
-}
-
-impl Eyes {
-    /// How long a worker made in advance sleeps, of a heap that has opened so many frames: a program that has just
-    /// grown may free it all at once; on busy CPUs each look interrupts it.
-    fn pause(&mut self, open: u64) -> u64 {
-        self.pause_ms = if open > self.open {
-            LOOK_MS.0
-        } else {
-            (self.pause_ms * 2).clamp(LOOK_MS.0, IDLE_MS)
-        };
-        self.open = open;
-        self.pause_ms
-    }
-}
-
-/// Looks at pressure, if nobody else does; releases everything when it is time to. `true`: it did.
-fn watch(
-    heap: &Heap,
-    watcher: &mut Option<Watcher>,
-    eyes: &mut Eyes,
-    number: usize,
-    by: Releaser,
-) -> bool {
-    let now = clock::now_ms();
-    eyes.look_at_ms = now + LOOK_MS.0;
-    if !heap.pressure.claim_watch(number) {
-        return false;
-    }
-    let watcher = watcher.get_or_insert_with(|| heap.pressure.open_eyes(now));
-    let verdict = heap.look_at_pressure(watcher, now);
-    stats::set_pressure_sources(watcher.sources());
-    eyes.look_at_ms = now + verdict.next_ms;
-    if verdict.release {
-        super::release_everything(heap, by);
-    }
-    verdict.release
-}
-
-/// Sleeps until it is woken, `ms` are over, or more is kept than what is left allows; with its eyes open.
-fn sleep_watching(
-    heap: &Heap,
-    watcher: &mut Option<Watcher>,
-    eyes: &mut Eyes,
-    number: usize,
-    by: Releaser,
-    seen: u32,
-    ms: u64,
-) {
-    let workers = &heap.workers;
-    let end = clock::now_ms() + ms;
-    loop {
-        let watches = watcher.is_some();
-        let expects = !watches && workers.is_expecting();
-        let until = if watches {
-            end.min(eyes.look_at_ms)
-        } else if expects {
-            end.min(clock::now_ms() + eyes.pause(heap.open_frames()))
-        } else {
-            end
-        };
-        if expects {
-            workers.next_ms.store(until, Ordering::SeqCst);
-        }
-        workers.sleep(seen, until.saturating_sub(clock::now_ms()));
-        if expects {
-            // Whoever frees much from here on calls: the look below may come too early for it.
-            workers.next_ms.store(u64::MAX, Ordering::SeqCst);
-        }
-        let woken = workers.wake.load(Ordering::SeqCst) != seen;
-        if woken || clock::now_ms() >= end || !watches && !expects {
-            return;
-        }
-        if expects {
-            if heap.keeps_much() {
-                return;
-            }
-            continue;
-        }
-        // Perhaps nothing is left to give, or to wait for.
-        let released = watch(heap, watcher, eyes, number, by);
-        let now = clock::now_ms();
-        if released || now >= eyes.early_at_ms && heap.keeps_too_much(now) {
-            return;
-        }
-    }
 }
 
 fn name(number: usize) -> [u8; 16] {

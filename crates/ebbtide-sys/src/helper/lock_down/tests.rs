@@ -42,6 +42,7 @@ fn needed(page: usize, own: usize, _: usize) -> Vec<Call> {
         call(Sysno::fcntl, &[usize::MAX, F_OFD_SETLK as usize, 0]),
         call(Sysno::fcntl, &[usize::MAX, F_OFD_SETLKW as usize, 0]),
         call(Sysno::kill, &[own, 0]),
+        call(Sysno::process_vm_writev, &[own, 0, 0, 0, 0, 0]),
     ]
 }
 
@@ -64,6 +65,9 @@ fn refused(page: usize, own: usize, other: usize) -> Vec<Call> {
         call(Sysno::tgkill, &[other, other, 0]),
         call(Sysno::pidfd_open, &[other, 0]),
         call(Sysno::process_vm_readv, &[other, 0, 0, 0, 0, 0]),
+        call(Sysno::process_vm_readv, &[own, 0, 0, 0, 0, 0]),
+        call(Sysno::process_vm_writev, &[other, 0, 0, 0, 0, 0]),
+        call(Sysno::process_vm_writev, &[own | 1 << 32, 0, 0, 0, 0, 0]),
         call(Sysno::prlimit64, &[other, 0, 0, 0]),
         call(Sysno::openat, &[here, null, 0, 0]),
         call(Sysno::unlinkat, &[here, c"".as_ptr() as usize, 0]),

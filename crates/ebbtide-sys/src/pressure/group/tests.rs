@@ -165,8 +165,8 @@ fn the_own_group_is_readable() {
     let groups = Groups::find();
     if let Some(group) = groups.memory {
         assert!(
-            group
-                .number(group.path.len, usage_file(group.version))
+            AtPath(&group, group.path.len)
+                .number(Figure::Usage)
                 .is_some()
         );
         let _ = (group.nearest(), group.hits());

@@ -10,6 +10,10 @@
 //! frames that may be taken afresh before somebody looks again: half of it, so that looks come closer
 //! together as the limit does.
 //!
+//! This is the one rule for "memory is short", for workers and for the exit helper: less is left of a limit than its low mark
+//! ([`Room::low_mark`]: a sixteenth of it, 8 to 512 MiB), or an event, by default a stall of 150 ms within 2 s ([`Trigger::DEFAULT`],
+//! [`is_ours`]); for 10 s from then on.
+//!
 //! Usage lags behind what was handed out: memory counts when it is touched. So the growth that has not
 //! shown up as resident yet is taken off what is left; it is forgotten over seconds, because some programs
 //! never touch what they ask for.
@@ -174,6 +178,13 @@ impl Policy {
             .min(look.potential);
         self.last = Some((look.now_ms, look.potential, look.resident));
     }
+}
+
+/// Whether a stall counts. Stalls of the machine do not while it has a quarter of its memory available: who stalls at the limit
+/// of another group gains nothing by what this process gives.
+pub fn is_ours(is_machines: bool, machine: Option<Room>) -> bool {
+    let plenty = |room: Room| room.left > room.limit / 4;
+    !is_machines || !machine.is_some_and(plenty)
 }
 
 /// Turns a counter of stall into events, as the kernel does for those who wait: at most one in a window.

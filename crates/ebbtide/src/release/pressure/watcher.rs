@@ -3,7 +3,7 @@
 //! Exists while there is memory to give, in the worker that waits for the window, in that thread's own
 //! descriptor table.
 
-use super::policy::Stalls;
+use super::policy::{Stalls, is_ours};
 use ebbtide_sys::pressure::source::Trigger;
 use ebbtide_sys::pressure::{self, Group, Groups, Level, Notice, Psi, Room, Told, Watch};
 
@@ -114,11 +114,9 @@ impl Watcher {
 
     fn is_told(&mut self, now_ms: u64) -> bool {
         let hit = self.hits.look();
-        // Who stalls at the limit of another group gains nothing by what this process gives.
-        let plenty = |room: Room| room.left > room.limit / 4;
         let stalled = is_stalled(&mut self.psi, now_ms);
-        let own = is_stalled(&mut self.own.psi, now_ms)
-            && !(self.own.is_machines && self.machine.is_some_and(plenty));
+        let own =
+            is_stalled(&mut self.own.psi, now_ms) && is_ours(self.own.is_machines, self.machine);
         let level = self.own.is_reclaimed_from();
         let notice = self.notice.as_ref().is_some_and(Notice::happened);
         hit || stalled || own || level || notice
@@ -188,10 +186,9 @@ struct OwnSources {
 
 impl OwnSources {
     fn open(&mut self, groups: &Groups) {
-        let own = groups.unified.as_ref().and_then(Psi::of_group);
-        self.is_machines = own.is_none();
-        let psi = own.or_else(Psi::of_machine);
-        self.psi = psi.map(|psi| (psi, Stalls::new(Trigger::DEFAULT)));
+        let psi = Psi::own(groups.unified.as_ref());
+        self.is_machines = psi.as_ref().is_none_or(|(_, is_machines)| *is_machines);
+        self.psi = psi.map(|(psi, _)| (psi, Stalls::new(Trigger::DEFAULT)));
         self.level = groups.memory.as_ref().and_then(Level::open);
         (self.unified, self.memory) = (groups.unified.clone(), groups.memory.clone());
     }

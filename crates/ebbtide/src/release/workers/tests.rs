@@ -1,6 +1,7 @@
 //! What dead workers leave, and who does what they did.
 
 use super::*;
+use crate::release::pressure::policy::LOOK_MS;
 
 #[test]
 fn nobody_counts_on_workers_that_are_gone() {
@@ -25,10 +26,7 @@ fn the_coordinator_may_die_alone() {
             thread::wait(&ENDS, 0, 1000);
         }
     }
-    let rseq_offset = crate::heap::heap().map_or(0, |_| {
-        crate::heap::FAST.rseq_offset.load(Ordering::Relaxed) as isize
-    });
-    assert!(WORKERS.places[1].spawn(waits, 0, rseq_offset));
+    assert!(WORKERS.places[1].spawn(waits, 0));
     WORKERS.numbers.store(0b11, Ordering::Relaxed);
     assert!(WORKERS.coordinate(0) && !WORKERS.coordinate(1));
     assert_eq!((WORKERS.bury(), WORKERS.count()), (0b01, 1));

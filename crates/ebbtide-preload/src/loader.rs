@@ -1,0 +1,52 @@
+//! `dlopen` without `RTLD_DEEPBIND`.
+//!
+//! A library that is opened with that flag finds libc's `free` before ours, and calls it with pointers of ours. So the flag
+//! is taken out, and the library finds the program's symbols first, as without it. `deepbind=keep` leaves it in.
+
+use core::ffi::{c_char, c_int, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering};
+use ebbtide_sys::loader::{Onward, next_function};
+
+ebbtide_sys::define_dlopen!(onward);
+
+/// The next `dlopen`, where that stays; 0: not known. (`INV-LOADER-2`)
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// Before `main`: later, a search in a forked child could wait for a lock that nobody will give back.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static FIND: extern "C" fn() = {
+    extern "C" fn find() {
+        next_dlopen();
+    }
+    find
+};
+
+fn next_dlopen() -> Option<usize> {
+    let known = NEXT.load(Ordering::Relaxed);
+    if known != 0 {
+        return Some(known);
+    }
+    let next = next_function(c"dlopen")?;
+    if next.stays {
+        NEXT.store(next.address, Ordering::Relaxed);
+    }
+    Some(next.address)
+}
+
+extern "C" fn onward(flags: c_int) -> Onward {
+    let has_flag = flags & libc::RTLD_DEEPBIND != 0;
+    let flags = match has_flag && !ebbtide::keeps_deepbind() {
+        true => flags & !libc::RTLD_DEEPBIND,
+        false => flags,
+    };
+    Onward {
+        function: next_dlopen().unwrap_or(no_loader as *const () as usize),
+        flags: flags as usize,
+    }
+}
+
+/// Before glibc 2.34, where libdl is not loaded: nothing can be opened.
+extern "C" fn no_loader(_file: *const c_char, _flags: c_int) -> *mut c_void {
+    core::ptr::null_mut()
+}

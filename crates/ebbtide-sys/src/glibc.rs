@@ -1,0 +1,64 @@
+//! Symbols of glibc that other C libraries do not have, or older versions of it. The address of each, null where there
+//! is none.
+
+/// A function that gives the address of a weak symbol, null where there is none.
+macro_rules! weak {
+    ($(#[$about:meta])* $name:ident, $symbol:literal, $of:ty) => {
+        $(#[$about])*
+        pub fn $name() -> *const $of {
+            let place: *const $of;
+            // SAFETY: reads an entry of the global offset table, which the loader has filled.
+            #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+            unsafe {
+                core::arch::asm!(
+                    concat!(".weak ", $symbol),
+                    concat!("mov {place}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
+                    place = out(reg) place,
+                    options(nostack, pure, readonly, preserves_flags),
+                );
+            }
+            // SAFETY: as above.
+            #[cfg(all(target_arch = "aarch64", target_env = "gnu"))]
+            unsafe {
+                core::arch::asm!(
+                    concat!(".weak ", $symbol),
+                    concat!("adrp {place}, :got:", $symbol),
+                    concat!("ldr {place}, [{place}, :got_lo12:", $symbol, "]"),
+                    place = out(reg) place,
+                    options(nostack, pure, readonly, preserves_flags),
+                );
+            }
+            #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_env = "gnu")))]
+            {
+                place = core::ptr::null();
+            }
+            place
+        }
+    };
+}
+
+weak!(
+    /// Where the loader keeps the initial stack pointer.
+    stack_end, "__libc_stack_end", *const usize
+);
+weak!(
+    /// Since 2.32: not 0 as long as there was one thread.
+    single_threaded, "__libc_single_threaded", u8
+);
+weak!(
+    /// Since 2.35.
+    rseq_offset, "__rseq_offset", isize
+);
+
+weak!(
+    /// Locks the list of all streams, for the calling thread, as often as it likes.
+    list_lock, "_IO_list_lock", ()
+);
+weak!(
+    /// Undoes that once.
+    list_unlock, "_IO_list_unlock", ()
+);
+weak!(
+    /// Makes the list free whoever locked it.
+    list_resetlock, "_IO_list_resetlock", ()
+);

@@ -1,0 +1,109 @@
+//! What tells of need for memory, open from the start: for a process that may open nothing later, the helper.
+//!
+//! The files are those that the others read, found and read in the same way. A process that is moved to another group goes on
+//! looking at the one that it was in.
+
+use super::group::{Figure, Level, Version, nearest};
+use super::source::{Stalled, stalled_in};
+use super::{Groups, MEMINFO, PathText, Psi, Room, machine_in};
+use crate::file::{Descriptor, Text};
+
+/// Levels at most: the own group, and those with a limit above it.
+const LEVELS: usize = 8;
+
+/// See the module's header.
+pub struct Kept {
+    machine: Option<Descriptor>,
+    levels: [Option<KeptLevel>; LEVELS],
+    psi: Option<Descriptor>,
+    psi_is_machines: bool,
+}
+
+struct KeptLevel {
+    version: Version,
+    files: [Option<Descriptor>; 4],
+}
+
+impl Kept {
+    /// Opens what there is.
+    pub fn open() -> Self {
+        let groups = Groups::find();
+        let mut levels = [const { None }; LEVELS];
+        if let Some(group) = &groups.memory {
+            let version = group.version();
+            for (place, paths) in levels.iter_mut().zip(group.to_keep()) {
+                let files = paths.map(|path| path.as_ref().and_then(open));
+                *place = Some(KeptLevel { version, files });
+            }
+        }
+        let psi = Psi::own(groups.unified.as_ref());
+        Self {
+            machine: Descriptor::open(MEMINFO, libc::O_RDONLY).ok(),
+            levels,
+            psi_is_machines: psi.as_ref().is_some_and(|(_, is_machines)| *is_machines),
+            psi: psi.and_then(|(psi, _)| open(psi.path())),
+        }
+    }
+
+    /// What the machine has available.
+    pub fn machine(&self) -> Option<Room> {
+        machine_in(self.machine.as_ref()?)
+    }
+
+    /// The nearest limit of the process's groups.
+    pub fn group(&self) -> Option<Room> {
+        nearest(self.levels.iter().flatten())
+    }
+
+    /// Microseconds that tasks of the process's group have stalled, or of the machine.
+    pub fn stalled_us(&self, who: Stalled) -> Option<u64> {
+        stalled_in(&self.psi.as_ref()?, who)
+    }
+
+    /// Whether those are the machine's.
+    pub fn stalls_are_machines(&self) -> bool {
+        self.psi_is_machines
+    }
+}
+
+impl Level for &KeptLevel {
+    fn text(&self, figure: Figure) -> Option<impl Text> {
+        self.files[figure as usize].as_ref()
+    }
+
+    fn version(&self) -> Version {
+        self.version
+    }
+}
+
+fn open(path: &PathText) -> Option<Descriptor> {
+    Descriptor::open(path.as_c_str()?, libc::O_RDONLY).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both readers see the same, but for what changes meanwhile.
+    #[test]
+    fn what_is_kept_says_what_is_read() {
+        let kept = Kept::open();
+        for _ in 0..2 {
+            let (machine, read) = (kept.machine().unwrap(), crate::pressure::machine().unwrap());
+            assert_eq!(machine.limit, read.limit);
+            assert!(machine.left.abs_diff(read.left) < read.limit / 4);
+            let read = Groups::find().memory.and_then(|group| group.nearest());
+            assert_eq!(
+                kept.group().map(|room| room.limit),
+                read.map(|room| room.limit)
+            );
+        }
+        let psi = Psi::own(Groups::find().unified.as_ref());
+        let (first, second) = (
+            kept.stalled_us(Stalled::Some),
+            kept.stalled_us(Stalled::Some),
+        );
+        assert_eq!(first.is_some(), psi.is_some());
+        assert!(first <= second);
+    }
+}

@@ -1,0 +1,273 @@
+//! Where a thread runs: its stack, and what stands in for its thread block.
+//!
+//! ```text
+//!  guard │ stack, downwards │ below │ block │ above
+//!                             ▲       ▲ the thread pointer
+//!                             └ struct rseq, where the C library puts it below; or in `above`
+//! ```
+//!
+//! The C library keeps `struct rseq` at one distance from every thread's pointer: inside its thread block before glibc
+//! 2.41, from then on beyond all static TLS, whatever the size of that. Both `below` and `above` reach so far, and it
+//! says −1 there: not registered. So sections find the parked slab, and `sched_getcpu` asks the kernel
+//! ([decision 0066](../../../../docs/decisions/0066-threads-that-libc-does-not-know.md)). `INV-THREAD-1`: where code in
+//! such a thread looks for `struct rseq`, there is memory of its own that says −1.
+
+use super::is_gone;
+use crate::call::{Sysno, syscall};
+use crate::clone::{Entry, Request, clone};
+use crate::{process, vm};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+/// Bytes of a worker's stack.
+const STACK_BYTES: usize = 128 << 10;
+/// Bytes on each side of the thread pointer's target, at least.
+const SIDE_BYTES: usize = 16 << 10;
+/// What the C library and sections touch of `struct rseq`.
+const AREA_BYTES: usize = 64;
+/// A distance beyond this is no layout of a C library's: no thread is made.
+const FARTHEST: usize = 1 << 30;
+/// Below the stack: no access.
+const GUARD_BYTES: usize = vm::GRANULE;
+
+/// Set in [`Place::busy`] until the kernel has made the thread.
+const MAKING: u32 = 1 << 31;
+
+/// A place for one thread at a time.
+pub struct Place {
+    /// The number of the thread that runs here: the kernel sets it when it has made the thread, and clears it when the
+    /// thread is gone. Before, [`MAKING`] and the number of who makes it, whom a filter may kill for that.
+    busy: AtomicU32,
+    /// How many were tried to start here.
+    made: AtomicU32,
+    /// Its stack, above a guard, kept for the next one. 0: none yet.
+    memory: AtomicUsize,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Place {
+    /// Nobody is here.
+    pub const fn new() -> Self {
+        Self {
+            busy: AtomicU32::new(0),
+            made: AtomicU32::new(0),
+            memory: AtomicUsize::new(0),
+        }
+    }
+
+    /// Whether the last thread that ran here is gone, or who was to make it.
+    pub fn is_free(&self) -> bool {
+        let busy = self.busy.load(Ordering::Acquire);
+        busy == 0 || busy & MAKING != 0 && is_gone(busy & !MAKING)
+    }
+
+    /// Tells the threads that have run here apart: greater by one for each.
+    pub fn made(&self) -> u32 {
+        self.made.load(Ordering::Acquire)
+    }
+
+    /// Whether the calling thread runs here.
+    pub fn is_here(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) == process::thread_id()
+    }
+
+    /// Nobody is here any more: in a forked child.
+    pub fn reset(&self) {
+        self.busy.store(0, Ordering::Relaxed);
+    }
+
+    /// Starts a thread. `false`: refused, or the last one is not gone yet. One caller at a time.
+    pub fn spawn(&'static self, entry: Entry, argument: usize) -> bool {
+        self.spawn_with(entry, argument, process::rseq_offset())
+    }
+
+    /// The same, with `struct rseq` at this distance from the thread pointer; 0: nobody looks for it.
+    fn spawn_with(&'static self, entry: Entry, argument: usize, rseq_offset: isize) -> bool {
+        let Some(layout) = Layout::reaching(rseq_offset) else {
+            return false;
+        };
+        if !self.is_free() {
+            return false;
+        }
+        let mut memory = self.memory.load(Ordering::Relaxed);
+        if memory == 0 {
+            let Some(fresh) = layout.map() else {
+                return false;
+            };
+            memory = fresh;
+            self.memory.store(memory, Ordering::Relaxed);
+        }
+        let stack = memory + STACK_BYTES;
+        let block = stack + layout.below;
+        // SAFETY: inside the mapping, which reaches from `below` bytes under the block to `above` over it. The thread
+        // pointer's target holds its own address; `cpu_id` says that there is no registration.
+        unsafe {
+            (block as *mut usize).write(block);
+            if rseq_offset != 0 {
+                (block.wrapping_add_signed(rseq_offset + 4) as *mut i32).write_unaligned(-1);
+            }
+        }
+        self.made.fetch_add(1, Ordering::Relaxed);
+        // Behind the count: who finds the place busy again finds that changed.
+        let making = MAKING | process::thread_id();
+        self.busy.store(making, Ordering::Release);
+        // Descriptors are shared until `leave_descriptors`: a copy would keep open what the program closes before the
+        // thread first gets a CPU.
+        let flags = libc::CLONE_VM
+            | libc::CLONE_FS
+            | libc::CLONE_FILES
+            | libc::CLONE_SIGHAND
+            | libc::CLONE_THREAD
+            | libc::CLONE_SYSVSEM
+            | libc::CLONE_SETTLS
+            | libc::CLONE_PARENT_SETTID
+            | libc::CLONE_CHILD_CLEARTID;
+        let all = u64::MAX;
+        let mut before = 0u64;
+        // SAFETY: the new thread has a stack and a thread block of its own, and inherits the blocked
+        // signals.
+        unsafe {
+            let size = size_of::<u64>();
+            let set = libc::SIG_SETMASK;
+            let _ = syscall!(
+                Sysno::rt_sigprocmask,
+                set,
+                &raw const all,
+                &raw mut before,
+                size
+            );
+            let request = Request {
+                flags: flags as usize,
+                stack,
+                block,
+                number: self.busy.as_ptr(),
+                busy: self.busy.as_ptr(),
+            };
+            let made = clone(&request, entry, argument).is_ok();
+            let none = core::ptr::null_mut::<u64>();
+            let _ = syscall!(Sysno::rt_sigprocmask, set, &raw const before, none, size);
+            if !made {
+                self.busy.store(0, Ordering::Release);
+            }
+            made
+        }
+    }
+}
+
+/// How far a thread's memory reaches from its pointer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Layout {
+    below: usize,
+    above: usize,
+}
+
+impl Layout {
+    /// So far that `struct rseq` at this distance lies inside. `None`: nowhere near.
+    fn reaching(rseq_offset: isize) -> Option<Self> {
+        let far = rseq_offset.unsigned_abs();
+        if far > FARTHEST {
+            return None;
+        }
+        let side = |bytes: usize| bytes.max(SIDE_BYTES).next_multiple_of(vm::GRANULE);
+        Some(if rseq_offset < 0 {
+            Self {
+                below: side(far),
+                above: SIDE_BYTES,
+            }
+        } else {
+            Self {
+                below: SIDE_BYTES,
+                above: side(far + AREA_BYTES),
+            }
+        })
+    }
+
+    fn bytes(self) -> usize {
+        STACK_BYTES + self.below + self.above
+    }
+
+    /// Memory for a stack and a block, with a guard below. `None`: refused. Resident is what is touched: some pages.
+    fn map(self) -> Option<usize> {
+        let guard = vm::reserve(GUARD_BYTES + self.bytes(), vm::GRANULE).ok()?;
+        let memory = guard + GUARD_BYTES;
+        // SAFETY: inside the reservation just made.
+        unsafe {
+            if vm::commit(memory, self.bytes()).is_err() {
+                vm::unmap(guard, GUARD_BYTES + self.bytes());
+                return None;
+            }
+            let _ = vm::advise(memory, self.bytes(), libc::MADV_NOHUGEPAGE);
+        }
+        Some(memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::super::tests::comes;
+    use super::*;
+
+    /// Where a worker's stack is at an end, so is the worker, and nobody's memory is written to.
+    #[test]
+    fn below_a_stack_is_no_memory() {
+        let layout = Layout::reaching(0).unwrap();
+        let memory = layout.map().unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        // Neighbours without access may be in one mapping with it.
+        let guard = std::format!("-{memory:x} ---p");
+        assert!(maps.contains(&guard), "no {guard} in {maps}");
+        // SAFETY: the mapping just made.
+        unsafe { ((memory + layout.bytes()) as *mut u8).sub(1).write(1) };
+        vm::unmap(memory - GUARD_BYTES, GUARD_BYTES + layout.bytes());
+    }
+
+    #[test]
+    fn a_block_reaches_as_far_as_the_registration() {
+        for offset in [-65_728, -410_016, -(3 << 20), -32, 2464, 500_000, 1 << 22] {
+            let layout = Layout::reaching(offset).unwrap();
+            assert!(offset >= -(layout.below as isize), "{offset} {layout:?}");
+            assert!(
+                offset + AREA_BYTES as isize <= layout.above as isize,
+                "{offset} {layout:?}"
+            );
+        }
+        assert_eq!(Layout::reaching(isize::MIN), None);
+        assert_eq!(Layout::reaching(isize::MAX), None);
+    }
+
+    /// What a thread finds as its `cpu_id`, and that what a section would write beside it is its own.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_thread_finds_no_registration_however_far_away() {
+        static SEEN: AtomicUsize = AtomicUsize::new(0);
+        extern "C" fn looks(offset: usize) {
+            // SAFETY: inside this thread's block, as the test wants to see.
+            let cpu = unsafe { crate::rseq::section::cpu_id(offset as isize) };
+            SEEN.store(cpu as usize, Ordering::Relaxed);
+        }
+        for offset in [-65_728isize, -410_016, -(3 << 20), 2464, 500_000] {
+            let place: &'static Place = std::boxed::Box::leak(std::boxed::Box::default());
+            SEEN.store(7, Ordering::Relaxed);
+            assert!(place.spawn_with(looks, offset as usize, offset));
+            assert!(comes(|| place.is_free()), "{offset}");
+            assert_eq!(SEEN.load(Ordering::Relaxed) as i32, -1, "{offset}");
+        }
+    }
+
+    #[test]
+    fn a_place_whose_maker_is_gone_is_free() {
+        let place = Place::new();
+        let making = |thread: u32| {
+            place.busy.store(MAKING | thread, Ordering::Relaxed);
+            !place.is_free()
+        };
+        let gone = std::thread::spawn(process::thread_id).join().unwrap();
+        assert!(making(process::thread_id()));
+        assert!(comes(|| !making(gone)));
+    }
+}

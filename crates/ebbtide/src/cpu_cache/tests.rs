@@ -1,0 +1,60 @@
+//! The table of slabs as the fast paths read it.
+
+extern crate std;
+use super::*;
+use std::boxed::Box;
+
+/// The most CPUs that Linux supports on x86-64.
+const LINUX_CPUS: isize = 8192;
+
+fn started() -> (Box<CpuCaches>, Stacks) {
+    let caches = Box::new(CpuCaches::new());
+    // SAFETY: its first use.
+    let stacks = unsafe { caches.start(&Config::DEFAULT) }.expect("address space");
+    (caches, stacks)
+}
+
+/// Whatever `cpu_id` holds, its entry says "parked" and is nothing else, until the CPU's slab is live.
+#[test]
+fn every_cpu_id_has_an_entry_that_is_parked_at_first() {
+    let (caches, stacks) = started();
+    for cpu in -2..LINUX_CPUS {
+        let place = stacks.table.wrapping_add_signed(cpu * 8);
+        assert_ne!(place, caches.place().wipe_word);
+        // SAFETY: that this is a mapped word is what is tested.
+        assert_eq!(unsafe { *(place as *const usize) }, 0, "entry of CPU {cpu}");
+    }
+}
+
+/// A fork that nobody tells of must find every entry wiped, and the slabs behind live ones may be in use.
+#[test]
+fn a_fork_wipes_every_entry() {
+    let (caches, stacks) = started();
+    if WIPE_ON_FORK.known() != Some(true) {
+        return std::eprintln!("skipped: no MADV_WIPEONFORK");
+    }
+    let set = |value: usize| {
+        for cpu in -2..LINUX_CPUS {
+            let place = stacks.table.wrapping_add_signed(cpu * 8) as *mut usize;
+            // SAFETY: an entry of a table that nobody else uses.
+            unsafe { place.write_volatile(value) };
+        }
+    };
+    set(8);
+    // SAFETY: the child makes system calls and reads memory, no more.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+    if child == 0 {
+        let wiped = (-2..LINUX_CPUS).all(|cpu| {
+            let place = stacks.table.wrapping_add_signed(cpu * 8) as *const usize;
+            // SAFETY: as above.
+            unsafe { place.read_volatile() == 0 }
+        });
+        let good = wiped && caches.was_forked();
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for our own child.
+    let waited = unsafe { libc::waitpid(child as i32, &raw mut status, 0) };
+    assert_eq!((waited as i64, status), (child, 0));
+}

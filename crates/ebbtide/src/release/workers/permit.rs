@@ -1,0 +1,148 @@
+//! How long a worker may live: while it may do no more than the main thread.
+//!
+//! A worker inherits the filters and the user of the thread that made it. A program that locks itself in later with
+//! seccomp(2), or that changes its user, binds its own threads; libc does not know a worker, and a filter without
+//! `SECCOMP_FILTER_FLAG_TSYNC` binds one thread. Whoever can write to the program's memory could make a worker do what
+//! the program may not. So once in [`LOOK_MS`] a worker compares the main thread's rights with what it found at its own
+//! start, and ends when they differ. The next one is made by a thread of the program, and inherits.
+//!
+//! Signals are blocked in workers. One that is sent to a worker means that the program waits for all threads to handle
+//! it, as libpsx does: the worker ends, and is waited for no longer.
+//!
+//! A worker that cannot be sure of its own rights ends [`UNSURE_MS`] after its start:
+//! - It has no table of its own, or cannot read `/proc`.
+//! - The main thread had a filter at the first look, and no worker saw the same rights before this one was made. The
+//!   main thread may have installed the filter in between.
+//!
+//! [Decision 0066](../../../../../docs/decisions/0066-threads-that-libc-does-not-know.md).
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use ebbtide_sys::clock;
+use ebbtide_sys::thread::{self, Rights};
+
+/// A worker looks so often.
+pub const LOOK_MS: u64 = 1000;
+/// So long lives one that is not sure.
+const UNSURE_MS: u64 = 10_000;
+
+/// See the module's header.
+pub struct Permit {
+    /// What the main thread might do at the start; `None`: cannot be read.
+    rights: Option<u32>,
+    next_ms: u64,
+    /// The end, if nothing comes before it.
+    end_ms: u64,
+}
+
+/// A sight of the main thread's rights: the digest, and when it was over, in milliseconds modulo 2^32.
+fn sight(digest: u32, ms: u64) -> u64 {
+    u64::from(digest) << 32 | u64::from(ms as u32)
+}
+
+/// Whether that digest was seen before a moment less than 24 days ago.
+fn was_seen_before(last: u64, digest: u32, ms: u64) -> bool {
+    let age = (ms as u32).wrapping_sub(last as u32);
+    (last >> 32) as u32 == digest && age != 0 && age < 1 << 31
+}
+
+impl Permit {
+    /// For a worker made at `made_ms`; `last`: what workers of this process have seen.
+    pub fn new(may_open: bool, made_ms: u64, last: &AtomicU64) -> Self {
+        let seen = last.load(Ordering::Acquire);
+        let now = clock::now_ms();
+        let rights = may_open.then(Rights::of_main_thread).flatten();
+        let end_ms = match &rights {
+            Some(rights) if !rights.has_own_user() => 0,
+            Some(rights) if !rights.is_filtered => u64::MAX,
+            Some(rights) if was_seen_before(seen, rights.digest, made_ms) => u64::MAX,
+            _ => now + UNSURE_MS,
+        };
+        if let Some(rights) = &rights {
+            last.store(sight(rights.digest, clock::now_ms()), Ordering::Release);
+        }
+        Self {
+            rights: rights.map(|rights| rights.digest),
+            next_ms: now + LOOK_MS,
+            end_ms,
+        }
+    }
+
+    /// Whether the worker must end.
+    pub fn is_over(&self) -> bool {
+        self.end_ms == 0
+    }
+
+    /// How long a worker may sleep now.
+    pub fn pause_ms(&self, now_ms: u64) -> u64 {
+        self.next_ms.min(self.end_ms).saturating_sub(now_ms)
+    }
+
+    /// Whether the worker may go on. Looks, when it is time to.
+    pub fn holds(&mut self, now_ms: u64, last: &AtomicU64) -> bool {
+        if now_ms < self.next_ms && now_ms < self.end_ms {
+            return true;
+        }
+        self.next_ms = now_ms + LOOK_MS;
+        if now_ms >= self.end_ms || !self.look(last) {
+            self.end_ms = 0;
+        }
+        !self.is_over()
+    }
+
+    fn look(&mut self, last: &AtomicU64) -> bool {
+        // Before the process's own: what is taken in between seems to be this thread's, and a worker ends in vain.
+        let pending = thread::pending_signals();
+        let Some(digest) = self.rights else {
+            return pending & thread::SIGNAL_TO_ALL == 0;
+        };
+        let Some(rights) = Rights::of_main_thread() else {
+            // A filter that has come for all threads.
+            self.rights = None;
+            self.end_ms = self.end_ms.min(clock::now_ms() + UNSURE_MS);
+            return pending & thread::SIGNAL_TO_ALL == 0;
+        };
+        last.store(sight(rights.digest, clock::now_ms()), Ordering::Release);
+        rights.digest == digest && pending & !rights.pending == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sight_counts_from_the_next_millisecond_on() {
+        let last = sight(7, 1 << 40);
+        assert!(was_seen_before(last, 7, (1 << 40) + 1));
+        assert!(!was_seen_before(last, 7, 1 << 40));
+        assert!(!was_seen_before(last, 7, (1 << 40) - 1));
+        assert!(!was_seen_before(last, 8, (1 << 40) + 1));
+        // Across the end of the count.
+        assert!(was_seen_before(sight(7, u64::from(u32::MAX)), 7, 1 << 32));
+    }
+
+    #[test]
+    fn one_that_is_not_sure_ends() {
+        let last = AtomicU64::new(0);
+        let mut permit = Permit::new(false, 0, &last);
+        let now = clock::now_ms();
+        assert!(permit.holds(now, &last) && permit.pause_ms(now) <= LOOK_MS);
+        assert!(permit.holds(now + LOOK_MS, &last));
+        assert!(!permit.holds(now + UNSURE_MS + 1, &last) && permit.is_over());
+        assert!(!permit.holds(now, &last), "for good");
+    }
+
+    #[test]
+    fn a_change_of_the_main_thread_s_rights_is_its_end() {
+        let last = AtomicU64::new(0);
+        let mut permit = Permit::new(true, 0, &last);
+        let now = clock::now_ms();
+        if permit.rights.is_none() {
+            return;
+        }
+        assert!(permit.holds(now + LOOK_MS, &last));
+        permit.rights = permit.rights.map(|digest| digest ^ 1);
+        assert!(permit.holds(now + LOOK_MS, &last), "not looked at yet");
+        assert!(!permit.holds(now + 2 * LOOK_MS, &last));
+    }
+}
