@@ -182,6 +182,11 @@ pub const KEYS: &[Key] = &[
         help: "find double frees, writes after free and short overflows at once or soon, and stop the program",
     },
     Key {
+        name: "deepbind",
+        kind: Kind::Word(&["drop", "keep"]),
+        help: "drop: libraries opened with RTLD_DEEPBIND (PHP's extensions) are opened without it, and share the program's malloc",
+    },
+    Key {
         name: "stats_dir",
         kind: Kind::Path,
         help: "directory in which each process keeps a statistics page, PID.ebb",

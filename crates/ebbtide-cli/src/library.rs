@@ -5,8 +5,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-/// File name of the library.
+/// File name of the library, behind which a version may stand.
 pub const FILE_NAME: &str = "libebbtide.so";
+
+/// The name that programs linked with the library ask for. Where only this one is installed, it will do.
+const SONAME: &str = "libebbtide.so.0";
+
+/// Whether a file of this name is the library, in any version.
+pub fn is_named(name: &str) -> bool {
+    name.strip_prefix(FILE_NAME)
+        .is_some_and(|version| version.is_empty() || version.starts_with('.'))
+}
 
 /// Environment variable that names the library.
 pub const ENV: &str = "EBBTIDE_LIB";
@@ -63,7 +72,9 @@ fn candidates(exe: Option<&Path>) -> Vec<PathBuf> {
     #[cfg(target_arch = "aarch64")]
     dirs.push("/usr/lib/aarch64-linux-gnu".into());
     dirs.dedup();
-    dirs.into_iter().map(|d| d.join(FILE_NAME)).collect()
+    dirs.iter()
+        .flat_map(|dir| [FILE_NAME, SONAME].map(|name| dir.join(name)))
+        .collect()
 }
 
 fn checked(path: &Path) -> Result<PathBuf> {
@@ -99,6 +110,20 @@ mod tests {
         assert!(c.contains(&PathBuf::from("/opt/e/lib/libebbtide.so")));
         assert!(c.contains(&PathBuf::from("/opt/e/lib64/libebbtide.so")));
         assert!(c.contains(&PathBuf::from("/usr/local/lib/libebbtide.so")));
+    }
+
+    #[test]
+    fn knows_its_own_names() {
+        for name in ["libebbtide.so", "libebbtide.so.0", "libebbtide.so.0.1.0"] {
+            assert!(is_named(name), "{name}");
+        }
+        for name in ["libebbtide.sour", "libebbtide", "liblibebbtide.so"] {
+            assert!(!is_named(name), "{name}");
+        }
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebbtide-preload/build.rs");
+        if let Ok(source) = std::fs::read_to_string(path) {
+            assert!(source.contains(&format!("-soname,{SONAME}\"")));
+        }
     }
 
     #[test]

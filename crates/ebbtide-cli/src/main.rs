@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `cli` | the flags, each defined once |
 //! | `conf` | the keys of `EBBTIDE_CONF` |
+//! | `known` | combinations that cannot work: the library's own table |
 //! | `library` | finds `libebbtide.so` |
 //! | `lock_figures` | what the library's locks cost |
 //! | `out` | prints without failing on a closed pipe; units |
@@ -20,6 +21,8 @@ mod bench;
 mod cli;
 mod conf;
 mod doctor;
+#[path = "../../ebbtide/src/known.rs"]
+mod known;
 mod library;
 mod lock_figures;
 mod out;

@@ -1,7 +1,7 @@
 //! The page of figures that each process under Ebbtide keeps in `stats_dir`.
 //!
-//! A file `PID.ebb` of 8,192 bytes, little-endian 64-bit words, written by the
-//! process through a shared mapping. The words are read one by one, without a
+//! A file `PID.ebb` of 8,192 bytes, little-endian 64-bit words, which the process
+//! writes every now and then. The words are read one by one, without a
 //! lock: each is exact, two of them need not be from the same instant.
 
 use std::env;
@@ -103,7 +103,7 @@ pub struct StatsPage {
 }
 
 /// The optional kernel calls in the order of the library's own list.
-pub const FEATURES: [&str; 12] = [
+pub const FEATURES: [&str; 14] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -116,6 +116,8 @@ pub const FEATURES: [&str; 12] = [
     "reaper",
     "populate",
     "dontneed",
+    "rseq_unregister",
+    "process_vm_writev",
 ];
 
 /// The bits of [`StatsPage::pressure_sources`].

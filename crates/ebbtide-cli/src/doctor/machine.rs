@@ -4,9 +4,8 @@ use std::fs;
 use std::mem;
 
 use super::Check;
-use crate::out;
-use crate::proc;
 use crate::run::sample::kib_field;
+use crate::{known, out, proc, run};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
@@ -22,7 +21,8 @@ pub fn all() -> Vec<Check> {
         cpu_model(),
         cpus(),
         numa(),
-        Check::info("page_size", format!("{} B", sysconf(libc::_SC_PAGESIZE))),
+        page_size(),
+        Check::info("huge_page_size", huge_page_size()),
     ]
 }
 
@@ -130,6 +130,21 @@ fn swap() -> Check {
 fn sysconf(name: libc::c_int) -> i64 {
     // SAFETY: a plain call; an unknown name gives -1.
     unsafe { libc::sysconf(name) }
+}
+
+fn page_size() -> Check {
+    let bytes = run::page_bytes();
+    let value = format!("{bytes} B");
+    if bytes == run::SMALL_PAGE_BYTES {
+        return Check::ok("page_size", value, "the size of a frame");
+    }
+    let pages = &known::PAGES;
+    Check::missing("page_size", value, pages.happens, pages.remedy)
+}
+
+fn huge_page_size() -> String {
+    let bytes = read_number(&format!("{THP}/hpage_pmd_size"));
+    bytes.map_or("unknown".into(), out::bytes)
 }
 
 /// Name of the processor.

@@ -3,18 +3,24 @@
 //! | module | what it looks at |
 //! |---|---|
 //! | `probe` | versions and kernel features, each really tried |
+//! | `rseq` | who registered restartable sequences, and whether the kernel checks them |
 //! | `advice` | the kinds of `madvise`, each really tried |
 //! | `machine` | huge pages, overcommit, swap, processors |
 //! | `limits` | resource limits and control groups |
 //! | `ending` | exit beside the program |
 //! | `turns` | where its helpers take turns |
+//! | `sandbox` | filters, containers, emulators |
+//! | `combinations` | which of the known-broken combinations are met here |
 //! | `trial` | the library, in a process of its own |
 
 mod advice;
+mod combinations;
 mod ending;
 mod limits;
 mod machine;
 mod probe;
+mod rseq;
+pub mod sandbox;
 mod trial;
 mod turns;
 
@@ -26,10 +32,14 @@ use comfy_table::{Color, ContentArrangement, Table};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
-use crate::out;
+use crate::{out, run};
+use combinations::Facts;
 
 /// Exit status when the library cannot work here.
 const EXIT_BROKEN: u8 = 1;
+
+/// Narrower terminals get one check a line.
+const TABLE_COLUMNS: u16 = 60;
 
 /// How good the news is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -56,7 +66,7 @@ pub struct Check {
     pub value: String,
     /// What Ebbtide uses it for, or what its lack means.
     pub effect: String,
-    /// What to do about it; empty where nothing is wrong.
+    /// What to do about it; empty where nothing is wrong, but for known combinations.
     pub remedy: String,
 }
 
@@ -117,9 +127,22 @@ struct Report {
 /// Prints the report; 0 if the library works here, else 1.
 pub fn main(args: &DoctorArgs) -> Result<u8> {
     let trial = trial::run(args.lib.lib.as_deref());
+    let (release, version) = probe::uname();
+    let facts = Facts {
+        page_bytes: run::page_bytes(),
+        kernel: probe::kernel_numbers(),
+        other_kernel: sandbox::other_kernel(&release, &version),
+        rseq: rseq::owner(),
+        fences: probe::fences(),
+        emulator: sandbox::emulator().filter(|_| !has_basic_syscalls()),
+        refusal: trial.refusal,
+        before: combinations::before_ebbtide(),
+    };
+    let combinations = combinations::all(&facts);
+    let refused = combinations.iter().any(|c| c.state == State::Missing);
     let report = Report {
         schema: 1,
-        works: trial.works,
+        works: trial.works && !refused,
         mode: trial.mode,
         sections: vec![
             Section {
@@ -136,21 +159,35 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
             },
             Section {
                 title: "limits",
-                checks: limits::all(),
+                checks: [sandbox::all(), limits::all()].concat(),
             },
             Section {
                 title: "exit beside the program (exit=detached)",
                 checks: ending::all(trial.path.as_deref()),
+            },
+            Section {
+                title: "combinations that are known not to work, or to work with less",
+                checks: combinations,
             },
         ],
     };
     let text = if args.json {
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
-        render(&report, out::is_fancy(&io::stdout()))
+        render(&report, out::is_fancy(&io::stdout()) && is_wide())
     };
     out::stdout(text.as_bytes());
     Ok(if report.works { 0 } else { EXIT_BROKEN })
+}
+
+/// Whether programs are started with `syscalls=basic`, by the environment.
+fn has_basic_syscalls() -> bool {
+    run::merged_conf(&[]).is_ok_and(|conf| conf.get("syscalls") == Some("basic"))
+}
+
+/// Whether the terminal says that tables fit: a serial console says 0 columns.
+fn is_wide() -> bool {
+    ratatui::crossterm::terminal::size().is_ok_and(|(columns, _)| columns >= TABLE_COLUMNS)
 }
 
 /// The facts that belong beside a measurement.
@@ -211,10 +248,15 @@ fn render(report: &Report, fancy: bool) -> String {
 
 fn remedies(report: &Report) -> String {
     let checks = report.sections.iter().flat_map(|s| &s.checks);
-    let lines: Vec<String> = checks
-        .filter(|c| !c.remedy.is_empty())
-        .map(|c| format!("  {}: {}\n", c.id, c.remedy))
-        .collect();
+    let mut told = Vec::new();
+    let mut lines: Vec<String> = Vec::new();
+    for check in checks.filter(|c| matches!(c.state, State::Limited | State::Missing)) {
+        // The same cause may show in several checks.
+        if !told.contains(&&check.remedy) {
+            told.push(&check.remedy);
+            lines.push(format!("  {}: {}\n", check.id, check.remedy));
+        }
+    }
     if lines.is_empty() {
         return "Nothing is missing.\n".into();
     }
@@ -285,6 +327,7 @@ mod tests {
         let all = [
             probe::all(),
             machine::all(),
+            sandbox::all(),
             limits::all(),
             ending::all(None),
         ]

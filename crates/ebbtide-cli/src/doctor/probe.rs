@@ -6,9 +6,9 @@ use std::mem;
 use std::os::fd::AsRawFd;
 
 use super::advice::{self, PAGE_BYTES, Pages};
-use super::{Check, reason};
+use super::{Check, State, reason, rseq};
+use crate::known;
 
-const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
 const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 3 << 30 | 96 << 16 | (b'f' as libc::c_ulong) << 8 | 16;
@@ -18,10 +18,14 @@ const MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 8;
 
 /// Every probe.
 pub fn all() -> Vec<Check> {
+    let owner = rseq::owner();
     let mut checks = vec![
         kernel(),
+        Check::info("kernel_version", uname().1),
         glibc(),
-        rseq(),
+        other_libc(),
+        rseq::check(&owner),
+        rseq::enforcement(&owner),
         membarrier(),
         process_madvise(),
         pidfd(),
@@ -38,18 +42,26 @@ pub fn versions() -> Vec<Check> {
     vec![kernel(), glibc()]
 }
 
-/// Release of the running kernel, such as `6.12.3-amd64`.
-fn release() -> String {
+/// Release of the running kernel, such as `6.12.3-amd64`, and its version, which tells the build.
+pub fn uname() -> (String, String) {
+    let text = |field: &[libc::c_char]| {
+        // SAFETY: the kernel ends each field with a NUL.
+        let text = unsafe { std::ffi::CStr::from_ptr(field.as_ptr()) };
+        text.to_string_lossy().into_owned()
+    };
     // SAFETY: utsname is plain data; the call fills it with NUL-terminated strings.
     unsafe {
         let mut name: libc::utsname = mem::zeroed();
-        if libc::uname(&mut name) != 0 {
-            return "unknown".into();
+        match libc::uname(&mut name) {
+            0 => (text(&name.release), text(&name.version)),
+            _ => ("unknown".into(), "unknown".into()),
         }
-        std::ffi::CStr::from_ptr(name.release.as_ptr())
-            .to_string_lossy()
-            .into_owned()
     }
+}
+
+/// Major and minor number of the running kernel.
+pub fn kernel_numbers() -> Option<(u32, u32)> {
+    version_of(&uname().0)
 }
 
 /// Major and minor number of a release.
@@ -60,21 +72,19 @@ fn version_of(release: &str) -> Option<(u32, u32)> {
 
 /// Whether the kernel is of this version or a later one.
 pub fn is_at_least(version: (u32, u32)) -> bool {
-    version_of(&release()).is_some_and(|v| v >= version)
+    kernel_numbers().is_some_and(|v| v >= version)
 }
 
 fn kernel() -> Check {
-    let release = release();
+    let release = uname().0;
     match version_of(&release) {
         Some(v) if v >= (5, 18) => {
             Check::ok("kernel", release, "new enough for every base feature")
         }
-        Some(v) if v >= (4, 18) => Check::limited(
-            "kernel",
-            release,
-            "before 5.18 MADV_FREE races with O_DIRECT, so lazy release stays off",
-            "run kernel 5.18 or later (6.13 for every feature)",
-        ),
+        Some(v) if v >= (4, 18) => {
+            let old = &known::OLD_KERNEL;
+            Check::limited("kernel", release, old.happens, old.remedy)
+        }
         _ => Check::missing(
             "kernel",
             release,
@@ -90,45 +100,27 @@ fn glibc() -> Check {
     let version = version.to_string_lossy().into_owned();
     match version_of(&version) {
         Some(v) if v >= (2, 35) => Check::ok("glibc", version, "registers rseq for every thread"),
-        _ => Check::limited(
-            "glibc",
-            version,
-            "does not register rseq: the portable model is used",
-            "use a distribution with glibc 2.35 or later",
-        ),
+        _ => {
+            let none = &known::NO_RSEQ;
+            Check::limited("glibc", version, none.happens, none.remedy)
+        }
     }
 }
 
-fn rseq() -> Check {
-    const EFFECT: &str = "per-CPU caches without locks";
-    // SAFETY: dlsym with a NUL-terminated name; the symbol, if there, is a const unsigned int.
-    let registered_bytes = unsafe {
-        let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr());
-        (!symbol.is_null()).then(|| *symbol.cast::<libc::c_uint>())
-    };
-    // SAFETY: a plain call; an unknown type gives 0.
-    let feature_bytes = unsafe { libc::getauxval(AT_RSEQ_FEATURE_SIZE) };
-    match registered_bytes {
-        Some(n) if n > 0 => {
-            let kernel = match feature_bytes {
-                0 => "kernel before 6.3".to_owned(),
-                n => format!("kernel offers {n} bytes"),
-            };
-            Check::ok("rseq", format!("registered by glibc ({kernel})"), EFFECT)
-        }
-        Some(_) => Check::limited(
-            "rseq",
-            "not registered",
-            "the portable model under locks is used",
-            "unset glibc.pthread.rseq=0 in GLIBC_TUNABLES; outside a sandbox that refuses it, run kernel 4.18 or later",
-        ),
-        None => Check::limited(
-            "rseq",
-            "glibc before 2.35",
-            "the portable model under locks is used",
-            "use a distribution with glibc 2.35 or later",
-        ),
-    }
+/// This program has glibc; others here may have another C library.
+fn other_libc() -> Check {
+    let entries = std::fs::read_dir("/lib").into_iter().flatten().flatten();
+    let mut names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
+    let loader = names.find(|name| name.starts_with("ld-musl-"));
+    let value = loader.map_or("none seen".into(), |name| {
+        format!("musl (/lib/{name}): its programs are not started under Ebbtide")
+    });
+    Check::info("other_libc", value)
+}
+
+/// Whether caches of other CPUs can be emptied.
+pub fn fences() -> bool {
+    membarrier().state == State::Ok
 }
 
 fn membarrier() -> Check {
@@ -144,12 +136,8 @@ fn membarrier() -> Check {
     if works {
         Check::ok("membarrier_rseq", "works", "drains another CPU's cache")
     } else {
-        Check::limited(
-            "membarrier_rseq",
-            "refused",
-            "caches of idle CPUs are not drained",
-            "run kernel 5.10 or later, with CONFIG_MEMBARRIER and CONFIG_RSEQ, and allow membarrier in the sandbox",
-        )
+        let none = &known::NO_FENCE;
+        Check::limited("membarrier_rseq", "refused", none.happens, none.remedy)
     }
 }
 
@@ -323,6 +311,6 @@ mod tests {
         assert_eq!(version_of("6.18.44-rc1"), Some((6, 18)));
         assert_eq!(version_of("2.36"), Some((2, 36)));
         assert_eq!(version_of("5"), None);
-        assert!(version_of(&release()).is_some());
+        assert!(kernel_numbers().is_some());
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, bail};
 
 use super::Check;
+use crate::known::{self, Known};
 use crate::run::CONF_ENV;
 use crate::stats_page::{self, StatsPage};
 use crate::{library, out};
@@ -30,6 +31,8 @@ pub struct Trial {
     pub mode: Option<&'static str>,
     /// The library.
     pub path: Option<PathBuf>,
+    /// For what the library refused to start.
+    pub refusal: Option<&'static Known>,
     /// The lines of the report.
     pub checks: Vec<Check>,
 }
@@ -43,6 +46,7 @@ pub fn run(given: Option<&Path>) -> Trial {
                 works: false,
                 mode: None,
                 path: None,
+                refusal: None,
                 checks: vec![Check::missing(
                     "library",
                     "not found",
@@ -53,6 +57,7 @@ pub fn run(given: Option<&Path>) -> Trial {
         }
     };
     let mut checks = vec![Check::ok("library", path.display().to_string(), "")];
+    let mut refusal = None;
     let (works, mode) = match start(&path) {
         Ok(Some(page)) => {
             let mode = if page.rseq_mode == 1 {
@@ -105,11 +110,14 @@ pub fn run(given: Option<&Path>) -> Trial {
             (false, None)
         }
         Err(error) => {
+            let said = format!("{error:#}");
+            refusal = refused_for(&said);
+            let remedy = refusal.map_or(REINSTALL, |known| known.remedy);
             checks.push(Check::missing(
                 "trial",
-                format!("{error:#}"),
+                said,
                 "a process under the library does not run",
-                REINSTALL,
+                remedy,
             ));
             (false, None)
         }
@@ -118,8 +126,16 @@ pub fn run(given: Option<&Path>) -> Trial {
         works,
         mode,
         path: Some(path),
+        refusal,
         checks,
     }
+}
+
+/// The combination that the library's line names.
+fn refused_for(said: &str) -> Option<&'static Known> {
+    let (_, line) = said.split_once(known::REFUSED)?;
+    let mut all = known::ALL.into_iter();
+    all.find(|known| line.starts_with(known.what))
 }
 
 /// Runs this program's `--version` under the library.

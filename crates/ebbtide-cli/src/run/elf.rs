@@ -10,7 +10,14 @@ use std::path::{Path, PathBuf};
 use goblin::container::Ctx;
 use goblin::elf::header::{self, ET_DYN, ET_EXEC};
 use goblin::elf::program_header::{PT_INTERP, ProgramHeader};
+use goblin::elf::section_header::{SHN_UNDEF, SHT_DYNSYM, SectionHeader};
+use goblin::elf::sym::{Sym, Symtab};
 use goblin::elf::{Elf, Header};
+
+use crate::known::{self, Known};
+
+/// No table of a program is longer.
+const MAX_TABLE_BYTES: usize = 256 << 20;
 
 #[cfg(target_arch = "x86_64")]
 const OWN_MACHINE: u16 = header::EM_X86_64;
@@ -18,7 +25,7 @@ const OWN_MACHINE: u16 = header::EM_X86_64;
 const OWN_MACHINE: u16 = header::EM_AARCH64;
 
 /// What about this ELF file keeps the library out; `Err` if it is no program.
-pub fn describe(file: &File) -> Result<Option<String>, String> {
+pub fn describe(file: &File) -> Result<Option<Obstacle>, String> {
     let mut head = [0u8; 64];
     let len = read_head(file, &mut head);
     let elf: Header =
@@ -26,30 +33,81 @@ pub fn describe(file: &File) -> Result<Option<String>, String> {
     if elf.e_type != ET_EXEC && elf.e_type != ET_DYN {
         return Err("it is an ELF file, but not a program (an object file or a core dump?)".into());
     }
-    let is_64 = elf.container().is_ok_and(|c| c.is_big());
-    if !is_64 {
-        return Ok(Some(
-            "is a 32-bit program, and Ebbtide is a 64-bit library; use a 64-bit build of it".into(),
-        ));
+    let because = |known, detail: &str| Ok(Some(Obstacle::new(known, detail)));
+    if !elf.container().is_ok_and(|c| c.is_big()) {
+        return because(&known::MACHINE, "32-bit");
     }
     if elf.e_machine != OWN_MACHINE {
-        return Ok(Some(format!(
-            "is built for another machine ({}); use a build for this one",
-            header::machine_to_str(elf.e_machine)
-        )));
+        return because(&known::MACHINE, header::machine_to_str(elf.e_machine));
     }
     match interpreter(file, &elf)? {
-        None => Ok(Some(
-            "is statically linked (no PT_INTERP): no loader runs, so nothing can be preloaded. \
-             Link it dynamically, or link Ebbtide into it"
-                .into(),
-        )),
-        Some(path) if path.to_string_lossy().contains("ld-musl") => Ok(Some(
-            "uses the musl C library, and libebbtide.so is built for glibc; use a glibc build of it"
-                .into(),
-        )),
+        None => because(&known::STATIC, "no PT_INTERP"),
+        Some(path) if path.to_string_lossy().contains("ld-musl") => {
+            because(&known::MUSL, &path.to_string_lossy())
+        }
+        Some(_) if defines_malloc(file) => because(&known::OWN_MALLOC, ""),
         Some(_) => Ok(None),
     }
+}
+
+/// Why a program cannot run under Ebbtide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The id of the known combination.
+    pub id: &'static str,
+    /// The line about it, without the program.
+    pub text: String,
+}
+
+impl Obstacle {
+    /// A known combination, and which kind of it was found.
+    pub fn new(known: &Known, detail: &str) -> Self {
+        let detail = match detail {
+            "" => String::new(),
+            detail => format!(" ({detail})"),
+        };
+        let Known {
+            id,
+            what,
+            happens,
+            remedy,
+            ..
+        } = known;
+        let text = format!("{what}{detail}: {happens}; {remedy}");
+        Obstacle { id, text }
+    }
+}
+
+/// Whether this program or library defines `malloc` for all to see. `false` where that cannot be told.
+pub fn defines_malloc(file: &File) -> bool {
+    exported(file, "malloc").unwrap_or(false)
+}
+
+/// Looks through the dynamic symbols. `None`: there are none, or the file is damaged.
+fn exported(file: &File, wanted: &str) -> Option<bool> {
+    let mut head = [0u8; 64];
+    let len = read_head(file, &mut head);
+    let elf: Header = Elf::parse_header(&head[..len]).ok()?;
+    let ctx = Ctx::new(elf.container().ok()?, elf.endianness().ok()?);
+    let part = |at: u64, len: usize| {
+        let mut bytes = vec![0u8; (len <= MAX_TABLE_BYTES).then_some(len)?];
+        file.read_exact_at(&mut bytes, at).ok()?;
+        Some(bytes)
+    };
+    let count = usize::from(elf.e_shnum);
+    let table = part(elf.e_shoff, count * usize::from(elf.e_shentsize))?;
+    let sections = SectionHeader::parse_from(&table, 0, count, ctx).ok()?;
+    let symbols = sections.iter().find(|s| s.sh_type == SHT_DYNSYM)?;
+    let names = sections.get(symbols.sh_link as usize)?;
+    let names = part(names.sh_offset, names.sh_size as usize)?;
+    let bytes = part(symbols.sh_offset, symbols.sh_size as usize)?;
+    let count = bytes.len() / Sym::size(ctx.container);
+    let mut symbols = Symtab::parse(&bytes, 0, count, ctx).ok()?.iter();
+    Some(symbols.any(|symbol| {
+        let name = names.get(symbol.st_name..).unwrap_or_default();
+        let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+        symbol.st_shndx != SHN_UNDEF as usize && &name[..end] == wanted.as_bytes()
+    }))
 }
 
 fn interpreter(file: &File, elf: &Header) -> Result<Option<PathBuf>, String> {
@@ -108,11 +166,11 @@ pub fn gains_privilege(path: &Path, file: &File) -> Option<&'static str> {
     }
     let mode = meta.mode();
     if mode & libc::S_ISUID != 0 && meta.uid() != uid {
-        return Some("is set-user-ID");
+        return Some("set-user-ID");
     }
     let set_gid = mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0;
     if set_gid && meta.gid() != gid {
-        return Some("is set-group-ID");
+        return Some("set-group-ID");
     }
     // SAFETY: both names are NUL-terminated; a null buffer of length 0 asks for the size only.
     let caps = unsafe {
@@ -123,7 +181,7 @@ pub fn gains_privilege(path: &Path, file: &File) -> Option<&'static str> {
             0,
         )
     };
-    (caps > 0 && uid != 0).then_some("has file capabilities")
+    (caps > 0 && uid != 0).then_some("file capabilities")
 }
 
 /// A program to test with.

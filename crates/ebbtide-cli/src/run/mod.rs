@@ -26,7 +26,9 @@ use anyhow::{Context, Result};
 use crate::cli::{Exit, Format, LibArgs, RunArgs};
 use crate::conf::Conf;
 use crate::{library, out, stats_page};
+pub use elf::defines_malloc;
 use program::Refusal;
+pub use program::{SMALL_PAGE_BYTES, page_bytes};
 use summary::{Figures, LibraryFigures, Summary};
 
 /// Environment variable that holds the library's configuration.
@@ -40,7 +42,7 @@ pub fn main(args: &RunArgs) -> Result<u8> {
         Some(Exit::Inline) => conf.set("exit", "inline"),
         None => {}
     }
-    let launch = match Launch::new(&args.command, &args.lib, args.force)? {
+    let launch = match Launch::new(&args.command, &args.lib, &conf, args.force)? {
         Ok(launch) => launch,
         Err(status) => return Ok(status),
     };
@@ -73,19 +75,31 @@ pub struct Launch<'a> {
     program: PathBuf,
     rest: &'a [OsString],
     library: PathBuf,
+    /// Whether the library may be preloaded: what it would break runs without.
+    preloads: bool,
 }
 
 impl<'a> Launch<'a> {
     /// Of at least one word. The inner error has been told, and is the exit status to end with.
-    pub fn new(words: &'a [OsString], lib: &LibArgs, force: bool) -> Result<Result<Self, u8>> {
+    pub fn new(
+        words: &'a [OsString],
+        lib: &LibArgs,
+        conf: &Conf,
+        force: bool,
+    ) -> Result<Result<Self, u8>> {
         let library = library::find(lib.lib.as_deref())?;
         let (name, rest) = words.split_first().context("no command given")?;
         let program = match program::resolve(name) {
             Ok(path) => path,
             Err(refusal) => return Ok(Err(refuse(&refusal))),
         };
-        match program::check(&program) {
+        let mut preloads = true;
+        match program::check_machine(conf).and_then(|()| program::check(&program)) {
             Err(Refusal::NoEffect(text)) if force => out::warning(&text),
+            Err(Refusal::Breaks(text)) if force => {
+                out::warning(&text);
+                preloads = false;
+            }
             Err(refusal) => return Ok(Err(refuse(&refusal))),
             Ok(()) => {}
         }
@@ -94,6 +108,7 @@ impl<'a> Launch<'a> {
             program,
             rest,
             library,
+            preloads,
         }))
     }
 
@@ -127,7 +142,7 @@ impl<'a> Launch<'a> {
         let mut command = Command::new(&self.program);
         command.arg0(self.name).args(self.rest);
         let others = other_preloads(env::var_os("LD_PRELOAD").as_deref());
-        match conf {
+        match conf.filter(|_| self.preloads) {
             Some(conf) => {
                 let mut list = self.library.clone().into_os_string();
                 for other in others {
@@ -159,7 +174,8 @@ fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
         .to_string_lossy()
         .split([':', ' '])
         .filter(|p| {
-            !p.is_empty() && Path::new(p).file_name() != Some(OsStr::new(library::FILE_NAME))
+            let name = Path::new(p).file_name().unwrap_or_default();
+            !p.is_empty() && !library::is_named(&name.to_string_lossy())
         })
         .map(str::to_owned)
         .collect()
@@ -250,7 +266,7 @@ mod tests {
 
     #[test]
     fn other_preloads_leave_ebbtide_out() {
-        let list = OsStr::new("/a/libebbtide.so:/b/x.so /c/y.so::");
+        let list = OsStr::new("/a/libebbtide.so:/b/x.so /c/y.so:/d/libebbtide.so.0.1.0::");
         assert_eq!(other_preloads(Some(list)), ["/b/x.so", "/c/y.so"]);
         assert!(other_preloads(None).is_empty());
     }

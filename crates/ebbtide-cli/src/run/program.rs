@@ -4,7 +4,7 @@
 //! The loader ignores `LD_PRELOAD` silently where there is no loader (static
 //! programs), where the program gains privilege (secure mode), and with one
 //! line on stderr where the library has another word size. A script is judged
-//! by its interpreter.
+//! by its interpreter. The texts are those of [`known`].
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
@@ -12,7 +12,10 @@ use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use crate::run::elf;
+use crate::conf::Conf;
+use crate::doctor::sandbox;
+use crate::known;
+use crate::run::elf::{self, Obstacle};
 
 /// Why a program is not started as asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub enum Refusal {
     NotExecutable(String),
     /// It would run, but without Ebbtide (exit status 125; `--force` runs it).
     NoEffect(String),
+    /// It would not work under Ebbtide (exit status 125; `--force` runs it without).
+    Breaks(String),
 }
 
 impl Refusal {
@@ -31,17 +36,26 @@ impl Refusal {
         match self {
             Refusal::NotFound(_) => 127,
             Refusal::NotExecutable(_) => 126,
-            Refusal::NoEffect(_) => crate::EXIT_OWN,
+            Refusal::NoEffect(_) | Refusal::Breaks(_) => crate::EXIT_OWN,
         }
     }
 
     /// The reason and its remedy.
     pub fn text(&self) -> &str {
         match self {
-            Refusal::NotFound(t) | Refusal::NotExecutable(t) | Refusal::NoEffect(t) => t,
+            Refusal::NotFound(t)
+            | Refusal::NotExecutable(t)
+            | Refusal::NoEffect(t)
+            | Refusal::Breaks(t) => t,
         }
     }
 }
+
+/// The pages that the library is made for.
+pub const SMALL_PAGE_BYTES: u64 = 4096;
+
+const WITHOUT: &str = "--force runs it without Ebbtide";
+const ALL_THE_SAME: &str = "--force runs it all the same";
 
 /// The kernel follows this many interpreters of interpreters.
 const MAX_SCRIPT_DEPTH: u32 = 5;
@@ -110,22 +124,49 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     }
     // Set-user-id bits count on programs only, the kernel ignores them on scripts.
     if let Some(reason) = elf::gains_privilege(path, &file) {
-        return Err(Refusal::NoEffect(format!(
-            "{shown} {reason}: the loader ignores preloaded libraries for it. \
-             Run it as the user it changes to, or preload system-wide with /etc/ld.so.preload; \
-             --force runs it without Ebbtide"
-        )));
+        return Err(obstacle(path, Obstacle::new(&known::PRIVILEGE, reason)));
     }
     match elf::describe(&file) {
         Ok(None) => Ok(()),
         // The loader itself has no interpreter and honours LD_PRELOAD.
         Ok(Some(_)) if is_loader(path) => Ok(()),
-        Ok(Some(reason)) => Err(Refusal::NoEffect(format!(
-            "{shown} {reason}; --force runs it without Ebbtide"
-        ))),
+        Ok(Some(found)) => Err(obstacle(path, found)),
         Err(reason) => Err(Refusal::NotExecutable(format!(
             "{shown} cannot be executed: {reason}"
         ))),
+    }
+}
+
+/// Whether anything can run under Ebbtide on this machine.
+pub fn check_machine(conf: &Conf) -> Result<(), Refusal> {
+    let on_machine = |found: Obstacle| {
+        let text = format!("this machine has {}", found.text);
+        Err(Refusal::Breaks(format!("{text}; {WITHOUT}")))
+    };
+    let bytes = page_bytes();
+    if bytes != SMALL_PAGE_BYTES {
+        return on_machine(Obstacle::new(&known::PAGES, &format!("{bytes} B")));
+    }
+    if conf.get("syscalls") != Some("basic")
+        && let Some(name) = sandbox::emulator()
+    {
+        return on_machine(Obstacle::new(&known::EMULATOR, &name));
+    }
+    Ok(())
+}
+
+/// Bytes of the kernel's pages, as it tells this program.
+pub fn page_bytes() -> u64 {
+    // SAFETY: a plain call; an unknown type gives 0.
+    unsafe { libc::getauxval(libc::AT_PAGESZ) }
+}
+
+fn obstacle(path: &Path, found: Obstacle) -> Refusal {
+    let text = |force| format!("{} is {}; {force}", path.display(), found.text);
+    if found.id == known::MUSL.id {
+        Refusal::Breaks(text(WITHOUT))
+    } else {
+        Refusal::NoEffect(text(ALL_THE_SAME))
     }
 }
 
@@ -168,6 +209,7 @@ fn of_script(path: &Path, refusal: Refusal) -> Refusal {
     match refusal {
         Refusal::NotFound(t) | Refusal::NotExecutable(t) => Refusal::NotExecutable(of(t)),
         Refusal::NoEffect(t) => Refusal::NoEffect(of(t)),
+        Refusal::Breaks(t) => Refusal::Breaks(of(t)),
     }
 }
 
@@ -187,14 +229,14 @@ fn shebang(head: &[u8]) -> Option<(OsString, Option<OsString>)> {
     Some((owned(&line[..end]), (!rest.is_empty()).then(|| owned(rest))))
 }
 
-/// The program that `env` with this argument starts, where that is plain to see.
+/// The program that `env` with this argument starts, where that is plain to see: options may have values, and another
+/// `PATH` may find another program.
 fn env_program(argument: &OsStr) -> Option<OsString> {
     let text = argument.to_str()?;
     let text = text.strip_prefix("-S").unwrap_or(text).trim_start();
-    let word = text
-        .split_whitespace()
-        .find(|w| !w.contains('=') && !w.starts_with('-'))?;
-    Some(word.into())
+    let mut words = text.split_whitespace();
+    let word = words.find(|w| !w.contains('=') || w.starts_with("PATH="))?;
+    (!word.starts_with(['-', '$', '"', '\'']) && !word.contains('=')).then(|| word.into())
 }
 
 /// `None`: no such file. `Some(false)`: there, but not a file that may be executed.
@@ -252,16 +294,35 @@ mod tests {
         assert!(no_effect(check(&file(d, "st", &elf64(false), 0o755))).contains("static"));
         let mut other = elf64(true);
         other[18] = 243;
-        assert!(no_effect(check(&file(d, "rv", &other, 0o755))).contains("machine"));
+        assert!(no_effect(check(&file(d, "rv", &other, 0o755))).contains("(RISCV)"));
         let mut narrow = elf64(true);
         narrow[4] = 1;
         narrow[18] = EM_386 as u8;
-        assert!(no_effect(check(&file(d, "n", &narrow, 0o755))).contains("32-bit"));
+        assert!(no_effect(check(&file(d, "n", &narrow, 0o755))).contains("(32-bit)"));
         let cut = &elf64(true)[..70];
         assert!(matches!(
             check(&file(d, "cut", cut, 0o755)),
             Err(Refusal::NotExecutable(_))
         ));
+    }
+
+    #[test]
+    fn a_musl_program_is_refused_and_runs_without() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut musl = elf64(true);
+        let name = b"/lib/ld-musl-x86_64.so.1\0";
+        musl.truncate(120);
+        musl.extend(name);
+        musl[64 + 32] = name.len() as u8;
+        match check(&file(dir.path(), "m", &musl, 0o755)) {
+            Err(Refusal::Breaks(text)) => assert!(text.contains("(/lib/ld-musl-"), "{text}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn this_machine_passes() {
+        check_machine(&Conf::default()).unwrap();
     }
 
     #[test]
@@ -324,6 +385,9 @@ mod tests {
             env_program(OsStr::new("-S A=1 python3 -u")),
             Some("python3".into())
         );
+        for unclear in ["-S -u A python3", "-S PATH=/a b", "-S \"my program\"", "-i"] {
+            assert_eq!(env_program(OsStr::new(unclear)), None, "{unclear}");
+        }
     }
 
     #[test]
@@ -336,7 +400,7 @@ mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
             let nosuid = elf::gains_privilege(&path, &File::open(&path).unwrap()).is_none();
             if !nosuid {
-                assert!(no_effect(check(&path)).contains("set-user-ID"));
+                assert!(no_effect(check(&path)).contains("(set-user-ID)"));
             }
         }
     }

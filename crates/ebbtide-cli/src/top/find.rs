@@ -240,7 +240,7 @@ impl Mapped {
         let path = rest.trim_start();
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let name = path.rsplit('/').next().unwrap_or_default();
-        self.has_library |= name.starts_with(library::FILE_NAME);
+        self.has_library |= library::is_named(name);
         let number = name.strip_suffix(".ebb").and_then(|n| n.parse().ok());
         if let (Some(number), true, Ok(inode)) = (number, permissions.ends_with('s'), inode.parse())
         {

@@ -125,13 +125,13 @@ fn watch(args: &TopArgs) -> Result<u8> {
 }
 
 fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
-    let launch = match Launch::new(&args.command, &args.lib, false)? {
+    let mut conf = merged_conf(&args.conf)?;
+    let launch = match Launch::new(&args.command, &args.lib, &conf, false)? {
         Ok(launch) => launch,
         Err(status) => return Ok(status),
     };
     // One of its own, so that nobody else is in it.
     let dir = stats_page::private_dir()?;
-    let mut conf = merged_conf(&args.conf)?;
     conf.set("stats_dir", &dir.path().to_string_lossy());
     let output = if is_once {
         Output::Stderr

@@ -1,0 +1,303 @@
+//! Restartable sequences: who registered them for this thread, with which length and where, and whether the kernel
+//! checks the fields that only it may write.
+//!
+//! A second registration with the same address, length and signature fails with `EBUSY`, one with others with
+//! `EINVAL`: so the kernel itself says what is registered.
+
+use std::io;
+use std::ptr;
+
+use super::Check;
+use crate::known;
+
+const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
+const AT_RSEQ_ALIGN: libc::c_ulong = 28;
+
+/// Length of the first version of `struct rseq`, the shortest that the kernel takes.
+const FIRST_BYTES: u32 = 32;
+const UNREGISTER: libc::c_int = 1;
+/// Where `struct rseq` has the node, one of the fields that only the kernel writes.
+const NODE_ID_AT: usize = 20;
+
+/// The signature that the C library registers with.
+#[cfg(target_arch = "x86_64")]
+const SIGNATURE: u32 = 0x5305_3053;
+#[cfg(target_arch = "aarch64")]
+const SIGNATURE: u32 = 0xd428_bc00;
+
+const EFFECT: &str = "per-CPU caches without locks";
+
+/// What is registered for this thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// By the C library.
+    Libc {
+        /// Length that was registered.
+        bytes: u32,
+        /// Place of the area, from the thread pointer.
+        offset: isize,
+    },
+    /// By another library.
+    Other,
+    /// By nobody, and why.
+    Nobody(String),
+}
+
+/// The C library's figures, where it has any (glibc 2.35).
+#[derive(Clone, Copy)]
+struct Libc {
+    feature_bytes: u32,
+    offset: isize,
+}
+
+impl Libc {
+    fn get() -> Option<Self> {
+        // SAFETY: dlsym with NUL-terminated names; the symbols, if there, are a const unsigned int and a const ptrdiff_t.
+        unsafe {
+            let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr());
+            let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr());
+            if size.is_null() || offset.is_null() {
+                return None;
+            }
+            Some(Libc {
+                feature_bytes: *size.cast::<u32>(),
+                offset: *offset.cast::<isize>(),
+            })
+        }
+    }
+
+    /// The area of this thread, where its thread pointer is known.
+    fn area(self) -> Option<*mut u8> {
+        // On x86-64 glibc's pthread_t is the thread pointer.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a plain call. The sum is not used as a place to read from before the kernel has confirmed it.
+        return Some((unsafe { libc::pthread_self() } as *mut u8).wrapping_offset(self.offset));
+        #[cfg(not(target_arch = "x86_64"))]
+        return None;
+    }
+}
+
+/// Asks for a registration, or with the flag for its end.
+fn call(area: *mut u8, bytes: u32, flags: libc::c_int) -> io::Result<()> {
+    // SAFETY: `area` is memory of this process that stays, or the kernel refuses it.
+    match unsafe { libc::syscall(libc::SYS_rseq, area, bytes, flags, SIGNATURE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A value of the auxiliary vector; 0 where the kernel gives none.
+pub fn auxv(kind: libc::c_ulong) -> u64 {
+    // SAFETY: a plain call; an unknown type gives 0.
+    unsafe { libc::getauxval(kind) }
+}
+
+/// Who registered, with which length.
+pub fn owner() -> Owner {
+    let libc = Libc::get();
+    match libc {
+        Some(libc) if libc.feature_bytes > 0 => registered_by(libc),
+        _ => without(libc.is_some()),
+    }
+}
+
+/// The C library says that it has registered: the length is the one that the kernel calls busy.
+fn registered_by(libc: Libc) -> Owner {
+    let said = Owner::Libc {
+        bytes: libc.feature_bytes.max(FIRST_BYTES),
+        offset: libc.offset,
+    };
+    let Some(area) = libc.area() else { return said };
+    let kernels = auxv(AT_RSEQ_FEATURE_SIZE) as u32;
+    for bytes in [libc.feature_bytes.max(FIRST_BYTES), FIRST_BYTES, kernels] {
+        match call(area, bytes, 0) {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                let offset = libc.offset;
+                return Owner::Libc { bytes, offset };
+            }
+            // Another length, or another place.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            // Not to be asked: what the C library says counts.
+            Err(_) => return said,
+            Ok(()) => {
+                // Nobody was registered after all. The area is the C library's own, so it goes again.
+                let _ = call(area, bytes, UNREGISTER);
+                let why = "the C library says so, the kernel does not";
+                return Owner::Nobody(why.into());
+            }
+        }
+    }
+    Owner::Other
+}
+
+/// An area of our own is registered for a moment, if there is room for it.
+fn without(is_known: bool) -> Owner {
+    #[repr(align(64))]
+    struct Area([u8; 64]);
+    // Never freed: if the kernel kept it, it would write there.
+    let area = Box::leak(Box::new(Area([0; 64])));
+    let area = ptr::from_mut(&mut area.0).cast::<u8>();
+    match call(area, FIRST_BYTES, 0) {
+        Ok(()) => {
+            let _ = call(area, FIRST_BYTES, UNREGISTER);
+            let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
+            Owner::Nobody(if !is_known {
+                "the C library registers nothing (glibc before 2.35)".into()
+            } else if tunables.contains("glibc.pthread.rseq=0") {
+                "GLIBC_TUNABLES has glibc.pthread.rseq=0".into()
+            } else {
+                "the C library has not registered, though it could".into()
+            })
+        }
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EBUSY)) => Owner::Other,
+        Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+            Owner::Nobody("the kernel has no rseq".into())
+        }
+        Err(e) => Owner::Nobody(format!("the kernel refuses rseq ({e})")),
+    }
+}
+
+/// The line about the registration.
+pub fn check(owner: &Owner) -> Check {
+    match owner {
+        Owner::Libc { bytes, offset } => {
+            let offers = match (auxv(AT_RSEQ_FEATURE_SIZE), auxv(AT_RSEQ_ALIGN)) {
+                (0, _) => "the kernel names no length (before 6.3)".to_owned(),
+                (n, align) => format!("the kernel offers {n} B aligned to {align}"),
+            };
+            let place = format!("{bytes} B at {offset:+} B from the thread pointer");
+            let value = format!("registered by glibc: {place}; {offers}");
+            Check::ok("rseq", value, EFFECT)
+        }
+        Owner::Other => of(&known::OTHER_RSEQ, "registered by another library"),
+        Owner::Nobody(why) => of(&known::NO_RSEQ, &format!("not registered: {why}")),
+    }
+}
+
+fn of(known: &known::Known, value: &str) -> Check {
+    Check::limited("rseq", value, known.happens, known.remedy)
+}
+
+/// Whether the kernel ends a program that writes to its fields. A child does so and changes its CPU, which is when
+/// the kernel looks (Linux 7.0.10, for lengths above 32 bytes; with rseq debugging switched on, for all).
+pub fn enforcement(owner: &Owner) -> Check {
+    const ID: &str = "rseq_checked";
+    if !matches!(owner, Owner::Libc { .. }) {
+        return Check::info(ID, "nothing is registered that the kernel could check");
+    }
+    let Some(area) = Libc::get().and_then(Libc::area) else {
+        return Check::info(ID, "not tried on this processor");
+    };
+    match child_that_writes(area) {
+        Ok(Some(libc::SIGSEGV)) => Check {
+            effect: "Ebbtide writes none of them; a program or library that does is ended".into(),
+            ..Check::info(
+                ID,
+                "yes: the kernel ends a program that writes to its fields",
+            )
+        },
+        Ok(Some(signal)) => {
+            Check::info(ID, format!("not known: the trial ended by signal {signal}"))
+        }
+        Ok(None) if allowed_cpus().len() < 2 => {
+            Check::info(ID, "not seen; a program on one CPU cannot tell")
+        }
+        Ok(None) => Check::info(ID, "no"),
+        Err(error) => Check::info(ID, format!("not known: {error}")),
+    }
+}
+
+fn allowed_cpus() -> Vec<usize> {
+    // SAFETY: cpu_set_t is plain data; the call fills at most its size, and the numbers are below that.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        match libc::sched_getaffinity(0, size_of_val(&set), &mut set) {
+            0 => (0..libc::CPU_SETSIZE as usize)
+                .filter(|&cpu| libc::CPU_ISSET(cpu, &set))
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// The signal that ended the child, if one did.
+fn child_that_writes(area: *mut u8) -> io::Result<Option<libc::c_int>> {
+    let cpus = allowed_cpus();
+    // SAFETY: the child makes system calls only, and leaves by `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if pid == 0 {
+        // SAFETY: plain calls; the area is this thread's own, registered and at least 32 bytes long, and nothing that
+        // runs in this child reads the node from there.
+        unsafe {
+            let none = libc::rlimit {
+                rlim_cur: 0,
+                rlim_max: 0,
+            };
+            libc::setrlimit(libc::RLIMIT_CORE, &none);
+            libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+            let node = area.add(NODE_ID_AT).cast::<u32>();
+            node.write_volatile(!node.read_volatile());
+            let pause = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 1_000_000,
+            };
+            for &cpu in cpus.iter().take(4).chain(cpus.first()) {
+                let mut set: libc::cpu_set_t = std::mem::zeroed();
+                libc::CPU_SET(cpu, &mut set);
+                libc::sched_setaffinity(0, size_of_val(&set), &set);
+                libc::nanosleep(&pause, ptr::null_mut());
+            }
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a valid place to write to.
+    while unsafe { libc::waitpid(pid, &mut status, 0) } < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Ok(libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_confirms_what_the_c_library_says() {
+        let Some(libc) = Libc::get().filter(|l| l.feature_bytes > 0) else {
+            eprintln!("skipped: the C library has registered nothing");
+            return;
+        };
+        // Length and place that it did not register are not confirmed: the answer is the kernel's.
+        let wrong = call(libc.area().unwrap().wrapping_add(64), FIRST_BYTES, 0);
+        assert_eq!(wrong.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        let Owner::Libc { bytes, offset } = owner() else {
+            panic!("{:?}", owner());
+        };
+        assert!(bytes >= FIRST_BYTES && offset == libc.offset);
+        assert_eq!(without(true), Owner::Other, "somebody is registered");
+    }
+
+    #[test]
+    fn a_thread_without_a_registration() {
+        let Some(libc) = Libc::get().filter(|l| l.feature_bytes > 0) else {
+            eprintln!("skipped: the C library has registered nothing");
+            return;
+        };
+        let seen = std::thread::spawn(move || {
+            let bytes = libc.feature_bytes.max(FIRST_BYTES);
+            call(libc.area().unwrap(), bytes, UNREGISTER).unwrap();
+            (without(false), without(true), registered_by(libc))
+        });
+        for owner in <[Owner; 3]>::from(seen.join().unwrap()) {
+            assert!(matches!(owner, Owner::Nobody(_)), "{owner:?}");
+            assert!(check(&owner).remedy.contains("2.35"));
+        }
+    }
+}
