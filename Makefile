@@ -1,6 +1,6 @@
 # Ebbtide: build, try, test, measure, install. `make help` lists the targets.
 #
-# Results: $(TARGET)/release/libebbtide.so and $(TARGET)/release/ebbtide.
+# Results: $(TARGET)/release/libebbtide.so, a link to it by its soname, and $(TARGET)/release/ebbtide.
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -20,6 +20,8 @@ TARGET  := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := $(TARGET)/release/libebbtide.so
 PROGRAM := $(TARGET)/release/ebbtide
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# The name that programs linked with the library ask for. It changes with the interface, not with the version.
+SONAME  := $(shell sed -n 's/.*-soname,\([^"]*\)".*/\1/p' crates/ebbtide-preload/build.rs)
 
 all: build
 
@@ -27,6 +29,7 @@ help:
 	@echo 'make            build the library and the program (release)'
 	@echo 'make demo       redis and python with Ebbtide, and without beside it'
 	@echo 'make test       unit, property, model-checked and process-level tests'
+	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
@@ -41,12 +44,18 @@ need-cc:
 
 build: need-cargo need-cc
 	$(CARGO) build --release -p ebbtide-preload -p ebbtide-cli
+	ln -sfn libebbtide.so '$(TARGET)/release/$(SONAME)'
 
 demo: build
 	scripts/demo
 
 test: need-cargo need-cc
 	scripts/test
+
+# An interrupted run goes on where it was. Some 20 minutes on 2 CPUs.
+matrix: need-cargo need-cc
+	$(CARGO) build --release -p ebbtide-preload
+	$(CARGO) run -q -p ebbtide-tests --bin matrix -- $(if $(ONLY),only $(ONLY))
 
 bench: build
 	$(MAKE) -C bench/peers
@@ -55,6 +64,7 @@ bench: build
 # The cheap ones first.
 lint: need-cargo
 	scripts/check-docs
+	scripts/results-age
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
@@ -65,7 +75,12 @@ install:
 	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig' '$(DESTDIR)$(INCDIR)' '$(DESTDIR)$(MANDIR)' \
 	    '$(DESTDIR)$(BASHDIR)' '$(DESTDIR)$(ZSHDIR)' '$(DESTDIR)$(FISHDIR)'
 	install -m 755 '$(PROGRAM)' '$(DESTDIR)$(BINDIR)/ebbtide'
-	install -m 755 '$(LIBRARY)' '$(DESTDIR)$(LIBDIR)/libebbtide.so'
+	install -m 755 '$(LIBRARY)' '$(DESTDIR)$(LIBDIR)/libebbtide.so.$(VERSION)'
+	ln -sfn 'libebbtide.so.$(VERSION)' '$(DESTDIR)$(LIBDIR)/$(SONAME)'
+	ln -sfn '$(SONAME)' '$(DESTDIR)$(LIBDIR)/libebbtide.so'
+	@# Of several versions ldconfig would take the highest, which need not be this one.
+	@for old in '$(DESTDIR)$(LIBDIR)/$(SONAME)'.*; do \
+	    [ "$${old##*/}" = 'libebbtide.so.$(VERSION)' ] || rm -f "$$old"; done
 	install -m 644 include/ebbtide.h '$(DESTDIR)$(INCDIR)/ebbtide.h'
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCDIR@|$(INCDIR)|' \
 	    -e 's|@VERSION@|$(VERSION)|' packaging/ebbtide.pc.in > '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc'
@@ -78,6 +93,7 @@ install:
 
 uninstall:
 	rm -f '$(DESTDIR)$(BINDIR)/ebbtide' '$(DESTDIR)$(LIBDIR)/libebbtide.so' \
+	    '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/$(SONAME)'.* \
 	    '$(DESTDIR)$(INCDIR)/ebbtide.h' '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc' \
 	    '$(DESTDIR)$(MANDIR)/ebbtide.1' '$(DESTDIR)$(MANDIR)'/ebbtide-*.1 \
 	    '$(DESTDIR)$(BASHDIR)/ebbtide' '$(DESTDIR)$(ZSHDIR)/_ebbtide' '$(DESTDIR)$(FISHDIR)/ebbtide.fish'
@@ -86,4 +102,4 @@ clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build demo test bench lint install uninstall clean
+.PHONY: all help need-cargo need-cc build demo test matrix bench lint install uninstall clean

@@ -371,7 +371,8 @@ int main(int argc, char **argv)
         usleep(2500000);
         long before, after;
         CHECK(workers_slept(&before) && usleep(2000000) == 0 && workers_slept(&after));
-        CHECK(after == before, "%ld wake-ups of an idle worker", after - before);
+        /* One look a second at what the main thread may do. */
+        CHECK(after - before <= 3, "%ld wake-ups of an idle worker in 2 s", after - before);
         for (int i = 0; i < 160 && workers(); i++) usleep(100000);
         CHECK(workers() == 0, "the worker stays");
         free(memset(malloc(64 * MIB), 1, 64 * MIB));

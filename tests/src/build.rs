@@ -15,19 +15,22 @@ const INTENDED: [&str; 4] = [
     "-Wno-free-nonheap-object",
 ];
 
+/// What a program may need that was in libraries of its own before glibc 2.34.
+const LIBRARIES: [&str; 3] = ["-Wl,--as-needed", "-ldl", "-lrt"];
+
 static BUILD: Mutex<()> = Mutex::new(());
 
-fn sources() -> PathBuf {
+pub(crate) fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("c")
 }
 
 /// Beside the test binaries: `target/<profile>/ebbtide-c`.
 fn outputs() -> PathBuf {
     let exe = std::env::current_exe().expect("own path");
-    let profile = exe
-        .parent()
-        .and_then(Path::parent)
-        .expect("target directory");
+    // Tests lie one directory lower than programs.
+    let mut above = exe.ancestors().skip(1);
+    let profile = above.find(|dir| !dir.ends_with("deps"));
+    let profile = profile.expect("target directory");
     let dir = profile.join("ebbtide-c");
     std::fs::create_dir_all(&dir).expect("build directory");
     dir
@@ -54,11 +57,47 @@ pub(crate) fn c_program_for_aarch64(name: &str) -> Result<PathBuf, String> {
     Ok(compile_with(COMPILER, &source, &dir.join(name), &["-ldl"]))
 }
 
+/// The program of this source file for the C library that lies, unpacked, under `sysroot`: it runs with every newer one.
+/// `None`: for that of this machine.
+pub(crate) fn c_program_for(source: &Path, sysroot: Option<&Path>) -> Result<PathBuf, String> {
+    let name = source.file_stem().expect("a source file");
+    let Some(sysroot) = sysroot else {
+        return try_compile("cc", source, &outputs().join(name), &LIBRARIES);
+    };
+    let output = outputs().join("sysroot");
+    std::fs::create_dir_all(&output).expect("build directory");
+    let output = output.join(name);
+    // The first of these is enough for headers only: compilers look beside themselves for libraries first.
+    let libraries = ["usr/lib", "lib"].map(|dir| sysroot.join(dir).join("x86_64-linux-gnu"));
+    let old = sources().join("../matrix/old.h");
+    let flags = [
+        format!("--sysroot={}", sysroot.display()),
+        format!("-B{}", libraries[0].display()),
+        format!("-L{}", libraries[0].display()),
+        format!("-L{}", libraries[1].display()),
+        "-include".to_owned(),
+        old.display().to_string(),
+    ];
+    let flags: Vec<&str> = (flags.iter().map(String::as_str))
+        .chain(LIBRARIES)
+        .collect();
+    try_compile("cc", source, &output, &flags)
+}
+
 /// The program made from `tests/c/<name>.c` with more flags.
 pub fn c_program_with(name: &str, flags: &[&str]) -> PathBuf {
     compile(
         &sources().join(format!("{name}.c")),
         &outputs().join(name),
+        flags,
+    )
+}
+
+/// The same under another name, so that one source makes several.
+pub fn c_variant(name: &str, variant: &str, flags: &[&str]) -> PathBuf {
+    compile(
+        &sources().join(format!("{name}.c")),
+        &outputs().join(format!("{name}-{variant}")),
         flags,
     )
 }
@@ -82,6 +121,15 @@ pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
 }
 
 fn compile_with(compiler: &str, source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
+    try_compile(compiler, source, output, flags).unwrap_or_else(|why| panic!("{why}"))
+}
+
+fn try_compile(
+    compiler: &str,
+    source: &Path,
+    output: &Path,
+    flags: &[&str],
+) -> Result<PathBuf, String> {
     let _one = BUILD
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -94,7 +142,7 @@ fn compile_with(compiler: &str, source: &Path, output: &Path, flags: &[&str]) ->
         .max()
         .flatten();
     if modified(output).is_some_and(|built| Some(built) > newest) {
-        return output.to_owned();
+        return Ok(output.to_owned());
     }
     let draft = output.with_extension(format!("draft{}", std::process::id()));
     let run = Command::new(compiler)
@@ -118,14 +166,12 @@ fn compile_with(compiler: &str, source: &Path, output: &Path, flags: &[&str]) ->
         .env_remove("LD_PRELOAD")
         .output()
         .expect("no C compiler: install `cc`");
-    let errors = String::from_utf8_lossy(&run.stderr);
-    assert!(
-        run.status.success(),
-        "cannot compile {}:\n{errors}",
-        source.display()
-    );
+    if !run.status.success() {
+        let errors = String::from_utf8_lossy(&run.stderr);
+        return Err(format!("cannot compile {}:\n{errors}", source.display()));
+    }
     std::fs::rename(&draft, output).expect("rename");
-    output.to_owned()
+    Ok(output.to_owned())
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {

@@ -74,9 +74,7 @@ impl Guest {
         let preload = image::preloaded(self.machine.processor).map_or(String::new(), |path| {
             format!("export LD_PRELOAD={}; ", image::inside(&path).display())
         });
-        // A machine that has died says so by the end of its answers.
-        let _ = writeln!(running.commands, "{preload}{command}");
-        let answer = running.answer(Duration::from_secs(seconds));
+        let answer = running.ask(&format!("{preload}{command}"), Duration::from_secs(seconds));
         let (status, timed_out) = match answer.end {
             Some(status) => (status, false),
             None => {
@@ -87,9 +85,8 @@ impl Guest {
         };
         let mut stderr = answer.stderr;
         if answer.end.is_none() {
-            let log = std::fs::read(console(self.machine)).unwrap_or_default();
             stderr += "(the machine was ended; the end of its kernel's log)\n";
-            stderr += &String::from_utf8_lossy(&log);
+            stderr += &log(self.machine);
         }
         Outcome {
             label: format!("[{}] {command}", self.machine.name),
@@ -111,20 +108,27 @@ impl Guest {
 
 /// What came back for a command. Without `end` nothing more will.
 #[derive(Default)]
-struct Answer {
-    stdout: String,
-    stderr: String,
-    end: Option<i32>,
+pub(crate) struct Answer {
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    /// A wait status.
+    pub(crate) end: Option<i32>,
 }
 
 /// The emulator of one machine. Dropping it ends the machine.
-struct Running {
+pub(crate) struct Running {
     emulator: Arc<Mutex<Child>>,
     commands: ChildStdin,
     answers: Receiver<String>,
 }
 
 impl Running {
+    /// Runs a line of shell. A machine that has died says so by the end of its answers.
+    pub(crate) fn ask(&mut self, line: &str, limit: Duration) -> Answer {
+        let _ = writeln!(self.commands, "{line}");
+        self.answer(limit)
+    }
+
     /// Collects lines until the one that ends the answer, the time limit, or the machine's end.
     fn answer(&mut self, limit: Duration) -> Answer {
         let start = Instant::now();
@@ -175,6 +179,11 @@ fn console(machine: &Machine) -> PathBuf {
     image::directory().join(format!("{}.console", machine.name))
 }
 
+/// What the kernel of this machine said.
+pub(crate) fn log(machine: &Machine) -> String {
+    String::from_utf8_lossy(&std::fs::read(console(machine)).unwrap_or_default()).into_owned()
+}
+
 /// Kernel and initial file system, made once for each kind of processor.
 fn parts(processor: Processor) -> Result<&'static (PathBuf, PathBuf), String> {
     static PARTS: [OnceLock<Result<(PathBuf, PathBuf), String>>; 2] =
@@ -185,18 +194,36 @@ fn parts(processor: Processor) -> Result<&'static (PathBuf, PathBuf), String> {
         }
         // First what must have been made before: there is no emulator to install for nothing.
         let parts = (image::kernel(processor)?, image::file_system(processor)?);
-        let (emulator, package) = processor.emulator();
-        if !ensure_installed(emulator, package) {
-            return Err("no emulated machine".into());
-        }
+        have_emulator(processor)?;
         Ok(parts)
     });
     parts.as_ref().map_err(String::clone)
 }
 
-/// With KVM where it works, else emulated.
+/// Installs the emulator where that can be done.
+pub(crate) fn have_emulator(processor: Processor) -> Result<(), String> {
+    let (emulator, package) = processor.emulator();
+    if ensure_installed(emulator, package) {
+        Ok(())
+    } else {
+        Err("no emulated machine".into())
+    }
+}
+
 fn boot(machine: &'static Machine) -> Result<Running, String> {
-    let parts = parts(machine.processor)?;
+    let (kernel, file_system) = parts(machine.processor)?;
+    boot_with(machine, kernel, file_system, "")
+}
+
+/// Boots a machine that is no test's: of this kernel and file system, with `more` for the kernel. With KVM where it
+/// works, else emulated.
+pub(crate) fn boot_with(
+    machine: &Machine,
+    kernel: &Path,
+    file_system: &Path,
+    more: &str,
+) -> Result<Running, String> {
+    let parts = (kernel, file_system, more);
     let kvm = machine.processor.is_native()
         && File::options()
             .read(true)
@@ -217,8 +244,8 @@ fn boot(machine: &'static Machine) -> Result<Running, String> {
 }
 
 fn start(
-    machine: &'static Machine,
-    (kernel, file_system): &(PathBuf, PathBuf),
+    machine: &Machine,
+    (kernel, file_system, more): (&Path, &Path, &str),
     accelerator: &str,
     seconds: u64,
 ) -> Result<Running, String> {
@@ -230,7 +257,10 @@ fn start(
         .args(machine.processor.board(&console(machine)))
         .args(machine.arguments.split_whitespace())
         .arg("-append")
-        .arg(format!("{} panic=-1 loglevel=4", machine.processor.ports()))
+        .arg(format!(
+            "{} panic=-1 loglevel=4 {more}",
+            machine.processor.ports()
+        ))
         .args([
             Path::new("-kernel"),
             kernel,

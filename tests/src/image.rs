@@ -6,11 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::archive::Archive;
 use crate::processor::for_aarch64;
 use crate::{Processor, build, ensure_installed, library, run::target_dir};
 
 /// The programs of `tests/c` that are taken along.
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "api",
     "fork",
     "give_back",
@@ -21,6 +22,7 @@ const PROGRAMS: [&str; 10] = [
     "reaper",
     "stress",
     "vfork",
+    "vfork_rules",
 ];
 
 /// The package whose newest dependency is the kernel: everything that is needed is built into it.
@@ -80,8 +82,7 @@ pub fn file_system(processor: Processor) -> Result<PathBuf, String> {
         Processor::Aarch64 => foreign_files()?,
     };
     let mut archive = Archive::default();
-    archive.file(Path::new("/init"), include_bytes!("../guest/init"));
-    archive.console();
+    archive.init();
     for (name, source) in files {
         let content = fs::read(&source).map_err(|e| format!("{}: {e}", source.display()))?;
         archive.file(&name, &content);
@@ -107,7 +108,7 @@ fn native_files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
     if !libraries(&busybox).is_empty() {
         return Err("a static busybox (busybox-static)".into());
     }
-    files.insert(PathBuf::from("/bin/busybox"), busybox);
+    files.insert(PathBuf::from("/box/busybox"), busybox);
     let mut programs: Vec<PathBuf> = PROGRAMS.iter().map(|name| build::c_program(name)).collect();
     let command_line = target_dir().join("release/ebbtide");
     programs.extend(command_line.exists().then_some(command_line));
@@ -125,7 +126,7 @@ fn native_files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
 /// The same, cross-compiled, with the unit tests that `scripts/aarch64` has built.
 fn foreign_files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
     let mut files = BTreeMap::new();
-    files.insert(PathBuf::from("/bin/busybox"), for_aarch64("busybox")?);
+    files.insert(PathBuf::from("/box/busybox"), for_aarch64("busybox")?);
     for name in [
         "ld-linux-aarch64.so.1",
         "libc.so.6",
@@ -171,75 +172,4 @@ fn libraries(file: &Path) -> Vec<PathBuf> {
         .filter(|word| word.starts_with('/') && !word.ends_with(':'))
         .map(PathBuf::from)
         .collect()
-}
-
-/// A cpio archive in the making.
-#[derive(Default)]
-struct Archive {
-    bytes: Vec<u8>,
-    entries: u32,
-    directories: Vec<PathBuf>,
-}
-
-impl Archive {
-    fn file(&mut self, name: &Path, content: &[u8]) {
-        self.parents(name);
-        self.entry(name, 0o100_755, (0, 0), content);
-    }
-
-    /// `/dev/console`, which the kernel opens for the first process.
-    fn console(&mut self) {
-        let name = Path::new("/dev/console");
-        self.parents(name);
-        self.entry(name, 0o020_600, (5, 1), &[]);
-    }
-
-    fn parents(&mut self, name: &Path) {
-        let above: Vec<PathBuf> = name.ancestors().skip(1).map(Path::to_owned).collect();
-        for dir in above.into_iter().rev().filter(|dir| dir.parent().is_some()) {
-            if !self.directories.contains(&dir) {
-                self.entry(&dir, 0o040_755, (0, 0), &[]);
-                self.directories.push(dir);
-            }
-        }
-    }
-
-    fn entry(&mut self, name: &Path, mode: u32, device: (u32, u32), content: &[u8]) {
-        let name = name.to_str().expect("a plain name").trim_start_matches('/');
-        let length = u32::try_from(content.len()).expect("a small file");
-        let name_length = name.len() as u32 + 1;
-        self.entries += 1;
-        let fields = [
-            self.entries,
-            mode,
-            0,
-            0,
-            1,
-            0,
-            length,
-            0,
-            0,
-            device.0,
-            device.1,
-            name_length,
-            0,
-        ];
-        self.bytes.extend(b"070701");
-        for field in fields {
-            self.bytes.extend(format!("{field:08x}").bytes());
-        }
-        self.bytes.extend(name.bytes().chain([0]));
-        self.pad();
-        self.bytes.extend(content);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
-    }
-
-    fn end(mut self) -> Vec<u8> {
-        self.entry(Path::new("TRAILER!!!"), 0, (0, 0), &[]);
-        self.bytes
-    }
 }

@@ -14,14 +14,16 @@
 //!   ([`Sysctl`]), and no other run of this test process overlaps with the change.
 //! - INV-TESTS-4: a test that cannot run says `skipped: reason` on the real stderr.
 
+mod archive;
 mod build;
 mod guest;
 mod image;
 mod machine;
+pub mod matrix;
 mod processor;
 mod run;
 
-pub use build::{c_library, c_program, c_program_with, compile};
+pub use build::{c_library, c_program, c_program_with, c_variant, compile};
 pub use guest::{Guest, Machine};
 pub use machine::{Cgroup, Sysctl, core_files_here, ensure_installed, have, is_root};
 pub use processor::Processor;

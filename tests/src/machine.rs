@@ -46,17 +46,19 @@ pub fn have(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-/// Whether the program is there; as root on Debian it is installed once when it is not. Says
+/// Whether the program is there; as root on Debian it is installed once when it is not, from these packages. Says
 /// `skipped: name` and returns false otherwise.
-pub fn ensure_installed(program: &str, package: &str) -> bool {
+pub fn ensure_installed(program: &str, packages: &str) -> bool {
     static APT: Mutex<()> = Mutex::new(());
     static UPDATED: AtomicBool = AtomicBool::new(false);
     let _one = APT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !have(program) && is_root() && have("apt-get") {
         // A fresh machine may have no lists of packages.
-        let installed = apt_get(&["install", "-qq", "-y", "--no-install-recommends", package]);
+        let mut install = vec!["install", "-qq", "-y", "--no-install-recommends"];
+        install.extend(packages.split_whitespace());
+        let installed = apt_get(&install);
         if !installed && !UPDATED.swap(true, Ordering::Relaxed) && apt_get(&["update", "-qq"]) {
-            apt_get(&["install", "-qq", "-y", "--no-install-recommends", package]);
+            apt_get(&install);
         }
     }
     let there = have(program);

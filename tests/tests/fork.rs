@@ -123,6 +123,46 @@ fn threads_fork_beside_handlers_that_lock_and_allocate() {
     }
 }
 
+/// Other threads hold locks that libc takes inside of `fork`, and allocate. 10,000 forks each with `EBBTIDE_TEST_LONG`.
+#[test]
+fn beside_threads_in_libc() {
+    let is_long = std::env::var_os("EBBTIDE_TEST_LONG").is_some();
+    for (mode, few) in [
+        ("flush", 100),
+        ("popen", 30),
+        ("dlopen", 30),
+        ("getaddrinfo", 30),
+        ("create", 30),
+        ("setlocale", 30),
+        ("all", 100),
+    ] {
+        let forks = if is_long { 10_000 } else { few };
+        Run::new(c_program("forklocks"))
+            .args(&format!("{mode} {forks}"))
+            .timeout(600)
+            .ok();
+    }
+    for conf in ["rseq=off", "harden=on"] {
+        Run::new(c_program("forklocks"))
+            .args("all 50")
+            .conf(conf)
+            .timeout(120)
+            .ok();
+    }
+}
+
+/// A handler inside the library's own waits for a thread that makes every kind of call.
+#[test]
+fn a_fork_waits_for_a_thread_that_allocates() {
+    for conf in ["", "rseq=off", "harden=on"] {
+        Run::new(c_program("forklocks"))
+            .args("handler 20")
+            .conf(conf)
+            .timeout(120)
+            .ok();
+    }
+}
+
 /// As many zones as a large machine has; most are never used.
 #[test]
 fn many_zones() {

@@ -103,6 +103,8 @@ fn children_that_skip_the_handlers() {
 #[test]
 fn vfork_children() {
     wide("vfork 4 15 && vfork 3 15 hop && vfork 3 15 pin=other", 60);
+    let guarded = if is_ebbtide() { "guarded" } else { "" };
+    wide(&format!("vfork_rules {guarded} nested"), 60);
 }
 
 #[test]

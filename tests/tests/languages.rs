@@ -200,6 +200,38 @@ public class X {
     assert_eq!(outcome.stdout, "1 15\n");
 }
 
+/// Its extensions are libraries that it opens with `RTLD_DEEPBIND`.
+#[test]
+fn php() {
+    if !ensure_installed("php", "php-cli php-mbstring php-xml php-mysql") {
+        return;
+    }
+    let text = r#"
+$dir = preg_quote(ini_get('extension_dir'));
+preg_match_all("~ $dir/(\\w+)\\.so$~m", file_get_contents('/proc/self/maps'), $found);
+$extensions = count(array_unique($found[1]));
+$n = 0;
+for ($i = 0; $i < 20000; $i++) $a["key$i"] = str_repeat(chr(65 + $i % 26), $i % 300);
+foreach ($a as $k => $v) $n += strlen($v);
+$n += strlen(serialize($a)) - strlen(serialize(unserialize(serialize($a))));
+if (function_exists('mb_strtoupper')) $n += mb_strlen(mb_convert_encoding(str_repeat('äß', 50000), 'UTF-16', 'UTF-8'), 'UTF-16') - 100000;
+if (class_exists('DOMDocument')) {
+    $d = new DOMDocument;
+    $d->loadXML('<a>' . str_repeat('<b c="d">text</b>', 5000) . '</a>');
+    $n += $d->getElementsByTagName('b')->length - 5000;
+    $n += (new DOMXPath($d))->query('//b[@c="d"]')->length - 5000;
+}
+if (class_exists('mysqli')) { mysqli_report(MYSQLI_REPORT_OFF); $n += @mysqli_connect('127.0.0.1', 'u', 'p', 'd', 1) ? 1 : 0; }
+if (class_exists('PDO')) try { new PDO('mysql:unix_socket=/no/such/socket'); $n++; } catch (PDOException $e) {}
+if (function_exists('iconv')) $n += strlen(iconv('UTF-8', 'ISO-8859-1//TRANSLIT', str_repeat('é', 10000))) - 10000;
+$n += token_name(T_STRING) == 'T_STRING' ? 0 : 1;
+echo $n, ' ', trim(shell_exec('echo child')), ' ', $extensions > 4 ? 'extensions' : "only $extensions extensions", "\n";
+"#;
+    let outcome = Run::new("php").arg("-r").arg(text).ok();
+    let bytes: u32 = (0..20000).map(|i| i % 300).sum();
+    assert_eq!(outcome.stdout, format!("{bytes} child extensions\n"));
+}
+
 /// dash allocates in its vfork children.
 #[test]
 fn shells() {

@@ -191,7 +191,7 @@ fn secure_programs_ignore_the_configuration() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(dir.path(), open).expect("chmod");
-    let copy = dir.path().join("libebbtide.so");
+    let copy = dir.path().join("libebbtide.so.0");
     std::fs::copy(&library, &copy).expect("copy the library");
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("c/fork.c");
     let program = dir.path().join("linked");

@@ -84,6 +84,8 @@ fn workers_that_are_killed() {
         libc::SYS_capset,
         libc::SYS_sched_setscheduler,
         libc::SYS_close_range,
+        libc::SYS_statx,
+        libc::SYS_geteuid,
         libc::SYS_ioctl,
         libc::SYS_sched_setaffinity,
     ] {

@@ -1,6 +1,6 @@
 //! A helper takes memory back after the program's end.
 
-use ebbtide_tests::{Run, c_program, is_ebbtide, library, skip};
+use ebbtide_tests::{Cgroup, Run, c_program, ensure_installed, is_ebbtide, is_root, library, skip};
 
 fn program(mode: &str, conf: &str) -> Run {
     program_of("reaper", mode, conf)
@@ -184,6 +184,59 @@ fn none_with_few_calls() {
         "{}",
         end.describe("is silent")
     );
+}
+
+/// A program of 240 MiB in a group is killed, while no turn is to be had. `container`: in a namespace of cgroups, with the
+/// group mounted as its root.
+fn killed_in_a_group(limit_mib: u64, container: bool, how: &str) {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has a helper");
+    }
+    if !is_root() || !ensure_installed("unshare", "util-linux") {
+        return skip("a memory cgroup and a namespace need root");
+    }
+    let name = format!("short-{limit_mib}-{container}");
+    let group = match Cgroup::with_memory_max(&name, limit_mib << 20) {
+        Ok(group) => group,
+        Err(why) => return skip(&why),
+    };
+    let mount = group.dir().parent().expect("a mount point").to_owned();
+    let kind = match group.file("memory.max").exists() {
+        true => "cgroup2",
+        false => "cgroup -o memory",
+    };
+    let script = match container {
+        true => "umount -l $MOUNT; mount -t $KIND none $MOUNT; exec \"$@\"",
+        false => "exec \"$@\"",
+    };
+    let places = tempfile::tempdir().expect("temporary directory");
+    Run::new("unshare")
+        .args(if container { "-m -C" } else { "-m" })
+        .args("sh -ec")
+        .arg(script)
+        .arg("sh")
+        .arg(c_program("reaper_short"))
+        .args(&format!("240 {how}"))
+        .conf("exit=detached,exit_threshold=32M")
+        .env("MOUNT", mount)
+        .env("KIND", kind)
+        .env("XDG_RUNTIME_DIR", places.path())
+        .cgroup(&group)
+        .ok();
+}
+
+#[test]
+fn short_of_memory_it_waits_for_no_turn() {
+    killed_in_a_group(256, false, "soon");
+    // The control: there is enough.
+    killed_in_a_group(1024, false, "later");
+}
+
+/// What `/proc/self/cgroup` names there is "/", and the limit that of the root that it sees.
+#[test]
+fn the_limit_of_a_container_is_seen() {
+    killed_in_a_group(256, true, "soon");
+    killed_in_a_group(1024, true, "later");
 }
 
 #[test]

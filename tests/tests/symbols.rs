@@ -137,6 +137,44 @@ fn needs_libc_only() {
     assert!(!stack.contains("RWE"), "executable stack");
 }
 
+/// The name that linked programs ask for changes with the interface. A version of any symbol would be wrong: with one
+/// defined, malloc would not stand in for libc's; with one needed, older C libraries would not load the library.
+#[test]
+fn a_soname_and_no_versions() {
+    if !is_ebbtide() {
+        return skip("not Ebbtide");
+    }
+    let Some(faults) = naming_faults(&library().expect("a library")) else {
+        return skip("readelf");
+    };
+    assert!(faults.is_empty(), "{faults:?}");
+}
+
+/// `None` without readelf.
+fn naming_faults(path: &Path) -> Option<Vec<&'static str>> {
+    let run = std::process::Command::new("readelf")
+        .args(["-dVW"])
+        .arg(path)
+        .env_remove("LD_PRELOAD")
+        .env("LC_ALL", "C")
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&run.stdout);
+    let mut faults = Vec::new();
+    if !text.contains("Library soname: [libebbtide.so.0]") {
+        faults.push("another soname");
+    }
+    for (section, fault) in [
+        (".gnu.version_d", "defines versions"),
+        (".gnu.version_r", "needs versions"),
+    ] {
+        if text.contains(section) {
+            faults.push(fault);
+        }
+    }
+    Some(faults)
+}
+
 /// Positive control: another allocator, and libc itself, do not pass.
 #[test]
 fn the_lists_can_say_no() {
@@ -161,6 +199,10 @@ fn the_lists_can_say_no() {
             "{}",
             other.display()
         );
+        let naming = naming_faults(other).unwrap_or_default();
+        if ebbtide_tests::have("readelf") {
+            assert!(naming.len() >= 2, "{}: {naming:?}", other.display());
+        }
         tried += 1;
     }
     if tried == 0 {

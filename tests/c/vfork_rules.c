@@ -1,0 +1,325 @@
+/* vfork and the registration of restartable sequences (rseq), which a child shares with its parent.
+ *   vfork_rules exec ROUNDS       children that execute a program, while the parent changes CPU
+ *   vfork_rules names             `vfork` and `__vfork` are one function
+ *   vfork_rules nested            children of children
+ *   vfork_rules threads ROUNDS    several threads at once
+ *   vfork_rules handler           a signal handler that runs before the parent is registered again, and allocates
+ *   vfork_rules jump              one that jumps out of vfork
+ *   vfork_rules fails             vfork itself is refused: errno, and the registration is back
+ *   vfork_rules refused ERRNO     a filter refuses to unregister; ERRNO 0: it says that it did
+ *   vfork_rules halfway           a filter refuses to register again
+ *   vfork_rules killed            a filter ends the process for either
+ *   vfork_rules slice             a thread that has switched time-slice extension on (Linux 7.0) keeps it
+ *   vfork_rules guarded ...       any of these; children must not see a CPU number */
+#include "check.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#if !defined SYS_rseq && defined __x86_64__
+#define SYS_rseq 334
+#endif
+#ifndef SYS_vfork
+#define SYS_vfork SYS_clone /* libc's vfork makes that call then */
+#endif
+
+extern pid_t __vfork(void);
+/* glibc has these since 2.35. */
+extern const ptrdiff_t __rseq_offset __attribute__((weak));
+extern const unsigned __rseq_size __attribute__((weak));
+
+static int guarded, ncpu;
+static volatile int jumps, handled;
+
+/* As the kernel last wrote it: -1 without a registration, -2 in threads that such a thread makes, -3 where libc
+ * makes none. */
+__attribute__((noinline)) static int cpu_id(void)
+{
+    if (!&__rseq_offset || !&__rseq_size || __rseq_size == 0) return -3;
+    return *(volatile int *)((char *)__builtin_thread_pointer() + __rseq_offset + 4);
+}
+
+static int has_rseq(void) { return &__rseq_size && __rseq_size; }
+
+static void registered(void) { CHECK(!has_rseq() || cpu_id() >= 0, "cpu_id %d", cpu_id()); }
+
+static void unregistered(void) { CHECK(!guarded || !has_rseq() || cpu_id() < 0, "cpu_id %d", cpu_id()); }
+
+static void pin(int cpu)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu % ncpu, &set);
+    CHECK(sched_setaffinity(0, sizeof set, &set) == 0);
+}
+
+static void wait_for(pid_t pid)
+{
+    int status;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "pid %d, status %x", pid, status);
+}
+
+static void exec(int rounds)
+{
+    for (int r = 0; r < rounds; r++) {
+        pid_t pid = vfork();
+        if (pid == 0) {
+            execl("/proc/self/exe", "vfork_rules", "end", NULL);
+            _exit(9);
+        }
+        wait_for(pid);
+        pin(r);
+        registered();
+        CHECK(!has_rseq() || ncpu < 2 || cpu_id() == r % ncpu, "cpu_id %d", cpu_id());
+        churn(r, 100, 50, 12);
+    }
+}
+
+__attribute__((noinline)) static void child_works(int seed)
+{
+    unregistered();
+    pin(seed);
+    churn(seed, 500, 60, 12);
+    unregistered();
+}
+
+static void names(void)
+{
+    for (int r = 0; r < 20; r++) {
+        pid_t pid = r % 2 ? vfork() : __vfork();
+        if (pid == 0) { child_works(r); _exit(0); }
+        wait_for(pid);
+        registered();
+    }
+}
+
+static void nested(void)
+{
+    for (int r = 0; r < 20; r++) {
+        static pid_t inner;
+        pid_t pid = vfork();
+        if (pid == 0) {
+            child_works(r);
+            inner = vfork();
+            if (inner == 0) { child_works(r + 1); _exit(0); }
+            wait_for(inner);
+            child_works(r);
+            _exit(0);
+        }
+        wait_for(pid);
+        registered();
+        churn(r, 500, 60, 12);
+    }
+}
+
+static _Atomic int stop;
+
+static void *busy(void *arg)
+{
+    uint64_t s = (uintptr_t)arg;
+    while (!stop) churn(rnd(&s), 500, 60, 12);
+    return NULL;
+}
+
+static void *forker(void *rounds)
+{
+    for (int r = 0; r < (intptr_t)rounds; r++) {
+        pid_t pid = vfork();
+        if (pid == 0) { child_works(r); _exit(0); }
+        wait_for(pid);
+        if (!jumps) registered();
+        churn(r, 200, 60, 12);
+    }
+    return NULL;
+}
+
+static pthread_t beside[2];
+
+static void begin_beside(void)
+{
+    for (int i = 0; i < 2; i++) CHECK(pthread_create(&beside[i], NULL, busy, (void *)(intptr_t)(i + 1)) == 0);
+}
+
+static void end_beside(void)
+{
+    stop = 1;
+    for (int i = 0; i < 2; i++) pthread_join(beside[i], NULL);
+}
+
+static void threads(int rounds)
+{
+    pthread_t t[4];
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&t[i], NULL, forker, (void *)(intptr_t)rounds) == 0);
+    for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+}
+
+static sigjmp_buf out;
+
+static void handler(int signal)
+{
+    (void)signal;
+    unregistered();
+    churn(7, 300, 60, 12);
+    unregistered();
+    handled++;
+    if (jumps) siglongjmp(out, 1);
+}
+
+/* The signal is there when the kernel lets the parent go on. */
+static void signalled(int seed)
+{
+    volatile pid_t parent = getpid();
+    pid_t pid = vfork();
+    if (pid == 0) {
+        child_works(seed);
+        syscall(SYS_tgkill, parent, parent, SIGUSR1); /* the main thread, not the others */
+        _exit(0);
+    }
+    CHECK(!jumps, "the handler has not run before vfork returned");
+    wait_for(pid);
+}
+
+static void handlers(int jump)
+{
+    struct sigaction action = { .sa_handler = handler };
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    jumps = jump;
+    begin_beside();
+    for (volatile int r = 0; r < 10; r++) {
+        if (!sigsetjmp(out, 1)) signalled(r);
+        CHECK(handled == r + 1);
+        if (jump) { CHECK(wait(NULL) > 0); unregistered(); } else registered();
+        pin(r);
+        churn(r, 3000, 60, 12);
+    }
+    threads(3);
+    end_beside();
+}
+
+/* Calls of that number have this result; `flags` -1: any, else for this third argument of rseq. */
+static void filter(int call, int flags, unsigned result)
+{
+    struct sock_filter f[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 4),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, flags, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JA, flags != -1, 0, 0),
+        BPF_STMT(BPF_RET | BPF_K, result),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+    struct sock_fprog prog = { sizeof f / sizeof *f, f };
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0);
+}
+
+static void fails(void)
+{
+    filter(SYS_vfork, -1, SECCOMP_RET_ERRNO | EAGAIN);
+    for (int r = 0; r < 3; r++) {
+        errno = 0;
+        pid_t pid = vfork();
+        CHECK(pid == -1 && errno == EAGAIN, "%d", pid);
+        registered();
+        churn(r, 500, 60, 12);
+    }
+}
+
+static void refused(int error)
+{
+    static volatile int touched;
+    begin_beside();
+    filter(SYS_rseq, -1, SECCOMP_RET_ERRNO | error);
+    for (int r = 0; r < 20; r++) {
+        pid_t pid = vfork();
+        if (pid == 0) {
+            pin(r);
+            churn(r, 500, 60, 12);
+            /* A child in the parent's memory must not believe in a CPU number. */
+            touched += !has_rseq() || cpu_id() >= 0;
+            _exit(0);
+        }
+        wait_for(pid);
+        registered();
+        CHECK(!guarded || !has_rseq() || !touched, "the child shares the memory and its CPU number is %d", cpu_id());
+        churn(r, 500, 60, 12);
+    }
+    end_beside();
+}
+
+static void halfway(void)
+{
+    begin_beside();
+    filter(SYS_rseq, 0, SECCOMP_RET_ERRNO | EPERM);
+    for (int r = 0; r < 10; r++) {
+        pid_t pid = vfork();
+        if (pid == 0) { child_works(r); _exit(0); }
+        wait_for(pid);
+        unregistered();
+        pin(r);
+        churn(r, 2000, 60, 12);
+    }
+    end_beside();
+}
+
+static void killed(void)
+{
+    int status;
+    pid_t program = fork();
+    if (program == 0) {
+        filter(SYS_rseq, -1, SECCOMP_RET_KILL);
+        pid_t pid = vfork();
+        if (pid == 0) _exit(0);
+        wait_for(pid);
+        _exit(0);
+    }
+    CHECK(waitpid(program, &status, 0) == program);
+    CHECK(WIFSIGNALED(status) ? WTERMSIG(status) == SIGSYS && guarded && has_rseq() : !status && !guarded,
+          "status %x", status);
+}
+
+static int slice(void)
+{
+    enum { SLICE_EXTENSION = 79, GET = 1, SET = 2, ENABLE = 1 };
+    if (prctl(SLICE_EXTENSION, SET, ENABLE, 0, 0)) {
+        printf("skipped: PR_RSEQ_SLICE_EXTENSION: %s\n", strerror(errno));
+        return 0;
+    }
+    for (int r = 0; r < 5; r++) {
+        CHECK(prctl(SLICE_EXTENSION, GET, 0, 0, 0) == ENABLE, "round %d", r);
+        pid_t pid = vfork();
+        if (pid == 0) { child_works(r); _exit(0); }
+        wait_for(pid);
+        registered();
+    }
+    return passed();
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "guarded")) { guarded = 1; argc--; argv++; }
+    const char *what = argc > 1 ? argv[1] : "";
+    int number = argc > 2 ? atoi(argv[2]) : 0;
+    ncpu = sysconf(_SC_NPROCESSORS_ONLN);
+    if (!strcmp(what, "end")) { free(malloc(100)); return 0; }
+    churn(1, 1000, 60, 12);
+    if (!strcmp(what, "exec")) exec(number);
+    else if (!strcmp(what, "names")) names();
+    else if (!strcmp(what, "nested")) nested();
+    else if (!strcmp(what, "threads")) threads(number);
+    else if (!strcmp(what, "handler")) handlers(0);
+    else if (!strcmp(what, "jump")) handlers(1);
+    else if (!strcmp(what, "fails")) fails();
+    else if (!strcmp(what, "refused")) refused(number);
+    else if (!strcmp(what, "halfway")) halfway();
+    else if (!strcmp(what, "killed")) killed();
+    else if (!strcmp(what, "slice")) return slice();
+    else CHECK(0, "unknown: %s", what);
+    return passed();
+}

@@ -1,0 +1,223 @@
+//! The machine of a cell: what it starts from, whether it is what it should be, and the checks in it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tempfile::NamedTempFile;
+
+use super::cells::{Cell, Variant};
+use super::checks::{self, Verdict};
+use super::report::Outcome;
+use super::suites::{Kernel, Root};
+use super::{Work, entries};
+use crate::archive::Archive;
+use crate::guest::{self, Running};
+use crate::run::target_dir;
+use crate::{Machine, Processor};
+
+/// For a question that is no check.
+const ASK: Duration = Duration::from_secs(20);
+
+/// Root, library, programs and scripts as one file, which must live until the machine has booted.
+fn file_system(work: &Work, root: &Root) -> Result<NamedTempFile, String> {
+    let told = |e: std::io::Error| e.to_string();
+    let mut file = NamedTempFile::new_in(target_dir().join("matrix")).map_err(told)?;
+    file.write_all(&fs::read(&root.archive).map_err(told)?)
+        .map_err(told)?;
+    file.write_all(&overlay(work, &root.libc)?).map_err(told)?;
+    Ok(file)
+}
+
+fn machine(name: &'static str) -> Machine {
+    Machine {
+        name,
+        processor: Processor::X86_64,
+        arguments: "-m 2048 -smp 2",
+    }
+}
+
+/// Library, programs and scripts, as an archive that follows that of the file system.
+fn overlay(work: &Work, libc: &str) -> Result<Vec<u8>, String> {
+    let mut archive = Archive::default();
+    let mut add = |name: PathBuf, path: &Path| {
+        let content = fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        archive.file(&name, &content);
+        Ok::<(), String>(())
+    };
+    add("/programs/libebbtide.so".into(), &work.library)?;
+    if work.sysroot.is_none() && host_is_newer(libc) {
+        return Err(format!("nothing to compile with for libc {libc}"));
+    }
+    for (name, program) in &work.programs {
+        if let Ok(path) = program {
+            add(Path::new("/programs").join(name), path)?;
+        }
+    }
+    for path in entries(&checks::directory())? {
+        add(
+            Path::new("/matrix").join(path.file_name().expect("a file")),
+            &path,
+        )?;
+    }
+    for check in &work.checks {
+        let name = Path::new("/matrix/commands").join(&check.name);
+        archive.file(&name, format!("{}\n", check.command).as_bytes());
+    }
+    Ok(archive.end())
+}
+
+/// Whether the C library of this machine is newer.
+fn host_is_newer(libc: &str) -> bool {
+    // SAFETY: it returns a string that lives for ever.
+    let host = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
+    let number = |version: &str| -> (u32, u32) {
+        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+    };
+    number(&host.to_string_lossy()) > number(libc)
+}
+
+/// Boots a cell for one line of shell, which sees the library as `$L`. To try something.
+pub(super) fn shell(
+    work: &Work,
+    cell: &Cell,
+    kernel: &Kernel,
+    root: &Root,
+    command: &str,
+) -> Result<u8, String> {
+    guest::have_emulator(Processor::X86_64)?;
+    let machine = machine("matrix-shell");
+    let more = cell.variant.boot_argument();
+    let file_system = file_system(work, root)?;
+    let mut running = guest::boot_with(&machine, &kernel.image, file_system.path(), more)?;
+    let around = identity(&mut running, cell, kernel, root)??;
+    let line = format!("export L=/programs/libebbtide.so; {command}").replace('\'', "'\\''");
+    let answer = running.ask(&format!("{around} sh -c '{line}'"), work.limit);
+    print!("{}", answer.stdout);
+    eprint!("{}", answer.stderr);
+    match answer.end {
+        Some(0) => Ok(0),
+        Some(status) => Err(format!("wait status {status:#x}")),
+        None => Err(format!("{}\n{}", checks::DIED, guest::log(&machine))),
+    }
+}
+
+/// Boots a cell and runs all checks in it.
+pub(super) fn run_cell(
+    work: &Work,
+    cell: &Cell,
+    label: &str,
+    kernel: &Kernel,
+    root: &Root,
+) -> Outcome {
+    let started = Instant::now();
+    let mut outcome = Outcome::new(label, &kernel.release);
+    if let Err(why) = guest::have_emulator(Processor::X86_64) {
+        return Outcome::skipped(label, &why);
+    }
+    let file_system = match file_system(work, root) {
+        Ok(file) => file,
+        Err(why) => return Outcome::skipped(label, &why),
+    };
+    let machine = machine(Box::leak(format!("matrix-{}", cell.id()).into_boxed_str()));
+    let boot = || {
+        let more = cell.variant.boot_argument();
+        guest::boot_with(&machine, &kernel.image, file_system.path(), more)
+    };
+    let end = Instant::now() + work.limit;
+    // Nothing of ours runs yet. Emulated, a new kernel has died in its first second once in a while.
+    let mut running = match boot().or_else(|_| boot()) {
+        Ok(running) => running,
+        Err(why) => return outcome.ended(&why, &guest::log(&machine), started.elapsed()),
+    };
+    let around = match identity(&mut running, cell, kernel, root) {
+        Ok(Ok(around)) => around,
+        Ok(Err(why)) => return Outcome::skipped(label, &why),
+        Err(why) => return outcome.ended(&why, &guest::log(&machine), started.elapsed()),
+    };
+    let mut results = BTreeMap::new();
+    let mut died = false;
+    for (number, check) in work.checks.iter().enumerate() {
+        if died {
+            // The others in a new machine, as far as there is time.
+            match boot() {
+                Ok(again) => running = again,
+                Err(_) => break,
+            }
+        }
+        if Instant::now() >= end {
+            break;
+        }
+        let start = Instant::now();
+        let verdict = check.run(&mut running, &work.programs, &around, end);
+        died = verdict == Verdict::Failed(checks::DIED.into());
+        if died {
+            outcome.keep_log(&guest::log(&machine));
+        }
+        results.insert(number, (verdict, start.elapsed()));
+    }
+    for (number, (verdict, took)) in &results {
+        outcome.add(&work.checks[*number].name, verdict, *took);
+    }
+    let missing = work.checks.len() - results.len();
+    if missing > 0 {
+        let why = format!(
+            "{missing} checks did not run within {} s",
+            work.limit.as_secs()
+        );
+        return outcome.ended(&why, &guest::log(&machine), started.elapsed());
+    }
+    if outcome.is_failed() {
+        outcome.keep_log(&guest::log(&machine));
+    }
+    outcome.took = started.elapsed();
+    outcome
+}
+
+/// Whether the machine is what the cell says; how commands are started there. `Ok(Err)`: it cannot be.
+fn identity(
+    running: &mut Running,
+    cell: &Cell,
+    kernel: &Kernel,
+    root: &Root,
+) -> Result<Result<String, String>, String> {
+    let mut ask = |line: &str| {
+        let answer = running.ask(line, ASK);
+        (answer.end == Some(0)).then_some(answer.stdout)
+    };
+    let release = ask("uname -r").unwrap_or_default();
+    if release.trim() != kernel.release {
+        return Err(format!("the machine runs {}", release.trim()));
+    }
+    let libc = ask("/usr/lib/x86_64-linux-gnu/libc.so.6").unwrap_or_default();
+    if !libc.contains(&format!("release version {}", root.libc)) {
+        return Err(format!("the machine has the C library {libc:?}"));
+    }
+    match cell.variant {
+        Variant::Plain => Ok(Ok(String::new())),
+        Variant::Filter(name) => {
+            let around = format!("filter /matrix/{name}.filter");
+            // A filter that lets everything through would be no cell.
+            let refused = ask(&format!(
+                "{around} sh -c 'mkdir -p m; ! mount -t tmpfs m m 2>/dev/null && echo refused'"
+            ));
+            match refused.as_deref().map(str::trim) {
+                Some("refused") => Ok(Ok(around)),
+                _ => Err(format!("the filter {name} does not hold")),
+            }
+        }
+        Variant::RseqDebug => {
+            let switch = "/sys/kernel/debug/rseq/debug";
+            let on = ask(&format!(
+                "mount -t debugfs d /sys/kernel/debug; cat {switch}"
+            ));
+            match on.as_deref().map(str::trim) {
+                Some("1" | "Y" | "on") => Ok(Ok(String::new())),
+                _ => Ok(Err(format!("{} has no {switch}", kernel.release))),
+            }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What came out: a file for each cell, a dated result file, and the table in `docs/platforms.md`.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::cells::{self, Cell, Variant};
+use super::checks::Verdict;
+use super::{git, repository};
+
+/// What a result is about: changes below these directories make it old.
+const COVERS: &str = "crates tests/c tests/guest tests/matrix tests/src/matrix";
+const BEGIN: &str = "<!-- matrix -->";
+const END: &str = "<!-- /matrix -->";
+/// Lines of the kernel's log that are kept of a cell that failed.
+const TAIL: usize = 15;
+
+/// How a cell ended.
+pub(super) struct Outcome {
+    label: String,
+    kernel: String,
+    /// Why it did not run.
+    pub skipped: Option<String>,
+    /// Why it ended before its last check.
+    ended: Option<String>,
+    /// Verdict, check and what it said.
+    lines: Vec<(String, String, String)>,
+    log: String,
+    pub took: Duration,
+}
+
+impl Outcome {
+    pub fn new(label: &str, kernel: &str) -> Outcome {
+        Outcome {
+            label: label.to_owned(),
+            kernel: kernel.to_owned(),
+            skipped: None,
+            ended: None,
+            lines: Vec::new(),
+            log: String::new(),
+            took: Duration::ZERO,
+        }
+    }
+
+    pub fn skipped(label: &str, why: &str) -> Outcome {
+        Outcome {
+            skipped: Some(why.to_owned()),
+            ..Outcome::new(label, "")
+        }
+    }
+
+    pub fn add(&mut self, check: &str, verdict: &Verdict, took: Duration) {
+        let (word, why) = match verdict {
+            Verdict::Passed => ("ok", format!("{:.1} s", took.as_secs_f32())),
+            Verdict::Failed(why) => ("FAIL", why.clone()),
+            Verdict::Skipped(why) => ("skipped", why.clone()),
+            Verdict::FailsAnyway(why) => ("anyway", why.clone()),
+        };
+        self.lines.push((word.into(), check.into(), why));
+    }
+
+    /// It ended before its time.
+    pub fn ended(mut self, why: &str, log: &str, took: Duration) -> Outcome {
+        self.ended = Some(why.to_owned());
+        self.keep_log(log);
+        self.took = took;
+        self
+    }
+
+    /// Keeps the end of a kernel's log, of the first machine only: later ones did what that one could not.
+    pub fn keep_log(&mut self, log: &str) {
+        if !self.log.is_empty() {
+            return;
+        }
+        let lines: Vec<&str> = log.lines().collect();
+        self.log = lines[lines.len().saturating_sub(TAIL)..].join("\n");
+    }
+
+    fn count(&self, word: &str) -> usize {
+        self.lines.iter().filter(|line| line.0 == word).count()
+    }
+
+    /// Whether it is about this kernel and this libc.
+    pub fn is_of(&self, label: &str, kernel: &str) -> bool {
+        self.label == label && self.kernel == kernel
+    }
+
+    pub fn is_failed(&self) -> bool {
+        self.ended.is_some() || self.count("FAIL") > 0
+    }
+
+    /// For people.
+    pub fn line(&self) -> String {
+        let mut text = format!("{}: {} ok", self.label, self.count("ok"));
+        for (word, what) in [
+            ("FAIL", "FAILED"),
+            ("anyway", "fail without the library too"),
+            ("skipped", "skipped"),
+        ] {
+            if self.count(word) > 0 {
+                let _ = write!(text, ", {} {what}", self.count(word));
+            }
+        }
+        let _ = write!(text, " in {} s", self.took.as_secs());
+        text
+    }
+
+    /// What did not pass, a line each, and of a cell that failed the end of its console.
+    pub fn details(&self) -> Vec<String> {
+        let mut lines: Vec<String> = (self.lines.iter())
+            .filter(|line| line.0 != "ok")
+            .map(|(word, check, why)| match word.as_str() {
+                "anyway" => format!("{check} fails without the library too: {why}"),
+                _ => format!("{word} {check}: {why}"),
+            })
+            .collect();
+        lines.extend(self.ended.iter().map(|why| format!("ENDED: {why}")));
+        if self.is_failed() {
+            lines.extend(self.log.lines().map(|line| format!("| {line}")));
+        }
+        lines
+    }
+
+    /// For [`Outcome::parse`].
+    pub fn text(&self) -> String {
+        let seconds = self.took.as_secs();
+        let mut text = format!(
+            "cell {}\nkernel {}\ntook {seconds}\n",
+            self.label, self.kernel
+        );
+        for (word, check, why) in &self.lines {
+            let _ = writeln!(text, "check {word} {check} {why}");
+        }
+        if let Some(line) = &self.ended {
+            let _ = writeln!(text, "ended {line}");
+        }
+        for line in self.log.lines() {
+            let _ = writeln!(text, "log {line}");
+        }
+        text + "done\n"
+    }
+
+    /// What [`Outcome::text`] wrote, unless it was cut short.
+    pub fn parse(text: &str) -> Option<Outcome> {
+        let mut outcome = Outcome::new("", "");
+        let mut done = false;
+        for line in text.lines() {
+            let (key, rest) = line.split_once(' ').unwrap_or((line, ""));
+            match key {
+                "cell" => outcome.label = rest.to_owned(),
+                "kernel" => outcome.kernel = rest.to_owned(),
+                "took" => outcome.took = Duration::from_secs(rest.parse().ok()?),
+                "check" => {
+                    let mut words = rest.splitn(3, ' ').map(str::to_owned);
+                    let mut word = || words.next();
+                    outcome
+                        .lines
+                        .push((word()?, word()?, word().unwrap_or_default()));
+                }
+                "ended" => outcome.ended = Some(rest.to_owned()),
+                "log" => outcome.log += &format!("{rest}\n"),
+                "done" => done = true,
+                _ => return None,
+            }
+        }
+        done.then_some(outcome)
+    }
+
+    /// For the table.
+    fn mark(&self) -> String {
+        let failed: Vec<&str> = (self.lines.iter())
+            .filter(|line| line.0 == "FAIL")
+            .map(|line| line.1.as_str())
+            .collect();
+        let mut text = format!("{} ok", self.count("ok"));
+        for (word, what) in [("anyway", "fail anyway"), ("skipped", "skipped")] {
+            if self.count(word) > 0 {
+                let _ = write!(text, ", {} {what}", self.count(word));
+            }
+        }
+        if !failed.is_empty() {
+            let _ = write!(text, ", **{} failed**: {}", failed.len(), failed.join(", "));
+        }
+        if self.ended.is_some() {
+            text += ", **ended early**";
+        }
+        match self.skipped {
+            Some(_) => "skipped".into(),
+            None => text,
+        }
+    }
+}
+
+/// Kernels down, C libraries across; then the cells under special circumstances.
+pub(super) fn table(all: &[(Cell, Outcome)]) -> String {
+    let version = |outcome: &Outcome, part: usize| {
+        // One that could not be fetched is called by its suites.
+        let (kernel, libc) = outcome.label.split('+').next()?.split_once('/')?;
+        Some([kernel, libc][part].to_owned())
+    };
+    let found = |fits: &dyn Fn(&Cell) -> bool, part| {
+        let mut fitting = all.iter().filter(|(cell, _)| fits(cell));
+        fitting.find_map(|(_, outcome)| version(outcome, part))
+    };
+    let mut text = String::from("| kernel |");
+    for libc in cells::LIBCS {
+        let name = found(&|cell| cell.libc == libc, 1).unwrap_or("?".into());
+        let _ = write!(text, " glibc {name} ({libc}) |");
+    }
+    text += "\n|---|---|---|---|---|\n";
+    for kernel in cells::KERNELS {
+        let name = found(&|cell| cell.kernel == kernel, 0).unwrap_or("?".into());
+        let _ = write!(text, "| Linux {name} ({kernel}) |");
+        for libc in cells::LIBCS {
+            let here = |cell: &Cell| {
+                (cell.kernel, cell.libc, cell.variant) == (kernel, libc, Variant::Plain)
+            };
+            let outcome = all.iter().find(|(cell, _)| here(cell));
+            let mark = outcome.map_or("–".to_owned(), |(_, outcome)| outcome.mark());
+            let _ = write!(text, " {mark} |");
+        }
+        text += "\n";
+    }
+    text += "\n| special | result |\n|---|---|\n";
+    for (cell, outcome) in all {
+        if let Some(name) = cell.variant.name() {
+            let label = outcome.label.split('+').next().unwrap_or_default();
+            let _ = writeln!(text, "| {name}, Linux/glibc {label} | {} |", outcome.mark());
+        }
+    }
+    text
+}
+
+/// Writes the dated result file, and its table into `docs/platforms.md`.
+pub(super) fn write(all: &[(Cell, Outcome)], library: &Path) -> Result<(), String> {
+    let date = Command::new("date").args(["-u", "+%F"]).output();
+    let date = date.map_err(|e| format!("date: {e}"))?;
+    let date = String::from_utf8_lossy(&date.stdout).trim().to_owned();
+    let paths: Vec<&str> = COVERS.split(' ').collect();
+    let changes = git(&[&["status", "--porcelain", "--"], &paths[..]].concat());
+    let commit = match (git(&["rev-parse", "HEAD"]), changes.as_deref()) {
+        (Some(commit), Some("")) => commit,
+        (Some(commit), _) => format!("{commit} with changes"),
+        (None, _) => "unknown".into(),
+    };
+    let table = table(all);
+    let times = || all.iter().map(|(_, outcome)| outcome.took.as_secs());
+    let (slowest, sum) = (times().max().unwrap_or(0), times().sum::<u64>());
+    let bytes = fs::metadata(library).map_or(0, |meta| meta.len());
+    let mut text = format!(
+        "# Kernels and C libraries, {date}\n\n\
+         commit: {commit}  \ncovers: {COVERS}  \nagain: make matrix\n\n\
+         The library (`libebbtide.so`, {bytes} bytes) in emulated machines of 2 CPUs and 2 GiB. The slowest cell took \
+         {slowest} s, all together {sum} s.\n\
+         A cell says how many checks of `tests/matrix/list` passed. `–` is a pair that is left out, as `cells.rs` says.\n\n\
+         {BEGIN}\n{table}{END}\n\n## What did not pass\n"
+    );
+    let before = text.len();
+    for (_, outcome) in all {
+        if let Some(why) = &outcome.skipped {
+            let first = if text.len() == before { "\n" } else { "" };
+            let _ = writeln!(text, "{first}- {}: skipped: {why}", outcome.label);
+        }
+    }
+    for (_, outcome) in all {
+        let details = outcome.details();
+        if !details.is_empty() {
+            let (label, kernel) = (&outcome.label, &outcome.kernel);
+            let _ = write!(text, "\n### {label} (Linux {kernel})\n\n```\n");
+            for line in details {
+                let _ = writeln!(text, "{}", line.trim_end());
+            }
+            text += "```\n";
+        }
+    }
+    if text.len() == before {
+        text += "\nNothing.\n";
+    }
+    let docs = repository().join("docs");
+    let name = format!("results/matrix-{date}.md");
+    fs::create_dir_all(docs.join("results")).map_err(|e| e.to_string())?;
+    fs::write(docs.join(&name), text).map_err(|e| e.to_string())?;
+    let path = docs.join("platforms.md");
+    let page = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let (head, rest) = page
+        .split_once(BEGIN)
+        .ok_or("docs/platforms.md: no table")?;
+    let (_, tail) = rest
+        .split_once(END)
+        .ok_or("docs/platforms.md: no table's end")?;
+    fs::write(&path, format!("{head}{BEGIN}\n{table}{END}{tail}")).map_err(|e| e.to_string())?;
+    println!("\nwritten: docs/{name}, docs/platforms.md");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_outcome_is_read_again_unless_it_was_cut() {
+        let mut outcome = Outcome::new("7.2/2.43", "7.2.13");
+        outcome.add("api", &Verdict::Passed, Duration::from_secs(2));
+        outcome.add(
+            "dash",
+            &Verdict::Failed("signal 11: x".into()),
+            Duration::ZERO,
+        );
+        outcome.keep_log("one\ntwo");
+        let text = outcome.text();
+        let again = Outcome::parse(&text).expect("whole");
+        assert_eq!(again.text(), text);
+        assert!(again.is_failed());
+        assert_eq!(again.mark(), "1 ok, **1 failed**: dash");
+        assert!(Outcome::parse(&text[..text.len() - 6]).is_none());
+    }
+}

@@ -1,0 +1,137 @@
+//! The file of figures (`stats_dir`) on a full file system, cut short, or gone: the program never pays for that.
+
+use std::path::Path;
+
+use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, skip};
+
+/// Where the figures stand in the page: see `stats/layout.rs`.
+const RELEASED: usize = 3;
+const REFUSED: usize = 19;
+const HELPER: usize = 106;
+const END_NS: usize = 107;
+const LEFT_NS: usize = 130;
+
+fn figures(mode: &str, conf: &str, dir: &Path) -> Run {
+    let dir = dir.display();
+    Run::new(c_program("figures"))
+        .args(&format!("{mode} {dir}"))
+        .conf(&format!("stats_dir={dir},retain_ms=100{conf}"))
+        .timeout(60)
+}
+
+fn survives(modes: &[&str], conf: &str) {
+    if !is_ebbtide() {
+        return skip("only Ebbtide keeps figures");
+    }
+    for mode in modes {
+        let outer = tempfile::tempdir().expect("temporary directory");
+        let dir = outer.path().join("figures");
+        std::fs::create_dir(&dir).expect("directory");
+        figures(mode, conf, &dir).ok();
+    }
+}
+
+/// A word of the page that the program left behind.
+fn word(outcome: &Outcome, dir: &Path, place: usize) -> u64 {
+    let pid = outcome.stdout.lines().next().expect("a number");
+    let page = std::fs::read(dir.join(format!("{pid}.ebb"))).expect("the page");
+    let bytes = page[place * 8..][..8].try_into().expect("8 bytes");
+    u64::from_le_bytes(bytes)
+}
+
+#[test]
+fn a_file_that_is_cut_short() {
+    survives(&["cut", "half"], "");
+    survives(&["cut", "half"], ",workers=0,lockstat=on");
+}
+
+#[test]
+fn a_file_that_is_removed() {
+    survives(&["removed", "gone"], "");
+}
+
+/// The helper writes to it too, after the end.
+#[test]
+fn a_file_that_is_cut_short_under_a_helper() {
+    survives(
+        &["cut", "removed", "gone"],
+        ",exit=detached,exit_threshold=32M",
+    );
+}
+
+#[test]
+fn a_full_file_system() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide keeps figures");
+    }
+    if !is_root() {
+        return skip("a mount needs root");
+    }
+    for taken in [4096, 8192] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        Run::new(c_program("figures"))
+            .args(&format!("full {} {taken}", dir.path().display()))
+            .timeout(60)
+            .ok();
+    }
+}
+
+/// A write beyond it would end the program by SIGXFSZ.
+#[test]
+fn a_limit_for_sizes_of_files() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide keeps figures");
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    figures("none", "", dir.path())
+        .limit(libc::RLIMIT_FSIZE, 4096)
+        .ok();
+}
+
+/// What the figures say at the end, written by the process and by its helper.
+#[test]
+fn the_last_figures_are_there() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide keeps figures");
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let outcome = figures("kept", ",exit=detached,exit_threshold=32M", dir.path()).ok();
+    for place in [END_NS, HELPER] {
+        assert!(word(&outcome, dir.path(), place) > 0, "{place}");
+    }
+    assert!(word(&outcome, dir.path(), RELEASED) >= 200 << 20);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while word(&outcome, dir.path(), LEFT_NS) == 0 {
+        assert!(std::time::Instant::now() < end, "the helper said nothing");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+/// A process goes on when its first thread has ended, which has no memory any more.
+#[test]
+fn the_first_thread_has_ended() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide keeps figures");
+    }
+    for conf in ["", ",workers=0"] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let outcome = figures("leaderless", conf, dir.path()).ok();
+        assert!(word(&outcome, dir.path(), END_NS) > 0, "{conf}");
+        assert!(word(&outcome, dir.path(), RELEASED) >= 200 << 20, "{conf}");
+    }
+}
+
+#[test]
+fn a_filter_that_refuses_the_copies() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide keeps figures");
+    }
+    for conf in ["", ",workers=0"] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let outcome = figures("refused", conf, dir.path()).ok();
+        assert!(word(&outcome, dir.path(), END_NS) > 0, "{conf}");
+        // `process_vm_writev` in the list of features.
+        assert!(word(&outcome, dir.path(), REFUSED) >> 13 & 1 == 1, "{conf}");
+        assert!(word(&outcome, dir.path(), RELEASED) >= 200 << 20, "{conf}");
+    }
+}

@@ -1,0 +1,122 @@
+//! What a `vfork` does to the registration of restartable sequences, threads by raw calls, and CPUs that `/sys`
+//! does not list: `c/vfork_rules.c`, `c/own_block.c`, `c/unlisted.c`. Children that allocate: `fork.rs`.
+
+use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, skip};
+
+/// With the guard under Ebbtide, without one elsewhere.
+fn rules(args: &str) -> Outcome {
+    let guarded = if is_ebbtide() { "guarded " } else { "" };
+    unguarded(&format!("{guarded}{args}"), "")
+}
+
+fn unguarded(args: &str, conf: &str) -> Outcome {
+    Run::new(c_program("vfork_rules"))
+        .args(args)
+        .conf(conf)
+        .timeout(60)
+        .ok()
+}
+
+/// The parent changes its CPU after each.
+#[test]
+fn children_that_execute() {
+    rules("exec 200");
+}
+
+#[test]
+fn both_names_are_one_function() {
+    rules("names");
+}
+
+#[test]
+fn children_of_children() {
+    rules("nested");
+}
+
+#[test]
+fn from_several_threads() {
+    rules("threads 40");
+}
+
+#[test]
+fn a_handler_runs_before_the_parent_is_registered_again() {
+    rules("handler");
+}
+
+#[test]
+fn a_handler_jumps_out() {
+    rules("jump");
+}
+
+#[test]
+fn a_vfork_that_fails() {
+    rules("fails");
+}
+
+/// It is a fork then. The last answer: the kernel says that it did and has not.
+#[test]
+fn the_registration_cannot_be_taken_off() {
+    for error in [libc::EPERM, libc::ENOSYS, libc::EINVAL, libc::EACCES, 0] {
+        rules(&format!("refused {error}"));
+    }
+}
+
+#[test]
+fn the_registration_cannot_be_put_on_again() {
+    rules("halfway");
+}
+
+/// As docs/limits.md says, with the way out that it gives.
+#[test]
+fn a_filter_that_kills_for_rseq() {
+    rules("killed");
+    unguarded("killed", "rseq=off");
+    unguarded("killed", "vfork_guard=off");
+}
+
+#[test]
+fn time_slice_extension_stays_on() {
+    rules("slice");
+}
+
+#[test]
+fn without_sections() {
+    for args in ["exec 20", "names", "nested", "handler", "jump", "halfway"] {
+        unguarded(args, "rseq=off");
+    }
+}
+
+fn own_block(topic: &str) -> Run {
+    Run::new(c_program("own_block"))
+        .args(&format!("{topic} 3"))
+        .timeout(30)
+}
+
+/// The advice of docs/limits.md for threads by a raw clone.
+#[test]
+fn a_thread_with_a_block_of_its_own() {
+    if !is_ebbtide() {
+        return skip("glibc's malloc keeps pointers in thread blocks");
+    }
+    own_block("marked").ok();
+}
+
+/// Positive control: without the mark, the run above sees objects with two owners.
+#[test]
+fn a_thread_with_a_block_that_says_cpu_0() {
+    if !is_ebbtide() {
+        return skip("glibc's malloc keeps pointers in thread blocks");
+    }
+    let outcome = own_block("zeroed").run();
+    if outcome.stdout.starts_with("skipped: ") {
+        return skip("one CPU");
+    }
+    assert!(outcome.verdict().is_err(), "nobody notices");
+}
+
+#[test]
+fn cpus_that_are_not_listed() {
+    for conf in ["", "rseq=off", "harden=on"] {
+        Run::new(c_program("unlisted")).conf(conf).timeout(60).ok();
+    }
+}
