@@ -8,6 +8,7 @@
  *   sandbox spans               so with pages of half-used spans, while the program goes on: no call asks for it
  *   sandbox fence               one kills a thread that drains the caches of others, and one that forks: no lock is left behind
  *   sandbox maker               one kills the thread that makes a worker: nobody waits for that worker, and others make one
+ *   sandbox lazy                a worker ends after it made memory lazy, and no other can be made: the program releases that
  *   sandbox table ERRNO         a worker cannot leave the program's descriptors: it opens nothing there */
 #include "check.h"
 #include <dirent.h>
@@ -74,10 +75,9 @@ static void work(int seed)
 
 static void *thread(void *arg) { churn((uintptr_t)arg, 60000, 300, 14); return NULL; }
 
-/* A program at its work gets rid of what it freed, whoever does it. */
-static void gives_back(void)
+/* A program at its work gets rid of what it freed, whoever does it; `start`: resident before it allocated. */
+static void gives_back(size_t start)
 {
-    size_t start = resident();
     char *p = malloc(200 * MIB);
     memset(p, 7, 200 * MIB);
     free(p);
@@ -275,6 +275,32 @@ static void maker(void)
     trim_in_time();
 }
 
+/* Whether so many bytes at most, or at least, come to be lazily free within 12 s. The program goes on meanwhile. */
+static int lazy_comes_to(size_t bytes, int at_most)
+{
+    for (double start = now(); now() - start < 12; usleep(5000)) {
+        size_t lazy = 0;
+        char line[200];
+        FILE *f = fopen("/proc/self/smaps_rollup", "r");
+        CHECK(f);
+        while (fgets(line, sizeof line, f)) if (sscanf(line, "LazyFree: %zu", &lazy) == 1) lazy <<= 10;
+        fclose(f);
+        if (at_most ? lazy <= bytes : lazy >= bytes) return 1;
+        free(memset(malloc(500000), 1, 500000));
+    }
+    return 0;
+}
+
+static void lazy(void)
+{
+    free(memset(malloc(200 * MIB), 3, 200 * MIB));
+    CHECK(lazy_comes_to(150 * MIB, 0), "little is lazy");
+    refuse("clone", EPERM);
+    CHECK(threads_come_to(1), "the worker lives");
+    CHECK(lazy_comes_to(8 * MIB, 1), "lazy memory stays");
+    CHECK(threads() == 1, "%d threads", threads());
+}
+
 static void table(int error)
 {
     int before = dup(0), after;
@@ -306,6 +332,10 @@ int main(int argc, char **argv)
         maker();
         return passed();
     }
+    if (argc > 1 && !strcmp(argv[1], "lazy")) {
+        lazy();
+        return passed();
+    }
     if (argc > 1 && !strcmp(argv[1], "orphan")) {
         orphan();
         return passed();
@@ -316,6 +346,7 @@ int main(int argc, char **argv)
     }
     CHECK(argc >= 3 && argc <= 5, "sandbox start|later|inside SETS [ERRNO [back]]");
     int error = argc > 3 ? atoi(argv[3]) : EPERM;
+    size_t start = resident();
     if (argc > 4) rest_us = 200000;
     if (!strcmp(argv[1], "start")) {
         refuse(argv[2], error);
@@ -331,7 +362,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
     }
     work(2);
-    if (argc > 4) gives_back();
+    if (argc > 4) gives_back(start);
     comes_back_zero();
     return passed();
 }

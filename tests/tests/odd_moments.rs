@@ -126,6 +126,19 @@ fn a_worker_that_is_killed_leaves_nothing_behind() {
     }
 }
 
+/// What a worker had made lazy that ends while no other can be made.
+#[test]
+fn lazy_memory_goes_where_no_worker_can_be_made() {
+    if !is_ebbtide() {
+        return skip("only Ebbtide has lazy memory");
+    }
+    Run::new(c_program("sandbox"))
+        .args("lazy")
+        .conf("retain_ms=100,lazyfree=always,lazy_ms=4000")
+        .timeout(30)
+        .ok();
+}
+
 /// Threads of the program, killed at the two calls that are made with something in hand that others wait for.
 #[test]
 fn threads_that_are_killed_leave_no_lock_behind() {

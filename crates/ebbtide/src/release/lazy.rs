@@ -11,7 +11,8 @@
 //! of a fault. Until then it reads as before or zero, so it counts as dirty for whoever gets it: `calloc`
 //! clears it. It stays in RSS until the kernel wants it, so it is for frames that come back soon
 //! ([`ebbtide_zone::refault`] decides for each zone), and not for long: workers make it clean without a
-//! call of the program's. Without workers nothing becomes lazy.
+//! call of the program's. Without workers nothing becomes lazy. If a worker ends and no other can be made, slow
+//! paths of the program make clean what is due.
 //!
 //! Only whole pageblocks become lazy, and frames where no huge page can be: the kernel would split one.
 //! Pages that a forked child shares stay as they are; they go clean with the others.

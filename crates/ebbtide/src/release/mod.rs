@@ -61,15 +61,14 @@ const STEP_FRAMES: u64 = 256;
 const HELP_FRAMES: u64 = 4096;
 /// A step of this many blocks (64 MiB) makes a worker in advance.
 pub const EXPECT_BLOCKS: u32 = 32;
-/// Without a window ([`Heap::keeps_nothing`]), what was freed goes back from this on: every large allocation.
+/// Without a window ([`Heap::keeps_nothing`]), freed memory goes back from this on: every large allocation.
 const AT_ONCE_BYTES: usize = 256 << 10;
 /// Milliseconds between ticks.
 const TICK_MS: u64 = 10;
-/// Milliseconds between looks at the spans on ticks, and at what memory is left where pressure is not
-/// watched.
+/// Milliseconds between looks at the spans on ticks.
 const LOOK_MS: u64 = 100;
+/// The same, at what memory is left where pressure is not watched.
 const ROOM_MS: u64 = 1000;
-
 /// With less room than that (64 MiB) nothing becomes resident ahead of need.
 const AHEAD_ROOM_FRAMES: u64 = 16384;
 
@@ -165,6 +164,7 @@ impl Heap {
                 self.look_at_spares(now);
                 let due = backlog.due.saturating_sub(floor);
                 self.release_due(due.min(HELP_FRAMES), Releaser::Program);
+                self.release_lazy(backlog.lazy_due.min(HELP_FRAMES), Releaser::Program);
                 self.depopulate_some(now);
             } else if backlog.due > self.cap_frames(now) / 2 {
                 self.release_due(HELP_FRAMES, Releaser::Program);

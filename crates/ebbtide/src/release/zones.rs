@@ -37,6 +37,11 @@ impl Heap {
         self.release_in_place(frames, take, by);
     }
 
+    /// Releases up to `frames` lazy ones in this thread: a worker made them lazy and has ended since.
+    pub(super) fn release_lazy(&self, frames: u64, by: Releaser) {
+        self.release_in_place(frames, Take::Lazy, by);
+    }
+
     /// Releases up to `frames` in this thread. How many were claimed for that.
     pub(super) fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
         let mut left = frames;
