@@ -31,6 +31,8 @@ pub mod gather;
 pub mod held;
 pub mod kernel;
 pub mod lazy;
+#[cfg(feature = "plan-log")]
+mod log;
 pub mod pressure;
 mod put_back;
 pub mod releaser;
@@ -132,18 +134,63 @@ impl Heap {
         let backlog = self.backlog(now);
         let last_look = LAST_LOOK_MS.load(Ordering::Relaxed);
         let mut plenty = backlog.dirty + backlog.lazy > IN_PLACE_FRAMES;
+        #[cfg(feature = "plan-log")]
+        let mut line = log::Line::new(b't');
+        #[cfg(feature = "plan-log")]
+        line.add(&[
+            now,
+            freed as u64,
+            last_look,
+            backlog.dirty,
+            backlog.due,
+            backlog.lazy,
+            backlog.lazy_due,
+        ]);
+        #[cfg(feature = "plan-log")]
+        let mut looked = [0; 3];
         if !plenty && (much || now.wrapping_sub(last_look) >= LOOK_MS) {
             LAST_LOOK_MS.store(now, Ordering::Relaxed);
             self.keep_owners_limit(Releaser::Program);
             let spare = self.look_at_spares(now);
             let waiting = self.waiting_in_spans() as u64 / FRAME_BYTES as u64;
             plenty = waiting.max(backlog.dirty + backlog.lazy + spare) > IN_PLACE_FRAMES;
+            #[cfg(feature = "plan-log")]
+            {
+                looked = [1, spare, waiting];
+            }
         }
         stats::freed(self, freed);
         stats::refresh(self, now);
         self.look_at_quarantine(now);
         crate::reaper::look(self);
         let floor = self.floor(now);
+        #[cfg(feature = "plan-log")]
+        {
+            let config = &self.settings().config;
+            line.add(&looked);
+            line.add(&[
+                self.pressure.is_watched().into(),
+                config.pressure.into(),
+                config.retain_ms.into(),
+            ]);
+            line.add(&[
+                self.workers.count() as u64,
+                self.max_workers() as u64,
+                self.workers.next_ms(),
+            ]);
+            line.add(&[
+                self.pressure.is_on(now).into(),
+                self.pressure.is_limited().into(),
+                self.cap_frames(now),
+            ]);
+            line.add(&[
+                self.forked.load(Ordering::Relaxed).into(),
+                config.thp.into(),
+                WORKERS.may_work().into(),
+            ]);
+            line.decide();
+            line.add(&[looked[0]]);
+        }
         let unwatched = backlog.lazy > FLOOR_FRAMES && self.workers.count() == 0;
         if plenty || unwatched {
             // A worker waits for the window; it is woken when that is over already, or when none has its eyes open
@@ -154,8 +201,18 @@ impl Heap {
                 false => pressure::policy::LOOK_MS.0,
             };
             let watched = self.workers.look_before(now + soon);
+            #[cfg(feature = "plan-log")]
+            let mut calls = 0;
             let called = self.max_workers() > 0
-                && (watched && backlog.due <= IN_PLACE_FRAMES || heap_workers().call(1));
+                && (watched && backlog.due <= IN_PLACE_FRAMES || {
+                    #[cfg(feature = "plan-log")]
+                    {
+                        calls = 1;
+                    }
+                    heap_workers().call(1)
+                });
+            #[cfg(feature = "plan-log")]
+            line.add(&[1, calls, called.into()]);
             if called && self.settings().config.pressure {
                 self.pressure.expect_look();
             }
@@ -163,17 +220,29 @@ impl Heap {
                 self.look_at_held(now);
                 self.look_at_spares(now);
                 let due = backlog.due.saturating_sub(floor);
+                #[cfg(feature = "plan-log")]
+                line.add(&[due.min(HELP_FRAMES), backlog.lazy_due.min(HELP_FRAMES)]);
                 self.release_due(due.min(HELP_FRAMES), Releaser::Program);
                 self.release_lazy(backlog.lazy_due.min(HELP_FRAMES), Releaser::Program);
                 self.depopulate_some(now);
             } else if backlog.due > self.cap_frames(now) / 2 {
+                #[cfg(feature = "plan-log")]
+                line.add(&[HELP_FRAMES]);
                 self.release_due(HELP_FRAMES, Releaser::Program);
             }
         } else if backlog.due > floor
             && let Some(by) = self.releaser_of_little(floor == 0)
         {
+            #[cfg(feature = "plan-log")]
+            line.add(&[
+                2,
+                (backlog.due - floor).min(STEP_FRAMES),
+                matches!(by, Releaser::Program).into(),
+            ]);
             self.release_due((backlog.due - floor).min(STEP_FRAMES), by);
         }
+        #[cfg(feature = "plan-log")]
+        line.write();
         stats::publish_released();
     }
 
@@ -341,15 +410,54 @@ impl Heap {
         self.keep_owners_limit(by);
         let backlog = self.backlog(now);
         let floor = self.floor(now);
+        #[cfg(feature = "plan-log")]
+        let mut line = log::Line::new(b'r');
+        #[cfg(feature = "plan-log")]
+        {
+            line.add(&[
+                now,
+                backlog.dirty,
+                backlog.due,
+                backlog.lazy,
+                backlog.lazy_due,
+            ]);
+            line.add(&[
+                self.pressure.is_on(now).into(),
+                self.pressure.is_limited().into(),
+                self.cap_frames(now),
+            ]);
+            line.add(&[
+                self.settings().config.retain_ms.into(),
+                by.is_worker().into(),
+                self.may_go_lazy().into(),
+            ]);
+            line.decide();
+        }
+        #[cfg(feature = "plan-log")]
+        let mut released = [0; 4];
         if backlog.due > floor {
             let has_room = backlog.lazy + backlog.dirty <= self.cap_frames(now);
             let take = Take::Due {
                 lazy_first: by.is_worker() && has_room && self.may_go_lazy(),
             };
+            #[cfg(feature = "plan-log")]
+            {
+                released = [
+                    1,
+                    backlog.due - floor,
+                    (take == Take::Due { lazy_first: true }).into(),
+                    0,
+                ];
+            }
             self.release_zones(backlog.due - floor, backlog.due, take, by);
         }
         if backlog.lazy_due > 0 {
             self.release_zones(backlog.lazy_due, backlog.lazy_due, Take::Lazy, by);
+        }
+        #[cfg(feature = "plan-log")]
+        {
+            released[3] = backlog.lazy_due;
+            line.add(&released);
         }
         let (cached, spare) = (self.drain_idle(now), self.look_at_spares(now));
         let depopulated = self.depopulate_due(now, by);
@@ -367,7 +475,30 @@ impl Heap {
         } else {
             part
         };
-        match most {
+        #[cfg(feature = "plan-log")]
+        {
+            line.add(&[
+                left.dirty,
+                left.lazy,
+                spare,
+                cached,
+                depopulated,
+                waiting,
+                percpu,
+            ]);
+            line.add(&[
+                workers::is_active(now).into(),
+                self.lazy_part_ms(),
+                self.quarantine.bytes() as u64,
+            ]);
+            line.add(&[
+                self.held.all() as u64,
+                self.held.next_look_ms().unwrap_or(0),
+                self.workers.is_expecting().into(),
+            ]);
+            line.decide();
+        }
+        let next = match most {
             most if most > IN_PLACE_FRAMES => Next::Much(ms),
             // Lazy memory goes without a call of the program's.
             most if left.lazy > FLOOR_FRAMES => Next::Much(if most > FLOOR_FRAMES {
@@ -384,7 +515,17 @@ impl Heap {
             }
             _ if self.workers.is_expecting() => Next::Little(part * 8),
             _ => Next::Nothing,
+        };
+        #[cfg(feature = "plan-log")]
+        {
+            match next {
+                Next::Much(ms) => line.add(&[2, ms]),
+                Next::Little(ms) => line.add(&[1, ms]),
+                Next::Nothing => line.add(&[0, 0]),
+            }
+            line.write();
         }
+        next
     }
 
     fn look_at_room(&self, now: u64) {

@@ -195,6 +195,12 @@ impl Workers {
         self.count() > 0 && self.next_ms.load(Ordering::SeqCst) <= ms
     }
 
+    /// When the coordinator looks again by itself.
+    #[cfg(feature = "plan-log")]
+    pub fn next_ms(&self) -> u64 {
+        self.next_ms.load(Ordering::SeqCst)
+    }
+
     fn make_one(&'static self) -> bool {
         if clock::now_ms() < self.retry_ms.load(Ordering::Relaxed) {
             return false;
