@@ -55,6 +55,7 @@ mod claim;
 mod frame;
 mod pageblock;
 pub mod percpu;
+pub mod plan;
 mod put;
 pub mod refault;
 pub mod retain;
