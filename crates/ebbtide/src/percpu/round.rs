@@ -3,13 +3,13 @@
 use super::memory::{self, RANGES};
 use super::space::{self, Place};
 use crate::heap::{Heap, the_heap};
-use crate::release::FLOOR_FRAMES;
 use crate::release::releaser::Releaser;
 use crate::stats;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::Scope;
+use ebbtide_zone::plan::FLOOR_FRAMES;
 
 /// Milliseconds between rounds: a page that was empty from one to the next goes.
 const ROUND_MS: u64 = 250;

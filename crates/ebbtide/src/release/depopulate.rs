@@ -2,13 +2,14 @@
 //!
 //! Rounds are numbered, so that each looks at a span once.
 
+use super::ROUND;
 use super::gather::{self, Range};
 use super::releaser::{Releaser, release_owned};
-use super::{HELP_FRAMES, ROUND};
 use crate::heap::Heap;
 use crate::size_class::CLASSES;
 use core::sync::atomic::Ordering;
 use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::plan::HELP_FRAMES;
 
 /// Spans looked at under their lock at once.
 const SPANS_AT_ONCE: usize = 8;

@@ -107,11 +107,6 @@ impl Heap {
         let young = data.lazied.all();
         counters.lazy.saturating_sub(young.min(cap))
     }
-
-    /// Milliseconds until a coordinator looks at lazy frames again.
-    pub fn lazy_part_ms(&self) -> u64 {
-        (u64::from(self.settings().config.lazy_ms) / 16).max(10)
-    }
 }
 
 /// Adds a claim's ranges; room was reserved.

@@ -2,7 +2,7 @@
 //!
 //! | due | calm | past the backlog cap | memory is short ([`pressure`]) |
 //! |---|---|---|---|
-//! | up to 1 MiB ([`FLOOR_FRAMES`]) | kept | kept | in place on the next slow path |
+//! | up to 1 MiB ([`FLOOR_FRAMES`](plan::FLOOR_FRAMES)) | kept | kept | in place on the next slow path |
 //! | to 8 MiB ([`IN_PLACE_FRAMES`]) | in place on a slow path, 1 MiB a call | the same | the same |
 //! | above | a worker, after the window; the program does nothing | the thread that frees takes pieces | workers at once, and that too |
 //!
@@ -47,29 +47,17 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::thread::Affinity;
 use ebbtide_sys::{clock, process, vm};
+use ebbtide_zone::plan::{
+    self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Left, Next, Pace, Tick, TickPlan, Wake,
+};
 use ebbtide_zone::{BLOCK_FRAMES, Block, Counters, FRAME_BYTES, Frame};
 use lazy::Take;
 use releaser::{Releaser, release_owned};
 use slots::Owner;
-use workers::Next;
 
-/// Frames always kept for reuse: 1 MiB.
-pub const FLOOR_FRAMES: u64 = 256;
-/// Up to this, slow paths do it: 8 MiB.
-const IN_PLACE_FRAMES: u64 = 2048;
-/// Frames released in place at once: 1 MiB, some 30 µs.
-const STEP_FRAMES: u64 = 256;
-/// Frames that a thread takes when the backlog is too long, or nobody else can: 16 MiB.
-const HELP_FRAMES: u64 = 4096;
 /// A step of this many blocks (64 MiB) makes a worker in advance.
 pub const EXPECT_BLOCKS: u32 = 32;
-/// Without a window ([`Heap::keeps_nothing`]), freed memory goes back from this on: every large allocation.
-const AT_ONCE_BYTES: usize = 256 << 10;
-/// Milliseconds between ticks.
-const TICK_MS: u64 = 10;
-/// Milliseconds between looks at the spans on ticks.
-const LOOK_MS: u64 = 100;
-/// The same, at what memory is left where pressure is not watched.
+/// Milliseconds between looks at what memory is left, where pressure is not watched.
 const ROOM_MS: u64 = 1000;
 /// With less room than that (64 MiB) nothing becomes resident ahead of need.
 const AHEAD_ROOM_FRAMES: u64 = 16384;
@@ -82,19 +70,6 @@ static CAP_FRAMES: AtomicU64 = AtomicU64::new(u64::MAX);
 static LAST_ROOM_MS: AtomicU64 = AtomicU64::new(0);
 /// Numbers the rounds of depopulation, so that each looks at a span once.
 static ROUND: AtomicU32 = AtomicU32::new(0);
-
-/// What the zones hold.
-#[derive(Clone, Copy, Default)]
-struct Backlog {
-    /// Free and dirty frames.
-    dirty: u64,
-    /// Those that are due.
-    due: u64,
-    /// Free and lazy frames.
-    lazy: u64,
-    /// Those that are due to become clean.
-    lazy_due: u64,
-}
 
 impl Heap {
     /// Notes that memory was freed, for the next [`Self::tick`].
@@ -109,13 +84,8 @@ impl Heap {
     pub fn tick(&self) {
         let now = clock::now_ms();
         let last = LAST_TICK_MS.load(Ordering::Relaxed);
-        let limit = if self.keeps_nothing() {
-            AT_ONCE_BYTES
-        } else {
-            IN_PLACE_FRAMES as usize * FRAME_BYTES
-        };
-        let much = self.freed.load(Ordering::Relaxed) >= limit;
-        if (much || now.wrapping_sub(last) >= TICK_MS)
+        let freed = self.freed.load(Ordering::Relaxed);
+        if plan::tick_is_due(now, last, freed, self.keeps_nothing())
             && LAST_TICK_MS
                 .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
@@ -129,136 +99,95 @@ impl Heap {
 
     #[cold]
     fn tick_now(&self, now: u64) {
-        let freed = self.freed.swap(0, Ordering::Relaxed);
-        let much = freed >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
-        let backlog = self.backlog(now);
-        let last_look = LAST_LOOK_MS.load(Ordering::Relaxed);
-        let mut plenty = backlog.dirty + backlog.lazy > IN_PLACE_FRAMES;
-        #[cfg(feature = "plan-log")]
-        let mut line = log::Line::new(b't');
-        #[cfg(feature = "plan-log")]
-        line.add(&[
-            now,
-            freed as u64,
-            last_look,
-            backlog.dirty,
-            backlog.due,
-            backlog.lazy,
-            backlog.lazy_due,
-        ]);
-        #[cfg(feature = "plan-log")]
-        let mut looked = [0; 3];
-        if !plenty && (much || now.wrapping_sub(last_look) >= LOOK_MS) {
+        let tick = Tick {
+            now_ms: now,
+            asked_ms: LAST_LOOK_MS.load(Ordering::Relaxed),
+            freed_bytes: self.freed.swap(0, Ordering::Relaxed),
+            backlog: self.backlog(now),
+        };
+        let (mut spare, mut waiting) = (0, 0);
+        if tick.asks_outside() {
             LAST_LOOK_MS.store(now, Ordering::Relaxed);
             self.keep_owners_limit(Releaser::Program);
-            let spare = self.look_at_spares(now);
-            let waiting = self.waiting_in_spans() as u64 / FRAME_BYTES as u64;
-            plenty = waiting.max(backlog.dirty + backlog.lazy + spare) > IN_PLACE_FRAMES;
-            #[cfg(feature = "plan-log")]
-            {
-                looked = [1, spare, waiting];
-            }
+            spare = self.look_at_spares(now);
+            waiting = self.waiting_frames();
         }
-        stats::freed(self, freed);
+        stats::freed(self, tick.freed_bytes);
         stats::refresh(self, now);
         self.look_at_quarantine(now);
         crate::reaper::look(self);
-        let floor = self.floor(now);
+        let (bounds, actors) = (self.bounds(now), self.actors());
+        let plan = tick.decide(spare, waiting, &bounds, &actors);
+        let called = matches!(plan, TickPlan::Much { wake, .. } if self.wake(wake));
         #[cfg(feature = "plan-log")]
-        {
-            let config = &self.settings().config;
-            line.add(&looked);
-            line.add(&[
-                self.pressure.is_watched().into(),
-                config.pressure.into(),
-                config.retain_ms.into(),
-            ]);
-            line.add(&[
-                self.workers.count() as u64,
-                self.max_workers() as u64,
-                self.workers.next_ms(),
-            ]);
-            line.add(&[
-                self.pressure.is_on(now).into(),
-                self.pressure.is_limited().into(),
-                self.cap_frames(now),
-            ]);
-            line.add(&[
-                self.forked.load(Ordering::Relaxed).into(),
-                config.thp.into(),
-                WORKERS.may_work().into(),
-            ]);
-            line.decide();
-            line.add(&[looked[0]]);
-        }
-        let unwatched = backlog.lazy > FLOOR_FRAMES && self.workers.count() == 0;
-        if plenty || unwatched {
-            // A worker waits for the window; it is woken when that is over already, or when none has its eyes open
-            // or will look soon.
-            let eyes = self.pressure.is_watched() || !self.settings().config.pressure;
-            let soon = match eyes {
-                true => u64::from(self.settings().config.retain_ms).max(LOOK_MS),
-                false => pressure::policy::LOOK_MS.0,
-            };
-            let watched = self.workers.look_before(now + soon);
-            #[cfg(feature = "plan-log")]
-            let mut calls = 0;
-            let called = self.max_workers() > 0
-                && (watched && backlog.due <= IN_PLACE_FRAMES || {
-                    #[cfg(feature = "plan-log")]
-                    {
-                        calls = 1;
-                    }
-                    heap_workers().call(1)
-                });
-            #[cfg(feature = "plan-log")]
-            line.add(&[1, calls, called.into()]);
-            if called && self.settings().config.pressure {
-                self.pressure.expect_look();
+        log::tick(&tick, (spare, waiting), &bounds, &actors, &plan, called);
+        match plan {
+            TickPlan::Nothing => {}
+            TickPlan::Little {
+                frames,
+                may_make_worker,
+            } => self.release_due(
+                frames,
+                if may_make_worker {
+                    Releaser::Program
+                } else {
+                    Releaser::Tick
+                },
+            ),
+            TickPlan::Much { beside, .. } if called => {
+                if beside > 0 {
+                    self.release_due(beside, Releaser::Program);
+                }
             }
-            if !called {
+            TickPlan::Much {
+                alone, alone_lazy, ..
+            } => {
                 self.look_at_held(now);
                 self.look_at_spares(now);
-                let due = backlog.due.saturating_sub(floor);
-                #[cfg(feature = "plan-log")]
-                line.add(&[due.min(HELP_FRAMES), backlog.lazy_due.min(HELP_FRAMES)]);
-                self.release_due(due.min(HELP_FRAMES), Releaser::Program);
-                self.release_lazy(backlog.lazy_due.min(HELP_FRAMES), Releaser::Program);
+                self.release_due(alone, Releaser::Program);
+                self.release_lazy(alone_lazy, Releaser::Program);
                 self.depopulate_some(now);
-            } else if backlog.due > self.cap_frames(now) / 2 {
-                #[cfg(feature = "plan-log")]
-                line.add(&[HELP_FRAMES]);
-                self.release_due(HELP_FRAMES, Releaser::Program);
             }
-        } else if backlog.due > floor
-            && let Some(by) = self.releaser_of_little(floor == 0)
-        {
-            #[cfg(feature = "plan-log")]
-            line.add(&[
-                2,
-                (backlog.due - floor).min(STEP_FRAMES),
-                matches!(by, Releaser::Program).into(),
-            ]);
-            self.release_due((backlog.due - floor).min(STEP_FRAMES), by);
         }
-        #[cfg(feature = "plan-log")]
-        line.write();
         stats::publish_released();
     }
 
-    /// Who splits huge pages for the little that slow paths take care of, where no worker was called. Nobody, in a
-    /// process that has forked: a huge page that is shared cannot be split, and only a worker would see that. Where
-    /// nothing is kept, one is made for that.
-    fn releaser_of_little(&self, keeps_nothing: bool) -> Option<Releaser<'static>> {
-        let unseen = self.forked.load(Ordering::Relaxed)
-            && self.settings().config.thp
-            && self.max_workers() > 0
-            && WORKERS.may_work()
-            && self.workers.count() == 0;
-        match (unseen, keeps_nothing) {
-            (false, _) => Some(Releaser::Tick),
-            (true, true) => Some(Releaser::Program),
-            (true, false) => None,
+    /// Wakes a worker, or makes one. `false`: there is none, so the caller must do the work.
+    fn wake(&self, wake: Wake) -> bool {
+        let called = match wake {
+            Wake::Never => false,
+            Wake::NotNeeded => true,
+            Wake::Call => heap_workers().call(1),
+        };
+        if called && self.settings().config.pressure {
+            self.pressure.expect_look();
+        }
+        called
+    }
+
+    /// Who may act on a tick.
+    fn actors(&self) -> Actors {
+        let config = &self.settings().config;
+        Actors {
+            workers: plan::Workers {
+                count: self.workers.count() as u64,
+                most: self.max_workers() as u64,
+                can_be_made: WORKERS.may_work(),
+                next_ms: self.workers.next_ms(),
+                are_watching: self.pressure.is_watched() || !config.pressure,
+            },
+            has_forked: self.forked.load(Ordering::Relaxed),
+            has_huge_pages: config.thp,
+        }
+    }
+
+    /// How much free memory may stay.
+    fn bounds(&self, now: u64) -> Bounds {
+        Bounds {
+            window_ms: self.settings().config.retain_ms.into(),
+            is_short: self.pressure.is_on(now),
+            is_limited: self.pressure.is_limited(),
+            cap_frames: self.cap_frames(now),
         }
     }
 
@@ -268,11 +197,11 @@ impl Heap {
             return by;
         }
         let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
-        if frames + (self.waiting_in_spans() / FRAME_BYTES) as u64 > IN_PLACE_FRAMES {
+        if frames + self.waiting_frames() > IN_PLACE_FRAMES {
             return by;
         }
-        match self.releaser_of_little(true) {
-            Some(Releaser::Tick) => Releaser::Tick,
+        match self.actors().for_little(true) {
+            Some(false) => Releaser::Tick,
             _ => by,
         }
     }
@@ -280,15 +209,6 @@ impl Heap {
     /// Whether free memory goes back at once (`retain_ms=0`).
     fn keeps_nothing(&self) -> bool {
         self.settings().config.retain_ms == 0
-    }
-
-    /// Due frames that stay all the same: none while memory is short, or where the owner has set a limit.
-    fn floor(&self, now: u64) -> u64 {
-        if self.keeps_nothing() || self.pressure.is_on(now) || self.pressure.is_limited() {
-            0
-        } else {
-            FLOOR_FRAMES
-        }
     }
 
     /// Looks at the zones and keeps their demand up to date.
@@ -353,8 +273,7 @@ impl Heap {
 
     /// Whether more is kept than slow paths take care of.
     pub fn keeps_much(&self) -> bool {
-        self.kept_frames() > IN_PLACE_FRAMES
-            || self.waiting_in_spans() as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES
+        self.kept_frames() > IN_PLACE_FRAMES || self.waiting_frames() > IN_PLACE_FRAMES
     }
 
     /// Two sums over the zones.
@@ -409,122 +328,47 @@ impl Heap {
         self.look_at_held(now);
         self.keep_owners_limit(by);
         let backlog = self.backlog(now);
-        let floor = self.floor(now);
-        #[cfg(feature = "plan-log")]
-        let mut line = log::Line::new(b'r');
-        #[cfg(feature = "plan-log")]
-        {
-            line.add(&[
-                now,
-                backlog.dirty,
-                backlog.due,
-                backlog.lazy,
-                backlog.lazy_due,
-            ]);
-            line.add(&[
-                self.pressure.is_on(now).into(),
-                self.pressure.is_limited().into(),
-                self.cap_frames(now),
-            ]);
-            line.add(&[
-                self.settings().config.retain_ms.into(),
-                by.is_worker().into(),
-                self.may_go_lazy().into(),
-            ]);
-            line.decide();
+        let may_be_lazy = by.is_worker() && backlog.due > 0 && self.may_go_lazy();
+        let bounds = self.bounds(now);
+        let plan = plan::round(&backlog, &bounds, may_be_lazy);
+        if plan.due > 0 {
+            let lazy_first = plan.lazy_first;
+            self.release_zones(plan.due, backlog.due, Take::Due { lazy_first }, by);
         }
-        #[cfg(feature = "plan-log")]
-        let mut released = [0; 4];
-        if backlog.due > floor {
-            let has_room = backlog.lazy + backlog.dirty <= self.cap_frames(now);
-            let take = Take::Due {
-                lazy_first: by.is_worker() && has_room && self.may_go_lazy(),
-            };
-            #[cfg(feature = "plan-log")]
-            {
-                released = [
-                    1,
-                    backlog.due - floor,
-                    (take == Take::Due { lazy_first: true }).into(),
-                    0,
-                ];
-            }
-            self.release_zones(backlog.due - floor, backlog.due, take, by);
-        }
-        if backlog.lazy_due > 0 {
-            self.release_zones(backlog.lazy_due, backlog.lazy_due, Take::Lazy, by);
-        }
-        #[cfg(feature = "plan-log")]
-        {
-            released[3] = backlog.lazy_due;
-            line.add(&released);
+        if plan.lazy > 0 {
+            self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
         }
         let (cached, spare) = (self.drain_idle(now), self.look_at_spares(now));
         let depopulated = self.depopulate_due(now, by);
         let percpu = self.percpu_round(now, by);
         stats::refresh(self, now);
         stats::publish();
-        let left = self.backlog(now);
+        let zones = self.backlog(now);
         let cached = (cached / FRAME_BYTES) as u64;
-        let waiting = (self.waiting_in_spans() / FRAME_BYTES) as u64;
-        let most = [left.dirty + spare, cached, depopulated, waiting, percpu];
-        let most = most.into_iter().max().unwrap_or(0);
-        let part = (u64::from(self.settings().config.retain_ms) / 8).max(10);
-        let ms = if workers::is_active(now) {
-            part * 4
-        } else {
-            part
+        let elsewhere = [cached, depopulated, self.waiting_frames(), percpu];
+        let left = Left {
+            dirty: zones.dirty + spare,
+            lazy: zones.lazy,
+            elsewhere: elsewhere.into_iter().max().unwrap_or(0),
+            quarantined_bytes: self.quarantine.bytes() as u64,
+            held: self.held.all() as u64,
+            held_ms: self.held.next_look_ms(),
+            is_expecting: self.workers.is_expecting(),
         };
-        #[cfg(feature = "plan-log")]
-        {
-            line.add(&[
-                left.dirty,
-                left.lazy,
-                spare,
-                cached,
-                depopulated,
-                waiting,
-                percpu,
-            ]);
-            line.add(&[
-                workers::is_active(now).into(),
-                self.lazy_part_ms(),
-                self.quarantine.bytes() as u64,
-            ]);
-            line.add(&[
-                self.held.all() as u64,
-                self.held.next_look_ms().unwrap_or(0),
-                self.workers.is_expecting().into(),
-            ]);
-            line.decide();
-        }
-        let next = match most {
-            most if most > IN_PLACE_FRAMES => Next::Much(ms),
-            // Lazy memory goes without a call of the program's.
-            most if left.lazy > FLOOR_FRAMES => Next::Much(if most > FLOOR_FRAMES {
-                ms
-            } else {
-                self.lazy_part_ms()
-            }),
-            most if most > FLOOR_FRAMES => Next::Little(ms),
-            _ if left.lazy > 0 => Next::Little(self.lazy_part_ms()),
-            // Writes to what is in it are found when it is emptied.
-            _ if self.quarantine.bytes() > 0 => Next::Little(part),
-            _ if self.held.all() as u64 > IN_PLACE_FRAMES => {
-                self.held.next_look_ms().map_or(Next::Nothing, Next::Much)
-            }
-            _ if self.workers.is_expecting() => Next::Little(part * 8),
-            _ => Next::Nothing,
+        let pace = Pace {
+            window_ms: bounds.window_ms,
+            lazy_ms: self.settings().config.lazy_ms.into(),
+            is_active: workers::is_active(now),
         };
+        let next = left.next(&pace);
         #[cfg(feature = "plan-log")]
-        {
-            match next {
-                Next::Much(ms) => line.add(&[2, ms]),
-                Next::Little(ms) => line.add(&[1, ms]),
-                Next::Nothing => line.add(&[0, 0]),
-            }
-            line.write();
-        }
+        log::round(
+            (now, &backlog, &bounds, may_be_lazy),
+            &plan,
+            &left,
+            &pace,
+            next,
+        );
         next
     }
 

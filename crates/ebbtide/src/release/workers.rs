@@ -21,6 +21,7 @@ use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
+use ebbtide_zone::plan::{Next, TICK_MS};
 use eyes::{Eyes, sleep_watching, watch};
 use permit::Permit;
 
@@ -190,15 +191,14 @@ impl Workers {
         self.expecting.load(Ordering::Relaxed)
     }
 
-    /// Whether a coordinator looks by itself until then.
-    pub fn look_before(&self, ms: u64) -> bool {
-        self.count() > 0 && self.next_ms.load(Ordering::SeqCst) <= ms
-    }
-
-    /// When the coordinator looks again by itself.
-    #[cfg(feature = "plan-log")]
+    /// When the coordinator looks again by itself; `u64::MAX`: when it is called.
     pub fn next_ms(&self) -> u64 {
         self.next_ms.load(Ordering::SeqCst)
+    }
+
+    /// Whether a coordinator looks by itself until then.
+    pub fn look_before(&self, ms: u64) -> bool {
+        self.count() > 0 && self.next_ms() <= ms
     }
 
     fn make_one(&'static self) -> bool {
@@ -314,7 +314,7 @@ impl Born {
 
 /// Whether the program is at work: its own ticks call a worker when something is due.
 pub(super) fn is_active(now: u64) -> bool {
-    now.wrapping_sub(super::LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * super::TICK_MS
+    now.wrapping_sub(super::LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS
 }
 
 extern "C" fn main(born: usize) {
@@ -454,18 +454,6 @@ struct Rest<'a> {
     seen: u32,
     ms: u64,
     permit: &'a mut Permit,
-}
-
-/// What a coordinator waits for after its round.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Next {
-    /// For more than slow paths take care of: look again after so many milliseconds.
-    Much(u64),
-    /// For as little as they would: so too, but nobody stays for that longer than [`IDLE_MS`]. A program that
-    /// comes back now and then always leaves a little behind.
-    Little(u64),
-    /// For nothing.
-    Nothing,
 }
 
 fn name(number: usize) -> [u8; 16] {

@@ -362,7 +362,7 @@ impl Heap {
         (bytes / FRAME_BYTES) as u64
     }
 
-    fn waiting_frames(&self) -> u64 {
+    pub(super) fn waiting_frames(&self) -> u64 {
         (self.waiting_in_spans() / FRAME_BYTES) as u64
     }
 }

@@ -29,7 +29,7 @@ pub const CALM_MS: u64 = 10_000;
 /// Between two releases of everything while pressed: at first, and at most.
 const AGAIN_MS: (u64, u64) = (1000, CALM_MS);
 /// Milliseconds between looks: while nobody else grows, and at least.
-pub const LOOK_MS: (u64, u64) = (40, 5);
+pub const LOOK_MS: (u64, u64) = (ebbtide_zone::plan::WATCH_MS, 5);
 /// In this time, most of the growth that has not been touched is forgotten.
 const FORGET_MS: u64 = 2000;
 
