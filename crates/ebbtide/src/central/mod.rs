@@ -19,6 +19,7 @@
 
 pub mod news;
 mod spans;
+pub mod transfer;
 
 use crate::heap::Heap;
 use crate::populate;
@@ -30,13 +31,7 @@ use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Lock;
 use ebbtide_zone::Frame;
 pub use spans::SpanLists;
-
-/// Batch nodes of a class.
-const NODES: usize = 64;
-/// Bytes of a batch node.
-const NODE_BYTES: usize = MAX_BATCH * 8;
-/// Bytes of all nodes of all classes, address space until used.
-pub const NODES_BYTES: usize = crate::size_class::CLASSES * NODES * NODE_BYTES;
+use transfer::Transfer;
 
 /// The central lists of one class.
 pub struct Central {
@@ -44,18 +39,6 @@ pub struct Central {
     pub transfer: Lock<Transfer>,
     /// Spans.
     pub spans: Lock<SpanLists>,
-}
-
-/// Which nodes hold a full batch, the newest last, and which are empty. A node that is neither is
-/// being filled or emptied.
-pub struct Transfer {
-    full: [u8; NODES],
-    count: usize,
-    empty: u64,
-    /// Rounds of the release engine since a batch came or went.
-    idle_rounds: usize,
-    /// The fewest full batches in this window.
-    low: usize,
 }
 
 /// What came back is not an object of the class that is out.
@@ -89,16 +72,9 @@ impl Misuse {
 impl Central {
     /// Nothing in it.
     pub const fn new() -> Self {
-        let transfer = Transfer {
-            full: [0; NODES],
-            count: 0,
-            empty: u64::MAX,
-            idle_rounds: 0,
-            low: 0,
-        };
         let lists = SpanLists::NEW;
         Self {
-            transfer: Lock::new(ranks::TRANSFER, transfer),
+            transfer: Lock::new(ranks::TRANSFER, Transfer::NEW),
             spans: Lock::new(ranks::SPANS, lists),
         }
     }
@@ -107,7 +83,7 @@ impl Central {
     pub fn bytes(&self, class: usize) -> ClassBytes {
         let about = &CLASS[class];
         let size = about.size as usize;
-        let batches = self.transfer.lock().count;
+        let batches = self.transfer.lock().count();
         let lists = self.spans.lock();
         ClassBytes {
             batches: batches * about.batch as usize * size,
@@ -160,51 +136,6 @@ impl Heap {
             return;
         }
         self.put_in_spans(class, objects);
-    }
-
-    fn node(&self, class: usize, node: u8) -> *mut usize {
-        (self.caches.nodes() + (class * NODES + node as usize) * NODE_BYTES) as *mut usize
-    }
-
-    fn take_batch(&self, class: usize, into: &mut [usize]) -> bool {
-        let transfer = &self.central[class].transfer;
-        let Some(node) = transfer.lock().take_full() else {
-            return false;
-        };
-        // SAFETY: a node that is in neither list belongs to whoever took it out.
-        unsafe {
-            into.as_mut_ptr()
-                .copy_from_nonoverlapping(self.node(class, node), into.len())
-        };
-        transfer.lock().put_empty(node);
-        true
-    }
-
-    fn put_batch(&self, class: usize, objects: &[usize]) -> bool {
-        let transfer = &self.central[class].transfer;
-        let limit = CLASS[class].transfer as usize;
-        let Some(node) = transfer.lock().take_empty(limit) else {
-            return false;
-        };
-        // SAFETY: as in `take_batch`.
-        unsafe {
-            self.node(class, node)
-                .copy_from_nonoverlapping(objects.as_ptr(), objects.len());
-        }
-        transfer.lock().put_full(node);
-        true
-    }
-
-    /// Empties up to `batches` full batches of a class into its spans.
-    pub fn drain_transfer(&self, class: usize, batches: usize) {
-        let mut objects = [0; MAX_BATCH];
-        let objects = &mut objects[..CLASS[class].batch as usize];
-        for _ in 0..batches {
-            if !self.take_batch(class, objects) {
-                return;
-            }
-            self.put_in_spans(class, objects);
-        }
     }
 
     /// Puts objects into their spans, and frames of spans that got empty into their zones.
@@ -325,83 +256,5 @@ impl Heap {
         }
         span::put_record(&self.records, region, index);
         self.put_cluster(first, frames, dirty);
-    }
-}
-
-impl Transfer {
-    /// `None`: no full batch; else for how many rounds none came or went, this one counted, and how many
-    /// there are.
-    pub fn idle(&mut self) -> Option<(usize, usize)> {
-        if self.count == 0 {
-            return None;
-        }
-        self.idle_rounds += 1;
-        Some((self.idle_rounds, self.count))
-    }
-
-    /// Begins a window. Full batches that nobody needed in the last one.
-    pub fn surplus(&mut self) -> usize {
-        core::mem::replace(&mut self.low, self.count)
-    }
-
-    fn take_full(&mut self) -> Option<u8> {
-        self.idle_rounds = 0;
-        self.count = self.count.checked_sub(1)?;
-        self.low = self.low.min(self.count);
-        Some(self.full[self.count])
-    }
-
-    fn put_full(&mut self, node: u8) {
-        self.idle_rounds = 0;
-        self.full[self.count] = node;
-        self.count += 1;
-    }
-
-    fn take_empty(&mut self, limit: usize) -> Option<u8> {
-        if self.count >= limit || self.empty == 0 {
-            return None;
-        }
-        let node = self.empty.trailing_zeros();
-        self.empty &= self.empty - 1;
-        Some(node as u8)
-    }
-
-    fn put_empty(&mut self, node: u8) {
-        self.empty |= 1 << node;
-    }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        (self.count, self.low, self.empty) = (0, 0, u64::MAX);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn surplus_is_what_a_whole_window_did_without() {
-        let central = Central::new();
-        let mut transfer = central.transfer.lock();
-        transfer.clear();
-        assert_eq!(transfer.surplus(), 0);
-        for _ in 0..5 {
-            let node = transfer.take_empty(NODES).unwrap();
-            transfer.put_full(node);
-        }
-        assert_eq!(transfer.surplus(), 0, "they came in this window");
-        for _ in 0..3 {
-            let node = transfer.take_full().unwrap();
-            transfer.put_empty(node);
-        }
-        let node = transfer.take_empty(NODES).unwrap();
-        transfer.put_full(node);
-        assert_eq!(
-            (transfer.surplus(), transfer.count),
-            (2, 3),
-            "the fewest there were"
-        );
-        assert_eq!(transfer.surplus(), 3, "nobody came");
     }
 }

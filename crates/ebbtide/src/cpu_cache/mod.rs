@@ -28,7 +28,7 @@
 mod drain;
 mod traffic;
 
-use crate::central::NODES_BYTES;
+use crate::central::transfer::NODES_BYTES;
 use crate::config::Config;
 use crate::heap::ForkLock;
 use crate::ranks;

@@ -1,0 +1,163 @@
+//! The transfer list of a class: full batches, handed over by number.
+//!
+//! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
+//! back in.
+
+use crate::heap::Heap;
+use crate::size_class::{CLASS, MAX_BATCH};
+
+/// Batch nodes of a class.
+const NODES: usize = 64;
+/// Bytes of a batch node.
+const NODE_BYTES: usize = MAX_BATCH * 8;
+/// Bytes of all nodes of all classes, address space until used.
+pub const NODES_BYTES: usize = crate::size_class::CLASSES * NODES * NODE_BYTES;
+
+/// Which nodes hold a full batch, the newest last, and which are empty. A node that is neither is
+/// being filled or emptied.
+pub struct Transfer {
+    full: [u8; NODES],
+    count: usize,
+    empty: u64,
+    /// Rounds of the release engine since a batch came or went.
+    idle_rounds: usize,
+    /// The fewest full batches in this window.
+    low: usize,
+}
+
+impl Heap {
+    fn node(&self, class: usize, node: u8) -> *mut usize {
+        (self.caches.nodes() + (class * NODES + node as usize) * NODE_BYTES) as *mut usize
+    }
+
+    pub(super) fn take_batch(&self, class: usize, into: &mut [usize]) -> bool {
+        let transfer = &self.central[class].transfer;
+        let Some(node) = transfer.lock().take_full() else {
+            return false;
+        };
+        // SAFETY: a node that is in neither list belongs to whoever took it out.
+        unsafe {
+            into.as_mut_ptr()
+                .copy_from_nonoverlapping(self.node(class, node), into.len())
+        };
+        transfer.lock().put_empty(node);
+        true
+    }
+
+    pub(super) fn put_batch(&self, class: usize, objects: &[usize]) -> bool {
+        let transfer = &self.central[class].transfer;
+        let limit = CLASS[class].transfer as usize;
+        let Some(node) = transfer.lock().take_empty(limit) else {
+            return false;
+        };
+        // SAFETY: as in `take_batch`.
+        unsafe {
+            self.node(class, node)
+                .copy_from_nonoverlapping(objects.as_ptr(), objects.len());
+        }
+        transfer.lock().put_full(node);
+        true
+    }
+
+    /// Empties up to `batches` full batches of a class into its spans.
+    pub fn drain_transfer(&self, class: usize, batches: usize) {
+        let mut objects = [0; MAX_BATCH];
+        let objects = &mut objects[..CLASS[class].batch as usize];
+        for _ in 0..batches {
+            if !self.take_batch(class, objects) {
+                return;
+            }
+            self.put_in_spans(class, objects);
+        }
+    }
+}
+
+impl Transfer {
+    /// No full batch.
+    pub const NEW: Self = Self {
+        full: [0; NODES],
+        count: 0,
+        empty: u64::MAX,
+        idle_rounds: 0,
+        low: 0,
+    };
+
+    /// How many full batches there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// `None`: no full batch; else for how many rounds none came or went, this one counted, and how many
+    /// there are.
+    pub fn idle(&mut self) -> Option<(usize, usize)> {
+        if self.count == 0 {
+            return None;
+        }
+        self.idle_rounds += 1;
+        Some((self.idle_rounds, self.count))
+    }
+
+    /// Begins a window. Full batches that nobody needed in the last one.
+    pub fn surplus(&mut self) -> usize {
+        core::mem::replace(&mut self.low, self.count)
+    }
+
+    fn take_full(&mut self) -> Option<u8> {
+        self.idle_rounds = 0;
+        self.count = self.count.checked_sub(1)?;
+        self.low = self.low.min(self.count);
+        Some(self.full[self.count])
+    }
+
+    fn put_full(&mut self, node: u8) {
+        self.idle_rounds = 0;
+        self.full[self.count] = node;
+        self.count += 1;
+    }
+
+    fn take_empty(&mut self, limit: usize) -> Option<u8> {
+        if self.count >= limit || self.empty == 0 {
+            return None;
+        }
+        let node = self.empty.trailing_zeros();
+        self.empty &= self.empty - 1;
+        Some(node as u8)
+    }
+
+    fn put_empty(&mut self, node: u8) {
+        self.empty |= 1 << node;
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        (self.count, self.low, self.empty) = (0, 0, u64::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn surplus_is_what_a_whole_window_did_without() {
+        let mut transfer = Transfer::NEW;
+        assert_eq!(transfer.surplus(), 0);
+        for _ in 0..5 {
+            let node = transfer.take_empty(NODES).unwrap();
+            transfer.put_full(node);
+        }
+        assert_eq!(transfer.surplus(), 0, "they came in this window");
+        for _ in 0..3 {
+            let node = transfer.take_full().unwrap();
+            transfer.put_empty(node);
+        }
+        let node = transfer.take_empty(NODES).unwrap();
+        transfer.put_full(node);
+        assert_eq!(
+            (transfer.surplus(), transfer.count),
+            (2, 3),
+            "the fewest there were"
+        );
+        assert_eq!(transfer.surplus(), 3, "nobody came");
+    }
+}
