@@ -264,6 +264,8 @@ pub struct Left {
     pub dirty: u64,
     /// Lazy ones.
     pub lazy: u64,
+    /// Bytes in caches that were used lately.
+    pub cached_bytes: u64,
     /// The largest of what other sources keep and may give later.
     pub elsewhere: u64,
     /// Bytes in quarantine: writes to them are found when it is emptied.
@@ -307,9 +309,15 @@ impl Pace {
 }
 
 impl Left {
+    /// A source that is neither a zone nor a cache keeps so many frames that it may give later.
+    pub fn note(&mut self, frames: u64) {
+        self.elsewhere = self.elsewhere.max(frames);
+    }
+
     /// When to look again.
     pub fn next(&self, pace: &Pace) -> Next {
-        let most = self.dirty.max(self.elsewhere);
+        let cached = self.cached_bytes / FRAME_BYTES as u64;
+        let most = self.dirty.max(cached).max(self.elsewhere);
         let part = (pace.window_ms / 8).max(10);
         let ms = if pace.is_active { part * 4 } else { part };
         match most {

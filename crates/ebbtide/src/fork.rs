@@ -25,6 +25,7 @@ pub(crate) mod gate;
 use crate::heap::ForkLock;
 use crate::heap::{Heap, heap, started_heap};
 use crate::ranks;
+use crate::sources::SOURCES;
 use crate::stats;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
@@ -193,9 +194,10 @@ fn go_on(heap: &Heap) {
             gather.free_batches();
         });
     }
-    heap.end_holds();
-    // SAFETY: as above.
-    unsafe { heap.percpu_take_back() };
+    for source in SOURCES {
+        // SAFETY: as above.
+        unsafe { source.child(heap) };
+    }
     heap.caches.unpark_all();
     stats::forked();
     crate::reaper::forked(heap);
@@ -341,21 +343,9 @@ unsafe fn give_up(heap: &Heap) {
         heap.slots
             .reset(|gather| *gather = crate::release::gather::Gather::NEW)
     };
-    crate::release::batches::BATCHES.lock().forget();
-    heap.records.lock().abandon();
-    for zone in heap.live_zones() {
-        zone.give_up(heap.region());
-    }
-    for central in &heap.central {
-        central.transfer.lock().clear();
-        central.spans.lock().clear();
-    }
-    heap.quarantine.forget();
-    heap.spares.forget();
-    // SAFETY: by contract.
-    unsafe {
-        heap.percpu_abandon();
-        heap.caches.forget_all();
+    for source in SOURCES {
+        // SAFETY: by contract.
+        unsafe { source.abandon(heap) };
     }
 }
 

@@ -367,22 +367,6 @@ impl Heap {
             && align <= self.region().alignment()
             && (size <= limit || !self.settings().config.basic_syscalls && overcommits())
     }
-
-    /// Calls `each` for every lock, in the order of [`ranks`].
-    pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
-        each(self.caches.drain_lock());
-        self.central
-            .iter()
-            .for_each(|central| each(&central.transfer));
-        self.central.iter().for_each(|central| each(&central.spans));
-        self.live_zones().iter().for_each(|zone| each(&zone.lock));
-        each(&self.records);
-        each(&crate::release::batches::BATCHES);
-        self.percpu.locks().for_each(|shard| each(shard));
-        self.quarantine.for_each_lock(&mut each);
-        self.spares.for_each_lock(&mut each);
-        self.caches.for_each_lock(each);
-    }
 }
 
 /// Whether the machine grants requests above all its memory: `vm.overcommit_memory` is 1.

@@ -55,6 +55,7 @@ mod release;
 pub mod report;
 mod reserve;
 pub mod size_class;
+mod sources;
 mod span;
 mod spare;
 pub mod stats;

@@ -13,10 +13,13 @@ use crate::config::Config;
 use crate::heap::{ForkLock, Heap};
 use crate::large::LARGE;
 use crate::ranks;
+use crate::release::releaser::Releaser;
+use crate::sources::{Round, Source};
 use crate::span;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use ebbtide_sys::lock::Lock;
+use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process};
+use ebbtide_zone::plan::Left;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
 
 /// CPUs beyond so many share.
@@ -122,15 +125,35 @@ impl SpareRuns {
     pub fn bytes(&self) -> usize {
         self.frames() as usize * FRAME_BYTES
     }
+}
 
-    /// Their locks, for the fork handlers.
-    pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
-        self.places().for_each(|place| each(place));
+/// The spare runs of all CPUs.
+pub struct Spares;
+
+impl Source for Spares {
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        if rank == ranks::FREED {
+            heap.spares.places().for_each(|place| each(place));
+        }
     }
 
-    /// Forgets all of them, in a child that gives up what its parent had.
-    pub fn forget(&self) {
-        self.places().for_each(|place| *place.lock() = Kept::NONE);
+    fn cached_bytes(&self, heap: &Heap) -> usize {
+        heap.spares.bytes()
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        left.dirty += heap.look_at_spares(round.now);
+    }
+
+    fn give_all(&self, heap: &Heap, _by: Releaser) {
+        heap.drain_spares();
+    }
+
+    unsafe fn child(&self, _heap: &Heap) {}
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        let places = heap.spares.places();
+        places.for_each(|place| *place.lock() = Kept::NONE);
     }
 }
 

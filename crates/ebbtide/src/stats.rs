@@ -102,9 +102,8 @@ impl Heap {
             objects += bytes.all;
             span_bytes += bytes.frames * FRAME_BYTES;
         }
-        let cpus = self.caches.bytes();
         let mut stats = Stats {
-            cached: cpus + batches + self.quarantine.bytes(),
+            cached: self.cached_bytes(),
             ..Stats::default()
         };
         for zone in self.live_zones() {
@@ -118,11 +117,11 @@ impl Heap {
         (stats.dirty, stats.lazy) = (frames.dirty, frames.lazy);
         (stats.pending, stats.opened) = (frames.claimed, frames.opened);
         stats.large = frames.used.saturating_sub(span_bytes);
-        let small = objects.saturating_sub(in_spans + stats.cached);
+        let cached = stats.cached.saturating_sub(frames.spare);
+        let small = objects.saturating_sub(in_spans + cached);
         stats.live = small + stats.large + self.reserve.live_bytes();
-        stats.in_spans = span_bytes.saturating_sub(small + stats.cached + claimed);
+        stats.in_spans = span_bytes.saturating_sub(small + cached + claimed);
         stats.pending += claimed;
-        stats.cached += frames.spare;
         stats.metadata = self
             .region()
             .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)

@@ -202,7 +202,8 @@ fn replay_round(line: &str) {
     let left = Left {
         dirty: dirty + spare,
         lazy,
-        elsewhere: cached.max(depopulated).max(waiting).max(percpu),
+        cached_bytes: cached * 4096,
+        elsewhere: depopulated.max(waiting).max(percpu),
         quarantined_bytes: quarantined,
         held,
         held_ms: (held_ms > 0).then_some(held_ms),

@@ -3,8 +3,14 @@
 //! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
 //! back in.
 
-use crate::heap::Heap;
-use crate::size_class::{CLASS, MAX_BATCH};
+use crate::cpu_cache::drain::IDLE_ROUNDS;
+use crate::heap::{ForkLock, Heap};
+use crate::ranks;
+use crate::release::releaser::Releaser;
+use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
+use crate::sources::{Round, Source};
+use ebbtide_sys::lock::Rank;
+use ebbtide_zone::plan::Left;
 
 /// Batch nodes of a class.
 const NODES: usize = 64;
@@ -131,6 +137,59 @@ impl Transfer {
     /// Forgets everything.
     pub fn clear(&mut self) {
         (self.count, self.low, self.empty) = (0, 0, u64::MAX);
+    }
+}
+
+/// The full batches of all classes. Those of a class that moved none for [`IDLE_ROUNDS`] rounds go into its spans, and of
+/// the others what nobody needed in the last window.
+pub struct Batches;
+
+impl Source for Batches {
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        if rank == ranks::TRANSFER {
+            heap.central
+                .iter()
+                .for_each(|central| each(&central.transfer));
+        }
+    }
+
+    fn cached_bytes(&self, heap: &Heap) -> usize {
+        let batch = |class: usize| CLASS[class].batch as usize * CLASS[class].size as usize;
+        let bytes =
+            (1..CLASSES).map(|class| heap.central[class].transfer.lock().count() * batch(class));
+        bytes.sum()
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        for (class, about) in CLASS.iter().enumerate().skip(1) {
+            let (idle, surplus) = {
+                let mut transfer = heap.central[class].transfer.lock();
+                let idle = transfer.idle();
+                let ends = round.ends_window;
+                (idle, if ends { transfer.surplus() } else { 0 })
+            };
+            let Some((rounds, batches)) = idle else {
+                continue;
+            };
+            let idle = rounds >= IDLE_ROUNDS;
+            let kept = batches.saturating_sub(if idle { batches } else { surplus });
+            heap.drain_transfer(class, batches - kept);
+            left.cached_bytes += (kept * about.batch as usize) as u64 * u64::from(about.size);
+        }
+    }
+
+    fn give_all(&self, heap: &Heap, _by: Releaser) {
+        for class in 1..CLASSES {
+            heap.drain_transfer(class, usize::MAX);
+        }
+    }
+
+    unsafe fn child(&self, _heap: &Heap) {}
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        for central in &heap.central {
+            central.transfer.lock().clear();
+        }
     }
 }
 

@@ -4,17 +4,22 @@
 //! A drainer parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on
 //! it, empties it, and lets it live again.
 
-use crate::heap::Heap;
+use crate::heap::{ForkLock, Heap};
+use crate::ranks;
+use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
+use crate::sources::{Round, Source};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
+use ebbtide_sys::lock::Rank;
 use ebbtide_sys::rseq::model::Slab;
 use ebbtide_sys::{membarrier, vm};
+use ebbtide_zone::plan::Left;
 
 use super::{LIVE, PARKED};
 
 /// Rounds of the release engine without use after which a cache is drained: about a second when calm.
-const IDLE_ROUNDS: usize = 6;
+pub const IDLE_ROUNDS: usize = 6;
 /// A window lasts as long as free memory is kept, and at least so long.
 const LEAST_WINDOW_MS: u64 = 100;
 /// So much must have been more than enough in one CPU's stacks, or they are left alone.
@@ -91,38 +96,14 @@ impl Heap {
         }
     }
 
-    /// Drains the caches of CPUs, and the full batches of classes, that have not been used for [`IDLE_ROUNDS`] rounds,
-    /// idle quarantines, and of the others what nobody needed in the last window. Bytes of objects in them.
-    pub fn drain_idle(&self, now: u64) -> usize {
+    /// Whether a window ends in which the fewest objects of each stack and the fewest batches were counted.
+    pub fn ends_window(&self, now: u64) -> bool {
         let window = u64::from(self.settings().config.retain_ms).max(LEAST_WINDOW_MS);
         let ends = now.wrapping_sub(WINDOW_MS.load(Ordering::Relaxed)) >= window;
         if ends {
             WINDOW_MS.store(now, Ordering::Relaxed);
         }
-        let cpus = 0..self.caches.place().cpus;
-        let in_use = cpus.map(|cpu| {
-            if self.drain_if_idle(cpu) {
-                return 0;
-            }
-            self.drain_surplus(cpu, ends);
-            self.caches.cpu_bytes(cpu)
-        });
-        let mut bytes = self.drain_idle_quarantine(now) + in_use.sum::<usize>();
-        for (class, about) in CLASS.iter().enumerate().skip(1) {
-            let (idle, surplus) = {
-                let mut transfer = self.central[class].transfer.lock();
-                let idle = transfer.idle();
-                (idle, if ends { transfer.surplus() } else { 0 })
-            };
-            let Some((rounds, batches)) = idle else {
-                continue;
-            };
-            let idle = rounds >= IDLE_ROUNDS;
-            let left = batches.saturating_sub(if idle { batches } else { surplus });
-            self.drain_transfer(class, batches - left);
-            bytes += left * about.batch as usize * about.size as usize;
-        }
-        bytes
+        ends
     }
 
     /// Looks how much is in the stacks of a CPU that is at work. At the end of a window takes out what was more than
@@ -170,16 +151,51 @@ impl Heap {
             || notes.idle_rounds.fetch_add(1, Ordering::Relaxed) >= IDLE_ROUNDS
                 && self.drain_cpu(cpu)
     }
+}
 
-    /// Drains all CPUs' caches, the quarantine and the full batches into the spans, and spare runs into their zones.
-    pub fn drain_all(&self) {
-        self.drain_quarantine();
-        self.drain_spares();
-        for cpu in 0..self.caches.place().cpus {
-            self.drain_cpu(cpu);
+/// The stacks of all CPUs. Those that were not used for [`IDLE_ROUNDS`] rounds are drained, and of the others what nobody
+/// needed in the last window.
+pub struct CpuStacks;
+
+impl Source for CpuStacks {
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        let caches = &heap.caches;
+        match rank {
+            ranks::DRAIN => each(&caches.drain),
+            // The portable mode's.
+            ranks::CPU if !caches.uses_sections() => {
+                caches.locks[..caches.cpus()]
+                    .iter()
+                    .for_each(|lock| each(lock));
+            }
+            _ => {}
         }
-        for class in 1..CLASSES {
-            self.drain_transfer(class, usize::MAX);
+    }
+
+    fn cached_bytes(&self, heap: &Heap) -> usize {
+        heap.caches.bytes()
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        for cpu in 0..heap.caches.cpus() {
+            if !heap.drain_if_idle(cpu) {
+                heap.drain_surplus(cpu, round.ends_window);
+                left.cached_bytes += heap.caches.cpu_bytes(cpu) as u64;
+            }
         }
+    }
+
+    fn give_all(&self, heap: &Heap, _by: Releaser) {
+        for cpu in 0..heap.caches.cpus() {
+            heap.drain_cpu(cpu);
+        }
+    }
+
+    /// The sections are stopped and started by the fork itself.
+    unsafe fn child(&self, _heap: &Heap) {}
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        // SAFETY: by contract.
+        unsafe { heap.caches.forget_all() };
     }
 }

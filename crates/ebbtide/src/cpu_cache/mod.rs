@@ -25,12 +25,11 @@
 //!   full in every slab, for ever: nothing is added to them in batches. `free` pushes without looking whether the
 //!   class is one.
 
-mod drain;
+pub mod drain;
 mod traffic;
 
 use crate::central::transfer::NODES_BYTES;
 use crate::config::Config;
-use crate::heap::ForkLock;
 use crate::ranks;
 use crate::size_class::{CLASS, CLASSES};
 use core::cell::UnsafeCell;
@@ -289,20 +288,6 @@ impl CpuCaches {
             1 + (1..CLASSES).filter(used).count()
         };
         cpus.map(used).sum::<usize>() * vm::GRANULE
-    }
-
-    /// The lock before all others, for the fork handlers.
-    pub fn drain_lock(&self) -> &dyn ForkLock {
-        &self.drain
-    }
-
-    /// The portable mode's locks, for the fork handlers.
-    pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
-        if !self.uses_sections() {
-            self.locks[..self.place().cpus]
-                .iter()
-                .for_each(|lock| each(lock));
-        }
     }
 
     /// Whether a fence is worth trying. Asked before a lock is taken for one: a filter that kills the thread for the

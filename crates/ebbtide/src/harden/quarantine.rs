@@ -10,10 +10,13 @@ use super::check_poison;
 use super::large::Kept;
 use crate::heap::{ForkLock, Heap};
 use crate::ranks;
+use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, MAX_BATCH};
+use crate::sources::{Round, Source};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use ebbtide_sys::lock::Lock;
+use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process, vm};
+use ebbtide_zone::plan::Left;
 
 /// CPUs with a ring of their own; higher ones share them.
 const MAX_RINGS: usize = 64;
@@ -161,17 +164,37 @@ impl Quarantine {
     pub fn bytes(&self) -> usize {
         self.rings().map(|ring| ring.lock().bytes).sum()
     }
+}
 
-    /// The rings' locks, for the fork handlers.
-    pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
-        self.rings().for_each(|ring| each(ring));
-        each(self.large.lock());
+/// The rings of all CPUs, and large allocations.
+pub struct Quarantined;
+
+impl Source for Quarantined {
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        if rank == ranks::FREED {
+            heap.quarantine.rings().for_each(|ring| each(ring));
+            each(heap.quarantine.large.lock());
+        }
     }
 
-    /// Empties all rings by forgetting what is in them.
-    pub fn forget(&self) {
-        self.large.forget();
-        for ring in self.rings() {
+    fn cached_bytes(&self, heap: &Heap) -> usize {
+        heap.quarantine.bytes()
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        left.cached_bytes += heap.drain_idle_quarantine(round.now) as u64;
+        left.quarantined_bytes = heap.quarantine.bytes() as u64;
+    }
+
+    fn give_all(&self, heap: &Heap, _by: Releaser) {
+        heap.drain_quarantine();
+    }
+
+    unsafe fn child(&self, _heap: &Heap) {}
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        heap.quarantine.large.forget();
+        for ring in heap.quarantine.rings() {
             let mut ring = ring.lock();
             let entries = ring.entries;
             *ring = Ring {

@@ -39,7 +39,7 @@ mod handle;
 mod memory;
 pub(crate) mod own;
 mod refcount;
-mod round;
+pub(crate) mod round;
 mod space;
 mod words;
 

@@ -2,14 +2,17 @@
 
 use super::memory::{self, RANGES};
 use super::space::{self, Place};
-use crate::heap::{Heap, the_heap};
+use crate::heap::{ForkLock, Heap, the_heap};
+use crate::ranks;
 use crate::release::releaser::Releaser;
+use crate::sources::{Round, Source};
 use crate::stats;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
+use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::Scope;
-use ebbtide_zone::plan::FLOOR_FRAMES;
+use ebbtide_zone::plan::{FLOOR_FRAMES, Left};
 
 /// Milliseconds between rounds: a page that was empty from one to the next goes.
 const ROUND_MS: u64 = 250;
@@ -60,7 +63,7 @@ impl Heap {
 
     /// The coordinator's turn. Frames that another one will find, more than the floor if any: one or two turns
     /// end it. So too shortly after a call: what becomes empty within [`CALL_MS`] of it makes no other.
-    pub fn percpu_round(&self, now: u64, by: Releaser) -> u64 {
+    fn percpu_round(&self, now: u64, by: Releaser) -> u64 {
         if space::shards() == 0 {
             return 0;
         }
@@ -83,7 +86,7 @@ impl Heap {
     }
 
     /// Gives every empty page back.
-    pub fn percpu_release_all(&self, by: Releaser) {
+    fn percpu_release_all(&self, by: Releaser) {
         let scope = match self.percpu_scope() {
             Scope::FreeChunks => Scope::FreeChunks,
             _ => Scope::Everything,
@@ -137,17 +140,37 @@ impl Heap {
         }
         false
     }
+}
 
-    /// In a forked child: what the parent's threads were giving back is as populated as before, and what one was
-    /// starting is carried out. Pages are copied at different moments: a spill unit's word may have been seen with what
-    /// a thread added, and the note of its page without.
-    ///
-    /// # Safety
-    /// No other thread exists.
-    pub unsafe fn percpu_take_back(&self) {
+/// Per-CPU data of the program.
+pub struct PerCpuData;
+
+impl Source for PerCpuData {
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        if rank == ranks::PERCPU {
+            heap.percpu.locks().for_each(|shard| each(shard));
+        }
+    }
+
+    fn cached_bytes(&self, _heap: &Heap) -> usize {
+        0
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        left.note(heap.percpu_round(round.now, round.by));
+    }
+
+    fn give_all(&self, heap: &Heap, by: Releaser) {
+        heap.percpu_release_all(by);
+    }
+
+    /// What the parent's threads were giving back is as populated as before, and what one was starting is carried out.
+    /// Pages are copied at different moments: a spill unit's word may have been seen with what a thread added, and the
+    /// note of its page without.
+    unsafe fn child(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
-            self.percpu.with(shard, |areas| {
+            heap.percpu.with(shard, |areas| {
                 areas.take_back();
                 for chunk in 0..areas.end() {
                     let spill = space::spill(Place { shard, chunk });
@@ -157,15 +180,11 @@ impl Heap {
         }
     }
 
-    /// In a child that skipped the handlers while other threads ran: the areas so far stay readable, and freeing
-    /// them does nothing.
-    ///
-    /// # Safety
-    /// No other thread exists.
-    pub unsafe fn percpu_abandon(&self) {
+    /// The areas so far stay readable, and freeing them does nothing.
+    unsafe fn abandon(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
-            let end = self.percpu.with(shard, |shard| {
+            let end = heap.percpu.with(shard, |shard| {
                 shard.abandon();
                 shard.end()
             });

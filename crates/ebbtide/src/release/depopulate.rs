@@ -2,14 +2,18 @@
 //!
 //! Rounds are numbered, so that each looks at a span once.
 
-use super::ROUND;
 use super::gather::{self, Range};
 use super::releaser::{Releaser, release_owned};
-use crate::heap::Heap;
+use super::{ROUND, join};
+use crate::heap::{ForkLock, Heap};
+use crate::ranks;
 use crate::size_class::CLASSES;
+use crate::sources::{Round, Source};
 use core::sync::atomic::Ordering;
+use ebbtide_sys::clock;
+use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
-use ebbtide_zone::plan::HELP_FRAMES;
+use ebbtide_zone::plan::{HELP_FRAMES, Left};
 
 /// Spans looked at under their lock at once.
 const SPANS_AT_ONCE: usize = 8;
@@ -135,6 +139,44 @@ impl Heap {
             if !more || claimed == 0 || frames as usize * FRAME_BYTES >= due {
                 return frames;
             }
+        }
+    }
+}
+
+/// Half-used spans, and their records.
+pub struct Spans;
+
+impl Source for Spans {
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        match rank {
+            ranks::SPANS => heap.central.iter().for_each(|central| each(&central.spans)),
+            ranks::RECORDS => each(&heap.records),
+            _ => {}
+        }
+    }
+
+    fn cached_bytes(&self, _heap: &Heap) -> usize {
+        0
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        left.note(heap.depopulate_due(round.now, round.by));
+        left.note(heap.waiting_frames());
+    }
+
+    /// Huge pages split for that leave more that is free: waits for what is on its way.
+    fn give_all(&self, heap: &Heap, by: Releaser) {
+        heap.look_at_held(clock::now_ms());
+        heap.depopulate_everything(by);
+        join(heap, by);
+    }
+
+    unsafe fn child(&self, _heap: &Heap) {}
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        heap.records.lock().abandon();
+        for central in &heap.central {
+            central.spans.lock().clear();
         }
     }
 }

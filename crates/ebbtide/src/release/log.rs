@@ -3,6 +3,7 @@
 //! standard error of the program.
 
 use ebbtide_sys::file::write_stderr;
+use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::plan::{
     Actors, Backlog, Bounds, Left, Next, Pace, RoundPlan, Tick, TickPlan, Wake,
 };
@@ -168,7 +169,8 @@ pub fn round(
         (plan.due > 0 && plan.lazy_first).into(),
         plan.lazy,
     ]);
-    line.add(&[left.dirty, left.lazy, 0, left.elsewhere, 0, 0, 0]);
+    let cached = left.cached_bytes / FRAME_BYTES as u64;
+    line.add(&[left.dirty, left.lazy, 0, cached, left.elsewhere, 0, 0]);
     line.add(&[
         pace.is_active.into(),
         (pace.lazy_ms / 16).max(10),

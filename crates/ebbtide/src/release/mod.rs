@@ -26,7 +26,7 @@
 //! | [`pressure`] | whether memory is short, and the owner's limit |
 
 pub mod batches;
-mod depopulate;
+pub mod depopulate;
 pub mod gather;
 pub mod held;
 pub mod kernel;
@@ -38,10 +38,11 @@ mod put_back;
 pub mod releaser;
 pub mod slots;
 pub mod workers;
-mod zones;
+pub mod zones;
 
 use crate::config::AUTO;
 use crate::heap::{Heap, heap};
+use crate::sources::{CACHES, Round, SOURCES};
 use crate::stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::features::WORKERS;
@@ -338,23 +339,18 @@ impl Heap {
         if plan.lazy > 0 {
             self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
         }
-        let (cached, spare) = (self.drain_idle(now), self.look_at_spares(now));
-        let depopulated = self.depopulate_due(now, by);
-        let percpu = self.percpu_round(now, by);
+        let (mut left, ends_window) = (Left::default(), self.ends_window(now));
+        left.is_expecting = self.workers.is_expecting();
+        let round = Round {
+            now,
+            ends_window,
+            by,
+        };
+        for source in SOURCES {
+            source.tend(self, &round, &mut left);
+        }
         stats::refresh(self, now);
         stats::publish();
-        let zones = self.backlog(now);
-        let cached = (cached / FRAME_BYTES) as u64;
-        let elsewhere = [cached, depopulated, self.waiting_frames(), percpu];
-        let left = Left {
-            dirty: zones.dirty + spare,
-            lazy: zones.lazy,
-            elsewhere: elsewhere.into_iter().max().unwrap_or(0),
-            quarantined_bytes: self.quarantine.bytes() as u64,
-            held: self.held.all() as u64,
-            held_ms: self.held.next_look_ms(),
-            is_expecting: self.workers.is_expecting(),
-        };
         let pace = Pace {
             window_ms: bounds.window_ms,
             lazy_ms: self.settings().config.lazy_ms.into(),
@@ -411,17 +407,11 @@ fn heap_workers() -> &'static workers::Workers {
 pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     let _turn = crate::fork::notice(heap);
     let before = stats::released();
-    heap.drain_all();
+    heap.drain_all(by);
     let by = heap.releaser_of_everything(by);
-    heap.percpu_release_all(by);
-    heap.look_at_held(clock::now_ms());
-    heap.depopulate_everything(by);
-    // Huge pages split for that leave more that is free, and what is on its way may be blocks.
-    join(heap, by);
-    // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
-    let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
-    heap.release_zones(free, held, Take::All, by);
-    join(heap, by);
+    for source in &SOURCES[CACHES..] {
+        source.give_all(heap, by);
+    }
     stats::publish_released();
     stats::released() - before
 }

@@ -1,14 +1,19 @@
 //! Free frames of the zones: claimed into gathers, in pieces for several threads or step by step.
 
+use super::batches::BATCHES;
 use super::gather::Gather;
-use super::heap_workers;
 use super::lazy::{Take, add};
 use super::releaser::{Releaser, release_owned};
 use super::slots::Owned;
+use super::{heap_workers, join};
 use crate::frames::view;
-use crate::heap::Heap;
+use crate::heap::{ForkLock, Heap};
+use crate::ranks;
 use crate::region::flag;
+use crate::sources::{Round, Source};
+use ebbtide_sys::lock::Rank;
 use ebbtide_sys::process;
+use ebbtide_zone::plan::Left;
 use ebbtide_zone::{BLOCK_FRAMES, Claim};
 
 /// A piece for one worker at least: 32 MiB.
@@ -155,5 +160,49 @@ impl Heap {
             }
         }
         gather.frames() - before
+    }
+}
+
+/// The zones, and the batches that claims are kept in.
+pub struct Zones;
+
+impl Source for Zones {
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        match rank {
+            ranks::ZONE => heap.live_zones().iter().for_each(|zone| each(&zone.lock)),
+            ranks::BATCHES => each(&BATCHES),
+            _ => {}
+        }
+    }
+
+    fn cached_bytes(&self, _heap: &Heap) -> usize {
+        0
+    }
+
+    /// The round has released what was due before it looked at the other sources.
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        let backlog = heap.backlog(round.now);
+        left.dirty += backlog.dirty;
+        left.lazy = backlog.lazy;
+        left.held = heap.held.all() as u64;
+        left.held_ms = heap.held.next_look_ms();
+    }
+
+    fn give_all(&self, heap: &Heap, by: Releaser) {
+        // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
+        let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
+        heap.release_zones(free, held, Take::All, by);
+        join(heap, by);
+    }
+
+    unsafe fn child(&self, heap: &Heap) {
+        heap.end_holds();
+    }
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        BATCHES.lock().forget();
+        for zone in heap.live_zones() {
+            zone.give_up(heap.region());
+        }
     }
 }

@@ -26,7 +26,6 @@ use super::lazy::Take;
 use super::releaser::{Releaser, release_owned};
 use crate::config::{Config, Limit};
 use crate::heap::Heap;
-use crate::size_class::CLASSES;
 use crate::stats;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -346,7 +345,7 @@ impl Heap {
         let mut now_kept = kept(self);
         if now_kept > limit {
             if self.cached_frames() > limit / 2 {
-                self.drain_all();
+                self.drain_all(by);
             }
             self.depopulate_everything(by);
             now_kept = kept(self);
@@ -354,12 +353,9 @@ impl Heap {
         self.pressure.kept.store(now_kept, Ordering::Relaxed);
     }
 
-    /// What caches, full batches and quarantines hold, and spare runs.
+    /// What the caches hold.
     fn cached_frames(&self) -> u64 {
-        let batches = (1..CLASSES).map(|class| self.central[class].bytes(class).batches);
-        let bytes = self.caches.bytes() + batches.sum::<usize>() + self.quarantine.bytes();
-        let bytes = bytes + self.spares.bytes();
-        (bytes / FRAME_BYTES) as u64
+        (self.cached_bytes() / FRAME_BYTES) as u64
     }
 
     pub(super) fn waiting_frames(&self) -> u64 {

@@ -1,0 +1,129 @@
+//! The sources: all that holds free memory, in one list.
+//!
+//! ```text
+//!   quarantine ─┐
+//!   spare runs ─┤                    ┌────────── caches: keep objects and runs as they are
+//!   CPU stacks ─┼▶ transfer ─▶ spans ─▶ zones ─▶ the kernel
+//!   per-CPU data ────────────────────────────────▲
+//! ```
+//!
+//! Whatever concerns all of them goes through [`SOURCES`]: a fork, a child that gives the heap up, a drain, a release of
+//! everything, the owner's limit, a round, the figures. A new cache is a file with a [`Source`], and a line in the list.
+//!
+//! * `INV-SOURCE-1` Each source gives to sources behind it in the list, or to the kernel: one pass empties all.
+//! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
+//!   in the list says when among locks of that rank.
+
+use crate::heap::{ForkLock, Heap};
+use crate::ranks;
+use crate::release::releaser::Releaser;
+use ebbtide_sys::lock::Rank;
+use ebbtide_zone::plan::Left;
+
+/// What a holder of free memory provides.
+pub trait Source: Sync {
+    /// Calls `each` for its locks of a rank.
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
+
+    /// Bytes of free objects and runs that it keeps as they are. Takes its locks, one at a time.
+    fn cached_bytes(&self, heap: &Heap) -> usize;
+
+    /// Gives back what is due or idle, in a round of the coordinating worker. Notes what is left to wait for.
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left);
+
+    /// Gives all that it keeps.
+    fn give_all(&self, heap: &Heap, by: Releaser);
+
+    /// Makes it whole in a forked child whose parent's locks were held during the copy.
+    ///
+    /// # Safety
+    /// No other thread exists in this process.
+    unsafe fn child(&self, heap: &Heap);
+
+    /// Forgets all that it keeps, in a child that cannot know what the parent's threads were at.
+    ///
+    /// # Safety
+    /// No other thread exists in this process, and all locks are free.
+    unsafe fn abandon(&self, heap: &Heap);
+}
+
+/// A round of the coordinating worker.
+pub struct Round<'a> {
+    /// Milliseconds.
+    pub now: u64,
+    /// A window has ended in which the least that each cache kept was noted.
+    pub ends_window: bool,
+    /// Who releases.
+    pub by: Releaser<'a>,
+}
+
+/// All of them, in the order in which they give.
+pub static SOURCES: [&dyn Source; 7] = [
+    &crate::harden::quarantine::Quarantined,
+    &crate::spare::Spares,
+    &crate::cpu_cache::drain::CpuStacks,
+    &crate::central::transfer::Batches,
+    &crate::percpu::round::PerCpuData,
+    &crate::release::depopulate::Spans,
+    &crate::release::zones::Zones,
+];
+/// So many of them, the first, are caches: they give to spans and zones, and make no system call for it.
+pub const CACHES: usize = 4;
+
+impl Heap {
+    /// Calls `each` for every lock, in the order of [`ranks`].
+    pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
+        for (rank, _) in ranks::NAMES {
+            for source in SOURCES {
+                source.locks(self, rank, &mut each);
+            }
+        }
+    }
+
+    /// Empties all caches into spans and zones.
+    pub fn drain_all(&self, by: Releaser) {
+        for source in &SOURCES[..CACHES] {
+            source.give_all(self, by);
+        }
+    }
+
+    /// Bytes of free objects and runs in all caches.
+    pub fn cached_bytes(&self) -> usize {
+        let bytes = SOURCES.iter().map(|source| source.cached_bytes(self));
+        bytes.sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::heap;
+
+    #[test]
+    fn every_rank_of_the_heap_has_a_source() {
+        let heap = heap().unwrap();
+        for (rank, name) in ranks::NAMES {
+            let mut count = 0;
+            for source in SOURCES {
+                source.locks(heap, rank, &mut |_| count += 1);
+            }
+            let has_none = rank == ranks::FORK || rank == ranks::CPU && heap.caches.uses_sections();
+            assert_eq!(count == 0, has_none, "{name}");
+        }
+    }
+
+    #[test]
+    fn one_pass_empties_the_caches() {
+        let heap = heap().unwrap();
+        // Other tests allocate beside this one.
+        let emptied = (0..50).any(|_| {
+            let object = crate::alloc::allocate(100);
+            // SAFETY: just allocated, once.
+            unsafe { crate::alloc::free(object) };
+            assert!(!object.is_null());
+            heap.drain_all(Releaser::Asked);
+            heap.cached_bytes() == 0
+        });
+        assert!(emptied);
+    }
+}
