@@ -17,6 +17,7 @@ use crate::percpu::PerCpuHeap;
 use crate::ranks;
 use crate::region::Region;
 use crate::release::held::Held;
+use crate::release::pacing::Pacing;
 use crate::release::pressure::Pressure;
 use crate::release::slots::Slots;
 use crate::release::workers::Workers;
@@ -67,6 +68,8 @@ pub struct Heap {
     pub news: News,
     /// Span records.
     pub records: Lock<SpanTable>,
+    /// When ticks and rounds did what they do seldom.
+    pub pacing: Pacing,
     /// Ranges on their way to the kernel.
     pub slots: Slots,
     /// Threads that take them there.
@@ -126,6 +129,7 @@ static HEAP: Heap = Heap {
     central: [const { Central::new() }; CLASSES],
     news: News::new(),
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
+    pacing: Pacing::new(),
     slots: Slots::new(),
     workers: Workers::new(),
     percpu: PerCpuHeap::new(),

@@ -9,7 +9,7 @@ use crate::ranks;
 use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::sources::{Round, Source};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::rseq::model::Slab;
@@ -20,13 +20,8 @@ use super::{LIVE, PARKED};
 
 /// Rounds of the release engine without use after which a cache is drained: about a second when calm.
 pub const IDLE_ROUNDS: usize = 6;
-/// A window lasts as long as free memory is kept, and at least so long.
-const LEAST_WINDOW_MS: u64 = 100;
 /// So much must have been more than enough in one CPU's stacks, or they are left alone.
 const SURPLUS_BYTES: usize = 256 << 10;
-
-/// When the window began in which the fewest objects of each stack and the fewest batches are counted.
-static WINDOW_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Objects of each class to take out of a CPU's cache.
 type Counts = [u16; CLASSES];
@@ -94,16 +89,6 @@ impl Heap {
                 left -= count;
             }
         }
-    }
-
-    /// Whether a window ends in which the fewest objects of each stack and the fewest batches were counted.
-    pub fn ends_window(&self, now: u64) -> bool {
-        let window = u64::from(self.settings().config.retain_ms).max(LEAST_WINDOW_MS);
-        let ends = now.wrapping_sub(WINDOW_MS.load(Ordering::Relaxed)) >= window;
-        if ends {
-            WINDOW_MS.store(now, Ordering::Relaxed);
-        }
-        ends
     }
 
     /// Looks how much is in the stacks of a CPU that is at work. At the end of a window takes out what was more than

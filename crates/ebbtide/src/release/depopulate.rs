@@ -3,13 +3,12 @@
 //! Rounds are numbered, so that each looks at a span once.
 
 use super::gather::{self, Range};
+use super::join;
 use super::releaser::{Releaser, release_owned};
-use super::{ROUND, join};
 use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::size_class::CLASSES;
 use crate::sources::{Round, Source};
-use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
@@ -50,7 +49,7 @@ impl Heap {
         if !self.settings().config.depopulate {
             return 0;
         }
-        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let round = self.pacing.number_depopulation();
         let window = u64::from(self.settings().config.retain_ms);
         let (excess, kept) = self.excess_in_spans(now);
         let mut frames = 0;
@@ -78,7 +77,7 @@ impl Heap {
     /// All empty frames of half-used spans.
     pub(super) fn depopulate_everything(&self, by: Releaser) {
         if self.settings().config.depopulate {
-            let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            let round = self.pacing.number_depopulation();
             for class in 1..CLASSES {
                 self.depopulate(class, round, usize::MAX, by);
             }
@@ -91,7 +90,7 @@ impl Heap {
             return;
         }
         let window = u64::from(self.settings().config.retain_ms);
-        let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let round = self.pacing.number_depopulation();
         for class in 1..CLASSES {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {

@@ -21,6 +21,7 @@
 //! | [`put_back`] | claimed ranges back to zones and spans |
 //! | [`held`] | huge pages that could not be split |
 //! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
+//! | [`pacing`] | when ticks and rounds last did what they do seldom |
 //! | [`releaser`] | who releases, and one gather released by it |
 //! | [`workers`] | the threads |
 //! | [`pressure`] | whether memory is short, and the owner's limit |
@@ -33,6 +34,7 @@ pub mod kernel;
 pub mod lazy;
 #[cfg(feature = "plan-log")]
 mod log;
+pub mod pacing;
 pub mod pressure;
 mod put_back;
 pub mod releaser;
@@ -44,7 +46,7 @@ use crate::config::AUTO;
 use crate::heap::{Heap, heap};
 use crate::sources::{CACHES, Round, SOURCES};
 use crate::stats;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::thread::Affinity;
 use ebbtide_sys::{clock, process, vm};
@@ -60,17 +62,10 @@ use slots::Owner;
 pub const EXPECT_BLOCKS: u32 = 32;
 /// Milliseconds between looks at what memory is left, where pressure is not watched.
 const ROOM_MS: u64 = 1000;
+/// A window for the caches lasts as long as free memory is kept, and at least so long.
+const LEAST_WINDOW_MS: u64 = 100;
 /// With less room than that (64 MiB) nothing becomes resident ahead of need.
 const AHEAD_ROOM_FRAMES: u64 = 16384;
-
-/// When the last tick, and the last look at the spans, was.
-static LAST_TICK_MS: AtomicU64 = AtomicU64::new(0);
-static LAST_LOOK_MS: AtomicU64 = AtomicU64::new(0);
-/// Frames that may be kept beyond the floor, by what memory is left; when that was read.
-static CAP_FRAMES: AtomicU64 = AtomicU64::new(u64::MAX);
-static LAST_ROOM_MS: AtomicU64 = AtomicU64::new(0);
-/// Numbers the rounds of depopulation, so that each looks at a span once.
-static ROUND: AtomicU32 = AtomicU32::new(0);
 
 impl Heap {
     /// Notes that memory was freed, for the next [`Self::tick`].
@@ -84,10 +79,11 @@ impl Heap {
     #[inline]
     pub fn tick(&self) {
         let now = clock::now_ms();
-        let last = LAST_TICK_MS.load(Ordering::Relaxed);
+        let tick_ms = &self.pacing.tick_ms;
+        let last = tick_ms.load(Ordering::Relaxed);
         let freed = self.freed.load(Ordering::Relaxed);
         if plan::tick_is_due(now, last, freed, self.keeps_nothing())
-            && LAST_TICK_MS
+            && tick_ms
                 .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
         {
@@ -102,13 +98,13 @@ impl Heap {
     fn tick_now(&self, now: u64) {
         let tick = Tick {
             now_ms: now,
-            asked_ms: LAST_LOOK_MS.load(Ordering::Relaxed),
+            asked_ms: self.pacing.asked_ms.load(Ordering::Relaxed),
             freed_bytes: self.freed.swap(0, Ordering::Relaxed),
             backlog: self.backlog(now),
         };
         let (mut spare, mut waiting) = (0, 0);
         if tick.asks_outside() {
-            LAST_LOOK_MS.store(now, Ordering::Relaxed);
+            self.pacing.asked_ms.store(now, Ordering::Relaxed);
             self.keep_owners_limit(Releaser::Program);
             spare = self.look_at_spares(now);
             waiting = self.waiting_frames();
@@ -254,7 +250,7 @@ impl Heap {
         if self.pressure.is_on(now) {
             return 0;
         }
-        CAP_FRAMES.load(Ordering::Relaxed)
+        self.pressure.room_frames()
     }
 
     /// Dirty frames that may be kept, by that and by what the owner lets us.
@@ -339,8 +335,12 @@ impl Heap {
         if plan.lazy > 0 {
             self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
         }
-        let (mut left, ends_window) = (Left::default(), self.ends_window(now));
-        left.is_expecting = self.workers.is_expecting();
+        let window = bounds.window_ms.max(LEAST_WINDOW_MS);
+        let ends_window = self.pacing.ends_window(now, window);
+        let mut left = Left {
+            is_expecting: self.workers.is_expecting(),
+            ..Left::default()
+        };
         let round = Round {
             now,
             ends_window,
@@ -354,7 +354,7 @@ impl Heap {
         let pace = Pace {
             window_ms: bounds.window_ms,
             lazy_ms: self.settings().config.lazy_ms.into(),
-            is_active: workers::is_active(now),
+            is_active: self.pacing.is_active(now),
         };
         let next = left.next(&pace);
         #[cfg(feature = "plan-log")]
@@ -370,17 +370,17 @@ impl Heap {
 
     fn look_at_room(&self, now: u64) {
         let watched = self.settings().config.pressure;
-        if watched || now.wrapping_sub(LAST_ROOM_MS.load(Ordering::Relaxed)) < ROOM_MS {
+        if watched || now.wrapping_sub(self.pacing.room_ms.load(Ordering::Relaxed)) < ROOM_MS {
             return;
         }
-        LAST_ROOM_MS.store(now, Ordering::Relaxed);
+        self.pacing.room_ms.store(now, Ordering::Relaxed);
         self.look_at_limits();
     }
 
     /// Whether so many frames may become resident before anybody needs them: within the retain cap, and nobody
     /// else is short of memory.
     pub fn has_room_for(&self, frames: u64) -> bool {
-        let room = CAP_FRAMES.load(Ordering::Relaxed);
+        let room = self.pressure.room_frames();
         let cap = (self.settings().config.retain_max / FRAME_BYTES) as u64;
         frames <= cap && room >= AHEAD_ROOM_FRAMES && !self.pressure.is_on(clock::now_ms())
     }

@@ -21,7 +21,7 @@ use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
-use ebbtide_zone::plan::{Next, TICK_MS};
+use ebbtide_zone::plan::Next;
 use eyes::{Eyes, sleep_watching, watch};
 use permit::Permit;
 
@@ -312,11 +312,6 @@ impl Born {
     }
 }
 
-/// Whether the program is at work: its own ticks call a worker when something is due.
-pub(super) fn is_active(now: u64) -> bool {
-    now.wrapping_sub(super::LAST_TICK_MS.load(Ordering::Relaxed)) < 2 * TICK_MS
-}
-
 extern "C" fn main(born: usize) {
     if let Some(heap) = started_heap() {
         run(heap, &Born(born));
@@ -426,7 +421,7 @@ fn run(heap: &'static Heap, born: &Born) {
             }),
             None => {
                 workers.expecting.store(false, Ordering::Relaxed);
-                if !may_stay && !is_active(clock::now_ms()) {
+                if !may_stay && !heap.pacing.is_active(clock::now_ms()) {
                     // An idle program makes no other worker for what this one would have given back later.
                     super::release_everything(heap, by);
                 }

@@ -21,7 +21,6 @@
 pub mod policy;
 pub mod watcher;
 
-use super::ROUND;
 use super::lazy::Take;
 use super::releaser::{Releaser, release_owned};
 use crate::config::{Config, Limit};
@@ -62,6 +61,8 @@ pub struct Pressure {
     limit: AtomicU64,
     /// Frames kept in caches and spans, as of the last look at them.
     kept: AtomicU64,
+    /// Frames that may be kept, by what memory is left; `u64::MAX`: not known.
+    room: AtomicU64,
 }
 
 // SAFETY: `policy` is reached by the worker whose number is in `watched_by`, or by a child's only thread; `told` is not
@@ -80,6 +81,7 @@ impl Pressure {
             called_ms: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             kept: AtomicU64::new(0),
+            room: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -109,7 +111,16 @@ impl Pressure {
         self.budget.store(NO_BOUND, Ordering::Relaxed);
         self.kept.store(0, Ordering::Relaxed);
         // What a parent saw left of its limit says nothing here: nobody looks yet.
-        super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed);
+        self.set_room(u64::MAX);
+    }
+
+    /// Frames that may be kept, by what memory is left.
+    pub fn room_frames(&self) -> u64 {
+        self.room.load(Ordering::Relaxed)
+    }
+
+    fn set_room(&self, frames: u64) {
+        self.room.store(frames, Ordering::Relaxed);
     }
 
     /// The eyes of a worker.
@@ -211,7 +222,7 @@ impl Pressure {
     pub fn end_watch(&self, number: usize) {
         if self.watched_by.load(Ordering::Relaxed) == number + 1 {
             self.lift();
-            super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed);
+            self.set_room(u64::MAX);
             self.watched_by.store(0, Ordering::Release);
         }
     }
@@ -224,7 +235,7 @@ impl Heap {
         match room {
             Some(room) => self.note_room(room),
             // Nothing tells any more: nothing is known to be bounded.
-            None => super::CAP_FRAMES.store(u64::MAX, Ordering::Relaxed),
+            None => self.pressure.set_room(u64::MAX),
         }
         self.note_limit(|| watcher.limit());
         let look = Look {
@@ -254,7 +265,7 @@ impl Heap {
     /// What is left bounds what is kept for reuse.
     fn note_room(&self, room: pressure::Room) {
         let half = room.least / 2 / FRAME_BYTES as u64;
-        super::CAP_FRAMES.store(half, Ordering::Relaxed);
+        self.pressure.set_room(half);
     }
 
     /// A percentage is of the smallest limit of the process's groups, at most of RAM.
@@ -312,7 +323,7 @@ impl Heap {
         let take = Take::Due { lazy_first: false };
         let mut released = self.release_in_place(frames, take, Releaser::Program);
         if released < frames && self.settings().config.depopulate {
-            let round = ROUND.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            let round = self.pacing.number_depopulation();
             for class in self.news.classes() {
                 if released >= frames {
                     break;
@@ -383,11 +394,10 @@ mod tests {
     fn a_child_knows_nothing_of_what_was_left() {
         let pressure = Pressure::new();
         assert!(pressure.claim_watch(0));
-        let cap = &crate::release::CAP_FRAMES;
-        cap.store(1, Ordering::Relaxed);
+        pressure.set_room(1);
         // SAFETY: nobody else knows of it.
         unsafe { pressure.begin() };
-        assert_eq!(cap.load(Ordering::Relaxed), u64::MAX);
+        assert_eq!(pressure.room_frames(), u64::MAX);
         assert!(!pressure.is_watched());
     }
 

@@ -1,0 +1,51 @@
+//! When ticks and rounds last did what they do seldom.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use ebbtide_zone::plan::TICK_MS;
+
+/// Times in milliseconds of one monotonic clock.
+pub struct Pacing {
+    /// A tick.
+    pub(super) tick_ms: AtomicU64,
+    /// A tick that asked what is kept outside the zones.
+    pub(super) asked_ms: AtomicU64,
+    /// A look at what memory is left, where pressure is not watched.
+    pub(super) room_ms: AtomicU64,
+    /// A window began in which the least that each cache kept is noted.
+    window_ms: AtomicU64,
+    /// How many times spans were depopulated: each time looks at a span once.
+    depopulations: AtomicU32,
+}
+
+impl Pacing {
+    /// Nothing was done yet.
+    pub const fn new() -> Self {
+        Self {
+            tick_ms: AtomicU64::new(0),
+            asked_ms: AtomicU64::new(0),
+            room_ms: AtomicU64::new(0),
+            window_ms: AtomicU64::new(0),
+            depopulations: AtomicU32::new(0),
+        }
+    }
+
+    /// The number of a depopulation that begins.
+    pub(super) fn number_depopulation(&self) -> u32 {
+        let before = self.depopulations.fetch_add(1, Ordering::Relaxed);
+        before.wrapping_add(1)
+    }
+
+    /// Whether a window ends, and the next one begins.
+    pub(super) fn ends_window(&self, now: u64, window: u64) -> bool {
+        let ends = now.wrapping_sub(self.window_ms.load(Ordering::Relaxed)) >= window;
+        if ends {
+            self.window_ms.store(now, Ordering::Relaxed);
+        }
+        ends
+    }
+
+    /// Whether the program is at work: its own ticks call a worker when something is due.
+    pub(super) fn is_active(&self, now: u64) -> bool {
+        now.wrapping_sub(self.tick_ms.load(Ordering::Relaxed)) < 2 * TICK_MS
+    }
+}
