@@ -175,15 +175,24 @@ impl Tick {
             && (much || self.now_ms.wrapping_sub(self.asked_ms) >= LOOK_MS)
     }
 
+    /// Whether nothing is to be done, whoever could do it.
+    pub fn is_quiet(&self, spare: u64, waiting: u64, bounds: &Bounds) -> bool {
+        let Backlog { due, lazy, .. } = self.backlog;
+        lazy <= FLOOR_FRAMES && due <= bounds.floor_frames() && !self.is_much(spare, waiting)
+    }
+
+    fn is_much(&self, spare: u64, waiting: u64) -> bool {
+        waiting.max(self.backlog.kept() + spare) > IN_PLACE_FRAMES
+    }
+
     /// What to do. `spare` frames are kept to be used again as they are, `waiting` in half-used spans; both 0 where
     /// nobody asked.
     pub fn decide(&self, spare: u64, waiting: u64, bounds: &Bounds, actors: &Actors) -> TickPlan {
         let Backlog { due, lazy, .. } = self.backlog;
         let workers = &actors.workers;
         let floor = bounds.floor_frames();
-        let is_much = waiting.max(self.backlog.kept() + spare) > IN_PLACE_FRAMES;
         let is_unwatched = lazy > FLOOR_FRAMES && workers.count == 0;
-        if is_much || is_unwatched {
+        if self.is_much(spare, waiting) || is_unwatched {
             let help = due > bounds.cap_frames / 2;
             return TickPlan::Much {
                 wake: self.wake(bounds, workers),

@@ -103,6 +103,9 @@ fn replay_tick(line: &str) {
     };
     assert_eq!(tick.asks_outside(), flag(*asked), "{line}");
     let plan = tick.decide(*spare, *waiting, &bounds, &actors);
+    if tick.is_quiet(*spare, *waiting, &bounds) {
+        assert_eq!(plan, TickPlan::Nothing, "{line}");
+    }
     match (&parts[1][1..], plan) {
         ([], TickPlan::Nothing) => {}
         (
@@ -334,6 +337,15 @@ proptest! {
                     prop_assert!(due <= IN_PLACE_FRAMES && actors.workers.count > 0);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_quiet_tick_does_nothing(
+        tick in tick(), spare in frames(), waiting in frames(), bounds in bounds(), actors in actors()
+    ) {
+        if tick.is_quiet(spare, waiting, &bounds) {
+            prop_assert_eq!(tick.decide(spare, waiting, &bounds, &actors), TickPlan::Nothing);
         }
     }
 

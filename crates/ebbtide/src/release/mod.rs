@@ -96,11 +96,12 @@ impl Heap {
 
     #[cold]
     fn tick_now(&self, now: u64) {
+        let bounds = self.bounds(now);
         let tick = Tick {
             now_ms: now,
             asked_ms: self.pacing.asked_ms.load(Ordering::Relaxed),
             freed_bytes: self.freed.swap(0, Ordering::Relaxed),
-            backlog: self.backlog(now),
+            backlog: self.backlog(now, &bounds),
         };
         let (mut spare, mut waiting) = (0, 0);
         if tick.asks_outside() {
@@ -113,24 +114,25 @@ impl Heap {
         stats::refresh(self, now);
         self.look_at_quarantine(now);
         crate::reaper::look(self);
-        let (bounds, actors) = (self.bounds(now), self.actors());
-        let plan = tick.decide(spare, waiting, &bounds, &actors);
+        if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
+            self.give_on_tick(&tick, (spare, waiting), &bounds);
+        }
+        stats::publish_released();
+    }
+
+    fn give_on_tick(&self, tick: &Tick, (spare, waiting): (u64, u64), bounds: &Bounds) {
+        let actors = self.actors();
+        let plan = tick.decide(spare, waiting, bounds, &actors);
         let called = matches!(plan, TickPlan::Much { wake, .. } if self.wake(wake));
         #[cfg(feature = "plan-log")]
-        log::tick(&tick, (spare, waiting), &bounds, &actors, &plan, called);
+        log::tick(tick, (spare, waiting), bounds, &actors, &plan, called);
         match plan {
             TickPlan::Nothing => {}
             TickPlan::Little {
                 frames,
-                may_make_worker,
-            } => self.release_due(
-                frames,
-                if may_make_worker {
-                    Releaser::Program
-                } else {
-                    Releaser::Tick
-                },
-            ),
+                may_make_worker: true,
+            } => self.release_due(frames, Releaser::Program),
+            TickPlan::Little { frames, .. } => self.release_due(frames, Releaser::Tick),
             TickPlan::Much { beside, .. } if called => {
                 if beside > 0 {
                     self.release_due(beside, Releaser::Program);
@@ -139,6 +141,7 @@ impl Heap {
             TickPlan::Much {
                 alone, alone_lazy, ..
             } => {
+                let now = tick.now_ms;
                 self.look_at_held(now);
                 self.look_at_spares(now);
                 self.release_due(alone, Releaser::Program);
@@ -146,7 +149,6 @@ impl Heap {
                 self.depopulate_some(now);
             }
         }
-        stats::publish_released();
     }
 
     /// Wakes a worker, or makes one. `false`: there is none, so the caller must do the work.
@@ -209,12 +211,10 @@ impl Heap {
     }
 
     /// Looks at the zones and keeps their demand up to date.
-    fn backlog(&self, now: u64) -> Backlog {
-        let config = &self.settings().config;
-        let window = u64::from(config.retain_ms);
-        let own_cap = (config.retain_max / FRAME_BYTES) as u64;
+    fn backlog(&self, now: u64, bounds: &Bounds) -> Backlog {
+        let own_cap = (self.settings().config.retain_max / FRAME_BYTES) as u64;
         let zones = self.live_zones().len() as u64;
-        let room = self.cap_frames(now) / zones;
+        let room = bounds.cap_frames / zones;
         let cap = room.min(own_cap / zones);
         let mut backlog = Backlog::default();
         let mut in_parts = 0;
@@ -234,9 +234,9 @@ impl Heap {
             backlog.dirty += dirty;
             let in_whole = u64::from(counters.resident_free_blocks) * u64::from(BLOCK_FRAMES);
             in_parts += dirty.saturating_sub(in_whole);
-            backlog.due += data
-                .retain
-                .due(now, window, counters.in_use, dirty, Some(cap));
+            backlog.due +=
+                data.retain
+                    .due(now, bounds.window_ms, counters.in_use, dirty, Some(cap));
         }
         // What is held is not to be had for now. It lies in blocks that are used in part.
         let held = (self.held.frames() as u64).min(in_parts);
@@ -324,9 +324,9 @@ impl Heap {
         self.look_at_room(now);
         self.look_at_held(now);
         self.keep_owners_limit(by);
-        let backlog = self.backlog(now);
-        let may_be_lazy = by.is_worker() && backlog.due > 0 && self.may_go_lazy();
         let bounds = self.bounds(now);
+        let backlog = self.backlog(now, &bounds);
+        let may_be_lazy = by.is_worker() && backlog.due > 0 && self.may_go_lazy();
         let plan = plan::round(&backlog, &bounds, may_be_lazy);
         if plan.due > 0 {
             let lazy_first = plan.lazy_first;

@@ -181,7 +181,7 @@ impl Source for Zones {
 
     /// The round has released what was due before it looked at the other sources.
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
-        let backlog = heap.backlog(round.now);
+        let backlog = heap.backlog(round.now, &heap.bounds(round.now));
         left.dirty += backlog.dirty;
         left.lazy = backlog.lazy;
         left.held = heap.held.all() as u64;
