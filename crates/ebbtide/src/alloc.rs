@@ -5,10 +5,10 @@
 //! (no lock, no atomic instruction), a lock or two per [`CLASS`] batch otherwise; large
 //! allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
 
-use crate::fork::{self, gate::Inside};
+use crate::fork::{self, Entered};
 #[cfg(target_arch = "x86_64")]
 use crate::heap::FAST;
-use crate::heap::{Heap, heap};
+use crate::heap::{Front, Heap, heap};
 use crate::large::{self, Found};
 use crate::report::Line;
 use crate::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
@@ -95,28 +95,26 @@ fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
     };
     match way(heap, size, align) {
         Way::Reserve(object) => object as *mut u8,
-        Way::Inside(_inside) if heap.is_hardened() => {
-            heap.allocate_hardened(size, align) as *mut u8
-        }
-        Way::Inside(_inside) => heap.refill(class) as *mut u8,
+        Way::Inside(heap) if heap.is_hardened() => heap.allocate_hardened(size, align) as *mut u8,
+        Way::Inside(heap) => heap.refill(class) as *mut u8,
     }
 }
 
 /// Where a request is served.
 enum Way<'a> {
-    Inside(Inside<'a>),
+    Inside(Entered<'a>),
     /// Already: by this object.
     Reserve(usize),
 }
 
 /// In the heap, or, while another thread forks, by the reserve.
 #[inline]
-fn way(heap: &Heap, size: usize, align: usize) -> Way<'_> {
-    match fork::enter(heap) {
-        Some(inside) => Way::Inside(inside),
+fn way(heap: &Front, size: usize, align: usize) -> Way<'_> {
+    match heap.enter() {
+        Some(heap) => Way::Inside(heap),
         None => match heap.reserve.allocate(size, align) {
             Some(object) => Way::Reserve(object),
-            None => Way::Inside(fork::enter_after_fork(heap)),
+            None => Way::Inside(heap.enter_after_fork()),
         },
     }
 }
@@ -131,7 +129,7 @@ fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
     };
     match way(heap, size, align) {
         Way::Reserve(object) => (object as *mut u8, false),
-        Way::Inside(_inside) => heap
+        Way::Inside(heap) => heap
             .allocate_large(size, align)
             .map_or((ptr::null_mut(), false), |large| {
                 (large.address as *mut u8, large.clean)
@@ -212,16 +210,15 @@ unsafe fn free_slow(address: *mut u8) {
     if heap.reserve.contains(address) {
         return heap.reserve.free(address);
     }
-    let _inside = match fork::enter(heap) {
-        Some(inside) => inside,
+    let heap = match heap.enter() {
+        Some(heap) => heap,
         None if fork::free_later(heap, address) => return,
-        None => fork::enter_after_fork(heap),
+        None => heap.enter_after_fork(),
     };
-    free_inside(heap, address);
+    free_inside(&heap, address);
 }
 
-/// Frees an allocation of the heap's, for a thread that is inside it ([`fork::enter`]). Ends the process for what is
-/// none.
+/// Frees an allocation of the heap's. Ends the process for what is none.
 pub(crate) fn free_inside(heap: &Heap, address: usize) {
     match find(heap, address) {
         Allocation::Object(class) if heap.is_hardened() => heap.free_hardened(class, address),
@@ -243,7 +240,7 @@ enum Allocation {
     None,
 }
 
-fn find(heap: &Heap, address: usize) -> Allocation {
+fn find(heap: &Front, address: usize) -> Allocation {
     let region = heap.region();
     if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
         // SAFETY: inside the region.
@@ -312,7 +309,7 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
         }
         Allocation::Large(head) => {
             if size > MAX_SMALL
-                && let Some(_inside) = fork::enter(heap)
+                && let Some(heap) = heap.enter()
                 && let Some(moved) = heap.resize_large(head, size)
             {
                 return moved as *mut u8;
@@ -380,7 +377,7 @@ fn knows_size(address: usize) -> bool {
 
 /// Ends the process over a pointer that is no allocation, with what is known of it.
 #[cold]
-fn mistaken(heap: &Heap, address: usize, what: &str) -> ! {
+fn mistaken(heap: &Front, address: usize, what: &str) -> ! {
     let region = heap.region();
     let line = Line::new().text(what).address(address);
     if !region.contains(address) {

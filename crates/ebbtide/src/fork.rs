@@ -11,22 +11,40 @@
 //!
 //! Without handlers (`_Fork`, a raw clone): the kernel has wiped the page with the CPUs' table and a
 //! word beside it, so the child's fast paths find all slabs parked, and the first slow path sees the
-//! word ([`notice`]). If the parent had one thread, all is whole. If it had more, they may have been
+//! word ([`recover`]). If the parent had one thread, all is whole. If it had more, they may have been
 //! anywhere: the child gives the heap so far up (what is live there stays live, what is freed there
 //! stays) and begins a new one behind it.
 //!
 //! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
 //! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
-//! when it is done ([`Turn`]): whether the memory has been copied meanwhile makes no difference. Other threads' forks wait
-//! until the last handler is done, turns or not (`FORK`).
+//! when it is done ([`Entered`]): whether the memory has been copied meanwhile makes no difference. Other threads' forks
+//! wait until the last handler is done (`FORK`).
+//!
+//! Other threads may allocate while they hold a lock of libc's, and libc's `fork` waits for such locks. So `prepare` closes
+//! the [`gate`] before it takes the heap's locks, and waits until the requests inside are done. From then on the
+//! [`reserve`](crate::reserve) serves other threads. `parent` opens the gate.
+//!
+//! # Ways in
+//!
+//! The heap's locks are fields behind a `&Heap`. Three ways lead to one:
+//!
+//! | way in | for | while another thread forks |
+//! |---|---|---|
+//! | [`Front::enter`], which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves. Where it is full, [`Front::enter_after_fork`] waits |
+//! | [`Front::enter_uncounted`] | other calls: figures, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
+//! | [`Front::inside`], which is unsafe | the handlers here, and workers | the worker waits at the locks |
+//!
+//! The first two look for forks and make an [`Entered`]. It dereferences to the [`Heap`]: code inside passes the `&Heap` on,
+//! and does not look again.
 
 pub(crate) mod gate;
 
 use crate::heap::ForkLock;
-use crate::heap::{Heap, heap, started_heap};
+use crate::heap::{Front, Heap, heap, started_heap};
 use crate::ranks;
 use crate::sources::SOURCES;
 use crate::stats;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::streams;
@@ -91,10 +109,8 @@ pub fn register() {
 }
 
 extern "C" fn prepare() {
-    let Some(heap) = started_heap() else { return };
-    if heap.caches.was_forked() {
-        recover(heap);
-    }
+    let Some(front) = started_heap() else { return };
+    let heap = look(front);
     if OWNER.load(Ordering::Relaxed) != this_thread() {
         // A filter that kills the thread for a fence does so here, where it holds nothing.
         heap.caches.may_fence();
@@ -118,21 +134,18 @@ fn stop(heap: &Heap) {
 }
 
 extern "C" fn parent() {
-    let Some(heap) = started_heap() else { return };
+    let Some(front) = started_heap() else { return };
     // The heap was not there when the fork began, or this fork is inside another one.
     if OWNER.load(Ordering::Relaxed) != this_thread() || DEPTH.fetch_sub(1, Ordering::Relaxed) > 1 {
         return;
     }
-    if is_mine(FORKING.load(Ordering::Relaxed)) {
-        // SAFETY: `FORKING` says that this thread has stopped all.
-        unsafe { go(heap) };
-    }
+    resume(front);
     // SAFETY: `prepare` took it in this thread.
     unsafe { streams::unlock() };
     OWNER.store(NO, Ordering::Relaxed);
     // SAFETY: `OWNER` said that this thread took it.
     unsafe { FORK.free() };
-    free_queued(heap);
+    free_queued(front);
 }
 
 /// Undoes [`stop`].
@@ -149,12 +162,14 @@ unsafe fn go(heap: &Heap) {
 }
 
 extern "C" fn child() {
-    let Some(heap) = started_heap() else { return };
+    let Some(front) = started_heap() else { return };
     let state = FORKING.load(Ordering::Relaxed);
     // Done already, or not prepared by the thread that this one was: its first slow path recovers.
     if !is_mine(state) {
         return;
     }
+    // SAFETY: in a child, on the way to make it whole.
+    let heap = unsafe { front.inside() };
     heap.caches.forget_fork();
     // SAFETY: the child of a fork has one thread, and `prepare` took them in it.
     unsafe {
@@ -199,7 +214,7 @@ fn go_on(heap: &Heap) {
         unsafe { source.child(heap) };
     }
     heap.caches.unpark_all();
-    stats::forked();
+    stats::forked(heap);
     crate::reaper::forked(heap);
 }
 
@@ -208,106 +223,130 @@ pub fn is_forking() -> bool {
     OWNER.load(Ordering::Relaxed) != NO
 }
 
-/// What a slow path holds while it is at work. On the thread whose fork is under way, it has set all in motion that
-/// the fork had stopped, and stops it again at its end.
+/// A thread that is inside the heap, until it is dropped.
 #[must_use]
-pub struct Turn<'a>(Option<&'a Heap>);
+pub(crate) struct Entered<'a> {
+    /// `None`: a fork does not wait for this thread.
+    _counted: Option<Inside<'a>>,
+    /// This thread's own fork is under way. All that the fork had stopped runs, and is stopped again at the end.
+    resumed: bool,
+}
 
-impl Drop for Turn<'_> {
+impl Deref for Entered<'_> {
+    type Target = Heap;
+
+    #[inline]
+    fn deref(&self) -> &Heap {
+        // SAFETY: only `Front` makes one, after it has looked.
+        unsafe { crate::heap::the_heap().inside() }
+    }
+}
+
+impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(heap) = self.0 {
-            stop(heap);
+        if self.resumed {
+            stop(self);
         }
     }
 }
 
-/// A place inside the heap for a slow path of the program's. `None`: another thread forks, and has not ended that
-/// within [`PATIENCE_MS`].
-#[inline]
-pub(crate) fn enter(heap: &Heap) -> Option<Inside<'_>> {
-    try_enter(heap).or_else(|| enter_soon(heap))
-}
-
-/// Most forks are over soon. In a long one, threads wait before each request only when little of the reserve is left.
-#[cold]
-fn enter_soon(heap: &Heap) -> Option<Inside<'_>> {
-    if heap.gate.is_closed_for_long() && heap.reserve.is_ample() {
-        return None;
+impl Front {
+    /// The way in for requests of the program. `None`: another thread forks, and has not ended that within [`PATIENCE_MS`].
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<Entered<'_>> {
+        self.try_enter().or_else(|| self.enter_soon())
     }
-    heap.gate.wait_until_open(PATIENCE_MS);
-    try_enter(heap)
-}
 
-/// The same, waiting for as long as the fork takes.
-#[cold]
-pub(crate) fn enter_after_fork(heap: &Heap) -> Inside<'_> {
-    loop {
-        if let Some(inside) = try_enter(heap) {
-            return inside;
+    /// Most forks are over soon. In a long one, threads wait before each request only when little of the reserve is left.
+    #[cold]
+    fn enter_soon(&self) -> Option<Entered<'_>> {
+        if self.gate.is_closed_for_long() && self.reserve.is_ample() {
+            return None;
         }
-        heap.gate.wait_until_open(1000);
+        self.gate.wait_until_open(PATIENCE_MS);
+        self.try_enter()
+    }
+
+    /// The same, waiting for as long as the fork takes.
+    #[cold]
+    pub(crate) fn enter_after_fork(&self) -> Entered<'_> {
+        loop {
+            if let Some(entered) = self.try_enter() {
+                return entered;
+            }
+            self.gate.wait_until_open(1000);
+        }
+    }
+
+    #[inline]
+    fn try_enter(&self) -> Option<Entered<'_>> {
+        // Before it is counted: a child's counters begin anew.
+        look(self);
+        match self.gate.enter(this_thread()) {
+            None if !resume(self) => None,
+            counted => Some(Entered {
+                resumed: counted.is_none(),
+                _counted: counted,
+            }),
+        }
+    }
+
+    /// The way in for other calls. libc makes none of them under a lock of its own, so they may wait for another thread's fork.
+    #[inline]
+    pub(crate) fn enter_uncounted(&self) -> Entered<'_> {
+        look(self);
+        Entered {
+            _counted: None,
+            resumed: FORKING.load(Ordering::Relaxed) != NO && resume(self),
+        }
     }
 }
 
+/// A child whose fork ran no handlers finds out here, and recovers.
 #[inline]
-fn try_enter(heap: &Heap) -> Option<Inside<'_>> {
-    // Before it is counted: a child's counters begin anew.
+fn look(front: &Front) -> &'static Heap {
+    // SAFETY: it is made whole below.
+    let heap = unsafe { front.inside() };
     if heap.caches.was_forked() {
         recover(heap);
     }
-    // A handler that runs inside ours passes a gate that its own fork has closed.
-    let thread = this_thread();
-    heap.gate
-        .enter(thread)
-        .or_else(|| (OWNER.load(Ordering::Relaxed) == thread).then_some(Inside::UNCOUNTED))
+    heap
+}
+
+/// Lets everything run that this thread's own fork has stopped. `false`: this thread has stopped nothing.
+#[cold]
+fn resume(front: &Front) -> bool {
+    let is_mine = is_mine(FORKING.load(Ordering::Relaxed));
+    if is_mine {
+        // SAFETY: `FORKING` says that this thread has stopped all. So it alone is at work inside.
+        unsafe { go(front.inside()) };
+    }
+    is_mine
 }
 
 /// Frees later what cannot be freed while another thread forks. `false`: there is no room for that.
 #[cold]
-pub(crate) fn free_later(heap: &Heap, address: usize) -> bool {
-    let queued = heap.reserve.queue(address);
+pub(crate) fn free_later(front: &Front, address: usize) -> bool {
+    let queued = front.reserve.queue(address);
     // The fork may be over, and its thread have looked already: either it has seen the queue, or this sees the gate
     // open. The partner is in `free_queued`.
     fence(Ordering::SeqCst);
-    if queued && !heap.gate.is_closed() {
-        free_queued(heap);
+    if queued && !front.gate.is_closed() {
+        free_queued(front);
     }
     queued
 }
 
 /// Frees what was queued, unless the next fork has begun: its thread does it then.
-fn free_queued(heap: &Heap) {
+fn free_queued(front: &Front) {
     fence(Ordering::SeqCst);
-    if heap.reserve.has_queued()
-        && let Some(_inside) = try_enter(heap)
+    if front.reserve.has_queued()
+        && let Some(heap) = front.try_enter()
     {
         heap.reserve
-            .take_queued(|address| crate::alloc::free_inside(heap, address));
+            .take_queued(|address| crate::alloc::free_inside(&heap, address));
     }
-}
-
-/// Slow paths call this first, with no lock held: a child that nobody has told of its fork finds out here, and so does
-/// a handler that runs inside ours.
-#[inline]
-pub fn notice(heap: &Heap) -> Turn<'_> {
-    if heap.caches.was_forked() {
-        recover(heap);
-    }
-    if FORKING.load(Ordering::Relaxed) == NO {
-        return Turn(None);
-    }
-    Turn(step_aside(heap))
-}
-
-#[cold]
-fn step_aside(heap: &Heap) -> Option<&Heap> {
-    // Other threads find the locks taken.
-    is_mine(FORKING.load(Ordering::Relaxed)).then(|| {
-        // SAFETY: `FORKING` says that this thread has stopped all.
-        unsafe { go(heap) };
-        heap
-    })
 }
 
 #[cold]

@@ -3,6 +3,8 @@
 //! The first call can come from the dynamic loader, before libc is ready, and from several threads at
 //! once: one of them starts the heap with raw system calls only, the others wait. Until then the fast
 //! paths fail their first compare ([`Fast`]) and come to the slow paths, which call [`heap`].
+//!
+//! [`heap`] gives the [`Front`] alone. A thread that needs more enters first ([`crate::fork`]), and gets a [`Heap`].
 
 use crate::central::Central;
 use crate::central::news::News;
@@ -27,6 +29,7 @@ use crate::size_class::CLASSES;
 use crate::span::SpanTable;
 use crate::spare::SpareRuns;
 use core::cell::UnsafeCell;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, futex_wait, futex_wake};
 
@@ -37,9 +40,20 @@ const REFUSED_STATUS: i32 = 127;
 /// Zones at most.
 pub const MAX_ZONES: usize = 64;
 
-/// Everything that one process has once.
-pub struct Heap {
+/// What a thread may use before it has looked for forks.
+pub struct Front {
     settings: UnsafeCell<Settings>,
+    /// Closed to other threads while one forks.
+    pub gate: Gate,
+    /// Serves them meanwhile.
+    pub reserve: Reserve,
+    /// Threads that release memory.
+    pub workers: Workers,
+}
+
+/// Everything that one process has once. A `&Heap` proves that the thread has looked for forks: its holder may take locks.
+pub struct Heap {
+    front: Front,
     /// Set in a child of a fork that skipped the handlers: parts of the heap are given up.
     pub abandoned: AtomicBool,
     /// Whether this process has forked, or is a fork's child: others may share its pages.
@@ -56,10 +70,6 @@ pub struct Heap {
     pub freed: AtomicUsize,
     /// CPUs that were allowed at the last look; `usize::MAX`: not to be asked.
     pub cpus: AtomicUsize,
-    /// Closed to other threads while one forks.
-    pub gate: Gate,
-    /// Serves them meanwhile.
-    pub reserve: Reserve,
     /// Zones in use are the first [`Settings::zones`].
     pub zones: [ZoneSlot; MAX_ZONES],
     /// By class.
@@ -72,8 +82,6 @@ pub struct Heap {
     pub pacing: Pacing,
     /// Ranges on their way to the kernel.
     pub slots: Slots,
-    /// Threads that take them there.
-    pub workers: Workers,
     /// Per-CPU data of the program.
     pub percpu: PerCpuHeap,
     /// Whether memory is short.
@@ -104,17 +112,22 @@ pub struct Settings {
 }
 
 // SAFETY: `settings` is written once, before `STATE` says so; the rest guards itself.
-unsafe impl Sync for Heap {}
+unsafe impl Sync for Front {}
 
 static HEAP: Heap = Heap {
-    settings: UnsafeCell::new(Settings {
-        config: Config::DEFAULT,
-        region: Region::NONE,
-        zones: 0,
-        domains: Domains::ONE,
-        request_limit: usize::MAX,
-        ram: usize::MAX,
-    }),
+    front: Front {
+        settings: UnsafeCell::new(Settings {
+            config: Config::DEFAULT,
+            region: Region::NONE,
+            zones: 0,
+            domains: Domains::ONE,
+            request_limit: usize::MAX,
+            ram: usize::MAX,
+        }),
+        gate: Gate::new(),
+        reserve: Reserve::new(),
+        workers: Workers::new(),
+    },
     abandoned: AtomicBool::new(false),
     forked: AtomicBool::new(false),
     slack: AtomicUsize::new(0),
@@ -123,15 +136,12 @@ static HEAP: Heap = Heap {
     held: Held::new(),
     freed: AtomicUsize::new(0),
     cpus: AtomicUsize::new(1),
-    gate: Gate::new(),
-    reserve: Reserve::new(),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],
     news: News::new(),
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
     pacing: Pacing::new(),
     slots: Slots::new(),
-    workers: Workers::new(),
     percpu: PerCpuHeap::new(),
     pressure: Pressure::new(),
     quarantine: Quarantine::new(),
@@ -180,26 +190,26 @@ static STATE: AtomicU32 = AtomicU32::new(COLD);
 
 /// The heap, started by the first call. `None`: it cannot work here, and a filter refuses even to end the process.
 #[inline]
-pub fn heap() -> Option<&'static Heap> {
+pub fn heap() -> Option<&'static Front> {
     if STATE.load(Ordering::Acquire) == READY {
-        Some(&HEAP)
+        Some(&HEAP.front)
     } else {
         start_or_wait()
     }
 }
 
 /// The heap, for those who came through it.
-pub fn the_heap() -> &'static Heap {
-    &HEAP
+pub fn the_heap() -> &'static Front {
+    &HEAP.front
 }
 
 /// The heap, if it has started.
-pub fn started_heap() -> Option<&'static Heap> {
-    (STATE.load(Ordering::Acquire) == READY).then_some(&HEAP)
+pub fn started_heap() -> Option<&'static Front> {
+    (STATE.load(Ordering::Acquire) == READY).then_some(&HEAP.front)
 }
 
 #[cold]
-fn start_or_wait() -> Option<&'static Heap> {
+fn start_or_wait() -> Option<&'static Front> {
     match STATE.compare_exchange(COLD, STARTING, Ordering::Acquire, Ordering::Acquire) {
         Ok(_) => {
             // SAFETY: only this thread is here, once.
@@ -337,11 +347,11 @@ fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
     )
 }
 
-impl Heap {
+impl Front {
     /// The constants of this process.
     #[inline]
     pub fn settings(&self) -> &Settings {
-        // SAFETY: a `&Heap` is only handed out after the start (`heap`), or used by the start itself
+        // SAFETY: a `&Front` is only handed out after the start (`heap`), or used by the start itself
         // after it wrote them.
         unsafe { &*self.settings.get() }
     }
@@ -352,6 +362,26 @@ impl Heap {
         &self.settings().region
     }
 
+    /// The rest of the heap, for a thread that enters in no other way.
+    ///
+    /// # Safety
+    /// The thread has looked for forks itself ([`crate::fork`]), or is a worker: no child has one, and it may wait for a fork.
+    #[inline]
+    pub unsafe fn inside(&self) -> &'static Heap {
+        &HEAP
+    }
+}
+
+impl Deref for Heap {
+    type Target = Front;
+
+    #[inline]
+    fn deref(&self) -> &Front {
+        &self.front
+    }
+}
+
+impl Heap {
     /// The zones in use.
     pub fn live_zones(&self) -> &[ZoneSlot] {
         &self.zones[..self.settings().zones]

@@ -20,7 +20,7 @@
 
 mod moves;
 
-use crate::heap::Heap;
+use crate::heap::{Front, Heap};
 use crate::region::Region;
 use crate::release::releaser::Releaser;
 use crate::report::Line;
@@ -58,7 +58,6 @@ pub enum Found {
 impl Heap {
     /// Allocates `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
     pub fn allocate_large(&self, size: usize, align: usize) -> Option<Large> {
-        let _turn = crate::fork::notice(self);
         if !self.grants(size, align) {
             return None;
         }
@@ -140,7 +139,9 @@ impl Heap {
             .sum();
         opened * 2 < u64::from(self.region().blocks)
     }
+}
 
+impl Front {
     /// Looks up an address that has no class.
     pub fn find_large(&self, address: usize) -> Found {
         let region = self.region();
@@ -169,10 +170,11 @@ impl Heap {
         let span = self.large_span(head);
         span.frames as usize * FRAME_BYTES - span.tail as usize
     }
+}
 
+impl Heap {
     /// Frees a large allocation. `false`: somebody else just did.
     pub fn free_large(&self, head: Frame) -> bool {
-        let _turn = crate::fork::notice(self);
         let freed = self.give_up_large(head, true);
         self.tick();
         freed
@@ -265,7 +267,6 @@ impl Heap {
 
     /// Makes a large allocation `size` bytes long. `None`: it must be copied by the caller.
     pub fn resize_large(&self, head: Frame, size: usize) -> Option<usize> {
-        let _turn = crate::fork::notice(self);
         if size > self.region().blocks as usize * BLOCK_BYTES {
             return None;
         }

@@ -84,14 +84,13 @@ pub struct Stats {
 impl Stats {
     /// The figures now. Walks the CPUs' caches; a few microseconds to a millisecond.
     pub fn collect() -> Self {
-        started_heap().map_or_else(Self::default, |heap| heap.stats().0)
+        started_heap().map_or_else(Self::default, |heap| heap.enter_uncounted().stats().0)
     }
 }
 
 impl Heap {
     /// The figures, and those of frames with them.
     fn stats(&self) -> (Stats, FrameBytes) {
-        let _turn = crate::fork::notice(self);
         let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
         let mut claimed = 0;
         for class in 1..CLASSES {
@@ -128,8 +127,8 @@ impl Heap {
             + self.record_bytes()
             + self.caches.slab_bytes()
             + batches / 64
-            + crate::percpu::record_bytes();
-        stats.percpu = crate::percpu::stats().populated_bytes;
+            + crate::percpu::record_bytes(self);
+        stats.percpu = crate::percpu::stats_inside(self).populated_bytes;
         stats.released = total(RELEASED) as usize;
         stats.refaulted = total(REFAULTED) as usize;
         stats.held = self.held.all() * FRAME_BYTES;
@@ -233,17 +232,16 @@ fn total(place: usize) -> u64 {
 /// Called once, by the start of the heap.
 pub(crate) fn start(config: &Config) {
     if !config.stats_dir.as_bytes().is_empty() {
-        open_page(config);
+        page::open(config);
     }
 }
 
 /// A forked child counts anew, in a file of its own, made at its first tick.
-pub(crate) fn forked() {
+pub(crate) fn forked(heap: &Heap) {
     page::forget();
-    own::forget();
+    own::forget(heap);
     lockstat::forget();
-    let wanted =
-        started_heap().is_some_and(|heap| !heap.settings().config.stats_dir.as_bytes().is_empty());
+    let wanted = !heap.settings().config.stats_dir.as_bytes().is_empty();
     WANTS_FILE.store(wanted, Ordering::Relaxed);
 }
 
@@ -352,6 +350,7 @@ pub(crate) fn refresh(heap: &Heap, now: u64) {
 /// Writes the last figures: called when the process ends in order.
 pub fn finish() {
     let Some(heap) = started_heap() else { return };
+    let heap = &heap.enter_uncounted();
     set(END_NS, ebbtide_sys::clock::precise_ns() as usize);
     heap.drain_quarantine();
     crate::reaper::finish(heap);
@@ -394,8 +393,9 @@ fn write_frames(heap: &Heap) {
 }
 
 fn write_page(heap: &Heap) {
+    set(MODE, usize::from(heap.caches.uses_sections()));
     if WANTS_FILE.swap(false, Ordering::Relaxed) {
-        open_page(&heap.settings().config);
+        page::open(&heap.settings().config);
     }
     CHANGED.store(0, Ordering::Relaxed);
     LARGE_CHANGED.store(0, Ordering::Relaxed);
@@ -421,7 +421,6 @@ fn write_page(heap: &Heap) {
     if lockstat::is_on() {
         locks::write_locks();
     }
-    set(MODE, usize::from(heap.caches.uses_sections()));
     publish();
 }
 
@@ -434,15 +433,4 @@ fn write_features() {
     };
     set(WORKED, mask(true));
     set(REFUSED, mask(false));
-}
-
-fn open_page(config: &Config) {
-    set(MODE, usize::from(started_mode()));
-    page::open(config);
-}
-
-/// The mode, also while the heap is still starting.
-fn started_mode() -> bool {
-    crate::heap::FAST.sizes.load(Ordering::Relaxed) != 0
-        || started_heap().is_some_and(|heap| heap.caches.uses_sections())
 }

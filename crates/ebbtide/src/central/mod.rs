@@ -21,7 +21,7 @@ pub mod news;
 mod spans;
 pub mod transfer;
 
-use crate::heap::Heap;
+use crate::heap::{Front, Heap};
 use crate::populate;
 use crate::ranks;
 use crate::report::Line;
@@ -164,13 +164,6 @@ impl Heap {
         }
     }
 
-    /// The first frame of the span that a frame belongs to.
-    pub fn span_start(&self, frame: Frame) -> u32 {
-        let region = self.region();
-        // SAFETY: asked of frames of living spans only, whose first frame does not change.
-        unsafe { span::record(region, region.span_of(frame).load(Ordering::Relaxed)).first }
-    }
-
     /// Puts frames back into the span that they were claimed from by a depopulation.
     ///
     /// # Safety
@@ -256,5 +249,14 @@ impl Heap {
         }
         span::put_record(&self.records, region, index);
         self.put_cluster(first, frames, dirty);
+    }
+}
+
+impl Front {
+    /// The first frame of the span that a frame belongs to.
+    pub fn span_start(&self, frame: Frame) -> u32 {
+        let region = self.region();
+        // SAFETY: asked of frames of living spans only, whose first frame does not change.
+        unsafe { span::record(region, region.span_of(frame).load(Ordering::Relaxed)).first }
     }
 }

@@ -82,8 +82,6 @@ struct Place {
     nodes: usize,
     cpus: usize,
     sections: bool,
-    /// Why the portable mode was chosen.
-    reason: &'static str,
     /// Address of the word that is zero in a forked child that nobody has told of it.
     wipe_word: usize,
 }
@@ -122,7 +120,6 @@ impl CpuCaches {
             nodes: 0,
             cpus: 0,
             sections: false,
-            reason: "",
             wipe_word: 0,
         };
         Self {
@@ -160,7 +157,7 @@ impl CpuCaches {
             rseq::reset_slab(parked);
             (wipe_word as *mut usize).write(NOT_WIPED);
         }
-        let (rseq_offset, reason) = choose_mode(config, all);
+        let rseq_offset = choose_mode(config, all);
         let stacks = Stacks {
             table,
             parked,
@@ -174,7 +171,6 @@ impl CpuCaches {
                 nodes,
                 cpus,
                 sections,
-                reason,
                 wipe_word,
             };
         }
@@ -198,11 +194,6 @@ impl CpuCaches {
     /// Whether restartable sections are in use.
     pub fn uses_sections(&self) -> bool {
         self.place().sections
-    }
-
-    /// Why the portable mode is in use, empty when it is not.
-    pub fn portable_reason(&self) -> &'static str {
-        self.place().reason
     }
 
     /// Address of the batch nodes.
@@ -348,26 +339,18 @@ impl CpuCaches {
     }
 }
 
-/// The rseq offset for the section mode, or why it is not to be.
-fn choose_mode(config: &Config, cpus: usize) -> (Option<isize>, &'static str) {
-    if cpus > MAX_CPUS {
-        return (None, "more than 1,024 CPUs");
-    }
-    if !config.rseq {
-        return (None, "switched off (rseq=off)");
-    }
-    if config.basic_syscalls {
-        return (None, "switched off (syscalls=basic)");
+/// The rseq offset for the section mode. `None`: the portable mode.
+fn choose_mode(config: &Config, cpus: usize) -> Option<isize> {
+    if cpus > MAX_CPUS || !config.rseq || config.basic_syscalls {
+        return None;
     }
     match rseq::registration() {
-        Registration::None(reason) => (None, reason),
-        Registration::At(offset) => match MEMBARRIER.latch(membarrier::register()) {
-            Ok(()) => (Some(offset), ""),
-            Err(_) => (
-                None,
-                "membarrier(PRIVATE_EXPEDITED_RSEQ) is refused (Linux 5.10)",
-            ),
-        },
+        Registration::None(_) => None,
+        // Linux from 5.10 on has the fence for sections.
+        Registration::At(offset) => MEMBARRIER
+            .latch(membarrier::register())
+            .is_ok()
+            .then_some(offset),
     }
 }
 

@@ -146,7 +146,6 @@ impl Heap {
     #[cold]
     #[inline(never)]
     pub fn refill(&self, class: usize) -> usize {
-        let _turn = crate::fork::notice(self);
         let mut objects = [0; MAX_BATCH];
         let batch = CLASS[class].batch as usize;
         // The portable mode has no fast path: here is its pop. In the section mode, the miss may have
@@ -185,7 +184,6 @@ impl Heap {
     #[cold]
     #[inline(never)]
     pub fn overflow(&self, class: usize, object: usize) {
-        let _turn = crate::fork::notice(self);
         let mut objects = [0; MAX_BATCH];
         let batch = &mut objects[..CLASS[class].batch as usize];
         // The portable mode has no fast path: here is its push.

@@ -1,15 +1,17 @@
 //! The gate of the heap's slow paths: closed while a thread forks.
 //!
 //! A fork holds every lock of the heap while libc waits for locks of its own. A thread that holds one of those and
-//! allocates must not wait for that fork. So each slow path of a program's thread passes this gate first:
+//! allocates must not wait for that fork. So each request of a program's thread that its fast path does not serve passes
+//! this gate first ([`Front::enter`](crate::heap::Front::enter)):
 //!
 //! ```text
-//!  open    a slow path counts itself in, works, and counts itself out
+//!  open    the request counts itself in, works, and counts itself out
 //!  closed  it does not come in: the reserve serves it (crate::reserve)
 //! ```
 //!
 //! A fork closes the gate, waits until those inside are out, and takes the locks then. Workers do not pass the gate:
-//! they hold no lock of libc's, so they may wait for a fork.
+//! they hold no lock of libc's, so they may wait for a fork. Neither do calls such as `malloc_trim`, which libc never
+//! makes under a lock of its own.
 //!
 //! - `INV-GATE-1`: no thread that counted itself in waits for a lock that a fork holds, unless it, or a thread that
 //!   uses the same counter, was inside for longer than [`PATIENCE_MS`].
@@ -52,21 +54,14 @@ struct Shard {
     lost: AtomicU32,
 }
 
-/// A slow path that is inside, until it is dropped.
+/// A thread that is counted in, until it is dropped.
 #[must_use]
-pub struct Inside<'a>(Option<&'a Shard>);
-
-impl Inside<'_> {
-    /// For a thread that passes a closed gate because the fork is its own.
-    pub(super) const UNCOUNTED: Inside<'static> = Inside(None);
-}
+pub struct Inside<'a>(&'a Shard);
 
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(shard) = self.0 {
-            shard.inside.fetch_sub(1, Ordering::Release);
-        }
+        self.0.inside.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -90,7 +85,7 @@ impl Gate {
     pub(super) fn enter(&self, thread: usize) -> Option<Inside<'_>> {
         let shard = &self.shards[(thread >> 12) % SHARDS];
         shard.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Inside(Some(shard));
+        let inside = Inside(shard);
         (self.state.load(Ordering::SeqCst) == OPEN).then_some(inside)
     }
 

@@ -26,7 +26,7 @@ mod large;
 pub mod quarantine;
 
 use crate::central::Misuse;
-use crate::heap::Heap;
+use crate::heap::{Front, Heap};
 use crate::report::Line;
 use crate::size_class::{CLASS, MAX_OBJECTS, aligned_class_of};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -47,13 +47,15 @@ const POISON_BYTES: usize = 1024;
 /// As (part of) an address, one that no program has.
 const POISON: u8 = 0xdb;
 
-impl Heap {
+impl Front {
     /// Whether objects have words.
     #[inline]
     pub fn is_hardened(&self) -> bool {
         self.region().states != 0
     }
+}
 
+impl Heap {
     /// An object for `size` bytes (at most [`crate::size_class::MAX_SMALL`]) at a multiple of `align`, or a large
     /// allocation if there is no class for it. 0: out of memory.
     #[cold]
@@ -81,7 +83,6 @@ impl Heap {
     #[cold]
     #[inline(never)]
     pub fn free_hardened(&self, class: usize, object: usize) {
-        let _turn = crate::fork::notice(self);
         let Some(word) = self.word(class, object) else {
             Misuse::Interior(object).abort(class)
         };
@@ -92,7 +93,9 @@ impl Heap {
         unsafe { (object as *mut u8).write_bytes(POISON, poisoned(class)) };
         self.put_in_quarantine(class, object);
     }
+}
 
+impl Front {
     /// The bytes that were asked for.
     #[cold]
     #[inline(never)]

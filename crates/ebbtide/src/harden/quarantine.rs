@@ -227,7 +227,6 @@ impl Heap {
 
     /// Empties all rings into the spans, and puts large allocations back.
     pub fn drain_quarantine(&self) {
-        let _turn = crate::fork::notice(self);
         self.put_all_kept();
         for ring in self.quarantine.rings() {
             self.drain_ring(ring);
@@ -262,7 +261,6 @@ impl Heap {
 
     /// At most as much as a ring holds, for others may go on filling it.
     fn drain_ring(&self, ring: &Lock<Ring>) {
-        let _turn = crate::fork::notice(self);
         for _ in 0..ENTRIES / MAX_BATCH {
             let mut entries = [Entry::NONE; MAX_BATCH];
             let taken = ring.lock().take_while(&mut entries, |_| true);

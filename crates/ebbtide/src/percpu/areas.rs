@@ -47,7 +47,11 @@ pub fn allocate(size: usize, align: usize) -> Result<Handle, Problem> {
         return Err(Problem::BadArguments);
     }
     let heap = heap().ok_or(Problem::NoMemory)?;
-    let _turn = crate::fork::notice(heap);
+    allocate_inside(&heap.enter_uncounted(), size, align)
+}
+
+/// The same, of arguments that are good.
+pub(super) fn allocate_inside(heap: &Heap, size: usize, align: usize) -> Result<Handle, Problem> {
     if !heap.percpu.start(heap) {
         return Err(Problem::NoMemory);
     }
@@ -94,11 +98,16 @@ fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {
 
 /// Frees an area. Ends the process for what is none.
 pub fn free(handle: Handle) {
-    let chunk = handle.place().and_then(space::chunk_of);
-    let (Some(heap), Some((place, offset))) = (started_heap(), chunk) else {
+    match started_heap() {
+        Some(heap) => free_inside(&heap.enter_uncounted(), handle),
+        None => foreign("ebb_percpu_free", handle),
+    }
+}
+
+pub(super) fn free_inside(heap: &Heap, handle: Handle) {
+    let Some((place, offset)) = handle.place().and_then(space::chunk_of) else {
         foreign("ebb_percpu_free", handle)
     };
-    let _turn = crate::fork::notice(heap);
     if !offset.is_multiple_of(GRANULE_BYTES) {
         foreign("ebb_percpu_free", handle);
     }
@@ -141,11 +150,11 @@ fn put(heap: &Heap, place: Place, at: u32, used: bool) -> Result<Option<u32>, Mi
 
 /// The figures now.
 pub fn stats() -> Stats {
+    started_heap().map_or_else(Stats::default, |heap| stats_inside(&heap.enter_uncounted()))
+}
+
+pub(crate) fn stats_inside(heap: &Heap) -> Stats {
     let mut stats = Stats::default();
-    let Some(heap) = started_heap() else {
-        return stats;
-    };
-    let _turn = crate::fork::notice(heap);
     let units = space::units();
     for shard in 0..space::shards() {
         let (counters, end) = heap
@@ -169,8 +178,7 @@ pub fn stats() -> Stats {
 }
 
 /// Bytes of the chunks' records.
-pub(crate) fn record_bytes() -> usize {
-    let Some(heap) = started_heap() else { return 0 };
+pub(crate) fn record_bytes(heap: &Heap) -> usize {
     let ends = (0..space::shards()).map(|shard| heap.percpu.with(shard, |shard| shard.end()));
     ends.sum::<u32>() as usize * size_of::<Chunk>()
 }

@@ -53,7 +53,7 @@ impl Handle {
 
 /// How many CPUs areas have copies for: CPU numbers are below it.
 pub fn cpus() -> usize {
-    crate::heap::heap().map_or(1, |heap| heap.percpu.cpus(heap))
+    crate::heap::heap().map_or(1, space::cpus)
 }
 
 /// The address of the area for `cpu`. Ends the process for what is no area or no CPU.

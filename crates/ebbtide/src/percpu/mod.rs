@@ -43,8 +43,8 @@ pub(crate) mod round;
 mod space;
 mod words;
 
-pub(crate) use areas::record_bytes;
 pub use areas::{Problem, Stats, allocate, free, stats};
+pub(crate) use areas::{record_bytes, stats_inside};
 pub use cells::{PerCpu, PlainData};
 pub use counter::Counter;
 pub use handle::{Handle, cpus, pointer};

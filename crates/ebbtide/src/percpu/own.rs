@@ -33,7 +33,7 @@ pub fn begin(heap: &Heap) {
     {
         return;
     }
-    if let Ok(handle) = areas::allocate(SUMS * 8, SUMS * 8) {
+    if let Ok(handle) = areas::allocate_inside(heap, SUMS * 8, SUMS * 8) {
         AREA.store(handle.0, Ordering::Release);
     }
 }
@@ -54,10 +54,10 @@ pub fn total(sum: usize) -> u64 {
 }
 
 /// A forked child counts anew. No other thread may count meanwhile.
-pub fn forget() {
+pub fn forget(heap: &Heap) {
     let area = area();
     AREA.store(NO, Ordering::Relaxed);
     if let Some(area) = area {
-        areas::free(area);
+        areas::free_inside(heap, area);
     }
 }

@@ -1,7 +1,7 @@
 //! Address space of the per-CPU areas: one reservation, made at the first use.
 
 use super::handle::Handle;
-use crate::heap::{FAST, Heap};
+use crate::heap::{FAST, Front, Heap};
 use crate::ranks;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::Lock;
@@ -134,6 +134,14 @@ pub fn units() -> usize {
     WORDS.units.load(Ordering::Relaxed)
 }
 
+/// The same, also before the first use.
+pub fn cpus(heap: &Front) -> usize {
+    match units() {
+        0 => process::cpu_limit().max(heap.settings().config.percpu_units),
+        units => units,
+    }
+}
+
 /// Where `struct rseq` is; 0 when additions are atomic instructions.
 #[inline]
 pub fn rseq_offset() -> isize {
@@ -192,14 +200,6 @@ impl PerCpuHeap {
         self.shards.iter().map(|shard| &shard.0)
     }
 
-    /// Copies of an area, also before the first use.
-    pub fn cpus(&self, heap: &Heap) -> usize {
-        match units() {
-            0 => process::cpu_limit().max(heap.settings().config.percpu_units),
-            units => units,
-        }
-    }
-
     /// Reserves the address space, once. `false`: there is none to be had. No thread waits for another one: each
     /// reserves, the first one's plan counts, and all carry that one out.
     pub fn start(&self, heap: &Heap) -> bool {
@@ -215,7 +215,7 @@ impl PerCpuHeap {
 
     /// Makes a plan, unless another thread is faster. `false`: there is no address space.
     fn plan(&self, heap: &Heap) -> bool {
-        let units = self.cpus(heap);
+        let units = cpus(heap);
         let shards = units.min(MAX_SHARDS);
         let chunk_bytes = (units + 1) * UNIT_BYTES;
         let ram = process::memory_total().map_or(4 << 30, |(ram, _)| ram);
@@ -380,7 +380,7 @@ mod tests {
     /// that one has been killed, or is the thread of a forked child's parent.
     #[test]
     fn what_another_thread_has_begun_is_carried_out_by_anybody() {
-        let heap = crate::heap::heap().unwrap();
+        let heap: &Heap = &crate::heap::heap().unwrap().enter_uncounted();
         let locks = heap.percpu.locks().count();
         // The thread ends here: nothing stands in the words yet.
         assert!(heap.percpu.plan(heap));

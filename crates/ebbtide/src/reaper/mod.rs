@@ -34,7 +34,7 @@ mod need;
 mod teardown;
 mod turns;
 
-use crate::heap::Heap;
+use crate::heap::{Front, Heap};
 use arena::Arena;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -65,7 +65,7 @@ static RETRY_AT: AtomicU64 = AtomicU64::new(0);
 static LOOKED_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Called once by the start of the heap, mostly in the main thread.
-pub fn start(heap: &Heap) {
+pub fn start(heap: &Front) {
     if heap.settings().config.exit_detached {
         PROCESS.store(process::id(), Ordering::Relaxed);
         note_main_thread();
@@ -73,7 +73,7 @@ pub fn start(heap: &Heap) {
 }
 
 /// A forked child has no helper: it makes its own when it is large.
-pub fn forked(heap: &Heap) {
+pub fn forked(heap: &Front) {
     ARENA.store(0, Ordering::Relaxed);
     HELPER.store(0, Ordering::Relaxed);
     MAKING.store(false, Ordering::Relaxed);

@@ -318,7 +318,6 @@ impl Heap {
 
     /// A coordinator's turn: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
-        let _turn = crate::fork::notice(self);
         crate::percpu::own::begin(self);
         self.look_at_cpus();
         self.look_at_room(now);
@@ -405,7 +404,6 @@ fn heap_workers() -> &'static workers::Workers {
 
 /// Drains all caches and gives everything free back. Bytes given back.
 pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
-    let _turn = crate::fork::notice(heap);
     let before = stats::released();
     heap.drain_all(by);
     let by = heap.releaser_of_everything(by);
@@ -438,7 +436,9 @@ fn put_back_orphans(heap: &Heap) {
 /// the bytes given back; 0 when nothing was free. Blocks for as long as that takes: about 0.1 µs a
 /// page, shared with the workers. Any thread may call it at any time.
 pub fn release_all() -> usize {
-    heap().map_or(0, |heap| release_everything(heap, Releaser::Asked))
+    heap().map_or(0, |heap| {
+        release_everything(&heap.enter_uncounted(), Releaser::Asked)
+    })
 }
 
 /// Releases a range and counts it. `false`: refused.
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn cpus_that_come_and_go_are_seen() {
-        let heap = heap().unwrap();
+        let heap = heap().unwrap().enter_uncounted();
         let allowed = process::allowed_cpus();
         heap.cpus.store(allowed + 1000, Ordering::Relaxed);
         assert_eq!(heap.most_releasers(), allowed + 1000);

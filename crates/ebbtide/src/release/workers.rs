@@ -232,7 +232,8 @@ impl Workers {
             self.make_none_soon();
         }
         if died {
-            let heap = crate::heap::the_heap();
+            // SAFETY: only slow paths that are inside, and workers, call for threads.
+            let heap = unsafe { crate::heap::the_heap().inside() };
             (0..MAX_WORKERS)
                 .filter(|number| dead >> number & 1 == 1)
                 .for_each(|number| heap.pressure.end_watch(number));
@@ -313,8 +314,9 @@ impl Born {
 }
 
 extern "C" fn main(born: usize) {
-    if let Some(heap) = started_heap() {
-        run(heap, &Born(born));
+    if let Some(front) = started_heap() {
+        // SAFETY: this thread is a worker.
+        run(unsafe { front.inside() }, &Born(born));
     }
 }
 
