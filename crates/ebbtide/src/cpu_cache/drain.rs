@@ -183,3 +183,6 @@ impl Heap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -210,3 +210,6 @@ impl Heap {
         self.tick();
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;
