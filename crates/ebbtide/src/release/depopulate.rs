@@ -137,3 +137,6 @@ impl Heap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

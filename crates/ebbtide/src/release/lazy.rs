@@ -122,3 +122,6 @@ pub fn add(gather: &mut Gather, claim: Option<Claim>, to_lazy: bool) {
         debug_assert!(added, "INV-GATHER-2");
     }
 }
+
+#[cfg(test)]
+mod tests;

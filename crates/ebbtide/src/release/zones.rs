@@ -157,3 +157,6 @@ impl Heap {
         gather.frames() - before
     }
 }
+
+#[cfg(test)]
+mod tests;
