@@ -253,3 +253,6 @@ impl Heap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
