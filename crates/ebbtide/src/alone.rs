@@ -7,7 +7,7 @@
 extern crate std;
 
 use crate::heap::{Heap, heap};
-use ebbtide_sys::vm;
+use ebbtide_sys::{process, vm};
 use ebbtide_zone::{BLOCK_BYTES, Block, FRAME_BYTES, Frame};
 use std::process::Command;
 use std::{env, eprint};
@@ -92,6 +92,24 @@ pub fn refuse_release() {
     refuse(libc::SYS_madvise, 0, 0);
     refuse(libc::SYS_process_madvise, 0, 0);
     refuse(libc::SYS_mmap, 3, libc::MAP_FIXED as u32);
+}
+
+/// Keeps this thread on the CPU that it is on. Its number.
+pub fn stay_here() -> usize {
+    let cpu = process::current_cpu_raw();
+    stay_on(cpu);
+    cpu
+}
+
+/// Keeps this thread on a CPU.
+pub fn stay_on(cpu: usize) {
+    // SAFETY: plain libc calls on a local set.
+    let moved = unsafe {
+        let mut set: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
+    };
+    assert_eq!(moved, 0);
 }
 
 /// Fills memory.

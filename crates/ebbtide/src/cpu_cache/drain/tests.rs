@@ -3,9 +3,9 @@
 extern crate std;
 
 use super::*;
-use crate::alone::{CALM, PORTABLE, alone};
+use crate::alone::{CALM, PORTABLE, alone, stay_here};
 use crate::cpu_cache::COLD;
-use crate::cpu_cache::traffic::tests::{has_sections, stay_here};
+use crate::cpu_cache::traffic::tests::has_sections;
 use crate::size_class::class_of;
 use std::vec::Vec;
 
@@ -247,7 +247,8 @@ fn rounds_drain_what_is_idle_and_count_the_rest() {
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod beside_sections {
     use super::*;
-    use crate::cpu_cache::traffic::tests::{stay_on, warm};
+    use crate::alone::stay_on;
+    use crate::cpu_cache::traffic::tests::warm;
     use core::sync::atomic::AtomicU32;
     use ebbtide_sys::process;
     use ebbtide_sys::rseq::Stacks;

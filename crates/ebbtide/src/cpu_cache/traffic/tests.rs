@@ -3,29 +3,11 @@
 extern crate std;
 
 use super::*;
-use crate::alone::{CALM, PORTABLE, alone};
+use crate::alone::{CALM, PORTABLE, alone, stay_here};
 use crate::cpu_cache::{CPU_BYTES, PARKED};
 use crate::size_class::{CLASSES, class_of};
 use std::collections::HashSet;
 use std::vec::Vec;
-
-/// Keeps this thread on the CPU that it is on. Its number.
-pub fn stay_here() -> usize {
-    let cpu = process::current_cpu_raw();
-    stay_on(cpu);
-    cpu
-}
-
-/// Keeps this thread on a CPU.
-pub fn stay_on(cpu: usize) {
-    // SAFETY: plain libc calls on a local set.
-    let moved = unsafe {
-        let mut set: libc::cpu_set_t = core::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
-    };
-    assert_eq!(moved, 0);
-}
 
 /// Whether the heap works with sections; else says so.
 pub fn has_sections(heap: &Heap) -> bool {

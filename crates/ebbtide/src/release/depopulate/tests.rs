@@ -3,12 +3,17 @@
 extern crate std;
 
 use super::*;
-use crate::alone::{CALM, PORTABLE, alone, fill, holds, resident};
+use crate::alone::{CALM, PORTABLE, alone, fill, holds, resident, stay_here};
 use crate::size_class::{CLASS, class_of};
+use ebbtide_sys::clock;
 use std::vec::Vec;
+
+/// The window of [`CALM`]: no call of the test's finds anything due by the clock.
+const WINDOW_MS: u64 = 3_600_000;
 
 /// Objects of a class, by whole batches and spans, all but each `nth` freed into their spans. Those that live, and those that do not.
 fn half_used(heap: &Heap, class: usize, count: usize, nth: usize) -> (Vec<usize>, Vec<usize>) {
+    stay_here();
     let size = CLASS[class].size as usize;
     let (mut live, mut freed) = (Vec::new(), Vec::new());
     for n in 0..count {
@@ -119,29 +124,29 @@ fn nothing_goes_where_it_is_switched_off() {
 /// What the recent peak explains is not due; a window later all of it is.
 #[test]
 fn empty_frames_are_due_a_window_after_the_peak() {
-    alone("workers=0,pressure=off,thp=off,retain_ms=1000", |heap| {
+    alone(CALM, |heap| {
         let class = class_of(FRAME_BYTES);
         let (_, freed) = half_used(heap, class, 1024, 8);
-        let now = ebbtide_sys::clock::now_ms() + 10;
+        let (now, window) = (clock::now_ms() + 10, WINDOW_MS);
         assert_eq!(heap.depopulate_due(now, Releaser::Asked), 0);
-        assert_eq!(heap.depopulate_due(now + 500, Releaser::Asked), 0);
-        let due = heap.depopulate_due(now + 5000, Releaser::Asked);
+        assert_eq!(heap.depopulate_due(now + window / 2, Releaser::Asked), 0);
+        let due = heap.depopulate_due(now + 5 * window, Releaser::Asked);
         assert_eq!(due, freed.len() as u64);
-        assert_eq!(heap.depopulate_due(now + 9000, Releaser::Asked), 0);
+        assert_eq!(heap.depopulate_due(now + 9 * window, Releaser::Asked), 0);
         assert_eq!(heap.excess_in_spans(now), (0, 0), "pressure is not watched");
     });
 }
 
 #[test]
 fn a_tick_takes_a_few() {
-    alone("workers=0,pressure=off,thp=off,retain_ms=1000", |heap| {
+    alone(CALM, |heap| {
         let class = class_of(FRAME_BYTES);
         let (_, freed) = half_used(heap, class, 6144, 8);
-        let now = ebbtide_sys::clock::now_ms() + 10;
+        let now = clock::now_ms() + 10;
         let left = || freed.iter().filter(|&&at| resident(at, FRAME_BYTES) == 1);
         heap.depopulate_some(now);
         assert_eq!(left().count(), freed.len());
-        heap.depopulate_some(now + 5000);
+        heap.depopulate_some(now + 5 * WINDOW_MS);
         let (some, most) = (freed.len() - left().count(), HELP_FRAMES as usize);
         assert!((most..most + 512).contains(&some), "{some} of {most}");
     });
