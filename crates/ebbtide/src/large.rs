@@ -376,3 +376,6 @@ pub fn double_free(region: &Region, head: Frame) -> ! {
         .text(", a large allocation")
         .abort()
 }
+
+#[cfg(test)]
+mod tests;

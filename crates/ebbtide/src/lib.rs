@@ -35,6 +35,8 @@
 #![warn(missing_docs)]
 
 pub mod alloc;
+#[cfg(test)]
+mod alone;
 mod central;
 pub mod config;
 mod cpu_cache;

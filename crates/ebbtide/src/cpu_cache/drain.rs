@@ -184,3 +184,6 @@ impl Source for CpuStacks {
         unsafe { heap.caches.forget_all() };
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -208,3 +208,6 @@ impl Heap {
         self.tick();
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -214,3 +214,6 @@ impl Heap {
         self.put_large(entry.head, 0, entry.frames, entry.blocks, 0, true);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -245,3 +245,6 @@ fn line(what: &str, object: usize, class: usize) -> Line {
         .text(", size class ")
         .number(CLASS[class].size as usize)
 }
+
+#[cfg(test)]
+mod tests;

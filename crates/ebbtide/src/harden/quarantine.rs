@@ -274,3 +274,6 @@ impl Heap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -179,3 +179,6 @@ impl Source for Spans {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

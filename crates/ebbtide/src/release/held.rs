@@ -117,3 +117,6 @@ impl Heap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

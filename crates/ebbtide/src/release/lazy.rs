@@ -117,3 +117,6 @@ pub fn add(gather: &mut Gather, claim: Option<Claim>, to_lazy: bool) {
         debug_assert!(added, "INV-GATHER-2");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -129,3 +129,6 @@ fn mask_of(start: u32, count: u32) -> [u64; 8] {
     ebbtide_zone::bits::for_words(start, count, |index, bits| mask[index] = bits);
     mask
 }
+
+#[cfg(test)]
+mod tests;

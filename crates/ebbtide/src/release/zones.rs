@@ -206,3 +206,6 @@ impl Source for Zones {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

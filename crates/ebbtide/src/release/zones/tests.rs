@@ -1,0 +1,103 @@
+//! How much is released at once, and of what.
+
+use super::*;
+use crate::alone::{CALM, alone, dirty_blocks, dirty_run, resident};
+use ebbtide_zone::{FRAME_BYTES, Outcome};
+
+/// Frames that are dirty and lazy.
+fn counts(heap: &Heap) -> (u64, u64) {
+    heap.sum(|counters| (counters.dirty, counters.lazy))
+}
+
+#[test]
+fn as_much_is_released_as_was_asked_for() {
+    alone(CALM, |heap| {
+        let first = dirty_run(heap, 300);
+        let address = heap.region().address(first);
+        let left = || resident(address, 300 * FRAME_BYTES) as u64;
+        assert_eq!((heap.kept_frames(), left()), (300, 300));
+        let release = |frames| heap.release_in_place(frames, Take::All, Releaser::Asked);
+        assert_eq!(release(0), 0);
+        assert_eq!(release(100), 100);
+        assert_eq!((counts(heap), left()), ((200, 0), 200));
+        assert_eq!(release(1000), 200);
+        assert_eq!((counts(heap), left()), ((0, 0), 0));
+        assert_eq!(release(1000), 0);
+        assert_eq!(heap.slots.queued(), 0);
+        let opened = heap.open_frames();
+        assert!(opened >= 512 && opened.is_multiple_of(512), "{opened}");
+    });
+}
+
+#[test]
+fn what_is_due_is_dirty_and_lazy_memory_is_released_by_itself() {
+    alone(CALM, |heap| {
+        dirty_run(heap, 100);
+        let claim = |heap: &Heap| {
+            heap.live_zones().iter().find_map(|zone| {
+                let mut data = zone.lock.lock();
+                let claim = Take::All.claim(heap.region(), &mut data, 30)?;
+                let mut zone = view(heap.region(), &mut data.state, 0);
+                zone.put_claim(claim, Outcome::Lazy).ok()
+            })
+        };
+        assert!(claim(heap).is_some());
+        assert_eq!(counts(heap), (70, 30));
+        heap.release_due(50, Releaser::Asked);
+        assert_eq!(counts(heap), (20, 30));
+        heap.release_due(50, Releaser::Asked);
+        assert_eq!(counts(heap), (0, 30));
+        assert_eq!(heap.kept_frames(), 30);
+        heap.release_lazy(20, Releaser::Asked);
+        assert_eq!(counts(heap), (0, 10));
+        heap.release_lazy(20, Releaser::Asked);
+        assert_eq!(counts(heap), (0, 0));
+    });
+}
+
+#[test]
+fn held_frames_are_not_to_be_had() {
+    alone(CALM, |heap| {
+        dirty_run(heap, 100);
+        heap.held.add(60);
+        assert_eq!(heap.kept_frames(), 40);
+        heap.held.add(60);
+        assert_eq!(heap.kept_frames(), 0);
+    });
+}
+
+/// In pieces, the last of which may be smaller; no piece is left on the way.
+#[test]
+fn large_releases_go_in_pieces() {
+    alone(
+        "workers=0,pressure=off,thp=off,retain_ms=3600000,threshold=1024,zones=2",
+        |heap| {
+            dirty_run(heap, 77);
+            let block = dirty_blocks(heap, 20);
+            let all = 20 * 512 + 77;
+            let address = heap.region().address(block.first_frame());
+            assert_eq!(counts(heap), (all, 0));
+            let released = heap.release_zones(5 * 512, 5 * 512, Take::All, Releaser::Asked);
+            assert_eq!(released, 5 * 512 * FRAME_BYTES);
+            assert_eq!(counts(heap), (all - 5 * 512, 0));
+            let rest = heap.release_zones(1 << 30, all, Take::All, Releaser::Asked);
+            assert_eq!(released + rest, all as usize * FRAME_BYTES);
+            assert_eq!(counts(heap), (0, 0));
+            assert_eq!(resident(address, 20 * 512 * FRAME_BYTES), 0);
+            assert!(!heap.slots.has_queued());
+        },
+    );
+}
+
+/// With `retain_ms=0` what is due becomes lazy only where there may be lazy memory at all.
+#[test]
+fn what_is_due_goes_clean_without_workers() {
+    alone(
+        "workers=0,pressure=off,thp=off,lazyfree=always,retain_ms=0",
+        |heap| {
+            dirty_run(heap, 100);
+            heap.release_due(1000, Releaser::Asked);
+            assert_eq!(counts(heap), (0, 0));
+        },
+    );
+}
