@@ -32,7 +32,11 @@ fn each_way_takes_its_frames() {
         let claimed = claim(heap, Take::Lazy, 100).unwrap();
         assert_eq!(claimed.frames(), 40);
         put(heap, claimed, Outcome::Lazy);
-        assert_eq!(claim(heap, Take::All, 15).unwrap().frames(), 15);
+        put(heap, claim(heap, Take::Lazy, 30).unwrap(), Outcome::Dirty);
+        let claimed = claim(heap, Take::All, 15).unwrap();
+        assert_eq!(claimed.frames(), 15);
+        put(heap, claimed, Outcome::Dirty);
+        assert_eq!(claim(heap, Take::All, 100).unwrap().frames(), 40);
         // Only what was due says whether it is wanted again: all of it is unused in the end.
         let mut data = heap.zones[0].lock.lock();
         data.refaults.observe(3 * WINDOW_MS, 0);

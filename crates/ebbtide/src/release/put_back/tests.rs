@@ -181,8 +181,7 @@ fn frames_of_spans_are_released_waiting_or_held() {
     alone(ONE_ZONE, |heap| {
         let class = class_of(FRAME_BYTES);
         let objects = 4 * CLASS[class].objects as usize;
-        let taken: Vec<usize> = (0..objects).map(|_| heap.take_object(class)).collect();
-        let mut freed: Vec<usize> = taken.iter().copied().collect();
+        let mut freed: Vec<usize> = (0..objects).map(|_| heap.take_object(class)).collect();
         // One object of each span lives, not at its border.
         freed.sort_unstable();
         let span = CLASS[class].objects as usize;

@@ -102,6 +102,28 @@ fn what_is_due_goes_clean_without_workers() {
     );
 }
 
+/// In a window, slow paths release little, which is not worth two steps; without one this is all there is.
+#[test]
+fn slow_paths_make_frames_lazy_only_where_nothing_is_kept() {
+    let conf = "workers=1,pressure=off,thp=off,lazyfree=always,retain_ms=3600000";
+    alone(conf, |heap| {
+        dirty_run(heap, 100);
+        heap.release_due(1000, Releaser::Tick);
+        assert_eq!(counts(heap), (0, 0));
+    });
+}
+
+#[test]
+fn slow_paths_make_frames_lazy_where_nothing_is_kept() {
+    let conf = "workers=1,pressure=off,thp=off,lazyfree=always,retain_ms=0";
+    alone(conf, |heap| {
+        dirty_run(heap, 100);
+        heap.release_due(1000, Releaser::Tick);
+        let lazy = if heap.may_go_lazy() { 100 } else { 0 };
+        assert_eq!(counts(heap), (0, lazy));
+    });
+}
+
 #[test]
 fn spare_runs_are_kept_frames() {
     alone(CALM, |heap| {
