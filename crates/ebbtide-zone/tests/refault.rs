@@ -23,6 +23,53 @@ fn what_is_recent_gets_old_once() {
 }
 
 #[test]
+fn the_newest_are_taken_out_first() {
+    let mut recent = Recent::new(800);
+    for now in [5_000, 5_100, 5_200] {
+        recent.advance(now);
+        recent.add(10);
+    }
+    assert_eq!((recent.remove(15), recent.all()), (15, 15));
+    assert_eq!(recent.advance(5_900), 10, "the oldest are all there");
+    assert_eq!(recent.advance(6_000), 5);
+    assert_eq!((recent.remove(15), recent.advance(6_100)), (0, 0));
+}
+
+/// A frame that is wanted again saves 1600 + 110 - 450 = 1260 ns; each one that is made lazy costs 135 ns.
+#[test]
+fn the_costs_decide_to_the_frame() {
+    let judged = |given_up, reused| {
+        let mut zone = Refaults::new();
+        zone.give_up(given_up);
+        zone.observe(1, reused);
+        zone
+    };
+    // 3 * 1260 = 28 * 135.
+    assert!(judged(27, 3).lazy_first());
+    assert!(!judged(28, 3).lazy_first());
+    // Once it is so, it ends at twice the cost.
+    for (more, stays) in [(29, true), (30, false)] {
+        let mut zone = judged(27, 3);
+        zone.give_up(more);
+        zone.observe(2, 0);
+        assert_eq!(zone.lazy_first(), stays, "{more} more");
+    }
+}
+
+#[test]
+fn old_evidence_counts_half() {
+    let mut zone = Refaults::new();
+    zone.give_up(100);
+    zone.observe(1, 40);
+    zone.observe(WINDOW_MS * 2 - 1, 0);
+    assert_eq!(zone.evidence(), (20, 60));
+    zone.observe(WINDOW_MS * 2, 0);
+    assert_eq!(zone.evidence(), (10, 30));
+    zone.observe(WINDOW_MS * 4, 0);
+    assert_eq!(zone.evidence(), (2, 7));
+}
+
+#[test]
 fn reuse_makes_it_lazy_and_waste_makes_it_clean() {
     let mut zone = Refaults::new();
     let mut now = 50_000;

@@ -70,6 +70,34 @@ fn a_new_window_carries_the_peak_over() {
     assert_eq!(r.due(4500, 4000, 0, 100, None), 100);
 }
 
+/// The part of the window that runs takes nobody's place: the oldest one may hold the peak still.
+#[test]
+fn the_oldest_part_counts_to_its_end() {
+    let mut r = Retain::new();
+    r.observe(124, 100);
+    r.observe(124, 0);
+    // Part 8: part 0 is not over for another tenth of a second.
+    r.observe(1_010, 0);
+    assert_eq!(r.peak(1_010), 100);
+    r.observe(1_123, 0);
+    assert_eq!((r.peak(1_123), r.peak(1_124)), (100, 0));
+}
+
+/// The peak that is carried over stands in the part in which it was seen: parts that begin later do not wipe it.
+#[test]
+fn a_peak_that_was_carried_over_is_kept_for_the_new_window() {
+    for later in [1_900, 2_005, 2_105, 2_205, 2_305, 2_405, 2_505, 2_604] {
+        let mut r = Retain::new();
+        r.observe(1_805, 100);
+        r.observe(1_805, 0);
+        assert_eq!(r.due(1_805, 800, 0, 100, None), 0);
+        r.observe(later, 0);
+        assert_eq!(r.peak(later), 100, "at {later} ms");
+        r.observe(2_605, 0);
+        assert_eq!(r.peak(2_605), 0);
+    }
+}
+
 proptest! {
     /// Never below the true peak of the window, never above the peak of a window an eighth (and a bit) longer.
     #[test]

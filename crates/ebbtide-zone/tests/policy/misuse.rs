@@ -110,3 +110,44 @@ fn claimed_frames_are_nobodys_to_put() {
     assert_eq!(z.counters().dirty, 0);
     z.check_invariants().unwrap();
 }
+
+#[test]
+fn a_run_grows_from_what_it_has_to_more() {
+    let mut s = Storage::new(2, 1);
+    let mut z = s.zone();
+    let run = take(&mut z, 10);
+    let before = z.counters();
+    for (old, new) in [(0, 5), (0, 0), (10, 9), (10, 513), (10, u32::MAX)] {
+        assert_eq!(z.grow_run(run.first, old, new), None, "{old} to {new}");
+    }
+    assert_eq!(z.grow_run(run.first, 10, 10), Some(true));
+    assert_eq!(z.counters(), before);
+    // All that is left.
+    assert_eq!(z.grow_run(run.first, 10, 500), Some(true));
+    assert_eq!(z.take_run(13, 1, TakeMode::Cluster), None);
+    assert_eq!(take(&mut z, 12).frames, 12);
+    assert_eq!(z.counters().free, 0);
+}
+
+/// Blocks that are taken whole have records of before, which say nothing.
+#[test]
+fn stale_records_are_not_read() {
+    let mut s = Storage::new(4, 2);
+    let mut z = s.zone();
+    for _ in 0..2 {
+        let run = take(&mut z, 300);
+        take(&mut z, 212);
+        put(&mut z, run.first.0, 300, true);
+        put(&mut z, run.first.0 + 300, 212, true);
+    }
+    let extent = z.take_blocks(2, 1, 0).unwrap();
+    let first = extent.first.first_frame();
+    assert_eq!(z.grow_run(first, 300, 400), None, "all of it is taken");
+    z.check_invariants().unwrap();
+    // A part of the first goes back and is taken again; both are put back as blocks.
+    put(&mut z, first.0, 100, true);
+    assert_eq!(take(&mut z, 100).first, first);
+    assert_eq!(z.put_blocks(extent.first, 2, 2), Ok(Put::Done));
+    z.check_invariants().unwrap();
+    assert_eq!(z.counters().dirty, 1024);
+}

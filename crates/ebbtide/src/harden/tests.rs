@@ -48,23 +48,18 @@ fn a_word_follows_its_object() {
 fn only_the_start_of_an_object_has_a_word() {
     alone(HARDENED, |heap| {
         let class = class_of(48);
-        let first = heap.allocate_hardened(40, 1);
         let about = &CLASS[class];
+        let size = about.size as usize;
+        let first = heap.allocate_hardened(size - 1, 1);
         assert!(heap.word(class, first).is_some());
-        for inside in [1, 16, 47] {
+        for inside in [1, 16, size - 1] {
             assert!(heap.word(class, first + inside).is_none(), "{inside}");
         }
-        // The end of a span has room for no object, and what is behind it is not of this span.
-        let start = first - (first - heap.region().base) % FRAME_BYTES;
-        let span = heap
-            .region()
-            .address(Frame(heap.span_start(heap.region().frame(first))));
-        assert!(start >= span);
-        let end = span + about.objects as usize * about.size as usize;
-        assert!(heap.word(class, end - about.size as usize).is_some());
-        if end < span + about.frames as usize * FRAME_BYTES {
-            assert!(heap.word(class, end).is_none());
-        }
+        let region = heap.region();
+        let span = region.address(Frame(heap.span_start(region.frame(first))));
+        let end = span + about.objects as usize * size;
+        assert!(heap.word(class, end - size).is_some());
+        assert!(heap.word(class, end).is_none(), "behind the span");
         heap.free_hardened(class, first);
     });
 }

@@ -136,6 +136,10 @@ fn an_idle_cache_is_drained(heap: &Heap) {
     }
     assert!(heap.drain_if_idle(cpu));
     assert_eq!(heap.caches.cpu_bytes(cpu), 0);
+    if heap.caches.uses_sections() {
+        assert!(!heap.drain_if_idle(cpu), "the drain was a change");
+        assert!(heap.drain_if_idle(cpu), "there is nothing to wait for");
+    }
     heap.put_object(class, object);
 }
 
@@ -173,6 +177,8 @@ fn surplus_goes(heap: &Heap) {
     heap.drain_surplus(cpu, false);
     assert_eq!(in_cache(), 1, "the window has not ended");
     heap.put_object(class, wanted);
+    heap.drain_surplus(cpu, false);
+    assert_eq!(in_cache(), 2, "the window has not ended");
     heap.drain_surplus(cpu, true);
     assert_eq!(in_cache(), 1);
     let left = heap.take_object(class);
@@ -254,6 +260,88 @@ fn rounds_drain_what_is_idle_and_count_the_rest() {
         assert_eq!(tend(heap, 1000), 0);
         assert_eq!(heap.caches.bytes(), 0);
         assert_eq!(heap.central[class].bytes(class).batches, 0);
+    });
+}
+
+/// More than a batch of them.
+#[test]
+fn a_part_of_a_cache_is_taken_out() {
+    alone(CALM, |heap| {
+        let (cpu, class) = (stay_here(), class_of(64));
+        use_cache(heap, class);
+        let before = heap.caches.cpu_bytes(cpu);
+        let mut most = [0; CLASSES];
+        most[class] = MAX_BATCH as u16 + 6;
+        assert!(before > 80 * 64 && heap.take_out(cpu, Some(&most)));
+        assert_eq!(heap.caches.cpu_bytes(cpu), before - (MAX_BATCH + 6) * 64);
+    });
+}
+
+/// What the fewest objects of a window were, in a CPU's stack and among full batches, goes at its end.
+#[test]
+fn windows_end_by_the_clock() {
+    alone(CALM, |heap| {
+        let window = u64::from(heap.settings().config.retain_ms);
+        let (cpu, large, small) = (stay_here(), CLASSES - 1, class_of(64));
+        let bytes = CLASS[large].size as usize * 2;
+        use_cache_of(heap, large, 2);
+        let mut batch = [0; MAX_BATCH];
+        assert_eq!(heap.take_objects(small, &mut batch), MAX_BATCH);
+        heap.put_objects(small, &batch);
+        let left = || {
+            let batches = heap.central[small].bytes(small).batches;
+            (heap.caches.cpu_bytes(cpu), batches / batch.len() / 64)
+        };
+        let end = window + 5000;
+        // The first window began at 0. In it both were empty once.
+        heap.drain_idle(end);
+        assert_eq!(left(), (bytes, 1));
+        heap.drain_idle(end + window - 1);
+        assert_eq!(left(), (bytes, 1));
+        heap.drain_idle(end + window);
+        assert_eq!(left(), (0, 0));
+    });
+}
+
+#[test]
+fn a_drain_of_everything_puts_spare_runs_back() {
+    alone(CALM, |heap| {
+        let large = heap.allocate_large(100 << 12, 1).unwrap();
+        heap.free_large(heap.region().frame(large.address));
+        assert_eq!(heap.spares.frames(), 100);
+        heap.drain_all();
+        assert_eq!(heap.spares.frames(), 0);
+        let dirty = heap.live_zones().iter().map(|zone| zone.counters().dirty);
+        assert_eq!(dirty.sum::<u64>(), 100);
+    });
+}
+
+/// While the drainer works, nobody else comes to the slab. Here it waits for the spans of a class.
+#[test]
+fn a_slab_is_parked_while_it_is_drained() {
+    alone(CALM, |heap| {
+        if !has_sections(heap) {
+            return;
+        }
+        let (cpu, class) = (stay_here(), class_of(64));
+        use_cache(heap, class);
+        let (caches, before) = (&heap.caches, heap.caches.cpu_bytes(cpu));
+        let state = &caches.states[cpu];
+        std::thread::scope(|scope| {
+            let held = heap.central[class].spans.lock();
+            let drainer = scope.spawn(|| heap.drain_cpu(cpu));
+            while caches.cpu_bytes(cpu) == before {
+                std::thread::yield_now();
+            }
+            let entry = caches.table_entry(cpu).load(Ordering::Relaxed);
+            let state = state.load(Ordering::Relaxed);
+            // SAFETY: the section mode.
+            let popped = unsafe { ebbtide_sys::rseq::section::pop(&caches.place().stacks, class) };
+            drop(held);
+            assert!(drainer.join().unwrap());
+            assert_eq!((entry, state, popped), (0, PARKED, 0));
+        });
+        assert!(is_live(heap, cpu) && caches.cpu_bytes(cpu) == 0);
     });
 }
 

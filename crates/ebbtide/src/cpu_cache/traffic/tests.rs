@@ -77,10 +77,15 @@ fn no_slab_is_made_for_a_cpu_without_one_nor_while_it_is_drained() {
         heap.caches.table_entry(cpu).store(0, Ordering::Relaxed);
         assert!(!heap.warm(cpu as i32));
         assert_eq!(state(heap, cpu), (PARKED, 0));
+        let objects = CLASS[1].objects as usize;
         let object = heap.take_object(1);
-        assert_ne!(object, 0);
+        assert_eq!(places(heap, cpu, 1), [0, 0, objects - 1]);
+        let other = heap.take_object(1);
+        assert_eq!(places(heap, cpu, 1), [0, 0, objects - 2]);
         heap.put_object(1, object);
-        assert_eq!(heap.caches.cpu_bytes(cpu), 0);
+        assert_eq!(places(heap, cpu, 1), [0, 0, objects - 1]);
+        heap.put_object(1, other);
+        assert_eq!(heap.central[1].bytes(1).all, 0, "an empty span");
     });
 }
 
@@ -96,6 +101,7 @@ fn a_stack_doubles_until_its_capacity_or_the_budget_of_the_cpu() {
         assert_eq!(steps, [64, 128, 256, 512, 1023, 1023]);
         let bytes = || caches.notes(cpu).bytes.load(Ordering::Relaxed);
         assert_eq!(bytes(), 1023 * 64);
+        assert_eq!(caches.slab_bytes(), 2 * vm::GRANULE, "headers and a stack");
         // Two objects at least, so that the stack of a batch of one is not always empty or full.
         assert_eq!(next(CLASSES - 1), 2);
         let before = bytes();
@@ -110,6 +116,32 @@ fn a_stack_doubles_until_its_capacity_or_the_budget_of_the_cpu() {
         // A stack without room gets room for a batch all the same.
         assert_eq!(next(class_of(2048)), 32);
         assert_eq!(next(class_of(2048)), 32);
+    });
+}
+
+/// Two threads find the same CPU cold: the second one leaves the slab as the first one made it.
+#[test]
+fn a_slab_is_made_once() {
+    alone(PORTABLE, |heap| {
+        let (caches, cpu) = (&heap.caches, stay_here());
+        std::thread::scope(|scope| {
+            let held = caches.locks[cpu].lock();
+            let second = scope.spawn(|| heap.warm(cpu as i32));
+            // Long enough for it to wait for the lock; if it is late, it finds the slab live.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            let slab = caches.place().stacks.slab(cpu);
+            // SAFETY: our own reservation, and the CPU's lock is held.
+            let mut slab = unsafe {
+                vm::commit(slab, SLAB_BYTES).unwrap();
+                caches.reset(cpu);
+                Slab::new(slab)
+            };
+            assert_eq!(slab.push_batch(1, &[16], 2), 1);
+            caches.states[cpu].store(LIVE, Ordering::Release);
+            drop(held);
+            assert!(second.join().unwrap());
+        });
+        assert_eq!(caches.cpu_bytes(cpu), 16);
     });
 }
 

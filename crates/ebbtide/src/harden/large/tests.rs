@@ -53,7 +53,7 @@ fn a_freed_place_is_kept_until_others_came() {
         // The first place is free again, and its memory was given back.
         let address = heap.region().address(first);
         assert!(holds(address, 100 * FRAME_BYTES, 0));
-        heap.put_all_kept();
+        heap.drain_quarantine();
         assert_eq!((ring(), slack()), ((0, 0), 0));
         for zone in heap.live_zones() {
             let counters = zone.counters();

@@ -121,7 +121,20 @@ fn an_idle_ring_is_emptied() {
         assert_eq!(heap.quarantine.bytes(), 64);
         heap.look_at_quarantine(freed_ms + IDLE_MS + LOOK_MS);
         assert_eq!(heap.quarantine.bytes(), 0);
-        assert_eq!(heap.drain_idle_quarantine(freed_ms + IDLE_MS), 0);
+        let looked_ms = freed_ms + IDLE_MS + LOOK_MS;
+        assert_eq!(looked.load(Ordering::Relaxed), looked_ms);
+        // The next ring is idle at its time, to the millisecond.
+        looked.store(u64::MAX, Ordering::Relaxed);
+        let object = heap.allocate_hardened(50, 1);
+        heap.free_hardened(class_of(64), object);
+        let used = heap
+            .quarantine
+            .rings()
+            .map(|ring| ring.lock().used_ms)
+            .max();
+        assert_eq!(heap.quarantine.bytes(), 64);
+        assert_eq!(heap.drain_idle_quarantine(used.unwrap() + IDLE_MS), 0);
+        assert_eq!(heap.quarantine.bytes(), 0);
     });
 }
 
@@ -130,8 +143,13 @@ fn a_ring_that_is_forgotten_keeps_its_memory() {
     alone(HARDENED, |heap| {
         let object = heap.allocate_hardened(50, 1);
         heap.free_hardened(class_of(64), object);
+let large = heap.allocate_large(100 << 12, 1).unwrap();
+        assert!(heap.free_large(heap.region().frame(large.address)));
         // SAFETY: the test's process has no other thread that uses the heap.
         unsafe { Quarantined.abandon(heap) };
+        let slack = heap.slack.load(Ordering::Relaxed);
+        heap.put_all_kept();
+        assert_eq!(slack, heap.slack.load(Ordering::Relaxed), "forgotten too");
         assert_eq!((objects_of_rings(heap), heap.quarantine.bytes()), (0, 0));
         let object = heap.allocate_hardened(50, 1);
         heap.free_hardened(class_of(64), object);

@@ -32,7 +32,11 @@ fn each_way_takes_its_frames() {
         let claimed = claim(heap, Take::Lazy, 100).unwrap();
         assert_eq!(claimed.frames(), 40);
         put(heap, claimed, Outcome::Lazy);
-        assert_eq!(claim(heap, Take::All, 15).unwrap().frames(), 15);
+        put(heap, claim(heap, Take::Lazy, 30).unwrap(), Outcome::Dirty);
+        let claimed = claim(heap, Take::All, 15).unwrap();
+        assert_eq!(claimed.frames(), 15);
+        put(heap, claimed, Outcome::Dirty);
+        assert_eq!(claim(heap, Take::All, 100).unwrap().frames(), 40);
         // Only what was due says whether it is wanted again: all of it is unused in the end.
         let mut data = heap.zones[0].lock.lock();
         data.refaults.observe(3 * WINDOW_MS, 0);
@@ -132,6 +136,20 @@ fn lazy_frames_are_due_when_they_are_old_or_too_many() {
         // More are young than are lazy still.
         data.lazied.add(300);
         assert_eq!(due(&mut data, 1900, u64::MAX), 0);
+    });
+}
+
+#[test]
+fn a_coordinator_looks_at_lazy_frames_in_parts_of_their_time() {
+    alone("workers=0,lazy_ms=5000", |heap| {
+        assert_eq!(heap.lazy_part_ms(), 312)
+    });
+}
+
+#[test]
+fn a_coordinator_looks_at_lazy_frames_not_too_often() {
+    alone("workers=0,lazy_ms=100", |heap| {
+        assert_eq!(heap.lazy_part_ms(), 10)
     });
 }
 

@@ -1,10 +1,14 @@
 //! What claimed ranges are once they are back.
 
+extern crate std;
+
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run};
 use crate::frames::ZoneSlot;
 use crate::release::lazy::{Take, add};
-use ebbtide_zone::Counters;
+use crate::size_class::{CLASS, class_of};
+use ebbtide_zone::{Counters, FRAME_BYTES};
+use std::vec::Vec;
 
 /// One zone, in which the blocks of the tests lie.
 const ONE_ZONE: &str = "workers=0,pressure=off,lazyfree=off,thp=off,retain_ms=3600000,zones=1";
@@ -118,7 +122,8 @@ fn what_was_kept_is_dirty_and_held() {
 #[test]
 fn merged_ranges_go_back_claim_by_claim() {
     alone(CALM, |heap| {
-        let extent = heap.take_blocks(70, 1, 0).unwrap();
+        // All in one word of the zone's, so that one claim can take all that is behind the middle.
+        let extent = heap.take_blocks(60, 64, 0).unwrap();
         let (first, middle) = (extent.first, Block(extent.first.0 + 30));
         let zone = heap.zone_of(first);
         let mut gather = Gather::NEW;
@@ -135,14 +140,9 @@ fn merged_ranges_go_back_claim_by_claim() {
             heap.put_run(Frame(middle.first_frame().0 + half), 256, 256);
             take(&|zone| zone.claim_free(middle));
         }
-        heap.put_blocks(Block(middle.0 + 1), 39, 39);
-        let behind = zone.counters().dirty as u32;
-        assert_eq!(behind, 39 * 512);
-        while zone.counters().dirty > 0 {
-            take(&|zone| zone.claim_dirty(behind, false));
-        }
-        assert_eq!(gather.frames(), 70 * 512);
-        assert!(gather.len() < 5, "{} ranges", gather.len());
+        heap.put_blocks(Block(middle.0 + 1), 29, 29);
+        take(&|zone| zone.claim_dirty(29 * 512, false));
+        assert_eq!((gather.frames(), gather.len()), (60 * 512, 2));
         gather.for_each(Gather::done);
         put(heap, gather, true);
         let counters = zone.counters();
@@ -152,6 +152,69 @@ fn merged_ranges_go_back_claim_by_claim() {
         );
         let checked = zone.with(heap.region(), |zone| zone.check_invariants());
         assert!(checked.is_ok(), "{checked:?}");
+    });
+}
+
+/// Claims all empty frames of a class's spans into a gather, ascending: neighbours of two spans become one range.
+fn claim_spans(heap: &Heap, class: usize, round: u32) -> Gather {
+    let mut gather = Gather::NEW;
+    let mut runs = Vec::new();
+    // SAFETY: lists of this class, under their lock.
+    let more = unsafe {
+        let mut lists = heap.central[class].spans.lock();
+        lists.depopulate(heap, class, round, 1000, |first, count| {
+            runs.push((first.0, count));
+        })
+    };
+    assert!(!more);
+    runs.sort_unstable();
+    let ranges = runs.len();
+    for (first, count) in runs {
+        assert!(gather.reserve() && gather.add(Range::new(first, count)));
+    }
+    assert!(gather.len() < ranges, "none is of two spans");
+    gather
+}
+
+#[test]
+fn frames_of_spans_are_released_waiting_or_held() {
+    alone(ONE_ZONE, |heap| {
+        let class = class_of(FRAME_BYTES);
+        let objects = 4 * CLASS[class].objects as usize;
+        let mut freed: Vec<usize> = (0..objects).map(|_| heap.take_object(class)).collect();
+        // One object of each span lives, not at its border.
+        freed.sort_unstable();
+        let span = CLASS[class].objects as usize;
+        let mut live = Vec::new();
+        (0..4).for_each(|n| live.push(freed.remove(n * (span - 1) + 5)));
+        heap.put_in_spans(class, &freed);
+        let spans = || {
+            let bytes = heap.central[class].bytes(class);
+            (bytes.in_spans / FRAME_BYTES, bytes.claimed / FRAME_BYTES)
+        };
+        let waiting = || heap.central[class].spans.lock().waiting(class) / FRAME_BYTES;
+        let all = freed.len();
+        assert_eq!((spans(), waiting()), ((all, 0), all));
+        // Nobody came to it.
+        let gather = claim_spans(heap, class, 1);
+        assert_eq!((spans(), gather.frames()), ((0, all), all as u64));
+        put(heap, gather, true);
+        assert_eq!((spans(), waiting()), ((all, 0), all));
+        // Held until the next look.
+        let mut gather = claim_spans(heap, class, 2);
+        gather.for_each(Gather::keep);
+        heap.central[class].spans.lock().looked_at_all(heap, class);
+        put(heap, gather, true);
+        assert_eq!((spans(), heap.held.all(), waiting()), ((all, 0), all, 0));
+        heap.end_holds();
+        assert_eq!((heap.held.all(), waiting()), (0, all));
+        // Released.
+        let mut gather = claim_spans(heap, class, 3);
+        gather.for_each(Gather::done);
+        put(heap, gather, true);
+        assert_eq!((spans(), waiting()), ((all, 0), 0));
+        heap.put_in_spans(class, &live);
+        assert_eq!(spans(), (0, 0));
     });
 }
 

@@ -101,3 +101,91 @@ fn what_is_due_goes_clean_without_workers() {
         },
     );
 }
+
+/// In a window, slow paths release little, which is not worth two steps; without one this is all there is.
+#[test]
+fn slow_paths_make_frames_lazy_only_where_nothing_is_kept() {
+    let conf = "workers=1,pressure=off,thp=off,lazyfree=always,retain_ms=3600000";
+    alone(conf, |heap| {
+        dirty_run(heap, 100);
+        heap.release_due(1000, Releaser::Tick);
+        assert_eq!(counts(heap), (0, 0));
+    });
+}
+
+#[test]
+fn slow_paths_make_frames_lazy_where_nothing_is_kept() {
+    let conf = "workers=1,pressure=off,thp=off,lazyfree=always,retain_ms=0";
+    alone(conf, |heap| {
+        dirty_run(heap, 100);
+        heap.release_due(1000, Releaser::Tick);
+        let lazy = if heap.may_go_lazy() { 100 } else { 0 };
+        assert_eq!(counts(heap), (0, lazy));
+    });
+}
+
+#[test]
+fn spare_runs_are_kept_frames() {
+    alone(CALM, |heap| {
+        let large = heap.allocate_large(100 * FRAME_BYTES, 1).unwrap();
+        heap.free_large(heap.region().frame(large.address));
+        assert_eq!((counts(heap), heap.kept_frames()), ((0, 0), 100));
+    });
+}
+
+/// The first claims of a gather become lazy, until there is room for no more.
+#[test]
+fn as_much_becomes_lazy_as_there_is_room_for() {
+    let conf = "workers=0,pressure=off,thp=off,retain_ms=3600000,zones=1";
+    alone(conf, |heap| {
+        {
+            let mut data = heap.zones[0].lock.lock();
+            data.refaults.give_up(40);
+            data.refaults.observe(1, 20);
+        }
+        assert_eq!(heap.lazy_room(0), 40);
+        // Blocks of their own, each a claim.
+        for _ in 0..4 {
+            dirty_run(heap, 30);
+            heap.take_run(500 - 30, 1).unwrap();
+        }
+        let mut owned = heap.slots.take(Releaser::Asked.owner()).unwrap();
+        let take = Take::Due { lazy_first: true };
+        let gather = owned.gather();
+        assert_eq!(heap.gather_zone(0, gather, 1000, take), 120);
+        let (mut lazy, mut others) = (0, 0);
+        gather.for_each(|range| match range.is_lazy() {
+            true => lazy += range.frames(),
+            false => others += range.frames(),
+        });
+        assert_eq!((lazy, others), (60, 60));
+        heap.put_back(gather, false);
+    });
+}
+
+/// All of a huge page is resident, so its clean free frames are claimed with the dirty ones.
+#[test]
+fn the_rest_of_a_huge_page_is_claimed_with_it() {
+    let conf = "workers=0,pressure=off,lazyfree=off,retain_ms=3600000,zones=1";
+    alone(conf, |heap| {
+        // The first blocks of a zone have small pages.
+        heap.take_blocks(8, 1, 0).unwrap();
+        let first = dirty_run(heap, 100);
+        let _ = ebbtide_sys::features::HUGE_PAGES.latch(Ok::<_, ()>(()));
+        if !heap.may_be_huge(first) {
+            return;
+        }
+        let claimed = |heap: &Heap| {
+            let mut owned = heap.slots.take(Releaser::Asked.owner()).unwrap();
+            let claimed = heap.gather_zone(0, owned.gather(), 1000, Take::All);
+            heap.put_back(owned.gather(), false);
+            claimed
+        };
+        // SAFETY: an opened block.
+        let flags = unsafe { heap.region().flags(first.block()) };
+        flags.store(flag::SMALL, core::sync::atomic::Ordering::Relaxed);
+        assert_eq!(claimed(heap), 100, "split before");
+        flags.store(0, core::sync::atomic::Ordering::Relaxed);
+        assert_eq!(claimed(heap), 511, "all but the one in use");
+    });
+}
