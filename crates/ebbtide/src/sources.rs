@@ -25,8 +25,8 @@ pub trait Source: Sync {
     /// Calls `each` for its locks of a rank.
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
 
-    /// Bytes of free objects and runs that it keeps as they are. Takes its locks, one at a time.
-    fn cached_bytes(&self, heap: &Heap) -> usize;
+    /// What it keeps as it is. Takes its locks, one at a time.
+    fn cached(&self, heap: &Heap) -> Cached;
 
     /// Gives back what is due or idle, in a round of the coordinating worker. Notes what is left to wait for.
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left);
@@ -45,6 +45,15 @@ pub trait Source: Sync {
     /// # Safety
     /// No other thread exists in this process, and all locks are free.
     unsafe fn abandon(&self, heap: &Heap);
+}
+
+/// What a cache keeps, in bytes.
+#[derive(Clone, Copy, Default)]
+pub struct Cached {
+    /// Free objects of spans.
+    pub objects: usize,
+    /// Free runs of frames.
+    pub runs: usize,
 }
 
 /// A round of the coordinating worker.
@@ -87,10 +96,13 @@ impl Heap {
         }
     }
 
-    /// Bytes of free objects and runs in all caches.
-    pub fn cached_bytes(&self) -> usize {
-        let bytes = SOURCES.iter().map(|source| source.cached_bytes(self));
-        bytes.sum()
+    /// What all caches keep.
+    pub fn cached(&self) -> Cached {
+        let all = SOURCES.iter().map(|source| source.cached(self));
+        all.fold(Cached::default(), |sum, one| Cached {
+            objects: sum.objects + one.objects,
+            runs: sum.runs + one.runs,
+        })
     }
 }
 
@@ -122,7 +134,7 @@ mod tests {
             unsafe { crate::alloc::free(object) };
             assert!(!object.is_null());
             heap.drain_all(Releaser::Asked);
-            heap.cached_bytes() == 0
+            heap.cached().objects == 0
         });
         assert!(emptied);
     }

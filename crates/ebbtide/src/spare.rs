@@ -14,7 +14,7 @@ use crate::heap::{ForkLock, Heap};
 use crate::large::LARGE;
 use crate::ranks;
 use crate::release::releaser::Releaser;
-use crate::sources::{Round, Source};
+use crate::sources::{Cached, Round, Source};
 use crate::span;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
@@ -137,8 +137,11 @@ impl Source for Spares {
         }
     }
 
-    fn cached_bytes(&self, heap: &Heap) -> usize {
-        heap.spares.bytes()
+    fn cached(&self, heap: &Heap) -> Cached {
+        Cached {
+            objects: 0,
+            runs: heap.spares.bytes(),
+        }
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {

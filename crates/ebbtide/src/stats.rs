@@ -101,10 +101,8 @@ impl Heap {
             objects += bytes.all;
             span_bytes += bytes.frames * FRAME_BYTES;
         }
-        let mut stats = Stats {
-            cached: self.cached_bytes(),
-            ..Stats::default()
-        };
+        let cached = self.cached().objects;
+        let mut stats = Stats::default();
         for zone in self.live_zones() {
             let refaults = zone.lock.lock().refaults;
             let (reused, unused) = refaults.evidence();
@@ -116,11 +114,12 @@ impl Heap {
         (stats.dirty, stats.lazy) = (frames.dirty, frames.lazy);
         (stats.pending, stats.opened) = (frames.claimed, frames.opened);
         stats.large = frames.used.saturating_sub(span_bytes);
-        let cached = stats.cached.saturating_sub(frames.spare);
         let small = objects.saturating_sub(in_spans + cached);
         stats.live = small + stats.large + self.reserve.live_bytes();
         stats.in_spans = span_bytes.saturating_sub(small + cached + claimed);
         stats.pending += claimed;
+        // Spare runs are read once: the page's figures subtract them again.
+        stats.cached = cached + frames.spare;
         stats.metadata = self
             .region()
             .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
@@ -433,4 +432,35 @@ fn write_features() {
     };
     set(WORKED, mask(true));
     set(REFUSED, mask(false));
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    /// Otherwise the page's figure of objects would be what is left below zero.
+    #[test]
+    fn spare_runs_that_come_and_go_are_read_once() {
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            for _ in 0..3 {
+                threads.spawn(|| {
+                    while !ends.load(Ordering::Relaxed) {
+                        let run = crate::alloc::allocate(900 << 10);
+                        // SAFETY: just allocated, once.
+                        unsafe { crate::alloc::free(run) };
+                    }
+                });
+            }
+            let heap = started_heap().or_else(crate::heap::heap).unwrap();
+            let inside = heap.enter_uncounted();
+            let is_whole = (0..5000).all(|_| {
+                let (stats, frames) = inside.stats();
+                stats.cached >= frames.spare
+            });
+            ends.store(true, Ordering::Relaxed);
+            assert!(is_whole);
+        });
+    }
 }

@@ -8,7 +8,7 @@ use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
-use crate::sources::{Round, Source};
+use crate::sources::{Cached, Round, Source};
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::plan::Left;
 
@@ -153,11 +153,14 @@ impl Source for Batches {
         }
     }
 
-    fn cached_bytes(&self, heap: &Heap) -> usize {
+    fn cached(&self, heap: &Heap) -> Cached {
         let batch = |class: usize| CLASS[class].batch as usize * CLASS[class].size as usize;
         let bytes =
             (1..CLASSES).map(|class| heap.central[class].transfer.lock().count() * batch(class));
-        bytes.sum()
+        Cached {
+            objects: bytes.sum(),
+            runs: 0,
+        }
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {

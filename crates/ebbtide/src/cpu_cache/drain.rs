@@ -8,7 +8,7 @@ use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
-use crate::sources::{Round, Source};
+use crate::sources::{Cached, Round, Source};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::lock::Rank;
@@ -157,8 +157,11 @@ impl Source for CpuStacks {
         }
     }
 
-    fn cached_bytes(&self, heap: &Heap) -> usize {
-        heap.caches.bytes()
+    fn cached(&self, heap: &Heap) -> Cached {
+        Cached {
+            objects: heap.caches.bytes(),
+            runs: 0,
+        }
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {

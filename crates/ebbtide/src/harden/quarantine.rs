@@ -12,7 +12,7 @@ use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, MAX_BATCH};
-use crate::sources::{Round, Source};
+use crate::sources::{Cached, Round, Source};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process, vm};
@@ -177,13 +177,15 @@ impl Source for Quarantined {
         }
     }
 
-    fn cached_bytes(&self, heap: &Heap) -> usize {
-        heap.quarantine.bytes()
+    fn cached(&self, heap: &Heap) -> Cached {
+        Cached {
+            objects: heap.quarantine.bytes(),
+            runs: 0,
+        }
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
         left.cached_bytes += heap.drain_idle_quarantine(round.now) as u64;
-        left.quarantined_bytes = heap.quarantine.bytes() as u64;
     }
 
     fn give_all(&self, heap: &Heap, _by: Releaser) {

@@ -5,7 +5,7 @@ use super::space::{self, Place};
 use crate::heap::{ForkLock, Heap, the_heap};
 use crate::ranks;
 use crate::release::releaser::Releaser;
-use crate::sources::{Round, Source};
+use crate::sources::{Cached, Round, Source};
 use crate::stats;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
@@ -152,8 +152,8 @@ impl Source for PerCpuData {
         }
     }
 
-    fn cached_bytes(&self, _heap: &Heap) -> usize {
-        0
+    fn cached(&self, _heap: &Heap) -> Cached {
+        Cached::default()
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {

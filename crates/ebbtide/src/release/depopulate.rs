@@ -8,7 +8,7 @@ use super::releaser::{Releaser, release_owned};
 use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::size_class::CLASSES;
-use crate::sources::{Round, Source};
+use crate::sources::{Cached, Round, Source};
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
@@ -154,8 +154,8 @@ impl Source for Spans {
         }
     }
 
-    fn cached_bytes(&self, _heap: &Heap) -> usize {
-        0
+    fn cached(&self, _heap: &Heap) -> Cached {
+        Cached::default()
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {

@@ -96,7 +96,7 @@ impl Heap {
 
     #[cold]
     fn tick_now(&self, now: u64) {
-        let bounds = self.bounds(now);
+        let mut bounds = self.bounds(now);
         let tick = Tick {
             now_ms: now,
             asked_ms: self.pacing.asked_ms.load(Ordering::Relaxed),
@@ -109,6 +109,8 @@ impl Heap {
             self.keep_owners_limit(Releaser::Program);
             spare = self.look_at_spares(now);
             waiting = self.waiting_frames();
+            // What the owner's limit leaves for the zones may have changed.
+            bounds = self.bounds(now);
         }
         stats::freed(self, tick.freed_bytes);
         stats::refresh(self, now);
@@ -348,6 +350,8 @@ impl Heap {
         for source in SOURCES {
             source.tend(self, &round, &mut left);
         }
+        // The program went on meanwhile.
+        left.quarantined_bytes = self.quarantine.bytes() as u64;
         stats::refresh(self, now);
         stats::publish();
         let pace = Pace {

@@ -10,7 +10,7 @@ use crate::frames::view;
 use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::region::flag;
-use crate::sources::{Round, Source};
+use crate::sources::{Cached, Round, Source};
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::process;
 use ebbtide_zone::plan::Left;
@@ -175,8 +175,8 @@ impl Source for Zones {
         }
     }
 
-    fn cached_bytes(&self, _heap: &Heap) -> usize {
-        0
+    fn cached(&self, _heap: &Heap) -> Cached {
+        Cached::default()
     }
 
     /// The round has released what was due before it looked at the other sources.

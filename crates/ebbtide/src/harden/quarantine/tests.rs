@@ -143,7 +143,7 @@ fn a_ring_that_is_forgotten_keeps_its_memory() {
     alone(HARDENED, |heap| {
         let object = heap.allocate_hardened(50, 1);
         heap.free_hardened(class_of(64), object);
-let large = heap.allocate_large(100 << 12, 1).unwrap();
+        let large = heap.allocate_large(100 << 12, 1).unwrap();
         assert!(heap.free_large(heap.region().frame(large.address)));
         // SAFETY: the test's process has no other thread that uses the heap.
         unsafe { Quarantined.abandon(heap) };

@@ -25,6 +25,7 @@ use super::lazy::Take;
 use super::releaser::{Releaser, release_owned};
 use crate::config::{Config, Limit};
 use crate::heap::Heap;
+use crate::sources::Cached;
 use crate::stats;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -366,7 +367,8 @@ impl Heap {
 
     /// What the caches hold.
     fn cached_frames(&self) -> u64 {
-        (self.cached_bytes() / FRAME_BYTES) as u64
+        let Cached { objects, runs } = self.cached();
+        ((objects + runs) / FRAME_BYTES) as u64
     }
 
     pub(super) fn waiting_frames(&self) -> u64 {
