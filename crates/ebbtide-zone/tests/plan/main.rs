@@ -403,3 +403,23 @@ fn a_tick_comes_when_time_is_over_or_much_was_freed() {
     assert!(tick_is_due(1000, 1000, 8 << 20, false));
     assert!(tick_is_due(1000, 1000, 256 << 10, true) && !tick_is_due(1000, 1000, 256 << 10, false));
 }
+
+#[test]
+fn lazy_frames_are_looked_at_in_parts_of_their_time() {
+    let next = |lazy, lazy_ms| {
+        let left = Left {
+            lazy,
+            ..Left::default()
+        };
+        let pace = Pace {
+            window_ms: 1000,
+            lazy_ms,
+            is_active: true,
+        };
+        left.next(&pace)
+    };
+    assert_eq!(next(1, 5000), Next::Little(312));
+    assert_eq!(next(FLOOR_FRAMES + 1, 5000), Next::Much(312));
+    assert_eq!(next(FLOOR_FRAMES + 1, 100), Next::Much(10));
+    assert_eq!(next(0, 5000), Next::Nothing);
+}

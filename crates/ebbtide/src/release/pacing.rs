@@ -36,7 +36,7 @@ impl Pacing {
     }
 
     /// Whether a window ends, and the next one begins.
-    pub(super) fn ends_window(&self, now: u64, window: u64) -> bool {
+    pub fn ends_window(&self, now: u64, window: u64) -> bool {
         let ends = now.wrapping_sub(self.window_ms.load(Ordering::Relaxed)) >= window;
         if ends {
             self.window_ms.store(now, Ordering::Relaxed);

@@ -225,9 +225,10 @@ fn what_a_window_did_without_is_taken_out_without_sections() {
 /// Bytes that a round leaves in CPU stacks and full batches.
 fn tend(heap: &Heap, now: u64) -> usize {
     let (mut left, by) = (Left::default(), Releaser::Tick);
+    let window = u64::from(heap.settings().config.retain_ms);
     let round = Round {
         now,
-        ends_window: false,
+        ends_window: heap.pacing.ends_window(now, window),
         by,
     };
     CpuStacks.tend(heap, &round, &mut left);
@@ -294,11 +295,11 @@ fn windows_end_by_the_clock() {
         };
         let end = window + 5000;
         // The first window began at 0. In it both were empty once.
-        heap.drain_idle(end);
+        tend(heap, end);
         assert_eq!(left(), (bytes, 1));
-        heap.drain_idle(end + window - 1);
+        tend(heap, end + window - 1);
         assert_eq!(left(), (bytes, 1));
-        heap.drain_idle(end + window);
+        tend(heap, end + window);
         assert_eq!(left(), (0, 0));
     });
 }
@@ -309,7 +310,7 @@ fn a_drain_of_everything_puts_spare_runs_back() {
         let large = heap.allocate_large(100 << 12, 1).unwrap();
         heap.free_large(heap.region().frame(large.address));
         assert_eq!(heap.spares.frames(), 100);
-        heap.drain_all();
+        heap.drain_all(Releaser::Asked);
         assert_eq!(heap.spares.frames(), 0);
         let dirty = heap.live_zones().iter().map(|zone| zone.counters().dirty);
         assert_eq!(dirty.sum::<u64>(), 100);

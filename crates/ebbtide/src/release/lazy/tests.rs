@@ -140,20 +140,6 @@ fn lazy_frames_are_due_when_they_are_old_or_too_many() {
 }
 
 #[test]
-fn a_coordinator_looks_at_lazy_frames_in_parts_of_their_time() {
-    alone("workers=0,lazy_ms=5000", |heap| {
-        assert_eq!(heap.lazy_part_ms(), 312)
-    });
-}
-
-#[test]
-fn a_coordinator_looks_at_lazy_frames_not_too_often() {
-    alone("workers=0,lazy_ms=100", |heap| {
-        assert_eq!(heap.lazy_part_ms(), 10)
-    });
-}
-
-#[test]
 fn ranges_say_which_way_they_go() {
     let mut mask = [0; 8];
     (mask[0], mask[1]) = (0b1101 << 60, 0b11);
