@@ -5,6 +5,7 @@ extern crate std;
 use super::*;
 use crate::alone::{CALM, PORTABLE, alone, stay_here};
 use crate::central::transfer::Batches;
+#[cfg(target_arch = "x86_64")]
 use crate::cpu_cache::COLD;
 use crate::cpu_cache::traffic::tests::has_sections;
 use crate::size_class::class_of;
@@ -94,6 +95,7 @@ fn a_drain_without_a_fence_takes_nothing() {
     });
 }
 
+#[cfg(target_arch = "x86_64")]
 #[test]
 fn a_fork_parks_all_and_brings_the_live_ones_back() {
     alone(CALM, |heap| {
@@ -318,6 +320,7 @@ fn a_drain_of_everything_puts_spare_runs_back() {
 }
 
 /// While the drainer works, nobody else comes to the slab. Here it waits for the spans of a class.
+#[cfg(target_arch = "x86_64")]
 #[test]
 fn a_slab_is_parked_while_it_is_drained() {
     alone(CALM, |heap| {

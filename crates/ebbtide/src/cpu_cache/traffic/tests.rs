@@ -19,6 +19,7 @@ pub fn has_sections(heap: &Heap) -> bool {
 }
 
 /// Makes a CPU's slab live from any other CPU.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 pub fn warm(heap: &Heap, cpu: usize) -> bool {
     heap.warm(cpu as i32)
 }
