@@ -71,3 +71,86 @@ fn lazy_alone_leaves_what_is_dirty() {
     assert_eq!(z.counters().dirty, 1024 - 100);
     z.check_invariants().unwrap();
 }
+
+#[test]
+fn a_claim_of_nothing_takes_nothing() {
+    let mut s = Storage::new(2, 2);
+    let mut z = s.zone();
+    let run = take(&mut z, 10);
+    put(&mut z, run.first.0, 10, true);
+    let before = z.counters();
+    assert_eq!((before.dirty, z.claim_dirty(0, true)), (10, None));
+    assert_eq!((z.claim_dirty(0, false), z.claim_lazy(0)), (None, None));
+    assert_eq!(z.counters(), before);
+}
+
+/// A zone of full blocks, in each of which the first frames are free and dirty again.
+fn partial_blocks(s: &mut Storage, free: &[u32]) {
+    let mut z = s.zone();
+    let e = z.take_blocks(free.len() as u32, 1, 0).unwrap();
+    for (n, &frames) in free.iter().enumerate() {
+        put(
+            &mut z,
+            e.first.first_frame().0 + n as u32 * 512,
+            frames,
+            true,
+        );
+    }
+}
+
+#[test]
+fn the_emptiest_of_the_highest_blocks_is_claimed_from() {
+    let mut s = Storage::new(16, 16);
+    // Eight are compared, so the lowest two come in as others are used up.
+    let free = [400, 401, 5, 9, 30, 7, 30, 8, 9, 10];
+    partial_blocks(&mut s, &free);
+    let mut z = s.zone();
+    for expected in [6, 1, 0] {
+        let claim = z.claim_dirty(500, false).unwrap();
+        assert_eq!(claim.block(), Block(FIRST + expected));
+        assert_eq!(claim.frames(), free[expected as usize]);
+        z.check_invariants().unwrap();
+    }
+}
+
+#[test]
+fn a_held_block_is_left_alone_until_the_hold_ends() {
+    let mut s = Storage::new(4, 4);
+    partial_blocks(&mut s, &[10, 20]);
+    let mut z = s.zone();
+    let held = Block(FIRST + 1);
+    for _ in 0..2 {
+        z.hold(held);
+        let claim = z.claim_dirty(500, false).unwrap();
+        assert_eq!(claim.block(), Block(FIRST), "the other one");
+        assert_eq!(z.claim_dirty(500, true), None);
+        z.put_claim(claim, Outcome::Dirty).unwrap();
+    }
+    z.hold(Block(0));
+    z.end_holds();
+    assert_eq!(z.claim_dirty(500, false).unwrap().block(), held);
+    z.check_invariants().unwrap();
+}
+
+/// For a huge page that is split: clean frames as well.
+#[test]
+fn all_free_frames_of_a_partial_block_can_be_claimed() {
+    let mut s = Storage::new(4, 4);
+    let mut z = s.zone();
+    assert_eq!(z.claim_free(Block(FIRST)), None, "whole-free");
+    let run = take(&mut z, 100);
+    put(&mut z, run.first.0, 10, true);
+    let claim = z.claim_free(Block(FIRST)).unwrap();
+    z.check_invariants().unwrap();
+    assert_eq!(claim.frames(), 512 - 90);
+    assert_eq!((z.counters().dirty, z.counters().claimed), (0, 512 - 90));
+    assert_eq!(z.claim_free(Block(FIRST)), None, "no free frame");
+    // It comes to nobody meanwhile.
+    assert_eq!(take(&mut z, 5).first.block(), Block(FIRST + 1));
+    z.put_claim(claim, Outcome::Dirty).unwrap();
+    z.check_invariants().unwrap();
+    assert_eq!(z.counters().dirty, 512 - 90);
+    z.take_blocks(1, 1, 0).unwrap();
+    assert_eq!(z.claim_free(Block(FIRST + 2)), None, "taken whole");
+    assert_eq!(z.claim_free(Block(0)), None, "not of this zone");
+}

@@ -151,3 +151,35 @@ fn stale_records_are_not_read() {
     z.check_invariants().unwrap();
     assert_eq!(z.counters().dirty, 1024);
 }
+
+#[test]
+fn only_what_was_claimed_can_be_put_as_a_claim() {
+    let mut s = Storage::new(2, 2);
+    let mut z = s.zone();
+    let run = take(&mut z, 20);
+    put(&mut z, run.first.0, 5, true);
+    let claim = z.claim_dirty(5, false).unwrap();
+    assert_eq!(claim.frames(), 5);
+    let before = z.counters();
+    let block = Block(FIRST);
+    let of = |frames: u64| Claim::Frames {
+        block,
+        mask: [frames, 0, 0, 0, 0, 0, 0, 0],
+    };
+    let none = Claim::Blocks {
+        first: block,
+        count: 0,
+    };
+    for (wrong, kind) in [
+        (of(0), PutErrorKind::NotClaimed),
+        // Some of them are their owner's.
+        (of(0x3ff), PutErrorKind::NotClaimed),
+        (none, PutErrorKind::OutOfRange),
+    ] {
+        let error = z.put_claim(wrong, Outcome::Clean).unwrap_err();
+        assert_eq!(error.kind, kind, "{wrong:?}");
+        assert_eq!(z.counters(), before);
+    }
+    assert_eq!(z.put_claim(claim, Outcome::Clean), Ok(Put::Done));
+    z.check_invariants().unwrap();
+}
