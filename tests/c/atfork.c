@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-enum { KEPT = 400 };
+enum { KEPT = 400, LIVE = 64 * MIB };
 static unsigned char *kept[KEPT];
 static size_t kept_n[KEPT];
 static _Atomic int stop;
@@ -59,12 +59,15 @@ int main(int argc, char **argv)
         CHECK(0, "the handler came back");
     }
     for (int i = 0; i < threads; i++) CHECK(pthread_create(&t[i], NULL, busy, (void *)(intptr_t)(i + 1)) == 0);
+    void *live = malloc(LIVE);
+    CHECK(live);
     ready = 1;
     for (int i = 0; i < 15; i++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
             CHECK(calls[0] == i + 1 && calls[1] == i && calls[2] == 1);
+            CHECK(mallinfo2().hblkhd >= LIVE, "the fork was not prepared: the child gave the heap up");
             churn(i + 2, 1000, 100, 16);
             for (int k = 0; k < KEPT; k++) VERIFY(kept[k], kept_n[k], k);
             _exit(0);
@@ -73,6 +76,7 @@ int main(int argc, char **argv)
         CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child %d ended with %#x", i, status);
         churn(i + 2, 1000, 100, 16);
     }
+    free(live);
     stop = 1;
     for (int i = 0; i < threads; i++) pthread_join(t[i], NULL);
     for (int k = 0; k < KEPT; k++) VERIFY(kept[k], kept_n[k], k);
