@@ -11,18 +11,18 @@
 //!
 //! Without handlers (`_Fork`, a raw clone): the kernel has wiped the page with the CPUs' table and a
 //! word beside it, so the child's fast paths find all slabs parked, and the first slow path sees the
-//! word ([`recover`]). If the parent had one thread, all is whole. If it had more, they may have been
+//! word (`recover`). If the parent had one thread, all is whole. If it had more, they may have been
 //! anywhere: the child gives the heap so far up (what is live there stays live, what is freed there
 //! stays) and begins a new one behind it.
 //!
 //! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
 //! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
-//! when it is done ([`Entered`]): whether the memory has been copied meanwhile makes no difference. Other threads' forks
+//! when it is done (`Entered`): whether the memory has been copied meanwhile makes no difference. Other threads' forks
 //! wait until the last handler is done (`FORK`).
 //!
 //! Other threads may allocate while they hold a lock of libc's, and libc's `fork` waits for such locks. So `prepare` closes
-//! the [`gate`] before it takes the heap's locks, and waits until the requests inside are done. From then on the
-//! [`reserve`](crate::reserve) serves other threads. `parent` opens the gate.
+//! the `gate` before it takes the heap's locks, and waits until the requests inside are done. From then on the
+//! `reserve` serves other threads. `parent` opens the gate.
 //!
 //! # Ways in
 //!
@@ -30,11 +30,11 @@
 //!
 //! | way in | for | while another thread forks |
 //! |---|---|---|
-//! | [`Front::enter`], which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves. Where it is full, [`Front::enter_after_fork`] waits |
-//! | [`Front::enter_uncounted`] | other calls: figures, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
-//! | [`Front::inside`], which is unsafe | the handlers here, and workers | the worker waits at the locks |
+//! | `Front::enter`, which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves. Where it is full, `Front::enter_after_fork` waits |
+//! | `Front::enter_uncounted` | other calls: figures, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
+//! | `Front::inside`, which is unsafe | the handlers here, and workers | the worker waits at the locks |
 //!
-//! The first two look for forks and make an [`Entered`]. It dereferences to the [`Heap`]: code inside passes the `&Heap` on,
+//! The first two look for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
 //! and does not look again.
 
 pub(crate) mod gate;
