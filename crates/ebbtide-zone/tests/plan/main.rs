@@ -333,6 +333,11 @@ proptest! {
                 prop_assert!(beside <= HELP_FRAMES && alone <= due.min(HELP_FRAMES));
                 prop_assert!(alone_lazy <= tick.backlog.lazy_due.min(HELP_FRAMES));
                 prop_assert_eq!(wake == Wake::Never, actors.workers.most == 0);
+                let workers = &actors.workers;
+                let looks_now = workers.count > 0 && workers.next_ms <= tick.now_ms;
+                if workers.most > 0 && looks_now && due <= IN_PLACE_FRAMES {
+                    prop_assert_eq!(wake, Wake::NotNeeded);
+                }
                 if wake == Wake::NotNeeded {
                     prop_assert!(due <= IN_PLACE_FRAMES && actors.workers.count > 0);
                 }
