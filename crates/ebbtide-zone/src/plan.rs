@@ -3,15 +3,15 @@
 //! ```text
 //!   slow path ──▶ Tick ─┬─ decide ──▶ nothing | a little in place | wake a worker, or do it alone
 //!                       └─ asks_outside: whether more than the zones is worth asking
-//!   worker ─────▶ Round ─ decide ──▶ what goes now, dirty or lazy first
+//!   worker ─────▶ round ────────────▶ what goes now, dirty or lazy first
 //!                 Left ── next ────▶ when to look again
 //! ```
 //!
-//! The caller fills a snapshot, asks once, and carries the decision out. The same snapshot gives the same decision, so a
+//! The caller fills a snapshot, asks, and carries the decision out. The same snapshot gives the same decision, so a
 //! log of both can be replayed (`tests/plan`). Amounts are frames, times are milliseconds of one monotonic clock.
 //!
 //! * `INV-PLAN-1` At most [`HELP_FRAMES`] of each kind of frame go in place at once.
-//! * `INV-PLAN-2` Without workers nobody is woken; with one that looks in time, nobody is woken for little.
+//! * `INV-PLAN-2` Where no worker may be, none is called. A worker that looks in time is not called for little.
 //! * `INV-PLAN-3` While more than [`FLOOR_FRAMES`] wait, the next look has a time.
 
 use crate::FRAME_BYTES;
