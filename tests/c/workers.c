@@ -1,6 +1,7 @@
 /* Workers are threads that libc does not know. Each mode ends with "ok", or "skipped: REASON".
  *   workers late          a filter for the main thread alone, beside a worker: soon no worker is without it, and memory
  *                         still comes back
+ *   workers called        functions that bind one thread, or want no other, leave no worker
  *   workers once_more     the same where a filter was there before
  *   workers at_once       the same, the moment that a worker was made
  *   workers blind         the same with a worker that cannot look
@@ -30,6 +31,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 
 static int skipped(const char *reason) { printf("skipped: %s\n", reason); fflush(stdout); return 0; }
 
@@ -46,8 +48,8 @@ static int field(long thread, const char *name)
     return value;
 }
 
-/* Workers now; of those with less than `least` in a field of their status. */
-static int workers(const char *name, int least)
+/* Workers now; of those with less than `least` in a field of their status. The last one's number. */
+static int workers_and(const char *name, int least, long *last)
 {
     int n = 0;
     DIR *dir = opendir("/proc/self/task");
@@ -57,13 +59,20 @@ static int workers(const char *name, int least)
         snprintf(path, sizeof path, "/proc/self/task/%.16s/comm", e->d_name);
         FILE *f = e->d_name[0] == '.' ? NULL : fopen(path, "r");
         if (!f) continue;
-        if (fgets(text, sizeof text, f) && !strncmp(text, "ebbtide/", 8))
-            n += !name || (unsigned)field(atol(e->d_name), name) < (unsigned)least;
+        if (fgets(text, sizeof text, f) && !strncmp(text, "ebbtide/", 8)) {
+            *last = atol(e->d_name);
+            n += !name || (unsigned)field(*last, name) < (unsigned)least;
+        }
         fclose(f);
     }
     closedir(dir);
     return n;
 }
+
+static int workers(const char *name, int least) { long last; return workers_and(name, least, &last); }
+
+/* The number of some worker; 0: there is none. */
+static long a_worker(void) { long last = 0; workers_and(NULL, 0, &last); return last; }
 
 static void use_much(void)
 {
@@ -91,12 +100,14 @@ static void gives_back(size_t before)
 }
 
 /* What allows everything: a filter is what counts here. */
+static struct sock_filter allow[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+static struct sock_fprog program = { 1, allow };
+
+/* By the numbers of the calls, which nobody stands in front of. */
 static int filter(int flags)
 {
-    struct sock_filter f[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
-    struct sock_fprog prog = { 1, f };
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &prog);
+    CHECK(syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
 }
 
 /* No worker may do what the main thread may not, after so many seconds. */
@@ -139,22 +150,47 @@ static int blind(void)
     return passed();
 }
 
-/* The number of some worker; 0: there is none. */
-static long a_worker(void)
+/* None is made for a second after all had to end. */
+static void make_worker_again(void) { usleep(1100000); make_worker(); }
+
+static void *locks_in(void *arg)
 {
-    long thread = 0;
-    DIR *dir = opendir("/proc/self/task");
-    CHECK(dir);
-    for (struct dirent *e; (e = readdir(dir));) {
-        char path[64], text[32] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%.16s/comm", e->d_name);
-        FILE *f = e->d_name[0] == '.' ? NULL : fopen(path, "r");
-        if (!f) continue;
-        if (fgets(text, sizeof text, f) && !strncmp(text, "ebbtide/", 8)) thread = atol(e->d_name);
-        fclose(f);
+    CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+    return arg;
+}
+
+static void called(void)
+{
+    pthread_t thread;
+    int status;
+    size_t start = resident();
+    make_worker();
+    errno = 77;
+    CHECK(!prctl(PR_SET_NAME, "called") && workers(NULL, 0));
+    for (int i = 0; i < 3; i++) {
+        CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && errno == 77);
+        CHECK(!workers(NULL, 0));
+        /* What comes by its number after that. */
+        use_much();
+        CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
+        CHECK(!workers("Seccomp:", 2));
+        make_worker_again();
     }
-    closedir(dir);
-    return thread;
+    CHECK(!pthread_create(&thread, NULL, locks_in, NULL) && !pthread_join(thread, NULL));
+    CHECK(!workers(NULL, 0));
+    make_worker_again();
+    pid_t child = vfork();
+    CHECK(child >= 0);
+    if (!child) _exit(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || setns(-1, 0) != -1);
+    CHECK(waitpid(child, &status, 0) == child && !status && workers(NULL, 0), "a child's call ended ours");
+    CHECK(setns(-1, CLONE_NEWNET) == -1 && errno == EBADF && workers(NULL, 0));
+    CHECK(setns(-1, 0) == -1 && errno == EBADF && !workers(NULL, 0));
+    make_worker_again();
+    CHECK(!unshare(CLONE_FILES) && workers(NULL, 0));
+    CHECK(!unshare(CLONE_THREAD) && !workers(NULL, 0));
+    CHECK(prctl(-1, 1, 2, 3, 4) == -1 && errno == EINVAL);
+    use_much();
+    CHECK(malloc_trim(0) == 1 && resident() < start + 24 * MIB, "%zu resident, %zu before", resident(), start);
 }
 
 static void sure(void)
@@ -382,6 +418,7 @@ int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
     if (!strcmp(mode, "late")) locked_in(0, 0.1, 3);
+    else if (!strcmp(mode, "called")) called();
     else if (!strcmp(mode, "once_more")) locked_in(1, 0.1, 12);
     else if (!strcmp(mode, "at_once")) locked_in(0, 0, 12);
     else if (!strcmp(mode, "blind")) return blind();

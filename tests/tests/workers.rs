@@ -20,6 +20,11 @@ fn a_filter_for_the_main_thread_alone() {
     workers("late", "retain_ms=1000");
 }
 
+#[test]
+fn functions_that_bind_leave_no_worker() {
+    workers("called", "retain_ms=60000");
+}
+
 /// Cases that mostly wait for a worker's ten seconds, all at once.
 ///
 /// - a filter more than there was before, as in a container; with a window so long that the worker would stay

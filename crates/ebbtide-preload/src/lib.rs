@@ -8,11 +8,13 @@
 //! | [`standard`] | `malloc`, `free`, `calloc`, `realloc` and the aligned and sized forms |
 //! | [`info`] | `malloc_trim`, `mallinfo2`, `malloc_info`, `malloc_stats`, `mallopt` |
 //! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
+//! | [`confine`] | `prctl`, `unshare`, `setns`, which bind one thread or want no other |
 //! | `loader` | `dlopen`, where glibc is the C library |
 //! | [`percpu`] | `ebb_percpu_*`, see there |
 #![no_std]
 #![warn(missing_docs)]
 
+pub mod confine;
 pub mod info;
 #[cfg(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),

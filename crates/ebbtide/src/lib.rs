@@ -70,3 +70,12 @@ pub use release::release_all;
 pub fn keeps_deepbind() -> bool {
     heap::heap().is_some_and(|heap| heap.settings().config.deepbind_kept)
 }
+
+/// Ends the threads that release memory, and waits until they are gone: for a program that is about to bind itself, or
+/// that must be single-threaded for a call. None is made for a second. Most calls return at once, as most processes have
+/// none; with one at work it takes until that is done. `false`: a second was not enough, and it ends later.
+///
+/// `libebbtide.so` does this by itself before `prctl`, `unshare` and `setns`. From any thread, and from signal handlers.
+pub fn end_workers() -> bool {
+    heap::started_heap().is_none_or(|heap| heap.workers.end_all())
+}

@@ -65,6 +65,12 @@ impl Place {
         busy == 0 || busy & MAKING != 0 && is_gone(busy & !MAKING)
     }
 
+    /// The number of the thread that runs here; 0: none.
+    pub fn thread(&self) -> u32 {
+        let busy = self.busy.load(Ordering::SeqCst);
+        if busy & MAKING == 0 { busy } else { 0 }
+    }
+
     /// Tells the threads that have run here apart: greater by one for each.
     pub fn made(&self) -> u32 {
         self.made.load(Ordering::Acquire)

@@ -23,12 +23,14 @@ use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
 use ebbtide_zone::plan::Next;
 use eyes::{Eyes, sleep_watching, watch};
-use permit::Permit;
+use permit::{Permit, Terms};
 
 /// A worker without work ends after this.
 const IDLE_MS: u64 = 10_000;
 /// After a refusal, no thread is asked for during this.
 const RETRY_MS: u64 = 10_000;
+/// Who ends all workers waits for them so long at most, and has so long to bind itself.
+const END_MS: u64 = 1000;
 
 /// Whoever has its eyes open while another coordinates comes back after this.
 const NOT_MY_TURN_MS: u64 = 200;
@@ -57,8 +59,8 @@ pub struct Workers {
     process: AtomicU32,
     /// None is made before.
     retry_ms: AtomicU64,
-    /// What a worker saw last of the main thread's rights ([`permit`]).
-    rights: AtomicU64,
+    /// What their permits depend on.
+    terms: Terms,
     /// The CPU that handed work over, which helpers leave alone.
     avoid_cpu: AtomicUsize,
 }
@@ -78,7 +80,7 @@ impl Workers {
             creating: AtomicU32::new(0),
             process: AtomicU32::new(0),
             retry_ms: AtomicU64::new(0),
-            rights: AtomicU64::new(0),
+            terms: Terms::new(),
             avoid_cpu: AtomicUsize::new(usize::MAX),
         }
     }
@@ -154,7 +156,7 @@ impl Workers {
         self.coordinating.store(0, Ordering::Relaxed);
         self.expecting.store(false, Ordering::Relaxed);
         self.creating.store(0, Ordering::Relaxed);
-        self.rights.store(0, Ordering::Relaxed);
+        self.terms.reset();
         self.process.store(process::id(), Ordering::Release);
     }
 
@@ -202,13 +204,15 @@ impl Workers {
     }
 
     fn make_one(&'static self) -> bool {
-        if clock::now_ms() < self.retry_ms.load(Ordering::Relaxed) {
-            return false;
-        }
-        if crate::fork::is_forking() || self.process.load(Ordering::Acquire) != process::id() {
+        if !self.may_make() || crate::fork::is_forking() || !self.are_of_this_process() {
             return false;
         }
         if !self.begin_creating() {
+            return false;
+        }
+        // Again: who ends all looks for who makes one after that.
+        if !self.may_make() {
+            self.creating.store(0, Ordering::Release);
             return false;
         }
         let dead = self.bury();
@@ -229,7 +233,7 @@ impl Workers {
             let _ = WORKERS.latch(Ok::<_, ()>(()));
         } else {
             WORKERS.refuse();
-            self.make_none_soon();
+            self.make_none_for(RETRY_MS);
         }
         if died {
             // SAFETY: only slow paths that are inside, and workers, call for threads.
@@ -243,9 +247,50 @@ impl Workers {
         made
     }
 
-    fn make_none_soon(&self) {
-        self.retry_ms
-            .store(clock::now_ms() + RETRY_MS, Ordering::Relaxed);
+    fn may_make(&self) -> bool {
+        clock::now_ms() >= self.retry_ms.load(Ordering::SeqCst)
+    }
+
+    fn make_none_for(&self, ms: u64) {
+        self.retry_ms.store(clock::now_ms() + ms, Ordering::SeqCst);
+    }
+
+    /// In a child of vfork(2) they are not.
+    fn are_of_this_process(&self) -> bool {
+        self.process.load(Ordering::Acquire) == process::id()
+    }
+
+    /// Ends all workers. When it returns they are gone, and none is made for [`END_MS`]. `false`: one is still at work
+    /// after so long, and ends then. Takes no lock.
+    pub fn end_all(&self) -> bool {
+        if !self.are_of_this_process() {
+            return true;
+        }
+        self.make_none_for(END_MS);
+        let end = clock::now_ms() + END_MS;
+        let comes = |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                if clock::now_ms() >= end {
+                    return false;
+                }
+                thread::give_way();
+                thread::wait(&self.wake, self.wake.load(Ordering::Relaxed), 1);
+            }
+            true
+        };
+        let is_made = || self.creating.load(Ordering::SeqCst);
+        let none_is_made = comes(&|| is_made() == 0 || thread::is_gone(is_made()));
+        let threads = self.places.each_ref().map(Place::thread);
+        self.terms.end();
+        // Once: whoever leaves and finds the word changed looks again for work.
+        self.wake.fetch_add(1, Ordering::SeqCst);
+        ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
+        // A thread is gone a moment after its place is free.
+        none_is_made
+            && comes(&|| {
+                let mut all = threads.iter();
+                all.all(|&thread| thread == 0 || thread::is_gone(thread))
+            })
     }
 
     /// Whether nobody makes a thread, or who did is gone, and this thread does from now on.
@@ -277,7 +322,7 @@ impl Workers {
             self.sleep(rest.seen, ms);
             let now = clock::now_ms();
             let called = self.wake.load(Ordering::SeqCst) != rest.seen;
-            if called || now >= end || !rest.permit.holds(now, &self.rights) {
+            if called || now >= end || !rest.permit.holds(now, &self.terms) {
                 return;
             }
         }
@@ -329,9 +374,9 @@ fn run(heap: &'static Heap, born: &Born) {
     vm::gives_back();
     // Without an empty table of its own it opens nothing.
     let may_open = thread::leave_descriptors_unnoticed();
-    let mut permit = Permit::new(may_open, born.ms(), &workers.rights);
+    let mut permit = Permit::new(may_open, born.ms(), &workers.terms);
     if permit.is_over() {
-        workers.make_none_soon();
+        workers.make_none_for(RETRY_MS);
     }
     let map = if may_open {
         // A filter that kills for the question does so before anything is this thread's.
@@ -353,7 +398,7 @@ fn run(heap: &'static Heap, born: &Born) {
     let mut eyes = Eyes::default();
     loop {
         let seen = workers.wake.load(Ordering::SeqCst);
-        let may_stay = permit.holds(clock::now_ms(), &workers.rights);
+        let may_stay = permit.holds(clock::now_ms(), &workers.terms);
         if heap.slots.has_queued() {
             let affinity = Affinity::current();
             let cpu = affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));

@@ -6,6 +6,9 @@
 //! the program may not. So once in [`LOOK_MS`] a worker compares the main thread's rights with what it found at its own
 //! start, and ends when they differ. The next one is made by a thread of the program, and inherits.
 //!
+//! A program that binds itself through the C library's functions finds no worker: those in front of them
+//! ([`Workers::end_all`](super::Workers::end_all)) end all workers first.
+//!
 //! Signals are blocked in workers. One that is sent to a worker means that the program waits for all threads to handle
 //! it, as libpsx does: the worker ends, and is waited for no longer.
 //!
@@ -25,8 +28,38 @@ pub const LOOK_MS: u64 = 1000;
 /// So long lives one that is not sure.
 const UNSURE_MS: u64 = 10_000;
 
+/// What all workers of a process go by.
+pub struct Terms {
+    /// The main thread's rights, as a worker saw them last.
+    seen: AtomicU64,
+    /// A worker made by then ends.
+    ended_ms: AtomicU64,
+}
+
+impl Terms {
+    /// No worker has seen anything, and none must end.
+    pub const fn new() -> Self {
+        Self {
+            seen: AtomicU64::new(0),
+            ended_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// As at the start.
+    pub fn reset(&self) {
+        self.seen.store(0, Ordering::Relaxed);
+        self.ended_ms.store(0, Ordering::Relaxed);
+    }
+
+    /// Every worker that was made until now ends.
+    pub fn end(&self) {
+        self.ended_ms.store(clock::now_ms(), Ordering::SeqCst);
+    }
+}
+
 /// See the module's header.
 pub struct Permit {
+    made_ms: u64,
     /// What the main thread might do at the start; `None`: cannot be read.
     rights: Option<u32>,
     next_ms: u64,
@@ -46,9 +79,9 @@ fn was_seen_before(last: u64, digest: u32, ms: u64) -> bool {
 }
 
 impl Permit {
-    /// For a worker made at `made_ms`; `last`: what workers of this process have seen.
-    pub fn new(may_open: bool, made_ms: u64, last: &AtomicU64) -> Self {
-        let seen = last.load(Ordering::Acquire);
+    /// For a worker made at `made_ms`.
+    pub fn new(may_open: bool, made_ms: u64, terms: &Terms) -> Self {
+        let seen = terms.seen.load(Ordering::Acquire);
         let now = clock::now_ms();
         let rights = may_open.then(Rights::of_main_thread).flatten();
         let end_ms = match &rights {
@@ -58,9 +91,11 @@ impl Permit {
             _ => now + UNSURE_MS,
         };
         if let Some(rights) = &rights {
-            last.store(sight(rights.digest, clock::now_ms()), Ordering::Release);
+            let now = sight(rights.digest, clock::now_ms());
+            terms.seen.store(now, Ordering::Release);
         }
         Self {
+            made_ms,
             rights: rights.map(|rights| rights.digest),
             next_ms: now + LOOK_MS,
             end_ms,
@@ -78,18 +113,21 @@ impl Permit {
     }
 
     /// Whether the worker may go on. Looks, when it is time to.
-    pub fn holds(&mut self, now_ms: u64, last: &AtomicU64) -> bool {
+    pub fn holds(&mut self, now_ms: u64, terms: &Terms) -> bool {
+        if self.made_ms <= terms.ended_ms.load(Ordering::SeqCst) {
+            self.end_ms = 0;
+        }
         if now_ms < self.next_ms && now_ms < self.end_ms {
             return true;
         }
         self.next_ms = now_ms + LOOK_MS;
-        if now_ms >= self.end_ms || !self.look(last) {
+        if now_ms >= self.end_ms || !self.look(terms) {
             self.end_ms = 0;
         }
         !self.is_over()
     }
 
-    fn look(&mut self, last: &AtomicU64) -> bool {
+    fn look(&mut self, terms: &Terms) -> bool {
         // Before the process's own: what is taken in between seems to be this thread's, and a worker ends in vain.
         let pending = thread::pending_signals();
         let Some(digest) = self.rights else {
@@ -101,7 +139,8 @@ impl Permit {
             self.end_ms = self.end_ms.min(clock::now_ms() + UNSURE_MS);
             return pending & thread::SIGNAL_TO_ALL == 0;
         };
-        last.store(sight(rights.digest, clock::now_ms()), Ordering::Release);
+        let now = sight(rights.digest, clock::now_ms());
+        terms.seen.store(now, Ordering::Release);
         rights.digest == digest && pending & !rights.pending == 0
     }
 }
@@ -123,26 +162,39 @@ mod tests {
 
     #[test]
     fn one_that_is_not_sure_ends() {
-        let last = AtomicU64::new(0);
-        let mut permit = Permit::new(false, 0, &last);
+        let terms = Terms::new();
+        let mut permit = Permit::new(false, 1, &terms);
         let now = clock::now_ms();
-        assert!(permit.holds(now, &last) && permit.pause_ms(now) <= LOOK_MS);
-        assert!(permit.holds(now + LOOK_MS, &last));
-        assert!(!permit.holds(now + UNSURE_MS + 1, &last) && permit.is_over());
-        assert!(!permit.holds(now, &last), "for good");
+        assert!(permit.holds(now, &terms) && permit.pause_ms(now) <= LOOK_MS);
+        assert!(permit.holds(now + LOOK_MS, &terms));
+        assert!(!permit.holds(now + UNSURE_MS + 1, &terms) && permit.is_over());
+        assert!(!permit.holds(now, &terms), "for good");
     }
 
     #[test]
     fn a_change_of_the_main_thread_s_rights_is_its_end() {
-        let last = AtomicU64::new(0);
-        let mut permit = Permit::new(true, 0, &last);
+        let terms = Terms::new();
+        let mut permit = Permit::new(true, 1, &terms);
         let now = clock::now_ms();
         if permit.rights.is_none() {
             return;
         }
-        assert!(permit.holds(now + LOOK_MS, &last));
+        assert!(permit.holds(now + LOOK_MS, &terms));
         permit.rights = permit.rights.map(|digest| digest ^ 1);
-        assert!(permit.holds(now + LOOK_MS, &last), "not looked at yet");
-        assert!(!permit.holds(now + 2 * LOOK_MS, &last));
+        assert!(permit.holds(now + LOOK_MS, &terms), "not looked at yet");
+        assert!(!permit.holds(now + 2 * LOOK_MS, &terms));
+    }
+    #[test]
+    fn who_was_made_before_all_had_to_end_ends() {
+        let terms = Terms::new();
+        let now = clock::now_ms();
+        let mut before = Permit::new(false, now, &terms);
+        assert!(before.holds(now, &terms));
+        terms.end();
+        let after = terms.ended_ms.load(Ordering::Relaxed) + 1;
+        assert!(!before.holds(now, &terms) && before.is_over());
+        assert!(Permit::new(false, after, &terms).holds(after, &terms));
+        terms.reset();
+        assert!(Permit::new(false, now, &terms).holds(now, &terms));
     }
 }

@@ -1,0 +1,54 @@
+//! `prctl`, `unshare` and `setns`, where they bind one thread or want no other: the workers end first.
+//!
+//! Whoever locks itself in with a filter binds its own thread, and a worker would stay outside. Nearly all set
+//! `PR_SET_NO_NEW_PRIVS` before: without privilege the kernel wants it for filters and for Landlock, so that counts, and
+//! covers what is then called by its number. A namespace for users, and some others, the kernel gives only to a single
+//! thread. The C library's functions are these system calls and nothing else, and so are ours.
+
+use core::ffi::{c_int, c_long, c_ulong};
+
+/// Those for which the caller must be the only thread.
+const UNSHARED_ALONE: c_int =
+    libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
+/// Those for which it must share nothing; 0 is any.
+const ENTERED_ALONE: c_int = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | CLONE_NEWTIME;
+const CLONE_NEWTIME: c_int = 0x80;
+
+/// prctl(2). `PR_SET_SECCOMP` and `PR_SET_NO_NEW_PRIVS` end the workers first, and wait for that: a second at most.
+///
+/// # Safety
+/// As prctl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(
+    option: c_int,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+) -> c_int {
+    if matches!(option, libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS) {
+        ebbtide::end_workers();
+    }
+    // SAFETY: by contract.
+    unsafe { libc::syscall(libc::SYS_prctl, c_long::from(option), a, b, c, d) as c_int }
+}
+
+/// unshare(2). Where the kernel wants a single thread, the workers end first, as in [`prctl`].
+#[unsafe(no_mangle)]
+pub extern "C" fn unshare(flags: c_int) -> c_int {
+    if flags & UNSHARED_ALONE != 0 {
+        ebbtide::end_workers();
+    }
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_unshare, c_long::from(flags)) as c_int }
+}
+
+/// setns(2). Where the kernel may want a single thread, the workers end first, as in [`prctl`].
+#[unsafe(no_mangle)]
+pub extern "C" fn setns(file: c_int, kind: c_int) -> c_int {
+    if kind == 0 || kind & ENTERED_ALONE != 0 {
+        ebbtide::end_workers();
+    }
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_setns, c_long::from(file), c_long::from(kind)) as c_int }
+}
