@@ -11,7 +11,6 @@ pub use locks::{LockTotals, locks};
 
 use crate::config::Config;
 use crate::heap::{Heap, started_heap};
-use crate::percpu::own;
 use crate::size_class::CLASSES;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lockstat;
@@ -128,13 +127,13 @@ impl Heap {
             + batches / 64
             + crate::percpu::record_bytes(self);
         stats.percpu = crate::percpu::stats_inside(self).populated_bytes;
-        stats.released = total(RELEASED) as usize;
-        stats.refaulted = total(REFAULTED) as usize;
+        stats.released = word(RELEASED) as usize;
+        stats.refaulted = word(REFAULTED) as usize;
         stats.held = self.held.all() * FRAME_BYTES;
-        stats.worker_ns = total(WORKER_NS);
+        stats.worker_ns = word(WORKER_NS);
         stats.longest_stall_ns = word(LONGEST_STALL_NS);
-        stats.lazied = total(LAZIED) as usize;
-        stats.fallovers = total(FALLOVERS);
+        stats.lazied = word(LAZIED) as usize;
+        stats.fallovers = word(FALLOVERS);
         stats.pressure_events = word(PRESSURE_EVENTS);
         stats.pressure_state = word(PRESSURE_STATE);
         if stats.pressure_state == SHORT && !self.pressure.is_on(ebbtide_sys::clock::now_ms()) {
@@ -142,7 +141,7 @@ impl Heap {
         }
         stats.limit_left = word(LIMIT_LEFT);
         stats.limit = word(LIMIT);
-        stats.populated = total(POPULATED) as usize;
+        stats.populated = word(POPULATED) as usize;
         locks().for_each(|(_, rank)| stats.locks.add(&rank));
         stats.zone_locks.add(&lockstat::figures(crate::ranks::ZONE));
         (stats, frames)
@@ -207,25 +206,10 @@ const REFRESH_MS: u64 = 100;
 /// So much is told at once: nothing else may follow.
 const CHANGED_BYTES: usize = 16 << 20;
 
-/// Sums that any thread may add to at any time, here and in [`own`].
-const SUMS: [usize; 6] = [RELEASED, CALLS, WORKER_NS, REFAULTED, LAZIED, FALLOVERS];
-const _: () = assert!(SUMS.len() <= own::SUMS);
-
-fn sum_of(place: usize) -> Option<usize> {
-    SUMS.iter().position(|&sum| sum == place)
-}
-
-/// Adds to one of [`SUMS`].
+/// Adds to a word that any thread may add to at any time.
 #[inline]
 fn count(place: usize, value: u64) {
-    if !sum_of(place).is_some_and(|sum| own::add(sum, value)) {
-        page::at(place).fetch_add(value, Ordering::Relaxed);
-    }
-}
-
-/// All that was added to one of [`SUMS`].
-fn total(place: usize) -> u64 {
-    word(place).wrapping_add(sum_of(place).map_or(0, own::total))
+    page::at(place).fetch_add(value, Ordering::Relaxed);
 }
 
 /// Called once, by the start of the heap.
@@ -238,14 +222,13 @@ pub(crate) fn start(config: &Config) {
 /// A forked child counts anew, in a file of its own, made at its first tick.
 pub(crate) fn forked(heap: &Heap) {
     page::forget();
-    own::forget(heap);
     lockstat::forget();
     let wanted = !heap.settings().config.stats_dir.as_bytes().is_empty();
     WANTS_FILE.store(wanted, Ordering::Relaxed);
 }
 
 pub(crate) fn released() -> usize {
-    total(RELEASED) as usize
+    word(RELEASED) as usize
 }
 
 pub(crate) fn count_populated(bytes: usize) {
@@ -258,7 +241,7 @@ pub(crate) fn count_fallover() {
 }
 
 pub(crate) fn count_pressure() {
-    page::at(PRESSURE_EVENTS).fetch_add(1, Ordering::Relaxed);
+    count(PRESSURE_EVENTS, 1);
 }
 
 /// What the last look at pressure found.
@@ -274,7 +257,7 @@ pub(crate) fn set_pressure_sources(sources: u64) {
 }
 
 pub(crate) fn count_paid(bytes: usize) {
-    page::at(PAID).fetch_add(bytes as u64, Ordering::Relaxed);
+    count(PAID, bytes as u64);
 }
 
 pub(crate) fn count_refaulted(bytes: usize) {
@@ -339,7 +322,7 @@ pub(crate) fn refresh(heap: &Heap, now: u64) {
     }
     let last = LAST_MS.load(Ordering::Relaxed);
     // After a large release all may be idle for long.
-    let released = total(RELEASED).wrapping_sub(RELEASED_THEN.load(Ordering::Relaxed));
+    let released = word(RELEASED).wrapping_sub(RELEASED_THEN.load(Ordering::Relaxed));
     if now.wrapping_sub(last) >= REFRESH_MS || released >= CHANGED_BYTES as u64 {
         LAST_MS.store(now, Ordering::Relaxed);
         write_page(heap);
@@ -398,7 +381,7 @@ fn write_page(heap: &Heap) {
     }
     CHANGED.store(0, Ordering::Relaxed);
     LARGE_CHANGED.store(0, Ordering::Relaxed);
-    RELEASED_THEN.store(total(RELEASED), Ordering::Relaxed);
+    RELEASED_THEN.store(word(RELEASED), Ordering::Relaxed);
     set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
     let (stats, frames) = heap.stats();
     LIVE_LESS_USED.store(stats.live.wrapping_sub(frames.used), Ordering::Relaxed);

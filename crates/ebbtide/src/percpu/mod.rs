@@ -27,7 +27,6 @@
 //! | `round` | depopulation: who does it, when |
 //! | `handle` | what areas are called |
 //! | `words` | addition and sum |
-//! | `own` | Ebbtide's own sums |
 //! | `cells` | [`PerCpu`], for Rust |
 //! | `counter` | [`Counter`] |
 //! | `refcount` | [`RefCount`] |
@@ -37,7 +36,6 @@ mod cells;
 mod counter;
 mod handle;
 mod memory;
-pub(crate) mod own;
 mod refcount;
 pub(crate) mod round;
 mod space;

@@ -320,7 +320,6 @@ impl Heap {
 
     /// A coordinator's turn: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
-        crate::percpu::own::begin(self);
         self.look_at_cpus();
         self.look_at_room(now);
         self.look_at_held(now);
