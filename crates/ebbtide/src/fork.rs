@@ -42,7 +42,6 @@ pub(crate) mod gate;
 use crate::heap::ForkLock;
 use crate::heap::{Front, Heap, heap, started_heap};
 use crate::ranks;
-use crate::sources::SOURCES;
 use crate::stats;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -209,13 +208,13 @@ fn go_on(heap: &Heap) {
             gather.free_batches();
         });
     }
-    for source in SOURCES {
+    for source in heap.parts().sources() {
         // SAFETY: as above.
         unsafe { source.child(heap) };
     }
     heap.caches.unpark_all();
     stats::forked(heap);
-    crate::reaper::forked(heap);
+    heap.parts().hooks.iter().for_each(|hook| hook.forked(heap));
 }
 
 /// Whether a fork with handlers is under way in this process.
@@ -382,7 +381,7 @@ unsafe fn give_up(heap: &Heap) {
         heap.slots
             .reset(|gather| *gather = crate::release::gather::Gather::NEW)
     };
-    for source in SOURCES {
+    for source in heap.parts().sources() {
         // SAFETY: by contract.
         unsafe { source.abandon(heap) };
     }

@@ -264,7 +264,7 @@ impl Heap {
             }
         }
         drop(data);
-        crate::reaper::look(self);
+        self.look_at_growth();
         if step >= EXPECT_BLOCKS {
             self.expect_release();
         }

@@ -26,6 +26,7 @@ use crate::release::workers::Workers;
 use crate::report::Line;
 use crate::reserve::Reserve;
 use crate::size_class::CLASSES;
+use crate::sources::Parts;
 use crate::span::SpanTable;
 use crate::spare::SpareRuns;
 use core::cell::UnsafeCell;
@@ -97,6 +98,8 @@ pub struct Heap {
 /// Constant after the start.
 #[derive(Clone, Copy)]
 pub struct Settings {
+    /// Its sources and hooks.
+    pub parts: &'static Parts,
     /// As configured.
     pub config: Config,
     /// Where everything is.
@@ -117,6 +120,7 @@ unsafe impl Sync for Front {}
 static HEAP: Heap = Heap {
     front: Front {
         settings: UnsafeCell::new(Settings {
+            parts: &Parts::NONE,
             config: Config::DEFAULT,
             region: Region::NONE,
             zones: 0,
@@ -188,14 +192,21 @@ const READY: u32 = 2;
 const FAILED: u32 = 3;
 static STATE: AtomicU32 = AtomicU32::new(COLD);
 
-/// The heap, started by the first call. `None`: it cannot work here, and a filter refuses even to end the process.
+/// The heap, started by the first call, and then of those parts. `None`: it cannot work here, and a filter refuses even
+/// to end the process.
 #[inline]
-pub fn heap() -> Option<&'static Front> {
+pub fn heap_of(parts: &'static Parts) -> Option<&'static Front> {
     if STATE.load(Ordering::Acquire) == READY {
         Some(&HEAP.front)
     } else {
-        start_or_wait()
+        start_or_wait(parts)
     }
+}
+
+/// The same, of all that there is.
+#[inline]
+pub fn heap() -> Option<&'static Front> {
+    heap_of(&crate::PARTS)
 }
 
 /// The heap, for those who came through it.
@@ -209,17 +220,17 @@ pub fn started_heap() -> Option<&'static Front> {
 }
 
 #[cold]
-fn start_or_wait() -> Option<&'static Front> {
+fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
     match STATE.compare_exchange(COLD, STARTING, Ordering::Acquire, Ordering::Acquire) {
         Ok(_) => {
             // SAFETY: only this thread is here, once.
-            let started = unsafe { start() };
+            let started = unsafe { start(parts) };
             STATE.store(if started { READY } else { FAILED }, Ordering::Release);
             futex_wake(&STATE, u32::MAX >> 1);
             if started {
                 // As early as that, so that other handlers run outside ours.
                 crate::fork::register();
-                crate::reaper::start(&HEAP);
+                parts.hooks.iter().for_each(|hook| hook.started(&HEAP));
             }
         }
         Err(_) => {
@@ -233,7 +244,7 @@ fn start_or_wait() -> Option<&'static Front> {
 
 /// # Safety
 /// Called once.
-unsafe fn start() -> bool {
+unsafe fn start(parts: &'static Parts) -> bool {
     let config = Config::from_environment();
     if !ebbtide_sys::vm::has_small_pages() {
         return refuse(&known::PAGES);
@@ -275,6 +286,7 @@ unsafe fn start() -> bool {
     // SAFETY: nobody reads before READY.
     unsafe {
         *HEAP.settings.get() = Settings {
+            parts,
             config,
             region,
             zones,
@@ -354,6 +366,11 @@ impl Front {
         // SAFETY: a `&Front` is only handed out after the start (`heap`), or used by the start itself
         // after it wrote them.
         unsafe { &*self.settings.get() }
+    }
+
+    /// Its sources and hooks.
+    pub fn parts(&self) -> &'static Parts {
+        self.settings().parts
     }
 
     /// Where everything is.

@@ -63,6 +63,23 @@ mod spare;
 pub mod stats;
 
 pub use global::Ebbtide;
+
+/// What the heap is made of.
+static PARTS: sources::Parts = sources::Parts {
+    caches: &[
+        &harden::quarantine::Quarantined,
+        &spare::Spares,
+        &cpu_cache::drain::CpuStacks,
+        &central::transfer::Batches,
+    ],
+    keepers: &[
+        &percpu::round::PerCpuData,
+        &release::depopulate::Spans,
+        &release::zones::Zones,
+    ],
+    hooks: &[&percpu::round::PerCpuData, &reaper::ExitHelper],
+};
+
 pub use release::release_all;
 
 /// Whether libraries that the program opens with `RTLD_DEEPBIND` are opened so (`deepbind=keep`). Starts the heap, which

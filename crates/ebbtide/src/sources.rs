@@ -7,16 +7,17 @@
 //!   per-CPU data ────────────────────────────────▲
 //! ```
 //!
-//! Whatever concerns all of them goes through [`SOURCES`]: a fork, a child that gives the heap up, a drain, a release of
+//! Whatever concerns all of them goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
 //! everything, the owner's limit, a round, the figures. A new cache is a file with a [`Source`], and a line in the list.
 //!
 //! * `INV-SOURCE-1` Each source gives to sources behind it in the list, or to the kernel: one pass empties all.
 //! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
 //!   in the list says when among locks of that rank.
 
-use crate::heap::{ForkLock, Heap};
+use crate::heap::{ForkLock, Front, Heap};
 use crate::ranks;
 use crate::release::releaser::Releaser;
+use crate::stats::Stats;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::plan::Left;
 
@@ -66,24 +67,53 @@ pub struct Round<'a> {
     pub by: Releaser<'a>,
 }
 
-/// All of them, in the order in which they give.
-pub static SOURCES: [&dyn Source; 7] = [
-    &crate::harden::quarantine::Quarantined,
-    &crate::spare::Spares,
-    &crate::cpu_cache::drain::CpuStacks,
-    &crate::central::transfer::Batches,
-    &crate::percpu::round::PerCpuData,
-    &crate::release::depopulate::Spans,
-    &crate::release::zones::Zones,
-];
-/// So many of them, the first, are caches: they give to spans and zones, and make no system call for it.
-pub const CACHES: usize = 4;
+/// What is told of the process's life, and of nothing in between.
+pub trait Hook: Sync {
+    /// The heap has started: once, mostly in the main thread.
+    fn started(&self, front: &Front);
+
+    /// In a forked child, which is whole again.
+    fn forked(&self, front: &Front);
+
+    /// On slow paths, when the heap may have grown. No lock is held.
+    fn look(&self, heap: &Heap);
+
+    /// The process ends in order.
+    fn ends(&self, heap: &Heap);
+
+    /// Adds its share of the figures.
+    fn account(&self, heap: &Heap, stats: &mut Stats);
+}
+
+/// What the process's heap is made of: one constant, given to its start.
+pub struct Parts {
+    /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
+    pub caches: &'static [&'static dyn Source],
+    /// All others, in the order in which they give.
+    pub keepers: &'static [&'static dyn Source],
+    /// See [`Hook`].
+    pub hooks: &'static [&'static dyn Hook],
+}
+
+impl Parts {
+    /// Before the start.
+    pub const NONE: Self = Self {
+        caches: &[],
+        keepers: &[],
+        hooks: &[],
+    };
+
+    /// All sources, in the order in which they give.
+    pub fn sources(&self) -> impl Iterator<Item = &'static dyn Source> {
+        self.caches.iter().chain(self.keepers).copied()
+    }
+}
 
 impl Heap {
     /// Calls `each` for every lock, in the order of [`ranks`].
     pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
         for (rank, _) in ranks::NAMES {
-            for source in SOURCES {
+            for source in self.parts().sources() {
                 source.locks(self, rank, &mut each);
             }
         }
@@ -91,18 +121,23 @@ impl Heap {
 
     /// Empties all caches into spans and zones.
     pub fn drain_all(&self, by: Releaser) {
-        for source in &SOURCES[..CACHES] {
-            source.give_all(self, by);
+        for cache in self.parts().caches {
+            cache.give_all(self, by);
         }
     }
 
     /// What all caches keep.
     pub fn cached(&self) -> Cached {
-        let all = SOURCES.iter().map(|source| source.cached(self));
+        let all = self.parts().sources().map(|source| source.cached(self));
         all.fold(Cached::default(), |sum, one| Cached {
             objects: sum.objects + one.objects,
             runs: sum.runs + one.runs,
         })
+    }
+
+    /// The heap may have grown. No lock may be held.
+    pub fn look_at_growth(&self) {
+        self.parts().hooks.iter().for_each(|hook| hook.look(self));
     }
 }
 
@@ -116,7 +151,7 @@ mod tests {
         let heap = &*heap().unwrap().enter_uncounted();
         for (rank, name) in ranks::NAMES {
             let mut count = 0;
-            for source in SOURCES {
+            for source in heap.parts().sources() {
                 source.locks(heap, rank, &mut |_| count += 1);
             }
             let has_none = rank == ranks::FORK || rank == ranks::CPU && heap.caches.uses_sections();

@@ -124,9 +124,9 @@ impl Heap {
             .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
             + self.record_bytes()
             + self.caches.slab_bytes()
-            + batches / 64
-            + crate::percpu::record_bytes(self);
-        stats.percpu = crate::percpu::stats_inside(self).populated_bytes;
+            + batches / 64;
+        let hooks = self.parts().hooks.iter();
+        hooks.for_each(|hook| hook.account(self, &mut stats));
         stats.released = word(RELEASED) as usize;
         stats.refaulted = word(REFAULTED) as usize;
         stats.held = self.held.all() * FRAME_BYTES;
@@ -335,7 +335,7 @@ pub fn finish() {
     let heap = &heap.enter_uncounted();
     set(END_NS, ebbtide_sys::clock::precise_ns() as usize);
     heap.drain_quarantine();
-    crate::reaper::finish(heap);
+    heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
     if !heap.settings().config.stats_dir.as_bytes().is_empty() {
         write_page(heap);
         page::publish_last();

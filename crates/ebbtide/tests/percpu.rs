@@ -310,9 +310,8 @@ fn typed_values_are_read_and_written_whole() {
     }
 }
 
-/// Once a worker runs, Ebbtide's own sums are per CPU too, and nothing of them is lost.
 #[test]
-fn own_sums_go_on() {
+fn a_worker_gives_areas_back() {
     let _alone = alone();
     let before = ebbtide::stats::Stats::collect();
     let blocks: Vec<_> = (0..40).map(|_| Area::new(256 << 10, 4096, 3)).collect();
@@ -326,6 +325,4 @@ fn own_sums_go_on() {
     let after = ebbtide::stats::Stats::collect();
     assert!(after.worker_ns > before.worker_ns);
     assert!(after.percpu <= percpu::stats().populated_bytes + (1 << 20));
-    // An area that the program does not know of is there.
-    assert!(percpu::stats().allocated_bytes >= 64 * percpu::cpus());
 }

@@ -42,7 +42,6 @@ mod space;
 mod words;
 
 pub use areas::{Problem, Stats, allocate, free, stats};
-pub(crate) use areas::{record_bytes, stats_inside};
 pub use cells::{PerCpu, PlainData};
 pub use counter::Counter;
 pub use handle::{Handle, cpus, pointer};

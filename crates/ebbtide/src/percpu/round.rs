@@ -1,12 +1,13 @@
 //! Depopulation: the coordinating worker does it, in its rounds; without workers, slow paths do.
 
+use super::areas;
 use super::memory::{self, RANGES};
 use super::space::{self, Place};
-use crate::heap::{ForkLock, Heap, the_heap};
+use crate::heap::{ForkLock, Front, Heap, the_heap};
 use crate::ranks;
 use crate::release::releaser::Releaser;
-use crate::sources::{Cached, Round, Source};
-use crate::stats;
+use crate::sources::{Cached, Hook, Round, Source};
+use crate::stats::{self, Stats};
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
@@ -191,5 +192,17 @@ impl Source for PerCpuData {
             // SAFETY: by contract. What this thread has is in chunks that it saw open.
             unsafe { space::empty_behind(shard, end) };
         }
+    }
+}
+
+impl Hook for PerCpuData {
+    fn started(&self, _front: &Front) {}
+    fn forked(&self, _front: &Front) {}
+    fn look(&self, _heap: &Heap) {}
+    fn ends(&self, _heap: &Heap) {}
+
+    fn account(&self, heap: &Heap, stats: &mut Stats) {
+        stats.metadata += areas::record_bytes(heap);
+        stats.percpu = areas::stats_inside(heap).populated_bytes;
     }
 }

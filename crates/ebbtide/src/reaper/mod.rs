@@ -18,7 +18,7 @@
 //! | [`need`] | whether memory is short, so that it must go at once |
 //!
 //! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: from a slow path
-//! ([`look`]), with no lock held. Whatever is refused, the process ends as the kernel ends it.
+//! ([`Hook::look`]), with no lock held. Whatever is refused, the process ends as the kernel ends it.
 //!
 //! - `INV-REAPER-1`: the helper takes nothing away while anybody else uses the memory. The kernel says so
 //!   ([`ebbtide_sys::helper::is_alone`]) after the program's end.
@@ -35,6 +35,8 @@ mod teardown;
 mod turns;
 
 use crate::heap::{Front, Heap};
+use crate::sources::Hook;
+use crate::stats::Stats;
 use arena::Arena;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -64,22 +66,45 @@ static MAKING: AtomicBool = AtomicBool::new(false);
 static RETRY_AT: AtomicU64 = AtomicU64::new(0);
 static LOOKED_MS: AtomicU64 = AtomicU64::new(0);
 
-/// Called once by the start of the heap, mostly in the main thread.
-pub fn start(heap: &Front) {
-    if heap.settings().config.exit_detached {
-        PROCESS.store(process::id(), Ordering::Relaxed);
-        note_main_thread();
-    }
-}
+/// A process that is large has a helper.
+pub struct ExitHelper;
 
-/// A forked child has no helper: it makes its own when it is large.
-pub fn forked(heap: &Front) {
-    ARENA.store(0, Ordering::Relaxed);
-    HELPER.store(0, Ordering::Relaxed);
-    MAKING.store(false, Ordering::Relaxed);
-    MAIN_WORD.store(0, Ordering::Relaxed);
-    RETRY_AT.store(0, Ordering::Relaxed);
-    start(heap);
+impl Hook for ExitHelper {
+    fn started(&self, front: &Front) {
+        if front.settings().config.exit_detached {
+            PROCESS.store(process::id(), Ordering::Relaxed);
+            note_main_thread();
+        }
+    }
+
+    /// The child makes its own when it is large.
+    fn forked(&self, front: &Front) {
+        ARENA.store(0, Ordering::Relaxed);
+        HELPER.store(0, Ordering::Relaxed);
+        MAKING.store(false, Ordering::Relaxed);
+        MAIN_WORD.store(0, Ordering::Relaxed);
+        RETRY_AT.store(0, Ordering::Relaxed);
+        self.started(front);
+    }
+
+    fn look(&self, heap: &Heap) {
+        let wanted = heap.settings().config.exit_detached;
+        if wanted && clock::now_ms() >= RETRY_AT.load(Ordering::Relaxed) {
+            look_now(heap);
+        }
+    }
+
+    /// The last moment for a process whose memory is not from here.
+    fn ends(&self, heap: &Heap) {
+        if HELPER.load(Ordering::Relaxed) == 0 {
+            LOOKED_MS.store(0, Ordering::Relaxed);
+        } else {
+            RETRY_AT.store(0, Ordering::Relaxed);
+        }
+        self.look(heap);
+    }
+
+    fn account(&self, _heap: &Heap, _stats: &mut Stats) {}
 }
 
 fn note_main_thread() {
@@ -88,15 +113,6 @@ fn note_main_thread() {
         && let Some(word) = helper::leaving_word()
     {
         MAIN_WORD.store(word, Ordering::Relaxed);
-    }
-}
-
-/// Slow paths call this, with no lock held, when the heap may have grown: sees to it that a large process has
-/// a helper.
-pub fn look(heap: &Heap) {
-    let wanted = heap.settings().config.exit_detached;
-    if wanted && clock::now_ms() >= RETRY_AT.load(Ordering::Relaxed) {
-        look_now(heap);
     }
 }
 
@@ -113,16 +129,6 @@ fn look_now(heap: &Heap) {
         make(heap);
     }
     MAKING.store(false, Ordering::Release);
-}
-
-/// The process ends in order: the last moment for one whose memory is not from here.
-pub fn finish(heap: &Heap) {
-    if HELPER.load(Ordering::Relaxed) == 0 {
-        LOOKED_MS.store(0, Ordering::Relaxed);
-    } else {
-        RETRY_AT.store(0, Ordering::Relaxed);
-    }
-    look(heap);
 }
 
 fn is_large(heap: &Heap) -> bool {

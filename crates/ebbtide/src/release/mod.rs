@@ -44,7 +44,7 @@ pub mod zones;
 
 use crate::config::AUTO;
 use crate::heap::{Heap, heap};
-use crate::sources::{CACHES, Round, SOURCES};
+use crate::sources::Round;
 use crate::stats;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::features::WORKERS;
@@ -115,7 +115,7 @@ impl Heap {
         stats::freed(self, tick.freed_bytes);
         stats::refresh(self, now);
         self.look_at_quarantine(now);
-        crate::reaper::look(self);
+        self.look_at_growth();
         if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
             self.give_on_tick(&tick, (spare, waiting), &bounds);
         }
@@ -346,7 +346,7 @@ impl Heap {
             ends_window,
             by,
         };
-        for source in SOURCES {
+        for source in self.parts().sources() {
             source.tend(self, &round, &mut left);
         }
         // The program went on meanwhile.
@@ -410,7 +410,7 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     let before = stats::released();
     heap.drain_all(by);
     let by = heap.releaser_of_everything(by);
-    for source in &SOURCES[CACHES..] {
+    for source in heap.parts().keepers {
         source.give_all(heap, by);
     }
     stats::publish_released();
