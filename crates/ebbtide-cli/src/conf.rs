@@ -434,7 +434,7 @@ mod tests {
     /// The library's own list of keys, as it prints it, names the same keys.
     #[test]
     fn the_library_knows_the_same_keys() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebbtide/src/config.rs");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebbtide-core/src/config.rs");
         let Ok(source) = std::fs::read_to_string(path) else {
             return;
         };

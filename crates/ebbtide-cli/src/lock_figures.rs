@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_library_has_the_same_ranks() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebbtide/src/ranks.rs");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebbtide-core/src/ranks.rs");
         let Ok(source) = std::fs::read_to_string(path) else {
             return;
         };

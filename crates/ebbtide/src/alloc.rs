@@ -5,19 +5,20 @@
 //! (no lock, no atomic instruction), a lock or two per [`CLASS`] batch otherwise; large
 //! allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
 
-use crate::fork::{self, Entered};
-#[cfg(target_arch = "x86_64")]
-use crate::heap::FAST;
-use crate::heap::{Front, Heap, heap};
-use crate::large::{self, Found};
-use crate::report::Line;
-use crate::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
+use crate::heap;
 use core::ptr;
+#[cfg(target_arch = "x86_64")]
 use core::sync::atomic::Ordering;
+use ebbtide_core::find::{Allocation, find, free_inside, mistaken};
+use ebbtide_core::fork::{self, Entered};
+#[cfg(target_arch = "x86_64")]
+use ebbtide_core::heap::FAST;
+use ebbtide_core::heap::Front;
+use ebbtide_core::report::Line;
+pub use ebbtide_core::size_class::MIN_ALIGN;
+use ebbtide_core::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
 use ebbtide_zone::FRAME_BYTES;
 
-/// The alignment of every allocation.
-pub const MIN_ALIGN: usize = 16;
 /// The largest alignment that a request may ask for.
 pub const MAX_ALIGN: usize = 1 << 30;
 
@@ -40,7 +41,7 @@ pub fn allocate_fast(size: usize) -> *mut u8 {
         // As `div_ceil`, which does not know that this cannot overflow.
         let steps = (size + (MIN_ALIGN - 1)) >> MIN_ALIGN.ilog2();
         // SAFETY: the limit is at most `TABLE_MAX` + 1.
-        let class = unsafe { *crate::size_class::SMALL_TABLE.get_unchecked(steps) } as usize;
+        let class = unsafe { *ebbtide_core::size_class::SMALL_TABLE.get_unchecked(steps) } as usize;
         // SAFETY: the compare is only passed in the section mode.
         return unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) } as *mut u8;
     }
@@ -218,44 +219,6 @@ unsafe fn free_slow(address: *mut u8) {
     free_inside(&heap, address);
 }
 
-/// Frees an allocation of the heap's. Ends the process for what is none.
-pub(crate) fn free_inside(heap: &Heap, address: usize) {
-    match find(heap, address) {
-        Allocation::Object(class) if heap.is_hardened() => heap.free_hardened(class, address),
-        Allocation::Object(class) => heap.overflow(class, address),
-        Allocation::Large(head) => {
-            if !heap.free_large(head) {
-                large::double_free(heap.region(), head);
-            }
-        }
-        Allocation::Reserve => heap.reserve.free(address),
-        Allocation::None => mistaken(heap, address, "free of "),
-    }
-}
-
-enum Allocation {
-    Object(usize),
-    Large(ebbtide_zone::Frame),
-    Reserve,
-    None,
-}
-
-fn find(heap: &Front, address: usize) -> Allocation {
-    let region = heap.region();
-    if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
-        // SAFETY: inside the region.
-        let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
-        if class != 0 && class != large::LARGE {
-            return Allocation::Object(class as usize);
-        }
-    }
-    match heap.find_large(address) {
-        Found::Head(head) => Allocation::Large(head),
-        Found::Nothing if heap.reserve.contains(address) => Allocation::Reserve,
-        Found::Nothing => Allocation::None,
-    }
-}
-
 /// The bytes that may be used at `address`, at least what was asked for; 0 for null.
 ///
 /// # Safety
@@ -373,22 +336,6 @@ fn knows_size(address: usize) -> bool {
         Allocation::None => false,
         _ => heap.is_hardened(),
     })
-}
-
-/// Ends the process over a pointer that is no allocation, with what is known of it.
-#[cold]
-fn mistaken(heap: &Front, address: usize, what: &str) -> ! {
-    let region = heap.region();
-    let line = Line::new().text(what).address(address);
-    if !region.contains(address) {
-        line.text(", which is not from this allocator").abort();
-    }
-    if !address.is_multiple_of(MIN_ALIGN) {
-        line.text(", which is not aligned to 16 bytes and so no allocation")
-            .abort();
-    }
-    line.text(", where nothing is allocated: freed already, or inside a large allocation")
-        .abort();
 }
 
 #[cold]

@@ -12,60 +12,36 @@
 //!
 //! As a drop-in `malloc` it is the crate `ebbtide-preload`, which calls what is here.
 //!
-//! The way of an allocation, top to bottom; each layer knows only the next:
+//! The way of a request, top to bottom; each layer knows only those below:
 //!
 //! ```text
-//!  alloc        requests: size → class or whole frames
-//!  cpu_cache    per-CPU stacks of objects; refill and overflow
-//!  central      per class: full batches, and spans by fullness
-//!  large        whole frames, without spans
-//!  frames       runs of frames from the zones; opens new ones
-//!  release      free frames back to the kernel
-//!  reaper       what is left after the program's end
-//!  heap         the one static that holds all of it, and its start
+//!  alloc               requests: size → class or whole frames; the fast paths
+//!  ebbtide_core        the heap
+//!  ebbtide_zone        which frames are free, handed out, given back: decisions without memory
+//!  ebbtide_sys         the kernel and the processor
 //! ```
 //!
-//! Beside them: [`percpu`] (data for each CPU), [`size_class`], `span` (records), `region` (address space), `config`,
-//! `fork`, `reserve` (for threads that allocate while another one forks), `domains` (zones by CPUs and nodes),
-//! `harden` (mistakes found at once), [`stats`], `report` (the one line before an abort),
-//! [`known`] (combinations that cannot work).
+//! Beside them: [`percpu`] (data for each CPU, of `ebbtide_percpu`), `ebbtide_exit` (what is left after the program's end).
+//! This crate puts them together.
 //!
-//! `no_std`; allocates nothing from elsewhere; starts no thread. See `ARCHITECTURE.md`.
+//! `no_std`; allocates nothing from elsewhere. See `ARCHITECTURE.md`.
 #![no_std]
 #![warn(missing_docs)]
 
 pub mod alloc;
-#[cfg(test)]
-mod alone;
-mod central;
-pub mod config;
-mod cpu_cache;
-mod domains;
-pub mod fork;
-mod frames;
 mod global;
-mod harden;
-mod heap;
-pub mod known;
-mod large;
 pub mod percpu;
-mod populate;
-mod ranks;
-mod reaper;
-mod region;
-mod release;
-pub mod report;
-mod reserve;
-pub mod size_class;
-mod sources;
-mod span;
-mod spare;
-pub mod stats;
 
+pub use ebbtide_core::{config, known, report, size_class, stats};
 pub use global::Ebbtide;
 
-/// What the heap is made of.
-static PARTS: sources::Parts = sources::Parts {
+use ebbtide_core::heap::{Front, started_heap};
+use ebbtide_core::release::releaser::Releaser;
+use ebbtide_core::sources::Parts;
+use ebbtide_core::{central, cpu_cache, harden, release, spare};
+
+/// What the heap is made of. A new cache, or another part that is told of the process's life, is a line here.
+static PARTS: Parts = Parts {
     caches: &[
         &harden::quarantine::Quarantined,
         &spare::Spares,
@@ -73,19 +49,32 @@ static PARTS: sources::Parts = sources::Parts {
         &central::transfer::Batches,
     ],
     keepers: &[
-        &percpu::round::PerCpuData,
+        &ebbtide_percpu::PerCpuData,
         &release::depopulate::Spans,
         &release::zones::Zones,
     ],
-    hooks: &[&percpu::round::PerCpuData, &reaper::ExitHelper],
+    hooks: &[&ebbtide_percpu::PerCpuData, &ebbtide_exit::ExitHelper],
 };
 
-pub use release::release_all;
+/// The heap, started by the first call.
+#[inline]
+fn heap() -> Option<&'static Front> {
+    ebbtide_core::heap::heap_of(&PARTS)
+}
+
+/// Gives all free memory of the process back to the kernel, from the caches of all CPUs too. Returns
+/// the bytes given back; 0 when nothing was free. Blocks for as long as that takes: about 0.1 µs a
+/// page, shared with the workers. Any thread may call it at any time.
+pub fn release_all() -> usize {
+    heap().map_or(0, |heap| {
+        release::release_everything(&heap.enter_uncounted(), Releaser::Asked)
+    })
+}
 
 /// Whether libraries that the program opens with `RTLD_DEEPBIND` are opened so (`deepbind=keep`). Starts the heap, which
 /// reads the configuration.
 pub fn keeps_deepbind() -> bool {
-    heap::heap().is_some_and(|heap| heap.settings().config.deepbind_kept)
+    heap().is_some_and(|heap| heap.settings().config.deepbind_kept)
 }
 
 /// Ends the threads that release memory, and waits until they are gone: for a program that is about to bind itself, or
@@ -94,5 +83,24 @@ pub fn keeps_deepbind() -> bool {
 ///
 /// `libebbtide.so` does this by itself before `prctl`, `unshare` and `setns`. From any thread, and from signal handlers.
 pub fn end_workers() -> bool {
-    heap::started_heap().is_none_or(|heap| heap.workers.end_all())
+    started_heap().is_none_or(|heap| heap.workers.end_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebbtide_core::ranks;
+
+    #[test]
+    fn every_rank_of_the_heap_has_a_source() {
+        let heap = &*heap().unwrap().enter_uncounted();
+        for (rank, name) in ranks::NAMES {
+            let mut count = 0;
+            for source in PARTS.sources() {
+                source.locks(heap, rank, &mut |_| count += 1);
+            }
+            let has_none = rank == ranks::FORK || rank == ranks::CPU && heap.caches.uses_sections();
+            assert_eq!(count == 0, has_none, "{name}");
+        }
+    }
 }

@@ -1,8 +1,6 @@
 //! Typed areas.
 
-use super::areas::{self, Problem};
-use super::handle::{self, Handle};
-use super::words;
+use super::{Handle, Problem};
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -51,7 +49,7 @@ impl<T: PlainData> PerCpu<T> {
     /// # Errors
     /// No memory; or `T` has no size, is larger than a unit, or aligned to more than a page.
     pub fn new() -> Result<Self, Problem> {
-        areas::allocate(size_of::<T>(), align_of::<T>()).map(|handle| Self {
+        super::allocate(size_of::<T>(), align_of::<T>()).map(|handle| Self {
             handle,
             data: PhantomData,
         })
@@ -62,7 +60,7 @@ impl<T: PlainData> PerCpu<T> {
     /// # Panics
     /// Ends the process if there is no such CPU: they are below [`super::cpus`].
     pub fn pointer(&self, cpu: usize) -> *mut T {
-        handle::pointer(self.handle, cpu).cast()
+        super::pointer(self.handle, cpu).cast()
     }
 
     /// The value of `cpu`, word by word: each word is whole, all of them need not be of one moment.
@@ -113,7 +111,7 @@ impl<const N: usize> PerCpu<[u64; N]> {
     #[inline]
     pub fn add(&self, index: usize, value: u64) {
         // SAFETY: the area is allocated while `self` lives.
-        unsafe { words::add(self.handle, index.wrapping_mul(8), value) }
+        unsafe { super::add(self.handle, index.wrapping_mul(8), value) }
     }
 
     /// The sum of an element over all CPUs, wrapping.
@@ -122,12 +120,12 @@ impl<const N: usize> PerCpu<[u64; N]> {
     /// As [`Self::add`].
     pub fn sum(&self, index: usize) -> u64 {
         // SAFETY: as in `add`.
-        unsafe { words::sum(self.handle, index.wrapping_mul(8)) }
+        unsafe { super::sum(self.handle, index.wrapping_mul(8)) }
     }
 }
 
 impl<T: PlainData> Drop for PerCpu<T> {
     fn drop(&mut self) {
-        areas::free(self.handle);
+        super::free(self.handle);
     }
 }

@@ -1,7 +1,6 @@
 //! A counter that many threads count on.
 
-use super::PerCpu;
-use super::areas::Problem;
+use super::{PerCpu, Problem};
 
 /// Eight bytes a CPU; additions take no atomic instruction and no line from another CPU.
 ///

@@ -12,9 +12,7 @@
 //!
 //! Origin: the kernel's `percpu-refcount`, whose grace period is the fence here.
 
-use super::PerCpu;
-use super::areas::Problem;
-use super::space;
+use super::{PerCpu, Problem};
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::membarrier;
@@ -94,7 +92,8 @@ impl RefCount {
         if self.killed.swap(1, Ordering::SeqCst) != 0 {
             return Ok(false);
         }
-        if space::rseq_offset() != 0 && MEMBARRIER.latch(membarrier::fence_all()).is_err() {
+        if ebbtide_percpu::rseq_offset() != 0 && MEMBARRIER.latch(membarrier::fence_all()).is_err()
+        {
             self.killed.store(0, Ordering::SeqCst);
             return Err(Refused);
         }
@@ -109,7 +108,7 @@ impl RefCount {
         #[cfg(target_arch = "x86_64")]
         {
             use ebbtide_sys::rseq::{Added, section};
-            let rseq_offset = space::rseq_offset();
+            let rseq_offset = ebbtide_percpu::rseq_offset();
             if rseq_offset == 0 {
                 return false;
             }
@@ -117,12 +116,18 @@ impl RefCount {
             for _ in 0..MAX_ABORTS {
                 // SAFETY: the area lives as long as `self`; sections are in use.
                 let added = unsafe {
-                    section::add_unless(&self.killed, word, space::units(), value, rseq_offset)
+                    section::add_unless(
+                        &self.killed,
+                        word,
+                        ebbtide_percpu::units(),
+                        value,
+                        rseq_offset,
+                    )
                 };
                 match added {
                     Added::Yes => return true,
                     Added::Flagged => return false,
-                    Added::No if !space::has_unit() => return false,
+                    Added::No if !ebbtide_percpu::has_unit() => return false,
                     Added::No => {}
                 }
             }

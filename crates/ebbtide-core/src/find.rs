@@ -1,0 +1,67 @@
+//! What an address is.
+
+use crate::heap::{Front, Heap};
+use crate::large::{self, Found};
+use crate::report::Line;
+use crate::size_class::MIN_ALIGN;
+use core::sync::atomic::Ordering;
+
+/// Frees an allocation of the heap's. Ends the process for what is none.
+pub fn free_inside(heap: &Heap, address: usize) {
+    match find(heap, address) {
+        Allocation::Object(class) if heap.is_hardened() => heap.free_hardened(class, address),
+        Allocation::Object(class) => heap.overflow(class, address),
+        Allocation::Large(head) => {
+            if !heap.free_large(head) {
+                large::double_free(heap.region(), head);
+            }
+        }
+        Allocation::Reserve => heap.reserve.free(address),
+        Allocation::None => mistaken(heap, address, "free of "),
+    }
+}
+
+/// What an address is.
+pub enum Allocation {
+    /// An object of that class.
+    Object(usize),
+    /// A large allocation that begins there.
+    Large(ebbtide_zone::Frame),
+    /// The reserve's.
+    Reserve,
+    /// No allocation.
+    None,
+}
+
+/// What an address is. Takes no lock.
+pub fn find(heap: &Front, address: usize) -> Allocation {
+    let region = heap.region();
+    if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
+        // SAFETY: inside the region.
+        let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
+        if class != 0 && class != large::LARGE {
+            return Allocation::Object(class as usize);
+        }
+    }
+    match heap.find_large(address) {
+        Found::Head(head) => Allocation::Large(head),
+        Found::Nothing if heap.reserve.contains(address) => Allocation::Reserve,
+        Found::Nothing => Allocation::None,
+    }
+}
+
+/// Ends the process over a pointer that is no allocation, with what is known of it.
+#[cold]
+pub fn mistaken(heap: &Front, address: usize, what: &str) -> ! {
+    let region = heap.region();
+    let line = Line::new().text(what).address(address);
+    if !region.contains(address) {
+        line.text(", which is not from this allocator").abort();
+    }
+    if !address.is_multiple_of(MIN_ALIGN) {
+        line.text(", which is not aligned to 16 bytes and so no allocation")
+            .abort();
+    }
+    line.text(", where nothing is allocated: freed already, or inside a large allocation")
+        .abort();
+}

@@ -1,0 +1,163 @@
+//! The sources: all that holds free memory, in one list.
+//!
+//! ```text
+//!   quarantine ─┐
+//!   spare runs ─┤                    ┌────────── caches: keep objects and runs as they are
+//!   CPU stacks ─┼▶ transfer ─▶ spans ─▶ zones ─▶ the kernel
+//!   per-CPU data ────────────────────────────────▲
+//! ```
+//!
+//! Whatever concerns all of them goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
+//! everything, the owner's limit, a round, the figures. The list is a constant of the crate `ebbtide`. A new cache is a file with a
+//! [`Source`], and a line there.
+//!
+//! * `INV-SOURCE-1` Each source gives to sources behind it in the list, or to the kernel: one pass empties all.
+//! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
+//!   in the list says when among locks of that rank.
+
+use crate::heap::{ForkLock, Front, Heap};
+use crate::ranks;
+use crate::release::releaser::Releaser;
+use crate::stats::Stats;
+use ebbtide_sys::lock::Rank;
+use ebbtide_zone::plan::Left;
+
+/// What a holder of free memory provides.
+pub trait Source: Sync {
+    /// Calls `each` for its locks of a rank.
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
+
+    /// What it keeps as it is. Takes its locks, one at a time.
+    fn cached(&self, heap: &Heap) -> Cached;
+
+    /// Gives back what is due or idle, in a round of the coordinating worker. Notes what is left to wait for.
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left);
+
+    /// Gives all that it keeps.
+    fn give_all(&self, heap: &Heap, by: Releaser);
+
+    /// Makes it whole in a forked child whose parent's locks were held during the copy.
+    ///
+    /// # Safety
+    /// No other thread exists in this process.
+    unsafe fn child(&self, heap: &Heap);
+
+    /// Forgets all that it keeps, in a child that cannot know what the parent's threads were at.
+    ///
+    /// # Safety
+    /// No other thread exists in this process, and all locks are free.
+    unsafe fn abandon(&self, heap: &Heap);
+}
+
+/// What a cache keeps, in bytes.
+#[derive(Clone, Copy, Default)]
+pub struct Cached {
+    /// Free objects of spans.
+    pub objects: usize,
+    /// Free runs of frames.
+    pub runs: usize,
+}
+
+/// A round of the coordinating worker.
+pub struct Round<'a> {
+    /// Milliseconds.
+    pub now: u64,
+    /// A window has ended in which the least that each cache kept was noted.
+    pub ends_window: bool,
+    /// Who releases.
+    pub by: Releaser<'a>,
+}
+
+/// What is told of the process's life, and of nothing in between.
+pub trait Hook: Sync {
+    /// The heap has started: once, mostly in the main thread.
+    fn started(&self, front: &Front);
+
+    /// In a forked child, which is whole again.
+    fn forked(&self, front: &Front);
+
+    /// On slow paths, when the heap may have grown. No lock is held.
+    fn look(&self, heap: &Heap);
+
+    /// The process ends in order.
+    fn ends(&self, heap: &Heap);
+
+    /// Adds its share of the figures.
+    fn account(&self, heap: &Heap, stats: &mut Stats);
+}
+
+/// What the process's heap is made of: one constant, given to its start.
+pub struct Parts {
+    /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
+    pub caches: &'static [&'static dyn Source],
+    /// All others, in the order in which they give.
+    pub keepers: &'static [&'static dyn Source],
+    /// See [`Hook`].
+    pub hooks: &'static [&'static dyn Hook],
+}
+
+impl Parts {
+    /// Before the start.
+    pub const NONE: Self = Self {
+        caches: &[],
+        keepers: &[],
+        hooks: &[],
+    };
+
+    /// All sources, in the order in which they give.
+    pub fn sources(&self) -> impl Iterator<Item = &'static dyn Source> {
+        self.caches.iter().chain(self.keepers).copied()
+    }
+}
+
+impl Heap {
+    /// Calls `each` for every lock, in the order of [`ranks`].
+    pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
+        for (rank, _) in ranks::NAMES {
+            for source in self.parts().sources() {
+                source.locks(self, rank, &mut each);
+            }
+        }
+    }
+
+    /// Empties all caches into spans and zones.
+    pub fn drain_all(&self, by: Releaser) {
+        for cache in self.parts().caches {
+            cache.give_all(self, by);
+        }
+    }
+
+    /// What all caches keep.
+    pub fn cached(&self) -> Cached {
+        let all = self.parts().sources().map(|source| source.cached(self));
+        all.fold(Cached::default(), |sum, one| Cached {
+            objects: sum.objects + one.objects,
+            runs: sum.runs + one.runs,
+        })
+    }
+
+    /// The heap may have grown. No lock may be held.
+    pub fn look_at_growth(&self) {
+        self.parts().hooks.iter().for_each(|hook| hook.look(self));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::heap;
+
+    #[test]
+    fn one_pass_empties_the_caches() {
+        let heap = &*heap().unwrap().enter_uncounted();
+        // Other tests allocate beside this one.
+        let emptied = (0..50).any(|_| {
+            let object = heap.refill(crate::size_class::class_of(100));
+            assert!(object != 0);
+            crate::find::free_inside(heap, object);
+            heap.drain_all(Releaser::Asked);
+            heap.cached().objects == 0
+        });
+        assert!(emptied);
+    }
+}

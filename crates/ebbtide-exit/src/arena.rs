@@ -1,0 +1,322 @@
+//! The helper's own memory: one mapping, which it never takes away.
+//!
+//! ```text
+//!  Control │ buffer │ storage │ pieces                │ seats: stacks of SEAT_BYTES each
+//! ```
+//!
+//! Zeroed memory is valid and says that nothing has begun. The program writes [`Control`] before the helper is
+//! made; afterwards only the helper does, and its threads through the atomic fields.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use ebbtide_core::config::Config;
+use ebbtide_sys::helper::Seat;
+
+const BUFFER_AT: usize = 4096;
+const BUFFER_BYTES: usize = 20 << 10;
+const STORAGE_AT: usize = BUFFER_AT + BUFFER_BYTES;
+const STORAGE_BYTES: usize = 8 << 10;
+const PIECES_AT: usize = STORAGE_AT + STORAGE_BYTES;
+/// Pieces in one round of the teardown.
+pub const PIECES: usize = 32 << 10;
+const SEATS_AT: usize = (PIECES_AT + PIECES * size_of::<Piece>()).next_multiple_of(4096);
+const SEAT_BYTES: usize = 32 << 10;
+/// Threads at most: the helper, its watcher, [`CALM`], [`HURRIED`] and [`ENDERS`].
+const SEATS: usize = 2 + CALM + HURRIED + ENDERS;
+/// Threads that take memory while there is enough, at most.
+pub const CALM: usize = 16;
+/// Threads that take over when there is not, at most.
+pub const HURRIED: usize = 32;
+/// Threads that end requests, at most.
+pub const ENDERS: usize = 16;
+/// Rings of requests at most; the end of the process ends the others.
+pub const RINGS: usize = 256;
+/// The whole.
+pub const BYTES: usize = SEATS_AT + SEATS * SEAT_BYTES;
+
+const _: () = assert!(size_of::<Control>() <= BUFFER_AT);
+
+/// What the helper is told, and what its threads tell each other.
+#[repr(C)]
+pub struct Control {
+    /// 1 while a thread runs in the seat.
+    busy: [AtomicU32; SEATS],
+    /// 1: the helper has become what it should be, and waits for the end.
+    watching: AtomicU32,
+    /// 1: the helper has none of the program's descriptors.
+    apart: AtomicU32,
+    /// 1: nothing but a trap would end the helper. 2: so be it.
+    stuck: AtomicU32,
+    /// 1: the program has ended.
+    pub ended: AtomicU32,
+    /// 1: memory is short.
+    pub hurry: AtomicU32,
+    /// 1: it is this helper's turn.
+    pub turn: AtomicU32,
+    /// 1: no piece is left.
+    pub finished: AtomicU32,
+    /// When the main thread was seen to leave the memory, if the end followed at once; else 0.
+    pub left_ns: AtomicU64,
+    /// Changes when there are new pieces.
+    pub round: AtomicU32,
+    /// The next piece to take; pieces of this round; those not done yet.
+    pub next: AtomicUsize,
+    /// See there.
+    pub count: AtomicUsize,
+    /// See there.
+    pub left: AtomicUsize,
+    /// Where the threads find what they share.
+    pub crew: AtomicUsize,
+    /// Rings of requests of io_submit(2), how many, and the next one to end.
+    pub rings: [AtomicUsize; RINGS],
+    /// See there.
+    pub ring_count: AtomicUsize,
+    /// See there.
+    pub next_ring: AtomicUsize,
+    /// The program's process id.
+    pub program: u32,
+    /// The word that the kernel clears when the main thread leaves this memory.
+    pub word: usize,
+    /// Threads that take memory while there is enough.
+    pub workers: usize,
+}
+
+/// A range to take. Listed anew each round, while a thread of the round before may still look at it.
+#[repr(C)]
+pub struct Piece {
+    start: AtomicUsize,
+    bytes: AtomicUsize,
+    /// Odd: done. Even, another number each round: not yet.
+    done: AtomicU32,
+}
+
+/// What is to be taken, as it was when it was looked at.
+#[derive(Clone, Copy)]
+pub struct Pending {
+    /// Its first byte.
+    pub start: usize,
+    /// Its length.
+    pub bytes: usize,
+    state: u32,
+}
+
+impl Piece {
+    /// Lists a range in this round, once the one before is done. Whoever sees the last store sees the others, and whoever sees
+    /// one of the others sees that the last range was done.
+    pub fn list(&self, start: usize, bytes: usize, round: u32) {
+        self.start.store(start, Ordering::Release);
+        self.bytes.store(bytes, Ordering::Release);
+        self.done.store(round.wrapping_mul(2), Ordering::Release);
+    }
+
+    /// The range, whole, if it has not been done.
+    pub fn pending(&self) -> Option<Pending> {
+        let state = self.done.load(Ordering::SeqCst);
+        let start = self.start.load(Ordering::Acquire);
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let range = Pending {
+            start,
+            bytes,
+            state,
+        };
+        // Else somebody has done it meanwhile, and this may be a piece of another round by now, in parts.
+        (state & 1 == 0 && self.done.load(Ordering::SeqCst) == state).then_some(range)
+    }
+
+    /// Notes that it is done. `true`: nobody else had.
+    pub fn finish(&self, range: Pending) -> bool {
+        let state = range.state;
+        self.done
+            .compare_exchange(state, state | 1, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+}
+
+/// The mapping.
+#[derive(Clone, Copy)]
+pub struct Arena(usize);
+
+impl Arena {
+    /// The one that was mapped at `address`, or none for 0.
+    pub fn at(address: usize) -> Option<Self> {
+        (address != 0).then_some(Self(address))
+    }
+
+    /// Where it begins.
+    pub fn address(self) -> usize {
+        self.0
+    }
+
+    /// Where it ends.
+    pub fn end(self) -> usize {
+        self.0 + BYTES
+    }
+
+    /// What is known.
+    pub fn control(self) -> &'static Control {
+        // SAFETY: mapped for good, aligned, and valid when zero; the plain fields change only in `prepare`.
+        unsafe { &*(self.0 as *const Control) }
+    }
+
+    /// Tells a new helper what it needs.
+    ///
+    /// # Safety
+    /// No helper lives on it.
+    pub unsafe fn prepare(self, program: u32, word: usize, config: &Config) {
+        let workers = match config.teardown_workers {
+            ebbtide_core::config::AUTO => ebbtide_sys::process::allowed_cpus().clamp(1, 4),
+            workers => workers,
+        };
+        // SAFETY: by contract nobody else reads it now; both places are inside the mapping.
+        unsafe {
+            let control = self.0 as *mut Control;
+            control.write_bytes(0, 1);
+            (*control).program = program;
+            (*control).word = word;
+            (*control).workers = workers.clamp(1, CALM);
+            let storage = self.0 + STORAGE_AT + STORAGE_BYTES / 2;
+            (storage as *mut usize).write(storage);
+        }
+    }
+
+    /// A seat by number: 0 the helper, 1 its watcher.
+    pub fn seat(self, number: usize) -> Seat<'static> {
+        Seat {
+            stack: self.0 + SEATS_AT + (number + 1) * SEAT_BYTES,
+            storage: self.0 + STORAGE_AT + STORAGE_BYTES / 2,
+            busy: &self.control().busy[number],
+        }
+    }
+
+    /// For text of the kernel's; the helper's own thread only.
+    ///
+    /// # Safety
+    /// One user at a time.
+    pub unsafe fn buffer(self) -> &'static mut [u8] {
+        // SAFETY: inside the mapping; by contract nobody else has it.
+        unsafe { core::slice::from_raw_parts_mut((self.0 + BUFFER_AT) as *mut u8, BUFFER_BYTES) }
+    }
+
+    /// The list of pieces.
+    pub fn pieces(self) -> &'static [Piece] {
+        // SAFETY: inside the mapping, all fields atomic.
+        unsafe { core::slice::from_raw_parts((self.0 + PIECES_AT) as *const Piece, PIECES) }
+    }
+}
+
+impl Control {
+    /// Whether the helper's first thread runs.
+    pub fn is_alive(&self) -> bool {
+        self.busy[0].load(Ordering::Acquire) != 0
+    }
+
+    /// Whether it has come as far as to wait for the end.
+    pub fn is_watching(&self) -> bool {
+        self.watching.load(Ordering::Acquire) != 0
+    }
+
+    /// Notes that.
+    pub fn set_watching(&self) {
+        self.watching.store(1, Ordering::Release);
+    }
+
+    /// Notes that the helper has none of the program's descriptors, or is about to end.
+    pub fn set_apart(&self) {
+        self.apart.store(1, Ordering::Release);
+        ebbtide_sys::helper::wake(self.apart.as_ptr() as usize);
+    }
+
+    /// Waits for that, or for `ms`.
+    pub fn wait_apart(&self, ms: u64) {
+        use ebbtide_sys::helper::{Waited, now_ms, wait};
+        let began = now_ms();
+        while self.apart.load(Ordering::Acquire) == 0 && now_ms() - began < ms {
+            if wait(self.apart.as_ptr() as usize, 0, ms) == Waited::Refused {
+                return;
+            }
+        }
+    }
+
+    /// Notes that nothing but a trap would end the helper.
+    pub fn set_stuck(&self) {
+        self.stuck.store(1, Ordering::Release);
+    }
+
+    /// Whether that is so.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Acquire) != 0
+    }
+
+    /// Lets it trap.
+    pub fn let_trap(&self) {
+        self.stuck.store(2, Ordering::Release);
+    }
+
+    /// Whether it may.
+    pub fn may_trap(&self) -> bool {
+        self.stuck.load(Ordering::Acquire) == 2
+    }
+
+    /// The word that says whether a thread runs in a seat.
+    pub fn busy(&self, seat: usize) -> &AtomicU32 {
+        &self.busy[seat]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn a_piece_is_done_once_and_listed_anew() {
+        let piece = Piece {
+            start: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            done: AtomicU32::new(1),
+        };
+        assert!(piece.pending().is_none());
+        piece.list(7, 8, 1);
+        let range = piece.pending().unwrap();
+        assert_eq!((range.start, range.bytes), (7, 8));
+        assert!(piece.finish(range) && !piece.finish(range));
+        assert!(piece.pending().is_none());
+        piece.list(9, 10, 2);
+        assert!(!piece.finish(range), "of another round");
+        assert_eq!(piece.pending().unwrap().start, 9);
+    }
+
+    /// As when a thread that was held up in one round meets the list of the next.
+    #[test]
+    fn a_piece_is_not_seen_by_halves_of_two_rounds() {
+        let piece = Piece {
+            start: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            done: AtomicU32::new(1),
+        };
+        let is_over = core::sync::atomic::AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let looker = scope.spawn(|| {
+                let mut seen = 0u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    if let Some(range) = piece.pending() {
+                        assert_eq!(range.bytes, !range.start);
+                        seen += 1;
+                    }
+                }
+                seen
+            });
+            let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
+            let mut round = 0u32;
+            while !looker.is_finished() && std::time::Instant::now() < until {
+                for _ in 0..1000 {
+                    round = round.wrapping_add(1);
+                    piece.list(round as usize, !(round as usize), round);
+                    assert!(piece.pending().is_some_and(|range| piece.finish(range)));
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+            looker.join().unwrap()
+        });
+        assert!(seen > 0, "nothing was tested");
+    }
+}

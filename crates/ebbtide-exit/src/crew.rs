@@ -1,0 +1,253 @@
+//! The threads that take the pieces.
+//!
+//! While memory is not short: few helpers at a time ([`crate::turns`]), by threads that run only where nobody
+//! else wants to. At the first sign of need, or when that or the wait for a turn has taken long: by as many
+//! threads as there are CPUs, at the usual priority. The helper's own thread does not lower its priority, so that
+//! it can make them: there is no way back from the lowest.
+//!
+//! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
+//! come to is done again by a hurried thread.
+
+use crate::arena::{Arena, CALM, HURRIED};
+use crate::need::Need;
+use crate::turns::Turns;
+use core::sync::atomic::Ordering;
+use ebbtide_sys::helper;
+use ebbtide_sys::thread::{self, Affinity};
+use ebbtide_sys::vm;
+
+/// Between two looks at whether memory is short.
+const LOOK_MS: u64 = 50;
+/// Calm work may take this long once it is its turn.
+const CALM_MS: u64 = 5000;
+/// A turn may be this long in coming: whoever has it may have been stopped.
+const TURN_MS: u64 = 60_000;
+/// Hurried work that has not come on for this long is left to the end of the process.
+const STUCK_MS: u64 = 10_000;
+/// For waits that end otherwise.
+const LONG_MS: u64 = 3_600_000;
+
+/// The threads, and the first one's view of them. It must not move once they are called.
+pub struct Crew {
+    shared: Shared,
+    called_ms: Option<u64>,
+    hurried: bool,
+    turn_ms: Option<u64>,
+}
+
+/// What the threads read.
+struct Shared {
+    arena: Arena,
+    turns: Turns,
+    affinity: Affinity,
+}
+
+impl Crew {
+    /// Nobody yet.
+    pub fn new(arena: Arena, turns: Turns) -> Self {
+        Self {
+            shared: Shared {
+                arena,
+                turns,
+                affinity: Affinity::current(),
+            },
+            called_ms: None,
+            hurried: false,
+            turn_ms: None,
+        }
+    }
+
+    /// Sees the pieces of this round done. `false`: they do not come on.
+    pub fn finish(&mut self, need: &mut Need) -> bool {
+        let control = self.shared.arena.control();
+        let called_ms = match self.called_ms {
+            Some(ms) => ms,
+            None => {
+                let now = helper::now_ms();
+                self.called_ms = Some(now);
+                if need.is_pressing() {
+                    self.hurry();
+                } else {
+                    self.call();
+                }
+                now
+            }
+        };
+        let mut left = control.left.load(Ordering::SeqCst);
+        let mut since = helper::now_ms();
+        loop {
+            helper::wait(control.finished.as_ptr() as usize, 0, LOOK_MS);
+            // Who was late with the round before may have told of that; who tells of this one after the count is read is
+            // heard by the next wait.
+            control.finished.store(0, Ordering::SeqCst);
+            let left_now = control.left.load(Ordering::SeqCst);
+            if left_now == 0 {
+                return true;
+            }
+            let now = helper::now_ms();
+            if left_now != left {
+                (left, since) = (left_now, now);
+            }
+            if self.hurried {
+                if now - since > STUCK_MS {
+                    return false;
+                }
+                continue;
+            }
+            if control.turn.load(Ordering::SeqCst) != 0 && self.turn_ms.is_none() {
+                self.turn_ms = Some(now);
+            }
+            if need.is_pressing() || is_late(now, called_ms, self.turn_ms) {
+                since = now;
+                self.hurry();
+            }
+        }
+    }
+
+    fn call(&self) {
+        let workers = self.shared.arena.control().workers;
+        let made = (0..workers)
+            .filter(|&n| self.spawn(2 + n, if n == 0 { first } else { further }))
+            .count();
+        if made == 0 {
+            self.shared.take_pieces();
+        }
+    }
+
+    fn hurry(&mut self) {
+        self.hurried = true;
+        let control = self.shared.arena.control();
+        control.hurry.store(1, Ordering::SeqCst);
+        helper::wake(control.turn.as_ptr() as usize);
+        let cpus = self.shared.affinity.count().clamp(1, HURRIED);
+        let made = (0..cpus)
+            .filter(|&n| self.spawn(2 + CALM + n, hurried))
+            .count();
+        if made == 0 {
+            self.shared.take_pieces();
+            self.shared.take_what_is_left();
+        }
+    }
+
+    fn spawn(&self, seat: usize, entry: helper::Entry) -> bool {
+        let arena = self.shared.arena;
+        let control = arena.control();
+        control
+            .crew
+            .store(&raw const self.shared as usize, Ordering::SeqCst);
+        // SAFETY: each seat is used once; the argument is the arena's address with the number of the seat in
+        // the bits that are 0 there. `shared` stays until the process ends.
+        unsafe { helper::spawn_thread(arena.seat(seat), entry, arena.address() | seat) }.is_ok()
+    }
+}
+
+/// Whether calm work has had its time: since its turn began, or while none came.
+fn is_late(now: u64, called: u64, turn: Option<u64>) -> bool {
+    turn.map_or(now - called > TURN_MS, |turn| now - turn > CALM_MS)
+}
+
+/// What a thread finds: all there is, and its seat's number.
+fn enter(argument: usize) -> (&'static Shared, usize) {
+    let (address, seat) = (argument & !4095, argument & 4095);
+    let shared = Arena::at(address).map(|arena| arena.control().crew.load(Ordering::SeqCst));
+    // SAFETY: `spawn` stored it, and it stays until the process ends.
+    let shared = unsafe { &*(shared.unwrap_or(0) as *const Shared) };
+    (shared, seat)
+}
+
+/// The first of the calm threads: waits for the helper's turn.
+extern "C" fn first(argument: usize) {
+    let (shared, _) = enter(argument);
+    thread::run_idly();
+    let control = shared.arena.control();
+    shared.turns.wait(u64::from(control.program));
+    control.turn.store(1, Ordering::SeqCst);
+    helper::wake(control.turn.as_ptr() as usize);
+    shared.work(|| {})
+}
+
+/// The other calm ones.
+extern "C" fn further(argument: usize) {
+    let (shared, _) = enter(argument);
+    thread::run_idly();
+    let control = shared.arena.control();
+    while control.turn.load(Ordering::SeqCst) == 0 && control.hurry.load(Ordering::SeqCst) == 0 {
+        helper::wait(control.turn.as_ptr() as usize, 0, LONG_MS);
+    }
+    shared.work(|| {})
+}
+
+extern "C" fn hurried(argument: usize) {
+    let (shared, seat) = enter(argument);
+    shared.affinity.pin(seat, usize::MAX);
+    shared.work(|| shared.take_what_is_left())
+}
+
+impl Shared {
+    /// Works through rounds until the process ends.
+    fn work(&self, then: impl Fn()) -> ! {
+        let round = &self.arena.control().round;
+        loop {
+            let seen = round.load(Ordering::SeqCst);
+            self.take_pieces();
+            then();
+            helper::wait(round.as_ptr() as usize, seen, LONG_MS);
+        }
+    }
+
+    fn take_pieces(&self) {
+        let control = self.arena.control();
+        let more = |number| (number < control.count.load(Ordering::SeqCst)).then_some(number + 1);
+        while let Ok(number) = control
+            .next
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+        {
+            self.take(number);
+        }
+    }
+
+    /// Those that somebody has taken and not come to.
+    fn take_what_is_left(&self) {
+        for number in 0..self.arena.control().count.load(Ordering::SeqCst) {
+            self.take(number);
+        }
+    }
+
+    fn take(&self, number: usize) {
+        let control = self.arena.control();
+        let piece = self.arena.pieces().get(number);
+        let Some((piece, range)) = piece.and_then(|piece| Some((piece, piece.pending()?))) else {
+            return;
+        };
+        zap(range.start, range.bytes);
+        if piece.finish(range) && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            control.finished.store(1, Ordering::SeqCst);
+            helper::wake(control.finished.as_ptr() as usize);
+        }
+    }
+}
+
+fn zap(start: usize, bytes: usize) {
+    // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: not the helper's own. What is refused is
+    // left to the end of the process.
+    unsafe {
+        if vm::advise(start, bytes, libc::MADV_DONTNEED).is_err() {
+            let _ = vm::advise(start, bytes, vm::MADV_DONTNEED_LOCKED);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calm_work_and_the_wait_for_it_have_their_time() {
+        assert!(!is_late(TURN_MS, 0, None));
+        assert!(is_late(TURN_MS + 1, 0, None));
+        // However late the turn came.
+        assert!(!is_late(TURN_MS + CALM_MS, 0, Some(TURN_MS)));
+        assert!(is_late(TURN_MS + CALM_MS + 1, 0, Some(TURN_MS)));
+        assert!(is_late(CALM_MS + 1, 0, Some(0)));
+    }
+}

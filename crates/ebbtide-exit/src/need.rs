@@ -1,0 +1,55 @@
+//! Whether memory is short, for the machine or for the cgroup that the dying process is in.
+//!
+//! The same files as workers read, opened before the helper locked itself in ([`Kept`]), and the same rule
+//! ([`policy`](ebbtide_core::release::pressure::policy)). The helper does not hear of what only its program was told of: the
+//! environment's file or socket, the pressure level and the hits of version 1.
+
+use ebbtide_core::release::pressure::policy::{Look, Policy, Stalls, is_ours};
+use ebbtide_sys::helper;
+use ebbtide_sys::pressure::Kept;
+use ebbtide_sys::pressure::source::Trigger;
+
+/// What it reads, and what it made of it.
+pub struct Need {
+    files: Kept,
+    stalls: Stalls,
+    policy: Policy,
+}
+
+impl Need {
+    /// Opens what there is.
+    pub fn open() -> Self {
+        Self {
+            files: Kept::open(),
+            stalls: Stalls::new(Trigger::DEFAULT),
+            policy: Policy::new(),
+        }
+    }
+
+    /// Begins to look: what was lost long before does not count.
+    pub fn begin(&mut self) {
+        self.stalls = Stalls::new(Trigger::DEFAULT);
+        self.has_stalled(helper::now_ms());
+    }
+
+    /// Whether memory is short now.
+    pub fn is_pressing(&mut self) -> bool {
+        let now_ms = helper::now_ms();
+        let (machine, group) = (self.files.machine(), self.files.group());
+        let told = self.has_stalled(now_ms) && is_ours(self.files.stalls_are_machines(), machine);
+        let look = Look {
+            now_ms,
+            room: machine.map(|machine| machine.nearer(group)).or(group),
+            // Nothing grows any more.
+            potential: 0,
+            resident: 0,
+            told,
+        };
+        self.policy.look(&look).pressed
+    }
+
+    fn has_stalled(&mut self, now_ms: u64) -> bool {
+        let stalled = self.files.stalled_us(self.stalls.who());
+        stalled.is_some_and(|stalled| self.stalls.look(now_ms, stalled))
+    }
+}

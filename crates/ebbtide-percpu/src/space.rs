@@ -1,0 +1,416 @@
+//! Address space of the per-CPU areas: one reservation, made at the first use.
+
+use crate::handle::Handle;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use ebbtide_core::heap::{FAST, Front, Heap};
+use ebbtide_core::ranks;
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::{process, vm};
+use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::percpu::{Chunk, Shard, ShardState, UNIT_BYTES};
+
+/// A handle has room for that.
+pub const LIMIT_BYTES: usize = 1 << 40;
+/// Shards at most.
+const MAX_SHARDS: usize = 16;
+/// Chunks of a shard at most.
+const MAX_CHUNKS: usize = 1 << 15;
+
+const _: () = assert!(UNIT_BYTES == 1 << ebbtide_sys::rseq::UNIT_SHIFT);
+
+/// What additions read: one cache line, set once.
+#[repr(C, align(64))]
+struct Words {
+    /// 0 before the first use.
+    base: AtomicUsize,
+    bytes: AtomicUsize,
+    units: AtomicUsize,
+    /// 0: no sections.
+    rseq_offset: AtomicUsize,
+    shards: AtomicUsize,
+    /// Chunks of a shard, as a shift.
+    shift: AtomicUsize,
+    records: AtomicUsize,
+    spills: AtomicUsize,
+}
+
+static WORDS: Words = Words {
+    base: AtomicUsize::new(0),
+    bytes: AtomicUsize::new(0),
+    units: AtomicUsize::new(0),
+    rseq_offset: AtomicUsize::new(0),
+    shards: AtomicUsize::new(0),
+    shift: AtomicUsize::new(0),
+    records: AtomicUsize::new(0),
+    spills: AtomicUsize::new(0),
+};
+
+/// The plan that all threads start by, in memory of its own, complete before it stands here. 0: nobody has begun.
+static PLAN: AtomicUsize = AtomicUsize::new(0);
+
+/// What [`WORDS`] will say. Whoever finds it carries it out, so that nobody waits for the thread that made it.
+#[derive(Clone, Copy)]
+struct Plan {
+    base: usize,
+    bytes: usize,
+    units: usize,
+    rseq_offset: usize,
+    shards: usize,
+    shift: usize,
+    records: usize,
+    spills: usize,
+}
+
+impl Plan {
+    /// The one that counts. `None`: there is none yet.
+    fn current() -> Option<Self> {
+        let place = PLAN.load(Ordering::Acquire) as *const Self;
+        // SAFETY: written before its address was published, and never again.
+        (!place.is_null()).then(|| unsafe { place.read() })
+    }
+
+    /// Any number of threads may do so at once: all write the same, the length last.
+    fn carry_out(&self) {
+        let words = [
+            (&WORDS.base, self.base),
+            (&WORDS.units, self.units),
+            (&WORDS.rseq_offset, self.rseq_offset),
+            (&WORDS.shards, self.shards),
+            (&WORDS.shift, self.shift),
+            (&WORDS.records, self.records),
+            (&WORDS.spills, self.spills),
+        ];
+        for (word, value) in words {
+            word.store(value, Ordering::Relaxed);
+        }
+        WORDS.bytes.store(self.bytes, Ordering::Release);
+    }
+}
+
+/// Set where memory behind the chunks may have content that nobody could take away: none is opened then.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Carries out what another thread of a forked child's parent had begun.
+pub fn finish_start() {
+    if bytes() == 0
+        && let Some(plan) = Plan::current()
+    {
+        plan.carry_out();
+    }
+}
+
+/// Takes the memory behind a shard's last chunk away: another thread of a forked child's parent may have opened
+/// chunks there and written to them (INV-PERCPU-7).
+///
+/// # Safety
+/// No other thread exists, and nobody has an area there.
+pub unsafe fn empty_behind(shard: usize, end: u32) {
+    let limit = 1 << WORDS.shift.load(Ordering::Relaxed);
+    if end < limit {
+        let first = address(Place { shard, chunk: end }, 0);
+        let bytes = (limit - end) as usize * (units() + 1) * UNIT_BYTES;
+        // SAFETY: a part of our own reservation; by contract.
+        if unsafe { vm::release(first, bytes) }.is_err() {
+            CLOSED.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The start of the reservation.
+#[inline]
+pub fn base() -> usize {
+    WORDS.base.load(Ordering::Relaxed)
+}
+
+/// Its length; 0 before the first use.
+#[inline]
+pub fn bytes() -> usize {
+    WORDS.bytes.load(Ordering::Acquire)
+}
+
+/// Copies of an area, without the spill unit.
+#[inline]
+pub fn units() -> usize {
+    WORDS.units.load(Ordering::Relaxed)
+}
+
+/// The same, also before the first use.
+pub fn cpus(heap: &Front) -> usize {
+    match units() {
+        0 => process::cpu_limit().max(heap.settings().config.percpu_units),
+        units => units,
+    }
+}
+
+/// Where `struct rseq` is; 0 when additions are atomic instructions.
+#[inline]
+pub fn rseq_offset() -> isize {
+    WORDS.rseq_offset.load(Ordering::Relaxed) as isize
+}
+
+/// Whether the CPU that this thread is on has a unit, by the kernel's word for a registered thread. Sections are in use.
+#[cfg(target_arch = "x86_64")]
+pub fn has_unit() -> bool {
+    // SAFETY: sections are in use, so `struct rseq` lies there.
+    let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
+    usize::try_from(cpu).is_ok_and(|cpu| cpu < units())
+}
+
+/// The CPU that this thread is on, or was a moment ago.
+#[inline]
+pub fn current_cpu() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if rseq_offset() != 0 {
+        // SAFETY: sections are in use, so `struct rseq` lies there.
+        let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
+        // Without registration, libc may not know the thread either.
+        return usize::try_from(cpu).unwrap_or_else(|_| process::current_cpu_raw());
+    }
+    process::current_cpu()
+}
+
+/// All of them.
+pub static SHARDS: Shards = Shards::new();
+
+/// The shards.
+pub struct Shards {
+    shards: [Padded; MAX_SHARDS],
+}
+
+/// A shard on cache lines of its own.
+#[repr(align(128))]
+struct Padded(Lock<ShardState>);
+
+/// A chunk by shard and number in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub shard: usize,
+    pub chunk: u32,
+}
+
+impl Shards {
+    /// Not started.
+    const fn new() -> Self {
+        Self {
+            shards: [const { Padded(Lock::new(ranks::PERCPU, ShardState::NEW)) }; MAX_SHARDS],
+        }
+    }
+
+    /// The locks of all shards, in use or not: a fork frees what it has taken, and another thread may start the
+    /// shards meanwhile.
+    pub fn locks(&self) -> impl Iterator<Item = &Lock<ShardState>> {
+        self.shards.iter().map(|shard| &shard.0)
+    }
+
+    /// Reserves the address space, once. `false`: there is none to be had. No thread waits for another one: each
+    /// reserves, the first one's plan counts, and all carry that one out.
+    pub fn start(&self, heap: &Heap) -> bool {
+        if bytes() != 0 {
+            return true;
+        }
+        if Plan::current().is_none() && !self.plan(heap) {
+            return false;
+        }
+        finish_start();
+        true
+    }
+
+    /// Makes a plan, unless another thread is faster. `false`: there is no address space.
+    fn plan(&self, heap: &Heap) -> bool {
+        let units = cpus(heap);
+        let shards = units.min(MAX_SHARDS);
+        let chunk_bytes = (units + 1) * UNIT_BYTES;
+        let ram = process::memory_total().map_or(4 << 30, |(ram, _)| ram);
+        let mut wanted = ram.saturating_mul(4).min(LIMIT_BYTES);
+        if let Some(limit) = process::soft_limit(libc::RLIMIT_AS) {
+            wanted = wanted.min(limit / 16);
+        }
+        let mut chunks = (wanted / chunk_bytes / shards).clamp(1, MAX_CHUNKS);
+        // Powers of two, so that a chunk's number says its shard.
+        chunks = 1 << chunks.ilog2();
+        let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
+        loop {
+            let count = shards * chunks;
+            // The plan, the records, the spills.
+            let (records, spills) = (page(count * size_of::<Chunk>()), page(count * 8));
+            let side_bytes = FRAME_BYTES + records + spills;
+            let side = vm::reserve(side_bytes, FRAME_BYTES);
+            let data = vm::reserve(count * chunk_bytes, UNIT_BYTES);
+            // SAFETY: the first page of the reservation just made.
+            let has_page = side.is_ok_and(|side| unsafe { vm::commit(side, FRAME_BYTES) }.is_ok());
+            if let (Ok(base), Ok(side), true) = (data, side, has_page) {
+                let plan = Plan {
+                    base,
+                    bytes: count * chunk_bytes,
+                    units,
+                    rseq_offset: if heap.caches.uses_sections() {
+                        FAST.rseq_offset.load(Ordering::Relaxed)
+                    } else {
+                        0
+                    },
+                    shards,
+                    shift: chunks.ilog2() as usize,
+                    records: side + FRAME_BYTES,
+                    spills: side + FRAME_BYTES + records,
+                };
+                // What is populated shall be what is needed.
+                // SAFETY: our own reservation, without content; the plan has a page of its own.
+                unsafe {
+                    let _ = vm::advise(base, plan.bytes, libc::MADV_NOHUGEPAGE);
+                    (side as *mut Plan).write(plan);
+                }
+                let first = PLAN.compare_exchange(0, side, Ordering::AcqRel, Ordering::Acquire);
+                if first.is_err() {
+                    vm::unmap(base, plan.bytes);
+                    vm::unmap(side, side_bytes);
+                }
+                return true;
+            }
+            if let Ok(data) = data {
+                vm::unmap(data, count * chunk_bytes);
+            }
+            if let Ok(side) = side {
+                vm::unmap(side, side_bytes);
+            }
+            if chunks == 1 {
+                return false;
+            }
+            chunks /= 2;
+        }
+    }
+
+    /// Calls `work` with a shard, under its lock, in a thread that has looked for forks.
+    pub fn with<R>(&self, _inside: &Heap, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> R {
+        let mut state = self.shards[shard].0.lock();
+        let first = record(Place { shard, chunk: 0 });
+        let count = state.end() as usize;
+        // SAFETY: the records below the end were opened, zeroed memory is a valid one (INV-PERCPU-6), and those
+        // of a shard are touched under its lock only.
+        let chunks = unsafe { core::slice::from_raw_parts_mut(first as *mut Chunk, count) };
+        work(&mut Shard::new(&mut state, chunks))
+    }
+
+    /// Opens the next chunk of a shard. `false`: no memory, or no address space.
+    pub fn open(&self, heap: &Heap, shard: usize) -> bool {
+        let limit = 1 << WORDS.shift.load(Ordering::Relaxed);
+        let Some(chunk) = self.with(heap, shard, |shard| shard.wanted(limit)) else {
+            return false;
+        };
+        let place = Place { shard, chunk };
+        let pages = |from: usize, bytes: usize| {
+            let start = from / FRAME_BYTES * FRAME_BYTES;
+            (start, (from + bytes).next_multiple_of(FRAME_BYTES) - start)
+        };
+        let (record, record_bytes) = pages(record(place), size_of::<Chunk>());
+        let (spill, spill_bytes) = pages(spill(place).as_ptr() as usize, 8);
+        // SAFETY: parts of our own reservations; opening twice does no harm.
+        let opened = unsafe {
+            vm::commit(record, record_bytes)
+                .and_then(|()| vm::commit(spill, spill_bytes))
+                .and_then(|()| vm::commit(address(place, 0), (units() + 1) * UNIT_BYTES))
+        };
+        if opened.is_err() || CLOSED.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Untouched, so it is there only if the program locks its memory as it comes: all of it, then.
+        let resident = !heap.settings().config.basic_syscalls && vm::is_resident(address(place, 0));
+        let mut state = self.shards[shard].0.lock();
+        // SAFETY: as in `with`; the record behind the end was opened just now.
+        let chunks = unsafe {
+            let count = (state.end() as usize).max(chunk as usize + 1);
+            core::slice::from_raw_parts_mut(
+                self::record(Place { shard, chunk: 0 }) as *mut Chunk,
+                count,
+            )
+        };
+        if Shard::new(&mut state, chunks).open(chunk, resident) {
+            let spilled = if resident { u64::MAX } else { 0 };
+            self::spill(place).store(spilled, Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+/// The number of shards.
+pub fn shards() -> usize {
+    WORDS.shards.load(Ordering::Relaxed)
+}
+
+fn index(place: Place) -> usize {
+    place.shard << WORDS.shift.load(Ordering::Relaxed) | place.chunk as usize
+}
+
+fn record(place: Place) -> usize {
+    WORDS.records.load(Ordering::Relaxed) + index(place) * size_of::<Chunk>()
+}
+
+/// Pages of a chunk's spill unit that may be resident. Opened with the chunk.
+pub fn spill(place: Place) -> &'static AtomicU64 {
+    let address = WORDS.spills.load(Ordering::Relaxed) + index(place) * 8;
+    // SAFETY: an entry of the table, which is never unmapped; all access is atomic.
+    unsafe { &*(address as *const AtomicU64) }
+}
+
+/// The address of a chunk's unit; that with the number [`units`] is the spill unit.
+pub fn address(place: Place, unit: usize) -> usize {
+    base() + (index(place) * (units() + 1) + unit) * UNIT_BYTES
+}
+
+/// The handle of an area by its chunk and first byte.
+pub fn handle(place: Place, offset: usize, size: usize) -> Handle {
+    Handle::new(address(place, 0) - base() + offset, size)
+}
+
+/// The chunk of a handle's place, and the offset in it. `None`: it is not in the unit of CPU 0.
+pub fn chunk_of(place: usize) -> Option<(Place, usize)> {
+    let unit = place / UNIT_BYTES;
+    let (index, unit) = (unit / (units() + 1), unit % (units() + 1));
+    let shift = WORDS.shift.load(Ordering::Relaxed);
+    let found = Place {
+        shard: index >> shift,
+        chunk: (index & ((1 << shift) - 1)) as u32,
+    };
+    (unit == 0).then_some((found, place % UNIT_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use ebbtide_core::heap::heap_of;
+    use ebbtide_core::sources::Parts;
+
+    /// No other test of this binary starts it. A thread that had to wait for the one that began would wait for good:
+    /// that one has been killed, or is the thread of a forked child's parent.
+    #[test]
+    fn what_another_thread_has_begun_is_carried_out_by_anybody() {
+        static PARTS: Parts = Parts {
+            caches: &[],
+            keepers: &[&crate::PerCpuData],
+            hooks: &[],
+        };
+        let heap: &Heap = &heap_of(&PARTS).unwrap().enter_uncounted();
+        let locks = SHARDS.locks().count();
+        // The thread ends here: nothing stands in the words yet.
+        assert!(SHARDS.plan(heap));
+        let plan = Plan::current().unwrap();
+        assert_eq!((base(), bytes(), shards()), (0, 0, 0));
+        // Or in the middle of them.
+        WORDS.shards.store(plan.shards, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert!(SHARDS.start(heap)));
+            }
+        });
+        assert_eq!(
+            (base(), bytes(), shards()),
+            (plan.base, plan.bytes, plan.shards)
+        );
+        // One that comes too late with a plan of its own drops it.
+        assert!(SHARDS.plan(heap) && Plan::current().unwrap().base == plan.base);
+        finish_start();
+        assert_eq!((base(), units()), (plan.base, plan.units));
+        // A fork that began before this frees as many locks as it took.
+        assert_eq!(SHARDS.locks().count(), locks);
+    }
+}

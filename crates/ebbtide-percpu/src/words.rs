@@ -1,0 +1,94 @@
+//! Words of areas: addition without an atomic instruction, and sum.
+
+use crate::handle::Handle;
+use crate::space::{self, Place};
+use core::sync::atomic::{AtomicU64, Ordering};
+#[cfg(target_arch = "x86_64")]
+use ebbtide_sys::rseq::section;
+use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::percpu::UNIT_BYTES;
+
+/// A section that is interrupted so often in a row is being stepped through: the spill unit, then.
+#[cfg(target_arch = "x86_64")]
+const MAX_ABORTS: u32 = 100;
+
+/// Adds to this CPU's word at `offset`, wrapping. Ends the process when there is no aligned word there.
+///
+/// # Safety
+/// The area is allocated.
+#[inline]
+pub unsafe fn add(handle: Handle, offset: usize, value: u64) {
+    let word = handle.word(offset);
+    #[cfg(target_arch = "x86_64")]
+    {
+        let rseq_offset = space::rseq_offset();
+        // SAFETY: an aligned word of an area, with one in each unit; sections are in use, so `struct rseq` lies there.
+        if rseq_offset != 0 && unsafe { section::add(word, space::units(), value, rseq_offset) } {
+            return;
+        }
+    }
+    // SAFETY: by contract.
+    unsafe { add_slowly(word, value) }
+}
+
+/// # Safety
+/// `word` is an aligned word of an allocated area, for CPU 0.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn add_slowly(word: usize, value: u64) {
+    let rseq_offset = space::rseq_offset();
+    if rseq_offset == 0 {
+        let cpu = space::current_cpu() % space::units();
+        // SAFETY: by contract; INV-PERCPU-8.
+        let place = unsafe { &*((word + cpu * UNIT_BYTES) as *const AtomicU64) };
+        place.fetch_add(value, Ordering::Relaxed);
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    for _ in 0..MAX_ABORTS {
+        if !space::has_unit() {
+            break;
+        }
+        // SAFETY: as in `add`.
+        if unsafe { section::add(word, space::units(), value, rseq_offset) } {
+            return;
+        }
+    }
+    // SAFETY: by contract.
+    unsafe { spilled(word) }.fetch_add(value, Ordering::Relaxed);
+}
+
+/// The word's copy in the spill unit, whose page is noted as resident from now on.
+///
+/// # Safety
+/// As [`add_slowly`].
+unsafe fn spilled(word: usize) -> &'static AtomicU64 {
+    let (place, bit) = page_of(word);
+    space::spill(place).fetch_or(bit, Ordering::AcqRel);
+    // SAFETY: by contract; the spill unit is opened with the others.
+    unsafe { &*((word + space::units() * UNIT_BYTES) as *const AtomicU64) }
+}
+
+fn page_of(word: usize) -> (Place, u64) {
+    let Some((place, offset)) = space::chunk_of(word - space::base()) else {
+        unreachable!("words are those of CPU 0")
+    };
+    (place, 1 << (offset / FRAME_BYTES))
+}
+
+/// The sum over all CPUs of the words at `offset`, wrapping: what was added before the call, and what of the
+/// additions beside it has been seen. Ends the process when there is no aligned word there.
+///
+/// # Safety
+/// The area is allocated.
+pub unsafe fn sum(handle: Handle, offset: usize) -> u64 {
+    let word = handle.word(offset);
+    let (place, bit) = page_of(word);
+    let spilled = space::spill(place).load(Ordering::Acquire) & bit != 0;
+    (0..space::units() + usize::from(spilled))
+        .map(|unit| {
+            // SAFETY: by contract; aligned words do not tear.
+            unsafe { &*((word + unit * UNIT_BYTES) as *const AtomicU64) }.load(Ordering::Relaxed)
+        })
+        .fold(0, u64::wrapping_add)
+}

@@ -1,0 +1,32 @@
+//! Per-CPU data: areas with a copy for each CPU, and what stands on them.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `cells` | [`PerCpu`]: a value for each CPU |
+//! | `counter` | [`Counter`] |
+//! | `refcount` | [`RefCount`] |
+//!
+//! The engine below is the crate `ebbtide_percpu`.
+
+mod cells;
+mod counter;
+mod refcount;
+
+pub use cells::{PerCpu, PlainData};
+pub use counter::Counter;
+pub use ebbtide_percpu::{Handle, Problem, Stats, add, free, pointer, stats, sum};
+pub use refcount::RefCount;
+
+/// An area of `size` bytes, zeroed, for each CPU.
+///
+/// # Errors
+/// See [`Problem`].
+pub fn allocate(size: usize, align: usize) -> Result<Handle, Problem> {
+    let front = crate::heap().ok_or(Problem::NoMemory)?;
+    ebbtide_percpu::allocate(front, size, align)
+}
+
+/// How many CPUs areas have copies for: CPU numbers are below it.
+pub fn cpus() -> usize {
+    crate::heap().map_or(1, ebbtide_percpu::cpus)
+}
