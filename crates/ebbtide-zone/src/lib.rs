@@ -53,6 +53,7 @@ mod blocks;
 mod check;
 mod claim;
 mod frame;
+pub mod low_water;
 mod pageblock;
 pub mod percpu;
 pub mod plan;

@@ -32,11 +32,11 @@ impl Shard<'_> {
     /// Begins a round.
     pub fn begin_round(&mut self, scope: Scope) {
         let state = &mut *self.state;
+        let unused = state.low.note(state.stock, true);
         state.budget = match scope {
             Scope::Everything => u32::MAX,
-            _ => state.low.min(state.stock).saturating_sub(HIGH),
+            _ => unused.saturating_sub(HIGH),
         };
-        state.low = state.stock;
         state.cursor = state.base;
         state.trim = false;
     }

@@ -3,6 +3,7 @@
 use super::area::for_pages;
 use super::chunk::{SLOTS, slot};
 use super::{Chunk, NONE, SMALL_GRANULES, State, UNIT_GRANULES, UNIT_PAGES};
+use crate::low_water::LowWater;
 
 /// Chunks of a slot whose hints promise nothing, tried at most.
 const TRIES: u32 = 4;
@@ -26,7 +27,7 @@ pub struct ShardState {
     /// Empty populated pages of active and free chunks; the fewest since the round before; and how many of them
     /// this round may take.
     pub(super) stock: u32,
-    pub(super) low: u32,
+    pub(super) low: LowWater<u32>,
     pub(super) budget: u32,
     pub(super) counters: Counters,
 }
@@ -94,7 +95,7 @@ impl ShardState {
         cursor: 0,
         trim: false,
         stock: 0,
-        low: 0,
+        low: LowWater(0),
         budget: 0,
         counters: Counters {
             chunks: 0,
@@ -144,7 +145,7 @@ impl<'a> Shard<'a> {
         chunk.populated |= populate;
         let state = &mut self.state;
         state.stock -= stocked.count_ones();
-        state.low = state.low.min(state.stock);
+        state.low.note(state.stock, false);
         state.counters.granules += u64::from(n);
         state.counters.empty -= u64::from(stocked.count_ones());
         state.counters.populated += u64::from(populate.count_ones());
