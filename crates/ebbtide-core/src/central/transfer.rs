@@ -10,6 +10,7 @@ use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::sources::{Cached, Round, Source};
 use ebbtide_sys::lock::Rank;
+use ebbtide_zone::low_water::LowWater;
 use ebbtide_zone::plan::Left;
 
 /// Batch nodes of a class.
@@ -28,7 +29,7 @@ pub struct Transfer {
     /// Rounds of the release engine since a batch came or went.
     idle_rounds: usize,
     /// The fewest full batches in this window.
-    low: usize,
+    low: LowWater<usize>,
 }
 
 impl Heap {
@@ -85,7 +86,7 @@ impl Transfer {
         count: 0,
         empty: u64::MAX,
         idle_rounds: 0,
-        low: 0,
+        low: LowWater(0),
     };
 
     /// How many full batches there are.
@@ -93,25 +94,20 @@ impl Transfer {
         self.count
     }
 
-    /// `None`: no full batch; else for how many rounds none came or went, this one counted, and how many
-    /// there are.
-    pub fn idle(&mut self) -> Option<(usize, usize)> {
-        if self.count == 0 {
-            return None;
-        }
+    /// A round, which may end a window. Full batches that go, and those that stay.
+    fn tend(&mut self, ends_window: bool) -> (usize, usize) {
+        let least = self.low.note(self.count, ends_window);
+        let surplus = if ends_window { least } else { 0 };
         self.idle_rounds += 1;
-        Some((self.idle_rounds, self.count))
-    }
-
-    /// Begins a window. Full batches that nobody needed in the last one.
-    pub fn surplus(&mut self) -> usize {
-        core::mem::replace(&mut self.low, self.count)
+        let is_idle = self.idle_rounds >= IDLE_ROUNDS;
+        let going = if is_idle { self.count } else { surplus };
+        (going, self.count - going)
     }
 
     fn take_full(&mut self) -> Option<u8> {
         self.idle_rounds = 0;
         self.count = self.count.checked_sub(1)?;
-        self.low = self.low.min(self.count);
+        self.low.note(self.count, false);
         Some(self.full[self.count])
     }
 
@@ -136,7 +132,7 @@ impl Transfer {
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        (self.count, self.low, self.empty) = (0, 0, u64::MAX);
+        (self.count, self.low, self.empty) = (0, LowWater(0), u64::MAX);
     }
 }
 
@@ -165,18 +161,9 @@ impl Source for Batches {
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
         for (class, about) in CLASS.iter().enumerate().skip(1) {
-            let (idle, surplus) = {
-                let mut transfer = heap.central[class].transfer.lock();
-                let idle = transfer.idle();
-                let ends = round.ends_window;
-                (idle, if ends { transfer.surplus() } else { 0 })
-            };
-            let Some((rounds, batches)) = idle else {
-                continue;
-            };
-            let idle = rounds >= IDLE_ROUNDS;
-            let kept = batches.saturating_sub(if idle { batches } else { surplus });
-            heap.drain_transfer(class, batches - kept);
+            let transfer = &heap.central[class].transfer;
+            let (going, kept) = transfer.lock().tend(round.ends_window);
+            heap.drain_transfer(class, going);
             left.cached_bytes += (kept * about.batch as usize) as u64 * u64::from(about.size);
         }
     }
@@ -203,23 +190,37 @@ mod tests {
     #[test]
     fn surplus_is_what_a_whole_window_did_without() {
         let mut transfer = Transfer::NEW;
-        assert_eq!(transfer.surplus(), 0);
+        assert_eq!(transfer.tend(true), (0, 0));
         for _ in 0..5 {
             let node = transfer.take_empty(NODES).unwrap();
             transfer.put_full(node);
         }
-        assert_eq!(transfer.surplus(), 0, "they came in this window");
+        assert_eq!(transfer.tend(true), (0, 5), "they came in this window");
         for _ in 0..3 {
             let node = transfer.take_full().unwrap();
             transfer.put_empty(node);
         }
         let node = transfer.take_empty(NODES).unwrap();
         transfer.put_full(node);
-        assert_eq!(
-            (transfer.surplus(), transfer.count),
-            (2, 3),
-            "the fewest there were"
-        );
-        assert_eq!(transfer.surplus(), 3, "nobody came");
+        assert_eq!(transfer.tend(false), (0, 3), "the window has not ended");
+        assert_eq!(transfer.tend(true), (2, 1), "the fewest there were");
+        assert_eq!(transfer.tend(true), (3, 0), "nobody came");
+    }
+
+    #[test]
+    fn all_go_after_some_rounds_in_which_none_came_or_went() {
+        let mut transfer = Transfer::NEW;
+        for _ in 0..2 * IDLE_ROUNDS {
+            assert_eq!(transfer.tend(false), (0, 0), "there is none");
+        }
+        for _ in 0..2 {
+            let node = transfer.take_empty(NODES).unwrap();
+            transfer.put_full(node);
+            let kept = transfer.count;
+            for _ in 1..IDLE_ROUNDS {
+                assert_eq!(transfer.tend(false), (0, kept));
+            }
+        }
+        assert_eq!(transfer.tend(false), (2, 0));
     }
 }
