@@ -14,6 +14,7 @@ use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::rseq::model::Slab;
 use ebbtide_sys::{membarrier, vm};
+use ebbtide_zone::low_water::LowWater;
 use ebbtide_zone::plan::Left;
 
 use super::{LIVE, PARKED};
@@ -100,11 +101,10 @@ impl Heap {
         let slab = unsafe { Slab::new(caches.place().stacks.slab(cpu)) };
         let (mut surplus, mut bytes): (Counts, _) = ([0; CLASSES], 0);
         for (class, low) in notes.low.iter().enumerate().skip(1) {
-            let now = slab.len(class) as u16;
-            let least = now.min(low.load(Ordering::Relaxed));
-            surplus[class] = least;
-            bytes += least as usize * CLASS[class].size as usize;
-            low.store(if ends { now } else { least }, Ordering::Relaxed);
+            let mut least = LowWater(low.load(Ordering::Relaxed));
+            surplus[class] = least.note(slab.len(class) as u16, ends);
+            bytes += surplus[class] as usize * CLASS[class].size as usize;
+            low.store(least.0, Ordering::Relaxed);
         }
         if ends && bytes >= SURPLUS_BYTES {
             self.take_out(cpu, Some(&surplus));
