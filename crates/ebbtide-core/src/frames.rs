@@ -47,9 +47,7 @@ pub struct ZoneData {
     pub state: ZoneState,
     /// The recent peak.
     pub retain: Retain,
-    /// The most frames in use since the last tick.
-    pub high: u64,
-    /// Frames taken since then that were not dirty.
+    /// Frames taken since the last tick that were not dirty.
     pub taken: u64,
     /// What became of frames that were given up.
     pub refaults: Refaults,
@@ -63,7 +61,6 @@ impl ZoneSlot {
         let data = ZoneData {
             state: ZoneState::new(0, 0),
             retain: Retain::new(),
-            high: 0,
             taken: 0,
             refaults: Refaults::new(),
             lazied: Recent::new(0),
@@ -106,7 +103,7 @@ impl ZoneSlot {
         let before = data.state.counters();
         let taken = attempt(&mut view(region, &mut data.state, 0))?;
         let after = data.state.counters();
-        data.high = data.high.max(after.in_use);
+        data.retain.rise(after.in_use);
         let other = (before.free - before.dirty) - (after.free - after.dirty);
         let fresh = other.saturating_sub(slack);
         data.taken += fresh;

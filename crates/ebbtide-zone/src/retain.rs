@@ -19,7 +19,7 @@ pub struct Retain {
     now_part: u64,
     /// Peak of each sub-window, and the time when it was last looked at. Slot: number modulo `SLOTS`.
     peaks: [(u64, u64); SLOTS],
-    /// Frames in use as last observed: it holds until the next observation.
+    /// The most frames in use since the last observation, its own counted: they hold until the next one.
     level: u64,
 }
 
@@ -34,8 +34,15 @@ impl Retain {
         }
     }
 
-    /// Notes the frames in use. To be called where they change much, or at each tick; the level of the last call
-    /// counts as held until this one. `now_ms` must not run backwards (earlier times count as the latest seen).
+    /// Notes that more frames are in use, between observations: where no clock is at hand.
+    #[inline]
+    pub fn rise(&mut self, in_use: u64) {
+        self.level = self.level.max(in_use);
+    }
+
+    /// Notes the frames in use. To be called where they change much, or at each tick; the level of the last call, or
+    /// what it rose to since, counts as held until this one. `now_ms` must not run backwards (earlier times count as
+    /// the latest seen).
     pub fn observe(&mut self, now_ms: u64, in_use: u64) {
         let part = now_ms / self.part_ms();
         if part > self.now_part {

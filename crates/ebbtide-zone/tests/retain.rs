@@ -29,6 +29,23 @@ fn a_level_counts_until_the_next_look() {
     assert_eq!(r.due(6_200, W, 0, 1 << 18, None), 1 << 18);
 }
 
+/// A rise between two observations counts as if it had been observed at the second, whatever is in use by then.
+#[test]
+fn a_rise_between_observations_counts() {
+    let (mut r, mut seen) = (Retain::new(), Retain::new());
+    for (now, rise, in_use) in [(100, 50, 20), (900, 10, 30), (1_500, 40, 0), (2_400, 0, 5)] {
+        r.rise(rise);
+        r.rise(rise / 2);
+        r.observe(now, in_use);
+        seen.observe(now, rise);
+        seen.observe(now, in_use);
+        for later in (now..now + 1_500).step_by(50) {
+            assert_eq!(r.peak(later), seen.peak(later), "at {now}, by {later} ms");
+        }
+    }
+    assert_eq!(r.peak(2_400), 40);
+}
+
 #[test]
 fn a_loop_over_temporaries_never_refaults() {
     let mut r = Retain::new();

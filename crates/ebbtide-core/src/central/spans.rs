@@ -33,8 +33,6 @@ pub struct SpanLists {
     held: usize,
     /// The recent peak of bytes out.
     retain: Retain,
-    /// The most objects out since the last look.
-    high: usize,
 }
 
 impl SpanLists {
@@ -59,7 +57,7 @@ impl SpanLists {
         let taken = into.len() - left;
         self.free -= taken;
         let out = self.spans * about.objects as usize - self.free - self.claimed;
-        self.high = self.high.max(out);
+        self.retain.rise((out * about.size as usize) as u64);
         into.copy_within(left.., 0);
         taken
     }
@@ -223,7 +221,6 @@ impl SpanLists {
         news: 0,
         held: 0,
         retain: Retain::new(),
-        high: 0,
     };
 
     /// Bytes of free objects, populated as far as is known, beyond what the recent peak will want again.
@@ -232,8 +229,6 @@ impl SpanLists {
         let about = &CLASS[class];
         let size = about.size as usize;
         let out = self.spans * about.objects as usize - self.free - self.claimed;
-        let high = core::mem::replace(&mut self.high, out).max(out);
-        self.retain.observe(now, (high * size) as u64);
         self.retain.observe(now, (out * size) as u64);
         if !self.has_news(size) {
             return 0;

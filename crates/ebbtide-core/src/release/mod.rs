@@ -223,8 +223,6 @@ impl Heap {
         for zone in self.live_zones() {
             let mut data = zone.lock.lock();
             let counters = data.state.counters();
-            let high = core::mem::replace(&mut data.high, counters.in_use);
-            data.retain.observe(now, high.max(counters.in_use));
             data.retain.observe(now, counters.in_use);
             let taken = core::mem::take(&mut data.taken);
             data.refaults.observe(now, taken);
