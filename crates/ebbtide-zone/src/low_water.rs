@@ -2,8 +2,11 @@
 //!
 //! The least that was kept at any moment of a window is what nobody needed in it. CPU stacks, full batches and empty
 //! pages of per-CPU data give that much at the end of each window. The caller says when a window ends: at a time, or
-//! with a round. Unlike [`Retain`](crate::retain::Retain), which keeps what a peak of use needs, it forgets the window
-//! before at once: what is unused goes after one to two windows.
+//! with a round. What is unused goes after one to two windows.
+//!
+//! [`Retain`](crate::retain::Retain) says the same of spans and zones, from the other side: what the peak of use over a
+//! sliding window does not need again. What goes as a whole after some rounds or milliseconds without any use has neither:
+//! one use, also one that adds, begins its count anew.
 
 /// The least that was kept since the window began, in units of the caller's. Plain data: the caller's lock guards it,
 /// or the caller keeps the number in an atomic.
