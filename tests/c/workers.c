@@ -2,6 +2,7 @@
  *   workers late          a filter for the main thread alone, beside a worker: soon no worker is without it, and memory
  *                         still comes back
  *   workers called        functions that bind one thread, or want no other, leave no worker
+ *   workers strict        the same functions again, where a filter kills for calls that they do not need
  *   workers once_more     the same where a filter was there before
  *   workers at_once       the same, the moment that a worker was made
  *   workers blind         the same with a worker that cannot look
@@ -150,8 +151,34 @@ static int blind(void)
     return passed();
 }
 
-/* None is made for a second after all had to end. */
-static void make_worker_again(void) { usleep(1100000); make_worker(); }
+/* None is made for 100 ms after all had to end. */
+static void make_worker_again(void) { usleep(200000); make_worker(); }
+
+/* A filter that kills for each system call of the library's own beside the one that is asked for. */
+static void strict(void)
+{
+    static const int calls[] = { SYS_getpid, SYS_gettid, SYS_futex, SYS_tgkill, SYS_sched_yield };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        int status;
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (!child) {
+            struct sock_filter kill[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i], 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+            };
+            struct sock_fprog kills = { 4, kill };
+            void *volatile starts = malloc(100);
+            free(starts);
+            int failed = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &kills);
+            failed |= prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+            _exit(failed);
+        }
+        CHECK(waitpid(child, &status, 0) == child && !status, "call %d: status %x", calls[i], status);
+    }
+}
 
 static void *locks_in(void *arg)
 {
@@ -171,8 +198,8 @@ static void called(void)
         CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && errno == 77);
         CHECK(!workers(NULL, 0));
         /* What comes by its number after that. */
-        use_much();
         CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
+        use_much();
         CHECK(!workers("Seccomp:", 2));
         make_worker_again();
     }
@@ -419,6 +446,7 @@ int main(int argc, char **argv)
     const char *mode = argc > 1 ? argv[1] : "";
     if (!strcmp(mode, "late")) locked_in(0, 0.1, 3);
     else if (!strcmp(mode, "called")) called();
+    else if (!strcmp(mode, "strict")) strict();
     else if (!strcmp(mode, "once_more")) locked_in(1, 0.1, 12);
     else if (!strcmp(mode, "at_once")) locked_in(0, 0, 12);
     else if (!strcmp(mode, "blind")) return blind();

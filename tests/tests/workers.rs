@@ -23,6 +23,7 @@ fn a_filter_for_the_main_thread_alone() {
 #[test]
 fn functions_that_bind_leave_no_worker() {
     workers("called", "retain_ms=60000");
+    workers("strict", "");
 }
 
 /// Cases that mostly wait for a worker's ten seconds, all at once.

@@ -78,7 +78,7 @@ pub fn keeps_deepbind() -> bool {
 }
 
 /// Ends the threads that release memory, and waits until they are gone: for a program that is about to bind itself, or
-/// that must be single-threaded for a call. None is made for a second. Most calls return at once, as most processes have
+/// that must be single-threaded for a call. None is made for 100 ms. Most calls return at once, as most processes have
 /// none; with one at work it takes until that is done. `false`: a second was not enough, and it ends later.
 ///
 /// `libebbtide.so` does this by itself before `prctl`, `unshare` and `setns`. From any thread, and from signal handlers.

@@ -29,8 +29,10 @@ use permit::{Permit, Terms};
 const IDLE_MS: u64 = 10_000;
 /// After a refusal, no thread is asked for during this.
 const RETRY_MS: u64 = 10_000;
-/// Who ends all workers waits for them so long at most, and has so long to bind itself.
+/// Who ends all workers waits for them so long, at most.
 const END_MS: u64 = 1000;
+/// And has so long to bind itself. What is freed meanwhile stays until the next slow path, or the next worker.
+const APART_MS: u64 = 100;
 
 /// Whoever has its eyes open while another coordinates comes back after this.
 const NOT_MY_TURN_MS: u64 = 200;
@@ -260,13 +262,16 @@ impl Workers {
         self.process.load(Ordering::Acquire) == process::id()
     }
 
-    /// Ends all workers. When it returns they are gone, and none is made for [`END_MS`]. `false`: one is still at work
-    /// after so long, and ends then. Takes no lock.
+    /// Ends all workers. When it returns they are gone, and none is made for [`APART_MS`]. `false`: one is still at work
+    /// after [`END_MS`], and ends then. Takes no lock, and makes no system call where there is none: a filter that is
+    /// there already may kill for it.
     pub fn end_all(&self) -> bool {
-        if !self.are_of_this_process() {
+        self.make_none_for(APART_MS);
+        let is_none = self.creating.load(Ordering::SeqCst) == 0
+            && self.places.iter().all(|place| place.thread() == 0);
+        if is_none || !self.are_of_this_process() {
             return true;
         }
-        self.make_none_for(END_MS);
         let end = clock::now_ms() + END_MS;
         let comes = |is_so: &dyn Fn() -> bool| {
             while !is_so() {
