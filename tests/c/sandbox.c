@@ -129,6 +129,9 @@ static void killed(int calls, char **numbers)
     }
 }
 
+/* What a filter needs. By number: after the function no worker is made for a moment. */
+static void promise(void) { CHECK(syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0); }
+
 /* The first worker is made by this thread, and under its filter. */
 static void *grow_under_filter(void *size)
 {
@@ -139,7 +142,7 @@ static void *grow_under_filter(void *size)
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_DONTNEED, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_THREAD), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
     struct sock_fprog prog = { sizeof f / sizeof *f, f };
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    promise();
     CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &prog) == 0);
     return malloc((size_t)size);
 }
@@ -215,7 +218,7 @@ static void die_at(int call)
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_THREAD), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
     struct sock_fprog prog = { sizeof f / sizeof *f, f };
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    promise();
     CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &prog) == 0);
 }
 
