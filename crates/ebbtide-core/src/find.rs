@@ -1,25 +1,10 @@
 //! What an address is.
 
-use crate::heap::{Front, Heap};
+use crate::heap::Front;
 use crate::large::{self, Found};
 use crate::report::Line;
 use crate::size_class::MIN_ALIGN;
 use core::sync::atomic::Ordering;
-
-/// Frees an allocation of the heap's. Ends the process for what is none.
-pub fn free_inside(heap: &Heap, address: usize) {
-    match find(heap, address) {
-        Allocation::Object(class) if heap.is_hardened() => heap.free_hardened(class, address),
-        Allocation::Object(class) => heap.overflow(class, address),
-        Allocation::Large(head) => {
-            if !heap.free_large(head) {
-                large::double_free(heap.region(), head);
-            }
-        }
-        Allocation::Reserve => heap.reserve.free(address),
-        Allocation::None => mistaken(heap, address, "free of "),
-    }
-}
 
 /// What an address is.
 pub enum Allocation {

@@ -344,7 +344,7 @@ fn free_queued(front: &Front) {
         && let Some(heap) = front.try_enter()
     {
         heap.reserve
-            .take_queued(|address| crate::find::free_inside(&heap, address));
+            .take_queued(|address| crate::requests::free_inside(&heap, address));
     }
 }
 

@@ -12,7 +12,6 @@
 use crate::heap::Heap;
 use crate::ranks;
 use crate::region::{Region, flag};
-use crate::release::EXPECT_BLOCKS;
 use crate::stats;
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_sys::features::HUGE_PAGES;
@@ -261,10 +260,7 @@ impl Heap {
             }
         }
         drop(data);
-        self.look_at_growth();
-        if step >= EXPECT_BLOCKS {
-            self.expect_release();
-        }
+        self.grown.fetch_max(step, Ordering::Relaxed);
         true
     }
 

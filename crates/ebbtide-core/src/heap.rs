@@ -66,6 +66,8 @@ pub struct Heap {
     pub small_blocks: AtomicUsize,
     /// Blocks that could not be split at the last try.
     pub held: Held,
+    /// The largest step that a zone has grown by since the last tick, in blocks; 0: none has.
+    pub grown: AtomicU32,
     /// Bytes freed since the last tick.
     pub freed: AtomicUsize,
     /// CPUs that were allowed at the last look; `usize::MAX`: not to be asked.
@@ -135,6 +137,7 @@ static HEAP: Heap = Heap {
     moves: AtomicUsize::new(0),
     small_blocks: AtomicUsize::new(0),
     held: Held::new(),
+    grown: AtomicU32::new(0),
     freed: AtomicUsize::new(0),
     cpus: AtomicUsize::new(1),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],

@@ -22,7 +22,6 @@ mod moves;
 
 use crate::heap::{Front, Heap};
 use crate::region::Region;
-use crate::release::releaser::Releaser;
 use crate::report::Line;
 use crate::size_class::CLASSES;
 use crate::span::{self, Span};
@@ -47,6 +46,16 @@ pub struct Large {
     pub clean: bool,
 }
 
+/// What became of a request to make one larger or smaller.
+pub enum Resized {
+    /// It is here now.
+    At(usize),
+    /// There is no other place for it now.
+    NoRoom,
+    /// It is to be copied.
+    Never,
+}
+
 /// What stands at an address that is not an object of a class.
 pub enum Found {
     /// A large allocation's head.
@@ -56,21 +65,8 @@ pub enum Found {
 }
 
 impl Heap {
-    /// Allocates `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
-    pub fn allocate_large(&self, size: usize, align: usize) -> Option<Large> {
-        if !self.grants(size, align) {
-            return None;
-        }
-        let taken = self.try_large(size, align).or_else(|| {
-            crate::release::release_everything(self, Releaser::Asked);
-            self.try_large(size, align)
-        });
-        self.tick();
-        crate::stats::large_changed(self, size);
-        taken
-    }
-
-    fn try_large(&self, size: usize, align: usize) -> Option<Large> {
+    /// Takes `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
+    pub fn take_large(&self, size: usize, align: usize) -> Option<Large> {
         let frames = size.div_ceil(FRAME_BYTES) as u32;
         let align_frames = (align / FRAME_BYTES).max(1) as u32;
         let region = self.region();
@@ -173,16 +169,9 @@ impl Front {
 }
 
 impl Heap {
-    /// Frees a large allocation. `false`: somebody else just did.
-    pub fn free_large(&self, head: Frame) -> bool {
-        let freed = self.give_up_large(head, true);
-        self.tick();
-        freed
-    }
-
     /// Returns the frames of a large allocation to their zone; `touched` is false when its pages have
-    /// been moved away.
-    fn give_up_large(&self, head: Frame, touched: bool) -> bool {
+    /// been moved away. Its bytes, as far as they count. `None`: somebody else just did.
+    pub fn give_up_large(&self, head: Frame, touched: bool) -> Option<usize> {
         let region = self.region();
         // SAFETY: a head's frame is opened.
         let class = unsafe { region.class_of(head) };
@@ -190,11 +179,11 @@ impl Heap {
             .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
             .is_err()
         {
-            return false;
+            return None;
         }
         if self.is_abandoned(head) {
             // Its record may be one that this process will hand out: another thread of the parent's took it later.
-            return true;
+            return Some(0);
         }
         // SAFETY: after the exchange this thread alone owns the allocation and its record.
         let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
@@ -208,8 +197,7 @@ impl Heap {
         };
         let bytes = frames as usize * FRAME_BYTES;
         if touched && blocks == 0 && moved == 0 && self.keep_spare(head, frames) {
-            crate::stats::large_changed(self, bytes);
-            return true;
+            return Some(bytes);
         }
         span::put_record(&self.records, region, index);
         crate::stats::large_freed(bytes);
@@ -219,8 +207,7 @@ impl Heap {
         } else if moved > 0 || !self.keep_from_use(head, frames, blocks) {
             self.put_large(head, 0, frames, blocks, frames, was_clean);
         }
-        crate::stats::large_changed(self, bytes);
-        true
+        Some(bytes)
     }
 
     /// Returns the frames of an allocation from `from` on. `used` of all its frames were touched;
@@ -265,10 +252,10 @@ impl Heap {
         }
     }
 
-    /// Makes a large allocation `size` bytes long. `None`: it must be copied by the caller.
-    pub fn resize_large(&self, head: Frame, size: usize) -> Option<usize> {
+    /// Makes a large allocation `size` bytes long.
+    pub fn try_resize(&self, head: Frame, size: usize) -> Resized {
         if size > self.region().blocks as usize * BLOCK_BYTES {
-            return None;
+            return Resized::Never;
         }
         let frames = size.div_ceil(FRAME_BYTES) as u32;
         let before = self.large_span(head).slack();
@@ -282,14 +269,14 @@ impl Heap {
                     .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
             }
             self.guard_large(self.large_span(head), size);
-            self.tick();
-            crate::stats::large_changed(self, size.abs_diff(bytes));
-            return Some(self.region().address(head));
+            return Resized::At(self.region().address(head));
         }
-        if resized.is_none() || !self.can_move(head, bytes) {
-            return None;
+        let may_move = || self.can_move(head, bytes) && self.grants(size, FRAME_BYTES);
+        if resized.is_none() || !may_move() {
+            return Resized::Never;
         }
         self.move_large(head, bytes, size)
+            .map_or(Resized::NoRoom, Resized::At)
     }
 
     /// `Some(true)`: done; `Some(false)`: there is no room here; `None`: better copied.
@@ -363,7 +350,6 @@ impl Heap {
             // Old content stays behind what is in use.
             self.large_span(head).was_clean = false;
         }
-        self.tick();
         true
     }
 }

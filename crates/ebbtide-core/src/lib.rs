@@ -43,6 +43,7 @@ pub mod ranks;
 pub mod region;
 pub mod release;
 pub mod report;
+pub mod requests;
 pub mod reserve;
 pub mod size_class;
 pub mod sources;

@@ -152,9 +152,9 @@ mod tests {
         let heap = &*heap().unwrap().enter_uncounted();
         // Other tests allocate beside this one.
         let emptied = (0..50).any(|_| {
-            let object = heap.refill(crate::size_class::class_of(100));
+            let object = heap.allocate_object(crate::size_class::class_of(100));
             assert!(object != 0);
-            crate::find::free_inside(heap, object);
+            crate::requests::free_inside(heap, object);
             heap.drain_all(Releaser::Asked);
             heap.cached().objects == 0
         });

@@ -441,7 +441,7 @@ mod tests {
                     while !ends.load(Ordering::Relaxed) {
                         let heap = crate::heap::heap().unwrap().enter_uncounted();
                         let run = heap.allocate_large(900 << 10, 1).unwrap();
-                        crate::find::free_inside(&heap, run.address);
+                        crate::requests::free_inside(&heap, run.address);
                     }
                 });
             }

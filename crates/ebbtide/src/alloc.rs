@@ -9,12 +9,13 @@ use crate::heap;
 use core::ptr;
 #[cfg(target_arch = "x86_64")]
 use core::sync::atomic::Ordering;
-use ebbtide_core::find::{Allocation, find, free_inside, mistaken};
+use ebbtide_core::find::{Allocation, find, mistaken};
 use ebbtide_core::fork::{self, Entered};
 #[cfg(target_arch = "x86_64")]
 use ebbtide_core::heap::FAST;
 use ebbtide_core::heap::Front;
 use ebbtide_core::report::Line;
+use ebbtide_core::requests::free_inside;
 pub use ebbtide_core::size_class::MIN_ALIGN;
 use ebbtide_core::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
 use ebbtide_zone::FRAME_BYTES;
@@ -97,7 +98,7 @@ fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
     match way(heap, size, align) {
         Way::Reserve(object) => object as *mut u8,
         Way::Inside(heap) if heap.is_hardened() => heap.allocate_hardened(size, align) as *mut u8,
-        Way::Inside(heap) => heap.refill(class) as *mut u8,
+        Way::Inside(heap) => heap.allocate_object(class) as *mut u8,
     }
 }
 

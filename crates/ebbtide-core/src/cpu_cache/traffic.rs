@@ -2,7 +2,6 @@
 
 use crate::central::Misuse;
 use crate::heap::Heap;
-use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, MAX_BATCH};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;
@@ -126,7 +125,10 @@ impl Heap {
                 return object;
             }
         }
-        self.refill(class)
+        match self.pop(class) {
+            0 => self.refill(class),
+            object => object,
+        }
     }
 
     /// Takes an object back from who has no fast path.
@@ -139,23 +141,32 @@ impl Heap {
                 return;
             }
         }
-        self.overflow(class, object);
+        if !self.push(class, object) {
+            self.overflow(class, object);
+        }
     }
 
-    /// An object of `class` after the fast path found none. 0: out of memory.
-    #[cold]
-    #[inline(never)]
+    /// What this CPU's stack has, after the fast path found nothing: the portable mode has none, and in the section mode
+    /// the miss may have been an interruption. 0: nothing.
+    pub fn pop(&self, class: usize) -> usize {
+        let mut object = [0];
+        self.operate(class, Operation::Pop(&mut object));
+        object[0]
+    }
+
+    /// The portable mode's push. `false`: there is no room, or the fast path has found that already.
+    pub fn push(&self, class: usize, object: usize) -> bool {
+        !self.caches.uses_sections()
+            && self.operate(class, Operation::Push(&[object])) == Outcome::Done(1)
+    }
+
+    /// An object of `class` after [`Self::pop`] had none. 0: out of memory.
     pub fn refill(&self, class: usize) -> usize {
         let mut objects = [0; MAX_BATCH];
         let batch = CLASS[class].batch as usize;
-        // The portable mode has no fast path: here is its pop. In the section mode, the miss may have
-        // been an interruption.
-        if let Outcome::Done(1) = self.operate(class, Operation::Pop(&mut objects[..1])) {
-            return objects[0];
-        }
         let taken = self.take_objects(class, &mut objects[..batch]);
         let Some(last) = taken.checked_sub(1) else {
-            return self.refill_after_release(class);
+            return 0;
         };
         let rest = &objects[..last];
         if !rest.is_empty() {
@@ -167,31 +178,15 @@ impl Heap {
                 self.put_objects(class, &rest[pushed..]);
             }
         }
-        self.tick();
         objects[last]
     }
 
-    /// Out of memory: everything free is given back and asked for once more.
-    #[cold]
-    fn refill_after_release(&self, class: usize) -> usize {
-        crate::release::release_everything(self, Releaser::Asked);
-        let mut object = [0];
-        self.take_objects(class, &mut object);
-        object[0]
-    }
-
-    /// Takes an object back after the fast path had no room for it.
+    /// Takes an object back after the fast path, or [`Self::push`], had no room for it.
     #[cold]
     #[inline(never)]
     pub fn overflow(&self, class: usize, object: usize) {
         let mut objects = [0; MAX_BATCH];
         let batch = &mut objects[..CLASS[class].batch as usize];
-        // The portable mode has no fast path: here is its push.
-        if !self.caches.uses_sections()
-            && self.operate(class, Operation::Push(&[object])) == Outcome::Done(1)
-        {
-            return;
-        }
         match self.operate(class, Operation::Pop(batch)) {
             Outcome::Done(count) => {
                 let popped = &batch[..count];
@@ -205,7 +200,6 @@ impl Heap {
             }
             _ => self.put_objects(class, &[object]),
         }
-        self.tick();
     }
 }
 

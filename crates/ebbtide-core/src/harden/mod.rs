@@ -28,7 +28,7 @@ pub mod quarantine;
 use crate::central::Misuse;
 use crate::heap::{Front, Heap};
 use crate::report::Line;
-use crate::size_class::{CLASS, MAX_OBJECTS, aligned_class_of};
+use crate::size_class::{CLASS, MAX_OBJECTS};
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_zone::{FRAME_BYTES, Frame};
 
@@ -56,19 +56,8 @@ impl Front {
 }
 
 impl Heap {
-    /// An object for `size` bytes (at most [`crate::size_class::MAX_SMALL`]) at a multiple of `align`, or a large
-    /// allocation if there is no class for it. 0: out of memory.
-    #[cold]
-    #[inline(never)]
-    pub fn allocate_hardened(&self, size: usize, align: usize) -> usize {
-        let Some(class) = aligned_class_of(size + 1, align) else {
-            let large = self.allocate_large(size.max(1), align);
-            return large.map_or(0, |large| large.address);
-        };
-        let object = self.take_object(class);
-        if object == 0 {
-            return 0;
-        }
+    /// An object is about to be handed out, for `size` bytes.
+    pub fn begin_life(&self, class: usize, object: usize, size: usize) {
         let word = self.word(class, object);
         let before = word.map(|word| word.swap(LIVE + size as u32, Ordering::AcqRel));
         if !matches!(before, Some(NEVER | FREED)) {
@@ -76,7 +65,6 @@ impl Heap {
             line("about to hand out what is no free object: ", object, class).abort();
         }
         write_guard(class, object, size);
-        object
     }
 
     /// Takes an object back.

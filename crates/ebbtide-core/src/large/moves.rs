@@ -47,7 +47,7 @@ impl Heap {
     /// Moves the pages to a larger place.
     pub(super) fn move_large(&self, head: Frame, bytes: usize, size: usize) -> Option<usize> {
         let region = self.region();
-        let Large { address: to, .. } = self.allocate_large(size, FRAME_BYTES)?;
+        let Large { address: to, .. } = self.take_large(size, FRAME_BYTES)?;
         let from = region.address(head);
         let moved = self.large_span(head).moved_frames;
         let mut done = 0;
@@ -70,7 +70,7 @@ impl Heap {
         } else {
             (done / FRAME_BYTES) as u32
         };
-        if !self.give_up_large(head, false) {
+        if self.give_up_large(head, false).is_none() {
             double_free(region, head);
         }
         Some(to)
@@ -89,7 +89,7 @@ impl Heap {
         size: usize,
         head: Frame,
     ) -> Option<usize> {
-        let Some(Large { address: fresh, .. }) = self.allocate_large(size, FRAME_BYTES) else {
+        let Some(Large { address: fresh, .. }) = self.take_large(size, FRAME_BYTES) else {
             if done > 0 {
                 // SAFETY: the moved pages are in the target; the source is mapped and reads zero there.
                 unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
@@ -104,7 +104,7 @@ impl Heap {
         }
         // Of what moved and came back nothing is known.
         self.large_span(head).tail = 0;
-        if !self.give_up_large(head, true) {
+        if self.give_up_large(head, true).is_none() {
             double_free(self.region(), head);
         }
         Some(fresh)

@@ -59,7 +59,7 @@ use releaser::{Releaser, release_owned};
 use slots::Owner;
 
 /// A step of this many blocks (64 MiB) makes a worker in advance.
-pub const EXPECT_BLOCKS: u32 = 32;
+const EXPECT_BLOCKS: u32 = 32;
 /// Milliseconds between looks at what memory is left, where pressure is not watched.
 const ROOM_MS: u64 = 1000;
 /// A window for the caches lasts as long as free memory is kept, and at least so long.
@@ -88,6 +88,9 @@ impl Heap {
                 .is_ok()
         {
             self.tick_now(now);
+        }
+        if self.grown.load(Ordering::Relaxed) > 0 {
+            self.look_after_growth();
         }
         if self.pressure.is_over_budget() {
             self.pay_for_growth(now);
@@ -281,10 +284,13 @@ impl Heap {
             .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// The heap has grown by [`EXPECT_BLOCKS`] or more: some day that is freed.
+    /// Parts of the heap look at it after it has grown; and after a step of [`EXPECT_BLOCKS`] or more a worker is made:
+    /// some day that is freed.
     #[cold]
-    pub fn expect_release(&self) {
-        if self.max_workers() > 0 {
+    fn look_after_growth(&self) {
+        let step = self.grown.swap(0, Ordering::Relaxed);
+        self.look_at_growth();
+        if step >= EXPECT_BLOCKS && self.max_workers() > 0 {
             heap_workers().expect();
         }
     }

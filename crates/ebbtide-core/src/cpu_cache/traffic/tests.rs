@@ -5,6 +5,7 @@ extern crate std;
 use super::*;
 use crate::alone::{CALM, PORTABLE, alone, stay_here};
 use crate::cpu_cache::{CPU_BYTES, PARKED};
+use crate::release::releaser::Releaser;
 use crate::size_class::{CLASSES, class_of};
 use std::collections::HashSet;
 use std::vec::Vec;
