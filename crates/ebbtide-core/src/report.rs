@@ -1,6 +1,5 @@
 //! One line on stderr, made and written without allocating, and the end of the process.
 
-use crate::heap::started_heap;
 use core::fmt::Write;
 
 /// Room for all keys of the configuration.
@@ -70,9 +69,6 @@ impl Line {
     /// Writes the line and aborts the process.
     pub fn abort(self) -> ! {
         self.write();
-        if started_heap().is_some_and(|heap| heap.workers.is_one()) {
-            ebbtide_sys::process::abort_without_handler()
-        }
         ebbtide_sys::process::abort()
     }
 }

@@ -335,15 +335,18 @@ fn link(path: &CStr) -> Option<([u8; 64], usize)> {
     Some((text, len.ok()?))
 }
 
-/// Ends the process with `SIGABRT`, through libc so that a core and handlers work as usual.
+/// Ends the process with `SIGABRT`, through libc so that a core and handlers work as usual. In a thread that libc does
+/// not know a handler of the program's would not find what it needs, a stack of some size and thread-local storage: none
+/// is called.
 pub fn abort() -> ! {
+    if crate::thread::is_unknown_to_libc() {
+        abort_without_handler();
+    }
     // SAFETY: never returns.
     unsafe { libc::abort() }
 }
 
-/// The same for a thread that libc does not know. A handler of the program's would not find there what it needs, a stack
-/// of some size and thread-local storage: none is called.
-pub fn abort_without_handler() -> ! {
+fn abort_without_handler() -> ! {
     // What the kernel takes for a `struct sigaction`: the default action, no flag, no mask.
     let default = [0usize; 4];
     let abort_only = 1u64 << (libc::SIGABRT - 1);

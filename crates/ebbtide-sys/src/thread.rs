@@ -33,6 +33,21 @@ pub fn is_gone(thread: u32) -> bool {
     found == Err(Errno::ESRCH)
 }
 
+/// Whether this thread has the signals blocked that libc keeps for itself, as one of a [`Place`] has. libc lets no program
+/// block them.
+pub(crate) fn is_unknown_to_libc() -> bool {
+    /// 32 and 33, in glibc and in musl.
+    const KEPT: u64 = 3 << 31;
+    let mut blocked = 0u64;
+    let none = core::ptr::null::<u64>();
+    // SAFETY: `blocked` is writable, and nothing is changed.
+    let _ = unsafe {
+        let how = libc::SIG_BLOCK;
+        syscall!(Sysno::rt_sigprocmask, how, none, &raw mut blocked, 8)
+    };
+    blocked & KEPT == KEPT
+}
+
 /// Gives up what a worker does not need: capabilities, and ever getting more.
 pub fn leave_privileges() {
     #[repr(C)]

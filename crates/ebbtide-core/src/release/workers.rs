@@ -114,11 +114,6 @@ impl Workers {
         })
     }
 
-    /// Whether the calling thread is one of them.
-    pub fn is_one(&self) -> bool {
-        self.places.iter().any(Place::is_here)
-    }
-
     /// Workers that look at the queue before they do anything else: what is queued now is seen by them.
     pub fn busy(&self) -> usize {
         fence(Ordering::SeqCst);

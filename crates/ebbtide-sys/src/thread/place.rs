@@ -76,11 +76,6 @@ impl Place {
         self.made.load(Ordering::Acquire)
     }
 
-    /// Whether the calling thread runs here.
-    pub fn is_here(&self) -> bool {
-        self.busy.load(Ordering::Relaxed) == process::thread_id()
-    }
-
     /// Nobody is here any more: in a forked child.
     pub fn reset(&self) {
         self.busy.store(0, Ordering::Relaxed);
@@ -263,6 +258,30 @@ mod tests {
             assert!(comes(|| place.is_free()), "{offset}");
             assert_eq!(SEEN.load(Ordering::Relaxed) as i32, -1, "{offset}");
         }
+    }
+
+    #[test]
+    fn libc_knows_the_threads_of_the_program_whatever_they_block() {
+        static IS_UNKNOWN: AtomicU32 = AtomicU32::new(7);
+        extern "C" fn looks(_: usize) {
+            let is_unknown = super::super::is_unknown_to_libc();
+            IS_UNKNOWN.store(is_unknown.into(), Ordering::Relaxed);
+        }
+        std::thread::spawn(|| {
+            assert!(!super::super::is_unknown_to_libc());
+            // SAFETY: plain calls on a local set, for this thread alone.
+            unsafe {
+                let mut all = core::mem::zeroed();
+                libc::sigfillset(&raw mut all);
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, core::ptr::null_mut());
+            }
+            assert!(!super::super::is_unknown_to_libc());
+        })
+        .join()
+        .unwrap();
+        let place: &'static Place = std::boxed::Box::leak(std::boxed::Box::default());
+        assert!(place.spawn(looks, 0) && comes(|| place.is_free()));
+        assert_eq!(IS_UNKNOWN.load(Ordering::Relaxed), 1);
     }
 
     #[test]
