@@ -6,6 +6,9 @@
 use crate::report::Line;
 use ebbtide_sys::lockstat::Holds;
 
+/// Zones at most.
+pub const MAX_ZONES: usize = 64;
+
 /// All settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
@@ -264,7 +267,7 @@ impl Config {
                 &mut self.zones,
                 number(value)
                     .map(|n| n as usize)
-                    .filter(|n| (1..=crate::heap::MAX_ZONES).contains(n)),
+                    .filter(|n| (1..=MAX_ZONES).contains(n)),
             ),
             b"syscalls" => put(
                 &mut self.basic_syscalls,

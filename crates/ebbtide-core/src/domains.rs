@@ -12,6 +12,7 @@
 //! Read once, at the start, from `/sys/devices/system/node` without allocating; what cannot be read (a sandbox, a
 //! kernel without NUMA) is one node.
 
+use crate::config::MAX_ZONES;
 use core::ops::Range;
 use ebbtide_sys::process::CpuSet;
 
@@ -31,8 +32,8 @@ pub struct Domains {
     zones: u8,
     homes: [u8; CPUS],
     /// First zone behind those of the same node, and the first of them, by zone.
-    first: [u8; crate::heap::MAX_ZONES],
-    end: [u8; crate::heap::MAX_ZONES],
+    first: [u8; MAX_ZONES],
+    end: [u8; MAX_ZONES],
 }
 
 impl Domains {
@@ -40,8 +41,8 @@ impl Domains {
     pub const ONE: Self = Self {
         zones: 1,
         homes: [0; CPUS],
-        first: [0; crate::heap::MAX_ZONES],
-        end: [1; crate::heap::MAX_ZONES],
+        first: [0; MAX_ZONES],
+        end: [1; MAX_ZONES],
     };
 
     /// By what the machine says. One zone, when only one is wanted, asks it nothing.
@@ -85,7 +86,7 @@ impl Domains {
             0 => (all / CPUS_PER_ZONE).clamp(1, MOST_ZONES).max(nodes),
             zones => zones,
         };
-        let zones = zones.min(most).clamp(1, crate::heap::MAX_ZONES);
+        let zones = zones.min(most).clamp(1, MAX_ZONES);
         let mut domains = Self {
             zones: zones as u8,
             ..Self::ONE

@@ -203,6 +203,7 @@ fn go_on(heap: &Heap) {
     // SAFETY: the parent's workers are not here.
     unsafe {
         heap.pressure.begin();
+        heap.allowance.begin_in_child();
         heap.slots.reset(|gather| {
             heap.put_back(gather, false);
             gather.free_batches();

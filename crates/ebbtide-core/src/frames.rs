@@ -125,6 +125,26 @@ pub fn view<'a>(region: &'a Region, state: &'a mut ZoneState, more: u32) -> Zone
     Zone::new(state, blocks, words)
 }
 
+/// Blocks of a zone's range; the last one goes on to the end.
+pub fn zone_part(region: &Region, zones: usize) -> u32 {
+    let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
+    region.blocks / unit / zones as u32 * unit
+}
+
+/// First block and limit of a zone: equal parts of whole GiB.
+pub fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
+    let part = zone_part(region, zones);
+    let first = part * index as u32;
+    (
+        first,
+        if index + 1 == zones {
+            region.blocks
+        } else {
+            first + part
+        },
+    )
+}
+
 impl Heap {
     fn take_mode(&self) -> TakeMode {
         if self.settings().config.cluster {
@@ -196,7 +216,7 @@ impl Heap {
         attempt: impl FnOnce(&mut Zone) -> Option<R>,
     ) -> Option<R> {
         let (taken, fresh) = slot.take(self.region(), slack, attempt)?;
-        self.pressure.count_fresh(fresh);
+        self.allowance.count_fresh(fresh);
         Some(taken)
     }
 
@@ -338,7 +358,7 @@ impl Heap {
     /// The first block and the number of a block's zone.
     fn zone_range_of(&self, block: Block) -> (u32, usize) {
         let zones = self.settings().zones;
-        let part = crate::heap::zone_part(self.region(), zones);
+        let part = zone_part(self.region(), zones);
         let index = block
             .0
             .checked_div(part)
@@ -404,6 +424,19 @@ impl Heap {
             .lock()
             .state
             .is_frozen(frame)
+    }
+
+    /// See [`flag`]. The block is opened.
+    pub fn flags_of(&self, block: Block) -> u8 {
+        // SAFETY: only asked of opened blocks.
+        unsafe { self.region().flags(block) }.load(Ordering::Relaxed)
+    }
+
+    /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
+    pub fn may_be_huge(&self, frame: Frame) -> bool {
+        self.settings().config.thp
+            && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
+            && self.is_in_growth_range(frame.block())
     }
 }
 

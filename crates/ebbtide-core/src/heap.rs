@@ -6,13 +6,14 @@
 //!
 //! [`heap_of`] gives the [`Front`] alone. A thread that needs more enters first ([`crate::fork`]), and gets a [`Heap`].
 
+use crate::allowance::Allowance;
 use crate::central::Central;
 use crate::central::news::News;
-use crate::config::Config;
+use crate::config::{Config, MAX_ZONES};
 use crate::cpu_cache::CpuCaches;
 use crate::domains::Domains;
 use crate::fork::gate::Gate;
-use crate::frames::ZoneSlot;
+use crate::frames::{ZoneSlot, zone_range};
 use crate::harden::quarantine::Quarantine;
 use crate::known::{self, Known};
 use crate::ranks;
@@ -33,12 +34,8 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, futex_wait, futex_wake};
 
-/// Requests above this are compared with what the machine has.
-const UNCHECKED_BYTES: usize = 64 << 20;
 /// Exit status of a process that cannot work here: the loader's own for a program that it cannot start.
 const REFUSED_STATUS: i32 = 127;
-/// Zones at most.
-pub const MAX_ZONES: usize = 64;
 
 /// What a thread may use before it has looked for forks.
 pub struct Front {
@@ -80,6 +77,8 @@ pub struct Heap {
     pub news: News,
     /// Span records.
     pub records: Lock<SpanTable>,
+    /// What may be kept and taken.
+    pub allowance: Allowance,
     /// When ticks and rounds did what they do seldom.
     pub pacing: Pacing,
     /// Ranges on their way to the kernel.
@@ -144,6 +143,7 @@ static HEAP: Heap = Heap {
     central: [const { Central::new() }; CLASSES],
     news: News::new(),
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
+    allowance: Allowance::new(),
     pacing: Pacing::new(),
     slots: Slots::new(),
     pressure: Pressure::new(),
@@ -316,7 +316,7 @@ unsafe fn start(parts: &'static Parts) -> bool {
         ebbtide_sys::lockstat::start(holds);
     }
     // SAFETY: as above.
-    unsafe { HEAP.pressure.start(&config, ram) };
+    unsafe { HEAP.pressure.start(&config, ram, &HEAP.allowance) };
     crate::stats::start(&config);
     FAST.base.store(region.base, Ordering::Relaxed);
     FAST.classes.store(region.classes, Ordering::Relaxed);
@@ -349,26 +349,6 @@ fn refuse(why: &Known) -> bool {
         .write();
     ebbtide_sys::process::exit_at_once(REFUSED_STATUS);
     false
-}
-
-/// Blocks of a zone's range; the last one goes on to the end.
-pub fn zone_part(region: &Region, zones: usize) -> u32 {
-    let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
-    region.blocks / unit / zones as u32 * unit
-}
-
-/// First block and limit of a zone: equal parts of whole GiB.
-fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
-    let part = zone_part(region, zones);
-    let first = part * index as u32;
-    (
-        first,
-        if index + 1 == zones {
-            region.blocks
-        } else {
-            first + part
-        },
-    )
 }
 
 impl Front {
@@ -421,20 +401,6 @@ impl Heap {
     pub fn is_abandoned(&self, frame: ebbtide_zone::Frame) -> bool {
         self.abandoned.load(Ordering::Relaxed) && self.is_frozen(frame)
     }
-
-    /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
-    /// always.
-    pub fn grants(&self, size: usize, align: usize) -> bool {
-        let limit = self.settings().request_limit.max(UNCHECKED_BYTES);
-        size <= self.region().blocks as usize * ebbtide_zone::BLOCK_BYTES
-            && align <= self.region().alignment()
-            && (size <= limit || !self.settings().config.basic_syscalls && overcommits())
-    }
-}
-
-/// Whether the machine grants requests above all its memory: `vm.overcommit_memory` is 1.
-fn overcommits() -> bool {
-    ebbtide_sys::file::read_number(c"/proc/sys/vm/overcommit_memory") == Some(1)
 }
 
 /// A lock as the fork handlers see it.

@@ -38,6 +38,9 @@ const TAIL_FRAMES: u32 = 16;
 /// From this many frames on (16 MiB) an allocation owns its last block whole, and slack.
 const OWN_BLOCKS_FRAMES: u32 = 4096;
 
+/// Requests above this are compared with what the machine has.
+const UNCHECKED_BYTES: usize = 64 << 20;
+
 /// A fresh large allocation.
 pub struct Large {
     /// Its address.
@@ -134,6 +137,15 @@ impl Heap {
             .map(|zone| u64::from(zone.lock.lock().state.opened()))
             .sum();
         opened * 2 < u64::from(self.region().blocks)
+    }
+
+    /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
+    /// always.
+    pub fn grants(&self, size: usize, align: usize) -> bool {
+        let limit = self.settings().request_limit.max(UNCHECKED_BYTES);
+        size <= self.region().blocks as usize * ebbtide_zone::BLOCK_BYTES
+            && align <= self.region().alignment()
+            && (size <= limit || !self.settings().config.basic_syscalls && overcommits())
     }
 }
 
@@ -312,7 +324,7 @@ impl Heap {
                     })
         };
         if grown {
-            self.pressure.count_fresh(u64::from(frames - span.frames));
+            self.allowance.count_fresh(u64::from(frames - span.frames));
             span.frames = frames;
         }
         grown
@@ -352,6 +364,11 @@ impl Heap {
         }
         true
     }
+}
+
+/// Whether the machine grants requests above all its memory: `vm.overcommit_memory` is 1.
+fn overcommits() -> bool {
+    ebbtide_sys::file::read_number(c"/proc/sys/vm/overcommit_memory") == Some(1)
 }
 
 /// Ends the process over a large allocation that was freed twice.

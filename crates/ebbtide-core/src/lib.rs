@@ -25,6 +25,7 @@
 // What is made here is made in the one static.
 #![allow(clippy::new_without_default)]
 
+pub mod allowance;
 #[cfg(test)]
 mod alone;
 pub mod central;

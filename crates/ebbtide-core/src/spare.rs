@@ -166,7 +166,7 @@ impl Heap {
         let Some((cpu, place)) = self.spares.here(frames) else {
             return false;
         };
-        if self.pressure.is_limited() || self.pressure.is_on(clock::now_ms()) {
+        if self.allowance.is_limited() || self.allowance.is_short(clock::now_ms()) {
             return false;
         }
         let zones = self.live_zones();

@@ -136,7 +136,7 @@ impl Heap {
         stats.fallovers = word(FALLOVERS);
         stats.pressure_events = word(PRESSURE_EVENTS);
         stats.pressure_state = word(PRESSURE_STATE);
-        if stats.pressure_state == SHORT && !self.pressure.is_on(ebbtide_sys::clock::now_ms()) {
+        if stats.pressure_state == SHORT && !self.allowance.is_short(ebbtide_sys::clock::now_ms()) {
             stats.pressure_state = CALM;
         }
         stats.limit_left = word(LIMIT_LEFT);

@@ -68,7 +68,7 @@ fn turn(heap: &Heap, now: u64, by: Releaser) -> u64 {
         return 0;
     }
     let scope = scope(heap);
-    if heap.pressure.is_on(now) {
+    if heap.allowance.is_short(now) {
         release_all(heap, by);
     } else if now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
         LAST_ROUND_MS.store(now, Ordering::Relaxed);

@@ -60,7 +60,7 @@ impl Heap {
                 let waiting = spans.waiting(class);
                 // Of what there is no room for, each class gives its share.
                 let share = waiting as u128 * excess as u128 / kept.max(1) as u128;
-                let all = self.pressure.is_on(now) && waiting > 0;
+                let all = self.allowance.is_short(now) && waiting > 0;
                 if all {
                     usize::MAX
                 } else {

@@ -116,6 +116,11 @@ impl Heap {
             self.central[class].spans.lock().end_holds(self, class);
         }
     }
+
+    /// Whether a block's huge page could not be split.
+    pub fn is_held(&self, block: Block) -> bool {
+        self.flags_of(block) & flag::HELD != 0
+    }
 }
 
 #[cfg(test)]

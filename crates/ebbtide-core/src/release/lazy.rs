@@ -68,7 +68,7 @@ impl Heap {
     /// Whether frames may become lazy in this process now.
     pub fn may_go_lazy(&self) -> bool {
         let config = &self.settings().config;
-        let short = self.pressure.is_on(ebbtide_sys::clock::now_ms());
+        let short = self.allowance.is_short(ebbtide_sys::clock::now_ms());
         if config.lazyfree == LazyFree::Off || self.max_workers() == 0 || short {
             return false;
         }

@@ -53,7 +53,7 @@ use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::plan::{
     self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Left, Next, Pace, Tick, TickPlan, Wake,
 };
-use ebbtide_zone::{BLOCK_FRAMES, Block, Counters, FRAME_BYTES, Frame};
+use ebbtide_zone::{BLOCK_FRAMES, Counters, FRAME_BYTES};
 use lazy::Take;
 use releaser::{Releaser, release_owned};
 use slots::Owner;
@@ -92,7 +92,7 @@ impl Heap {
         if self.grown.load(Ordering::Relaxed) > 0 {
             self.look_after_growth();
         }
-        if self.pressure.is_over_budget() {
+        if self.allowance.is_over_budget() {
             self.pay_for_growth(now);
         }
     }
@@ -164,7 +164,7 @@ impl Heap {
             Wake::Call => heap_workers().call(1),
         };
         if called && self.settings().config.pressure {
-            self.pressure.expect_look();
+            self.pressure.expect_look(&self.allowance);
         }
         called
     }
@@ -189,8 +189,8 @@ impl Heap {
     fn bounds(&self, now: u64) -> Bounds {
         Bounds {
             window_ms: self.settings().config.retain_ms.into(),
-            is_short: self.pressure.is_on(now),
-            is_limited: self.pressure.is_limited(),
+            is_short: self.allowance.is_short(now),
+            is_limited: self.allowance.is_limited(),
             cap_frames: self.cap_frames(now),
         }
     }
@@ -250,15 +250,15 @@ impl Heap {
 
     /// Free frames that may be kept, by what memory is left.
     fn room_frames(&self, now: u64) -> u64 {
-        if self.pressure.is_on(now) {
+        if self.allowance.is_short(now) {
             return 0;
         }
-        self.pressure.room_frames()
+        self.allowance.room_frames()
     }
 
     /// Dirty frames that may be kept, by that and by what the owner lets us.
     fn cap_frames(&self, now: u64) -> u64 {
-        self.room_frames(now).min(self.pressure.dirty_limit())
+        self.room_frames(now).min(self.allowance.dirty_limit())
     }
 
     /// Whether much more is kept than memory is left for: others have grown, or much was freed. While memory
@@ -268,7 +268,7 @@ impl Heap {
         let (in_spans, _) = self.excess_in_spans(now);
         let much =
             self.kept_frames() > most || in_spans as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
-        much && !self.pressure.is_on(now)
+        much && !self.allowance.is_short(now)
     }
 
     /// Whether more is kept than slow paths take care of.
@@ -386,21 +386,9 @@ impl Heap {
     /// Whether so many frames may become resident before anybody needs them: within the retain cap, and nobody
     /// else is short of memory.
     pub fn has_room_for(&self, frames: u64) -> bool {
-        let room = self.pressure.room_frames();
+        let room = self.allowance.room_frames();
         let cap = (self.settings().config.retain_max / FRAME_BYTES) as u64;
-        frames <= cap && room >= AHEAD_ROOM_FRAMES && !self.pressure.is_on(clock::now_ms())
-    }
-
-    fn flags_of(&self, block: Block) -> u8 {
-        // SAFETY: only asked of opened blocks.
-        unsafe { self.region().flags(block) }.load(Ordering::Relaxed)
-    }
-
-    /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
-    pub fn may_be_huge(&self, frame: Frame) -> bool {
-        self.settings().config.thp
-            && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
-            && self.is_in_growth_range(frame.block())
+        frames <= cap && room >= AHEAD_ROOM_FRAMES && !self.allowance.is_short(clock::now_ms())
     }
 }
 

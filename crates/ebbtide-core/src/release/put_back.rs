@@ -117,11 +117,6 @@ impl Heap {
             self.expect_put(put.map(drop));
         }
     }
-
-    /// Whether a block's huge page could not be split.
-    pub fn is_held(&self, block: Block) -> bool {
-        self.flags_of(block) & flag::HELD != 0
-    }
 }
 
 fn mask_of(start: u32, count: u32) -> [u64; 8] {

@@ -237,7 +237,7 @@ impl Workers {
             let heap = unsafe { crate::heap::the_heap().inside() };
             (0..MAX_WORKERS)
                 .filter(|number| dead >> number & 1 == 1)
-                .for_each(|number| heap.pressure.end_watch(number));
+                .for_each(|number| heap.pressure.end_watch(number, &heap.allowance));
             super::put_back_orphans(heap);
         }
         self.creating.store(0, Ordering::Release);
@@ -385,7 +385,7 @@ fn run(heap: &'static Heap, born: &Born) {
             SCAN_PAGES.may_work() && SCAN_PAGES.latch(asked).is_ok()
         })
     } else {
-        heap.pressure.expect_no_look();
+        heap.pressure.expect_no_look(&heap.allowance);
         None
     };
     let watches = may_open && heap.settings().config.pressure;
@@ -450,7 +450,7 @@ fn run(heap: &'static Heap, born: &Born) {
         }
         let idle_ms = clock::now_ms() - worked_ms;
         if !much && watcher.take().is_some() {
-            heap.pressure.end_watch(number);
+            heap.pressure.end_watch(number, &heap.allowance);
         }
         match wait_ms {
             Some(ms) => {

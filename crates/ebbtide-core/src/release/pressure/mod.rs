@@ -23,12 +23,13 @@ pub mod watcher;
 
 use super::lazy::Take;
 use super::releaser::{Releaser, release_owned};
+use crate::allowance::Allowance;
 use crate::config::{Config, Limit};
 use crate::heap::Heap;
 use crate::sources::Cached;
 use crate::stats;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::pressure::{Group, Groups, Told};
 use ebbtide_sys::{clock, pressure};
 use ebbtide_zone::FRAME_BYTES;
@@ -40,9 +41,7 @@ const CALL_MS: u64 = 10;
 /// A call that pays waits for a worker that is busy with a round at most so long.
 const PATIENCE_MS: u64 = 20;
 /// What may be taken until a worker that has just been called has looked: 32 MiB.
-const FIRST_BUDGET: i64 = 8192;
-/// No bound. Far from where sums wrap.
-const NO_BOUND: i64 = i64::MAX / 2;
+const FIRST_BUDGET: u64 = 8192;
 
 /// What a process knows of pressure.
 pub struct Pressure {
@@ -52,18 +51,8 @@ pub struct Pressure {
     policy: UnsafeCell<Policy>,
     /// What the environment said. Written at the start only.
     told: UnsafeCell<Told>,
-    /// Pressed until then, in milliseconds.
-    calm_at_ms: AtomicU64,
-    /// Frames that may be taken afresh.
-    budget: AtomicI64,
     /// When a worker was last called for.
     called_ms: AtomicU64,
-    /// What the owner lets us keep, in frames; `u64::MAX`: no bound.
-    limit: AtomicU64,
-    /// Frames kept in caches and spans, as of the last look at them.
-    kept: AtomicU64,
-    /// Frames that may be kept, by what memory is left; `u64::MAX`: not known.
-    room: AtomicU64,
 }
 
 // SAFETY: `policy` is reached by the worker whose number is in `watched_by`, or by a child's only thread; `told` is not
@@ -77,12 +66,7 @@ impl Pressure {
             watched_by: AtomicUsize::new(0),
             policy: UnsafeCell::new(Policy::new()),
             told: UnsafeCell::new(Told::NOTHING),
-            calm_at_ms: AtomicU64::new(0),
-            budget: AtomicI64::new(NO_BOUND),
             called_ms: AtomicU64::new(0),
-            limit: AtomicU64::new(u64::MAX),
-            kept: AtomicU64::new(0),
-            room: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -90,7 +74,7 @@ impl Pressure {
     ///
     /// # Safety
     /// This thread is alone.
-    pub unsafe fn start(&self, config: &Config, ram: usize) {
+    pub unsafe fn start(&self, config: &Config, ram: usize, allowance: &Allowance) {
         if config.pressure && !config.basic_syscalls {
             // SAFETY: by contract.
             unsafe { *self.told.get() = Told::from_environment() };
@@ -98,10 +82,14 @@ impl Pressure {
         let is_part = matches!(config.limit, Limit::Percent(_));
         let group = is_part.then(|| Groups::find().memory).flatten();
         let limit = group.and_then(|group| group.smallest_limit());
-        self.set_limit(config.limit, limit.unwrap_or(u64::MAX).min(ram as u64));
+        set_limit(
+            allowance,
+            config.limit,
+            limit.unwrap_or(u64::MAX).min(ram as u64),
+        );
     }
 
-    /// Called in a forked child. What the owner lets it keep is its parent's, until somebody looks.
+    /// Called in a forked child.
     ///
     /// # Safety
     /// This thread is alone.
@@ -109,19 +97,6 @@ impl Pressure {
         self.watched_by.store(0, Ordering::Relaxed);
         // SAFETY: by contract.
         unsafe { *self.policy.get() = Policy::new() };
-        self.budget.store(NO_BOUND, Ordering::Relaxed);
-        self.kept.store(0, Ordering::Relaxed);
-        // What a parent saw left of its limit says nothing here: nobody looks yet.
-        self.set_room(u64::MAX);
-    }
-
-    /// Frames that may be kept, by what memory is left.
-    pub fn room_frames(&self) -> u64 {
-        self.room.load(Ordering::Relaxed)
-    }
-
-    fn set_room(&self, frames: u64) {
-        self.room.store(frames, Ordering::Relaxed);
     }
 
     /// The eyes of a worker.
@@ -130,50 +105,15 @@ impl Pressure {
         Watcher::open(unsafe { &*self.told.get() }, now_ms)
     }
 
-    fn set_limit(&self, limit: Limit, total: u64) {
-        let bytes = limit.bytes_of(total);
-        let frames = bytes.map_or(u64::MAX, |bytes| bytes / FRAME_BYTES as u64);
-        self.limit.store(frames, Ordering::Relaxed);
-    }
-
-    /// Whether memory is short: nothing is deferred.
-    #[inline]
-    pub fn is_on(&self, now_ms: u64) -> bool {
-        now_ms < self.calm_at_ms.load(Ordering::Relaxed)
-    }
-
-    /// Whether the owner has set a limit.
-    pub fn is_limited(&self) -> bool {
-        self.limit.load(Ordering::Relaxed) != u64::MAX
-    }
-
-    /// Frames that the owner lets us keep dirty.
-    pub fn dirty_limit(&self) -> u64 {
-        let limit = self.limit.load(Ordering::Relaxed);
-        limit.saturating_sub(self.kept.load(Ordering::Relaxed))
-    }
-
-    /// Notes that frames were taken which nobody has touched since they were released.
-    #[inline]
-    pub fn count_fresh(&self, frames: u64) {
-        self.budget.fetch_sub(frames as i64, Ordering::Relaxed);
-    }
-
-    /// Whether more was taken afresh than there was room for.
-    #[inline]
-    pub fn is_over_budget(&self) -> bool {
-        self.budget.load(Ordering::Relaxed) < 0
-    }
-
     /// Whether a worker looks.
     pub fn is_watched(&self) -> bool {
         self.watched_by.load(Ordering::Relaxed) != 0
     }
 
     /// A worker was called: if none had its eyes open, not much may happen until it has looked.
-    pub fn expect_look(&self) {
+    pub fn expect_look(&self, allowance: &Allowance) {
         if !self.is_watched() {
-            self.budget.fetch_min(FIRST_BUDGET, Ordering::Relaxed);
+            allowance.lower_budget(FIRST_BUDGET);
         }
     }
 
@@ -183,29 +123,18 @@ impl Pressure {
     /// this. No order of two words prevents that, and nobody would look and lift it again: so who finds the
     /// budget spent looks here first ([`Self::take_overdraft`]). It then pays for nothing, however late the
     /// budget was lowered.
-    pub fn expect_no_look(&self) {
+    pub fn expect_no_look(&self, allowance: &Allowance) {
         self.watched_by.store(usize::MAX, Ordering::Relaxed);
-        self.lift();
+        allowance.lift();
     }
 
     /// What was taken beyond the budget, which is the caller's to make up for. `None`: nothing, or the bound
     /// waits for a look that never comes.
-    fn take_overdraft(&self) -> Option<u64> {
-        let over = self.budget.load(Ordering::Relaxed);
-        if over >= 0 {
-            return None;
+    fn take_overdraft(&self, allowance: &Allowance) -> Option<u64> {
+        if allowance.is_over_budget() && self.watched_by.load(Ordering::Relaxed) == usize::MAX {
+            allowance.lift();
         }
-        if self.watched_by.load(Ordering::Relaxed) == usize::MAX {
-            self.lift();
-            return None;
-        }
-        self.budget.fetch_sub(over, Ordering::Relaxed);
-        Some(over.unsigned_abs())
-    }
-
-    /// Nothing bounds anybody.
-    fn lift(&self) {
-        self.budget.store(NO_BOUND, Ordering::Relaxed);
+        allowance.take_overdraft()
     }
 
     /// Whether worker `number` is the one that looks, from now on if nobody was.
@@ -220,10 +149,10 @@ impl Pressure {
 
     /// Worker `number` looks no more: there is nothing to give, so nothing bounds anybody, and what was left
     /// of a limit says nothing about later.
-    pub fn end_watch(&self, number: usize) {
+    pub fn end_watch(&self, number: usize, allowance: &Allowance) {
         if self.watched_by.load(Ordering::Relaxed) == number + 1 {
-            self.lift();
-            self.set_room(u64::MAX);
+            allowance.lift();
+            allowance.set_room(u64::MAX);
             self.watched_by.store(0, Ordering::Release);
         }
     }
@@ -236,7 +165,7 @@ impl Heap {
         match room {
             Some(room) => self.note_room(room),
             // Nothing tells any more: nothing is known to be bounded.
-            None => self.pressure.set_room(u64::MAX),
+            None => self.allowance.set_room(u64::MAX),
         }
         self.note_limit(|| watcher.limit());
         let look = Look {
@@ -249,13 +178,9 @@ impl Heap {
         // SAFETY: this worker is `watched_by`.
         let policy = unsafe { &mut *self.pressure.policy.get() };
         let verdict = policy.look(&look);
-        let budget = verdict.budget.map_or(NO_BOUND, |bytes| {
-            (bytes / FRAME_BYTES as u64).min(NO_BOUND as u64) as i64
-        });
-        self.pressure.budget.store(budget, Ordering::Relaxed);
-        self.pressure
-            .calm_at_ms
-            .store(policy.calm_at_ms(), Ordering::Relaxed);
+        let budget = verdict.budget.map(|bytes| bytes / FRAME_BYTES as u64);
+        self.allowance.set_budget(budget);
+        self.allowance.set_calm_at(policy.calm_at_ms());
         stats::set_pressure(verdict.pressed, room);
         if verdict.event {
             stats::count_pressure();
@@ -266,7 +191,7 @@ impl Heap {
     /// What is left bounds what is kept for reuse.
     fn note_room(&self, room: pressure::Room) {
         let half = room.least / 2 / FRAME_BYTES as u64;
-        self.pressure.set_room(half);
+        self.allowance.set_room(half);
     }
 
     /// A percentage is of the smallest limit of the process's groups, at most of RAM.
@@ -274,7 +199,7 @@ impl Heap {
         let settings = self.settings();
         if let part @ Limit::Percent(_) = settings.config.limit {
             let total = limit().unwrap_or(u64::MAX).min(settings.ram as u64);
-            self.pressure.set_limit(part, total);
+            set_limit(&self.allowance, part, total);
         }
     }
 
@@ -303,7 +228,7 @@ impl Heap {
     /// taken beyond it.
     #[cold]
     pub fn pay_for_growth(&self, now: u64) {
-        let Some(share) = self.pressure.take_overdraft() else {
+        let Some(share) = self.pressure.take_overdraft(&self.allowance) else {
             return;
         };
         let last = self.pressure.called_ms.load(Ordering::Relaxed);
@@ -311,7 +236,7 @@ impl Heap {
             self.pressure.called_ms.store(now, Ordering::Relaxed);
             if !super::heap_workers().call(1) {
                 // No thread is to be had now, so nobody looks: pay once, not for ever.
-                self.pressure.lift();
+                self.allowance.lift();
             }
         }
         let released = self.release_some(share);
@@ -349,10 +274,9 @@ impl Heap {
     /// Looks at what is kept outside the zones, where the owner has set a limit, and gives back what is
     /// above it.
     pub fn keep_owners_limit(&self, by: Releaser) {
-        let limit = self.pressure.limit.load(Ordering::Relaxed);
-        if limit == u64::MAX {
+        let Some(limit) = self.allowance.limit() else {
             return;
-        }
+        };
         let kept = |heap: &Heap| heap.cached_frames() + heap.waiting_frames();
         let mut now_kept = kept(self);
         if now_kept > limit {
@@ -362,7 +286,7 @@ impl Heap {
             self.depopulate_everything(by);
             now_kept = kept(self);
         }
-        self.pressure.kept.store(now_kept, Ordering::Relaxed);
+        self.allowance.set_kept(now_kept);
     }
 
     /// What the caches hold.
@@ -376,46 +300,52 @@ impl Heap {
     }
 }
 
+fn set_limit(allowance: &Allowance, limit: Limit, total: u64) {
+    let bytes = limit.bytes_of(total);
+    allowance.set_limit(bytes.map(|bytes| bytes / FRAME_BYTES as u64));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_is_over_the_budget_is_paid_once() {
-        let pressure = Pressure::new();
-        pressure.expect_look();
-        pressure.count_fresh(FIRST_BUDGET as u64 + 5);
-        assert!(pressure.is_over_budget());
-        assert_eq!(pressure.take_overdraft(), Some(5));
-        assert_eq!(pressure.take_overdraft(), None);
-        pressure.count_fresh(3);
-        assert_eq!(pressure.take_overdraft(), Some(3));
+        let (pressure, allowance) = (Pressure::new(), Allowance::new());
+        pressure.expect_look(&allowance);
+        allowance.count_fresh(FIRST_BUDGET + 5);
+        assert!(allowance.is_over_budget());
+        assert_eq!(pressure.take_overdraft(&allowance), Some(5));
+        assert_eq!(pressure.take_overdraft(&allowance), None);
+        allowance.count_fresh(3);
+        assert_eq!(pressure.take_overdraft(&allowance), Some(3));
     }
 
     #[test]
     fn a_child_knows_nothing_of_what_was_left() {
-        let pressure = Pressure::new();
+        let (pressure, allowance) = (Pressure::new(), Allowance::new());
         assert!(pressure.claim_watch(0));
-        pressure.set_room(1);
+        allowance.set_room(1);
         // SAFETY: nobody else knows of it.
         unsafe { pressure.begin() };
-        assert_eq!(pressure.room_frames(), u64::MAX);
+        allowance.begin_in_child();
+        assert_eq!(allowance.room_frames(), u64::MAX);
         assert!(!pressure.is_watched());
     }
 
     #[test]
     fn nobody_pays_for_a_look_that_never_comes() {
-        let pressure = Pressure::new();
+        let (pressure, allowance) = (Pressure::new(), Allowance::new());
         // A thread finds nobody; a worker finds that it may open nothing; then the thread lowers the budget.
         let found_nobody = !pressure.is_watched();
-        pressure.expect_no_look();
+        pressure.expect_no_look(&allowance);
         assert!(found_nobody);
-        pressure.budget.fetch_min(FIRST_BUDGET, Ordering::Relaxed);
-        pressure.count_fresh(FIRST_BUDGET as u64 + 5);
-        assert_eq!(pressure.take_overdraft(), None);
-        assert!(!pressure.is_over_budget());
-        pressure.expect_look();
-        pressure.count_fresh(1 << 40);
-        assert!(!pressure.is_over_budget(), "and so it stays");
+        allowance.lower_budget(FIRST_BUDGET);
+        allowance.count_fresh(FIRST_BUDGET + 5);
+        assert_eq!(pressure.take_overdraft(&allowance), None);
+        assert!(!allowance.is_over_budget());
+        pressure.expect_look(&allowance);
+        allowance.count_fresh(1 << 40);
+        assert!(!allowance.is_over_budget(), "and so it stays");
     }
 }
