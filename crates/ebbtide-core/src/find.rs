@@ -1,7 +1,8 @@
 //! What an address is.
 
 use crate::heap::Front;
-use crate::large::{self, Found};
+use crate::large::Found;
+use crate::region::LARGE;
 use crate::report::Line;
 use crate::size_class::MIN_ALIGN;
 use core::sync::atomic::Ordering;
@@ -24,7 +25,7 @@ pub fn find(heap: &Front, address: usize) -> Allocation {
     if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
         // SAFETY: inside the region.
         let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
-        if class != 0 && class != large::LARGE {
+        if class != 0 && class != LARGE {
             return Allocation::Object(class as usize);
         }
     }

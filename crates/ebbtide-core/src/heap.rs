@@ -9,6 +9,7 @@
 use crate::allowance::Allowance;
 use crate::central::Central;
 use crate::central::news::News;
+use crate::central::transfer::Nodes;
 use crate::config::{Config, MAX_ZONES};
 use crate::cpu_cache::CpuCaches;
 use crate::domains::Domains;
@@ -73,6 +74,8 @@ pub struct Heap {
     pub zones: [ZoneSlot; MAX_ZONES],
     /// By class.
     pub central: [Central; CLASSES],
+    /// Where their full batches are.
+    pub nodes: Nodes,
     /// Which of them have spans to look at.
     pub news: News,
     /// Span records.
@@ -141,6 +144,7 @@ static HEAP: Heap = Heap {
     cpus: AtomicUsize::new(1),
     zones: [const { ZoneSlot::new() }; MAX_ZONES],
     central: [const { Central::new() }; CLASSES],
+    nodes: Nodes::new(),
     news: News::new(),
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
     allowance: Allowance::new(),
@@ -277,6 +281,9 @@ unsafe fn start(parts: &'static Parts) -> bool {
     let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
         return refuse(&known::ADDRESS_SPACE);
     };
+    if HEAP.nodes.start().is_none() {
+        return refuse(&known::ADDRESS_SPACE);
+    }
     let Ok(region) = Region::reserve(config.harden) else {
         return refuse(&known::ADDRESS_SPACE);
     };

@@ -21,15 +21,11 @@
 mod moves;
 
 use crate::heap::{Front, Heap};
-use crate::region::Region;
+use crate::region::{LARGE, Region};
 use crate::report::Line;
-use crate::size_class::CLASSES;
 use crate::span::{self, Span};
 use core::sync::atomic::Ordering;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
-
-/// The class byte of a large allocation's head frame: no class, but there is a stack for it (`INV-CLASS-1`).
-pub const LARGE: u8 = CLASSES as u8;
 
 /// Below this, an allocation that shrinks to less than half is copied.
 const SHRINK_BYTES: usize = 256 << 10;

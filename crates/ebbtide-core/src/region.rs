@@ -23,7 +23,7 @@
 use ebbtide_sys::{Errno, process, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, BlockWord, FRAME_BYTES, Frame, Pageblock};
 
-use crate::harden;
+use crate::size_class::{CLASSES, MAX_OBJECTS};
 use crate::span::Span;
 
 /// Where everything is. Set once.
@@ -58,6 +58,11 @@ pub mod flag {
     /// The first block of those that one move made [`MOVED`].
     pub const MOVE: u8 = 8;
 }
+
+/// The class byte of a large allocation's head frame: no class, but there is a stack for it (`INV-CLASS-1`).
+pub const LARGE: u8 = CLASSES as u8;
+/// Bytes of words beside a span record, with `harden=on`.
+pub const STATES_BYTES: usize = MAX_OBJECTS * 4;
 
 const GIB: usize = 1 << 30;
 /// Frame numbers fit 32 bits and every address fits the processor's.
@@ -116,7 +121,7 @@ impl Region {
             page(blocks),
             page(max_spans * size_of::<Span>()),
             if hardened {
-                max_spans * harden::SPAN_BYTES
+                max_spans * STATES_BYTES
             } else {
                 0
             },
@@ -227,7 +232,7 @@ impl Region {
             let size = size_of::<Span>();
             self.open_entries(self.spans, first as usize, count as usize, size)?;
             if self.states != 0 {
-                let size = harden::SPAN_BYTES;
+                let size = STATES_BYTES;
                 self.open_entries(self.states, first as usize, count as usize, size)?;
             }
         }

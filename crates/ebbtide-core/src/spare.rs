@@ -11,8 +11,8 @@
 
 use crate::config::Config;
 use crate::heap::{ForkLock, Heap};
-use crate::large::LARGE;
 use crate::ranks;
+use crate::region::LARGE;
 use crate::release::releaser::Releaser;
 use crate::sources::{Cached, Round, Source};
 use crate::span;

@@ -184,7 +184,7 @@ impl Heap {
         if !self.is_hardened() {
             return records;
         }
-        records + records / size_of::<crate::span::Span>() * crate::harden::SPAN_BYTES
+        records + records / size_of::<crate::span::Span>() * crate::region::STATES_BYTES
     }
 }
 

@@ -3,13 +3,14 @@
 //! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
 //! back in.
 
-use crate::cpu_cache::drain::IDLE_ROUNDS;
 use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::release::releaser::Releaser;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::sources::{Cached, Round, Source};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::lock::Rank;
+use ebbtide_sys::vm;
 use ebbtide_zone::low_water::LowWater;
 use ebbtide_zone::plan::Left;
 
@@ -17,8 +18,27 @@ use ebbtide_zone::plan::Left;
 const NODES: usize = 64;
 /// Bytes of a batch node.
 const NODE_BYTES: usize = MAX_BATCH * 8;
-/// Bytes of all nodes of all classes, address space until used.
-pub const NODES_BYTES: usize = crate::size_class::CLASSES * NODES * NODE_BYTES;
+/// Rounds of the release engine without use after which batches go, and a CPU's cache is drained: about a second when
+/// calm.
+pub const IDLE_ROUNDS: usize = 6;
+
+/// The batch nodes of all classes.
+pub struct Nodes(AtomicUsize);
+
+impl Nodes {
+    /// None.
+    pub const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    /// Makes them: address space until used. `None`: there is none.
+    pub fn start(&self) -> Option<()> {
+        let bytes = CLASSES * NODES * NODE_BYTES;
+        let start = vm::map(bytes.next_multiple_of(vm::GRANULE)).ok()?;
+        self.0.store(start, Ordering::Relaxed);
+        Some(())
+    }
+}
 
 /// Which nodes hold a full batch, the newest last, and which are empty. A node that is neither is
 /// being filled or emptied.
@@ -34,7 +54,7 @@ pub struct Transfer {
 
 impl Heap {
     fn node(&self, class: usize, node: u8) -> *mut usize {
-        (self.caches.nodes() + (class * NODES + node as usize) * NODE_BYTES) as *mut usize
+        (self.nodes.0.load(Ordering::Relaxed) + (class * NODES + node as usize) * NODE_BYTES) as *mut usize
     }
 
     pub(super) fn take_batch(&self, class: usize, into: &mut [usize]) -> bool {

@@ -4,6 +4,7 @@
 //! A drainer parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on
 //! it, empties it, and lets it live again.
 
+use crate::central::transfer::IDLE_ROUNDS;
 use crate::heap::{ForkLock, Heap};
 use crate::ranks;
 use crate::release::releaser::Releaser;
@@ -19,8 +20,6 @@ use ebbtide_zone::plan::Left;
 
 use super::{LIVE, PARKED};
 
-/// Rounds of the release engine without use after which a cache is drained: about a second when calm.
-pub const IDLE_ROUNDS: usize = 6;
 /// So much must have been more than enough in one CPU's stacks, or they are left alone.
 const SURPLUS_BYTES: usize = 256 << 10;
 

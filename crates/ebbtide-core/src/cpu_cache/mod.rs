@@ -21,14 +21,13 @@
 //! room for one batch and doubles when it is refilled empty, while the CPU's budget lasts. A drain
 //! starts that anew.
 //!
-//! - `INV-CLASS-1`: the stacks of class 0 and [`LARGE`](crate::large::LARGE), which no object has, are empty and
+//! - `INV-CLASS-1`: the stacks of class 0 and [`LARGE`](crate::region::LARGE), which no object has, are empty and
 //!   full in every slab, for ever: nothing is added to them in batches. `free` pushes without looking whether the
 //!   class is one.
 
 pub mod drain;
 mod traffic;
 
-use crate::central::transfer::NODES_BYTES;
 use crate::config::Config;
 use crate::ranks;
 use crate::size_class::{CLASS, CLASSES};
@@ -78,8 +77,6 @@ pub struct CpuCaches {
 #[derive(Clone, Copy)]
 struct Place {
     stacks: Stacks,
-    /// Batch nodes of the central lists: not of the CPUs, but made with them.
-    nodes: usize,
     cpus: usize,
     sections: bool,
     /// Address of the word that is zero in a forked child that nobody has told of it.
@@ -117,7 +114,6 @@ impl CpuCaches {
         };
         let place = Place {
             stacks,
-            nodes: 0,
             cpus: 0,
             sections: false,
             wipe_word: 0,
@@ -145,7 +141,6 @@ impl CpuCaches {
                 Err(_) => return None,
             }
         };
-        let nodes = vm::map(NODES_BYTES.next_multiple_of(vm::GRANULE)).ok()?;
         let parked = start + TABLE_BYTES;
         let table = parked - TABLE_CPUS * 8;
         let wipe_word = table - TABLE_HEAD_BYTES;
@@ -168,7 +163,6 @@ impl CpuCaches {
         unsafe {
             *self.place.get() = Place {
                 stacks,
-                nodes,
                 cpus,
                 sections,
                 wipe_word,
@@ -194,11 +188,6 @@ impl CpuCaches {
     /// Whether restartable sections are in use.
     pub fn uses_sections(&self) -> bool {
         self.place().sections
-    }
-
-    /// Address of the batch nodes.
-    pub fn nodes(&self) -> usize {
-        self.place().nodes
     }
 
     /// Whether this process was forked and nobody has told the allocator.

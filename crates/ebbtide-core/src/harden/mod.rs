@@ -9,7 +9,7 @@
 //!              ──▶ poison read ──▶ caches
 //! ```
 //!
-//! What is known of an object is a word out of line, [`SPAN_BYTES`] of them beside each span record:
+//! What is known of an object is a word out of line, [`STATES_BYTES`] of them beside each span record:
 //!
 //! | word | meaning | who leads there |
 //! |---|---|---|
@@ -28,12 +28,10 @@ pub mod quarantine;
 use crate::central::Misuse;
 use crate::heap::{Front, Heap};
 use crate::report::Line;
-use crate::size_class::{CLASS, MAX_OBJECTS};
+use crate::region::STATES_BYTES;
+use crate::size_class::CLASS;
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_zone::{FRAME_BYTES, Frame};
-
-/// Bytes of words beside a span record.
-pub const SPAN_BYTES: usize = MAX_OBJECTS * size_of::<AtomicU32>();
 
 const NEVER: u32 = 0;
 const FREED: u32 = 1;
@@ -127,7 +125,7 @@ impl Front {
         // opened; all access is atomic.
         unsafe {
             let index = region.span_of(frame).load(Ordering::Relaxed) as usize;
-            Some(&*((region.states + index * SPAN_BYTES + number * 4) as *const AtomicU32))
+            Some(&*((region.states + index * STATES_BYTES + number * 4) as *const AtomicU32))
         }
     }
 }
