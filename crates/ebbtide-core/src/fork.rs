@@ -214,7 +214,7 @@ fn go_on(heap: &Heap) {
         unsafe { source.child(heap) };
     }
     heap.caches.unpark_all();
-    stats::forked(heap);
+    stats::forked(&heap.settings().config);
     heap.parts().hooks.iter().for_each(|hook| hook.forked(heap));
 }
 

@@ -13,6 +13,7 @@ use crate::central::transfer::Nodes;
 use crate::config::{Config, MAX_ZONES};
 use crate::cpu_cache::CpuCaches;
 use crate::domains::Domains;
+use crate::figures::Figures;
 use crate::fork::gate::Gate;
 use crate::frames::{ZoneSlot, zone_range};
 use crate::harden::quarantine::Quarantine;
@@ -30,6 +31,7 @@ use crate::size_class::CLASSES;
 use crate::sources::Parts;
 use crate::span::SpanTable;
 use crate::spare::SpareRuns;
+use crate::stats::{self, Stats};
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -80,6 +82,8 @@ pub struct Heap {
     pub news: News,
     /// Span records.
     pub records: Lock<SpanTable>,
+    /// What the page says and what not yet.
+    pub figures: Figures,
     /// What may be kept and taken.
     pub allowance: Allowance,
     /// When ticks and rounds did what they do seldom.
@@ -147,6 +151,7 @@ static HEAP: Heap = Heap {
     nodes: Nodes::new(),
     news: News::new(),
     records: Lock::new(ranks::RECORDS, SpanTable::NEW),
+    figures: Figures::new(),
     allowance: Allowance::new(),
     pacing: Pacing::new(),
     slots: Slots::new(),
@@ -233,6 +238,27 @@ pub fn the_heap() -> &'static Front {
 /// The heap, if it has started.
 pub fn started_heap() -> Option<&'static Front> {
     (STATE.load(Ordering::Acquire) == READY).then_some(&HEAP.front)
+}
+
+impl Stats {
+    /// The figures now. Walks the CPUs' caches; a few microseconds to a millisecond.
+    pub fn collect() -> Self {
+        started_heap().map_or_else(Self::default, |heap| heap.enter_uncounted().stats().0)
+    }
+}
+
+/// The process ends in order: parts of the heap are told, and the last figures are written.
+pub fn end() {
+    let Some(heap) = started_heap() else { return };
+    let heap = &heap.enter_uncounted();
+    stats::ends();
+    heap.drain_quarantine();
+    heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
+    let config = &heap.settings().config;
+    if !config.stats_dir.as_bytes().is_empty() {
+        heap.write_page();
+        stats::publish_last(config);
+    }
 }
 
 #[cold]

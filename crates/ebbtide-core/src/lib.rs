@@ -32,6 +32,7 @@ pub mod central;
 pub mod config;
 pub mod cpu_cache;
 pub mod domains;
+pub mod figures;
 pub mod find;
 pub mod fork;
 pub mod frames;

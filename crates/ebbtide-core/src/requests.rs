@@ -9,7 +9,6 @@ use crate::large::{self, Large, Resized};
 use crate::release::release_everything;
 use crate::release::releaser::Releaser;
 use crate::size_class::aligned_class_of;
-use crate::stats;
 use core::num::NonZeroUsize;
 use ebbtide_zone::Frame;
 
@@ -58,7 +57,7 @@ impl Heap {
             return None;
         }
         let taken = self.serve(|| self.take_large(size, align));
-        stats::large_changed(self, size);
+        self.large_changed(size);
         taken
     }
 
@@ -66,7 +65,7 @@ impl Heap {
     pub fn free_large(&self, head: Frame) -> bool {
         let freed = self.give_up_large(head, true);
         if let Some(bytes) = freed {
-            stats::large_changed(self, bytes);
+            self.large_changed(bytes);
         }
         self.tick();
         freed.is_some()
@@ -81,7 +80,7 @@ impl Heap {
         });
         match resized {
             Some(Resized::At(address)) => {
-                stats::large_changed(self, size.abs_diff(before));
+                self.large_changed(size.abs_diff(before));
                 Some(address)
             }
             _ => None,

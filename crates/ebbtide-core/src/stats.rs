@@ -10,15 +10,12 @@ mod page;
 pub use locks::{LockTotals, locks};
 
 use crate::config::Config;
-use crate::heap::{Heap, started_heap};
-use crate::size_class::CLASSES;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use ebbtide_sys::lockstat;
-use ebbtide_zone::FRAME_BYTES;
 use layout::*;
 use page::{set, word};
 
-pub use page::{publish, publish_released};
+pub use page::{publish, publish_last, publish_released};
 
 /// Bytes, taken part by part while the process runs: each is right, the sum is as of no one moment.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -80,131 +77,9 @@ pub struct Stats {
     pub populated: usize,
 }
 
-impl Stats {
-    /// The figures now. Walks the CPUs' caches; a few microseconds to a millisecond.
-    pub fn collect() -> Self {
-        started_heap().map_or_else(Self::default, |heap| heap.enter_uncounted().stats().0)
-    }
-}
-
-impl Heap {
-    /// The figures, and those of frames with them.
-    fn stats(&self) -> (Stats, FrameBytes) {
-        let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
-        let mut claimed = 0;
-        for class in 1..CLASSES {
-            let bytes = self.central[class].bytes(class);
-            batches += bytes.batches;
-            in_spans += bytes.in_spans + bytes.claimed;
-            claimed += bytes.claimed;
-            objects += bytes.all;
-            span_bytes += bytes.frames * FRAME_BYTES;
-        }
-        let cached = self.cached().objects;
-        let mut stats = Stats::default();
-        for zone in self.live_zones() {
-            let refaults = zone.lock.lock().refaults;
-            let (reused, unused) = refaults.evidence();
-            stats.reused += reused as usize * FRAME_BYTES;
-            stats.unused += unused as usize * FRAME_BYTES;
-            stats.lazy_zones += usize::from(refaults.lazy_first());
-        }
-        let frames = self.frame_bytes();
-        (stats.dirty, stats.lazy) = (frames.dirty, frames.lazy);
-        (stats.pending, stats.opened) = (frames.claimed, frames.opened);
-        stats.large = frames.used.saturating_sub(span_bytes);
-        let small = objects.saturating_sub(in_spans + cached);
-        stats.live = small + stats.large + self.reserve.live_bytes();
-        stats.in_spans = span_bytes.saturating_sub(small + cached + claimed);
-        stats.pending += claimed;
-        // Spare runs are read once: the page's figures subtract them again.
-        stats.cached = cached + frames.spare;
-        stats.metadata = self
-            .region()
-            .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
-            + self.record_bytes()
-            + self.caches.slab_bytes()
-            + batches / 64;
-        let hooks = self.parts().hooks.iter();
-        hooks.for_each(|hook| hook.account(self, &mut stats));
-        stats.released = word(RELEASED) as usize;
-        stats.refaulted = word(REFAULTED) as usize;
-        stats.held = self.held.all() * FRAME_BYTES;
-        stats.worker_ns = word(WORKER_NS);
-        stats.longest_stall_ns = word(LONGEST_STALL_NS);
-        stats.lazied = word(LAZIED) as usize;
-        stats.fallovers = word(FALLOVERS);
-        stats.pressure_events = word(PRESSURE_EVENTS);
-        stats.pressure_state = word(PRESSURE_STATE);
-        if stats.pressure_state == SHORT && !self.allowance.is_short(ebbtide_sys::clock::now_ms()) {
-            stats.pressure_state = CALM;
-        }
-        stats.limit_left = word(LIMIT_LEFT);
-        stats.limit = word(LIMIT);
-        stats.populated = word(POPULATED) as usize;
-        locks().for_each(|(_, rank)| stats.locks.add(&rank));
-        stats.zone_locks.add(&lockstat::figures(crate::ranks::ZONE));
-        (stats, frames)
-    }
-}
-
-/// Bytes of the zones' frames, by state.
-#[derive(Default)]
-struct FrameBytes {
-    dirty: usize,
-    lazy: usize,
-    claimed: usize,
-    opened: usize,
-    /// With spans and large allocations, less what the latter own and do not use, and spare runs.
-    used: usize,
-    spare: usize,
-}
-
-impl Heap {
-    fn frame_bytes(&self) -> FrameBytes {
-        let mut sum = FrameBytes::default();
-        for zone in self.live_zones() {
-            let counters = zone.counters();
-            let bytes = |frames: u64| frames as usize * FRAME_BYTES;
-            sum.dirty += bytes(counters.dirty);
-            sum.lazy += bytes(counters.lazy);
-            sum.claimed += bytes(counters.claimed);
-            sum.opened += bytes(counters.open);
-            sum.used += bytes(counters.in_use);
-        }
-        let slack = self.slack.load(Ordering::Relaxed) * FRAME_BYTES;
-        sum.spare = self.spares.bytes();
-        sum.used = sum.used.saturating_sub(slack + sum.spare);
-        sum
-    }
-
-    /// Span records ever used, and the words of their objects.
-    fn record_bytes(&self) -> usize {
-        let records = self.records.lock().bytes();
-        if !self.is_hardened() {
-            return records;
-        }
-        records + records / size_of::<crate::span::Span>() * crate::region::STATES_BYTES
-    }
-}
-
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
-static LAST_MS: AtomicU64 = AtomicU64::new(0);
-/// Bytes of objects that were freed since the page was written.
-static CHANGED: AtomicUsize = AtomicUsize::new(0);
-/// Bytes of large allocations that came, went, or changed since the page's figures of frames were written; and those of
-/// them in [`Heap::freed`].
-static LARGE_CHANGED: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of large allocations that were freed, and are in what the next tick counts.
 static LARGE_FREED: AtomicUsize = AtomicUsize::new(0);
-/// Live bytes less [`FrameBytes::used`], when the page was written.
-static LIVE_LESS_USED: AtomicUsize = AtomicUsize::new(0);
-/// What was cached beside spare runs.
-static CACHED_OBJECTS: AtomicUsize = AtomicUsize::new(0);
-/// What had been given back when the page was written.
-static RELEASED_THEN: AtomicU64 = AtomicU64::new(0);
-const REFRESH_MS: u64 = 100;
-/// So much is told at once: nothing else may follow.
-const CHANGED_BYTES: usize = 16 << 20;
 
 /// Adds to a word that any thread may add to at any time.
 #[inline]
@@ -217,14 +92,6 @@ pub fn start(config: &Config) {
     if !config.stats_dir.as_bytes().is_empty() {
         page::open(config);
     }
-}
-
-/// A forked child counts anew, in a file of its own, made at its first tick.
-pub fn forked(heap: &Heap) {
-    page::forget();
-    lockstat::forget();
-    let wanted = !heap.settings().config.stats_dir.as_bytes().is_empty();
-    WANTS_FILE.store(wanted, Ordering::Relaxed);
 }
 
 /// Bytes given back since the process began.
@@ -291,63 +158,97 @@ pub fn count_released(bytes: usize) {
     count(CALLS, 1);
 }
 
+/// In a forked child, which counts anew, in a file of its own: made when the page is written.
+pub fn forked(config: &Config) {
+    page::forget();
+    lockstat::forget();
+    let wanted = !config.stats_dir.as_bytes().is_empty();
+    WANTS_FILE.store(wanted, Ordering::Relaxed);
+}
+
+/// Whether the page has no file yet that it shall have.
+pub fn wants_file() -> bool {
+    WANTS_FILE.load(Ordering::Relaxed)
+}
+
+/// See [`large_freed`]: so much of it, once.
+pub fn take_large_freed() -> usize {
+    LARGE_FREED.swap(0, Ordering::Relaxed)
+}
+
+/// What the page counts by itself, and what it says of memory that is short.
+pub fn fill(stats: &mut Stats, is_short: bool) {
+    stats.released = released();
+    stats.refaulted = word(REFAULTED) as usize;
+    stats.worker_ns = word(WORKER_NS);
+    stats.longest_stall_ns = word(LONGEST_STALL_NS);
+    stats.lazied = word(LAZIED) as usize;
+    stats.fallovers = word(FALLOVERS);
+    stats.pressure_events = word(PRESSURE_EVENTS);
+    stats.pressure_state = match word(PRESSURE_STATE) {
+        SHORT if !is_short => CALM,
+        state => state,
+    };
+    stats.limit_left = word(LIMIT_LEFT);
+    stats.limit = word(LIMIT);
+    stats.populated = word(POPULATED) as usize;
+    locks().for_each(|(_, rank)| stats.locks.add(&rank));
+    stats.zone_locks.add(&lockstat::figures(crate::ranks::ZONE));
+}
+
+/// Writes the figures, all of them, and copies the page.
+pub fn write(stats: &Stats, is_by_sections: bool, config: &Config) {
+    set(MODE, usize::from(is_by_sections));
+    if WANTS_FILE.swap(false, Ordering::Relaxed) {
+        page::open(config);
+    }
+    set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
+    set(METADATA, stats.metadata);
+    set(PENDING, stats.pending);
+    set(IN_SPANS, stats.in_spans);
+    set(HELD, stats.held);
+    set(LAZY_ZONES, stats.lazy_zones);
+    set(REUSED, stats.reused);
+    set(UNUSED, stats.unused);
+    set(PERCPU, stats.percpu);
+    write_features();
+    if lockstat::is_on() {
+        locks::write_locks();
+    }
+    write_some(stats, config);
+}
+
+/// Writes what large allocations change, and copies the page.
+pub fn write_some(stats: &Stats, config: &Config) {
+    set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
+    set(LIVE, stats.live);
+    set(CACHED, stats.cached);
+    set(DIRTY, stats.dirty);
+    set(LAZY, stats.lazy);
+    set(OPENED, stats.opened);
+    publish(config);
+}
+
+/// Whether the page was ever written whole.
+pub fn is_written() -> bool {
+    word(WRITTEN_MS) != 0
+}
+
+/// The process ends in order.
+pub fn ends() {
+    set(END_NS, ebbtide_sys::clock::precise_ns() as usize);
+}
+
 /// Whether others can see the page, or soon will.
-fn is_shown() -> bool {
+pub fn is_shown() -> bool {
     page::is_open() || WANTS_FILE.load(Ordering::Relaxed)
 }
 
-/// A tick: so much was freed since the last one. No lock may be held.
-pub fn freed(heap: &Heap, bytes: usize) {
-    if !is_shown() {
-        return;
-    }
-    let bytes = bytes.saturating_sub(LARGE_FREED.swap(0, Ordering::Relaxed));
-    if CHANGED.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
-        write_page(heap);
-    }
-}
-
-/// A large allocation of so many bytes was freed, and counted in [`Heap::freed`].
+/// A large allocation of so many bytes was freed, and is counted for the next tick.
 #[inline]
 pub fn large_freed(bytes: usize) {
     if is_shown() {
         LARGE_FREED.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
-
-/// A large allocation came or went, or changed by so much. The whole page takes microseconds, so only what this changes is
-/// written. No lock may be held.
-#[inline]
-pub fn large_changed(heap: &Heap, bytes: usize) {
-    if is_shown() && LARGE_CHANGED.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
-        write_frames(heap);
-    }
-}
-
-/// Brings the page up to date, now and then.
-pub fn refresh(heap: &Heap, now: u64) {
-    if !is_shown() {
-        return;
-    }
-    let last = LAST_MS.load(Ordering::Relaxed);
-    // After a large release all may be idle for long.
-    let released = word(RELEASED).wrapping_sub(RELEASED_THEN.load(Ordering::Relaxed));
-    if now.wrapping_sub(last) >= REFRESH_MS || released >= CHANGED_BYTES as u64 {
-        LAST_MS.store(now, Ordering::Relaxed);
-        write_page(heap);
-    }
-}
-
-/// Writes the last figures: called when the process ends in order.
-pub fn finish() {
-    let Some(heap) = started_heap() else { return };
-    let heap = &heap.enter_uncounted();
-    set(END_NS, ebbtide_sys::clock::precise_ns() as usize);
-    heap.drain_quarantine();
-    heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
-    if !heap.settings().config.stats_dir.as_bytes().is_empty() {
-        write_page(heap);
-        page::publish_last();
     }
 }
 
@@ -361,60 +262,6 @@ pub fn set_left(ns: u64) {
     page::tell(LEFT_NS, ns as usize);
 }
 
-/// The figures of frames, and what follows from them: so many more or fewer are live than when the page was written.
-#[cold]
-fn write_frames(heap: &Heap) {
-    if WANTS_FILE.load(Ordering::Relaxed) || word(WRITTEN_MS) == 0 {
-        return write_page(heap);
-    }
-    LARGE_CHANGED.store(0, Ordering::Relaxed);
-    set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
-    let frames = heap.frame_bytes();
-    let live = LIVE_LESS_USED.load(Ordering::Relaxed);
-    set(
-        LIVE,
-        (live.wrapping_add(frames.used) as isize).max(0) as usize,
-    );
-    let objects = CACHED_OBJECTS.load(Ordering::Relaxed);
-    set(CACHED, objects + frames.spare);
-    set(DIRTY, frames.dirty);
-    set(LAZY, frames.lazy);
-    set(OPENED, frames.opened);
-    publish();
-}
-
-fn write_page(heap: &Heap) {
-    set(MODE, usize::from(heap.caches.uses_sections()));
-    if WANTS_FILE.swap(false, Ordering::Relaxed) {
-        page::open(&heap.settings().config);
-    }
-    CHANGED.store(0, Ordering::Relaxed);
-    LARGE_CHANGED.store(0, Ordering::Relaxed);
-    RELEASED_THEN.store(word(RELEASED), Ordering::Relaxed);
-    set(WRITTEN_MS, ebbtide_sys::clock::now_ms() as usize);
-    let (stats, frames) = heap.stats();
-    LIVE_LESS_USED.store(stats.live.wrapping_sub(frames.used), Ordering::Relaxed);
-    CACHED_OBJECTS.store(stats.cached - frames.spare, Ordering::Relaxed);
-    set(LIVE, stats.live);
-    set(DIRTY, stats.dirty);
-    set(OPENED, stats.opened);
-    set(CACHED, stats.cached);
-    set(METADATA, stats.metadata);
-    set(LAZY, stats.lazy);
-    set(PENDING, stats.pending);
-    set(IN_SPANS, stats.in_spans);
-    set(HELD, stats.held);
-    set(LAZY_ZONES, stats.lazy_zones);
-    set(REUSED, stats.reused);
-    set(UNUSED, stats.unused);
-    set(PERCPU, stats.percpu);
-    write_features();
-    if lockstat::is_on() {
-        locks::write_locks();
-    }
-    publish();
-}
-
 /// What became of each optional kernel call so far.
 fn write_features() {
     let mask = |answer: bool| {
@@ -424,35 +271,4 @@ fn write_features() {
     };
     set(WORKED, mask(true));
     set(REFUSED, mask(false));
-}
-
-#[cfg(test)]
-mod tests {
-    extern crate std;
-    use super::*;
-
-    /// Otherwise the page's figure of objects would be what is left below zero.
-    #[test]
-    fn spare_runs_that_come_and_go_are_read_once() {
-        let ends = AtomicBool::new(false);
-        std::thread::scope(|threads| {
-            for _ in 0..3 {
-                threads.spawn(|| {
-                    while !ends.load(Ordering::Relaxed) {
-                        let heap = crate::heap::heap().unwrap().enter_uncounted();
-                        let run = heap.allocate_large(900 << 10, 1).unwrap();
-                        crate::requests::free_inside(&heap, run.address);
-                    }
-                });
-            }
-            let heap = started_heap().or_else(crate::heap::heap).unwrap();
-            let inside = heap.enter_uncounted();
-            let is_whole = (0..5000).all(|_| {
-                let (stats, frames) = inside.stats();
-                stats.cached >= frames.spare
-            });
-            ends.store(true, Ordering::Relaxed);
-            assert!(is_whole);
-        });
-    }
 }

@@ -47,7 +47,7 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
 #[unsafe(link_section = ".fini_array")]
 static FINISH: extern "C" fn() = {
     extern "C" fn finish() {
-        ebbtide::stats::finish();
+        ebbtide::end();
     }
     finish
 };

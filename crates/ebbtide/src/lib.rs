@@ -86,6 +86,12 @@ pub fn end_workers() -> bool {
     started_heap().is_none_or(|heap| heap.workers.end_all())
 }
 
+/// Tells the parts that the process ends in order, and writes the last figures: for who calls it at the end, as
+/// `libebbtide.so` does. A program may go on afterwards.
+pub fn end() {
+    ebbtide_core::heap::end();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

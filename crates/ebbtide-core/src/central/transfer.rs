@@ -54,7 +54,8 @@ pub struct Transfer {
 
 impl Heap {
     fn node(&self, class: usize, node: u8) -> *mut usize {
-        (self.nodes.0.load(Ordering::Relaxed) + (class * NODES + node as usize) * NODE_BYTES) as *mut usize
+        (self.nodes.0.load(Ordering::Relaxed) + (class * NODES + node as usize) * NODE_BYTES)
+            as *mut usize
     }
 
     pub(super) fn take_batch(&self, class: usize, into: &mut [usize]) -> bool {

@@ -27,8 +27,8 @@ pub mod quarantine;
 
 use crate::central::Misuse;
 use crate::heap::{Front, Heap};
-use crate::report::Line;
 use crate::region::STATES_BYTES;
+use crate::report::Line;
 use crate::size_class::CLASS;
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_zone::{FRAME_BYTES, Frame};

@@ -115,14 +115,14 @@ impl Heap {
             // What the owner's limit leaves for the zones may have changed.
             bounds = self.bounds(now);
         }
-        stats::freed(self, tick.freed_bytes);
-        stats::refresh(self, now);
+        self.freed_since(tick.freed_bytes);
+        self.refresh_page(now);
         self.look_at_quarantine(now);
         self.look_at_growth();
         if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
             self.give_on_tick(&tick, (spare, waiting), &bounds);
         }
-        stats::publish_released();
+        stats::publish_released(&self.settings().config);
     }
 
     fn give_on_tick(&self, tick: &Tick, (spare, waiting): (u64, u64), bounds: &Bounds) {
@@ -355,8 +355,8 @@ impl Heap {
         }
         // The program went on meanwhile.
         left.quarantined_bytes = self.quarantine.bytes() as u64;
-        stats::refresh(self, now);
-        stats::publish();
+        self.refresh_page(now);
+        stats::publish(&self.settings().config);
         let pace = Pace {
             window_ms: bounds.window_ms,
             lazy_ms: self.settings().config.lazy_ms.into(),
@@ -405,7 +405,7 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     for source in heap.parts().keepers {
         source.give_all(heap, by);
     }
-    stats::publish_released();
+    stats::publish_released(&heap.settings().config);
     stats::released() - before
 }
 

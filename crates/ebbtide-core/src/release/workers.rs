@@ -408,7 +408,7 @@ fn run(heap: &'static Heap, born: &Born) {
             }
             workers.busy.fetch_and(!(1 << number), Ordering::SeqCst);
             affinity.unpin(cpu);
-            stats::publish_released();
+            stats::publish_released(&heap.settings().config);
             // Who still counted on this one has queued before: it is seen now.
             fence(Ordering::SeqCst);
             if heap.slots.has_queued() {
@@ -475,7 +475,7 @@ fn run(heap: &'static Heap, born: &Born) {
                 // Nobody may look at what is in there after this one.
                 heap.drain_quarantine();
                 heap.drain_spares();
-                stats::publish();
+                stats::publish(&heap.settings().config);
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
                 if workers.wake.load(Ordering::SeqCst) == seen {

@@ -14,7 +14,6 @@
 
 use super::layout::*;
 use crate::config::Config;
-use crate::heap::started_heap;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::features::COPY_PAGE;
@@ -104,23 +103,23 @@ fn path_of<'a>(config: &Config, path: &'a mut [u8; PATH_BYTES]) -> Option<&'a CS
 }
 
 /// Copies the page to the file.
-pub fn publish() {
+pub fn publish(config: &Config) {
     if is_open() && !copy(0, WORDS) && file::has_own_descriptors() {
-        rewrite();
+        rewrite(config);
     }
 }
 
 /// Copies the page if memory was released since it was copied: all may be idle from now on.
-pub fn publish_released() {
+pub fn publish_released(config: &Config) {
     if is_open() && word(RELEASED) != RELEASED_SHOWN.load(Ordering::Relaxed) {
-        publish();
+        publish(config);
     }
 }
 
 /// The same at the end of the process, when a descriptor may come and go.
-pub fn publish_last() {
+pub fn publish_last(config: &Config) {
     if is_open() && !copy(0, WORDS) {
-        rewrite();
+        rewrite(config);
     }
 }
 
@@ -157,11 +156,10 @@ fn copy(first: usize, count: usize) -> bool {
 }
 
 #[cold]
-fn rewrite() {
-    let Some(heap) = started_heap() else { return };
+fn rewrite(config: &Config) {
     let mut path = [0; PATH_BYTES];
     if has_room()
-        && let Some(path) = path_of(&heap.settings().config, &mut path)
+        && let Some(path) = path_of(config, &mut path)
     {
         file::rewrite(path, &LOCAL.0);
     }

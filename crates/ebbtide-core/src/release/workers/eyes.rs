@@ -59,7 +59,7 @@ pub fn watch(
     let watcher = watcher.get_or_insert_with(|| heap.pressure.open_eyes(now));
     let verdict = heap.look_at_pressure(watcher, now);
     stats::set_pressure_sources(watcher.sources());
-    stats::publish();
+    stats::publish(&heap.settings().config);
     eyes.look_at_ms = now + verdict.next_ms;
     if verdict.release {
         crate::release::release_everything(heap, by);
