@@ -6,7 +6,8 @@
 
 extern crate std;
 
-use crate::heap::{Heap, heap};
+use crate::heap::heap;
+use crate::reclaim::Heap;
 use ebbtide_sys::{process, vm};
 use ebbtide_zone::{BLOCK_BYTES, Block, FRAME_BYTES, Frame};
 use std::process::Command;

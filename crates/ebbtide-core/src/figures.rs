@@ -1,6 +1,6 @@
 //! The figures of the whole heap, and when the page that tells them is written.
 
-use crate::heap::Heap;
+use crate::reclaim::Heap;
 use crate::size_class::CLASSES;
 use crate::stats::{self, Stats};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -184,7 +184,7 @@ impl Heap {
             opened: frames.opened,
             ..Stats::default()
         };
-        stats::write_some(&stats, &self.settings().config);
+        stats::write_some(&stats, &self.config);
     }
 
     /// Writes the whole page.
@@ -198,7 +198,7 @@ impl Heap {
         figures.live_less_used.store(live, Ordering::Relaxed);
         let objects = stats.cached - frames.spare;
         figures.cached_objects.store(objects, Ordering::Relaxed);
-        let config = &self.settings().config;
+        let config = &self.config;
         stats::write(&stats, self.caches.uses_sections(), config);
     }
 }

@@ -1,7 +1,7 @@
 //! What an address is.
 
-use crate::heap::Front;
 use crate::large::Found;
+use crate::objects::Objects;
 use crate::region::LARGE;
 use crate::report::Line;
 use crate::size_class::MIN_ALIGN;
@@ -19,35 +19,37 @@ pub enum Allocation {
     None,
 }
 
-/// What an address is. Takes no lock.
-pub fn find(heap: &Front, address: usize) -> Allocation {
-    let region = heap.region();
-    if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
-        // SAFETY: inside the region.
-        let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
-        if class != 0 && class != LARGE {
-            return Allocation::Object(class as usize);
+impl Objects {
+    /// What an address is. Takes no lock.
+    pub fn find(&self, address: usize) -> Allocation {
+        let region = self.region();
+        if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
+            // SAFETY: inside the region.
+            let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
+            if class != 0 && class != LARGE {
+                return Allocation::Object(class as usize);
+            }
+        }
+        match self.find_large(address) {
+            Found::Head(head) => Allocation::Large(head),
+            Found::Nothing if self.reserve.contains(address) => Allocation::Reserve,
+            Found::Nothing => Allocation::None,
         }
     }
-    match heap.find_large(address) {
-        Found::Head(head) => Allocation::Large(head),
-        Found::Nothing if heap.reserve.contains(address) => Allocation::Reserve,
-        Found::Nothing => Allocation::None,
-    }
-}
 
-/// Ends the process over a pointer that is no allocation, with what is known of it.
-#[cold]
-pub fn mistaken(heap: &Front, address: usize, what: &str) -> ! {
-    let region = heap.region();
-    let line = Line::new().text(what).address(address);
-    if !region.contains(address) {
-        line.text(", which is not from this allocator").abort();
-    }
-    if !address.is_multiple_of(MIN_ALIGN) {
-        line.text(", which is not aligned to 16 bytes and so no allocation")
+    /// Ends the process over a pointer that is no allocation, with what is known of it.
+    #[cold]
+    pub fn mistaken(&self, address: usize, what: &str) -> ! {
+        let region = self.region();
+        let line = Line::new().text(what).address(address);
+        if !region.contains(address) {
+            line.text(", which is not from this allocator").abort();
+        }
+        if !address.is_multiple_of(MIN_ALIGN) {
+            line.text(", which is not aligned to 16 bytes and so no allocation")
+                .abort();
+        }
+        line.text(", where nothing is allocated: freed already, or inside a large allocation")
             .abort();
     }
-    line.text(", where nothing is allocated: freed already, or inside a large allocation")
-        .abort();
 }

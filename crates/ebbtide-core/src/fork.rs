@@ -39,9 +39,10 @@
 
 pub mod gate;
 
-use crate::heap::ForkLock;
-use crate::heap::{Front, Heap, started_heap};
+use crate::heap::{FRONT, Front, started_heap};
 use crate::ranks;
+use crate::ranks::ForkLock;
+use crate::reclaim::{Heap, the_heap};
 use crate::stats;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -108,8 +109,10 @@ pub fn register() {
 }
 
 extern "C" fn prepare() {
-    let Some(front) = started_heap() else { return };
-    let heap = look(front);
+    if started_heap().is_none() {
+        return;
+    }
+    let heap = look();
     if OWNER.load(Ordering::Relaxed) != this_thread() {
         // A filter that kills the thread for a fence does so here, where it holds nothing.
         heap.caches.may_fence();
@@ -125,7 +128,7 @@ extern "C" fn prepare() {
 
 /// Closes the gate, takes all locks and stops all sections.
 fn stop(heap: &Heap) {
-    heap.gate.close();
+    FRONT.gate.close();
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
     let state = if fenced { 0 } else { UNFENCED };
@@ -138,7 +141,7 @@ extern "C" fn parent() {
     if OWNER.load(Ordering::Relaxed) != this_thread() || DEPTH.fetch_sub(1, Ordering::Relaxed) > 1 {
         return;
     }
-    resume(front);
+    resume();
     // SAFETY: `prepare` took it in this thread.
     unsafe { streams::unlock() };
     OWNER.store(NO, Ordering::Relaxed);
@@ -157,18 +160,20 @@ unsafe fn go(heap: &Heap) {
     heap.caches.unpark_all();
     // SAFETY: `stop` took them in this thread.
     heap.for_each_lock(|lock| unsafe { lock.free() });
-    heap.gate.open();
+    FRONT.gate.open();
 }
 
 extern "C" fn child() {
-    let Some(front) = started_heap() else { return };
+    if started_heap().is_none() {
+        return;
+    }
     let state = FORKING.load(Ordering::Relaxed);
     // Done already, or not prepared by the thread that this one was: its first slow path recovers.
     if !is_mine(state) {
         return;
     }
     // SAFETY: in a child, on the way to make it whole.
-    let heap = unsafe { front.inside() };
+    let heap = unsafe { the_heap() };
     heap.caches.forget_fork();
     // SAFETY: the child of a fork has one thread, and `prepare` took them in it.
     unsafe {
@@ -187,7 +192,7 @@ extern "C" fn child() {
 /// # Safety
 /// No other thread exists.
 unsafe fn forget_forks(heap: &Heap) {
-    heap.gate.reset();
+    FRONT.gate.reset();
     heap.reserve.begin_in_child();
     FORKING.store(NO, Ordering::Relaxed);
     OWNER.store(NO, Ordering::Relaxed);
@@ -214,7 +219,7 @@ fn go_on(heap: &Heap) {
         unsafe { source.child(heap) };
     }
     heap.caches.unpark_all();
-    stats::forked(&heap.settings().config);
+    stats::forked(&heap.config);
     heap.parts().hooks.iter().for_each(|hook| hook.forked(heap));
 }
 
@@ -238,7 +243,7 @@ impl Deref for Entered<'_> {
     #[inline]
     fn deref(&self) -> &Heap {
         // SAFETY: only `Front` makes one, after it has looked.
-        unsafe { crate::heap::the_heap().inside() }
+        unsafe { the_heap() }
     }
 }
 
@@ -261,7 +266,7 @@ impl Front {
     /// Most forks are over soon. In a long one, threads wait before each request only when little of the reserve is left.
     #[cold]
     fn enter_soon(&self) -> Option<Entered<'_>> {
-        if self.gate.is_closed_for_long() && self.reserve.is_ample() {
+        if self.gate.is_closed_for_long() && self.reserve().is_ample() {
             return None;
         }
         self.gate.wait_until_open(PATIENCE_MS);
@@ -282,9 +287,9 @@ impl Front {
     #[inline]
     fn try_enter(&self) -> Option<Entered<'_>> {
         // Before it is counted: a child's counters begin anew.
-        look(self);
+        look();
         match self.gate.enter(this_thread()) {
-            None if !resume(self) => None,
+            None if !resume() => None,
             counted => Some(Entered {
                 resumed: counted.is_none(),
                 _counted: counted,
@@ -295,19 +300,19 @@ impl Front {
     /// The way in for other calls. libc makes none of them under a lock of its own, so they may wait for another thread's fork.
     #[inline]
     pub fn enter_uncounted(&self) -> Entered<'_> {
-        look(self);
+        look();
         Entered {
             _counted: None,
-            resumed: FORKING.load(Ordering::Relaxed) != NO && resume(self),
+            resumed: FORKING.load(Ordering::Relaxed) != NO && resume(),
         }
     }
 }
 
 /// A child whose fork ran no handlers finds out here, and recovers.
 #[inline]
-fn look(front: &Front) -> &'static Heap {
+fn look() -> &'static Heap {
     // SAFETY: it is made whole below.
-    let heap = unsafe { front.inside() };
+    let heap = unsafe { the_heap() };
     if heap.caches.was_forked() {
         recover(heap);
     }
@@ -316,11 +321,11 @@ fn look(front: &Front) -> &'static Heap {
 
 /// Lets everything run that this thread's own fork has stopped. `false`: this thread has stopped nothing.
 #[cold]
-fn resume(front: &Front) -> bool {
+fn resume() -> bool {
     let is_mine = is_mine(FORKING.load(Ordering::Relaxed));
     if is_mine {
         // SAFETY: `FORKING` says that this thread has stopped all. So it alone is at work inside.
-        unsafe { go(front.inside()) };
+        unsafe { go(the_heap()) };
     }
     is_mine
 }
@@ -328,7 +333,7 @@ fn resume(front: &Front) -> bool {
 /// Frees later what cannot be freed while another thread forks. `false`: there is no room for that.
 #[cold]
 pub fn free_later(front: &Front, address: usize) -> bool {
-    let queued = front.reserve.queue(address);
+    let queued = front.reserve().queue(address);
     // The fork may be over, and its thread have looked already: either it has seen the queue, or this sees the gate
     // open. The partner is in `free_queued`.
     fence(Ordering::SeqCst);
@@ -341,7 +346,7 @@ pub fn free_later(front: &Front, address: usize) -> bool {
 /// Frees what was queued, unless the next fork has begun: its thread does it then.
 fn free_queued(front: &Front) {
     fence(Ordering::SeqCst);
-    if front.reserve.has_queued()
+    if front.reserve().has_queued()
         && let Some(heap) = front.try_enter()
     {
         heap.reserve

@@ -9,14 +9,14 @@
 //! The first 16 MiB of a zone are kept from huge pages, so that small processes stay small; what
 //! is opened behind asks for them.
 
-use crate::heap::Heap;
+use crate::pages::Pages;
 use crate::ranks;
 use crate::region::{Region, flag};
 use crate::stats;
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::{Errno, process, vm};
+use ebbtide_sys::{Errno, clock, process, vm};
 use ebbtide_zone::refault::{Recent, Refaults};
 use ebbtide_zone::retain::Retain;
 use ebbtide_zone::{
@@ -31,6 +31,9 @@ const STEPS: (u32, u32) = (2, 32);
 
 /// Siblings that are asked before the home opens more.
 const FALLOVERS: usize = 2;
+
+/// With less room than that (64 MiB) nothing becomes resident ahead of need.
+const AHEAD_ROOM_FRAMES: u64 = 16384;
 
 /// A zone with its lock.
 pub struct ZoneSlot {
@@ -145,9 +148,9 @@ pub fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
     )
 }
 
-impl Heap {
+impl Pages {
     fn take_mode(&self) -> TakeMode {
-        if self.settings().config.cluster {
+        if self.config.cluster {
             TakeMode::Cluster
         } else {
             TakeMode::FrameByFrame
@@ -177,7 +180,7 @@ impl Heap {
         mut attempt: impl FnMut(&mut Zone) -> Option<R>,
     ) -> Option<R> {
         let zones = self.live_zones();
-        let domains = &self.settings().domains;
+        let domains = &self.domains;
         let at = if zones.len() == 1 {
             0
         } else {
@@ -268,8 +271,7 @@ impl Heap {
         self.advise_huge(start - first, start, step);
         // Where memory is locked, the kernel has populated it.
         let last = Frame((start + step) * BLOCK_FRAMES - 1);
-        let resident =
-            !self.settings().config.basic_syscalls && vm::is_resident(region.address(last));
+        let resident = !self.config.basic_syscalls && vm::is_resident(region.address(last));
         let mut data = slot.lock.lock();
         if data.state.open_end().0 == start {
             let mut zone = view(region, &mut data.state, step);
@@ -286,7 +288,7 @@ impl Heap {
 
     /// Tells the kernel where huge pages are wanted, `into_zone` blocks behind the zone's start.
     fn advise_huge(&self, into_zone: u32, block: u32, count: u32) {
-        let small = if self.settings().config.thp {
+        let small = if self.config.thp {
             START_BLOCKS.saturating_sub(into_zone).min(count)
         } else {
             count
@@ -357,7 +359,7 @@ impl Heap {
 
     /// The first block and the number of a block's zone.
     fn zone_range_of(&self, block: Block) -> (u32, usize) {
-        let zones = self.settings().zones;
+        let zones = self.domains.zones();
         let part = zone_part(self.region(), zones);
         let index = block
             .0
@@ -434,9 +436,17 @@ impl Heap {
 
     /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
     pub fn may_be_huge(&self, frame: Frame) -> bool {
-        self.settings().config.thp
+        self.config.thp
             && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
             && self.is_in_growth_range(frame.block())
+    }
+
+    /// Whether so many frames may become resident before anybody needs them: within the retain cap, and nobody
+    /// else is short of memory.
+    pub fn has_room_for(&self, frames: u64) -> bool {
+        let room = self.allowance.room_frames();
+        let cap = (self.config.retain_max / FRAME_BYTES) as u64;
+        frames <= cap && room >= AHEAD_ROOM_FRAMES && !self.allowance.is_short(clock::now_ms())
     }
 }
 

@@ -6,160 +6,33 @@
 //!
 //! [`heap_of`] gives the [`Front`] alone. A thread that needs more enters first ([`crate::fork`]), and gets a [`Heap`].
 
-use crate::allowance::Allowance;
-use crate::central::Central;
-use crate::central::news::News;
-use crate::central::transfer::Nodes;
-use crate::config::{Config, MAX_ZONES};
-use crate::cpu_cache::CpuCaches;
+use crate::config::Config;
 use crate::domains::Domains;
-use crate::figures::Figures;
+use crate::find::Allocation;
 use crate::fork::gate::Gate;
-use crate::frames::{ZoneSlot, zone_range};
-use crate::harden::quarantine::Quarantine;
 use crate::known::{self, Known};
-use crate::ranks;
+use crate::pages::Settings;
+use crate::reclaim::{Heap, the_heap};
 use crate::region::Region;
-use crate::release::held::Held;
-use crate::release::pacing::Pacing;
-use crate::release::pressure::Pressure;
-use crate::release::slots::Slots;
 use crate::release::workers::Workers;
 use crate::report::Line;
 use crate::reserve::Reserve;
-use crate::size_class::CLASSES;
 use crate::sources::Parts;
-use crate::span::SpanTable;
-use crate::spare::SpareRuns;
 use crate::stats::{self, Stats};
-use core::cell::UnsafeCell;
 use core::ops::Deref;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use ebbtide_sys::lock::{Lock, futex_wait, futex_wake};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use ebbtide_sys::lock::{futex_wait, futex_wake};
 
 /// Exit status of a process that cannot work here: the loader's own for a program that it cannot start.
 const REFUSED_STATUS: i32 = 127;
 
-/// What a thread may use before it has looked for forks.
+/// What a thread may use before it has looked for forks: what is constant, and what takes no lock of the heap's.
 pub struct Front {
-    settings: UnsafeCell<Settings>,
     /// Closed to other threads while one forks.
     pub gate: Gate,
-    /// Serves them meanwhile.
-    pub reserve: Reserve,
-    /// Threads that release memory.
-    pub workers: Workers,
 }
 
-/// Everything that one process has once. A `&Heap` proves that the thread has looked for forks: its holder may take locks.
-pub struct Heap {
-    front: Front,
-    /// Set in a child of a fork that skipped the handlers: parts of the heap are given up.
-    pub abandoned: AtomicBool,
-    /// Whether this process has forked, or is a fork's child: others may share its pages.
-    pub forked: AtomicBool,
-    /// Frames that large allocations own and do not use: slack, and the rest of a last block.
-    pub slack: AtomicUsize,
-    /// Places that pages were moved to and that are not ordinary again yet.
-    pub moves: AtomicUsize,
-    /// Blocks that are kept from huge pages.
-    pub small_blocks: AtomicUsize,
-    /// Blocks that could not be split at the last try.
-    pub held: Held,
-    /// The largest step that a zone has grown by since the last tick, in blocks; 0: none has.
-    pub grown: AtomicU32,
-    /// Bytes freed since the last tick.
-    pub freed: AtomicUsize,
-    /// CPUs that were allowed at the last look; `usize::MAX`: not to be asked.
-    pub cpus: AtomicUsize,
-    /// Zones in use are the first [`Settings::zones`].
-    pub zones: [ZoneSlot; MAX_ZONES],
-    /// By class.
-    pub central: [Central; CLASSES],
-    /// Where their full batches are.
-    pub nodes: Nodes,
-    /// Which of them have spans to look at.
-    pub news: News,
-    /// Span records.
-    pub records: Lock<SpanTable>,
-    /// What the page says and what not yet.
-    pub figures: Figures,
-    /// What may be kept and taken.
-    pub allowance: Allowance,
-    /// When ticks and rounds did what they do seldom.
-    pub pacing: Pacing,
-    /// Ranges on their way to the kernel.
-    pub slots: Slots,
-    /// Whether memory is short.
-    pub pressure: Pressure,
-    /// Objects freed lately, with `harden=on`.
-    pub quarantine: Quarantine,
-    /// Runs freed lately.
-    pub spares: SpareRuns,
-    /// Per-CPU caches.
-    pub caches: CpuCaches,
-}
-
-/// Constant after the start.
-#[derive(Clone, Copy)]
-pub struct Settings {
-    /// Its sources and hooks.
-    pub parts: &'static Parts,
-    /// As configured.
-    pub config: Config,
-    /// Where everything is.
-    pub region: Region,
-    /// Number of zones.
-    pub zones: usize,
-    /// Which of them is home to which CPU.
-    pub domains: Domains,
-    /// RAM plus swap, the bound of a single request; `usize::MAX` when unknown or not to be obeyed.
-    pub request_limit: usize,
-    /// Bytes of RAM; `usize::MAX` when unknown.
-    pub ram: usize,
-}
-
-// SAFETY: `settings` is written once, before `STATE` says so; the rest guards itself.
-unsafe impl Sync for Front {}
-
-static HEAP: Heap = Heap {
-    front: Front {
-        settings: UnsafeCell::new(Settings {
-            parts: &Parts::NONE,
-            config: Config::DEFAULT,
-            region: Region::NONE,
-            zones: 0,
-            domains: Domains::ONE,
-            request_limit: usize::MAX,
-            ram: usize::MAX,
-        }),
-        gate: Gate::new(),
-        reserve: Reserve::new(),
-        workers: Workers::new(),
-    },
-    abandoned: AtomicBool::new(false),
-    forked: AtomicBool::new(false),
-    slack: AtomicUsize::new(0),
-    moves: AtomicUsize::new(0),
-    small_blocks: AtomicUsize::new(0),
-    held: Held::new(),
-    grown: AtomicU32::new(0),
-    freed: AtomicUsize::new(0),
-    cpus: AtomicUsize::new(1),
-    zones: [const { ZoneSlot::new() }; MAX_ZONES],
-    central: [const { Central::new() }; CLASSES],
-    nodes: Nodes::new(),
-    news: News::new(),
-    records: Lock::new(ranks::RECORDS, SpanTable::NEW),
-    figures: Figures::new(),
-    allowance: Allowance::new(),
-    pacing: Pacing::new(),
-    slots: Slots::new(),
-    pressure: Pressure::new(),
-    quarantine: Quarantine::new(),
-    spares: SpareRuns::new(),
-    caches: CpuCaches::new(),
-};
+pub(crate) static FRONT: Front = Front { gate: Gate::new() };
 
 /// What the fast paths read: few words, one cache line, zero until the heap has started.
 ///
@@ -205,7 +78,7 @@ static STATE: AtomicU32 = AtomicU32::new(COLD);
 #[inline]
 pub fn heap_of(parts: &'static Parts) -> Option<&'static Front> {
     if STATE.load(Ordering::Acquire) == READY {
-        Some(&HEAP.front)
+        Some(&FRONT)
     } else {
         start_or_wait(parts)
     }
@@ -230,14 +103,9 @@ pub fn heap() -> Option<&'static Front> {
     heap_of(&HERE)
 }
 
-/// The heap, for those who came through it.
-pub fn the_heap() -> &'static Front {
-    &HEAP.front
-}
-
 /// The heap, if it has started.
 pub fn started_heap() -> Option<&'static Front> {
-    (STATE.load(Ordering::Acquire) == READY).then_some(&HEAP.front)
+    (STATE.load(Ordering::Acquire) == READY).then_some(&FRONT)
 }
 
 impl Stats {
@@ -254,7 +122,7 @@ pub fn end() {
     stats::ends();
     heap.drain_quarantine();
     heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
-    let config = &heap.settings().config;
+    let config = &heap.config;
     if !config.stats_dir.as_bytes().is_empty() {
         heap.write_page();
         stats::publish_last(config);
@@ -272,7 +140,9 @@ fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
             if started {
                 // As early as that, so that other handlers run outside ours.
                 crate::fork::register();
-                parts.hooks.iter().for_each(|hook| hook.started(&HEAP));
+                // SAFETY: it has just started.
+                let heap = unsafe { the_heap() };
+                parts.hooks.iter().for_each(|hook| hook.started(heap));
             }
         }
         Err(_) => {
@@ -287,6 +157,8 @@ fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
 /// # Safety
 /// Called once.
 unsafe fn start(parts: &'static Parts) -> bool {
+    // SAFETY: nobody else has it before READY.
+    let heap = unsafe { the_heap() };
     let config = Config::from_environment();
     if !ebbtide_sys::vm::has_small_pages() {
         return refuse(&known::PAGES);
@@ -304,22 +176,21 @@ unsafe fn start(parts: &'static Parts) -> bool {
     }
     // The small one first: under a limit, the region takes most of what is left.
     // SAFETY: once, before any other use.
-    let Some(stacks) = (unsafe { HEAP.caches.start(&config) }) else {
+    let Some(stacks) = (unsafe { heap.caches.start(&config) }) else {
         return refuse(&known::ADDRESS_SPACE);
     };
-    if HEAP.nodes.start().is_none() {
+    if heap.nodes.start().is_none() {
         return refuse(&known::ADDRESS_SPACE);
     }
     let Ok(region) = Region::reserve(config.harden) else {
         return refuse(&known::ADDRESS_SPACE);
     };
-    if config.harden && !HEAP.quarantine.start() {
+    if config.harden && !heap.quarantine.start() {
         return refuse(&known::ADDRESS_SPACE);
     }
-    HEAP.spares.start(&config, HEAP.caches.cpus());
+    heap.spares.start(&config, heap.caches.cpus());
     let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
     let domains = Domains::of_machine(config.zones, most as usize);
-    let zones = domains.zones();
     let memory = ebbtide_sys::process::memory_total();
     let request_limit = memory.map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
     let ram = memory.map_or(usize::MAX, |(ram, _)| ram);
@@ -327,29 +198,26 @@ unsafe fn start(parts: &'static Parts) -> bool {
         true => usize::MAX,
         false => ebbtide_sys::process::allowed_cpus(),
     };
-    HEAP.cpus.store(cpus, Ordering::Relaxed);
+    heap.cpus.store(cpus, Ordering::Relaxed);
     // SAFETY: nobody reads before READY.
     unsafe {
-        *HEAP.settings.get() = Settings {
+        heap.begin(
             parts,
-            config,
-            region,
-            zones,
-            domains,
-            request_limit,
-            ram,
-        };
+            Settings {
+                config,
+                region,
+                domains,
+                request_limit,
+                ram,
+            },
+        );
     }
-    for index in 0..zones {
-        let (first, limit) = zone_range(&region, zones, index);
-        HEAP.zones[index].begin(first, limit, config.lazy_ms);
-    }
-    HEAP.workers.begin();
+    heap.workers.begin();
     if let Some(holds) = config.lockstat {
         ebbtide_sys::lockstat::start(holds);
     }
     // SAFETY: as above.
-    unsafe { HEAP.pressure.start(&config, ram, &HEAP.allowance) };
+    unsafe { heap.pressure.start(&config, ram, &heap.allowance) };
     crate::stats::start(&config);
     FAST.base.store(region.base, Ordering::Relaxed);
     FAST.classes.store(region.classes, Ordering::Relaxed);
@@ -357,7 +225,7 @@ unsafe fn start(parts: &'static Parts) -> bool {
     FAST.parked.store(stacks.parked, Ordering::Relaxed);
     FAST.rseq_offset
         .store(stacks.rseq_offset as usize, Ordering::Relaxed);
-    if HEAP.caches.uses_sections() && !config.harden {
+    if heap.caches.uses_sections() && !config.harden {
         FAST.units.store(
             region.blocks as usize * (ebbtide_zone::BLOCK_BYTES / crate::size_class::MIN_ALIGN),
             Ordering::Release,
@@ -385,85 +253,39 @@ fn refuse(why: &Known) -> bool {
 }
 
 impl Front {
-    /// The constants of this process.
-    #[inline]
-    pub fn settings(&self) -> &Settings {
-        // SAFETY: a `&Front` is only handed out after the start (`heap`), or used by the start itself
-        // after it wrote them.
-        unsafe { &*self.settings.get() }
+    /// Serves requests while another thread forks.
+    pub fn reserve(&self) -> &'static Reserve {
+        &self.heap().reserve
     }
 
-    /// Its sources and hooks.
-    pub fn parts(&self) -> &'static Parts {
-        self.settings().parts
+    /// Threads that release memory.
+    pub fn workers(&self) -> &'static Workers {
+        &self.heap().workers
     }
 
-    /// Where everything is.
-    #[inline]
-    pub fn region(&self) -> &Region {
-        &self.settings().region
+    /// What an address is.
+    pub fn find(&self, address: usize) -> Allocation {
+        self.heap().find(address)
     }
 
-    /// The rest of the heap, for a thread that enters in no other way.
-    ///
-    /// # Safety
-    /// The thread has looked for forks itself ([`crate::fork`]), or is a worker: no child has one, and it may wait for a fork.
+    /// Ends the process over a pointer that is no allocation, with what is known of it.
+    pub fn mistaken(&self, address: usize, what: &str) -> ! {
+        self.heap().mistaken(address, what)
+    }
+
+    /// For what takes no lock.
     #[inline]
-    pub unsafe fn inside(&self) -> &'static Heap {
-        &HEAP
+    fn heap(&self) -> &'static Heap {
+        // SAFETY: a `&Front` is only handed out after the start, and nothing here takes a lock.
+        unsafe { the_heap() }
     }
 }
 
-impl Deref for Heap {
-    type Target = Front;
+impl Deref for Front {
+    type Target = Settings;
 
     #[inline]
-    fn deref(&self) -> &Front {
-        &self.front
-    }
-}
-
-impl Heap {
-    /// The zones in use.
-    pub fn live_zones(&self) -> &[ZoneSlot] {
-        &self.zones[..self.settings().zones]
-    }
-
-    /// Whether a frame is in a part of the heap given up after a fork without handlers.
-    #[inline]
-    pub fn is_abandoned(&self, frame: ebbtide_zone::Frame) -> bool {
-        self.abandoned.load(Ordering::Relaxed) && self.is_frozen(frame)
-    }
-}
-
-/// A lock as the fork handlers see it.
-pub trait ForkLock {
-    /// Takes it.
-    fn take(&self);
-    /// Frees it.
-    ///
-    /// # Safety
-    /// This thread took it before the fork.
-    unsafe fn free(&self);
-    /// Makes it free whoever held it.
-    ///
-    /// # Safety
-    /// No other thread exists.
-    unsafe fn force_free(&self);
-}
-
-impl<T> ForkLock for Lock<T> {
-    fn take(&self) {
-        self.lock_for_fork();
-    }
-
-    unsafe fn free(&self) {
-        // SAFETY: by contract.
-        unsafe { self.unlock_after_fork() };
-    }
-
-    unsafe fn force_free(&self) {
-        // SAFETY: by contract.
-        unsafe { self.reset() };
+    fn deref(&self) -> &Settings {
+        self.heap()
     }
 }

@@ -18,13 +18,15 @@
 //! Growing tries, in order: the slack, free neighbours, moving the pages to a new place
 //! (mremap), copying.
 
+pub mod guard;
 mod moves;
 
-use crate::heap::{Front, Heap};
+use crate::pages::{Pages, Settings};
 use crate::region::{LARGE, Region};
 use crate::report::Line;
 use crate::span::{self, Span};
 use core::sync::atomic::Ordering;
+use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
 
 /// Below this, an allocation that shrinks to less than half is copied.
@@ -63,7 +65,7 @@ pub enum Found {
     Nothing,
 }
 
-impl Heap {
+impl Pages {
     /// Takes `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
     pub fn take_large(&self, size: usize, align: usize) -> Option<Large> {
         let frames = size.div_ceil(FRAME_BYTES) as u32;
@@ -138,14 +140,14 @@ impl Heap {
     /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
     /// always.
     pub fn grants(&self, size: usize, align: usize) -> bool {
-        let limit = self.settings().request_limit.max(UNCHECKED_BYTES);
+        let limit = self.request_limit.max(UNCHECKED_BYTES);
         size <= self.region().blocks as usize * ebbtide_zone::BLOCK_BYTES
             && align <= self.region().alignment()
-            && (size <= limit || !self.settings().config.basic_syscalls && overcommits())
+            && (size <= limit || !self.config.basic_syscalls && overcommits())
     }
 }
 
-impl Front {
+impl Settings {
     /// Looks up an address that has no class.
     pub fn find_large(&self, address: usize) -> Found {
         let region = self.region();
@@ -176,7 +178,7 @@ impl Front {
     }
 }
 
-impl Heap {
+impl Pages {
     /// Returns the frames of a large allocation to their zone; `touched` is false when its pages have
     /// been moved away. Its bytes, as far as they count. `None`: somebody else just did.
     pub fn give_up_large(&self, head: Frame, touched: bool) -> Option<usize> {
@@ -351,7 +353,7 @@ impl Heap {
         if rest >= TAIL_FRAMES {
             let address = self.region().address(Frame(head.0 + frames));
             // SAFETY: frames of this allocation behind what the program keeps.
-            if !unsafe { crate::release::release_range(address, rest as usize * FRAME_BYTES) } {
+            if !unsafe { release_range(address, rest as usize * FRAME_BYTES) } {
                 self.large_span(head).was_clean = false;
             }
         } else if rest > 0 {
@@ -365,6 +367,19 @@ impl Heap {
 /// Whether the machine grants requests above all its memory: `vm.overcommit_memory` is 1.
 fn overcommits() -> bool {
     ebbtide_sys::file::read_number(c"/proc/sys/vm/overcommit_memory") == Some(1)
+}
+
+/// Releases a range and counts it. `false`: refused.
+///
+/// # Safety
+/// Frames that nobody else is given now, and whose content nobody needs.
+pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
+    // SAFETY: by contract.
+    let done = unsafe { vm::release(address, bytes) }.is_ok();
+    if done {
+        crate::stats::count_released(bytes);
+    }
+    done
 }
 
 /// Ends the process over a large allocation that was freed twice.

@@ -8,7 +8,7 @@
 //!
 //! Off by default: `docs/decisions/0017-populate-off.md`.
 
-use crate::heap::Heap;
+use crate::objects::Objects;
 use crate::size_class::CLASSES;
 use crate::stats;
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -36,10 +36,10 @@ static STATE: [Class; CLASSES] = [const {
     }
 }; CLASSES];
 
-impl Heap {
+impl Objects {
     /// Gives the clean frames of a span-to-be their memory, if that is likely to pay. Whether they may be resident.
     pub fn populate(&self, class: usize, run: &Run) -> bool {
-        if !self.settings().config.populate
+        if !self.config.populate
             || !POPULATE.may_work()
             || self.may_be_huge(run.first)
             || self.central[class].spans.lock().count() < GROWN_SPANS

@@ -1,7 +1,7 @@
 //! The one order of locks. A thread takes them downwards in this list; a fork takes all of them, in
 //! this order, `FORK` before all others, which [`crate::heap::Heap::for_each_lock`] names.
 
-use ebbtide_sys::lock::Rank;
+use ebbtide_sys::lock::{Lock, Rank};
 
 /// Forks with handlers, one at a time; held from the first handler to the last, also while a handler inside ours
 /// allocates. Not one of those that [`crate::heap::Heap::for_each_lock`] names.
@@ -39,3 +39,35 @@ pub const NAMES: [(Rank, &str); 10] = [
     (FREED, "FREED"),
     (CPU, "CPU"),
 ];
+
+/// A lock as the fork handlers see it.
+pub trait ForkLock {
+    /// Takes it.
+    fn take(&self);
+    /// Frees it.
+    ///
+    /// # Safety
+    /// This thread took it before the fork.
+    unsafe fn free(&self);
+    /// Makes it free whoever held it.
+    ///
+    /// # Safety
+    /// No other thread exists.
+    unsafe fn force_free(&self);
+}
+
+impl<T> ForkLock for Lock<T> {
+    fn take(&self) {
+        self.lock_for_fork();
+    }
+
+    unsafe fn free(&self) {
+        // SAFETY: by contract.
+        unsafe { self.unlock_after_fork() };
+    }
+
+    unsafe fn force_free(&self) {
+        // SAFETY: by contract.
+        unsafe { self.reset() };
+    }
+}

@@ -3,11 +3,11 @@
 //! What fails is tried once more after everything free was given back. Each request ends with a
 //! [`tick`](crate::heap::Heap::tick): no lock is held there.
 
-use crate::find::{Allocation, find, mistaken};
-use crate::heap::Heap;
+use crate::find::Allocation;
 use crate::large::{self, Large, Resized};
+use crate::reclaim::Heap;
 use crate::release::release_everything;
-use crate::release::releaser::Releaser;
+use crate::releaser::Releaser;
 use crate::size_class::aligned_class_of;
 use core::num::NonZeroUsize;
 use ebbtide_zone::Frame;
@@ -90,14 +90,14 @@ impl Heap {
 
 /// Frees an allocation of the heap's. Ends the process for what is none.
 pub fn free_inside(heap: &Heap, address: usize) {
-    match find(heap, address) {
+    match heap.find(address) {
         Allocation::Object(class) if heap.is_hardened() => heap.free_hardened(class, address),
         Allocation::Object(class) if heap.push(class, address) => return,
         Allocation::Object(class) => heap.overflow(class, address),
         Allocation::Large(head) if heap.free_large(head) => return,
         Allocation::Large(head) => large::double_free(heap.region(), head),
         Allocation::Reserve => return heap.reserve.free(address),
-        Allocation::None => mistaken(heap, address, "free of "),
+        Allocation::None => heap.mistaken(address, "free of "),
     }
     heap.tick();
 }

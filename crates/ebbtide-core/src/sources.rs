@@ -15,83 +15,92 @@
 //! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
 //!   in the list says when among locks of that rank.
 
-use crate::heap::{ForkLock, Front, Heap};
 use crate::ranks;
-use crate::release::releaser::Releaser;
+use crate::ranks::ForkLock;
+use crate::reclaim::Heap;
+use crate::releaser::Releaser;
+use crate::source::{Cached, Round, Source};
 use crate::stats::Stats;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::plan::Left;
 
-/// What a holder of free memory provides.
-pub trait Source: Sync {
-    /// Calls `each` for its locks of a rank.
+/// A [`Source`] of whatever room, as the heap sees it.
+pub trait AnySource: Sync {
+    /// See [`Source::locks`].
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
-
-    /// What it keeps as it is. Takes its locks, one at a time.
+    /// See [`Source::cached`].
     fn cached(&self, heap: &Heap) -> Cached;
-
-    /// Gives back what is due or idle, in a round of the coordinating worker. Notes what is left to wait for.
+    /// See [`Source::tend`].
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left);
-
-    /// Gives all that it keeps.
+    /// See [`Source::give_all`].
     fn give_all(&self, heap: &Heap, by: Releaser);
-
-    /// Makes it whole in a forked child whose parent's locks were held during the copy.
+    /// See [`Source::child`].
     ///
     /// # Safety
-    /// No other thread exists in this process.
+    /// See there.
     unsafe fn child(&self, heap: &Heap);
-
-    /// Forgets all that it keeps, in a child that cannot know what the parent's threads were at.
+    /// See [`Source::abandon`].
     ///
     /// # Safety
-    /// No other thread exists in this process, and all locks are free.
+    /// See there.
     unsafe fn abandon(&self, heap: &Heap);
 }
 
-/// What a cache keeps, in bytes.
-#[derive(Clone, Copy, Default)]
-pub struct Cached {
-    /// Free objects of spans.
-    pub objects: usize,
-    /// Free runs of frames.
-    pub runs: usize,
+impl<S: Source> AnySource for S
+where
+    Heap: AsRef<S::Room>,
+{
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        Source::locks(self, heap.as_ref(), rank, each);
+    }
+
+    fn cached(&self, heap: &Heap) -> Cached {
+        Source::cached(self, heap.as_ref())
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        Source::tend(self, heap.as_ref(), round, left);
+    }
+
+    fn give_all(&self, heap: &Heap, by: Releaser) {
+        Source::give_all(self, heap.as_ref(), by);
+    }
+
+    unsafe fn child(&self, heap: &Heap) {
+        // SAFETY: by contract.
+        unsafe { Source::child(self, heap.as_ref()) };
+    }
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        // SAFETY: by contract.
+        unsafe { Source::abandon(self, heap.as_ref()) };
+    }
 }
 
-/// A round of the coordinating worker.
-pub struct Round<'a> {
-    /// Milliseconds.
-    pub now: u64,
-    /// A window has ended in which the least that each cache kept was noted.
-    pub ends_window: bool,
-    /// Who releases.
-    pub by: Releaser<'a>,
-}
-
-/// What is told of the process's life, and of nothing in between.
+/// What is told of the process's life, and of nothing in between. By default it does nothing.
 pub trait Hook: Sync {
     /// The heap has started: once, mostly in the main thread.
-    fn started(&self, front: &Front);
+    fn started(&self, _heap: &Heap) {}
 
     /// In a forked child, which is whole again.
-    fn forked(&self, front: &Front);
+    fn forked(&self, _heap: &Heap) {}
 
     /// On slow paths, when the heap may have grown. No lock is held.
-    fn look(&self, heap: &Heap);
+    fn look(&self, _heap: &Heap) {}
 
     /// The process ends in order.
-    fn ends(&self, heap: &Heap);
+    fn ends(&self, _heap: &Heap) {}
 
     /// Adds its share of the figures.
-    fn account(&self, heap: &Heap, stats: &mut Stats);
+    fn account(&self, _heap: &Heap, _stats: &mut Stats) {}
 }
 
 /// What the process's heap is made of: one constant, given to its start.
 pub struct Parts {
     /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
-    pub caches: &'static [&'static dyn Source],
+    pub caches: &'static [&'static dyn AnySource],
     /// All others, in the order in which they give.
-    pub keepers: &'static [&'static dyn Source],
+    pub keepers: &'static [&'static dyn AnySource],
     /// See [`Hook`].
     pub hooks: &'static [&'static dyn Hook],
 }
@@ -105,7 +114,7 @@ impl Parts {
     };
 
     /// All sources, in the order in which they give.
-    pub fn sources(&self) -> impl Iterator<Item = &'static dyn Source> {
+    pub fn sources(&self) -> impl Iterator<Item = &'static dyn AnySource> {
         self.caches.iter().chain(self.keepers).copied()
     }
 }

@@ -10,11 +10,12 @@
 //!   in one place only: with its owner, here, or in its zone.
 
 use crate::config::Config;
-use crate::heap::{ForkLock, Heap};
+use crate::pages::Pages;
 use crate::ranks;
+use crate::ranks::ForkLock;
 use crate::region::LARGE;
-use crate::release::releaser::Releaser;
-use crate::sources::{Cached, Round, Source};
+use crate::releaser::Releaser;
+use crate::source::{Cached, Round, Source};
 use crate::span;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
@@ -131,36 +132,36 @@ impl SpareRuns {
 pub struct Spares;
 
 impl Source for Spares {
-    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+    type Room = Pages;
+
+    fn locks(&self, heap: &Pages, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::FREED {
             heap.spares.places().for_each(|place| each(place));
         }
     }
 
-    fn cached(&self, heap: &Heap) -> Cached {
+    fn cached(&self, heap: &Pages) -> Cached {
         Cached {
             objects: 0,
             runs: heap.spares.bytes(),
         }
     }
 
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+    fn tend(&self, heap: &Pages, round: &Round, left: &mut Left) {
         left.dirty += heap.look_at_spares(round.now);
     }
 
-    fn give_all(&self, heap: &Heap, _by: Releaser) {
+    fn give_all(&self, heap: &Pages, _by: Releaser) {
         heap.drain_spares();
     }
 
-    unsafe fn child(&self, _heap: &Heap) {}
-
-    unsafe fn abandon(&self, heap: &Heap) {
+    unsafe fn abandon(&self, heap: &Pages) {
         let places = heap.spares.places();
         places.for_each(|place| *place.lock() = Kept::NONE);
     }
 }
 
-impl Heap {
+impl Pages {
     /// Keeps a run that has just been freed, and puts the one back that was kept before. `false`: it is still the caller's.
     pub fn keep_spare(&self, head: Frame, frames: u32) -> bool {
         let Some((cpu, place)) = self.spares.here(frames) else {
@@ -170,7 +171,7 @@ impl Heap {
             return false;
         }
         let zones = self.live_zones();
-        let home = || &zones[self.settings().domains.home(cpu)];
+        let home = || &zones[self.domains.home(cpu)];
         if zones.len() > 1 && !core::ptr::eq(self.zone_of(head.block()), home()) {
             return false;
         }

@@ -42,9 +42,8 @@ mod turns;
 use arena::Arena;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_core::heap::{Front, Heap};
+use ebbtide_core::reclaim::Heap;
 use ebbtide_core::sources::Hook;
-use ebbtide_core::stats::Stats;
 use ebbtide_sys::features::REAPER;
 use ebbtide_sys::{clock, file, helper, process, thread, vm};
 
@@ -75,25 +74,25 @@ static LOOKED_MS: AtomicU64 = AtomicU64::new(0);
 pub struct ExitHelper;
 
 impl Hook for ExitHelper {
-    fn started(&self, front: &Front) {
-        if front.settings().config.exit_detached {
+    fn started(&self, heap: &Heap) {
+        if heap.config.exit_detached {
             PROCESS.store(process::id(), Ordering::Relaxed);
             note_main_thread();
         }
     }
 
     /// The child makes its own when it is large.
-    fn forked(&self, front: &Front) {
+    fn forked(&self, heap: &Heap) {
         ARENA.store(0, Ordering::Relaxed);
         HELPER.store(0, Ordering::Relaxed);
         MAKING.store(false, Ordering::Relaxed);
         MAIN_WORD.store(0, Ordering::Relaxed);
         RETRY_AT.store(0, Ordering::Relaxed);
-        self.started(front);
+        self.started(heap);
     }
 
     fn look(&self, heap: &Heap) {
-        let wanted = heap.settings().config.exit_detached;
+        let wanted = heap.config.exit_detached;
         if wanted && clock::now_ms() >= RETRY_AT.load(Ordering::Relaxed) {
             look_now(heap);
         }
@@ -108,8 +107,6 @@ impl Hook for ExitHelper {
         }
         self.look(heap);
     }
-
-    fn account(&self, _heap: &Heap, _stats: &mut Stats) {}
 }
 
 fn note_main_thread() {
@@ -137,7 +134,7 @@ fn look_now(heap: &Heap) {
 }
 
 fn is_large(heap: &Heap) -> bool {
-    let threshold = heap.settings().config.exit_threshold;
+    let threshold = heap.config.exit_threshold;
     let zones = heap.live_zones().iter();
     let opened: u64 = zones.map(|zone| zone.counters().open).sum();
     if opened as usize * ebbtide_zone::FRAME_BYTES >= threshold {
@@ -240,7 +237,7 @@ fn make(heap: &Heap) {
             arena
         }
     };
-    let config = &heap.settings().config;
+    let config = &heap.config;
     // SAFETY: no helper runs on it: none was made, or it has been collected.
     unsafe { arena.prepare(program, word, config) };
     // SAFETY: the main seat is free, and the arena stays mapped; `life::main` keeps to what a helper may do.

@@ -4,10 +4,11 @@ use crate::areas;
 use crate::memory::{self, RANGES};
 use crate::space::{self, Place, SHARDS};
 use core::sync::atomic::{AtomicU64, Ordering};
-use ebbtide_core::heap::{ForkLock, Front, Heap, the_heap};
-use ebbtide_core::ranks;
-use ebbtide_core::release::releaser::Releaser;
-use ebbtide_core::sources::{Cached, Hook, Round, Source};
+use ebbtide_core::ranks::{self, ForkLock};
+use ebbtide_core::reclaim::Heap;
+use ebbtide_core::releaser::Releaser;
+use ebbtide_core::source::{Round, Source};
+use ebbtide_core::sources::Hook;
 use ebbtide_core::stats::{self, Stats};
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
@@ -48,7 +49,7 @@ fn call(heap: &Heap) {
     {
         return;
     }
-    let called = heap.max_workers() > 0 && the_heap().workers.call(1);
+    let called = heap.max_workers() > 0 && heap.call_workers(1);
     if !called && now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
         let mut left = IN_PLACE;
         let more = depopulate(heap, scope(heap), Releaser::Program, || {
@@ -95,7 +96,7 @@ fn release_all(heap: &Heap, by: Releaser) {
 }
 
 fn scope(heap: &Heap) -> Scope {
-    if heap.settings().config.percpu_depopulate {
+    if heap.config.percpu_depopulate {
         Scope::Due
     } else {
         Scope::FreeChunks
@@ -139,14 +140,12 @@ fn depopulate(heap: &Heap, scope: Scope, by: Releaser, mut go_on: impl FnMut() -
 pub struct PerCpuData;
 
 impl Source for PerCpuData {
+    type Room = Heap;
+
     fn locks(&self, _heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::PERCPU {
             SHARDS.locks().for_each(|shard| each(shard));
         }
-    }
-
-    fn cached(&self, _heap: &Heap) -> Cached {
-        Cached::default()
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
@@ -188,11 +187,6 @@ impl Source for PerCpuData {
 }
 
 impl Hook for PerCpuData {
-    fn started(&self, _front: &Front) {}
-    fn forked(&self, _front: &Front) {}
-    fn look(&self, _heap: &Heap) {}
-    fn ends(&self, _heap: &Heap) {}
-
     fn account(&self, heap: &Heap, stats: &mut Stats) {
         stats.metadata += areas::record_bytes(heap);
         stats.percpu = areas::stats_inside(heap).populated_bytes;

@@ -2,8 +2,10 @@
 
 use crate::handle::Handle;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_core::heap::{FAST, Front, Heap};
+use ebbtide_core::heap::FAST;
+use ebbtide_core::pages::Settings;
 use ebbtide_core::ranks;
+use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{process, vm};
 use ebbtide_zone::FRAME_BYTES;
@@ -135,9 +137,9 @@ pub fn units() -> usize {
 }
 
 /// The same, also before the first use.
-pub fn cpus(heap: &Front) -> usize {
+pub fn cpus(settings: &Settings) -> usize {
     match units() {
-        0 => process::cpu_limit().max(heap.settings().config.percpu_units),
+        0 => process::cpu_limit().max(settings.config.percpu_units),
         units => units,
     }
 }
@@ -313,7 +315,7 @@ impl Shards {
             return false;
         }
         // Untouched, so it is there only if the program locks its memory as it comes: all of it, then.
-        let resident = !heap.settings().config.basic_syscalls && vm::is_resident(address(place, 0));
+        let resident = !heap.config.basic_syscalls && vm::is_resident(address(place, 0));
         let mut state = self.shards[shard].0.lock();
         // SAFETY: as in `with`; the record behind the end was opened just now.
         let chunks = unsafe {

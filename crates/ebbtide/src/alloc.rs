@@ -9,7 +9,7 @@ use crate::heap;
 use core::ptr;
 #[cfg(target_arch = "x86_64")]
 use core::sync::atomic::Ordering;
-use ebbtide_core::find::{Allocation, find, mistaken};
+use ebbtide_core::find::Allocation;
 use ebbtide_core::fork::{self, Entered};
 #[cfg(target_arch = "x86_64")]
 use ebbtide_core::heap::FAST;
@@ -114,7 +114,7 @@ enum Way<'a> {
 fn way(heap: &Front, size: usize, align: usize) -> Way<'_> {
     match heap.enter() {
         Some(heap) => Way::Inside(heap),
-        None => match heap.reserve.allocate(size, align) {
+        None => match heap.reserve().allocate(size, align) {
             Some(object) => Way::Reserve(object),
             None => Way::Inside(heap.enter_after_fork()),
         },
@@ -209,8 +209,8 @@ unsafe fn free_slow(address: *mut u8) {
         not_ours(address as usize)
     };
     let address = address as usize;
-    if heap.reserve.contains(address) {
-        return heap.reserve.free(address);
+    if heap.reserve().contains(address) {
+        return heap.reserve().free(address);
     }
     let heap = match heap.enter() {
         Some(heap) => heap,
@@ -231,14 +231,14 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
     let Some(heap) = heap() else {
         not_ours(address as usize)
     };
-    match find(heap, address as usize) {
+    match heap.find(address as usize) {
         Allocation::Object(class) if heap.is_hardened() => {
             heap.size_hardened(class, address as usize, "size asked of ")
         }
         Allocation::Object(class) => CLASS[class].size as usize,
         Allocation::Large(head) => heap.large_bytes(head),
-        Allocation::Reserve => heap.reserve.size(address as usize, "size asked of "),
-        Allocation::None => mistaken(heap, address as usize, "size asked of "),
+        Allocation::Reserve => heap.reserve().size(address as usize, "size asked of "),
+        Allocation::None => heap.mistaken(address as usize, "size asked of "),
     }
 }
 
@@ -257,7 +257,7 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
     if size > isize::MAX as usize {
         return ptr::null_mut();
     }
-    let old = match find(heap, address as usize) {
+    let old = match heap.find(address as usize) {
         Allocation::Object(class) if heap.is_hardened() => {
             match heap.resize_hardened(class, address as usize, size) {
                 Ok(()) => return address,
@@ -280,8 +280,8 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
             }
             heap.large_bytes(head)
         }
-        Allocation::Reserve => heap.reserve.size(address as usize, "realloc of "),
-        Allocation::None => mistaken(heap, address as usize, "realloc of "),
+        Allocation::Reserve => heap.reserve().size(address as usize, "realloc of "),
+        Allocation::None => heap.mistaken(address as usize, "realloc of "),
     };
     let fresh = allocate(size);
     if !fresh.is_null() {
@@ -332,7 +332,7 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
 
 /// Whether the size that was asked for is known to the byte.
 fn knows_size(address: usize) -> bool {
-    heap().is_some_and(|heap| match find(heap, address) {
+    heap().is_some_and(|heap| match heap.find(address) {
         Allocation::Reserve => true,
         Allocation::None => false,
         _ => heap.is_hardened(),

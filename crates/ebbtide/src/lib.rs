@@ -36,7 +36,7 @@ pub use ebbtide_core::{config, known, report, size_class, stats};
 pub use global::Ebbtide;
 
 use ebbtide_core::heap::{Front, started_heap};
-use ebbtide_core::release::releaser::Releaser;
+use ebbtide_core::releaser::Releaser;
 use ebbtide_core::sources::Parts;
 use ebbtide_core::{central, cpu_cache, harden, release, spare};
 
@@ -74,7 +74,7 @@ pub fn release_all() -> usize {
 /// Whether libraries that the program opens with `RTLD_DEEPBIND` are opened so (`deepbind=keep`). Starts the heap, which
 /// reads the configuration.
 pub fn keeps_deepbind() -> bool {
-    heap().is_some_and(|heap| heap.settings().config.deepbind_kept)
+    heap().is_some_and(|heap| heap.config.deepbind_kept)
 }
 
 /// Ends the threads that release memory, and waits until they are gone: for a program that is about to bind itself, or
@@ -83,7 +83,7 @@ pub fn keeps_deepbind() -> bool {
 ///
 /// `libebbtide.so` does this by itself before `prctl`, `unshare` and `setns`. From any thread, and from signal handlers.
 pub fn end_workers() -> bool {
-    started_heap().is_none_or(|heap| heap.workers.end_all())
+    started_heap().is_none_or(|heap| heap.workers().end_all())
 }
 
 /// Tells the parts that the process ends in order, and writes the last figures: for who calls it at the end, as

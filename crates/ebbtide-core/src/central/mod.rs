@@ -21,7 +21,8 @@ pub mod news;
 mod spans;
 pub mod transfer;
 
-use crate::heap::{Front, Heap};
+use crate::objects::Objects;
+use crate::pages::Settings;
 use crate::populate;
 use crate::ranks;
 use crate::report::Line;
@@ -109,7 +110,7 @@ pub struct ClassBytes {
     pub frames: usize,
 }
 
-impl Heap {
+impl Objects {
     /// Takes up to `into.len()` objects of `class` into the front of `into`, those to be used
     /// first at the end. 0: out of memory.
     pub fn take_objects(&self, class: usize, into: &mut [usize]) -> usize {
@@ -252,7 +253,7 @@ impl Heap {
     }
 }
 
-impl Front {
+impl Settings {
     /// The first frame of the span that a frame belongs to.
     pub fn span_start(&self, frame: Frame) -> u32 {
         let region = self.region();

@@ -1,7 +1,7 @@
 //! The spans of a class that have free objects, by fullness, and the depopulation of their empty frames.
 
 use super::Misuse;
-use crate::heap::Heap;
+use crate::objects::Objects;
 use crate::size_class::CLASS;
 use crate::span::{self, Refused, Span, low_mask};
 use core::sync::atomic::Ordering;
@@ -38,7 +38,12 @@ pub struct SpanLists {
 impl SpanLists {
     /// # Safety
     /// Lists of `class` in `heap`, under their lock.
-    pub(super) unsafe fn take(&mut self, heap: &Heap, class: usize, into: &mut [usize]) -> usize {
+    pub(super) unsafe fn take(
+        &mut self,
+        heap: &Objects,
+        class: usize,
+        into: &mut [usize],
+    ) -> usize {
         let region = heap.region();
         let about = &CLASS[class];
         let mut left = into.len();
@@ -69,7 +74,7 @@ impl SpanLists {
     /// As [`Self::take`].
     pub(super) unsafe fn put(
         &mut self,
-        heap: &Heap,
+        heap: &Objects,
         class: usize,
         objects: &[usize],
         mut emptied: impl FnMut(u32),
@@ -119,7 +124,7 @@ impl SpanLists {
     ///
     /// # Safety
     /// As [`Self::take`]; the span is of this class.
-    unsafe fn count_put(&mut self, heap: &Heap, class: usize, index: u32, count: usize) -> bool {
+    unsafe fn count_put(&mut self, heap: &Objects, class: usize, index: u32, count: usize) -> bool {
         let objects = CLASS[class].objects;
         // SAFETY: by contract.
         let span = unsafe { span::record(heap.region(), index) };
@@ -139,7 +144,7 @@ impl SpanLists {
     }
 
     /// Moves a span to the list of its fullness (`INV-CENTRAL-1`).
-    unsafe fn settle(&mut self, heap: &Heap, index: u32, back: bool) {
+    unsafe fn settle(&mut self, heap: &Objects, index: u32, back: bool) {
         // SAFETY: by contract of the callers.
         unsafe {
             let span = span::record(heap.region(), index);
@@ -155,7 +160,7 @@ impl SpanLists {
     }
 
     /// Puts a span on its list, in front; at the back for a depopulation, which goes round the list.
-    pub(super) unsafe fn link(&mut self, heap: &Heap, index: u32, back: bool) {
+    pub(super) unsafe fn link(&mut self, heap: &Objects, index: u32, back: bool) {
         // SAFETY: by contract of the callers; neighbours are on the same list.
         unsafe {
             let span = span::record(heap.region(), index);
@@ -179,7 +184,7 @@ impl SpanLists {
         }
     }
 
-    unsafe fn unlink(&mut self, heap: &Heap, index: u32) {
+    unsafe fn unlink(&mut self, heap: &Objects, index: u32) {
         // SAFETY: by contract of the callers; neighbours are on the same list.
         unsafe {
             let span = span::record(heap.region(), index);
@@ -256,7 +261,7 @@ impl SpanLists {
         self.news * size >= NEWS_BYTES
     }
 
-    fn add_news(&mut self, heap: &Heap, class: usize, objects: usize) {
+    fn add_news(&mut self, heap: &Objects, class: usize, objects: usize) {
         self.news += objects;
         if self.has_news(CLASS[class].size as usize) {
             heap.news.note(class);
@@ -264,13 +269,13 @@ impl SpanLists {
     }
 
     /// All spans have been looked at.
-    pub fn looked_at_all(&mut self, heap: &Heap, class: usize) {
+    pub fn looked_at_all(&mut self, heap: &Objects, class: usize) {
         self.news = 0;
         heap.news.clear(class);
     }
 
     /// Frames that could not be given back are worth another look.
-    pub fn end_holds(&mut self, heap: &Heap, class: usize) {
+    pub fn end_holds(&mut self, heap: &Objects, class: usize) {
         let held = core::mem::take(&mut self.held);
         self.add_news(heap, class, held);
     }
@@ -282,7 +287,7 @@ impl SpanLists {
     /// As [`Self::take`].
     pub unsafe fn depopulate(
         &mut self,
-        heap: &Heap,
+        heap: &Objects,
         class: usize,
         round: u32,
         spans: usize,
@@ -338,7 +343,7 @@ impl SpanLists {
     /// As [`Self::take`], and the frames were claimed.
     pub(super) unsafe fn repopulate(
         &mut self,
-        heap: &Heap,
+        heap: &Objects,
         class: usize,
         index: u32,
         frames: u64,

@@ -3,11 +3,12 @@
 //! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
 //! back in.
 
-use crate::heap::{ForkLock, Heap};
+use crate::objects::Objects;
 use crate::ranks;
-use crate::release::releaser::Releaser;
+use crate::ranks::ForkLock;
+use crate::releaser::Releaser;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
-use crate::sources::{Cached, Round, Source};
+use crate::source::{Cached, Round, Source};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::vm;
@@ -52,7 +53,7 @@ pub struct Transfer {
     low: LowWater<usize>,
 }
 
-impl Heap {
+impl Objects {
     fn node(&self, class: usize, node: u8) -> *mut usize {
         (self.nodes.0.load(Ordering::Relaxed) + (class * NODES + node as usize) * NODE_BYTES)
             as *mut usize
@@ -162,7 +163,9 @@ impl Transfer {
 pub struct Batches;
 
 impl Source for Batches {
-    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+    type Room = Objects;
+
+    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::TRANSFER {
             heap.central
                 .iter()
@@ -170,7 +173,7 @@ impl Source for Batches {
         }
     }
 
-    fn cached(&self, heap: &Heap) -> Cached {
+    fn cached(&self, heap: &Objects) -> Cached {
         let batch = |class: usize| CLASS[class].batch as usize * CLASS[class].size as usize;
         let bytes =
             (1..CLASSES).map(|class| heap.central[class].transfer.lock().count() * batch(class));
@@ -180,7 +183,7 @@ impl Source for Batches {
         }
     }
 
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
         for (class, about) in CLASS.iter().enumerate().skip(1) {
             let transfer = &heap.central[class].transfer;
             let (going, kept) = transfer.lock().tend(round.ends_window);
@@ -189,15 +192,13 @@ impl Source for Batches {
         }
     }
 
-    fn give_all(&self, heap: &Heap, _by: Releaser) {
+    fn give_all(&self, heap: &Objects, _by: Releaser) {
         for class in 1..CLASSES {
             heap.drain_transfer(class, usize::MAX);
         }
     }
 
-    unsafe fn child(&self, _heap: &Heap) {}
-
-    unsafe fn abandon(&self, heap: &Heap) {
+    unsafe fn abandon(&self, heap: &Objects) {
         for central in &heap.central {
             central.transfer.lock().clear();
         }

@@ -5,11 +5,12 @@
 //! it, empties it, and lets it live again.
 
 use crate::central::transfer::IDLE_ROUNDS;
-use crate::heap::{ForkLock, Heap};
+use crate::objects::Objects;
 use crate::ranks;
-use crate::release::releaser::Releaser;
+use crate::ranks::ForkLock;
+use crate::releaser::Releaser;
 use crate::size_class::{CLASS, CLASSES, MAX_BATCH};
-use crate::sources::{Cached, Round, Source};
+use crate::source::{Cached, Round, Source};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::lock::Rank;
@@ -26,7 +27,7 @@ const SURPLUS_BYTES: usize = 256 << 10;
 /// Objects of each class to take out of a CPU's cache.
 type Counts = [u16; CLASSES];
 
-impl Heap {
+impl Objects {
     /// Takes everything out of a CPU's cache, from whatever thread. `false`: the fence was
     /// refused; the cache is as it was.
     pub fn drain_cpu(&self, cpu: usize) -> bool {
@@ -142,7 +143,9 @@ impl Heap {
 pub struct CpuStacks;
 
 impl Source for CpuStacks {
-    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+    type Room = Objects;
+
+    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         let caches = &heap.caches;
         match rank {
             ranks::DRAIN => each(&caches.drain),
@@ -156,14 +159,14 @@ impl Source for CpuStacks {
         }
     }
 
-    fn cached(&self, heap: &Heap) -> Cached {
+    fn cached(&self, heap: &Objects) -> Cached {
         Cached {
             objects: heap.caches.bytes(),
             runs: 0,
         }
     }
 
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
         for cpu in 0..heap.caches.cpus() {
             if !heap.drain_if_idle(cpu) {
                 heap.drain_surplus(cpu, round.ends_window);
@@ -172,16 +175,14 @@ impl Source for CpuStacks {
         }
     }
 
-    fn give_all(&self, heap: &Heap, _by: Releaser) {
+    fn give_all(&self, heap: &Objects, _by: Releaser) {
         for cpu in 0..heap.caches.cpus() {
             heap.drain_cpu(cpu);
         }
     }
 
     /// The sections are stopped and started by the fork itself.
-    unsafe fn child(&self, _heap: &Heap) {}
-
-    unsafe fn abandon(&self, heap: &Heap) {
+    unsafe fn abandon(&self, heap: &Objects) {
         // SAFETY: by contract.
         unsafe { heap.caches.forget_all() };
     }

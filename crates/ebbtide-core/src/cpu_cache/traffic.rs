@@ -1,7 +1,7 @@
 //! What goes between a CPU's stacks and the central lists: refill on a miss, overflow on a full stack.
 
 use crate::central::Misuse;
-use crate::heap::Heap;
+use crate::objects::Objects;
 use crate::size_class::{CLASS, MAX_BATCH};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;
@@ -22,7 +22,7 @@ enum Operation<'a> {
     Push(&'a [usize]),
 }
 
-impl Heap {
+impl Objects {
     /// Performs an operation. [`Outcome::Parked`]: use the central lists.
     fn operate(&self, class: usize, mut operation: Operation) -> Outcome {
         let place = self.caches.place();

@@ -1,7 +1,7 @@
 //! `harden=on`: mistakes of the program are found when they are made, or soon after.
 //!
 //! The fast paths know nothing of it: their limits stay 0, as in the portable mode, so every call comes by the
-//! slow paths of the crate `ebbtide`, and objects of a class from there to here. Large allocations: [`mod@large`].
+//! slow paths of the crate `ebbtide`, and objects of a class from there to here. Large allocations: [`crate::large::guard`].
 //!
 //! ```text
 //!  malloc(n)   an object for n + 1 bytes ──▶ its word: live, n ──▶ guard bytes behind the n
@@ -22,11 +22,12 @@
 //!   there unless the program wrote to it. Of what has left the quarantine nothing is assumed: it may read old or
 //!   zero.
 
-mod large;
 pub mod quarantine;
 
 use crate::central::Misuse;
-use crate::heap::{Front, Heap};
+use crate::large::guard::{GUARD, abort_by_guard};
+use crate::objects::Objects;
+use crate::pages::Settings;
 use crate::region::STATES_BYTES;
 use crate::report::Line;
 use crate::size_class::CLASS;
@@ -39,21 +40,12 @@ const LIVE: u32 = 2;
 
 /// What stands behind the bytes that were asked for: at least one, at most so many.
 const GUARD_BYTES: usize = 16;
-const GUARD: u8 = 0xe7;
 /// How much of a freed object is poisoned.
 const POISON_BYTES: usize = 1024;
 /// As (part of) an address, one that no program has.
 const POISON: u8 = 0xdb;
 
-impl Front {
-    /// Whether objects have words.
-    #[inline]
-    pub fn is_hardened(&self) -> bool {
-        self.region().states != 0
-    }
-}
-
-impl Heap {
+impl Objects {
     /// An object is about to be handed out, for `size` bytes.
     pub fn begin_life(&self, class: usize, object: usize, size: usize) {
         let word = self.word(class, object);
@@ -81,7 +73,7 @@ impl Heap {
     }
 }
 
-impl Front {
+impl Settings {
     /// The bytes that were asked for.
     #[cold]
     #[inline(never)]
@@ -182,17 +174,6 @@ fn check_guard(class: usize, object: usize, size: usize, found_by: &str) {
     }
 }
 
-/// Ends the process: byte `at` of the guard behind `size` bytes was written.
-fn abort_by_guard(line: Line, size: usize, at: usize, found_by: &str) -> ! {
-    line.text(", byte ")
-        .number(size + at)
-        .text(" of ")
-        .number(size)
-        .text(", found by ")
-        .text(found_by)
-        .abort()
-}
-
 /// The bytes that were asked for, by a word that was read; ends the process if it is not a live object's.
 fn size_of_live(word: u32, class: usize, object: usize, call: &str) -> usize {
     match word.checked_sub(LIVE) {
@@ -233,4 +214,4 @@ fn line(what: &str, object: usize, class: usize) -> Line {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -7,12 +7,12 @@
 //! What has been idle, and everything on a release of everything and at the end of the program, goes to the spans.
 
 use super::check_poison;
-use super::large::Kept;
-use crate::heap::{ForkLock, Heap};
+use crate::objects::Objects;
 use crate::ranks;
-use crate::release::releaser::Releaser;
+use crate::ranks::ForkLock;
+use crate::releaser::Releaser;
 use crate::size_class::{CLASS, MAX_BATCH};
-use crate::sources::{Cached, Round, Source};
+use crate::source::{Cached, Round, Source};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process, vm};
@@ -35,8 +35,6 @@ const IDLE_MS: u64 = 400;
 pub struct Quarantine {
     rings: [Padded; MAX_RINGS],
     count: AtomicUsize,
-    /// Large allocations.
-    pub(super) large: Kept,
     /// When the program's calls looked last for rings that are idle.
     looked_ms: AtomicU64,
 }
@@ -136,7 +134,6 @@ impl Quarantine {
         Self {
             rings: [const { Padded(Lock::new(ranks::FREED, Ring::NEW)) }; MAX_RINGS],
             count: AtomicUsize::new(0),
-            large: Kept::new(),
             looked_ms: AtomicU64::new(0),
         }
     }
@@ -170,32 +167,32 @@ impl Quarantine {
 pub struct Quarantined;
 
 impl Source for Quarantined {
-    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+    type Room = Objects;
+
+    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::FREED {
             heap.quarantine.rings().for_each(|ring| each(ring));
-            each(heap.quarantine.large.lock());
+            each(heap.kept.lock());
         }
     }
 
-    fn cached(&self, heap: &Heap) -> Cached {
+    fn cached(&self, heap: &Objects) -> Cached {
         Cached {
             objects: heap.quarantine.bytes(),
             runs: 0,
         }
     }
 
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
         left.cached_bytes += heap.drain_idle_quarantine(round.now) as u64;
     }
 
-    fn give_all(&self, heap: &Heap, _by: Releaser) {
+    fn give_all(&self, heap: &Objects, _by: Releaser) {
         heap.drain_quarantine();
     }
 
-    unsafe fn child(&self, _heap: &Heap) {}
-
-    unsafe fn abandon(&self, heap: &Heap) {
-        heap.quarantine.large.forget();
+    unsafe fn abandon(&self, heap: &Objects) {
+        heap.kept.forget();
         for ring in heap.quarantine.rings() {
             let mut ring = ring.lock();
             let entries = ring.entries;
@@ -207,7 +204,7 @@ impl Source for Quarantined {
     }
 }
 
-impl Heap {
+impl Objects {
     /// Keeps a poisoned object for a while, and hands older ones on. What was idle before goes first: the program may have
     /// slept, and no worker with it.
     pub(super) fn put_in_quarantine(&self, class: usize, object: usize) {

@@ -4,6 +4,7 @@ extern crate std;
 
 use super::*;
 use crate::alone::{alone, holds};
+use crate::reclaim::Heap;
 use crate::size_class::aligned_class_of;
 use crate::size_class::{MAX_SMALL, class_of};
 

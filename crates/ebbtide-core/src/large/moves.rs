@@ -9,7 +9,7 @@
 //!   has it with its content.
 
 use super::{Large, OWN_BLOCKS_FRAMES, double_free};
-use crate::heap::Heap;
+use crate::pages::Pages;
 use crate::region::flag;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::features::MOVE_PAGES;
@@ -24,7 +24,7 @@ const MAX_MOVES: usize = 1000;
 /// In [`Span::moved_frames`]: the pages lie in several mappings, so they cannot be moved again.
 const MOVED_TWICE: u32 = u32::MAX;
 
-impl Heap {
+impl Pages {
     /// Whether the pages of an allocation can be moved: all in one mapping (two after a move, the third
     /// time they are copied), and not too many such places yet.
     pub(super) fn can_move(&self, head: Frame, bytes: usize) -> bool {
@@ -35,7 +35,7 @@ impl Heap {
             && moved != MOVED_TWICE
             && !vm::is_locked()
             && MOVE_PAGES.may_work()
-            && !self.settings().config.basic_syscalls
+            && !self.config.basic_syscalls
             && self.moves.load(Ordering::Relaxed) < MAX_MOVES
             && !last
             && pieces(moved, bytes).iter().all(|&(at, len)| {

@@ -4,7 +4,8 @@ extern crate std;
 
 use super::*;
 use crate::alone::{CALM, alone, fill, holds, resident};
-use crate::release::releaser::Releaser;
+use crate::reclaim::Heap;
+use crate::releaser::Releaser;
 use std::vec::Vec;
 
 /// A large allocation of `frames`, all written to.

@@ -4,11 +4,13 @@
 
 use super::gather::{self, Range};
 use super::join;
-use super::releaser::{Releaser, release_owned};
-use crate::heap::{ForkLock, Heap};
+use super::owned::release_owned;
 use crate::ranks;
+use crate::ranks::ForkLock;
+use crate::reclaim::Heap;
+use crate::releaser::Releaser;
 use crate::size_class::CLASSES;
-use crate::sources::{Cached, Round, Source};
+use crate::source::{Round, Source};
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
@@ -21,7 +23,7 @@ const BATCHED: usize = 1024 - gather::CLAIM_RANGES;
 
 impl Heap {
     pub(super) fn waiting_in_spans(&self) -> usize {
-        if !self.settings().config.depopulate {
+        if !self.config.depopulate {
             return 0;
         }
         self.news
@@ -33,7 +35,7 @@ impl Heap {
     /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
     /// that they keep; neither where pressure is not watched.
     pub(super) fn excess_in_spans(&self, now: u64) -> (usize, usize) {
-        if !self.settings().config.pressure {
+        if !self.config.pressure {
             return (0, 0);
         }
         let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
@@ -46,11 +48,11 @@ impl Heap {
 
     /// Empty frames of half-used spans that are due, of all classes. Frames claimed.
     pub(super) fn depopulate_due(&self, now: u64, by: Releaser) -> u64 {
-        if !self.settings().config.depopulate {
+        if !self.config.depopulate {
             return 0;
         }
         let round = self.pacing.number_depopulation();
-        let window = u64::from(self.settings().config.retain_ms);
+        let window = u64::from(self.config.retain_ms);
         let (excess, kept) = self.excess_in_spans(now);
         let mut frames = 0;
         for class in 1..CLASSES {
@@ -76,7 +78,7 @@ impl Heap {
 
     /// All empty frames of half-used spans.
     pub(super) fn depopulate_everything(&self, by: Releaser) {
-        if self.settings().config.depopulate {
+        if self.config.depopulate {
             let round = self.pacing.number_depopulation();
             for class in 1..CLASSES {
                 self.depopulate(class, round, usize::MAX, by);
@@ -86,10 +88,10 @@ impl Heap {
 
     /// The same on a tick, where no worker can be had: one class at a time, a few spans.
     pub(super) fn depopulate_some(&self, now: u64) {
-        if !self.settings().config.depopulate {
+        if !self.config.depopulate {
             return;
         }
-        let window = u64::from(self.settings().config.retain_ms);
+        let window = u64::from(self.config.retain_ms);
         let round = self.pacing.number_depopulation();
         for class in 1..CLASSES {
             let due = self.central[class].spans.lock().due(class, now, window);
@@ -109,7 +111,7 @@ impl Heap {
     pub(super) fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
         let mut frames = 0;
         loop {
-            if by.holds_back(self) {
+            if super::owned::holds_back(self, by) {
                 return frames;
             }
             let Some(mut owned) = self.slots.take(by.owner()) else {
@@ -146,16 +148,14 @@ impl Heap {
 pub struct Spans;
 
 impl Source for Spans {
+    type Room = Heap;
+
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         match rank {
             ranks::SPANS => heap.central.iter().for_each(|central| each(&central.spans)),
             ranks::RECORDS => each(&heap.records),
             _ => {}
         }
-    }
-
-    fn cached(&self, _heap: &Heap) -> Cached {
-        Cached::default()
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
@@ -169,8 +169,6 @@ impl Source for Spans {
         heap.depopulate_everything(by);
         join(heap, by);
     }
-
-    unsafe fn child(&self, _heap: &Heap) {}
 
     unsafe fn abandon(&self, heap: &Heap) {
         heap.records.lock().abandon();

@@ -19,9 +19,9 @@
 //! none can be had it splits them without looking.
 
 use super::gather::{Gather, Range};
-use super::releaser::Releaser;
-use crate::heap::Heap;
+use crate::reclaim::Heap;
 use crate::region::flag;
+use crate::releaser::Releaser;
 use crate::stats;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::features::{LAZY_FREE, RELEASE_MANY, SCAN_PAGES};
@@ -62,7 +62,7 @@ fn release_with<const N: usize>(
         released: 0,
         lazied: 0,
     };
-    let batched = heap.settings().config.gather;
+    let batched = heap.config.gather;
     let mut split = None;
     let mut left = false;
     gather.for_each(|range| {
@@ -289,7 +289,7 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
         let _ = unsafe { vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD) };
         return true;
     }
-    let full = !heap.settings().config.basic_syscalls && vm::is_block_resident(address);
+    let full = !heap.config.basic_syscalls && vm::is_block_resident(address);
     // SAFETY: our own block; neither advice changes content.
     unsafe {
         if vm::advise(address, BLOCK_BYTES, libc::MADV_NOHUGEPAGE).is_err() {

@@ -67,7 +67,7 @@ impl Take {
 impl Heap {
     /// Whether frames may become lazy in this process now.
     pub fn may_go_lazy(&self) -> bool {
-        let config = &self.settings().config;
+        let config = &self.config;
         let short = self.allowance.is_short(ebbtide_sys::clock::now_ms());
         if config.lazyfree == LazyFree::Off || self.max_workers() == 0 || short {
             return false;
@@ -84,7 +84,7 @@ impl Heap {
 
     /// How many of a zone's due frames may become lazy first.
     pub fn lazy_room(&self, zone: usize) -> u64 {
-        if self.settings().config.lazyfree == LazyFree::Always {
+        if self.config.lazyfree == LazyFree::Always {
             return u64::MAX;
         }
         let data = self.zones[zone].lock.lock();

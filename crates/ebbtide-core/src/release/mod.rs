@@ -22,7 +22,7 @@
 //! | [`held`] | huge pages that could not be split |
 //! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
 //! | [`pacing`] | when ticks and rounds last did what they do seldom |
-//! | [`releaser`] | who releases, and one gather released by it |
+//! | [`owned`] | one gather, released by whoever owns it |
 //! | [`workers`] | the threads |
 //! | [`pressure`] | whether memory is short, and the owner's limit |
 
@@ -34,29 +34,29 @@ pub mod kernel;
 pub mod lazy;
 #[cfg(feature = "plan-log")]
 mod log;
+mod owned;
 pub mod pacing;
 pub mod pressure;
 mod put_back;
-pub mod releaser;
 pub mod slots;
 pub mod workers;
 pub mod zones;
 
 use crate::config::AUTO;
-use crate::heap::Heap;
-use crate::sources::Round;
+use crate::reclaim::{Heap, the_heap};
+use crate::releaser::{Owner, Releaser};
+use crate::source::Round;
 use crate::stats;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::thread::Affinity;
-use ebbtide_sys::{clock, process, vm};
+use ebbtide_sys::{clock, process};
 use ebbtide_zone::plan::{
     self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Left, Next, Pace, Tick, TickPlan, Wake,
 };
 use ebbtide_zone::{BLOCK_FRAMES, Counters, FRAME_BYTES};
 use lazy::Take;
-use releaser::{Releaser, release_owned};
-use slots::Owner;
+use owned::release_owned;
 
 /// A step of this many blocks (64 MiB) makes a worker in advance.
 const EXPECT_BLOCKS: u32 = 32;
@@ -64,8 +64,6 @@ const EXPECT_BLOCKS: u32 = 32;
 const ROOM_MS: u64 = 1000;
 /// A window for the caches lasts as long as free memory is kept, and at least so long.
 const LEAST_WINDOW_MS: u64 = 100;
-/// With less room than that (64 MiB) nothing becomes resident ahead of need.
-const AHEAD_ROOM_FRAMES: u64 = 16384;
 
 impl Heap {
     /// Notes that memory was freed, for the next [`Self::tick`].
@@ -122,7 +120,7 @@ impl Heap {
         if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
             self.give_on_tick(&tick, (spare, waiting), &bounds);
         }
-        stats::publish_released(&self.settings().config);
+        stats::publish_released(&self.config);
     }
 
     fn give_on_tick(&self, tick: &Tick, (spare, waiting): (u64, u64), bounds: &Bounds) {
@@ -161,17 +159,22 @@ impl Heap {
         let called = match wake {
             Wake::Never => false,
             Wake::NotNeeded => true,
-            Wake::Call => heap_workers().call(1),
+            Wake::Call => self.call_workers(1),
         };
-        if called && self.settings().config.pressure {
+        if called && self.config.pressure {
             self.pressure.expect_look(&self.allowance);
         }
         called
     }
 
+    /// Sees to it that so many workers exist, and wakes those asleep. `false`: there is none.
+    pub fn call_workers(&self, wanted: usize) -> bool {
+        heap_workers().call(wanted)
+    }
+
     /// Who may act on a tick.
     fn actors(&self) -> Actors {
-        let config = &self.settings().config;
+        let config = &self.config;
         Actors {
             workers: plan::Workers {
                 count: self.workers.count() as u64,
@@ -188,7 +191,7 @@ impl Heap {
     /// How much free memory may stay.
     fn bounds(&self, now: u64) -> Bounds {
         Bounds {
-            window_ms: self.settings().config.retain_ms.into(),
+            window_ms: self.config.retain_ms.into(),
             is_short: self.allowance.is_short(now),
             is_limited: self.allowance.is_limited(),
             cap_frames: self.cap_frames(now),
@@ -212,12 +215,12 @@ impl Heap {
 
     /// Whether free memory goes back at once (`retain_ms=0`).
     fn keeps_nothing(&self) -> bool {
-        self.settings().config.retain_ms == 0
+        self.config.retain_ms == 0
     }
 
     /// Looks at the zones and keeps their demand up to date.
     fn backlog(&self, now: u64, bounds: &Bounds) -> Backlog {
-        let own_cap = (self.settings().config.retain_max / FRAME_BYTES) as u64;
+        let own_cap = (self.config.retain_max / FRAME_BYTES) as u64;
         let zones = self.live_zones().len() as u64;
         let room = bounds.cap_frames / zones;
         let cap = room.min(own_cap / zones);
@@ -297,7 +300,7 @@ impl Heap {
 
     /// Workers at most.
     pub fn max_workers(&self) -> usize {
-        let config = &self.settings().config;
+        let config = &self.config;
         match config.workers {
             AUTO => (self.most_releasers() / 2).clamp(1, 4),
             workers => workers,
@@ -356,10 +359,10 @@ impl Heap {
         // The program went on meanwhile.
         left.quarantined_bytes = self.quarantine.bytes() as u64;
         self.refresh_page(now);
-        stats::publish(&self.settings().config);
+        stats::publish(&self.config);
         let pace = Pace {
             window_ms: bounds.window_ms,
-            lazy_ms: self.settings().config.lazy_ms.into(),
+            lazy_ms: self.config.lazy_ms.into(),
             is_active: self.pacing.is_active(now),
         };
         let next = left.next(&pace);
@@ -375,26 +378,19 @@ impl Heap {
     }
 
     fn look_at_room(&self, now: u64) {
-        let watched = self.settings().config.pressure;
+        let watched = self.config.pressure;
         if watched || now.wrapping_sub(self.pacing.room_ms.load(Ordering::Relaxed)) < ROOM_MS {
             return;
         }
         self.pacing.room_ms.store(now, Ordering::Relaxed);
         self.look_at_limits();
     }
-
-    /// Whether so many frames may become resident before anybody needs them: within the retain cap, and nobody
-    /// else is short of memory.
-    pub fn has_room_for(&self, frames: u64) -> bool {
-        let room = self.allowance.room_frames();
-        let cap = (self.settings().config.retain_max / FRAME_BYTES) as u64;
-        frames <= cap && room >= AHEAD_ROOM_FRAMES && !self.allowance.is_short(clock::now_ms())
-    }
 }
 
 /// The workers, which live as long as the process.
 fn heap_workers() -> &'static workers::Workers {
-    &crate::heap::the_heap().workers
+    // SAFETY: whoever calls has come through the heap, and workers are no locks.
+    unsafe { &the_heap().workers }
 }
 
 /// Drains all caches and gives everything free back. Bytes given back.
@@ -405,7 +401,7 @@ pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
     for source in heap.parts().keepers {
         source.give_all(heap, by);
     }
-    stats::publish_released(&heap.settings().config);
+    stats::publish_released(&heap.config);
     stats::released() - before
 }
 
@@ -425,19 +421,6 @@ fn put_back_orphans(heap: &Heap) {
     while let Some(mut owned) = heap.slots.take_orphan(Owner::PROGRAM, is_gone) {
         heap.put_back(owned.gather(), false);
     }
-}
-
-/// Releases a range and counts it. `false`: refused.
-///
-/// # Safety
-/// Frames that nobody else is given now, and whose content nobody needs.
-pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
-    // SAFETY: by contract.
-    let done = unsafe { vm::release(address, bytes) }.is_ok();
-    if done {
-        stats::count_released(bytes);
-    }
-    done
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use super::gather::{Gather, Range};
 use crate::frames::view;
-use crate::heap::Heap;
+use crate::reclaim::Heap;
 use crate::region::flag;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::vm;

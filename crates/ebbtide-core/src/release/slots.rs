@@ -9,6 +9,7 @@
 //! | [`LEFT`] | waits for a worker, because only a worker sees whether a huge page was split | its owner, by [`Slots::leave`] |
 
 use super::gather::Gather;
+use crate::releaser::Owner;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, Ordering};
 use ebbtide_sys::lock::futex_wake;
@@ -29,26 +30,6 @@ const LOOK_MS: u64 = 100;
 /// Whoever waits for everything takes a gather that a thread of the program has had for so long for lost: a filter may
 /// have killed that thread, and nobody would see it.
 const LOST_MS: u64 = if cfg!(test) { 300 } else { 10_000 };
-
-/// Who owns a gather: a thread of the program, or a worker, of which one knows whether it is gone. No two workers are
-/// the same owner.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Owner(u64);
-
-impl Owner {
-    /// A thread of the program.
-    pub const PROGRAM: Self = Self(0);
-
-    /// The worker that was the `made`th in place `number`, from 1 on.
-    pub fn worker(number: usize, made: u32) -> Self {
-        Self(u64::from(made) << 32 | number as u64)
-    }
-
-    /// That place and that count, of a worker.
-    pub fn place(self) -> Option<(usize, u32)> {
-        (self != Self::PROGRAM).then_some((self.0 as u32 as usize, (self.0 >> 32) as u32))
-    }
-}
 
 struct Slot {
     state: AtomicU32,
@@ -113,7 +94,9 @@ impl Slots {
     }
 
     fn own(&self, index: usize, owner: Owner) -> Owned<'_> {
-        self.slots[index].owner.store(owner.0, Ordering::Release);
+        self.slots[index]
+            .owner
+            .store(owner.word(), Ordering::Release);
         Owned { slots: self, index }
     }
 
@@ -145,10 +128,10 @@ impl Slots {
             // Who is gone changes the word no more, and nobody is called the same later: it names the owner until one
             // thread has exchanged it.
             last != 0
-                && is_gone(Owner(last))
+                && is_gone(Owner::of_word(last))
                 && slot
                     .owner
-                    .compare_exchange(last, owner.0, Ordering::AcqRel, Ordering::Relaxed)
+                    .compare_exchange(last, owner.word(), Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
         })?;
         let mut owned = Owned { slots: self, index };
@@ -237,7 +220,7 @@ impl Slots {
                 if state == FREE || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.0;
+                let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.word();
                 if state == OWNED && of_the_program && clock::now_ms() >= end {
                     break;
                 }
@@ -438,7 +421,7 @@ mod tests {
         core::mem::forget(claimed);
         drop(SLOTS.take(worker).unwrap());
         // As a child may find it: the owner of before, and the state of after.
-        SLOTS.slots[1].owner.store(worker.0, Ordering::Relaxed);
+        SLOTS.slots[1].owner.store(worker.word(), Ordering::Relaxed);
         let mut found = 0;
         // SAFETY: no other thread knows of these slots.
         unsafe {

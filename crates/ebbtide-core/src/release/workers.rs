@@ -10,10 +10,10 @@
 mod eyes;
 mod permit;
 
-use super::releaser::{Releaser, release_owned};
-use super::slots::Owner;
+use super::owned::release_owned;
 use crate::config::MAX_WORKERS;
-use crate::heap::{Heap, started_heap};
+use crate::reclaim::{Heap, the_heap};
+use crate::releaser::{Owner, Releaser};
 use crate::stats;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ebbtide_sys::features::{SCAN_PAGES, WORKERS};
@@ -234,7 +234,7 @@ impl Workers {
         }
         if died {
             // SAFETY: only slow paths that are inside, and workers, call for threads.
-            let heap = unsafe { crate::heap::the_heap().inside() };
+            let heap = unsafe { the_heap() };
             (0..MAX_WORKERS)
                 .filter(|number| dead >> number & 1 == 1)
                 .for_each(|number| heap.pressure.end_watch(number, &heap.allowance));
@@ -359,10 +359,8 @@ impl Born {
 }
 
 extern "C" fn main(born: usize) {
-    if let Some(front) = started_heap() {
-        // SAFETY: this thread is a worker.
-        run(unsafe { front.inside() }, &Born(born));
-    }
+    // SAFETY: this thread is a worker.
+    run(unsafe { the_heap() }, &Born(born));
 }
 
 fn run(heap: &'static Heap, born: &Born) {
@@ -388,7 +386,7 @@ fn run(heap: &'static Heap, born: &Born) {
         heap.pressure.expect_no_look(&heap.allowance);
         None
     };
-    let watches = may_open && heap.settings().config.pressure;
+    let watches = may_open && heap.config.pressure;
     let by = Releaser::Worker {
         map: map.as_ref(),
         owner: Owner::worker(number, workers.places[number].made()),
@@ -408,7 +406,7 @@ fn run(heap: &'static Heap, born: &Born) {
             }
             workers.busy.fetch_and(!(1 << number), Ordering::SeqCst);
             affinity.unpin(cpu);
-            stats::publish_released(&heap.settings().config);
+            stats::publish_released(&heap.config);
             // Who still counted on this one has queued before: it is seen now.
             fence(Ordering::SeqCst);
             if heap.slots.has_queued() {
@@ -475,7 +473,7 @@ fn run(heap: &'static Heap, born: &Born) {
                 // Nobody may look at what is in there after this one.
                 heap.drain_quarantine();
                 heap.drain_spares();
-                stats::publish(&heap.settings().config);
+                stats::publish(&heap.config);
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
                 if workers.wake.load(Ordering::SeqCst) == seen {

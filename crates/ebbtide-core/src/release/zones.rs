@@ -3,14 +3,16 @@
 use super::batches::BATCHES;
 use super::gather::Gather;
 use super::lazy::{Take, add};
-use super::releaser::{Releaser, release_owned};
+use super::owned::release_owned;
 use super::slots::Owned;
 use super::{heap_workers, join};
 use crate::frames::view;
-use crate::heap::{ForkLock, Heap};
 use crate::ranks;
+use crate::ranks::ForkLock;
+use crate::reclaim::Heap;
 use crate::region::flag;
-use crate::sources::{Cached, Round, Source};
+use crate::releaser::Releaser;
+use crate::source::{Round, Source};
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::process;
 use ebbtide_zone::plan::Left;
@@ -51,7 +53,7 @@ impl Heap {
     pub(super) fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
         let mut left = frames;
         for zone in 0..self.live_zones().len() {
-            if left == 0 || by.holds_back(self) {
+            if left == 0 || super::owned::holds_back(self, by) {
                 break;
             }
             let Some(mut owned) = self.slots.take(by.owner()) else {
@@ -77,7 +79,7 @@ impl Heap {
         let block = u64::from(BLOCK_FRAMES);
         let least = (dirty / MOST_LEAST_PIECES).max(PIECE_FRAMES);
         // Whole blocks: nobody splits a huge page for a border between two pieces.
-        let most = (u64::from(self.settings().config.threshold) / block).max(1) * block;
+        let most = (u64::from(self.config.threshold) / block).max(1) * block;
         let (mut left, mut to_share) = (frames, dirty);
         let mut released = 0;
         for zone in 0..self.live_zones().len() {
@@ -167,16 +169,14 @@ impl Heap {
 pub struct Zones;
 
 impl Source for Zones {
+    type Room = Heap;
+
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         match rank {
             ranks::ZONE => heap.live_zones().iter().for_each(|zone| each(&zone.lock)),
             ranks::BATCHES => each(&BATCHES),
             _ => {}
         }
-    }
-
-    fn cached(&self, _heap: &Heap) -> Cached {
-        Cached::default()
     }
 
     /// The round has released what was due before it looked at the other sources.

@@ -8,6 +8,7 @@ use crate::central::transfer::Batches;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu_cache::COLD;
 use crate::cpu_cache::traffic::tests::has_sections;
+use crate::reclaim::Heap;
 use crate::size_class::class_of;
 use std::vec::Vec;
 
@@ -227,7 +228,7 @@ fn what_a_window_did_without_is_taken_out_without_sections() {
 /// Bytes that a round leaves in CPU stacks and full batches.
 fn tend(heap: &Heap, now: u64) -> usize {
     let (mut left, by) = (Left::default(), Releaser::Tick);
-    let window = u64::from(heap.settings().config.retain_ms);
+    let window = u64::from(heap.config.retain_ms);
     let round = Round {
         now,
         ends_window: heap.pacing.ends_window(now, window),
@@ -284,7 +285,7 @@ fn a_part_of_a_cache_is_taken_out() {
 #[test]
 fn windows_end_by_the_clock() {
     alone(CALM, |heap| {
-        let window = u64::from(heap.settings().config.retain_ms);
+        let window = u64::from(heap.config.retain_ms);
         let (cpu, large, small) = (stay_here(), CLASSES - 1, class_of(64));
         let bytes = CLASS[large].size as usize * 2;
         use_cache_of(heap, large, 2);

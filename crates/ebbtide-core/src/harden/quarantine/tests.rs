@@ -5,6 +5,7 @@ extern crate std;
 use super::*;
 use crate::alone::alone;
 use crate::harden::tests::HARDENED;
+use crate::reclaim::Heap;
 use crate::size_class::{CLASSES, class_of};
 use std::vec;
 

@@ -4,6 +4,7 @@ extern crate std;
 
 use super::*;
 use crate::alone::{CALM, PORTABLE, alone, fill, holds, resident, stay_here};
+use crate::reclaim::Heap;
 use crate::size_class::{CLASS, class_of};
 use ebbtide_sys::clock;
 use std::vec::Vec;

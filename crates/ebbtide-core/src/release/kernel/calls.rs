@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::alone::{CALM, alone, dirty_run, fill, holds, refuse, refuse_release, resident};
+use crate::reclaim::Heap;
 use crate::release::lazy::{Take, add};
 use crate::release::release_everything;
+use crate::releaser::Releaser;
 
 fn dirty(heap: &Heap) -> u64 {
     let zones = heap.live_zones().iter();

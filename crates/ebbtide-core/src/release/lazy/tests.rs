@@ -3,6 +3,7 @@
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run};
 use crate::frames::ZoneSlot;
+use crate::reclaim::Heap;
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_zone::Outcome;
 use ebbtide_zone::refault::WINDOW_MS;

@@ -22,11 +22,12 @@ pub mod policy;
 pub mod watcher;
 
 use super::lazy::Take;
-use super::releaser::{Releaser, release_owned};
+use super::owned::release_owned;
 use crate::allowance::Allowance;
 use crate::config::{Config, Limit};
-use crate::heap::Heap;
-use crate::sources::Cached;
+use crate::reclaim::Heap;
+use crate::releaser::Releaser;
+use crate::source::Cached;
 use crate::stats;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -196,7 +197,7 @@ impl Heap {
 
     /// A percentage is of the smallest limit of the process's groups, at most of RAM.
     fn note_limit(&self, limit: impl FnOnce() -> Option<u64>) {
-        let settings = self.settings();
+        let settings = self;
         if let part @ Limit::Percent(_) = settings.config.limit {
             let total = limit().unwrap_or(u64::MAX).min(settings.ram as u64);
             set_limit(&self.allowance, part, total);
@@ -234,7 +235,7 @@ impl Heap {
         let last = self.pressure.called_ms.load(Ordering::Relaxed);
         if now.wrapping_sub(last) >= CALL_MS {
             self.pressure.called_ms.store(now, Ordering::Relaxed);
-            if !super::heap_workers().call(1) {
+            if !self.call_workers(1) {
                 // No thread is to be had now, so nobody looks: pay once, not for ever.
                 self.allowance.lift();
             }
@@ -248,7 +249,7 @@ impl Heap {
     fn release_some(&self, frames: u64) -> u64 {
         let take = Take::Due { lazy_first: false };
         let mut released = self.release_in_place(frames, take, Releaser::Program);
-        if released < frames && self.settings().config.depopulate {
+        if released < frames && self.config.depopulate {
             let round = self.pacing.number_depopulation();
             for class in self.news.classes() {
                 if released >= frames {

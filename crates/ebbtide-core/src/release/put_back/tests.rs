@@ -5,6 +5,7 @@ extern crate std;
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run};
 use crate::frames::ZoneSlot;
+use crate::reclaim::Heap;
 use crate::release::lazy::{Take, add};
 use crate::size_class::{CLASS, class_of};
 use ebbtide_zone::{Counters, FRAME_BYTES};

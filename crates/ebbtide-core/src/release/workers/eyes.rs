@@ -1,10 +1,10 @@
 //! What a worker looks at while it waits: pressure, and whether much has been freed.
 
 use super::{IDLE_MS, Rest};
-use crate::heap::Heap;
+use crate::reclaim::Heap;
 use crate::release::pressure::policy::LOOK_MS;
 use crate::release::pressure::watcher::Watcher;
-use crate::release::releaser::Releaser;
+use crate::releaser::Releaser;
 use crate::stats;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
@@ -59,7 +59,7 @@ pub fn watch(
     let watcher = watcher.get_or_insert_with(|| heap.pressure.open_eyes(now));
     let verdict = heap.look_at_pressure(watcher, now);
     stats::set_pressure_sources(watcher.sources());
-    stats::publish(&heap.settings().config);
+    stats::publish(&heap.config);
     eyes.look_at_ms = now + verdict.next_ms;
     if verdict.release {
         crate::release::release_everything(heap, by);

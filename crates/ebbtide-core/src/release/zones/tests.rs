@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run, resident};
+use crate::reclaim::Heap;
 use ebbtide_zone::{FRAME_BYTES, Outcome};
 
 /// Frames that are dirty and lazy.

@@ -4,9 +4,9 @@
 //! its place for a while, with neither memory nor access: whoever uses it gets SIGSEGV. It counts with the frames that
 //! large allocations own and do not use ([`Heap::slack`]).
 
-use super::GUARD;
-use crate::heap::{ForkLock, Heap};
+use crate::pages::Pages;
 use crate::ranks;
+use crate::ranks::ForkLock;
 use crate::report::Line;
 use crate::span::Span;
 use core::sync::atomic::Ordering;
@@ -14,6 +14,8 @@ use ebbtide_sys::lock::Lock;
 use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_FRAMES, FRAME_BYTES, Frame};
 
+/// Stands behind what was asked for.
+pub const GUARD: u8 = 0xe7;
 /// Allocations that are kept from use at once. Each costs two mappings.
 const ENTRIES: usize = 32;
 /// Larger ones are not: giving their memory back is for workers (64 MiB).
@@ -105,7 +107,7 @@ impl Kept {
     }
 }
 
-impl Heap {
+impl Pages {
     /// Notes that a large allocation is for `size` bytes, and writes the guard.
     #[inline]
     pub fn guard_large(&self, span: &mut Span, size: usize) {
@@ -145,7 +147,7 @@ impl Heap {
             .text("write behind the end of ")
             .address(address)
             .text(", a large allocation");
-        super::abort_by_guard(line, size, at, found_by)
+        abort_by_guard(line, size, at, found_by)
     }
 
     /// Takes memory and access from an allocation that was freed, for a while. `false`: it is to be put back at once.
@@ -165,7 +167,7 @@ impl Heap {
         let address = self.region().address(entry.head);
         let bytes = entry.bytes();
         // SAFETY: frames of an allocation that has just been freed, and that nobody is given before `put_kept`.
-        if !unsafe { crate::release::release_range(address, bytes) } {
+        if !unsafe { super::release_range(address, bytes) } {
             return false;
         }
         // SAFETY: as above.
@@ -182,13 +184,13 @@ impl Heap {
         }
         let most = self.region().blocks / SHARE * BLOCK_FRAMES;
         let mut excess = {
-            let mut ring = self.quarantine.large.ring.lock();
+            let mut ring = self.kept.ring.lock();
             ring.put(entry);
             ring.take_excess(most)
         };
         while let Some(entry) = excess {
             self.put_kept(entry);
-            excess = self.quarantine.large.ring.lock().take_excess(most);
+            excess = self.kept.ring.lock().take_excess(most);
         }
         true
     }
@@ -196,7 +198,7 @@ impl Heap {
     /// Puts everything back that is kept.
     pub fn put_all_kept(&self) {
         for _ in 0..ENTRIES {
-            let oldest = self.quarantine.large.ring.lock().take();
+            let oldest = self.kept.ring.lock().take();
             let Some(entry) = oldest else { return };
             self.put_kept(entry);
         }
@@ -213,6 +215,17 @@ impl Heap {
             .fetch_sub(entry.owned() as usize, Ordering::Relaxed);
         self.put_large(entry.head, 0, entry.frames, entry.blocks, 0, true);
     }
+}
+
+/// Ends the process: byte `at` of the guard behind `size` bytes was written.
+pub fn abort_by_guard(line: Line, size: usize, at: usize, found_by: &str) -> ! {
+    line.text(", byte ")
+        .number(size + at)
+        .text(" of ")
+        .number(size)
+        .text(", found by ")
+        .text(found_by)
+        .abort()
 }
 
 #[cfg(test)]

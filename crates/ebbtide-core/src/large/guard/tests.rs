@@ -31,7 +31,7 @@ fn what_was_not_asked_for_of_the_last_frame_is_a_guard() {
 fn a_freed_place_is_kept_until_others_came() {
     alone(HARDENED, |heap| {
         let ring = || {
-            let ring = heap.quarantine.large.ring.lock();
+            let ring = heap.kept.ring.lock();
             (ring.count, ring.frames)
         };
         let slack = || heap.slack.load(Ordering::Relaxed);
@@ -101,7 +101,7 @@ fn very_large_ones_are_put_back_at_once() {
         let bytes = (MOST_FRAMES as usize + 1) * FRAME_BYTES;
         let large = heap.allocate_large(bytes, 1).unwrap();
         heap.free_large(heap.region().frame(large.address));
-        assert_eq!(heap.quarantine.large.ring.lock().count, 0);
+        assert_eq!(heap.kept.ring.lock().count, 0);
         assert_eq!(heap.slack.load(Ordering::Relaxed), 0);
     });
 }

@@ -1,50 +1,16 @@
-//! Who releases, and one gather released by it.
+//! One gather, released by whoever owns it.
 
-use super::slots::{Owned, Owner};
-use crate::heap::Heap;
+use super::slots::Owned;
+use crate::reclaim::Heap;
+use crate::releaser::{Owner, Releaser};
 use crate::stats;
 use ebbtide_sys::clock;
-use ebbtide_sys::pages::PageMap;
 
-/// Who releases: what it may use.
-#[derive(Clone, Copy)]
-pub enum Releaser<'a> {
-    /// A thread of the program, with a stack of its making, whose call asks for a release, or would fail without. It
-    /// leaves the splitting of huge pages to a worker, and waits while workers have too much to do.
-    Asked,
-    /// The same on a slow path: it waits for nobody.
-    Program,
-    /// The same where no worker is made: on a tick, or for little.
-    Tick,
-    /// A worker.
-    Worker {
-        /// The pagemap if it could be opened.
-        map: Option<&'a PageMap>,
-        /// What it is called as an owner of gathers.
-        owner: Owner,
-    },
-}
-
-impl Releaser<'_> {
-    /// Whether it is a worker.
-    pub fn is_worker(self) -> bool {
-        matches!(self, Self::Worker { .. })
-    }
-
-    /// Who owns what it claims.
-    pub fn owner(self) -> Owner {
-        match self {
-            Self::Worker { owner, .. } => owner,
-            Self::Asked | Self::Program | Self::Tick => Owner::PROGRAM,
-        }
-    }
-
-    /// Whether workers have so much to do that this one had better claim nothing: it might not get rid of it.
-    pub fn holds_back(self, heap: &Heap) -> bool {
-        matches!(self, Self::Program | Self::Tick)
-            && heap.slots.is_crowded()
-            && heap.workers.count() > 0
-    }
+/// Whether workers have so much to do that this one had better claim nothing: it might not get rid of it.
+pub fn holds_back(heap: &Heap, by: Releaser) -> bool {
+    matches!(by, Releaser::Program | Releaser::Tick)
+        && heap.slots.is_crowded()
+        && heap.workers.count() > 0
 }
 
 /// Releases a gather and puts its ranges back, or leaves that to a worker in part. Bytes given back by this thread.
@@ -82,14 +48,14 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> 
 
 /// `Err`: there is no worker, or no room and `waits` is not set.
 fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>, waits: bool) -> Result<(), Owned<'a>> {
-    let workers = super::heap_workers();
     let most = heap.max_workers().min(heap.most_releasers());
     let wanted = (heap.slots.queued() + 1).min(most);
-    if !workers.call(wanted) {
+    if !heap.call_workers(wanted) {
         return Err(owned);
     }
-    heap.slots.leave(owned, waits, || workers.count() > 0)?;
-    if workers.call(wanted) {
+    heap.slots
+        .leave(owned, waits, || heap.workers.count() > 0)?;
+    if heap.call_workers(wanted) {
         return Ok(());
     }
     // They have left meanwhile.

@@ -1,0 +1,146 @@
+//! Runs of frames: the region, its zones, and what takes whole frames from them.
+
+use crate::allowance::Allowance;
+use crate::config::{Config, MAX_ZONES};
+use crate::domains::Domains;
+use crate::frames::{ZoneSlot, zone_range};
+use crate::held::Held;
+use crate::large::guard::Kept;
+use crate::ranks;
+use crate::region::Region;
+use crate::span::SpanTable;
+use crate::spare::SpareRuns;
+use core::cell::UnsafeCell;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use ebbtide_sys::lock::Lock;
+use ebbtide_zone::Frame;
+
+/// Constant after the start.
+#[derive(Clone, Copy)]
+pub struct Settings {
+    /// As configured.
+    pub config: Config,
+    /// Where everything is.
+    pub region: Region,
+    /// Which of them is home to which CPU.
+    pub domains: Domains,
+    /// RAM plus swap, the bound of a single request; `usize::MAX` when unknown or not to be obeyed.
+    pub request_limit: usize,
+    /// Bytes of RAM; `usize::MAX` when unknown.
+    pub ram: usize,
+}
+
+impl Settings {
+    /// Where everything is.
+    #[inline]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Whether objects have words (`harden=on`).
+    #[inline]
+    pub fn is_hardened(&self) -> bool {
+        self.region.states != 0
+    }
+}
+
+/// All frames of the process, and who has them.
+pub struct Pages {
+    settings: UnsafeCell<Settings>,
+    /// Set in a child of a fork that skipped the handlers: parts of the heap are given up.
+    pub abandoned: AtomicBool,
+    /// Frames that large allocations own and do not use: slack, and the rest of a last block.
+    pub slack: AtomicUsize,
+    /// Places that pages were moved to and that are not ordinary again yet.
+    pub moves: AtomicUsize,
+    /// Blocks that are kept from huge pages.
+    pub small_blocks: AtomicUsize,
+    /// Blocks that could not be split at the last try.
+    pub held: Held,
+    /// The largest step that a zone has grown by since the last tick, in blocks; 0: none has.
+    pub grown: AtomicU32,
+    /// Bytes freed since the last tick.
+    pub freed: AtomicUsize,
+    /// What may be kept and taken.
+    pub allowance: Allowance,
+    /// Those in use are the first [`Domains::zones`].
+    pub zones: [ZoneSlot; MAX_ZONES],
+    /// Span records.
+    pub records: Lock<SpanTable>,
+    /// Large allocations freed lately, with `harden=on`.
+    pub kept: Kept,
+    /// Runs freed lately.
+    pub spares: SpareRuns,
+}
+
+// SAFETY: `settings` is written once, before anybody else has the heap; the rest guards itself.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Of no use before [`Self::begin`].
+    pub const fn new() -> Self {
+        Self {
+            settings: UnsafeCell::new(Settings {
+                config: Config::DEFAULT,
+                region: Region::NONE,
+                domains: Domains::ONE,
+                request_limit: usize::MAX,
+                ram: usize::MAX,
+            }),
+            abandoned: AtomicBool::new(false),
+            slack: AtomicUsize::new(0),
+            moves: AtomicUsize::new(0),
+            small_blocks: AtomicUsize::new(0),
+            held: Held::new(),
+            grown: AtomicU32::new(0),
+            freed: AtomicUsize::new(0),
+            allowance: Allowance::new(),
+            zones: [const { ZoneSlot::new() }; MAX_ZONES],
+            records: Lock::new(ranks::RECORDS, SpanTable::NEW),
+            kept: Kept::new(),
+            spares: SpareRuns::new(),
+        }
+    }
+
+    /// Writes what is constant from now on, and gives the zones their ranges.
+    ///
+    /// # Safety
+    /// Called once, before anybody else has the heap.
+    pub unsafe fn begin(&self, settings: Settings) {
+        // SAFETY: by contract.
+        unsafe { *self.settings.get() = settings };
+        let zones = self.domains.zones();
+        for (index, zone) in self.zones[..zones].iter().enumerate() {
+            let (first, limit) = zone_range(self.region(), zones, index);
+            zone.begin(first, limit, self.config.lazy_ms);
+        }
+    }
+
+    /// The zones in use.
+    pub fn live_zones(&self) -> &[ZoneSlot] {
+        &self.zones[..self.domains.zones()]
+    }
+
+    /// Notes that memory was freed, for the next tick.
+    #[inline]
+    pub fn count_freed(&self, bytes: usize) {
+        self.freed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether a frame is in a part of the heap given up after a fork without handlers.
+    #[inline]
+    pub fn is_abandoned(&self, frame: Frame) -> bool {
+        self.abandoned.load(Ordering::Relaxed) && self.is_frozen(frame)
+    }
+}
+
+impl Deref for Pages {
+    type Target = Settings;
+
+    #[inline]
+    fn deref(&self) -> &Settings {
+        // SAFETY: not written to any more when anybody else has the heap.
+        unsafe { &*self.settings.get() }
+    }
+}

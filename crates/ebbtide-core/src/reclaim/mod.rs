@@ -1,0 +1,105 @@
+//! The whole heap, and how its free memory goes back.
+
+use crate::figures::Figures;
+use crate::objects::Objects;
+use crate::pages::{Pages, Settings};
+use crate::release::pacing::Pacing;
+use crate::release::pressure::Pressure;
+use crate::release::slots::Slots;
+use crate::release::workers::Workers;
+use crate::sources::Parts;
+use core::cell::UnsafeCell;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicBool, AtomicUsize};
+
+/// Everything that one process has once. A `&Heap` proves that the thread has looked for forks: its holder may take locks.
+pub struct Heap {
+    objects: Objects,
+    parts: UnsafeCell<&'static Parts>,
+    /// Whether this process has forked, or is a fork's child: others may share its pages.
+    pub forked: AtomicBool,
+    /// CPUs that were allowed at the last look; `usize::MAX`: not to be asked.
+    pub cpus: AtomicUsize,
+    /// When ticks and rounds did what they do seldom.
+    pub pacing: Pacing,
+    /// What the page says and what not yet.
+    pub figures: Figures,
+    /// Ranges on their way to the kernel.
+    pub slots: Slots,
+    /// Who looks whether memory is short.
+    pub pressure: Pressure,
+    /// Threads that release memory.
+    pub workers: Workers,
+}
+
+// SAFETY: `parts` is written once, before anybody else has the heap; the rest guards itself.
+unsafe impl Sync for Heap {}
+
+static HEAP: Heap = Heap {
+    objects: Objects::new(),
+    parts: UnsafeCell::new(&Parts::NONE),
+    forked: AtomicBool::new(false),
+    cpus: AtomicUsize::new(1),
+    pacing: Pacing::new(),
+    figures: Figures::new(),
+    slots: Slots::new(),
+    pressure: Pressure::new(),
+    workers: Workers::new(),
+};
+
+/// The heap of this process.
+///
+/// # Safety
+/// It has started, or this thread starts it; and the thread has looked for forks, or is a worker (no child has one, and it
+/// may wait for a fork), or takes no lock.
+#[inline]
+pub unsafe fn the_heap() -> &'static Heap {
+    &HEAP
+}
+
+impl Heap {
+    /// Its sources and hooks.
+    pub fn parts(&self) -> &'static Parts {
+        // SAFETY: not written to any more when anybody else has the heap.
+        unsafe { *self.parts.get() }
+    }
+
+    /// Writes that, and what is constant from now on.
+    ///
+    /// # Safety
+    /// Called once, before anybody else has the heap.
+    pub unsafe fn begin(&self, parts: &'static Parts, settings: Settings) {
+        // SAFETY: by contract.
+        unsafe {
+            *self.parts.get() = parts;
+            self.objects.begin(settings);
+        }
+    }
+}
+
+impl Deref for Heap {
+    type Target = Objects;
+
+    #[inline]
+    fn deref(&self) -> &Objects {
+        &self.objects
+    }
+}
+
+impl AsRef<Self> for Heap {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+impl AsRef<Objects> for Heap {
+    fn as_ref(&self) -> &Objects {
+        self
+    }
+}
+
+impl AsRef<Pages> for Heap {
+    fn as_ref(&self) -> &Pages {
+        self
+    }
+}

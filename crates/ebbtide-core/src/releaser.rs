@@ -1,0 +1,67 @@
+//! Who releases memory.
+
+use ebbtide_sys::pages::PageMap;
+
+/// Who owns a gather: a thread of the program, or a worker, of which one knows whether it is gone. No two workers are
+/// the same owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// A thread of the program.
+    pub const PROGRAM: Self = Self(0);
+
+    /// The worker that was the `made`th in place `number`, from 1 on.
+    pub fn worker(number: usize, made: u32) -> Self {
+        Self(u64::from(made) << 32 | number as u64)
+    }
+
+    /// As a word; see [`Self::of_word`].
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
+    /// The owner with that word.
+    pub fn of_word(word: u64) -> Self {
+        Self(word)
+    }
+
+    /// That place and that count, of a worker.
+    pub fn place(self) -> Option<(usize, u32)> {
+        (self != Self::PROGRAM).then_some((self.0 as u32 as usize, (self.0 >> 32) as u32))
+    }
+}
+
+/// Who releases: what it may use.
+#[derive(Clone, Copy)]
+pub enum Releaser<'a> {
+    /// A thread of the program, with a stack of its making, whose call asks for a release, or would fail without. It
+    /// leaves the splitting of huge pages to a worker, and waits while workers have too much to do.
+    Asked,
+    /// The same on a slow path: it waits for nobody.
+    Program,
+    /// The same where no worker is made: on a tick, or for little.
+    Tick,
+    /// A worker.
+    Worker {
+        /// The pagemap if it could be opened.
+        map: Option<&'a PageMap>,
+        /// What it is called as an owner of gathers.
+        owner: Owner,
+    },
+}
+
+impl Releaser<'_> {
+    /// Whether it is a worker.
+    pub fn is_worker(self) -> bool {
+        matches!(self, Self::Worker { .. })
+    }
+
+    /// Who owns what it claims.
+    pub fn owner(self) -> Owner {
+        match self {
+            Self::Worker { owner, .. } => owner,
+            Self::Asked | Self::Program | Self::Tick => Owner::PROGRAM,
+        }
+    }
+}
