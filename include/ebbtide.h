@@ -86,7 +86,7 @@ struct ebb_stats {
     uint64_t zone_contended;
     uint64_t zone_wait_ns;
     uint64_t zone_hold_ns;
-    uint64_t populated_bytes;  /* given memory ahead of need (populate=on) */
+    uint64_t reserved;         /* 0 */
 };
 
 /*

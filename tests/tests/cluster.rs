@@ -68,30 +68,3 @@ fn zones_under_a_limit_help_each_other() {
         .timeout(60)
         .ok();
 }
-
-#[test]
-fn populated_frames_are_counted_and_hold_what_is_written() {
-    if !understands("populate=on") {
-        return;
-    }
-    for conf in [
-        "populate=on,thp=off",
-        "populate=on,thp=off,cluster=off,zones=3",
-    ] {
-        Run::new(c_program("locks"))
-            .args("populated")
-            .conf(conf)
-            .ok();
-    }
-    // Off, and where huge pages serve: nothing is.
-    Run::new(c_program("locks"))
-        .args("faulted")
-        .conf("thp=off")
-        .ok();
-    let stress = "seed=21 threads=6 seconds=2 gens=3 migrate trim back";
-    Run::new(c_program("stress"))
-        .args(stress)
-        .conf("populate=on,thp=off")
-        .timeout(60)
-        .ok();
-}

@@ -6,7 +6,7 @@
 use ebbtide_tests::{Run, c_program, is_ebbtide, understands};
 
 /// Values of each key, and how many of eight configurations have it.
-const KEYS: [(&str, &[&str], u64); 20] = [
+const KEYS: [(&str, &[&str], u64); 19] = [
     ("lazyfree", &["always", "always", "off", "auto"], 7),
     ("retain_ms", &["0", "0", "1", "5", "20"], 7),
     ("lazy_ms", &["0", "1", "10", "50"], 6),
@@ -17,7 +17,6 @@ const KEYS: [(&str, &[&str], u64); 20] = [
     ("cluster", &["off"], 1),
     ("rseq", &["off"], 2),
     ("depopulate", &["off"], 1),
-    ("populate", &["on"], 2),
     ("threshold", &["1", "512", "4096"], 2),
     ("limit", &["0", "1m", "16m"], 2),
     ("retain_max", &["0", "1m", "16m"], 2),

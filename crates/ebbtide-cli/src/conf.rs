@@ -167,11 +167,6 @@ pub const KEYS: &[Key] = &[
         help: "copies of per-CPU data at least; more than there are CPUs is for measurements",
     },
     Key {
-        name: "populate",
-        kind: ON_OFF,
-        help: "give the frames of a growing size class their memory in one call, ahead of need",
-    },
-    Key {
         name: "lockstat",
         kind: Kind::Word(&["off", "on", "cpu"]),
         help: "figures of what locks cost; cpu: holds by CPU time instead of by the wall",

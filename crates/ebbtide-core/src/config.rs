@@ -59,8 +59,6 @@ pub struct Config {
     pub percpu_depopulate: bool,
     /// Copies of per-CPU data at least (`percpu_units=1..1024`); as many as CPUs are possible if that is more.
     pub percpu_units: usize,
-    /// Frames of a growing class get their memory in one call, ahead of need (`populate=on|off`).
-    pub populate: bool,
     /// Figures of what locks cost (`lockstat=off|on|cpu`), holds by the wall or by CPU time.
     pub lockstat: Option<Holds>,
     /// Mistakes of the program are found at once or soon (`harden=on|off`): see `harden`.
@@ -168,7 +166,6 @@ impl Config {
         teardown_workers: AUTO,
         percpu_depopulate: true,
         percpu_units: 1,
-        populate: false,
         lockstat: None,
         harden: false,
         deepbind_kept: false,
@@ -299,7 +296,6 @@ impl Config {
                     .map(|n| n as usize)
                     .filter(|n| (1..=1024).contains(n)),
             ),
-            b"populate" => put(&mut self.populate, on_off(value)),
             b"lockstat" => put(
                 &mut self.lockstat,
                 match value {
@@ -327,7 +323,7 @@ impl Config {
 const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
                     limit=SIZE|PERCENT% pressure=on|off depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
                     syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
-                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 populate=on|off lockstat=off|on|cpu harden=on|off \
+                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 lockstat=off|on|cpu harden=on|off \
                     deepbind=drop|keep stats_dir=/PATH";
 
 /// The line about an item. A long one is cut, the keys never are.

@@ -16,7 +16,7 @@ use crate::stats;
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::{Errno, clock, process, vm};
+use ebbtide_sys::{Errno, process, vm};
 use ebbtide_zone::refault::{Recent, Refaults};
 use ebbtide_zone::retain::Retain;
 use ebbtide_zone::{
@@ -31,9 +31,6 @@ const STEPS: (u32, u32) = (2, 32);
 
 /// Siblings that are asked before the home opens more.
 const FALLOVERS: usize = 2;
-
-/// With less room than that (64 MiB) nothing becomes resident ahead of need.
-const AHEAD_ROOM_FRAMES: u64 = 16384;
 
 /// A zone with its lock.
 pub struct ZoneSlot {
@@ -439,14 +436,6 @@ impl Pages {
         self.config.thp
             && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
             && self.is_in_growth_range(frame.block())
-    }
-
-    /// Whether so many frames may become resident before anybody needs them: within the retain cap, and nobody
-    /// else is short of memory.
-    pub fn has_room_for(&self, frames: u64) -> bool {
-        let room = self.allowance.room_frames();
-        let cap = (self.config.retain_max / FRAME_BYTES) as u64;
-        frames <= cap && room >= AHEAD_ROOM_FRAMES && !self.allowance.is_short(clock::now_ms())
     }
 }
 

@@ -43,7 +43,6 @@ pub mod known;
 pub mod large;
 pub mod objects;
 pub mod pages;
-mod populate;
 pub mod ranks;
 pub mod reclaim;
 pub mod region;

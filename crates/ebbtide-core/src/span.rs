@@ -55,11 +55,9 @@ pub struct Span {
     pub released: u64,
     /// The look at held blocks since which its empty frames are counted as held; 0 for none.
     pub held_look: u32,
-    /// Whether all frames were given memory before the first object was handed out.
-    pub populated: bool,
     /// Bytes of a large allocation's last frame that were not asked for, with `harden=on`; 0 without.
     pub tail: u16,
-    spare: [u8; 8],
+    spare: [u8; 10],
     /// One bit per object, set = in the span.
     pub map: [u64; MAX_OBJECTS / 64],
 }

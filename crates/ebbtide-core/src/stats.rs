@@ -73,8 +73,6 @@ pub struct Stats {
     pub limit: u64,
     /// The zones' part of it.
     pub zone_locks: LockTotals,
-    /// Frames that were given memory ahead of need (`populate=on`).
-    pub populated: usize,
 }
 
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
@@ -97,11 +95,6 @@ pub fn start(config: &Config) {
 /// Bytes given back since the process began.
 pub fn released() -> usize {
     word(RELEASED) as usize
-}
-
-/// Memory came ahead of need.
-pub fn count_populated(bytes: usize) {
-    count(POPULATED, bytes as u64);
 }
 
 /// A zone other than the CPU's own gave a run of frames.
@@ -191,7 +184,6 @@ pub fn fill(stats: &mut Stats, is_short: bool) {
     };
     stats.limit_left = word(LIMIT_LEFT);
     stats.limit = word(LIMIT);
-    stats.populated = word(POPULATED) as usize;
     locks().for_each(|(_, rank)| stats.locks.add(&rank));
     stats.zone_locks.add(&lockstat::figures(crate::ranks::ZONE));
 }

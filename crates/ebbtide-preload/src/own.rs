@@ -46,7 +46,7 @@ pub struct ebb_stats {
     pub zone_contended: u64,
     pub zone_wait_ns: u64,
     pub zone_hold_ns: u64,
-    pub populated_bytes: u64,
+    pub reserved: u64,
 }
 
 /// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
         zone_contended: stats.zone_locks.contended,
         zone_wait_ns: stats.zone_locks.wait_ns,
         zone_hold_ns: stats.zone_locks.hold_ns,
-        populated_bytes: stats.populated as u64,
+        reserved: 0,
     };
     let count = size.min(size_of::<ebb_stats>());
     // SAFETY: by contract, and both have that many bytes.

@@ -196,9 +196,7 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
         own.variant("lockstat=on,cluster=off", &COUNTED),
         own.variant("lockstat=cpu", &CLOCKED),
         own.variant("lockstat=cpu,cluster=off", &CLOCKED),
-        own.variant("populate=on", &[FILL]),
         own.variant("thp=off", &[FILL]),
-        own.variant("thp=off,populate=on", &[FILL]),
     ];
     // Behind Ebbtide and Ebbtide again.
     entries.splice(2..2, variants);

@@ -23,7 +23,6 @@ pub mod transfer;
 
 use crate::objects::Objects;
 use crate::pages::Settings;
-use crate::populate;
 use crate::ranks;
 use crate::report::Line;
 use crate::size_class::{CLASS, MAX_BATCH};
@@ -221,9 +220,7 @@ impl Objects {
         }
         // SAFETY: a fresh record, known to nobody else yet.
         let span = unsafe { span::record(region, index) };
-        let populated = run.clean && self.populate(class, &run);
-        span.begin(class, about, run.first, run.clean && !populated);
-        span.populated = populated;
+        span.begin(class, about, run.first, run.clean);
         let mut lists = self.central[class].spans.lock();
         lists.spans += 1;
         lists.free += about.objects as usize;
@@ -243,10 +240,6 @@ impl Objects {
         for frame in first.0..first.0 + frames {
             // SAFETY: frames of a span are opened.
             unsafe { region.class_of(Frame(frame)) }.store(0, Ordering::Relaxed);
-        }
-        if span.populated {
-            let used = span.high as usize * CLASS[class].size as usize;
-            populate::judge(class, used, frames as usize * ebbtide_zone::FRAME_BYTES);
         }
         span::put_record(&self.records, region, index);
         self.put_cluster(first, frames, dirty);

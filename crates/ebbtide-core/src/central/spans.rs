@@ -206,11 +206,6 @@ impl SpanLists {
         }
     }
 
-    /// Spans of the class.
-    pub fn count(&self) -> usize {
-        self.spans
-    }
-
     /// Forgets everything.
     pub fn clear(&mut self) {
         *self = Self::NEW;

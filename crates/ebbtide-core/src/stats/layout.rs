@@ -4,7 +4,7 @@
 pub const WORDS: usize = 1024;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"EBBSTAT1");
 pub const VERSION: u64 = 1;
-// Places of the words; the rest is zero.
+// Places of the words; the rest is zero. 33 was another figure's: it stays zero.
 pub const PID: usize = 2;
 pub const RELEASED: usize = 3;
 pub const LIVE: usize = 4;
@@ -33,7 +33,6 @@ pub const HELPER: usize = 106;
 pub const END_NS: usize = 107;
 pub const FALLOVERS: usize = 32;
 pub const PERCPU: usize = 96;
-pub const POPULATED: usize = 33;
 pub const PRESSURE_EVENTS: usize = 28;
 pub const PRESSURE_STATE: usize = 29;
 pub const LIMIT_LEFT: usize = 30;
