@@ -6,7 +6,7 @@
 
 extern crate std;
 
-use crate::heap::heap;
+use crate::front::heap;
 use crate::reclaim::Heap;
 use ebbtide_sys::{process, vm};
 use ebbtide_zone::{BLOCK_BYTES, Block, FRAME_BYTES, Frame};

@@ -1,21 +1,20 @@
 //! The heap of the memory manager: objects, pages, and how they go back to the kernel.
 //!
 //! What programs link is the crate `ebbtide`, which enters here, and says what the heap is made of
-//! ([`sources::Parts`]). What is public here is so for `ebbtide` and its parts alone.
+//! ([`reclaim::sources::Parts`]). What is public here is so for `ebbtide` and its parts alone.
+//!
+//! The crate is five rooms, each a folder. A room imports those below it and none above; `scripts/check-rooms` sees to it.
 //!
 //! ```text
-//!  cpu_cache    per-CPU stacks of objects; refill and overflow
-//!  central      per class: full batches, and spans by fullness
-//!  large        whole frames, without spans
-//!  frames       runs of frames from the zones; opens new ones
-//!  release      free frames back to the kernel
-//!  heap         the one static that holds all of it, and its start
+//!  front      the heap's start, the ways in, forks, requests        whole heap, entered
+//!  reclaim    free memory back: sources, engine, workers, pressure  Heap
+//!  objects    size classes: per-CPU stacks, full batches, spans     Objects
+//!  pages      the region, zones, large allocations, spare runs      Pages
+//!  base       configuration, size classes, lock ranks, figures      no state of the heap
 //! ```
 //!
-//! Beside them: [`size_class`], [`span`] (records), [`region`] (address space), [`find`] (what an address is), [`config`],
-//! [`fork`], [`reserve`] (for threads that allocate while another one forks), [`domains`] (zones by CPUs and nodes),
-//! [`harden`] (mistakes found at once), [`stats`], [`report`] (the one line before an abort),
-//! [`known`] (combinations that cannot work), [`sources`] (all that holds free memory).
+//! [`reclaim::Heap`] holds an [`objects::Objects`], which holds a [`pages::Pages`]: what is in a room takes a reference to that room's
+//! struct, and reaches those below through it.
 //!
 //! `no_std`; allocates nothing from elsewhere; starts no thread. See `ARCHITECTURE.md`.
 #![no_std]
@@ -25,35 +24,10 @@
 // What is made here is made in the one static.
 #![allow(clippy::new_without_default)]
 
-pub mod allowance;
 #[cfg(test)]
 mod alone;
-pub mod central;
-pub mod config;
-pub mod cpu_cache;
-pub mod domains;
-pub mod figures;
-pub mod find;
-pub mod fork;
-pub mod frames;
-pub mod harden;
-pub mod heap;
-pub mod held;
-pub mod known;
-pub mod large;
+pub mod base;
+pub mod front;
 pub mod objects;
 pub mod pages;
-pub mod ranks;
 pub mod reclaim;
-pub mod region;
-pub mod release;
-pub mod releaser;
-pub mod report;
-pub mod requests;
-pub mod reserve;
-pub mod size_class;
-pub mod source;
-pub mod sources;
-pub mod span;
-pub mod spare;
-pub mod stats;

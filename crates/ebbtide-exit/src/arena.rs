@@ -8,7 +8,7 @@
 //! made; afterwards only the helper does, and its threads through the atomic fields.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_core::config::Config;
+use ebbtide_core::base::config::Config;
 use ebbtide_sys::helper::Seat;
 
 const BUFFER_AT: usize = 4096;
@@ -163,7 +163,7 @@ impl Arena {
     /// No helper lives on it.
     pub unsafe fn prepare(self, program: u32, word: usize, config: &Config) {
         let workers = match config.teardown_workers {
-            ebbtide_core::config::AUTO => ebbtide_sys::process::allowed_cpus().clamp(1, 4),
+            ebbtide_core::base::config::AUTO => ebbtide_sys::process::allowed_cpus().clamp(1, 4),
             workers => workers,
         };
         // SAFETY: by contract nobody else reads it now; both places are inside the mapping.

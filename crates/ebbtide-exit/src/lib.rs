@@ -43,11 +43,11 @@ use arena::Arena;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_core::reclaim::Heap;
-use ebbtide_core::sources::Hook;
+use ebbtide_core::reclaim::sources::Hook;
 use ebbtide_sys::features::REAPER;
 use ebbtide_sys::{clock, file, helper, process, thread, vm};
 
-const _: () = assert!(arena::CALM == ebbtide_core::config::MAX_TEARDOWN_WORKERS);
+const _: () = assert!(arena::CALM == ebbtide_core::base::config::MAX_TEARDOWN_WORKERS);
 
 /// Between two looks at the size of memory that is not ours.
 const LOOK_MS: u64 = 1000;
@@ -120,7 +120,7 @@ fn note_main_thread() {
 
 #[cold]
 fn look_now(heap: &Heap) {
-    if ebbtide_core::fork::is_forking() || PROCESS.load(Ordering::Relaxed) != process::id() {
+    if ebbtide_core::front::fork::is_forking() || PROCESS.load(Ordering::Relaxed) != process::id() {
         return;
     }
     note_main_thread();
@@ -244,7 +244,7 @@ fn make(heap: &Heap) {
     match unsafe { helper::spawn_process(arena.seat(0), life::main, arena.address()) } {
         Ok(id) => {
             HELPER.store(id, Ordering::Relaxed);
-            ebbtide_core::stats::set_helper(id);
+            ebbtide_core::base::stats::set_helper(id);
             // Or the program's end, if it comes now, would leave ports and pipes open for a while.
             arena.control().wait_apart(APART_MS);
             // Whether it came to work is seen at the next look.

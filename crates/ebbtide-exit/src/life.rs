@@ -120,7 +120,7 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
         0 if helper::holds(control.word, 0) => ended_ns,
         left_ns => left_ns.min(ended_ns),
     };
-    ebbtide_core::stats::set_left(left_ns);
+    ebbtide_core::base::stats::set_left(left_ns);
     // INV-REAPER-1
     if !helper::is_alone() {
         return None;

@@ -1,10 +1,10 @@
 //! Whether memory is short, for the machine or for the cgroup that the dying process is in.
 //!
 //! The same files as workers read, opened before the helper locked itself in ([`Kept`]), and the same rule
-//! ([`policy`](ebbtide_core::release::pressure::policy)). The helper does not hear of what only its program was told of: the
+//! ([`policy`](ebbtide_core::reclaim::pressure::policy)). The helper does not hear of what only its program was told of: the
 //! environment's file or socket, the pressure level and the hits of version 1.
 
-use ebbtide_core::release::pressure::policy::{Look, Policy, Stalls, is_ours};
+use ebbtide_core::reclaim::pressure::policy::{Look, Policy, Stalls, is_ours};
 use ebbtide_sys::helper;
 use ebbtide_sys::pressure::Kept;
 use ebbtide_sys::pressure::source::Trigger;

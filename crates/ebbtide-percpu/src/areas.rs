@@ -5,9 +5,9 @@ use crate::memory;
 use crate::round;
 use crate::space::{self, Place, SHARDS};
 use core::sync::atomic::Ordering;
-use ebbtide_core::heap::{Front, started_heap};
+use ebbtide_core::base::report::Line;
+use ebbtide_core::front::{Front, started_heap};
 use ebbtide_core::reclaim::Heap;
-use ebbtide_core::report::Line;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{
     Chunk, Counters, GRANULE_BYTES, Misuse, Putting, Shard, Taken, UNIT_BYTES,

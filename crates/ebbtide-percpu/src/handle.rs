@@ -8,8 +8,8 @@
 //! No address looks like that, so a pointer from elsewhere is found, and using a handle as a pointer faults.
 
 use crate::space::{self, LIMIT_BYTES};
-use ebbtide_core::heap::Front;
-use ebbtide_core::report::Line;
+use ebbtide_core::base::report::Line;
+use ebbtide_core::front::Front;
 use ebbtide_zone::percpu::UNIT_BYTES;
 
 const TAG: usize = 0xe << 60;

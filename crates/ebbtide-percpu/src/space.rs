@@ -2,9 +2,9 @@
 
 use crate::handle::Handle;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_core::heap::FAST;
+use ebbtide_core::base::ranks;
+use ebbtide_core::front::FAST;
 use ebbtide_core::pages::Settings;
-use ebbtide_core::ranks;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{process, vm};
@@ -379,8 +379,8 @@ pub fn chunk_of(place: usize) -> Option<(Place, usize)> {
 mod tests {
     extern crate std;
     use super::*;
-    use ebbtide_core::heap::heap_of;
-    use ebbtide_core::sources::Parts;
+    use ebbtide_core::front::heap_of;
+    use ebbtide_core::reclaim::sources::Parts;
 
     /// No other test of this binary starts it. A thread that had to wait for the one that began would wait for good:
     /// that one has been killed, or is the thread of a forked child's parent.

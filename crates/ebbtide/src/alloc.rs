@@ -9,15 +9,15 @@ use crate::heap;
 use core::ptr;
 #[cfg(target_arch = "x86_64")]
 use core::sync::atomic::Ordering;
-use ebbtide_core::find::Allocation;
-use ebbtide_core::fork::{self, Entered};
+use ebbtide_core::base::report::Line;
+pub use ebbtide_core::base::size_class::MIN_ALIGN;
+use ebbtide_core::base::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
 #[cfg(target_arch = "x86_64")]
-use ebbtide_core::heap::FAST;
-use ebbtide_core::heap::Front;
-use ebbtide_core::report::Line;
-use ebbtide_core::requests::free_inside;
-pub use ebbtide_core::size_class::MIN_ALIGN;
-use ebbtide_core::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
+use ebbtide_core::front::FAST;
+use ebbtide_core::front::Front;
+use ebbtide_core::front::fork::{self, Entered};
+use ebbtide_core::front::requests::free_inside;
+use ebbtide_core::objects::find::Allocation;
 use ebbtide_zone::FRAME_BYTES;
 
 /// The largest alignment that a request may ask for.
@@ -42,7 +42,8 @@ pub fn allocate_fast(size: usize) -> *mut u8 {
         // As `div_ceil`, which does not know that this cannot overflow.
         let steps = (size + (MIN_ALIGN - 1)) >> MIN_ALIGN.ilog2();
         // SAFETY: the limit is at most `TABLE_MAX` + 1.
-        let class = unsafe { *ebbtide_core::size_class::SMALL_TABLE.get_unchecked(steps) } as usize;
+        let class =
+            unsafe { *ebbtide_core::base::size_class::SMALL_TABLE.get_unchecked(steps) } as usize;
         // SAFETY: the compare is only passed in the section mode.
         return unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) } as *mut u8;
     }

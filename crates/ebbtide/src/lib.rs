@@ -32,26 +32,26 @@ pub mod alloc;
 mod global;
 pub mod percpu;
 
-pub use ebbtide_core::{config, known, report, size_class, stats};
+pub use ebbtide_core::base::{config, known, report, size_class, stats};
 pub use global::Ebbtide;
 
-use ebbtide_core::heap::{Front, started_heap};
-use ebbtide_core::releaser::Releaser;
-use ebbtide_core::sources::Parts;
-use ebbtide_core::{central, cpu_cache, harden, release, spare};
+use ebbtide_core::base::releaser::Releaser;
+use ebbtide_core::front::{Front, started_heap};
+use ebbtide_core::reclaim::sources::Parts;
+use ebbtide_core::{objects, pages, reclaim};
 
 /// What the heap is made of. A new cache, or another part that is told of the process's life, is a line here.
 static PARTS: Parts = Parts {
     caches: &[
-        &harden::quarantine::Quarantined,
-        &spare::Spares,
-        &cpu_cache::drain::CpuStacks,
-        &central::transfer::Batches,
+        &objects::harden::quarantine::Quarantined,
+        &pages::spare::Spares,
+        &objects::cpu_cache::drain::CpuStacks,
+        &objects::central::transfer::Batches,
     ],
     keepers: &[
         &ebbtide_percpu::PerCpuData,
-        &release::depopulate::Spans,
-        &release::zones::Zones,
+        &reclaim::depopulate::Spans,
+        &reclaim::zones::Zones,
     ],
     hooks: &[&ebbtide_percpu::PerCpuData, &ebbtide_exit::ExitHelper],
 };
@@ -59,7 +59,7 @@ static PARTS: Parts = Parts {
 /// The heap, started by the first call.
 #[inline]
 fn heap() -> Option<&'static Front> {
-    ebbtide_core::heap::heap_of(&PARTS)
+    ebbtide_core::front::heap_of(&PARTS)
 }
 
 /// Gives all free memory of the process back to the kernel, from the caches of all CPUs too. Returns
@@ -67,7 +67,7 @@ fn heap() -> Option<&'static Front> {
 /// page, shared with the workers. Any thread may call it at any time.
 pub fn release_all() -> usize {
     heap().map_or(0, |heap| {
-        release::release_everything(&heap.enter_uncounted(), Releaser::Asked)
+        reclaim::engine::release_everything(&heap.enter_uncounted(), Releaser::Asked)
     })
 }
 
@@ -89,13 +89,13 @@ pub fn end_workers() -> bool {
 /// Tells the parts that the process ends in order, and writes the last figures: for who calls it at the end, as
 /// `libebbtide.so` does. A program may go on afterwards.
 pub fn end() {
-    ebbtide_core::heap::end();
+    ebbtide_core::front::end();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ebbtide_core::ranks;
+    use ebbtide_core::base::ranks;
 
     #[test]
     fn every_rank_of_the_heap_has_a_source() {

@@ -1,13 +1,27 @@
 //! Objects of size classes: per-CPU stacks, full batches, spans.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`central`] | per class: full batches, and spans by fullness |
+//! | [`cpu_cache`] | per-CPU stacks of objects; refill and overflow |
+//! | [`harden`] | mistakes found at once |
+//! | [`reserve`] | for threads that allocate while another one forks |
+//! | [`find`] | what an address is |
 
-use crate::central::Central;
-use crate::central::news::News;
-use crate::central::transfer::Nodes;
-use crate::cpu_cache::CpuCaches;
-use crate::harden::quarantine::Quarantine;
+pub mod central;
+pub mod cpu_cache;
+pub mod find;
+pub mod harden;
+pub mod reserve;
+
+use crate::base::size_class::CLASSES;
+use crate::objects::central::Central;
+use crate::objects::central::news::News;
+use crate::objects::central::transfer::Nodes;
+use crate::objects::cpu_cache::CpuCaches;
+use crate::objects::harden::quarantine::Quarantine;
+use crate::objects::reserve::Reserve;
 use crate::pages::Pages;
-use crate::reserve::Reserve;
-use crate::size_class::CLASSES;
 use core::ops::Deref;
 
 /// All objects of the process, and who has them.

@@ -1,15 +1,33 @@
 //! Runs of frames: the region, its zones, and what takes whole frames from them.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`region`] | address space, and the flat arrays beside it |
+//! | [`frames`] | runs of frames from the zones; opens new ones |
+//! | [`span`] | records of runs that are in use |
+//! | [`held`] | blocks whose huge page could not be split |
+//! | [`allowance`] | what may be kept and taken |
+//! | [`large`] | whole frames, without spans |
+//! | [`spare`] | the last run that each CPU freed |
 
-use crate::allowance::Allowance;
-use crate::config::{Config, MAX_ZONES};
-use crate::domains::Domains;
-use crate::frames::{ZoneSlot, zone_range};
-use crate::held::Held;
-use crate::large::guard::Kept;
-use crate::ranks;
-use crate::region::Region;
-use crate::span::SpanTable;
-use crate::spare::SpareRuns;
+pub mod allowance;
+pub mod frames;
+pub mod held;
+pub mod large;
+pub mod region;
+pub mod span;
+pub mod spare;
+
+use crate::base::config::{Config, MAX_ZONES};
+use crate::base::domains::Domains;
+use crate::base::ranks;
+use crate::pages::allowance::Allowance;
+use crate::pages::frames::{ZoneSlot, zone_range};
+use crate::pages::held::Held;
+use crate::pages::large::guard::Kept;
+use crate::pages::region::Region;
+use crate::pages::span::SpanTable;
+use crate::pages::spare::SpareRuns;
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};

@@ -1,13 +1,50 @@
 //! The whole heap, and how its free memory goes back.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`sources`] | all that holds free memory, in one list |
+//! | [`engine`] | ticks, rounds, and the release of everything |
+//! | [`gather`], [`batches`] | claimed ranges, and what they are kept in |
+//! | [`slots`] | the process's gathers, and the queue for workers |
+//! | [`kernel`] | the system calls, and the splitting of huge pages |
+//! | [`zones`] | free frames of the zones: claimed and released |
+//! | [`depopulate`] | empty frames of half-used spans: the same |
+//! | [`put_back`] | claimed ranges back to zones and spans |
+//! | [`holds`] | held blocks, claimed again |
+//! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
+//! | [`pacing`] | when ticks and rounds last did what they do seldom |
+//! | [`owned`] | one gather, released by whoever owns it |
+//! | [`workers`] | the threads |
+//! | [`pressure`] | whether memory is short, and the owner's limit |
+//! | [`figures`] | the figures of the whole heap |
 
-use crate::figures::Figures;
+pub mod batches;
+pub mod depopulate;
+pub mod engine;
+pub mod figures;
+pub mod gather;
+pub mod holds;
+pub mod kernel;
+pub mod lazy;
+#[cfg(feature = "plan-log")]
+mod log;
+mod owned;
+pub mod pacing;
+pub mod pressure;
+mod put_back;
+pub mod slots;
+pub mod sources;
+pub mod workers;
+pub mod zones;
+
 use crate::objects::Objects;
 use crate::pages::{Pages, Settings};
-use crate::release::pacing::Pacing;
-use crate::release::pressure::Pressure;
-use crate::release::slots::Slots;
-use crate::release::workers::Workers;
-use crate::sources::Parts;
+use crate::reclaim::figures::Figures;
+use crate::reclaim::pacing::Pacing;
+use crate::reclaim::pressure::Pressure;
+use crate::reclaim::slots::Slots;
+use crate::reclaim::sources::Parts;
+use crate::reclaim::workers::Workers;
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicUsize};

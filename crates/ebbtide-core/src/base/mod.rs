@@ -1,0 +1,23 @@
+//! What all rooms use: no state of the heap.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`config`] | the keys of `EBBTIDE_CONF` |
+//! | [`domains`] | zones by CPUs and nodes |
+//! | [`known`] | combinations that cannot work |
+//! | [`ranks`] | the one order of locks |
+//! | [`releaser`] | who releases memory |
+//! | [`report`] | the one line before an abort |
+//! | [`size_class`] | requests by size |
+//! | [`source`] | what a holder of free memory provides |
+//! | [`stats`] | what is counted, and the page that tells it |
+
+pub mod config;
+pub mod domains;
+pub mod known;
+pub mod ranks;
+pub mod releaser;
+pub mod report;
+pub mod size_class;
+pub mod source;
+pub mod stats;

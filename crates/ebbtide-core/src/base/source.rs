@@ -1,0 +1,57 @@
+//! What each holder of free memory provides, and is asked by. The list of them is [`Parts`](crate::reclaim::sources::Parts).
+
+use crate::base::ranks::ForkLock;
+use crate::base::releaser::Releaser;
+use ebbtide_sys::lock::Rank;
+use ebbtide_zone::plan::Left;
+
+/// What a holder of free memory provides.
+pub trait Source: Sync {
+    /// The room that it is in.
+    type Room;
+
+    /// Calls `each` for its locks of a rank.
+    fn locks(&self, room: &Self::Room, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
+
+    /// What it keeps as it is: nothing, unless it is a cache. Takes its locks, one at a time.
+    fn cached(&self, _room: &Self::Room) -> Cached {
+        Cached::default()
+    }
+
+    /// Gives back what is due or idle, in a round of the coordinating worker. Notes what is left to wait for.
+    fn tend(&self, room: &Self::Room, round: &Round, left: &mut Left);
+
+    /// Gives all that it keeps.
+    fn give_all(&self, room: &Self::Room, by: Releaser);
+
+    /// Makes it whole in a forked child whose parent's locks were held during the copy, if that is not enough.
+    ///
+    /// # Safety
+    /// No other thread exists in this process.
+    unsafe fn child(&self, _room: &Self::Room) {}
+
+    /// Forgets all that it keeps, in a child that cannot know what the parent's threads were at.
+    ///
+    /// # Safety
+    /// No other thread exists in this process, and all locks are free.
+    unsafe fn abandon(&self, room: &Self::Room);
+}
+
+/// What a cache keeps, in bytes.
+#[derive(Clone, Copy, Default)]
+pub struct Cached {
+    /// Free objects of spans.
+    pub objects: usize,
+    /// Free runs of frames.
+    pub runs: usize,
+}
+
+/// A round of the coordinating worker.
+pub struct Round<'a> {
+    /// Milliseconds.
+    pub now: u64,
+    /// A window has ended in which the least that each cache kept was noted.
+    pub ends_window: bool,
+    /// Who releases.
+    pub by: Releaser<'a>,
+}

@@ -1,0 +1,166 @@
+//! The page of figures: words in this process's memory, and the file in `stats_dir` that others read.
+//!
+//! ```text
+//!   counters ──store──▶ LOCAL ──process_vm_writev──▶ the file's shared mapping ◀── ebbtide top, ebbtide run
+//! ```
+//!
+//! The file may be cut short at any time, or its file system may be full. A store to its mapping would then end the
+//! process with SIGBUS; a system call that copies returns an error in its place. No descriptor stays open.
+//!
+//! Where the call is refused, threads with a descriptor table of their own open the file for each copy, and so does
+//! the end of the process.
+//!
+//! - `INV-STATS-1`: only system calls touch the mapping of the file.
+
+use super::layout::*;
+use crate::base::config::Config;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use ebbtide_sys::features::COPY_PAGE;
+use ebbtide_sys::{Errno, file, process, vm};
+
+/// The page as others read it: little-endian words.
+#[repr(C, align(4096))]
+struct Page([AtomicU64; WORDS]);
+
+static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
+/// Where the file is mapped; 0: there is none.
+static SHOWN: AtomicUsize = AtomicUsize::new(0);
+/// What [`RELEASED`] was when the page was copied last.
+static RELEASED_SHOWN: AtomicU64 = AtomicU64::new(0);
+/// Bytes of a path: those of `stats_dir`, and of a number.
+const PATH_BYTES: usize = 240;
+
+/// A word of the page.
+pub fn word(place: usize) -> u64 {
+    at(place).load(Ordering::Relaxed)
+}
+
+/// The word itself, for counting.
+pub fn at(place: usize) -> &'static AtomicU64 {
+    &LOCAL.0[place]
+}
+
+/// Stores a word.
+pub fn set(place: usize, value: usize) {
+    at(place).store(value as u64, Ordering::Relaxed);
+}
+
+/// Whether others can see the page.
+pub fn is_open() -> bool {
+    SHOWN.load(Ordering::Relaxed) != 0
+}
+
+/// A forked child: nothing is counted, and the parent's file is the parent's.
+pub fn forget() {
+    for word in &LOCAL.0 {
+        word.store(0, Ordering::Relaxed);
+    }
+    RELEASED_SHOWN.store(0, Ordering::Relaxed);
+    SHOWN.store(0, Ordering::Release);
+}
+
+/// Makes the file. Where there is no room for all of it there is none.
+pub fn open(config: &Config) {
+    set(0, MAGIC as usize);
+    set(1, VERSION as usize);
+    set(PID, process::id() as usize);
+    let mut path = [0; PATH_BYTES];
+    if has_room()
+        && let Some(path) = path_of(config, &mut path)
+        && let Ok(mapped) = file::create_shared(path, &LOCAL.0)
+    {
+        SHOWN.store(mapped, Ordering::Release);
+    }
+}
+
+/// Whether the limit for sizes of files allows one. A write beyond it would be a signal.
+fn has_room() -> bool {
+    process::soft_limit(libc::RLIMIT_FSIZE).is_none_or(|limit| limit >= size_of::<Page>())
+}
+
+/// `stats_dir/PID.ebb`.
+fn path_of<'a>(config: &Config, path: &'a mut [u8; PATH_BYTES]) -> Option<&'a CStr> {
+    let mut digits = [0u8; 10];
+    let mut first = digits.len();
+    let mut rest = process::id();
+    while rest > 0 || first == digits.len() {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    let mut len = 0;
+    for part in [
+        config.stats_dir.as_bytes(),
+        b"/",
+        &digits[first..],
+        b".ebb\0",
+    ] {
+        path.get_mut(len..len + part.len())?.copy_from_slice(part);
+        len += part.len();
+    }
+    CStr::from_bytes_until_nul(path).ok()
+}
+
+/// Copies the page to the file.
+pub fn publish(config: &Config) {
+    if is_open() && !copy(0, WORDS) && file::has_own_descriptors() {
+        rewrite(config);
+    }
+}
+
+/// Copies the page if memory was released since it was copied: all may be idle from now on.
+pub fn publish_released(config: &Config) {
+    if is_open() && word(RELEASED) != RELEASED_SHOWN.load(Ordering::Relaxed) {
+        publish(config);
+    }
+}
+
+/// The same at the end of the process, when a descriptor may come and go.
+pub fn publish_last(config: &Config) {
+    if is_open() && !copy(0, WORDS) {
+        rewrite(config);
+    }
+}
+
+/// Stores a word, and copies it at once.
+pub fn tell(place: usize, value: usize) {
+    set(place, value);
+    if is_open() {
+        copy(place, 1);
+    }
+}
+
+/// `false`: the kernel has no such call, or a filter refuses it.
+fn copy(first: usize, count: usize) -> bool {
+    if !COPY_PAGE.may_work() {
+        return false;
+    }
+    if count == WORDS {
+        RELEASED_SHOWN.store(word(RELEASED), Ordering::Relaxed);
+    }
+    let to = SHOWN.load(Ordering::Acquire) + first * 8;
+    // SAFETY: words of the file's mapping, which are written so only (INV-STATS-1). Should the program have unmapped it,
+    // the call says so.
+    match unsafe { vm::copy(to, at(first).as_ptr().cast(), count * 8) } {
+        Err(error @ (Errno::EPERM | Errno::ENOSYS | Errno::EACCES)) => {
+            let _ = COPY_PAGE.latch(Err::<(), _>(error));
+            // What is written in another way says so.
+            super::write_features();
+            false
+        }
+        // The file is shorter now, or its file system is full: that may pass.
+        Err(_) => true,
+        done => COPY_PAGE.latch(done).is_ok(),
+    }
+}
+
+#[cold]
+fn rewrite(config: &Config) {
+    let mut path = [0; PATH_BYTES];
+    if has_room()
+        && let Some(path) = path_of(config, &mut path)
+    {
+        file::rewrite(path, &LOCAL.0);
+    }
+}

@@ -1,0 +1,415 @@
+//! Fork: what a child finds, and how it goes on.
+//!
+//! With handlers (`fork`): the parent takes all locks in the order of `ranks` and stops the
+//! restartable sections of all CPUs; then every structure is whole and memory is copied. Parent and
+//! child free the locks and let the sections run. The child has none of the parent's other threads:
+//! what they had claimed goes back to the zones.
+//!
+//! Why the sections must stop: the kernel copies page after page while other threads run on. A header
+//! and its stack could be copied at different moments, and the child would be given objects that are
+//! in use.
+//!
+//! Without handlers (`_Fork`, a raw clone): the kernel has wiped the page with the CPUs' table and a
+//! word beside it, so the child's fast paths find all slabs parked, and the first slow path sees the
+//! word (`recover`). If the parent had one thread, all is whole. If it had more, they may have been
+//! anywhere: the child gives the heap so far up (what is live there stays live, what is freed there
+//! stays) and begins a new one behind it.
+//!
+//! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
+//! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
+//! when it is done (`Entered`): whether the memory has been copied meanwhile makes no difference. Other threads' forks
+//! wait until the last handler is done (`FORK`).
+//!
+//! Other threads may allocate while they hold a lock of libc's, and libc's `fork` waits for such locks. So `prepare` closes
+//! the `gate` before it takes the heap's locks, and waits until the requests inside are done. From then on the
+//! `reserve` serves other threads. `parent` opens the gate.
+//!
+//! # Ways in
+//!
+//! The heap's locks are fields behind a `&Heap`. Three ways lead to one:
+//!
+//! | way in | for | while another thread forks |
+//! |---|---|---|
+//! | `Front::enter`, which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves. Where it is full, `Front::enter_after_fork` waits |
+//! | `Front::enter_uncounted` | other calls: figures, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
+//! | `Front::inside`, which is unsafe | the handlers here, and workers | the worker waits at the locks |
+//!
+//! The first two look for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
+//! and does not look again.
+
+pub mod gate;
+
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::stats;
+use crate::front::{FRONT, Front, started_heap};
+use crate::reclaim::{Heap, the_heap};
+use core::ops::Deref;
+use core::sync::atomic::{AtomicUsize, Ordering, fence};
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::streams;
+use gate::Inside;
+
+/// Longest time, in milliseconds, that a thread waits for another one's fork before the reserve serves it.
+const PATIENCE_MS: u64 = 1;
+
+/// No fork is under way.
+const NO: usize = 0;
+/// Set in [`FORKING`] where the fence was refused. A thread's number is even.
+const UNFENCED: usize = 1;
+
+/// The thread whose fork with handlers is under way, as its child sees it too. A child that skips the handlers may be
+/// another thread's, made just then: one word says both, or such a child of the last forker could take the state that
+/// another thread has prepared for its own.
+static FORKING: AtomicUsize = AtomicUsize::new(NO);
+
+/// One fork with handlers at a time. A second one that came in while a handler inside ours allocates would hold all locks and
+/// wait for that handler's own, whose holder waits for ours.
+static FORK: Lock<()> = Lock::new(ranks::FORK, ());
+/// The thread that holds [`FORK`].
+static OWNER: AtomicUsize = AtomicUsize::new(NO);
+/// Forks within each other of that thread: a handler inside ours may fork.
+static DEPTH: AtomicUsize = AtomicUsize::new(0);
+
+/// This thread, by a number that it keeps in its child.
+fn this_thread() -> usize {
+    // SAFETY: no arguments; it only reads the thread pointer.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// Whether a value of [`FORKING`] says that this thread, or the one that it was before its process was copied, has
+/// prepared a fork.
+fn is_mine(forking: usize) -> bool {
+    forking & !UNFENCED == this_thread()
+}
+
+/// Installs the handlers: at the first allocation, so that handlers of libraries that come later run
+/// outside ours.
+pub fn register() {
+    // What `pthread_atfork` calls in glibc. The name itself is not in every libc.so.6: programs link it in.
+    #[cfg(target_env = "gnu")]
+    unsafe extern "C" {
+        fn __register_atfork(
+            prepare: extern "C" fn(),
+            parent: extern "C" fn(),
+            child: extern "C" fn(),
+            library: *const core::ffi::c_void,
+        ) -> core::ffi::c_int;
+    }
+    // SAFETY: three functions that live as long as the library, which is never unloaded; null: of no library that may be.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        __register_atfork(prepare, parent, child, core::ptr::null())
+    };
+    // SAFETY: as above.
+    #[cfg(not(target_env = "gnu"))]
+    unsafe {
+        libc::pthread_atfork(Some(prepare), Some(parent), Some(child))
+    };
+}
+
+extern "C" fn prepare() {
+    if started_heap().is_none() {
+        return;
+    }
+    let heap = look();
+    if OWNER.load(Ordering::Relaxed) != this_thread() {
+        // A filter that kills the thread for a fence does so here, where it holds nothing.
+        heap.caches.may_fence();
+        FORK.take();
+        OWNER.store(this_thread(), Ordering::Relaxed);
+        streams::lock();
+    }
+    DEPTH.fetch_add(1, Ordering::Relaxed);
+    if !is_mine(FORKING.load(Ordering::Relaxed)) {
+        stop(heap);
+    }
+}
+
+/// Closes the gate, takes all locks and stops all sections.
+fn stop(heap: &Heap) {
+    FRONT.gate.close();
+    heap.for_each_lock(|lock| lock.take());
+    let fenced = heap.caches.park_all();
+    let state = if fenced { 0 } else { UNFENCED };
+    FORKING.store(this_thread() | state, Ordering::Relaxed);
+}
+
+extern "C" fn parent() {
+    let Some(front) = started_heap() else { return };
+    // The heap was not there when the fork began, or this fork is inside another one.
+    if OWNER.load(Ordering::Relaxed) != this_thread() || DEPTH.fetch_sub(1, Ordering::Relaxed) > 1 {
+        return;
+    }
+    resume();
+    // SAFETY: `prepare` took it in this thread.
+    unsafe { streams::unlock() };
+    OWNER.store(NO, Ordering::Relaxed);
+    // SAFETY: `OWNER` said that this thread took it.
+    unsafe { FORK.free() };
+    free_queued(front);
+}
+
+/// Undoes [`stop`].
+///
+/// # Safety
+/// This thread has called it last.
+unsafe fn go(heap: &Heap) {
+    heap.forked.store(true, Ordering::Relaxed);
+    FORKING.store(NO, Ordering::Relaxed);
+    heap.caches.unpark_all();
+    // SAFETY: `stop` took them in this thread.
+    heap.for_each_lock(|lock| unsafe { lock.free() });
+    FRONT.gate.open();
+}
+
+extern "C" fn child() {
+    if started_heap().is_none() {
+        return;
+    }
+    let state = FORKING.load(Ordering::Relaxed);
+    // Done already, or not prepared by the thread that this one was: its first slow path recovers.
+    if !is_mine(state) {
+        return;
+    }
+    // SAFETY: in a child, on the way to make it whole.
+    let heap = unsafe { the_heap() };
+    heap.caches.forget_fork();
+    // SAFETY: the child of a fork has one thread, and `prepare` took them in it.
+    unsafe {
+        forget_forks(heap);
+        streams::reset();
+        heap.for_each_lock(|lock| lock.force_free());
+        if state & UNFENCED != 0 {
+            heap.caches.forget_all();
+        }
+    }
+    go_on(heap);
+}
+
+/// Says that no fork is under way, in a child.
+///
+/// # Safety
+/// No other thread exists.
+unsafe fn forget_forks(heap: &Heap) {
+    FRONT.gate.reset();
+    heap.reserve.begin_in_child();
+    FORKING.store(NO, Ordering::Relaxed);
+    OWNER.store(NO, Ordering::Relaxed);
+    DEPTH.store(0, Ordering::Relaxed);
+    // SAFETY: by contract.
+    unsafe { FORK.force_free() };
+}
+
+/// What the child of a parent whose state was whole does before it goes on.
+fn go_on(heap: &Heap) {
+    heap.forked.store(true, Ordering::Relaxed);
+    heap.workers.begin();
+    // SAFETY: the parent's workers are not here.
+    unsafe {
+        heap.pressure.begin();
+        heap.allowance.begin_in_child();
+        heap.slots.reset(|gather| {
+            heap.put_back(gather, false);
+            gather.free_batches();
+        });
+    }
+    for source in heap.parts().sources() {
+        // SAFETY: as above.
+        unsafe { source.child(heap) };
+    }
+    heap.caches.unpark_all();
+    stats::forked(&heap.config);
+    heap.parts().hooks.iter().for_each(|hook| hook.forked(heap));
+}
+
+/// Whether a fork with handlers is under way in this process.
+pub fn is_forking() -> bool {
+    OWNER.load(Ordering::Relaxed) != NO
+}
+
+/// A thread that is inside the heap, until it is dropped.
+#[must_use]
+pub struct Entered<'a> {
+    /// `None`: a fork does not wait for this thread.
+    _counted: Option<Inside<'a>>,
+    /// This thread's own fork is under way. All that the fork had stopped runs, and is stopped again at the end.
+    resumed: bool,
+}
+
+impl Deref for Entered<'_> {
+    type Target = Heap;
+
+    #[inline]
+    fn deref(&self) -> &Heap {
+        // SAFETY: only `Front` makes one, after it has looked.
+        unsafe { the_heap() }
+    }
+}
+
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.resumed {
+            stop(self);
+        }
+    }
+}
+
+impl Front {
+    /// The way in for requests of the program. `None`: another thread forks, and has not ended that within [`PATIENCE_MS`].
+    #[inline]
+    pub fn enter(&self) -> Option<Entered<'_>> {
+        self.try_enter().or_else(|| self.enter_soon())
+    }
+
+    /// Most forks are over soon. In a long one, threads wait before each request only when little of the reserve is left.
+    #[cold]
+    fn enter_soon(&self) -> Option<Entered<'_>> {
+        if self.gate.is_closed_for_long() && self.reserve().is_ample() {
+            return None;
+        }
+        self.gate.wait_until_open(PATIENCE_MS);
+        self.try_enter()
+    }
+
+    /// The same, waiting for as long as the fork takes.
+    #[cold]
+    pub fn enter_after_fork(&self) -> Entered<'_> {
+        loop {
+            if let Some(entered) = self.try_enter() {
+                return entered;
+            }
+            self.gate.wait_until_open(1000);
+        }
+    }
+
+    #[inline]
+    fn try_enter(&self) -> Option<Entered<'_>> {
+        // Before it is counted: a child's counters begin anew.
+        look();
+        match self.gate.enter(this_thread()) {
+            None if !resume() => None,
+            counted => Some(Entered {
+                resumed: counted.is_none(),
+                _counted: counted,
+            }),
+        }
+    }
+
+    /// The way in for other calls. libc makes none of them under a lock of its own, so they may wait for another thread's fork.
+    #[inline]
+    pub fn enter_uncounted(&self) -> Entered<'_> {
+        look();
+        Entered {
+            _counted: None,
+            resumed: FORKING.load(Ordering::Relaxed) != NO && resume(),
+        }
+    }
+}
+
+/// A child whose fork ran no handlers finds out here, and recovers.
+#[inline]
+fn look() -> &'static Heap {
+    // SAFETY: it is made whole below.
+    let heap = unsafe { the_heap() };
+    if heap.caches.was_forked() {
+        recover(heap);
+    }
+    heap
+}
+
+/// Lets everything run that this thread's own fork has stopped. `false`: this thread has stopped nothing.
+#[cold]
+fn resume() -> bool {
+    let is_mine = is_mine(FORKING.load(Ordering::Relaxed));
+    if is_mine {
+        // SAFETY: `FORKING` says that this thread has stopped all. So it alone is at work inside.
+        unsafe { go(the_heap()) };
+    }
+    is_mine
+}
+
+/// Frees later what cannot be freed while another thread forks. `false`: there is no room for that.
+#[cold]
+pub fn free_later(front: &Front, address: usize) -> bool {
+    let queued = front.reserve().queue(address);
+    // The fork may be over, and its thread have looked already: either it has seen the queue, or this sees the gate
+    // open. The partner is in `free_queued`.
+    fence(Ordering::SeqCst);
+    if queued && !front.gate.is_closed() {
+        free_queued(front);
+    }
+    queued
+}
+
+/// Frees what was queued, unless the next fork has begun: its thread does it then.
+fn free_queued(front: &Front) {
+    fence(Ordering::SeqCst);
+    if front.reserve().has_queued()
+        && let Some(heap) = front.try_enter()
+    {
+        heap.reserve
+            .take_queued(|address| crate::front::requests::free_inside(&heap, address));
+    }
+}
+
+#[cold]
+fn recover(heap: &Heap) {
+    if is_mine(FORKING.load(Ordering::Relaxed)) {
+        // A handler that runs before ours allocates.
+        return child();
+    }
+    // A worker is a thread that the C library does not know of.
+    let alone = parent_had_one_thread() && heap.workers.count() == 0;
+    heap.caches.forget_fork();
+    // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
+    unsafe {
+        forget_forks(heap);
+        heap.for_each_lock(|lock| lock.force_free());
+        if !alone {
+            give_up(heap);
+        }
+    }
+    go_on(heap);
+}
+
+/// # Safety
+/// No other thread exists, and all locks are free.
+unsafe fn give_up(heap: &Heap) {
+    heap.abandoned.store(true, Ordering::Relaxed);
+    // What these count is given up too.
+    for count in [&heap.slack, &heap.moves, &heap.small_blocks] {
+        count.store(0, Ordering::Relaxed);
+    }
+    // SAFETY: by contract. What was claimed is given up with the rest, batches and all.
+    unsafe {
+        heap.slots
+            .reset(|gather| *gather = crate::reclaim::gather::Gather::NEW)
+    };
+    for source in heap.parts().sources() {
+        // SAFETY: by contract.
+        unsafe { source.abandon(heap) };
+    }
+}
+
+/// Whether this process, as it was copied, had a single thread.
+fn parent_had_one_thread() -> bool {
+    ebbtide_sys::process::is_single_threaded()
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn a_prepared_state_is_that_of_one_thread() {
+        let mine = this_thread();
+        let other = std::thread::spawn(this_thread).join().unwrap();
+        assert_eq!((mine | other) & UNFENCED, 0);
+        assert!(is_mine(mine) && is_mine(mine | UNFENCED));
+        assert!(!is_mine(NO) && !is_mine(UNFENCED));
+        assert!(!is_mine(other) && !is_mine(other | UNFENCED));
+    }
+}

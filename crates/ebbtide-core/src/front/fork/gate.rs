@@ -1,0 +1,215 @@
+//! The gate of the heap's slow paths: closed while a thread forks.
+//!
+//! A fork holds every lock of the heap while libc waits for locks of its own. A thread that holds one of those and
+//! allocates must not wait for that fork. So each request of a program's thread that its fast path does not serve passes
+//! this gate first ([`Front::enter`](crate::front::Front::enter)):
+//!
+//! ```text
+//!  open    the request counts itself in, works, and counts itself out
+//!  closed  it does not come in: the reserve serves it (crate::objects::reserve)
+//! ```
+//!
+//! A fork closes the gate, waits until those inside are out, and takes the locks then. Workers do not pass the gate:
+//! they hold no lock of libc's, so they may wait for a fork. Neither do calls such as `malloc_trim`, which libc never
+//! makes under a lock of its own.
+//!
+//! - `INV-GATE-1`: no thread that counted itself in waits for a lock that a fork holds, unless it, or a thread that
+//!   uses the same counter, was inside for longer than [`PATIENCE_MS`].
+//!
+//! A thread that was killed inside never counts itself out. A fork waits for it once, and leaves it out of account from
+//! then on (`Shard::lost`).
+//!
+//! Orderings: counting in and closing are sequentially consistent. Either the fork sees the count, or the
+//! slow path sees the gate closed.
+
+use ebbtide_sys::lock::futex_wake;
+use ebbtide_sys::{clock, thread};
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Counters: threads are spread over them by their number.
+const SHARDS: usize = 64;
+/// Longest time that a fork waits for those inside, in all.
+const PATIENCE_MS: u64 = 100;
+/// How often a fork looks before it gives its CPU away, and how often before it sleeps.
+const SPINS: u32 = 200;
+const YIELDS: u32 = 20;
+
+const OPEN: u32 = 0;
+const CLOSED: u32 = 1;
+
+/// See the module's header.
+pub struct Gate {
+    state: AtomicU32,
+    /// Whether this fork has kept a thread waiting for as long as one waits.
+    long: AtomicBool,
+    shards: [Shard; SHARDS],
+}
+
+#[repr(align(64))]
+struct Shard {
+    /// Slow paths inside.
+    inside: AtomicU32,
+    /// Those of them that a fork has waited for in vain.
+    lost: AtomicU32,
+}
+
+/// A thread that is counted in, until it is dropped.
+#[must_use]
+pub struct Inside<'a>(&'a Shard);
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Gate {
+    /// Open, nobody inside.
+    pub const fn new() -> Self {
+        Self {
+            state: AtomicU32::new(OPEN),
+            long: AtomicBool::new(false),
+            shards: [const {
+                Shard {
+                    inside: AtomicU32::new(0),
+                    lost: AtomicU32::new(0),
+                }
+            }; SHARDS],
+        }
+    }
+
+    /// Counts a thread in. `None`: closed.
+    #[inline]
+    pub(super) fn enter(&self, thread: usize) -> Option<Inside<'_>> {
+        let shard = &self.shards[(thread >> 12) % SHARDS];
+        shard.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(shard);
+        (self.state.load(Ordering::SeqCst) == OPEN).then_some(inside)
+    }
+
+    /// Sleeps until it is open, for so many milliseconds at most.
+    pub(super) fn wait_until_open(&self, most_ms: u64) {
+        thread::wait(&self.state, CLOSED, most_ms);
+        self.long.store(self.is_closed(), Ordering::Relaxed);
+    }
+
+    /// Whether the fork that keeps threads out takes long: a hint.
+    pub(super) fn is_closed_for_long(&self) -> bool {
+        self.is_closed() && self.long.load(Ordering::Relaxed)
+    }
+
+    /// Whether a fork keeps threads out now.
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == CLOSED
+    }
+
+    /// Lets nobody in from now on, and waits for those inside.
+    pub(super) fn close(&self) {
+        self.long.store(false, Ordering::Relaxed);
+        self.state.store(CLOSED, Ordering::SeqCst);
+        let mut until_ms = None;
+        for shard in &self.shards {
+            shard.wait_until_empty(&mut until_ms);
+        }
+    }
+
+    /// Lets everybody in again.
+    pub(super) fn open(&self) {
+        self.state.store(OPEN, Ordering::Release);
+        futex_wake(&self.state, u32::MAX >> 1);
+    }
+
+    /// Open, nobody inside: in a forked child.
+    pub(super) fn reset(&self) {
+        for shard in &self.shards {
+            shard.inside.store(0, Ordering::Relaxed);
+            shard.lost.store(0, Ordering::Relaxed);
+        }
+        self.state.store(OPEN, Ordering::Release);
+    }
+}
+
+impl Shard {
+    /// `until_ms`: when the fork's patience ends; `None` before its first wait.
+    fn wait_until_empty(&self, until_ms: &mut Option<u64>) {
+        for look in 0u32.. {
+            let inside = self.inside.load(Ordering::SeqCst);
+            let lost = self.lost.load(Ordering::Relaxed).min(inside);
+            self.lost.store(lost, Ordering::Relaxed);
+            if inside == lost {
+                return;
+            }
+            match look {
+                ..SPINS => core::hint::spin_loop(),
+                look => {
+                    let now = clock::now_ms();
+                    if now >= *until_ms.get_or_insert(now + PATIENCE_MS) {
+                        self.lost.store(inside, Ordering::Relaxed);
+                        return;
+                    }
+                    if look < SPINS + YIELDS {
+                        thread::give_way();
+                    } else {
+                        thread::wait(&self.inside, inside, 1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_closed_gate_lets_nobody_in() {
+        let gate = Gate::new();
+        drop(gate.enter(1 << 12).expect("open"));
+        gate.close();
+        assert!(gate.is_closed() && gate.enter(1 << 12).is_none());
+        gate.open();
+        assert!(gate.enter(1 << 12).is_some());
+    }
+
+    #[test]
+    fn closing_waits_for_those_inside() {
+        let gate = Gate::new();
+        let inside = gate.enter(5 << 12).expect("open");
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| gate.close());
+            while !gate.is_closed() {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!closing.is_finished());
+            drop(inside);
+            closing.join().unwrap();
+        });
+    }
+
+    /// One that never comes out is waited for once, and those that come later are waited for all the same.
+    #[test]
+    fn the_lost_are_waited_for_once() {
+        let gate = Gate::new();
+        core::mem::forget(gate.enter(0));
+        let takes = || {
+            let start = Instant::now();
+            gate.close();
+            gate.open();
+            start.elapsed()
+        };
+        assert!(takes() >= Duration::from_millis(PATIENCE_MS / 2));
+        assert!(takes() < Duration::from_millis(PATIENCE_MS / 2));
+        let later = gate.enter(0);
+        assert!(takes() >= Duration::from_millis(PATIENCE_MS / 2));
+        drop(later);
+        assert!(takes() < Duration::from_millis(PATIENCE_MS / 2));
+        gate.reset();
+        assert_eq!(gate.shards[0].inside.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,295 @@
+//! The one static that holds everything, and its start.
+//!
+//! The first call can come from the dynamic loader, before libc is ready, and from several threads at
+//! once: one of them starts the heap with raw system calls only, the others wait. Until then the fast
+//! paths fail their first compare ([`Fast`]) and come to the slow paths, which call [`heap_of`].
+//!
+//! [`heap_of`] gives the [`Front`] alone. A thread that needs more enters first ([`crate::front::fork`]), and gets a [`Heap`].
+
+pub mod fork;
+pub mod requests;
+
+use crate::base::config::Config;
+use crate::base::domains::Domains;
+use crate::base::known::{self, Known};
+use crate::base::report::Line;
+use crate::base::stats::{self, Stats};
+use crate::front::fork::gate::Gate;
+use crate::objects::find::Allocation;
+use crate::objects::reserve::Reserve;
+use crate::pages::Settings;
+use crate::pages::region::Region;
+use crate::reclaim::sources::Parts;
+use crate::reclaim::workers::Workers;
+use crate::reclaim::{Heap, the_heap};
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use ebbtide_sys::lock::{futex_wait, futex_wake};
+
+/// Exit status of a process that cannot work here: the loader's own for a program that it cannot start.
+const REFUSED_STATUS: i32 = 127;
+
+/// What a thread may use before it has looked for forks: what is constant, and what takes no lock of the heap's.
+pub struct Front {
+    /// Closed to other threads while one forks.
+    pub gate: Gate,
+}
+
+pub(crate) static FRONT: Front = Front { gate: Gate::new() };
+
+/// What the fast paths read: few words, one cache line, zero until the heap has started.
+///
+/// The limits are stored last (release) and read first (acquire): whoever passes a compare with
+/// them sees the rest. They stay zero in the portable mode and with `harden=on`.
+#[repr(C, align(64))]
+pub struct Fast {
+    /// Requests below this size may be popped at once: [`crate::base::size_class::TABLE_MAX`] + 1, or 0.
+    pub sizes: AtomicUsize,
+    /// Multiples of 16 less `base` below 16 times this may be pushed at once: sixteenths of the region, or 0.
+    pub units: AtomicUsize,
+    /// [`Region::base`].
+    pub base: AtomicUsize,
+    /// [`Region::classes`].
+    pub classes: AtomicUsize,
+    /// See [`ebbtide_sys::rseq::Stacks`].
+    pub table: AtomicUsize,
+    /// See there.
+    pub parked: AtomicUsize,
+    /// See there.
+    pub rseq_offset: AtomicUsize,
+}
+
+/// The fast paths' words.
+pub static FAST: Fast = Fast {
+    sizes: AtomicUsize::new(0),
+    units: AtomicUsize::new(0),
+    base: AtomicUsize::new(0),
+    classes: AtomicUsize::new(0),
+    table: AtomicUsize::new(0),
+    parked: AtomicUsize::new(0),
+    rseq_offset: AtomicUsize::new(0),
+};
+
+const COLD: u32 = 0;
+const STARTING: u32 = 1;
+const READY: u32 = 2;
+const FAILED: u32 = 3;
+static STATE: AtomicU32 = AtomicU32::new(COLD);
+
+/// The heap, started by the first call, and then of those parts. `None`: it cannot work here, and a filter refuses even
+/// to end the process.
+#[inline]
+pub fn heap_of(parts: &'static Parts) -> Option<&'static Front> {
+    if STATE.load(Ordering::Acquire) == READY {
+        Some(&FRONT)
+    } else {
+        start_or_wait(parts)
+    }
+}
+
+/// The same, of the parts that are here, for tests.
+#[cfg(test)]
+pub fn heap() -> Option<&'static Front> {
+    static HERE: Parts = Parts {
+        caches: &[
+            &crate::objects::harden::quarantine::Quarantined,
+            &crate::pages::spare::Spares,
+            &crate::objects::cpu_cache::drain::CpuStacks,
+            &crate::objects::central::transfer::Batches,
+        ],
+        keepers: &[
+            &crate::reclaim::depopulate::Spans,
+            &crate::reclaim::zones::Zones,
+        ],
+        hooks: &[],
+    };
+    heap_of(&HERE)
+}
+
+/// The heap, if it has started.
+pub fn started_heap() -> Option<&'static Front> {
+    (STATE.load(Ordering::Acquire) == READY).then_some(&FRONT)
+}
+
+impl Stats {
+    /// The figures now. Walks the CPUs' caches; a few microseconds to a millisecond.
+    pub fn collect() -> Self {
+        started_heap().map_or_else(Self::default, |heap| heap.enter_uncounted().stats().0)
+    }
+}
+
+/// The process ends in order: parts of the heap are told, and the last figures are written.
+pub fn end() {
+    let Some(heap) = started_heap() else { return };
+    let heap = &heap.enter_uncounted();
+    stats::ends();
+    heap.drain_quarantine();
+    heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
+    let config = &heap.config;
+    if !config.stats_dir.as_bytes().is_empty() {
+        heap.write_page();
+        stats::publish_last(config);
+    }
+}
+
+#[cold]
+fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
+    match STATE.compare_exchange(COLD, STARTING, Ordering::Acquire, Ordering::Acquire) {
+        Ok(_) => {
+            // SAFETY: only this thread is here, once.
+            let started = unsafe { start(parts) };
+            STATE.store(if started { READY } else { FAILED }, Ordering::Release);
+            futex_wake(&STATE, u32::MAX >> 1);
+            if started {
+                // As early as that, so that other handlers run outside ours.
+                crate::front::fork::register();
+                // SAFETY: it has just started.
+                let heap = unsafe { the_heap() };
+                parts.hooks.iter().for_each(|hook| hook.started(heap));
+            }
+        }
+        Err(_) => {
+            while STATE.load(Ordering::Acquire) == STARTING {
+                futex_wait(&STATE, STARTING);
+            }
+        }
+    }
+    started_heap()
+}
+
+/// # Safety
+/// Called once.
+unsafe fn start(parts: &'static Parts) -> bool {
+    // SAFETY: nobody else has it before READY.
+    let heap = unsafe { the_heap() };
+    let config = Config::from_environment();
+    if !ebbtide_sys::vm::has_small_pages() {
+        return refuse(&known::PAGES);
+    }
+    if config.basic_syscalls {
+        for feature in ebbtide_sys::features::ALL {
+            use ebbtide_sys::features::{HUGE_PAGES, RELEASE, WIPE_ON_FORK};
+            if ![&HUGE_PAGES, &RELEASE, &WIPE_ON_FORK]
+                .iter()
+                .any(|basic| core::ptr::eq(feature, *basic))
+            {
+                feature.refuse();
+            }
+        }
+    }
+    // The small one first: under a limit, the region takes most of what is left.
+    // SAFETY: once, before any other use.
+    let Some(stacks) = (unsafe { heap.caches.start(&config) }) else {
+        return refuse(&known::ADDRESS_SPACE);
+    };
+    if heap.nodes.start().is_none() {
+        return refuse(&known::ADDRESS_SPACE);
+    }
+    let Ok(region) = Region::reserve(config.harden) else {
+        return refuse(&known::ADDRESS_SPACE);
+    };
+    if config.harden && !heap.quarantine.start() {
+        return refuse(&known::ADDRESS_SPACE);
+    }
+    heap.spares.start(&config, heap.caches.cpus());
+    let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
+    let domains = Domains::of_machine(config.zones, most as usize);
+    let memory = ebbtide_sys::process::memory_total();
+    let request_limit = memory.map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
+    let ram = memory.map_or(usize::MAX, |(ram, _)| ram);
+    let cpus = match config.basic_syscalls {
+        true => usize::MAX,
+        false => ebbtide_sys::process::allowed_cpus(),
+    };
+    heap.cpus.store(cpus, Ordering::Relaxed);
+    // SAFETY: nobody reads before READY.
+    unsafe {
+        heap.begin(
+            parts,
+            Settings {
+                config,
+                region,
+                domains,
+                request_limit,
+                ram,
+            },
+        );
+    }
+    heap.workers.begin();
+    if let Some(holds) = config.lockstat {
+        ebbtide_sys::lockstat::start(holds);
+    }
+    // SAFETY: as above.
+    unsafe { heap.pressure.start(&config, ram, &heap.allowance) };
+    crate::base::stats::start(&config);
+    FAST.base.store(region.base, Ordering::Relaxed);
+    FAST.classes.store(region.classes, Ordering::Relaxed);
+    FAST.table.store(stacks.table, Ordering::Relaxed);
+    FAST.parked.store(stacks.parked, Ordering::Relaxed);
+    FAST.rseq_offset
+        .store(stacks.rseq_offset as usize, Ordering::Relaxed);
+    if heap.caches.uses_sections() && !config.harden {
+        FAST.units.store(
+            region.blocks as usize
+                * (ebbtide_zone::BLOCK_BYTES / crate::base::size_class::MIN_ALIGN),
+            Ordering::Release,
+        );
+        FAST.sizes
+            .store(crate::base::size_class::TABLE_MAX + 1, Ordering::Release);
+    }
+    true
+}
+
+/// Says what cannot work here, and ends the process: every request would fail, and the program would die of one of
+/// them later, without a word. Returns, with `false`, only where a filter refuses `exit_group`.
+#[cold]
+fn refuse(why: &Known) -> bool {
+    Line::new()
+        .text(known::REFUSED)
+        .text(why.what)
+        .text(": ")
+        .text(why.happens)
+        .text("; ")
+        .text(why.remedy)
+        .write();
+    ebbtide_sys::process::exit_at_once(REFUSED_STATUS);
+    false
+}
+
+impl Front {
+    /// Serves requests while another thread forks.
+    pub fn reserve(&self) -> &'static Reserve {
+        &self.heap().reserve
+    }
+
+    /// Threads that release memory.
+    pub fn workers(&self) -> &'static Workers {
+        &self.heap().workers
+    }
+
+    /// What an address is.
+    pub fn find(&self, address: usize) -> Allocation {
+        self.heap().find(address)
+    }
+
+    /// Ends the process over a pointer that is no allocation, with what is known of it.
+    pub fn mistaken(&self, address: usize, what: &str) -> ! {
+        self.heap().mistaken(address, what)
+    }
+
+    /// For what takes no lock.
+    #[inline]
+    fn heap(&self) -> &'static Heap {
+        // SAFETY: a `&Front` is only handed out after the start, and nothing here takes a lock.
+        unsafe { the_heap() }
+    }
+}
+
+impl Deref for Front {
+    type Target = Settings;
+
+    #[inline]
+    fn deref(&self) -> &Settings {
+        self.heap()
+    }
+}

@@ -1,0 +1,103 @@
+//! Requests of the program that its fast paths do not serve.
+//!
+//! What fails is tried once more after everything free was given back. Each request ends with a
+//! [`tick`](crate::reclaim::Heap::tick): no lock is held there.
+
+use crate::base::releaser::Releaser;
+use crate::base::size_class::aligned_class_of;
+use crate::objects::find::Allocation;
+use crate::pages::large::{self, Large, Resized};
+use crate::reclaim::Heap;
+use crate::reclaim::engine::release_everything;
+use core::num::NonZeroUsize;
+use ebbtide_zone::Frame;
+
+impl Heap {
+    /// Tries, and once more after everything free was given back.
+    fn serve<T>(&self, attempt: impl Fn() -> Option<T>) -> Option<T> {
+        let served = attempt().or_else(|| {
+            release_everything(self, Releaser::Asked);
+            attempt()
+        });
+        self.tick();
+        served
+    }
+
+    /// An object of `class`. 0: out of memory.
+    #[cold]
+    #[inline(never)]
+    pub fn allocate_object(&self, class: usize) -> usize {
+        match self.pop(class) {
+            0 => self
+                .serve(|| NonZeroUsize::new(self.refill(class)))
+                .map_or(0, NonZeroUsize::get),
+            object => object,
+        }
+    }
+
+    /// With `harden=on`: an object for `size` bytes (at most [`crate::base::size_class::MAX_SMALL`]) at a multiple of `align`,
+    /// or a large allocation if there is no class for it. 0: out of memory.
+    #[cold]
+    #[inline(never)]
+    pub fn allocate_hardened(&self, size: usize, align: usize) -> usize {
+        let Some(class) = aligned_class_of(size + 1, align) else {
+            let large = self.allocate_large(size.max(1), align);
+            return large.map_or(0, |large| large.address);
+        };
+        let object = self.allocate_object(class);
+        if object != 0 {
+            self.begin_life(class, object, size);
+        }
+        object
+    }
+
+    /// Allocates `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
+    pub fn allocate_large(&self, size: usize, align: usize) -> Option<Large> {
+        if !self.grants(size, align) {
+            return None;
+        }
+        let taken = self.serve(|| self.take_large(size, align));
+        self.large_changed(size);
+        taken
+    }
+
+    /// Frees a large allocation. `false`: somebody else just did.
+    pub fn free_large(&self, head: Frame) -> bool {
+        let freed = self.give_up_large(head, true);
+        if let Some(bytes) = freed {
+            self.large_changed(bytes);
+        }
+        self.tick();
+        freed.is_some()
+    }
+
+    /// Makes a large allocation `size` bytes long. `None`: it must be copied by the caller.
+    pub fn resize_large(&self, head: Frame, size: usize) -> Option<usize> {
+        let before = self.large_bytes(head);
+        let resized = self.serve(|| match self.try_resize(head, size) {
+            Resized::NoRoom => None,
+            done => Some(done),
+        });
+        match resized {
+            Some(Resized::At(address)) => {
+                self.large_changed(size.abs_diff(before));
+                Some(address)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Frees an allocation of the heap's. Ends the process for what is none.
+pub fn free_inside(heap: &Heap, address: usize) {
+    match heap.find(address) {
+        Allocation::Object(class) if heap.is_hardened() => heap.free_hardened(class, address),
+        Allocation::Object(class) if heap.push(class, address) => return,
+        Allocation::Object(class) => heap.overflow(class, address),
+        Allocation::Large(head) if heap.free_large(head) => return,
+        Allocation::Large(head) => large::double_free(heap.region(), head),
+        Allocation::Reserve => return heap.reserve.free(address),
+        Allocation::None => heap.mistaken(address, "free of "),
+    }
+    heap.tick();
+}

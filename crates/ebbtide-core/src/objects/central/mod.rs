@@ -1,0 +1,256 @@
+//! The central lists of a class: full batches in front, spans behind.
+//!
+//! ```text
+//!  cpu_cache ── full batch ──▶ transfer: 64 nodes of 64 pointers, handed over by number
+//!            ◀──────────────
+//!            ── the rest ────▶ spans by fullness: 8 lists, the fullest serves first
+//!            ◀──────────────                │ empty span ▼        ▲ new span
+//!                                          frames
+//! ```
+//!
+//! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder
+//! outside, and put back in. Spans are worked on under a lock of their own, at most
+//! [`MAX_BATCH`] objects at a time; frames are fetched and returned without it.
+//!
+//! - `INV-CENTRAL-1`: a span with free objects is on the list of its fullness, once; a full one is on
+//!   none; an empty one goes back to its zone at once.
+//! - `INV-CENTRAL-2`: an object that comes back lies in a span of this class, at an object's start, and
+//!   is not in the span already. What breaks this is the program's mistake; nothing is changed then.
+
+pub mod news;
+mod spans;
+pub mod transfer;
+
+use crate::base::ranks;
+use crate::base::report::Line;
+use crate::base::size_class::{CLASS, MAX_BATCH};
+use crate::objects::Objects;
+use crate::pages::Settings;
+use crate::pages::span::{self, low_mask};
+use core::sync::atomic::Ordering;
+use ebbtide_sys::lock::Lock;
+use ebbtide_zone::Frame;
+pub use spans::SpanLists;
+use transfer::Transfer;
+
+/// The central lists of one class.
+pub struct Central {
+    /// Full batches.
+    pub transfer: Lock<Transfer>,
+    /// Spans.
+    pub spans: Lock<SpanLists>,
+}
+
+/// What came back is not an object of the class that is out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misuse {
+    /// It is in its span already.
+    DoubleFree(usize),
+    /// It is inside an object, or behind the last one.
+    Interior(usize),
+}
+
+impl Misuse {
+    /// Says so and aborts.
+    pub fn abort(self, class: usize) -> ! {
+        let (what, address) = match self {
+            Self::DoubleFree(address) => ("double free of ", address),
+            Self::Interior(address) => {
+                ("free of a pointer into the middle of an object: ", address)
+            }
+        };
+        let size = CLASS[class].size as usize;
+        Line::new()
+            .text(what)
+            .address(address)
+            .text(", size class ")
+            .number(size)
+            .abort()
+    }
+}
+
+impl Central {
+    /// Nothing in it.
+    pub const fn new() -> Self {
+        let lists = SpanLists::NEW;
+        Self {
+            transfer: Lock::new(ranks::TRANSFER, Transfer::NEW),
+            spans: Lock::new(ranks::SPANS, lists),
+        }
+    }
+
+    /// Where the bytes of this class are.
+    pub fn bytes(&self, class: usize) -> ClassBytes {
+        let about = &CLASS[class];
+        let size = about.size as usize;
+        let batches = self.transfer.lock().count();
+        let lists = self.spans.lock();
+        ClassBytes {
+            batches: batches * about.batch as usize * size,
+            in_spans: lists.free * size,
+            claimed: lists.claimed * size,
+            all: lists.spans * about.objects as usize * size,
+            frames: lists.spans * about.frames as usize,
+        }
+    }
+}
+
+/// See [`Central::bytes`].
+pub struct ClassBytes {
+    /// Objects in full batches.
+    pub batches: usize,
+    /// Objects in spans.
+    pub in_spans: usize,
+    /// Objects of frames that are being released.
+    pub claimed: usize,
+    /// All objects of all spans.
+    pub all: usize,
+    /// Frames (not bytes) of all spans.
+    pub frames: usize,
+}
+
+impl Objects {
+    /// Takes up to `into.len()` objects of `class` into the front of `into`, those to be used
+    /// first at the end. 0: out of memory.
+    pub fn take_objects(&self, class: usize, into: &mut [usize]) -> usize {
+        debug_assert!(into.len() <= MAX_BATCH);
+        if into.len() == CLASS[class].batch as usize && self.take_batch(class, into) {
+            return into.len();
+        }
+        let central = &self.central[class];
+        loop {
+            // SAFETY: the lists are of this class, under its lock.
+            let taken = unsafe { central.spans.lock().take(self, class, into) };
+            if taken > 0 {
+                return taken;
+            }
+            if !self.add_span(class) {
+                return 0;
+            }
+        }
+    }
+
+    /// Gives objects of `class` back. Misuse by the program ends the process.
+    pub fn put_objects(&self, class: usize, objects: &[usize]) {
+        if objects.len() == CLASS[class].batch as usize && self.put_batch(class, objects) {
+            return;
+        }
+        self.put_in_spans(class, objects);
+    }
+
+    /// Puts objects into their spans, and frames of spans that got empty into their zones.
+    pub fn put_in_spans(&self, class: usize, objects: &[usize]) {
+        self.count_freed(objects.len() * CLASS[class].size as usize);
+        let mut emptied = [0; MAX_BATCH];
+        let mut count = 0;
+        for objects in objects.chunks(MAX_BATCH) {
+            let result = {
+                let mut lists = self.central[class].spans.lock();
+                let emptied = |span| {
+                    emptied[count] = span;
+                    count += 1;
+                };
+                // SAFETY: as in `take_objects`.
+                unsafe { lists.put(self, class, objects, emptied) }
+            };
+            for &span in &emptied[..count] {
+                // SAFETY: it is on no list and all its objects are in it: nobody else knows it.
+                unsafe { self.return_span(class, span) };
+            }
+            count = 0;
+            if let Err(misuse) = result {
+                misuse.abort(class);
+            }
+        }
+    }
+
+    /// Puts frames back into the span that they were claimed from by a depopulation.
+    ///
+    /// # Safety
+    /// They were claimed so and have not been put back.
+    pub unsafe fn put_span_frames(
+        &self,
+        first: Frame,
+        count: u32,
+        clean: bool,
+        held: bool,
+        under_lock: impl FnOnce(),
+    ) {
+        let region = self.region();
+        // SAFETY: frames of a living span.
+        let (class, index) = unsafe {
+            let class = region.class_of(first).load(Ordering::Relaxed) as usize;
+            (class, region.span_of(first).load(Ordering::Relaxed))
+        };
+        // SAFETY: as above; only what does not change while the span lives is read.
+        let start = first.0 - unsafe { span::record(region, index) }.first;
+        let frames = low_mask(count) << start;
+        let emptied = {
+            let mut lists = self.central[class].spans.lock();
+            // SAFETY: under the lists' lock, by contract claimed.
+            let emptied = unsafe { lists.repopulate(self, class, index, frames, clean, held) };
+            under_lock();
+            emptied
+        };
+        if let Some(index) = emptied {
+            // SAFETY: it is on no list and all its objects are in it.
+            unsafe { self.return_span(class, index) };
+        }
+    }
+
+    /// Gets frames for a span and puts it on the list. `false`: out of memory.
+    fn add_span(&self, class: usize) -> bool {
+        let about = &CLASS[class];
+        let Some(index) = span::take_record(&self.records, self.region()) else {
+            return false;
+        };
+        let Some(run) = self.take_run(about.frames as u32, 1) else {
+            span::put_record(&self.records, self.region(), index);
+            return false;
+        };
+        let region = self.region();
+        for frame in run.first.0..run.first.0 + run.frames {
+            // SAFETY: the frames were just taken from a zone, so they are opened.
+            unsafe {
+                region.span_of(Frame(frame)).store(index, Ordering::Relaxed);
+                region
+                    .class_of(Frame(frame))
+                    .store(class as u8, Ordering::Relaxed);
+            }
+        }
+        // SAFETY: a fresh record, known to nobody else yet.
+        let span = unsafe { span::record(region, index) };
+        span.begin(class, about, run.first, run.clean);
+        let mut lists = self.central[class].spans.lock();
+        lists.spans += 1;
+        lists.free += about.objects as usize;
+        // SAFETY: under the lock of the lists.
+        unsafe { lists.link(self, index, false) };
+        true
+    }
+
+    /// # Safety
+    /// The caller alone knows the span, which is empty and on no list.
+    unsafe fn return_span(&self, class: usize, index: u32) {
+        let region = self.region();
+        // SAFETY: by contract.
+        let span = unsafe { span::record(region, index) };
+        let (first, frames) = (Frame(span.first), span.frames);
+        let dirty = low_mask(span.touched_frames(&CLASS[class])) & !span.released;
+        for frame in first.0..first.0 + frames {
+            // SAFETY: frames of a span are opened.
+            unsafe { region.class_of(Frame(frame)) }.store(0, Ordering::Relaxed);
+        }
+        span::put_record(&self.records, region, index);
+        self.put_cluster(first, frames, dirty);
+    }
+}
+
+impl Settings {
+    /// The first frame of the span that a frame belongs to.
+    pub fn span_start(&self, frame: Frame) -> u32 {
+        let region = self.region();
+        // SAFETY: asked of frames of living spans only, whose first frame does not change.
+        unsafe { span::record(region, region.span_of(frame).load(Ordering::Relaxed)).first }
+    }
+}

@@ -1,0 +1,395 @@
+//! The spans of a class that have free objects, by fullness, and the depopulation of their empty frames.
+
+use super::Misuse;
+use crate::base::size_class::CLASS;
+use crate::objects::Objects;
+use crate::pages::span::{self, Refused, Span, low_mask};
+use core::sync::atomic::Ordering;
+use ebbtide_zone::retain::Retain;
+use ebbtide_zone::{FRAME_BYTES, Frame};
+
+/// Lists of spans by fullness.
+const BUCKETS: usize = 8;
+/// So much must have come back before the spans are looked at again.
+const NEWS_BYTES: usize = 64 << 10;
+
+/// Spans with free objects, by fullness. The lists are rings; `heads` is where they are entered.
+pub struct SpanLists {
+    /// First span, as index plus one.
+    heads: [u32; BUCKETS],
+    /// Bit set: the list has a span.
+    mask: u8,
+    /// Spans of this class.
+    pub(super) spans: usize,
+    /// Objects in them.
+    pub(super) free: usize,
+    /// Objects taken out while their frames are released.
+    pub(super) claimed: usize,
+    /// Frames of living spans that are released.
+    released: usize,
+    /// Objects that came back since all spans were looked at.
+    news: usize,
+    /// Those whose frames could not be given back, or were not tried because others of their block could not.
+    held: usize,
+    /// The recent peak of bytes out.
+    retain: Retain,
+}
+
+impl SpanLists {
+    /// # Safety
+    /// Lists of `class` in `heap`, under their lock.
+    pub(super) unsafe fn take(
+        &mut self,
+        heap: &Objects,
+        class: usize,
+        into: &mut [usize],
+    ) -> usize {
+        let region = heap.region();
+        let about = &CLASS[class];
+        let mut left = into.len();
+        while left > 0 && self.mask != 0 {
+            let bucket = self.mask.ilog2() as usize;
+            let index = self.heads[bucket] - 1;
+            // SAFETY: spans on the lists belong to them.
+            let span = unsafe { span::record(region, index) };
+            let address = region.address(Frame(span.first));
+            let before = span.released.count_ones();
+            left -= span.take(about, address, &mut into[..left]);
+            self.released -= (before - span.released.count_ones()) as usize;
+            // SAFETY: as above.
+            unsafe { self.settle(heap, index, false) };
+        }
+        let taken = into.len() - left;
+        self.free -= taken;
+        let out = self.spans * about.objects as usize - self.free - self.claimed;
+        self.retain.rise((out * about.size as usize) as u64);
+        into.copy_within(left.., 0);
+        taken
+    }
+
+    /// Puts objects back; `emptied` is told the spans that got empty and were taken off. What the program frees
+    /// together often lies together, so those of a span that follow each other go in at once.
+    ///
+    /// # Safety
+    /// As [`Self::take`].
+    pub(super) unsafe fn put(
+        &mut self,
+        heap: &Objects,
+        class: usize,
+        objects: &[usize],
+        mut emptied: impl FnMut(u32),
+    ) -> Result<(), Misuse> {
+        let (region, about) = (heap.region(), &CLASS[class]);
+        let mut rest = objects;
+        while let Some(&object) = rest.first() {
+            let frame = region.frame(object);
+            if heap.is_abandoned(frame) {
+                rest = &rest[1..];
+                continue;
+            }
+            // SAFETY: the class of the frame was read as `class` when the program freed the object, so
+            // the frame is opened.
+            let (of_frame, index) = unsafe {
+                (
+                    region.class_of(frame).load(Ordering::Relaxed),
+                    region.span_of(frame).load(Ordering::Relaxed),
+                )
+            };
+            if of_frame as usize != class {
+                // Its span was returned while the object was in a cache: it was there twice.
+                return Err(Misuse::DoubleFree(object));
+            }
+            // SAFETY: the frame's class is ours, so its span is on our lists or full, or got empty right now.
+            let span = unsafe { span::record(region, index) };
+            let address = region.address(Frame(span.first));
+            let (count, refused) = span.put_run(about, address, rest);
+            if count > 0 {
+                // SAFETY: as above; objects went in, so it was not empty before.
+                if unsafe { self.count_put(heap, class, index, count) } {
+                    emptied(index);
+                }
+            }
+            match refused {
+                // Its frame says that it is in this span, the span says no: never walk on the spot.
+                None if count == 0 => return Err(Misuse::Interior(object)),
+                None => rest = &rest[count..],
+                Some(Refused::InIt) => return Err(Misuse::DoubleFree(rest[count])),
+                Some(Refused::Interior) => return Err(Misuse::Interior(rest[count])),
+            }
+        }
+        Ok(())
+    }
+
+    /// Objects went into a span. Whether it got empty and was taken off.
+    ///
+    /// # Safety
+    /// As [`Self::take`]; the span is of this class.
+    unsafe fn count_put(&mut self, heap: &Objects, class: usize, index: u32, count: usize) -> bool {
+        let objects = CLASS[class].objects;
+        // SAFETY: by contract.
+        let span = unsafe { span::record(heap.region(), index) };
+        self.free += count;
+        self.add_news(heap, class, count);
+        if span.free != objects {
+            // SAFETY: by contract.
+            unsafe { self.settle(heap, index, false) };
+            return false;
+        }
+        self.released -= span.released.count_ones() as usize;
+        // SAFETY: by contract.
+        unsafe { self.unlink(heap, index) };
+        self.spans -= 1;
+        self.free -= objects as usize;
+        true
+    }
+
+    /// Moves a span to the list of its fullness (`INV-CENTRAL-1`).
+    unsafe fn settle(&mut self, heap: &Objects, index: u32, back: bool) {
+        // SAFETY: by contract of the callers.
+        unsafe {
+            let span = span::record(heap.region(), index);
+            let wanted = bucket_of(span);
+            if span.bucket as usize == wanted {
+                return;
+            }
+            self.unlink(heap, index);
+            if wanted != 0 {
+                self.link(heap, index, back);
+            }
+        }
+    }
+
+    /// Puts a span on its list, in front; at the back for a depopulation, which goes round the list.
+    pub(super) unsafe fn link(&mut self, heap: &Objects, index: u32, back: bool) {
+        // SAFETY: by contract of the callers; neighbours are on the same list.
+        unsafe {
+            let span = span::record(heap.region(), index);
+            let bucket = bucket_of(span);
+            span.bucket = bucket as u8;
+            let head = &mut self.heads[bucket - 1];
+            if *head == 0 {
+                (span.prev, span.next) = (index + 1, index + 1);
+                *head = index + 1;
+                self.mask |= 1 << (bucket - 1);
+                return;
+            }
+            let first = *head;
+            let last = span::record(heap.region(), first - 1).prev;
+            (span.prev, span.next) = (last, first);
+            span::record(heap.region(), first - 1).prev = index + 1;
+            span::record(heap.region(), last - 1).next = index + 1;
+            if !back {
+                *head = index + 1;
+            }
+        }
+    }
+
+    unsafe fn unlink(&mut self, heap: &Objects, index: u32) {
+        // SAFETY: by contract of the callers; neighbours are on the same list.
+        unsafe {
+            let span = span::record(heap.region(), index);
+            let Some(list) = (span.bucket as usize).checked_sub(1) else {
+                return;
+            };
+            let (prev, next) = (span.prev, span.next);
+            span.bucket = 0;
+            if next == index + 1 {
+                self.heads[list] = 0;
+                self.mask &= !(1 << list);
+                return;
+            }
+            span::record(heap.region(), prev - 1).next = next;
+            span::record(heap.region(), next - 1).prev = prev;
+            if self.heads[list] == index + 1 {
+                self.heads[list] = next;
+            }
+        }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        *self = Self::NEW;
+    }
+
+    pub(super) const NEW: Self = Self {
+        heads: [0; BUCKETS],
+        mask: 0,
+        spans: 0,
+        free: 0,
+        claimed: 0,
+        released: 0,
+        news: 0,
+        held: 0,
+        retain: Retain::new(),
+    };
+
+    /// Bytes of free objects, populated as far as is known, beyond what the recent peak will want again.
+    /// 0 when little has come back since all spans were looked at.
+    pub fn due(&mut self, class: usize, now: u64, window_ms: u64) -> usize {
+        let about = &CLASS[class];
+        let size = about.size as usize;
+        let out = self.spans * about.objects as usize - self.free - self.claimed;
+        self.retain.observe(now, (out * size) as u64);
+        if !self.has_news(size) {
+            return 0;
+        }
+        let free = self.populated(size) as u64;
+        self.retain
+            .due(now, window_ms, (out * size) as u64, free, None) as usize
+    }
+
+    /// Bytes of free objects, populated as far as is known, that may be worth a look.
+    pub fn waiting(&self, class: usize) -> usize {
+        let size = CLASS[class].size as usize;
+        if self.has_news(size) {
+            self.populated(size)
+        } else {
+            0
+        }
+    }
+
+    fn populated(&self, size: usize) -> usize {
+        (self.free * size).saturating_sub(self.released * FRAME_BYTES)
+    }
+
+    fn has_news(&self, size: usize) -> bool {
+        self.news * size >= NEWS_BYTES
+    }
+
+    fn add_news(&mut self, heap: &Objects, class: usize, objects: usize) {
+        self.news += objects;
+        if self.has_news(CLASS[class].size as usize) {
+            heap.news.note(class);
+        }
+    }
+
+    /// All spans have been looked at.
+    pub fn looked_at_all(&mut self, heap: &Objects, class: usize) {
+        self.news = 0;
+        heap.news.clear(class);
+    }
+
+    /// Frames that could not be given back are worth another look.
+    pub fn end_holds(&mut self, heap: &Objects, class: usize) {
+        let held = core::mem::take(&mut self.held);
+        self.add_news(heap, class, held);
+    }
+
+    /// Looks at up to `spans` spans, emptiest first, that round `round` has not seen, and claims their
+    /// empty frames: `each` is told first frame and count of every run. `false`: all seen.
+    ///
+    /// # Safety
+    /// As [`Self::take`].
+    pub unsafe fn depopulate(
+        &mut self,
+        heap: &Objects,
+        class: usize,
+        round: u32,
+        spans: usize,
+        mut each: impl FnMut(Frame, u32),
+    ) -> bool {
+        let (region, about) = (heap.region(), &CLASS[class]);
+        let mut looked = 0;
+        for list in 0..BUCKETS {
+            while self.heads[list] != 0 {
+                if looked == spans {
+                    return true;
+                }
+                let index = self.heads[list] - 1;
+                // SAFETY: spans on the lists belong to them.
+                let span = unsafe { span::record(region, index) };
+                if span.scanned == round {
+                    break;
+                }
+                span.scanned = round;
+                self.heads[list] = span.next;
+                looked += 1;
+                let whole = heap.may_be_huge(Frame(span.first));
+                let empty = span.empty_frames(about, whole);
+                if empty == 0 {
+                    continue;
+                }
+                if whole && heap.is_held(Frame(span.first).block()) {
+                    // Others of the block were tried in vain: what is here would fare as they did.
+                    if span.held_look != heap.held.look() {
+                        span.held_look = heap.held.look();
+                        heap.held.add_in_span(empty.count_ones());
+                        let bytes = empty.count_ones() as usize * FRAME_BYTES;
+                        self.held += (bytes / about.size as usize).max(1);
+                    }
+                    continue;
+                }
+                let claimed = span.claim(about, empty);
+                self.free -= claimed;
+                self.claimed += claimed;
+                let first = span.first;
+                // SAFETY: as above.
+                unsafe { self.settle(heap, index, true) };
+                for_each_run(empty, |at, count| each(Frame(first + at), count));
+            }
+        }
+        false
+    }
+
+    /// Puts back what [`Self::depopulate`] claimed: frames of one span. `Some`: it got empty and was taken
+    /// off.
+    ///
+    /// # Safety
+    /// As [`Self::take`], and the frames were claimed.
+    pub(super) unsafe fn repopulate(
+        &mut self,
+        heap: &Objects,
+        class: usize,
+        index: u32,
+        frames: u64,
+        clean: bool,
+        held: bool,
+    ) -> Option<u32> {
+        let about = &CLASS[class];
+        // SAFETY: a span with claimed objects lives.
+        let span = unsafe { span::record(heap.region(), index) };
+        let before = span.released.count_ones();
+        let objects = span.unclaim(about, frames, clean);
+        self.released += (span.released.count_ones() - before) as usize;
+        self.claimed -= objects;
+        self.free += objects;
+        if held {
+            self.held += objects;
+            span.held_look = heap.held.look();
+        } else if !clean {
+            // Nobody came to it: worth another look.
+            self.add_news(heap, class, objects);
+        }
+        if span.free == about.objects {
+            self.released -= span.released.count_ones() as usize;
+            // SAFETY: as above.
+            unsafe { self.unlink(heap, index) };
+            self.spans -= 1;
+            self.free -= about.objects as usize;
+            return Some(index);
+        }
+        // SAFETY: as above.
+        unsafe { self.settle(heap, index, true) };
+        None
+    }
+}
+
+/// Calls `each` with start and length of every run of set bits.
+fn for_each_run(mut bits: u64, mut each: impl FnMut(u32, u32)) {
+    while bits != 0 {
+        let start = bits.trailing_zeros();
+        let count = (!(bits >> start)).trailing_zeros().min(64 - start);
+        each(start, count);
+        bits &= !(low_mask(count) << start);
+    }
+}
+
+/// The list for a span, plus one: 8 the fullest. 0 for a span without free objects.
+fn bucket_of(span: &Span) -> usize {
+    let objects = CLASS[span.class as usize].objects as usize;
+    if span.free == 0 {
+        return 0;
+    }
+    let used = objects - span.free as usize;
+    used * BUCKETS / objects + 1
+}

@@ -1,0 +1,248 @@
+//! The transfer list of a class: full batches, handed over by number.
+//!
+//! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
+//! back in.
+
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::releaser::Releaser;
+use crate::base::size_class::{CLASS, CLASSES, MAX_BATCH};
+use crate::base::source::{Cached, Round, Source};
+use crate::objects::Objects;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use ebbtide_sys::lock::Rank;
+use ebbtide_sys::vm;
+use ebbtide_zone::low_water::LowWater;
+use ebbtide_zone::plan::Left;
+
+/// Batch nodes of a class.
+const NODES: usize = 64;
+/// Bytes of a batch node.
+const NODE_BYTES: usize = MAX_BATCH * 8;
+/// Rounds of the release engine without use after which batches go, and a CPU's cache is drained: about a second when
+/// calm.
+pub const IDLE_ROUNDS: usize = 6;
+
+/// The batch nodes of all classes.
+pub struct Nodes(AtomicUsize);
+
+impl Nodes {
+    /// None.
+    pub const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    /// Makes them: address space until used. `None`: there is none.
+    pub fn start(&self) -> Option<()> {
+        let bytes = CLASSES * NODES * NODE_BYTES;
+        let start = vm::map(bytes.next_multiple_of(vm::GRANULE)).ok()?;
+        self.0.store(start, Ordering::Relaxed);
+        Some(())
+    }
+}
+
+/// Which nodes hold a full batch, the newest last, and which are empty. A node that is neither is
+/// being filled or emptied.
+pub struct Transfer {
+    full: [u8; NODES],
+    count: usize,
+    empty: u64,
+    /// Rounds of the release engine since a batch came or went.
+    idle_rounds: usize,
+    /// The fewest full batches in this window.
+    low: LowWater<usize>,
+}
+
+impl Objects {
+    fn node(&self, class: usize, node: u8) -> *mut usize {
+        (self.nodes.0.load(Ordering::Relaxed) + (class * NODES + node as usize) * NODE_BYTES)
+            as *mut usize
+    }
+
+    pub(super) fn take_batch(&self, class: usize, into: &mut [usize]) -> bool {
+        let transfer = &self.central[class].transfer;
+        let Some(node) = transfer.lock().take_full() else {
+            return false;
+        };
+        // SAFETY: a node that is in neither list belongs to whoever took it out.
+        unsafe {
+            into.as_mut_ptr()
+                .copy_from_nonoverlapping(self.node(class, node), into.len())
+        };
+        transfer.lock().put_empty(node);
+        true
+    }
+
+    pub(super) fn put_batch(&self, class: usize, objects: &[usize]) -> bool {
+        let transfer = &self.central[class].transfer;
+        let limit = CLASS[class].transfer as usize;
+        let Some(node) = transfer.lock().take_empty(limit) else {
+            return false;
+        };
+        // SAFETY: as in `take_batch`.
+        unsafe {
+            self.node(class, node)
+                .copy_from_nonoverlapping(objects.as_ptr(), objects.len());
+        }
+        transfer.lock().put_full(node);
+        true
+    }
+
+    /// Empties up to `batches` full batches of a class into its spans.
+    pub fn drain_transfer(&self, class: usize, batches: usize) {
+        let mut objects = [0; MAX_BATCH];
+        let objects = &mut objects[..CLASS[class].batch as usize];
+        for _ in 0..batches {
+            if !self.take_batch(class, objects) {
+                return;
+            }
+            self.put_in_spans(class, objects);
+        }
+    }
+}
+
+impl Transfer {
+    /// No full batch.
+    pub const NEW: Self = Self {
+        full: [0; NODES],
+        count: 0,
+        empty: u64::MAX,
+        idle_rounds: 0,
+        low: LowWater(0),
+    };
+
+    /// How many full batches there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// A round, which may end a window. Full batches that go, and those that stay.
+    fn tend(&mut self, ends_window: bool) -> (usize, usize) {
+        let least = self.low.note(self.count, ends_window);
+        let surplus = if ends_window { least } else { 0 };
+        self.idle_rounds += 1;
+        let is_idle = self.idle_rounds >= IDLE_ROUNDS;
+        let going = if is_idle { self.count } else { surplus };
+        (going, self.count - going)
+    }
+
+    fn take_full(&mut self) -> Option<u8> {
+        self.idle_rounds = 0;
+        self.count = self.count.checked_sub(1)?;
+        self.low.note(self.count, false);
+        Some(self.full[self.count])
+    }
+
+    fn put_full(&mut self, node: u8) {
+        self.idle_rounds = 0;
+        self.full[self.count] = node;
+        self.count += 1;
+    }
+
+    fn take_empty(&mut self, limit: usize) -> Option<u8> {
+        if self.count >= limit || self.empty == 0 {
+            return None;
+        }
+        let node = self.empty.trailing_zeros();
+        self.empty &= self.empty - 1;
+        Some(node as u8)
+    }
+
+    fn put_empty(&mut self, node: u8) {
+        self.empty |= 1 << node;
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        (self.count, self.low, self.empty) = (0, LowWater(0), u64::MAX);
+    }
+}
+
+/// The full batches of all classes. Those of a class that moved none for [`IDLE_ROUNDS`] rounds go into its spans, and of
+/// the others what nobody needed in the last window.
+pub struct Batches;
+
+impl Source for Batches {
+    type Room = Objects;
+
+    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        if rank == ranks::TRANSFER {
+            heap.central
+                .iter()
+                .for_each(|central| each(&central.transfer));
+        }
+    }
+
+    fn cached(&self, heap: &Objects) -> Cached {
+        let batch = |class: usize| CLASS[class].batch as usize * CLASS[class].size as usize;
+        let bytes =
+            (1..CLASSES).map(|class| heap.central[class].transfer.lock().count() * batch(class));
+        Cached {
+            objects: bytes.sum(),
+            runs: 0,
+        }
+    }
+
+    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
+        for (class, about) in CLASS.iter().enumerate().skip(1) {
+            let transfer = &heap.central[class].transfer;
+            let (going, kept) = transfer.lock().tend(round.ends_window);
+            heap.drain_transfer(class, going);
+            left.cached_bytes += (kept * about.batch as usize) as u64 * u64::from(about.size);
+        }
+    }
+
+    fn give_all(&self, heap: &Objects, _by: Releaser) {
+        for class in 1..CLASSES {
+            heap.drain_transfer(class, usize::MAX);
+        }
+    }
+
+    unsafe fn abandon(&self, heap: &Objects) {
+        for central in &heap.central {
+            central.transfer.lock().clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn surplus_is_what_a_whole_window_did_without() {
+        let mut transfer = Transfer::NEW;
+        assert_eq!(transfer.tend(true), (0, 0));
+        for _ in 0..5 {
+            let node = transfer.take_empty(NODES).unwrap();
+            transfer.put_full(node);
+        }
+        assert_eq!(transfer.tend(true), (0, 5), "they came in this window");
+        for _ in 0..3 {
+            let node = transfer.take_full().unwrap();
+            transfer.put_empty(node);
+        }
+        let node = transfer.take_empty(NODES).unwrap();
+        transfer.put_full(node);
+        assert_eq!(transfer.tend(false), (0, 3), "the window has not ended");
+        assert_eq!(transfer.tend(true), (2, 1), "the fewest there were");
+        assert_eq!(transfer.tend(true), (3, 0), "nobody came");
+    }
+
+    #[test]
+    fn all_go_after_some_rounds_in_which_none_came_or_went() {
+        let mut transfer = Transfer::NEW;
+        for _ in 0..2 * IDLE_ROUNDS {
+            assert_eq!(transfer.tend(false), (0, 0), "there is none");
+        }
+        for _ in 0..2 {
+            let node = transfer.take_empty(NODES).unwrap();
+            transfer.put_full(node);
+            let kept = transfer.count;
+            for _ in 1..IDLE_ROUNDS {
+                assert_eq!(transfer.tend(false), (0, kept));
+            }
+        }
+        assert_eq!(transfer.tend(false), (2, 0));
+    }
+}

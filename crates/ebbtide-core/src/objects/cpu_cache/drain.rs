@@ -1,0 +1,192 @@
+//! Taking everything out of CPUs' caches, from whatever thread: for a release of everything, and for what
+//! has been idle.
+//!
+//! A drainer parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on
+//! it, empties it, and lets it live again.
+
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::releaser::Releaser;
+use crate::base::size_class::{CLASS, CLASSES, MAX_BATCH};
+use crate::base::source::{Cached, Round, Source};
+use crate::objects::Objects;
+use crate::objects::central::transfer::IDLE_ROUNDS;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use ebbtide_sys::features::MEMBARRIER;
+use ebbtide_sys::lock::Rank;
+use ebbtide_sys::rseq::model::Slab;
+use ebbtide_sys::{membarrier, vm};
+use ebbtide_zone::low_water::LowWater;
+use ebbtide_zone::plan::Left;
+
+use super::{LIVE, PARKED};
+
+/// So much must have been more than enough in one CPU's stacks, or they are left alone.
+const SURPLUS_BYTES: usize = 256 << 10;
+
+/// Objects of each class to take out of a CPU's cache.
+type Counts = [u16; CLASSES];
+
+impl Objects {
+    /// Takes everything out of a CPU's cache, from whatever thread. `false`: the fence was
+    /// refused; the cache is as it was.
+    pub fn drain_cpu(&self, cpu: usize) -> bool {
+        self.take_out(cpu, None)
+    }
+
+    /// [`Self::drain_cpu`], of `most` objects of each class.
+    fn take_out(&self, cpu: usize, most: Option<&Counts>) -> bool {
+        let caches = &self.caches;
+        let place = caches.place();
+        if !caches.is_warm(cpu) {
+            return true;
+        }
+        if !place.sections {
+            self.empty_stacks(most, |class, objects| {
+                let _held = caches.locks[cpu].lock();
+                // SAFETY: the CPU's lock is held.
+                unsafe { Slab::new(place.stacks.slab(cpu)) }.pop_batch(class, objects)
+            });
+            return true;
+        }
+        if !caches.may_fence() {
+            return false;
+        }
+        let _draining = caches.drain.lock();
+        let state = &caches.states[cpu];
+        state.store(PARKED, Ordering::Relaxed);
+        let entry = caches.table_entry(cpu);
+        entry.store(0, Ordering::SeqCst);
+        let fenced = MEMBARRIER.may_work() && MEMBARRIER.latch(membarrier::fence_cpu(cpu)).is_ok();
+        if fenced {
+            // SAFETY: `INV-RSEQ-3`: parked, and fenced after that.
+            let mut slab = unsafe { Slab::new(place.stacks.slab(cpu)) };
+            self.empty_stacks(most, |class, objects| slab.pop_batch(class, objects));
+            if most.is_none() {
+                // SAFETY: as above.
+                unsafe { caches.reset(cpu) };
+            }
+        }
+        state.store(LIVE, Ordering::Release);
+        entry.store(place.stacks.live_offset(cpu), Ordering::Release);
+        fenced
+    }
+
+    /// Puts what `pop` takes from a stack into the spans, class by class: `most` objects of each, or all.
+    fn empty_stacks(
+        &self,
+        most: Option<&Counts>,
+        mut pop: impl FnMut(usize, &mut [usize]) -> usize,
+    ) {
+        for class in 1..CLASSES {
+            let mut left = most.map_or(usize::MAX, |most| most[class] as usize);
+            while left > 0 {
+                let mut objects = [0; MAX_BATCH];
+                let count = pop(class, &mut objects[..left.min(MAX_BATCH)]);
+                if count == 0 {
+                    break;
+                }
+                self.put_in_spans(class, &objects[..count]);
+                left -= count;
+            }
+        }
+    }
+
+    /// Looks how much is in the stacks of a CPU that is at work. At the end of a window takes out what was more than
+    /// enough: a stack that was never seen with fewer objects will do without those.
+    fn drain_surplus(&self, cpu: usize, ends: bool) {
+        let caches = &self.caches;
+        let notes = caches.notes(cpu);
+        // SAFETY: only read; a torn look gives a wrong count at worst.
+        let slab = unsafe { Slab::new(caches.place().stacks.slab(cpu)) };
+        let (mut surplus, mut bytes): (Counts, _) = ([0; CLASSES], 0);
+        for (class, low) in notes.low.iter().enumerate().skip(1) {
+            let mut least = LowWater(low.load(Ordering::Relaxed));
+            surplus[class] = least.note(slab.len(class) as u16, ends);
+            bytes += surplus[class] as usize * CLASS[class].size as usize;
+            low.store(least.0, Ordering::Relaxed);
+        }
+        if ends && bytes >= SURPLUS_BYTES {
+            self.take_out(cpu, Some(&surplus));
+        }
+    }
+
+    /// Whether a CPU's cache is cold, or was idle and has been drained.
+    fn drain_if_idle(&self, cpu: usize) -> bool {
+        let caches = &self.caches;
+        if !caches.is_warm(cpu) {
+            return true;
+        }
+        let slab = caches.place().stacks.slab(cpu);
+        let unused = slab + vm::GRANULE;
+        let (mut sum, mut used) = (0usize, false);
+        for class in 1..CLASSES {
+            // SAFETY: headers are words of a mapped page; a torn sum only delays.
+            let header =
+                unsafe { &*((slab + class * 8) as *const AtomicUsize) }.load(Ordering::Relaxed);
+            sum = sum.wrapping_mul(31).wrapping_add(header);
+            used |= header != unused;
+        }
+        let notes = caches.notes(cpu);
+        if notes.seen.swap(sum, Ordering::Relaxed) != sum {
+            notes.idle_rounds.store(0, Ordering::Relaxed);
+            return false;
+        }
+        !used
+            || notes.idle_rounds.fetch_add(1, Ordering::Relaxed) >= IDLE_ROUNDS
+                && self.drain_cpu(cpu)
+    }
+}
+
+/// The stacks of all CPUs. Those that were not used for [`IDLE_ROUNDS`] rounds are drained, and of the others what nobody
+/// needed in the last window.
+pub struct CpuStacks;
+
+impl Source for CpuStacks {
+    type Room = Objects;
+
+    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        let caches = &heap.caches;
+        match rank {
+            ranks::DRAIN => each(&caches.drain),
+            // The portable mode's.
+            ranks::CPU if !caches.uses_sections() => {
+                caches.locks[..caches.cpus()]
+                    .iter()
+                    .for_each(|lock| each(lock));
+            }
+            _ => {}
+        }
+    }
+
+    fn cached(&self, heap: &Objects) -> Cached {
+        Cached {
+            objects: heap.caches.bytes(),
+            runs: 0,
+        }
+    }
+
+    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
+        for cpu in 0..heap.caches.cpus() {
+            if !heap.drain_if_idle(cpu) {
+                heap.drain_surplus(cpu, round.ends_window);
+                left.cached_bytes += heap.caches.cpu_bytes(cpu) as u64;
+            }
+        }
+    }
+
+    fn give_all(&self, heap: &Objects, _by: Releaser) {
+        for cpu in 0..heap.caches.cpus() {
+            heap.drain_cpu(cpu);
+        }
+    }
+
+    /// The sections are stopped and started by the fork itself.
+    unsafe fn abandon(&self, heap: &Objects) {
+        // SAFETY: by contract.
+        unsafe { heap.caches.forget_all() };
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,505 @@
+//! What a drain takes, when it comes, and what it waits for.
+
+extern crate std;
+
+use super::*;
+use crate::alone::{CALM, PORTABLE, alone, stay_here};
+use crate::base::size_class::class_of;
+use crate::objects::central::transfer::Batches;
+#[cfg(target_arch = "x86_64")]
+use crate::objects::cpu_cache::COLD;
+use crate::objects::cpu_cache::traffic::tests::has_sections;
+use crate::reclaim::Heap;
+use std::vec::Vec;
+
+/// As on a CPU that freed a few objects of `class`: one stays with the caller.
+fn use_cache(heap: &Heap, class: usize) -> usize {
+    let kept = heap.take_object(class);
+    let objects: Vec<usize> = (0..200).map(|_| heap.take_object(class)).collect();
+    objects
+        .iter()
+        .for_each(|&object| heap.put_object(class, object));
+    kept
+}
+
+fn is_live(heap: &Heap, cpu: usize) -> bool {
+    let (caches, place) = (&heap.caches, heap.caches.place());
+    let entry = caches.table_entry(cpu).load(Ordering::Relaxed);
+    caches.states[cpu].load(Ordering::Relaxed) == LIVE
+        && (!place.sections || entry == place.stacks.live_offset(cpu))
+}
+
+/// Bytes of a class that are neither in a CPU's cache nor with the program.
+fn central_bytes(heap: &Heap, class: usize) -> usize {
+    let bytes = heap.central[class].bytes(class);
+    bytes.batches + bytes.in_spans
+}
+
+fn a_drain_takes_all(heap: &Heap) {
+    let (cpu, classes) = (stay_here(), [class_of(64), class_of(3000)]);
+    assert!(heap.drain_cpu(cpu), "cold: nothing to take");
+    assert!(!heap.caches.is_warm(cpu));
+    let kept = classes.map(|class| use_cache(heap, class));
+    assert!(heap.caches.cpu_bytes(cpu) > 100 * 64);
+    assert!(heap.drain_cpu(cpu));
+    assert_eq!(heap.caches.cpu_bytes(cpu), 0);
+    for class in classes {
+        let all = heap.central[class].bytes(class).all;
+        assert_eq!(central_bytes(heap, class), all - CLASS[class].size as usize);
+        let capacity = &heap.caches.notes(cpu).capacity[class];
+        if heap.caches.uses_sections() {
+            assert_eq!(capacity.load(Ordering::Relaxed), 0, "begins anew");
+        }
+    }
+    assert!(is_live(heap, cpu));
+    for (class, object) in classes.into_iter().zip(kept) {
+        heap.put_object(class, object);
+        assert_eq!(heap.take_object(class), object, "the newest first");
+    }
+}
+
+#[test]
+fn a_drain_takes_everything_and_the_cache_lives_on() {
+    alone(CALM, |heap| {
+        a_drain_takes_all(heap);
+    });
+}
+
+#[test]
+fn a_drain_takes_everything_without_sections() {
+    alone(PORTABLE, |heap| {
+        a_drain_takes_all(heap);
+    });
+}
+
+/// Not fenced, the slab is not the drainer's: a section may be at work in it.
+#[test]
+fn a_drain_without_a_fence_takes_nothing() {
+    alone(CALM, |heap| {
+        if !has_sections(heap) {
+            return;
+        }
+        let (cpu, class) = (stay_here(), class_of(64));
+        let kept = use_cache(heap, class);
+        let bytes = heap.caches.cpu_bytes(cpu);
+        const PRIVATE_EXPEDITED_RSEQ: u32 = 1 << 7;
+        crate::alone::refuse(libc::SYS_membarrier, 0, PRIVATE_EXPEDITED_RSEQ);
+        for _ in 0..2 {
+            assert!(!heap.drain_cpu(cpu));
+            assert!(is_live(heap, cpu));
+            assert_eq!(heap.caches.cpu_bytes(cpu), bytes);
+        }
+        assert!(!heap.caches.park_all(), "a fork is told as well");
+        heap.caches.unpark_all();
+        heap.put_object(class, kept);
+        assert_eq!(heap.take_object(class), kept);
+    });
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_fork_parks_all_and_brings_the_live_ones_back() {
+    alone(CALM, |heap| {
+        if !has_sections(heap) {
+            return;
+        }
+        let (caches, cpu) = (&heap.caches, stay_here());
+        let kept = use_cache(heap, 1);
+        let bytes = caches.cpu_bytes(cpu);
+        assert!(caches.park_all());
+        assert_eq!(caches.table_entry(cpu).load(Ordering::Relaxed), 0);
+        // SAFETY: the section mode.
+        let popped = unsafe { ebbtide_sys::rseq::section::pop(&caches.place().stacks, 1) };
+        assert_eq!(popped, 0);
+        caches.unpark_all();
+        assert!(is_live(heap, cpu) && caches.cpu_bytes(cpu) == bytes);
+        for other in (0..caches.cpus()).filter(|&other| other != cpu) {
+            assert_eq!(caches.states[other].load(Ordering::Relaxed), COLD);
+            assert_eq!(caches.table_entry(other).load(Ordering::Relaxed), 0);
+        }
+        heap.put_object(1, kept);
+        // SAFETY: this process has one thread that uses the heap.
+        unsafe { caches.forget_all() };
+        assert!(is_live(heap, cpu) && caches.bytes() == 0);
+    });
+}
+
+fn an_idle_cache_is_drained(heap: &Heap) {
+    let (cpu, class) = (stay_here(), class_of(64));
+    assert!(heap.drain_if_idle(cpu), "cold");
+    use_cache(heap, class);
+    // The first look sees a change, and so does one after any use.
+    for round in 0..=IDLE_ROUNDS {
+        assert!(!heap.drain_if_idle(cpu), "round {round}");
+    }
+    let object = heap.take_object(class);
+    for round in 0..=IDLE_ROUNDS {
+        assert!(!heap.drain_if_idle(cpu), "round {round} after use");
+        assert!(heap.caches.cpu_bytes(cpu) > 0);
+    }
+    assert!(heap.drain_if_idle(cpu));
+    assert_eq!(heap.caches.cpu_bytes(cpu), 0);
+    if heap.caches.uses_sections() {
+        assert!(!heap.drain_if_idle(cpu), "the drain was a change");
+        assert!(heap.drain_if_idle(cpu), "there is nothing to wait for");
+    }
+    heap.put_object(class, object);
+}
+
+#[test]
+fn a_cache_is_idle_after_some_rounds_without_use() {
+    alone(CALM, |heap| {
+        an_idle_cache_is_drained(heap);
+    });
+}
+
+#[test]
+fn a_cache_is_idle_after_some_rounds_without_use_and_without_sections() {
+    alone(PORTABLE, |heap| {
+        an_idle_cache_is_drained(heap);
+    });
+}
+
+fn surplus_goes(heap: &Heap) {
+    let (cpu, class) = (stay_here(), CLASSES - 1);
+    let size = CLASS[class].size as usize;
+    let in_cache = || heap.caches.cpu_bytes(cpu) / size;
+    let two = [heap.take_object(class), heap.take_object(class)];
+    let third = heap.take_object(class);
+    heap.drain_cpu(cpu);
+    let put_two = || {
+        two.iter()
+            .for_each(|&object| heap.put_object(class, object))
+    };
+    put_two();
+    assert_eq!(in_cache(), 2);
+    heap.drain_surplus(cpu, true);
+    assert_eq!(in_cache(), 2, "nothing is known of the window before");
+    // One of the two is wanted in this window: no less than one was always there.
+    let wanted = heap.take_object(class);
+    heap.drain_surplus(cpu, false);
+    assert_eq!(in_cache(), 1, "the window has not ended");
+    heap.put_object(class, wanted);
+    heap.drain_surplus(cpu, false);
+    assert_eq!(in_cache(), 2, "the window has not ended");
+    heap.drain_surplus(cpu, true);
+    assert_eq!(in_cache(), 1);
+    let left = heap.take_object(class);
+    // Both are wanted, and come back.
+    heap.drain_surplus(cpu, false);
+    heap.put_object(class, left);
+    heap.drain_surplus(cpu, true);
+    assert_eq!(in_cache(), 1);
+    heap.drain_surplus(cpu, true);
+    assert_eq!(in_cache(), 0, "nobody wanted it for a window");
+    // As little as this is left alone.
+    let small = class_of(SURPLUS_BYTES / 8);
+    use_cache_of(heap, small, 2);
+    for _ in 0..3 {
+        heap.drain_surplus(cpu, true);
+        assert_eq!(heap.caches.cpu_bytes(cpu), SURPLUS_BYTES / 4);
+    }
+    heap.put_object(class, third);
+}
+
+/// Leaves `count` objects in the cache.
+fn use_cache_of(heap: &Heap, class: usize, count: usize) {
+    let objects: Vec<usize> = (0..count).map(|_| heap.take_object(class)).collect();
+    heap.drain_cpu(stay_here());
+    objects
+        .iter()
+        .for_each(|&object| heap.put_object(class, object));
+}
+
+#[test]
+fn what_a_window_did_without_is_taken_out() {
+    alone(CALM, |heap| {
+        surplus_goes(heap);
+    });
+}
+
+#[test]
+fn what_a_window_did_without_is_taken_out_without_sections() {
+    alone(PORTABLE, |heap| {
+        surplus_goes(heap);
+    });
+}
+
+/// Bytes that a round leaves in CPU stacks and full batches.
+fn tend(heap: &Heap, now: u64) -> usize {
+    let (mut left, by) = (Left::default(), Releaser::Tick);
+    let window = u64::from(heap.config.retain_ms);
+    let round = Round {
+        now,
+        ends_window: heap.pacing.ends_window(now, window),
+        by,
+    };
+    CpuStacks.tend(heap, &round, &mut left);
+    Batches.tend(heap, &round, &mut left);
+    left.cached_bytes as usize
+}
+
+#[test]
+fn rounds_drain_what_is_idle_and_count_the_rest() {
+    alone(CALM, |heap| {
+        let (cpu, class) = (stay_here(), class_of(64));
+        let bytes = CLASS[class].batch as usize * 64;
+        let objects: Vec<usize> = (0..300).map(|_| heap.take_object(class)).collect();
+        objects
+            .iter()
+            .for_each(|&object| heap.put_object(class, object));
+        // A full batch by itself.
+        let mut batch = [0; MAX_BATCH];
+        assert_eq!(heap.take_objects(class, &mut batch), MAX_BATCH);
+        heap.put_objects(class, &batch);
+        let in_cache = heap.caches.cpu_bytes(cpu);
+        let batches = heap.central[class].bytes(class).batches;
+        assert!(in_cache > 0 && batches >= bytes);
+        // The CPU's cache counts a round later than full batches, for its first look sees a change.
+        for _ in 1..IDLE_ROUNDS {
+            assert_eq!(tend(heap, 1000), in_cache + batches);
+        }
+        assert_eq!(tend(heap, 1000), in_cache);
+        assert_eq!(tend(heap, 1000), in_cache);
+        assert_eq!(tend(heap, 1000), 0);
+        assert_eq!(heap.caches.bytes(), 0);
+        assert_eq!(heap.central[class].bytes(class).batches, 0);
+    });
+}
+
+/// More than a batch of them.
+#[test]
+fn a_part_of_a_cache_is_taken_out() {
+    alone(CALM, |heap| {
+        let (cpu, class) = (stay_here(), class_of(64));
+        use_cache(heap, class);
+        let before = heap.caches.cpu_bytes(cpu);
+        let mut most = [0; CLASSES];
+        most[class] = MAX_BATCH as u16 + 6;
+        assert!(before > 80 * 64 && heap.take_out(cpu, Some(&most)));
+        assert_eq!(heap.caches.cpu_bytes(cpu), before - (MAX_BATCH + 6) * 64);
+    });
+}
+
+/// What the fewest objects of a window were, in a CPU's stack and among full batches, goes at its end.
+#[test]
+fn windows_end_by_the_clock() {
+    alone(CALM, |heap| {
+        let window = u64::from(heap.config.retain_ms);
+        let (cpu, large, small) = (stay_here(), CLASSES - 1, class_of(64));
+        let bytes = CLASS[large].size as usize * 2;
+        use_cache_of(heap, large, 2);
+        let mut batch = [0; MAX_BATCH];
+        assert_eq!(heap.take_objects(small, &mut batch), MAX_BATCH);
+        heap.put_objects(small, &batch);
+        let left = || {
+            let batches = heap.central[small].bytes(small).batches;
+            (heap.caches.cpu_bytes(cpu), batches / batch.len() / 64)
+        };
+        let end = window + 5000;
+        // The first window began at 0. In it both were empty once.
+        tend(heap, end);
+        assert_eq!(left(), (bytes, 1));
+        tend(heap, end + window - 1);
+        assert_eq!(left(), (bytes, 1));
+        tend(heap, end + window);
+        assert_eq!(left(), (0, 0));
+    });
+}
+
+#[test]
+fn a_drain_of_everything_puts_spare_runs_back() {
+    alone(CALM, |heap| {
+        let large = heap.allocate_large(100 << 12, 1).unwrap();
+        heap.free_large(heap.region().frame(large.address));
+        assert_eq!(heap.spares.frames(), 100);
+        heap.drain_all(Releaser::Asked);
+        assert_eq!(heap.spares.frames(), 0);
+        let dirty = heap.live_zones().iter().map(|zone| zone.counters().dirty);
+        assert_eq!(dirty.sum::<u64>(), 100);
+    });
+}
+
+/// While the drainer works, nobody else comes to the slab. Here it waits for the spans of a class.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_slab_is_parked_while_it_is_drained() {
+    alone(CALM, |heap| {
+        if !has_sections(heap) {
+            return;
+        }
+        let (cpu, class) = (stay_here(), class_of(64));
+        use_cache(heap, class);
+        let (caches, before) = (&heap.caches, heap.caches.cpu_bytes(cpu));
+        let state = &caches.states[cpu];
+        std::thread::scope(|scope| {
+            let held = heap.central[class].spans.lock();
+            let drainer = scope.spawn(|| heap.drain_cpu(cpu));
+            while caches.cpu_bytes(cpu) == before {
+                std::thread::yield_now();
+            }
+            let entry = caches.table_entry(cpu).load(Ordering::Relaxed);
+            let state = state.load(Ordering::Relaxed);
+            // SAFETY: the section mode.
+            let popped = unsafe { ebbtide_sys::rseq::section::pop(&caches.place().stacks, class) };
+            drop(held);
+            assert!(drainer.join().unwrap());
+            assert_eq!((entry, state, popped), (0, PARKED, 0));
+        });
+        assert!(is_live(heap, cpu) && caches.cpu_bytes(cpu) == 0);
+    });
+}
+
+/// A section that works with what it read of the table before a drain must not take effect after it.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+mod beside_sections {
+    use super::*;
+    use crate::alone::stay_on;
+    use crate::objects::cpu_cache::traffic::tests::warm;
+    use core::sync::atomic::AtomicU32;
+    use ebbtide_sys::process;
+    use ebbtide_sys::rseq::Stacks;
+
+    const ROUNDS: usize = 50;
+
+    /// What the thread in the section and the drainer say to each other.
+    #[derive(Default)]
+    struct Words {
+        /// The attempt that is inside the section, 1 or more.
+        inside: AtomicU32,
+        /// The section may end.
+        go: AtomicU32,
+        /// The attempt that took effect.
+        done: AtomicU32,
+        /// Attempts that found the CPU parked.
+        parked: AtomicU32,
+    }
+
+    /// A section that reads its CPU's entry, stays inside until `go`, and takes effect with a store to `done`. An
+    /// interruption sends it to its end without that.
+    #[inline(never)]
+    unsafe fn linger(stacks: &Stacks, words: &Words, attempt: u32) {
+        let parked: u32;
+        // SAFETY: the stacks are those of the heap in the section mode; only `words` is written to.
+        unsafe {
+            core::arch::asm!(
+                ".pushsection .data.rel.ro.ebbtide_rseq, \"aw\", @progbits",
+                ".balign 32",
+                "9: .long 0, 0",
+                ".quad 3f, 4f - 3f, 6f",
+                ".popsection",
+                ".pushsection .text.unlikely.ebbtide_rseq, \"ax\", @progbits",
+                ".byte 0x0f, 0xb9, 0x3d",
+                ".long 0x53053053",
+                "6: xor {parked:e}, {parked:e}",
+                "jmp 5f",
+                ".popsection",
+                "lea {t}, [rip + 9b]",
+                "mov qword ptr fs:[{off} + 8], {t}",
+                "3:",
+                "movsxd {t}, dword ptr fs:[{off} + 4]",
+                "mov {parked:e}, 1",
+                "cmp qword ptr [{table} + {t}*8], 0",
+                "je 5f",
+                "xor {parked:e}, {parked:e}",
+                "mov [{inside}], {attempt:e}",
+                "2:",
+                "pause",
+                "cmp dword ptr [{go}], 0",
+                "je 2b",
+                "mov [{done}], {attempt:e}",
+                "4:",
+                "5:",
+                parked = out(reg) parked,
+                t = out(reg) _,
+                table = in(reg) stacks.table,
+                inside = in(reg) words.inside.as_ptr(),
+                go = in(reg) words.go.as_ptr(),
+                done = in(reg) words.done.as_ptr(),
+                attempt = in(reg) attempt,
+                off = in(reg) stacks.rseq_offset,
+                options(nostack),
+            );
+        }
+        words.parked.fetch_add(parked, Ordering::Relaxed);
+    }
+
+    /// Lets the section end, also where a check fails: its thread is waited for.
+    struct Go<'a>(&'a Words);
+
+    impl Drop for Go<'_> {
+        fn drop(&mut self) {
+            self.0.go.store(1, Ordering::Relaxed);
+        }
+    }
+
+    fn allowed() -> Vec<usize> {
+        let cpus = process::CpuSet::allowed();
+        (0..1024).filter(|&cpu| cpus.has(cpu)).collect()
+    }
+
+    /// Calls `stop` while a section is under way on another CPU: no section that began before it may take effect
+    /// behind it.
+    fn sections_end(heap: &'static Heap, stop: impl Fn(usize, &Words)) {
+        if !has_sections(heap) {
+            return;
+        }
+        let [here, there, ..] = allowed()[..] else {
+            return std::eprintln!("skipped: one CPU");
+        };
+        stay_on(here);
+        assert!(warm(heap, there));
+        let stacks = heap.caches.place().stacks;
+        for round in 0..ROUNDS {
+            let words = Words::default();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    stay_on(there);
+                    for attempt in 1.. {
+                        // SAFETY: the section mode.
+                        unsafe { linger(&stacks, &words, attempt) };
+                        if words.done.load(Ordering::Relaxed) != 0 {
+                            return;
+                        }
+                    }
+                });
+                while words.inside.load(Ordering::Relaxed) == 0 {
+                    core::hint::spin_loop();
+                }
+                let before = words.inside.load(Ordering::Relaxed);
+                let go = Go(&words);
+                stop(there, &words);
+                drop(go);
+                while words.done.load(Ordering::Relaxed) == 0 {
+                    core::hint::spin_loop();
+                }
+                let done = words.done.load(Ordering::Relaxed);
+                assert!(done > before, "round {round}: from before the fence");
+            });
+        }
+    }
+
+    #[test]
+    fn a_drain_ends_the_sections_under_way() {
+        alone(CALM, |heap| {
+            sections_end(heap, |cpu, _| assert!(heap.drain_cpu(cpu)));
+        });
+    }
+
+    #[test]
+    fn a_fork_ends_the_sections_under_way() {
+        alone(CALM, |heap| {
+            sections_end(heap, |_, words| {
+                assert!(heap.caches.park_all());
+                words.go.store(1, Ordering::Relaxed);
+                let parked = words.parked.load(Ordering::Relaxed);
+                // Each that begins now finds it parked.
+                let done = || words.done.load(Ordering::Relaxed);
+                while words.parked.load(Ordering::Relaxed) < parked + 100 && done() == 0 {}
+                let took_effect = done();
+                heap.caches.unpark_all();
+                assert_eq!(took_effect, 0, "while memory is copied");
+            });
+        });
+    }
+}

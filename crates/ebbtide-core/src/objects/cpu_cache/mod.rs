@@ -1,0 +1,347 @@
+//! Per-CPU caches of objects: the slow side of the fast paths.
+//!
+//! The stacks and their operations are [`ebbtide_sys::rseq`]; here is who calls them when: [`traffic`]
+//! refills on a miss and takes what overflows, [`drain`] empties caches from anywhere. This file has the
+//! slabs, their states and their bounds.
+//!
+//! The mode is chosen once, before the first push, and never changes:
+//! - **sections**: restartable sections on the CPU's slab. A thread without registration, and a
+//!   `vfork` child, finds its slab parked and is served by the central lists.
+//! - **portable**: the same operations in plain Rust under a lock per CPU.
+//!
+//! States of a slab in the section mode, in [`CpuCaches::states`]:
+//!
+//! | state | table entry | who leads into it |
+//! |---|---|---|
+//! | [`COLD`] | 0 | initial; a fork without handlers |
+//! | [`LIVE`] | its offset | [`Objects::warm`](crate::objects::Objects) from cold, the drainer from parked |
+//! | [`PARKED`] | 0 | a drainer, under its lock; it alone touches the slab after its fence |
+//!
+//! Capacity is bounded per class and, over all classes, per CPU ([`CPU_BYTES`]): a stack starts with
+//! room for one batch and doubles when it is refilled empty, while the CPU's budget lasts. A drain
+//! starts that anew.
+//!
+//! - `INV-CLASS-1`: the stacks of class 0 and [`LARGE`](crate::pages::region::LARGE), which no object has, are empty and
+//!   full in every slab, for ever: nothing is added to them in batches. `free` pushes without looking whether the
+//!   class is one.
+
+pub mod drain;
+mod traffic;
+
+use crate::base::config::Config;
+use crate::base::ranks;
+use crate::base::size_class::{CLASS, CLASSES};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicUsize, Ordering};
+use ebbtide_sys::features::{MEMBARRIER, WIPE_ON_FORK};
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::rseq::model::Slab;
+use ebbtide_sys::rseq::{
+    self, Registration, SLAB_BYTES, SLAB_SKEW, SLAB_USER_OFFSET, STACK_BYTES, Stacks,
+};
+use ebbtide_sys::{membarrier, process, vm};
+
+/// CPUs with a cache of their own; higher ones share them in the portable mode and go without in
+/// the section mode.
+const MAX_CPUS: usize = 1024;
+/// Entries of the table: no kernel for x86-64 has a higher CPU number than 8,191, whatever `/sys` says of this machine.
+const TABLE_CPUS: usize = 8192;
+/// Before the entry of CPU 0: the wipe word, a spare one, and two entries for threads without registration.
+const TABLE_HEAD_BYTES: usize = 4 * 8;
+/// From the reservation's start to the parked slab, which follows the table's last entry at a slab's odd alignment.
+/// The pages of CPUs that are not there are only ever read, and so take no memory.
+const TABLE_BYTES: usize =
+    (TABLE_HEAD_BYTES + TABLE_CPUS * 8 - SLAB_SKEW).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
+/// Most bytes of objects that one CPU's stacks may hold.
+const CPU_BYTES: usize = 4 << 20;
+
+const COLD: u8 = 0;
+const LIVE: u8 = 1;
+const PARKED: u8 = 2;
+
+/// Value of the word that a fork wipes.
+const NOT_WIPED: usize = 1;
+
+/// All CPUs' caches.
+pub struct CpuCaches {
+    place: UnsafeCell<Place>,
+    /// See the module's header.
+    states: [AtomicU8; MAX_CPUS],
+    /// One drain at a time.
+    drain: Lock<()>,
+    /// The portable mode's locks.
+    locks: [Lock<()>; MAX_CPUS],
+}
+
+/// Constant after the start.
+#[derive(Clone, Copy)]
+struct Place {
+    stacks: Stacks,
+    cpus: usize,
+    sections: bool,
+    /// Address of the word that is zero in a forked child that nobody has told of it.
+    wipe_word: usize,
+}
+
+// SAFETY: `place` is written once, by the start of the heap; the rest is atomics and locks.
+unsafe impl Sync for CpuCaches {}
+
+/// What this process keeps about a slab in its header page.
+#[repr(C)]
+struct SlabNotes {
+    /// Room of each stack at its next refill.
+    capacity: [AtomicU16; CLASSES],
+    /// The fewest objects that rounds of this window saw in each stack.
+    low: [AtomicU16; CLASSES],
+    /// Bytes of objects that all stacks have room for.
+    bytes: AtomicUsize,
+    /// What the headers added up to at the last round, and for how many rounds they have.
+    seen: AtomicUsize,
+    idle_rounds: AtomicUsize,
+}
+
+const _: () = assert!(MAX_CPUS <= TABLE_CPUS);
+const _: () = assert!(SLAB_USER_OFFSET + size_of::<SlabNotes>() <= 4096 - 8);
+const _: () = assert!(rseq::STACKS * 8 <= SLAB_USER_OFFSET);
+
+impl CpuCaches {
+    /// Of no use before [`Self::start`].
+    pub const fn new() -> Self {
+        let stacks = Stacks {
+            table: 0,
+            parked: 0,
+            rseq_offset: 0,
+        };
+        let place = Place {
+            stacks,
+            cpus: 0,
+            sections: false,
+            wipe_word: 0,
+        };
+        Self {
+            place: UnsafeCell::new(place),
+            states: [const { AtomicU8::new(COLD) }; MAX_CPUS],
+            drain: Lock::new(ranks::DRAIN, ()),
+            locks: [const { Lock::new(ranks::CPU, ()) }; MAX_CPUS],
+        }
+    }
+
+    /// Reserves the slabs and chooses the mode. `None`: no address space.
+    ///
+    /// # Safety
+    /// Called once, before any other use.
+    pub unsafe fn start(&self, config: &Config) -> Option<Stacks> {
+        let all = process::cpu_limit();
+        // Higher CPUs go without a slab, and under a limit others too: their table entries stay parked.
+        let mut cpus = all.clamp(1, MAX_CPUS);
+        let start = loop {
+            match vm::reserve(TABLE_BYTES + (cpus + 1) * SLAB_BYTES, STACK_BYTES) {
+                Ok(start) => break start,
+                Err(_) if cpus > 1 => cpus /= 2,
+                Err(_) => return None,
+            }
+        };
+        let parked = start + TABLE_BYTES;
+        let table = parked - TABLE_CPUS * 8;
+        let wipe_word = table - TABLE_HEAD_BYTES;
+        // SAFETY: our own reservation; the parked slab is one header page.
+        unsafe {
+            vm::commit(start, TABLE_BYTES + vm::GRANULE).ok()?;
+            let advised = vm::advise(start, TABLE_BYTES, libc::MADV_WIPEONFORK);
+            let _ = WIPE_ON_FORK.latch(advised);
+            rseq::reset_slab(parked);
+            (wipe_word as *mut usize).write(NOT_WIPED);
+        }
+        let rseq_offset = choose_mode(config, all);
+        let stacks = Stacks {
+            table,
+            parked,
+            rseq_offset: rseq_offset.unwrap_or(0),
+        };
+        let sections = rseq_offset.is_some();
+        // SAFETY: by contract.
+        unsafe {
+            *self.place.get() = Place {
+                stacks,
+                cpus,
+                sections,
+                wipe_word,
+            };
+        }
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+        if sections && config.vfork_guard {
+            rseq::guard_vfork(stacks.rseq_offset);
+        }
+        Some(stacks)
+    }
+
+    fn place(&self) -> &Place {
+        // SAFETY: written once, before the heap is handed out.
+        unsafe { &*self.place.get() }
+    }
+
+    /// CPUs that have a slab: all that the kernel may ever bring up, but under a limit of address space.
+    pub fn cpus(&self) -> usize {
+        self.place().cpus
+    }
+
+    /// Whether restartable sections are in use.
+    pub fn uses_sections(&self) -> bool {
+        self.place().sections
+    }
+
+    /// Whether this process was forked and nobody has told the allocator.
+    #[inline]
+    pub fn was_forked(&self) -> bool {
+        // SAFETY: the word is mapped from the start on.
+        unsafe { (*(self.place().wipe_word as *const AtomicUsize)).load(Ordering::Relaxed) == 0 }
+    }
+
+    /// Sets the word that a fork wipes.
+    pub fn forget_fork(&self) {
+        // SAFETY: as in `was_forked`.
+        let word = unsafe { &*(self.place().wipe_word as *const AtomicUsize) };
+        word.store(NOT_WIPED, Ordering::Relaxed);
+    }
+
+    fn table_entry(&self, cpu: usize) -> &AtomicUsize {
+        // SAFETY: the table has an entry for each CPU below `TABLE_CPUS`, and `cpus` is no more than that.
+        unsafe { &*((self.place().stacks.table + cpu * 8) as *const AtomicUsize) }
+    }
+
+    fn notes(&self, cpu: usize) -> &SlabNotes {
+        // SAFETY: only called for slabs that have been warmed; all fields are atomics.
+        unsafe { &*((self.place().stacks.slab(cpu) + SLAB_USER_OFFSET) as *const SlabNotes) }
+    }
+
+    fn is_warm(&self, cpu: usize) -> bool {
+        cpu < self.place().cpus && self.states[cpu].load(Ordering::Acquire) != COLD
+    }
+
+    /// Room for the stack of `class` at its next refill on `cpu`: twice as much each time.
+    fn next_capacity(&self, cpu: usize, class: usize) -> usize {
+        let about = &CLASS[class];
+        let least = (about.batch as usize).max(2);
+        if !self.is_warm(cpu) {
+            return least;
+        }
+        let notes = self.notes(cpu);
+        let now = notes.capacity[class].load(Ordering::Relaxed) as usize;
+        let wanted = if now == 0 {
+            least
+        } else {
+            (now * 2).min(about.capacity as usize)
+        };
+        let more = wanted.saturating_sub(now) * about.size as usize;
+        // Two threads may both pass: the bound is a budget, not a promise to the byte.
+        if more == 0 || (now != 0 && notes.bytes.load(Ordering::Relaxed) + more > CPU_BYTES) {
+            return now.max(least);
+        }
+        notes.bytes.fetch_add(more, Ordering::Relaxed);
+        notes.capacity[class].store(wanted as u16, Ordering::Relaxed);
+        wanted
+    }
+
+    /// Bytes of objects in all caches: exact when nothing runs.
+    pub fn bytes(&self) -> usize {
+        (0..self.place().cpus).map(|cpu| self.cpu_bytes(cpu)).sum()
+    }
+
+    /// Bytes of objects in one CPU's cache: exact when nothing runs there.
+    fn cpu_bytes(&self, cpu: usize) -> usize {
+        if !self.is_warm(cpu) {
+            return 0;
+        }
+        // SAFETY: only read; a torn look gives a wrong count at worst.
+        let slab = unsafe { Slab::new(self.place().stacks.slab(cpu)) };
+        (1..CLASSES)
+            .map(|class| slab.len(class) * CLASS[class].size as usize)
+            .sum()
+    }
+
+    /// Bytes of memory that the slabs themselves take, a page per stack in use.
+    pub fn slab_bytes(&self) -> usize {
+        let cpus = (0..self.place().cpus).filter(|&cpu| self.is_warm(cpu));
+        let used = |cpu| {
+            let used =
+                |class: &usize| self.notes(cpu).capacity[*class].load(Ordering::Relaxed) != 0;
+            1 + (1..CLASSES).filter(used).count()
+        };
+        cpus.map(used).sum::<usize>() * vm::GRANULE
+    }
+
+    /// Whether a fence is worth trying. Asked before a lock is taken for one: a filter that kills the thread for the
+    /// call does so here, and leaves no lock behind that nobody will free.
+    pub fn may_fence(&self) -> bool {
+        self.uses_sections() && MEMBARRIER.may_work() && MEMBARRIER.latch(membarrier::ask()).is_ok()
+    }
+
+    /// Stops every CPU's sections, for a fork: returns when none is running. `false`: the fence was
+    /// refused, and the child must not use what is in the stacks.
+    pub fn park_all(&self) -> bool {
+        if !self.uses_sections() {
+            return true;
+        }
+        for cpu in 0..self.place().cpus {
+            self.table_entry(cpu).store(0, Ordering::Relaxed);
+        }
+        MEMBARRIER.latch(membarrier::fence_all()).is_ok()
+    }
+
+    /// Undoes [`Self::park_all`] where the state is live.
+    pub fn unpark_all(&self) {
+        if !self.uses_sections() {
+            return;
+        }
+        for cpu in 0..self.place().cpus {
+            if self.states[cpu].load(Ordering::Acquire) == LIVE {
+                self.table_entry(cpu)
+                    .store(self.place().stacks.live_offset(cpu), Ordering::Release);
+            }
+        }
+    }
+
+    /// Empties all stacks by forgetting what is in them.
+    ///
+    /// # Safety
+    /// No other thread exists in this process.
+    pub unsafe fn forget_all(&self) {
+        for cpu in 0..self.place().cpus {
+            if self.states[cpu].load(Ordering::Relaxed) == COLD {
+                continue;
+            }
+            // SAFETY: by contract nobody else uses the slab.
+            unsafe { self.reset(cpu) };
+            self.states[cpu].store(LIVE, Ordering::Relaxed);
+        }
+    }
+
+    /// # Safety
+    /// The caller holds the slab alone (`INV-RSEQ-3`).
+    unsafe fn reset(&self, cpu: usize) {
+        // SAFETY: by contract.
+        unsafe { rseq::reset_slab(self.place().stacks.slab(cpu)) };
+        let notes = self.notes(cpu);
+        let words = notes.capacity.iter().chain(&notes.low);
+        words.for_each(|word| word.store(0, Ordering::Relaxed));
+        notes.bytes.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The rseq offset for the section mode. `None`: the portable mode.
+fn choose_mode(config: &Config, cpus: usize) -> Option<isize> {
+    if cpus > MAX_CPUS || !config.rseq || config.basic_syscalls {
+        return None;
+    }
+    match rseq::registration() {
+        Registration::None(_) => None,
+        // Linux from 5.10 on has the fence for sections.
+        Registration::At(offset) => MEMBARRIER
+            .latch(membarrier::register())
+            .is_ok()
+            .then_some(offset),
+    }
+}
+
+#[cfg(test)]
+mod tests;

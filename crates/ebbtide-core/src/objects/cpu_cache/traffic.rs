@@ -1,0 +1,207 @@
+//! What goes between a CPU's stacks and the central lists: refill on a miss, overflow on a full stack.
+
+use crate::base::size_class::{CLASS, MAX_BATCH};
+use crate::objects::Objects;
+use crate::objects::central::Misuse;
+use core::sync::atomic::Ordering;
+use ebbtide_sys::rseq::model::Slab;
+#[cfg(target_arch = "x86_64")]
+use ebbtide_sys::rseq::section;
+use ebbtide_sys::rseq::{Outcome, SLAB_BYTES};
+use ebbtide_sys::{process, vm};
+
+use super::{COLD, LIVE};
+
+/// So many aborted sections in a row mean that they cannot get through (single-stepping).
+#[cfg(target_arch = "x86_64")]
+const MAX_ABORTS: usize = 20;
+
+/// One operation on this CPU's stacks, in whichever mode.
+enum Operation<'a> {
+    Pop(&'a mut [usize]),
+    Push(&'a [usize]),
+}
+
+impl Objects {
+    /// Performs an operation. [`Outcome::Parked`]: use the central lists.
+    fn operate(&self, class: usize, mut operation: Operation) -> Outcome {
+        let place = self.caches.place();
+        if !place.sections {
+            return self.operate_portable(class, &mut operation);
+        }
+        #[cfg(target_arch = "x86_64")]
+        for _ in 0..MAX_ABORTS {
+            // SAFETY: the mode says that the offset is good; the slabs behind live table entries are
+            // mapped; objects are never 0.
+            let (cpu, outcome) = unsafe {
+                let cpu = section::cpu_id(place.stacks.rseq_offset);
+                (
+                    cpu,
+                    match &mut operation {
+                        Operation::Pop(into) => section::pop_batch(&place.stacks, class, into),
+                        Operation::Push(objects) => {
+                            let capacity = self.caches.next_capacity(cpu as usize, class);
+                            section::push_batch(&place.stacks, class, objects, capacity)
+                        }
+                    },
+                )
+            };
+            match outcome {
+                Outcome::Aborted => {}
+                Outcome::Parked if self.warm(cpu) => {}
+                outcome => return outcome,
+            }
+        }
+        Outcome::Parked
+    }
+
+    fn operate_portable(&self, class: usize, operation: &mut Operation) -> Outcome {
+        let caches = &self.caches;
+        let cpu = process::current_cpu() % caches.place().cpus;
+        if !self.warm(cpu as i32) {
+            return Outcome::Parked;
+        }
+        let _held = caches.locks[cpu].lock();
+        // SAFETY: the CPU's lock is held.
+        let mut slab = unsafe { Slab::new(caches.place().stacks.slab(cpu)) };
+        Outcome::Done(match operation {
+            Operation::Pop(into) => slab.pop_batch(class, into),
+            Operation::Push(objects) => {
+                if slab.is_empty(class) {
+                    slab.push_batch(class, objects, caches.next_capacity(cpu, class))
+                } else if let [object] = objects {
+                    usize::from(slab.push(class, *object))
+                } else {
+                    slab.push_batch(class, objects, 1)
+                }
+            }
+        })
+    }
+
+    /// Makes a cold CPU's slab usable. `false`: there is none to be had, or a drain has it.
+    #[cold]
+    fn warm(&self, cpu: i32) -> bool {
+        let caches = &self.caches;
+        let place = caches.place();
+        let Some(cpu) = usize::try_from(cpu).ok().filter(|&cpu| cpu < place.cpus) else {
+            return false;
+        };
+        if caches.states[cpu].load(Ordering::Acquire) != COLD {
+            return !place.sections || caches.table_entry(cpu).load(Ordering::Relaxed) != 0;
+        }
+        // SAFETY: our own reservation. Twice does no harm.
+        if unsafe { vm::commit(place.stacks.slab(cpu), SLAB_BYTES) }.is_err() {
+            return false;
+        }
+        // In the section mode a fork in progress holds the drain lock: no slab becomes live then.
+        let _held = if place.sections {
+            let Some(held) = caches.drain.try_lock() else {
+                return false;
+            };
+            held
+        } else {
+            caches.locks[cpu].lock()
+        };
+        if caches.states[cpu].load(Ordering::Acquire) == COLD {
+            // SAFETY: cold slabs are touched under this lock only.
+            unsafe { caches.reset(cpu) };
+            caches.states[cpu].store(LIVE, Ordering::Release);
+            if place.sections {
+                caches
+                    .table_entry(cpu)
+                    .store(place.stacks.live_offset(cpu), Ordering::Release);
+            }
+        }
+        true
+    }
+
+    /// An object of `class`, for who has no fast path. 0: out of memory.
+    pub fn take_object(&self, class: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.caches.uses_sections() {
+            // SAFETY: the section mode.
+            let object = unsafe { section::pop(&self.caches.place().stacks, class) };
+            if object != 0 {
+                return object;
+            }
+        }
+        match self.pop(class) {
+            0 => self.refill(class),
+            object => object,
+        }
+    }
+
+    /// Takes an object back from who has no fast path.
+    pub fn put_object(&self, class: usize, object: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if self.caches.uses_sections() {
+            let stacks = &self.caches.place().stacks;
+            // SAFETY: the section mode; an object is not 0.
+            if unsafe { section::push(stacks, class, object) } {
+                return;
+            }
+        }
+        if !self.push(class, object) {
+            self.overflow(class, object);
+        }
+    }
+
+    /// What this CPU's stack has, after the fast path found nothing: the portable mode has none, and in the section mode
+    /// the miss may have been an interruption. 0: nothing.
+    pub fn pop(&self, class: usize) -> usize {
+        let mut object = [0];
+        self.operate(class, Operation::Pop(&mut object));
+        object[0]
+    }
+
+    /// The portable mode's push. `false`: there is no room, or the fast path has found that already.
+    pub fn push(&self, class: usize, object: usize) -> bool {
+        !self.caches.uses_sections()
+            && self.operate(class, Operation::Push(&[object])) == Outcome::Done(1)
+    }
+
+    /// An object of `class` after [`Self::pop`] had none. 0: out of memory.
+    pub fn refill(&self, class: usize) -> usize {
+        let mut objects = [0; MAX_BATCH];
+        let batch = CLASS[class].batch as usize;
+        let taken = self.take_objects(class, &mut objects[..batch]);
+        let Some(last) = taken.checked_sub(1) else {
+            return 0;
+        };
+        let rest = &objects[..last];
+        if !rest.is_empty() {
+            let pushed = match self.operate(class, Operation::Push(rest)) {
+                Outcome::Done(count) => count,
+                _ => 0,
+            };
+            if pushed < rest.len() {
+                self.put_objects(class, &rest[pushed..]);
+            }
+        }
+        objects[last]
+    }
+
+    /// Takes an object back after the fast path, or [`Self::push`], had no room for it.
+    #[cold]
+    #[inline(never)]
+    pub fn overflow(&self, class: usize, object: usize) {
+        let mut objects = [0; MAX_BATCH];
+        let batch = &mut objects[..CLASS[class].batch as usize];
+        match self.operate(class, Operation::Pop(batch)) {
+            Outcome::Done(count) => {
+                let popped = &batch[..count];
+                if popped.contains(&object) {
+                    Misuse::DoubleFree(object).abort(class);
+                }
+                self.put_objects(class, popped);
+                if self.operate(class, Operation::Push(&[object])) != Outcome::Done(1) {
+                    self.put_objects(class, &[object]);
+                }
+            }
+            _ => self.put_objects(class, &[object]),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

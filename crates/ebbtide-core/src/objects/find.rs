@@ -1,0 +1,55 @@
+//! What an address is.
+
+use crate::base::report::Line;
+use crate::base::size_class::MIN_ALIGN;
+use crate::objects::Objects;
+use crate::pages::large::Found;
+use crate::pages::region::LARGE;
+use core::sync::atomic::Ordering;
+
+/// What an address is.
+pub enum Allocation {
+    /// An object of that class.
+    Object(usize),
+    /// A large allocation that begins there.
+    Large(ebbtide_zone::Frame),
+    /// The reserve's.
+    Reserve,
+    /// No allocation.
+    None,
+}
+
+impl Objects {
+    /// What an address is. Takes no lock.
+    pub fn find(&self, address: usize) -> Allocation {
+        let region = self.region();
+        if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
+            // SAFETY: inside the region.
+            let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
+            if class != 0 && class != LARGE {
+                return Allocation::Object(class as usize);
+            }
+        }
+        match self.find_large(address) {
+            Found::Head(head) => Allocation::Large(head),
+            Found::Nothing if self.reserve.contains(address) => Allocation::Reserve,
+            Found::Nothing => Allocation::None,
+        }
+    }
+
+    /// Ends the process over a pointer that is no allocation, with what is known of it.
+    #[cold]
+    pub fn mistaken(&self, address: usize, what: &str) -> ! {
+        let region = self.region();
+        let line = Line::new().text(what).address(address);
+        if !region.contains(address) {
+            line.text(", which is not from this allocator").abort();
+        }
+        if !address.is_multiple_of(MIN_ALIGN) {
+            line.text(", which is not aligned to 16 bytes and so no allocation")
+                .abort();
+        }
+        line.text(", where nothing is allocated: freed already, or inside a large allocation")
+            .abort();
+    }
+}

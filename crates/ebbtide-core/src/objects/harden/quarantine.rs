@@ -1,0 +1,278 @@
+//! Where freed objects wait, poisoned, before anybody can have them again.
+//!
+//! A ring for each CPU, first in, first out, bounded in objects and in bytes; what falls out at the end has its poison
+//! read (`INV-HARDEN-2`) and goes to the caches. A ring's lock is held for moving entries only: no other lock is taken
+//! under it, no object is touched.
+//!
+//! What has been idle, and everything on a release of everything and at the end of the program, goes to the spans.
+
+use super::check_poison;
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::releaser::Releaser;
+use crate::base::size_class::{CLASS, MAX_BATCH};
+use crate::base::source::{Cached, Round, Source};
+use crate::objects::Objects;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use ebbtide_sys::lock::{Lock, Rank};
+use ebbtide_sys::{clock, process, vm};
+use ebbtide_zone::plan::Left;
+
+/// CPUs with a ring of their own; higher ones share them.
+const MAX_RINGS: usize = 64;
+/// Objects of a ring, less one.
+const ENTRIES: usize = 1024;
+/// Bytes of objects in a ring, as far as [`LEAVING`] keeps up.
+const BYTES: usize = 1 << 20;
+/// Objects that one call takes care of at most.
+const LEAVING: usize = 16;
+/// Milliseconds between looks of the program's calls.
+const LOOK_MS: u64 = 100;
+/// Milliseconds without use after which a look empties a ring.
+const IDLE_MS: u64 = 400;
+
+/// All rings. None before [`Self::start`].
+pub struct Quarantine {
+    rings: [Padded; MAX_RINGS],
+    count: AtomicUsize,
+    /// When the program's calls looked last for rings that are idle.
+    looked_ms: AtomicU64,
+}
+
+/// A cache line of its own.
+#[repr(align(64))]
+struct Padded(Lock<Ring>);
+
+/// The oldest entry is at `first`; `count` of them, round the end.
+struct Ring {
+    /// Address of the entries.
+    entries: usize,
+    first: usize,
+    count: usize,
+    /// Bytes of the objects.
+    bytes: usize,
+    /// When an object came last.
+    used_ms: u64,
+}
+
+/// An object and its class.
+#[derive(Clone, Copy)]
+struct Entry(u64);
+
+impl Entry {
+    const CLASS_SHIFT: u32 = 48;
+    const NONE: Self = Self(0);
+
+    fn new(class: usize, object: usize) -> Self {
+        Self((class as u64) << Self::CLASS_SHIFT | object as u64)
+    }
+
+    fn class(self) -> usize {
+        (self.0 >> Self::CLASS_SHIFT) as usize
+    }
+
+    fn object(self) -> usize {
+        (self.0 & ((1 << Self::CLASS_SHIFT) - 1)) as usize
+    }
+
+    fn bytes(self) -> usize {
+        CLASS[self.class()].size as usize
+    }
+}
+
+impl Ring {
+    const NEW: Self = Self {
+        entries: 0,
+        first: 0,
+        count: 0,
+        bytes: 0,
+        used_ms: 0,
+    };
+
+    fn at(&self, number: usize) -> *mut Entry {
+        (self.entries + (self.first + number) % ENTRIES * size_of::<Entry>()) as *mut Entry
+    }
+
+    /// There is always room for one ([`Self::take_excess`]).
+    fn put(&mut self, entry: Entry, now: u64) {
+        // SAFETY: the entries are mapped from the start on, and the lock of the ring is held.
+        unsafe { self.at(self.count).write(entry) };
+        self.count += 1;
+        self.bytes += entry.bytes();
+        self.used_ms = now;
+    }
+
+    fn take(&mut self) -> Option<Entry> {
+        self.count = self.count.checked_sub(1)?;
+        // SAFETY: as in `put`.
+        let entry = unsafe { self.at(0).read() };
+        self.first = (self.first + 1) % ENTRIES;
+        self.bytes -= entry.bytes();
+        Some(entry)
+    }
+
+    /// Takes the oldest out that are more than the bounds allow. How many.
+    fn take_excess(&mut self, into: &mut [Entry]) -> usize {
+        let is_over = |ring: &Self| ring.count == ENTRIES || ring.bytes > BYTES;
+        self.take_while(into, is_over)
+    }
+
+    fn take_while(&mut self, into: &mut [Entry], wanted: impl Fn(&Self) -> bool) -> usize {
+        let mut taken = 0;
+        while taken < into.len() && wanted(self) {
+            let Some(entry) = self.take() else { break };
+            into[taken] = entry;
+            taken += 1;
+        }
+        taken
+    }
+}
+
+impl Quarantine {
+    /// No ring.
+    pub const fn new() -> Self {
+        Self {
+            rings: [const { Padded(Lock::new(ranks::FREED, Ring::NEW)) }; MAX_RINGS],
+            count: AtomicUsize::new(0),
+            looked_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes the rings. `false`: no memory.
+    pub fn start(&self) -> bool {
+        let count = process::cpu_limit().clamp(1, MAX_RINGS);
+        let bytes = ENTRIES * size_of::<Entry>();
+        let Ok(entries) = vm::map(count * bytes) else {
+            return false;
+        };
+        for (index, ring) in self.rings[..count].iter().enumerate() {
+            ring.0.lock().entries = entries + index * bytes;
+        }
+        self.count.store(count, Ordering::Relaxed);
+        true
+    }
+
+    fn rings(&self) -> impl Iterator<Item = &Lock<Ring>> {
+        let count = self.count.load(Ordering::Relaxed);
+        self.rings[..count].iter().map(|ring| &ring.0)
+    }
+
+    /// Bytes of objects in all rings.
+    pub fn bytes(&self) -> usize {
+        self.rings().map(|ring| ring.lock().bytes).sum()
+    }
+}
+
+/// The rings of all CPUs, and large allocations.
+pub struct Quarantined;
+
+impl Source for Quarantined {
+    type Room = Objects;
+
+    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        if rank == ranks::FREED {
+            heap.quarantine.rings().for_each(|ring| each(ring));
+            each(heap.kept.lock());
+        }
+    }
+
+    fn cached(&self, heap: &Objects) -> Cached {
+        Cached {
+            objects: heap.quarantine.bytes(),
+            runs: 0,
+        }
+    }
+
+    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
+        left.cached_bytes += heap.drain_idle_quarantine(round.now) as u64;
+    }
+
+    fn give_all(&self, heap: &Objects, _by: Releaser) {
+        heap.drain_quarantine();
+    }
+
+    unsafe fn abandon(&self, heap: &Objects) {
+        heap.kept.forget();
+        for ring in heap.quarantine.rings() {
+            let mut ring = ring.lock();
+            let entries = ring.entries;
+            *ring = Ring {
+                entries,
+                ..Ring::NEW
+            };
+        }
+    }
+}
+
+impl Objects {
+    /// Keeps a poisoned object for a while, and hands older ones on. What was idle before goes first: the program may have
+    /// slept, and no worker with it.
+    pub(super) fn put_in_quarantine(&self, class: usize, object: usize) {
+        let now = clock::now_ms();
+        self.look_at_quarantine(now);
+        let quarantine = &self.quarantine;
+        let count = quarantine.count.load(Ordering::Relaxed).max(1);
+        let mut leaving = [Entry::NONE; LEAVING];
+        let left = {
+            let mut ring = quarantine.rings[process::current_cpu() % count].0.lock();
+            ring.put(Entry::new(class, object), now);
+            ring.take_excess(&mut leaving)
+        };
+        for entry in &leaving[..left] {
+            check_poison(entry.class(), entry.object());
+            self.put_object(entry.class(), entry.object());
+        }
+    }
+
+    /// Empties all rings into the spans, and puts large allocations back.
+    pub fn drain_quarantine(&self) {
+        self.put_all_kept();
+        for ring in self.quarantine.rings() {
+            self.drain_ring(ring);
+        }
+    }
+
+    /// Empties the rings that have not been used for [`IDLE_MS`]. Bytes of objects in the others.
+    pub fn drain_idle_quarantine(&self, now: u64) -> usize {
+        let mut in_use = 0;
+        for lock in self.quarantine.rings() {
+            let (bytes, used_ms) = {
+                let ring = lock.lock();
+                (ring.bytes, ring.used_ms)
+            };
+            if now.saturating_sub(used_ms) < IDLE_MS {
+                in_use += bytes;
+            } else if bytes > 0 {
+                self.drain_ring(lock);
+            }
+        }
+        in_use
+    }
+
+    /// Frees and slow paths look for idle rings too: there may be no worker, or none that looks.
+    pub fn look_at_quarantine(&self, now: u64) {
+        let looked = &self.quarantine.looked_ms;
+        if self.is_hardened() && now.saturating_sub(looked.load(Ordering::Relaxed)) >= LOOK_MS {
+            looked.store(now, Ordering::Relaxed);
+            self.drain_idle_quarantine(now);
+        }
+    }
+
+    /// At most as much as a ring holds, for others may go on filling it.
+    fn drain_ring(&self, ring: &Lock<Ring>) {
+        for _ in 0..ENTRIES / MAX_BATCH {
+            let mut entries = [Entry::NONE; MAX_BATCH];
+            let taken = ring.lock().take_while(&mut entries, |_| true);
+            for entry in &entries[..taken] {
+                check_poison(entry.class(), entry.object());
+                self.put_in_spans(entry.class(), &[entry.object()]);
+            }
+            if taken < entries.len() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Rings: first in, first out, bounded in objects and in bytes, emptied when idle.
+
+extern crate std;
+
+use super::*;
+use crate::alone::alone;
+use crate::base::size_class::{CLASSES, class_of};
+use crate::objects::harden::tests::HARDENED;
+use crate::reclaim::Heap;
+use std::vec;
+
+/// A ring with memory of its own.
+fn ring() -> Ring {
+    let entries = vm::map(ENTRIES * size_of::<Entry>()).unwrap();
+    Ring {
+        entries,
+        ..Ring::NEW
+    }
+}
+
+fn taken(ring: &mut Ring, room: usize) -> std::vec::Vec<usize> {
+    let mut into = vec![Entry::NONE; room];
+    let count = ring.take_excess(&mut into);
+    into[..count].iter().map(|entry| entry.object()).collect()
+}
+
+#[test]
+fn an_entry_is_an_object_and_its_class() {
+    for class in [1, CLASSES - 1] {
+        for object in [16, 0x7fff_ffff_fff0] {
+            let entry = Entry::new(class, object);
+            assert_eq!((entry.class(), entry.object()), (class, object));
+            assert_eq!(entry.bytes(), CLASS[class].size as usize);
+        }
+    }
+}
+
+#[test]
+fn the_oldest_objects_leave_a_full_ring_round_and_round() {
+    let mut ring = ring();
+    let mut next = 0;
+    for n in 0..3 * ENTRIES {
+        ring.put(Entry::new(1, n + 1), n as u64);
+        let left = taken(&mut ring, LEAVING);
+        assert!(ring.count < ENTRIES && ring.bytes == ring.count * 16);
+        assert_eq!(left.len(), usize::from(n >= ENTRIES - 1));
+        for object in left {
+            assert_eq!(object, next + 1);
+            next += 1;
+        }
+        assert_eq!(ring.used_ms, n as u64);
+    }
+    while let Some(entry) = ring.take() {
+        assert_eq!(entry.object(), next + 1);
+        next += 1;
+    }
+    assert_eq!((next, ring.count, ring.bytes), (3 * ENTRIES, 0, 0));
+}
+
+#[test]
+fn a_ring_is_bounded_in_bytes_as_well() {
+    let mut ring = ring();
+    let class = class_of(BYTES / 4);
+    for n in 1..=4 {
+        ring.put(Entry::new(class, n), 0);
+        assert!(taken(&mut ring, LEAVING).is_empty());
+    }
+    assert_eq!(ring.bytes, BYTES);
+    ring.put(Entry::new(1, 5), 0);
+    assert_eq!(taken(&mut ring, LEAVING), [1]);
+    for n in 6..9 {
+        ring.put(Entry::new(class, n), 0);
+    }
+    // As many as the caller has room for at once.
+    assert_eq!(
+        (taken(&mut ring, 1), taken(&mut ring, 9)),
+        (vec![2], vec![3, 4])
+    );
+    assert_eq!(ring.count, 4);
+}
+
+fn objects_of_rings(heap: &Heap) -> usize {
+    heap.quarantine.rings().map(|ring| ring.lock().count).sum()
+}
+
+#[test]
+fn a_freed_object_waits_before_it_is_handed_out_again() {
+    alone(HARDENED, |heap| {
+        let class = class_of(64);
+        let first = heap.allocate_hardened(50, 1);
+        heap.free_hardened(class, first);
+        assert_eq!((objects_of_rings(heap), heap.quarantine.bytes()), (1, 64));
+        for _ in 0..200 {
+            let object = heap.allocate_hardened(50, 1);
+            assert_ne!(object, first);
+        }
+        heap.drain_quarantine();
+        assert_eq!((objects_of_rings(heap), heap.quarantine.bytes()), (0, 0));
+        assert_eq!(heap.central[class].bytes(class).batches, 0);
+        let comes_again = (0..1000).any(|_| heap.allocate_hardened(50, 1) == first);
+        assert!(comes_again);
+    });
+}
+
+#[test]
+fn an_idle_ring_is_emptied() {
+    alone(HARDENED, |heap| {
+        let object = heap.allocate_hardened(50, 1);
+        heap.free_hardened(class_of(64), object);
+        let freed_ms = heap
+            .quarantine
+            .rings()
+            .map(|ring| ring.lock().used_ms)
+            .max();
+        let freed_ms = freed_ms.unwrap();
+        assert_eq!(heap.drain_idle_quarantine(freed_ms + IDLE_MS - 1), 64);
+        assert_eq!(heap.quarantine.bytes(), 64);
+        // Looks of the program's calls come at intervals.
+        let looked = &heap.quarantine.looked_ms;
+        looked.store(freed_ms + IDLE_MS, Ordering::Relaxed);
+        heap.look_at_quarantine(freed_ms + IDLE_MS + LOOK_MS - 1);
+        assert_eq!(heap.quarantine.bytes(), 64);
+        heap.look_at_quarantine(freed_ms + IDLE_MS + LOOK_MS);
+        assert_eq!(heap.quarantine.bytes(), 0);
+        let looked_ms = freed_ms + IDLE_MS + LOOK_MS;
+        assert_eq!(looked.load(Ordering::Relaxed), looked_ms);
+        // The next ring is idle at its time, to the millisecond.
+        looked.store(u64::MAX, Ordering::Relaxed);
+        let object = heap.allocate_hardened(50, 1);
+        heap.free_hardened(class_of(64), object);
+        let used = heap
+            .quarantine
+            .rings()
+            .map(|ring| ring.lock().used_ms)
+            .max();
+        assert_eq!(heap.quarantine.bytes(), 64);
+        assert_eq!(heap.drain_idle_quarantine(used.unwrap() + IDLE_MS), 0);
+        assert_eq!(heap.quarantine.bytes(), 0);
+    });
+}
+
+#[test]
+fn a_ring_that_is_forgotten_keeps_its_memory() {
+    alone(HARDENED, |heap| {
+        let object = heap.allocate_hardened(50, 1);
+        heap.free_hardened(class_of(64), object);
+        let large = heap.allocate_large(100 << 12, 1).unwrap();
+        assert!(heap.free_large(heap.region().frame(large.address)));
+        // SAFETY: the test's process has no other thread that uses the heap.
+        unsafe { Quarantined.abandon(heap) };
+        let slack = heap.slack.load(Ordering::Relaxed);
+        heap.put_all_kept();
+        assert_eq!(slack, heap.slack.load(Ordering::Relaxed), "forgotten too");
+        assert_eq!((objects_of_rings(heap), heap.quarantine.bytes()), (0, 0));
+        let object = heap.allocate_hardened(50, 1);
+        heap.free_hardened(class_of(64), object);
+        assert_eq!(objects_of_rings(heap), 1);
+    });
+}

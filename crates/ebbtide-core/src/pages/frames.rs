@@ -1,0 +1,463 @@
+//! Runs of frames from the zones, and the opening of new ones.
+//!
+//! A request goes to the zone that is home to its CPU, then to [`FALLOVERS`] siblings at most, those of the same
+//! node first; when none has room, the home opens the next step of its range (4 MiB, doubling to 64 MiB). Only when
+//! that is refused, all siblings are asked, and open more. A run that a sibling gave is counted; it goes home
+//! when it is put back, because its zone is known by its number. No lock is held across the opening: threads that find the same zone full may open the same step, the first to come back
+//! adds it.
+//!
+//! The first 16 MiB of a zone are kept from huge pages, so that small processes stay small; what
+//! is opened behind asks for them.
+
+use crate::base::ranks;
+use crate::base::stats;
+use crate::pages::Pages;
+use crate::pages::region::{Region, flag};
+use core::sync::atomic::{AtomicU32, Ordering};
+use ebbtide_sys::features::HUGE_PAGES;
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::{Errno, process, vm};
+use ebbtide_zone::refault::{Recent, Refaults};
+use ebbtide_zone::retain::Retain;
+use ebbtide_zone::{
+    BLOCK_FRAMES, Block, Counters, Extent, FRAME_BYTES, Frame, PutError, Run, TakeMode, Zone,
+    ZoneState,
+};
+
+/// Blocks at a zone's start that stay without huge pages.
+const START_BLOCKS: u32 = 8;
+/// The first step of an opening, and the largest, in blocks.
+const STEPS: (u32, u32) = (2, 32);
+
+/// Siblings that are asked before the home opens more.
+const FALLOVERS: usize = 2;
+
+/// A zone with its lock.
+pub struct ZoneSlot {
+    /// The zone's state and its demand.
+    pub lock: Lock<ZoneData>,
+    /// The block behind all that anybody has begun to open: noted before the memory can be touched.
+    opening: AtomicU32,
+}
+
+/// What a zone's lock guards, beside its records.
+pub struct ZoneData {
+    /// Policy state.
+    pub state: ZoneState,
+    /// The recent peak.
+    pub retain: Retain,
+    /// Frames taken since the last tick that were not dirty.
+    pub taken: u64,
+    /// What became of frames that were given up.
+    pub refaults: Refaults,
+    /// Frames that became lazy, until they have been so for `lazy_ms`.
+    pub lazied: Recent,
+}
+
+impl ZoneSlot {
+    /// Of no use before [`Self::begin`].
+    pub const fn new() -> Self {
+        let data = ZoneData {
+            state: ZoneState::new(0, 0),
+            retain: Retain::new(),
+            taken: 0,
+            refaults: Refaults::new(),
+            lazied: Recent::new(0),
+        };
+        Self {
+            lock: Lock::new(ranks::ZONE, data),
+            opening: AtomicU32::new(0),
+        }
+    }
+
+    /// In a child whose parent's other threads may have been opening more: forgets every opened block. The zone goes on
+    /// behind what any of them can have touched.
+    pub fn give_up(&self, region: &Region) {
+        let mut data = self.lock.lock();
+        let behind = self.opening.load(Ordering::Relaxed);
+        view(region, &mut data.state, 0).reset_above(Block(behind));
+    }
+
+    /// Gives the zone its range, and frames that become lazy their time.
+    pub fn begin(&self, first: u32, limit: u32, lazy_ms: u32) {
+        let mut data = self.lock.lock();
+        data.state = ZoneState::new(first, limit);
+        data.lazied = Recent::new(u64::from(lazy_ms));
+    }
+
+    /// Works on the zone under its lock: bounded work without system calls.
+    #[inline]
+    pub fn with<R>(&self, region: &Region, work: impl FnOnce(&mut Zone) -> R) -> R {
+        work(&mut view(region, &mut self.lock.lock().state, 0))
+    }
+
+    /// What was taken, and how many frames of it may not be resident. `slack`: frames that are taken with the others and stay unused.
+    fn take<R>(
+        &self,
+        region: &Region,
+        slack: u64,
+        attempt: impl FnOnce(&mut Zone) -> Option<R>,
+    ) -> Option<(R, u64)> {
+        let mut data = self.lock.lock();
+        let before = data.state.counters();
+        let taken = attempt(&mut view(region, &mut data.state, 0))?;
+        let after = data.state.counters();
+        data.retain.rise(after.in_use);
+        let other = (before.free - before.dirty) - (after.free - after.dirty);
+        let fresh = other.saturating_sub(slack);
+        data.taken += fresh;
+        Some((taken, fresh))
+    }
+
+    /// The zone's counts.
+    pub fn counters(&self) -> Counters {
+        self.lock.lock().state.counters()
+    }
+}
+
+/// The zone over its opened records and `more` blocks behind them.
+pub fn view<'a>(region: &'a Region, state: &'a mut ZoneState, more: u32) -> Zone<'a> {
+    let first = state.first_block().0;
+    let count = state.open_end().0 - first + more;
+    // SAFETY: the zone's lock is held by whoever has `state`, its first block is a multiple of 64,
+    // and opened blocks have records (`INV-REGION-2`).
+    let (blocks, words) = unsafe { region.records(first, count) };
+    Zone::new(state, blocks, words)
+}
+
+/// Blocks of a zone's range; the last one goes on to the end.
+pub fn zone_part(region: &Region, zones: usize) -> u32 {
+    let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
+    region.blocks / unit / zones as u32 * unit
+}
+
+/// First block and limit of a zone: equal parts of whole GiB.
+pub fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
+    let part = zone_part(region, zones);
+    let first = part * index as u32;
+    (
+        first,
+        if index + 1 == zones {
+            region.blocks
+        } else {
+            first + part
+        },
+    )
+}
+
+impl Pages {
+    fn take_mode(&self) -> TakeMode {
+        if self.config.cluster {
+            TakeMode::Cluster
+        } else {
+            TakeMode::FrameByFrame
+        }
+    }
+
+    /// Takes a run inside one pageblock. `None`: out of memory or address space.
+    pub fn take_run(&self, frames: u32, align_frames: u32) -> Option<Run> {
+        let mode = self.take_mode();
+        self.take(1, 0, |zone| zone.take_run(frames, align_frames, mode))
+    }
+
+    /// Takes whole pageblocks, with `slack` address space behind them if there is room.
+    pub fn take_blocks(&self, blocks: u32, align_blocks: u32, slack: u32) -> Option<Extent> {
+        // Enough for an aligned run wherever the opened end is now.
+        let need = blocks.checked_add(align_blocks - 1)?;
+        let unused = u64::from(slack) * u64::from(BLOCK_FRAMES);
+        self.take(need, unused, |zone| {
+            zone.take_blocks(blocks, align_blocks, slack)
+        })
+    }
+
+    fn take<R>(
+        &self,
+        need: u32,
+        slack: u64,
+        mut attempt: impl FnMut(&mut Zone) -> Option<R>,
+    ) -> Option<R> {
+        let zones = self.live_zones();
+        let domains = &self.domains;
+        let at = if zones.len() == 1 {
+            0
+        } else {
+            domains.home(process::current_cpu())
+        };
+        let home = &zones[at];
+        if let Some(taken) = self.take_from(home, slack, &mut attempt) {
+            return Some(taken);
+        }
+        let taken = domains
+            .siblings(at)
+            .take(FALLOVERS)
+            .find_map(|zone| self.take_from(&zones[zone], slack, &mut attempt));
+        if taken.is_some() {
+            stats::count_fallover();
+            return taken;
+        }
+        if let Some(taken) = self.take_opening(home, need, slack, &mut attempt) {
+            return Some(taken);
+        }
+        // Out of address space, or of what a limit allows: whatever there is.
+        let taken = domains.siblings(at).find_map(|zone| {
+            let taken = self.take_from(&zones[zone], slack, &mut attempt);
+            taken.or_else(|| self.take_opening(&zones[zone], need, slack, &mut attempt))
+        });
+        if taken.is_some() {
+            stats::count_fallover();
+        }
+        taken
+    }
+
+    fn take_from<R>(
+        &self,
+        slot: &ZoneSlot,
+        slack: u64,
+        attempt: impl FnOnce(&mut Zone) -> Option<R>,
+    ) -> Option<R> {
+        let (taken, fresh) = slot.take(self.region(), slack, attempt)?;
+        self.allowance.count_fresh(fresh);
+        Some(taken)
+    }
+
+    fn take_opening<R>(
+        &self,
+        slot: &ZoneSlot,
+        need: u32,
+        slack: u64,
+        mut attempt: impl FnMut(&mut Zone) -> Option<R>,
+    ) -> Option<R> {
+        while self.open_more(slot, need) {
+            let taken = self.take_from(slot, slack, &mut attempt);
+            if taken.is_some() {
+                return taken;
+            }
+        }
+        None
+    }
+
+    /// Opens the zone's next step, `need` blocks at least. `false`: at its end, or refused.
+    fn open_more(&self, slot: &ZoneSlot, need: u32) -> bool {
+        let (first, start, opened, room) = {
+            let state = &slot.lock.lock().state;
+            (
+                state.first_block().0,
+                state.open_end().0,
+                state.opened(),
+                state.unopened(),
+            )
+        };
+        if room < need {
+            return false;
+        }
+        let region = self.region();
+        let mut step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
+        let open = |step| {
+            slot.opening.fetch_max(start + step, Ordering::Relaxed);
+            crate::pages::span::open_records(
+                &self.records,
+                region,
+                step * crate::pages::span::PER_BLOCK,
+            )
+            .is_some()
+                && region.open(start, step).is_ok()
+        };
+        if !open(step) {
+            // Under a limit: as little as does.
+            step = need;
+            if !open(step) {
+                return false;
+            }
+        }
+        self.advise_huge(start - first, start, step);
+        // Where memory is locked, the kernel has populated it.
+        let last = Frame((start + step) * BLOCK_FRAMES - 1);
+        let resident = !self.config.basic_syscalls && vm::is_resident(region.address(last));
+        let mut data = slot.lock.lock();
+        if data.state.open_end().0 == start {
+            let mut zone = view(region, &mut data.state, step);
+            if resident {
+                zone.open_resident(step);
+            } else {
+                zone.open(step);
+            }
+        }
+        drop(data);
+        self.grown.fetch_max(step, Ordering::Relaxed);
+        true
+    }
+
+    /// Tells the kernel where huge pages are wanted, `into_zone` blocks behind the zone's start.
+    fn advise_huge(&self, into_zone: u32, block: u32, count: u32) {
+        let small = if self.config.thp {
+            START_BLOCKS.saturating_sub(into_zone).min(count)
+        } else {
+            count
+        };
+        let parts = [
+            (block, small, libc::MADV_NOHUGEPAGE),
+            (block + small, count - small, libc::MADV_HUGEPAGE),
+        ];
+        for (block, count, advice) in parts {
+            self.advise_frames(Block(block).first_frame(), count * BLOCK_FRAMES, advice);
+        }
+    }
+
+    /// Gives one of the two advices on huge pages.
+    fn advise_frames(&self, first: Frame, frames: u32, advice: i32) {
+        if frames > 0 && HUGE_PAGES.may_work() {
+            let (address, bytes) = (self.region().address(first), frames as usize * FRAME_BYTES);
+            // SAFETY: opened frames of ours; the advice changes no content.
+            let advised = unsafe { vm::advise(address, bytes, advice) };
+            // Other errors come and go.
+            if matches!(advised, Ok(()) | Err(Errno::EINVAL)) {
+                let _ = HUGE_PAGES.latch(advised);
+            }
+        }
+    }
+
+    /// Whether a block lies where huge pages are asked for.
+    pub fn is_in_growth_range(&self, block: Block) -> bool {
+        let (first, _) = self.zone_range_of(block);
+        block.0 - first >= START_BLOCKS
+    }
+
+    /// The mapping of whole blocks is fresh, and they hold no memory: nothing is special about them any more.
+    ///
+    /// Nobody else has a part of them.
+    pub fn note_fresh_blocks(&self, first: Block, count: u32) {
+        let (start, _) = self.zone_range_of(first);
+        self.advise_huge(first.0 - start, first.0, count);
+        for block in (first.0..first.0 + count).map(Block) {
+            // SAFETY: the blocks are opened.
+            let before = unsafe { self.region().flags(block) }.swap(0, Ordering::Relaxed);
+            if before & flag::SMALL != 0 {
+                self.small_blocks.fetch_sub(1, Ordering::Relaxed);
+            }
+            if before & flag::MOVE != 0 {
+                self.moves.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The mapping of a part of a block is fresh: it gets the advice that the block has.
+    pub fn note_fresh_part(&self, first: Frame, frames: u32) {
+        // SAFETY: the block is opened.
+        let flags = unsafe { self.region().flags(first.block()) }.load(Ordering::Relaxed);
+        let is_small = flags & flag::SMALL != 0 || !self.may_be_huge(first);
+        let advice = if is_small {
+            libc::MADV_NOHUGEPAGE
+        } else {
+            libc::MADV_HUGEPAGE
+        };
+        self.advise_frames(first, frames, advice);
+    }
+
+    /// The zone that a block belongs to.
+    pub fn zone_of(&self, block: Block) -> &ZoneSlot {
+        &self.live_zones()[self.zone_range_of(block).1]
+    }
+
+    /// The first block and the number of a block's zone.
+    fn zone_range_of(&self, block: Block) -> (u32, usize) {
+        let zones = self.domains.zones();
+        let part = zone_part(self.region(), zones);
+        let index = block
+            .0
+            .checked_div(part)
+            .map_or(0, |index| (index as usize).min(zones - 1));
+        (part * index as u32, index)
+    }
+
+    /// Returns a run, `touched` frames of it dirty, the rest as clean as it came.
+    pub fn put_run(&self, first: Frame, frames: u32, touched: u32) {
+        let mode = self.take_mode();
+        let put = self.zone_of(first.block()).with(self.region(), |zone| {
+            if touched > 0 {
+                zone.put_run(first, touched, true, mode)?;
+            }
+            if touched < frames {
+                zone.put_run(Frame(first.0 + touched), frames - touched, false, mode)?;
+            }
+            Ok(())
+        });
+        self.expect_put(put);
+    }
+
+    /// Returns a run of at most 64 frames in one turn of its zone's lock; bit `n` of `dirty` says that frame `n` of it
+    /// is dirty.
+    pub fn put_cluster(&self, first: Frame, frames: u32, dirty: u64) {
+        let mode = self.take_mode();
+        let put = self.zone_of(first.block()).with(self.region(), |zone| {
+            let mut at = 0;
+            while at < frames {
+                let is_dirty = dirty >> at & 1 == 1;
+                let same = if is_dirty { !dirty } else { dirty } >> at;
+                let count = same.trailing_zeros().min(frames - at);
+                zone.put_run(Frame(first.0 + at), count, is_dirty, mode)?;
+                at += count;
+            }
+            Ok(())
+        });
+        self.expect_put(put);
+    }
+
+    /// Returns whole pageblocks, the first `dirty` of them dirty.
+    pub fn put_blocks(&self, first: Block, blocks: u32, dirty: u32) {
+        let put = self.zone_of(first).with(self.region(), |zone| {
+            zone.put_blocks(first, blocks, dirty).map(drop)
+        });
+        self.expect_put(put);
+    }
+
+    /// A refused put would mean that our own records are wrong: stop before they harm anyone.
+    pub fn expect_put(&self, put: Result<(), PutError>) {
+        if let Err(error) = put {
+            crate::base::report::Line::new()
+                .text("internal error: frames put twice at ")
+                .address(self.region().address(error.first))
+                .abort();
+        }
+    }
+
+    /// Whether a frame is in a part of the heap given up after a fork without handlers.
+    pub fn is_frozen(&self, frame: Frame) -> bool {
+        self.zone_of(frame.block())
+            .lock
+            .lock()
+            .state
+            .is_frozen(frame)
+    }
+
+    /// See [`flag`]. The block is opened.
+    pub fn flags_of(&self, block: Block) -> u8 {
+        // SAFETY: only asked of opened blocks.
+        unsafe { self.region().flags(block) }.load(Ordering::Relaxed)
+    }
+
+    /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
+    pub fn may_be_huge(&self, frame: Frame) -> bool {
+        self.config.thp
+            && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
+            && self.is_in_growth_range(frame.block())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a thread of the parent's opens may be of any size, and may have content that the child takes for none.
+    #[test]
+    fn a_child_goes_on_behind_what_others_were_opening() {
+        let region = *crate::front::heap().unwrap().region();
+        let slot = ZoneSlot::new();
+        let first = region.blocks / 64 * 64 - 2048;
+        slot.begin(first, region.blocks, 5000);
+        slot.opening.store(first + 1000, Ordering::Relaxed);
+        slot.give_up(&region);
+        let data = slot.lock.lock();
+        assert_eq!(data.state.open_end(), Block(first + 1000));
+        assert!(data.state.is_frozen(Block(first + 999).first_frame()));
+    }
+}

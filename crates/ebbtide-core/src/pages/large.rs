@@ -1,0 +1,395 @@
+//! Large allocations: whole frames straight from a zone.
+//!
+//! Below 2 MiB they lie inside one pageblock; from 2 MiB up they begin with whole pageblocks. What is
+//! left of the last block goes to others up to 16 MiB, because a huge page there would be wasted; above,
+//! the allocation owns all its blocks, and as much clean address space behind them to grow into while the
+//! region is less than half used.
+//!
+//! ```text
+//!   blocks = 0          [..tail..]                 a run inside a block
+//!   frames > blocks     [block][block][tail..]     the rest of the last block is somebody else's
+//!   frames <= blocks    [block][block][slack ]     whole blocks, used up to `frames`
+//! ```
+//!
+//! Only the head
+//! frame has a class byte ([`LARGE`]) and a span record; whoever exchanges the byte for 0 has freed the
+//! allocation, so a second `free` is always found.
+//!
+//! Growing tries, in order: the slack, free neighbours, moving the pages to a new place
+//! (mremap), copying.
+
+pub mod guard;
+mod moves;
+
+use crate::base::report::Line;
+use crate::pages::region::{LARGE, Region};
+use crate::pages::span::{self, Span};
+use crate::pages::{Pages, Settings};
+use core::sync::atomic::Ordering;
+use ebbtide_sys::vm;
+use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
+
+/// Below this, an allocation that shrinks to less than half is copied.
+const SHRINK_BYTES: usize = 256 << 10;
+/// A shrinking allocation releases a tail of at least this many frames within its last block.
+const TAIL_FRAMES: u32 = 16;
+/// From this many frames on (16 MiB) an allocation owns its last block whole, and slack.
+const OWN_BLOCKS_FRAMES: u32 = 4096;
+
+/// Requests above this are compared with what the machine has.
+const UNCHECKED_BYTES: usize = 64 << 20;
+
+/// A fresh large allocation.
+pub struct Large {
+    /// Its address.
+    pub address: usize,
+    /// Whether it reads zero.
+    pub clean: bool,
+}
+
+/// What became of a request to make one larger or smaller.
+pub enum Resized {
+    /// It is here now.
+    At(usize),
+    /// There is no other place for it now.
+    NoRoom,
+    /// It is to be copied.
+    Never,
+}
+
+/// What stands at an address that is not an object of a class.
+pub enum Found {
+    /// A large allocation's head.
+    Head(Frame),
+    /// Nothing that can be freed.
+    Nothing,
+}
+
+impl Pages {
+    /// Takes `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
+    pub fn take_large(&self, size: usize, align: usize) -> Option<Large> {
+        let frames = size.div_ceil(FRAME_BYTES) as u32;
+        let align_frames = (align / FRAME_BYTES).max(1) as u32;
+        let region = self.region();
+        let is_run = frames < BLOCK_FRAMES && align_frames <= BLOCK_FRAMES;
+        if is_run && let Some(first) = self.take_spare(frames, align_frames) {
+            return Some(Large {
+                address: region.address(first),
+                clean: false,
+            });
+        }
+        let index = span::take_record(&self.records, region)?;
+        let taken = if is_run {
+            let run = self.take_run(frames, align_frames);
+            run.map(|run| (run.first, 0, run.clean))
+        } else {
+            self.take_extent(frames, align_frames.div_ceil(BLOCK_FRAMES))
+        };
+        let Some((first, blocks, clean)) = taken else {
+            span::put_record(&self.records, region, index);
+            return None;
+        };
+        // SAFETY: the record and the frames are this allocation's, known to nobody else yet.
+        unsafe {
+            let span = span::record(region, index);
+            (span.class, span.first, span.frames, span.blocks) = (0, first.0, frames, blocks);
+            (span.was_clean, span.moved_frames, span.tail) = (clean, 0, 0);
+            self.guard_large(span, size);
+            self.slack.fetch_add(span.slack(), Ordering::Relaxed);
+            region.span_of(first).store(index, Ordering::Relaxed);
+            region.class_of(first).store(LARGE, Ordering::Release);
+        }
+        Some(Large {
+            address: region.address(first),
+            clean,
+        })
+    }
+
+    /// Takes whole blocks, and gives the rest of the last one to others or adds slack. First frame,
+    /// blocks owned, and whether all is clean.
+    fn take_extent(&self, frames: u32, align_blocks: u32) -> Option<(Frame, u32, bool)> {
+        let blocks = frames.div_ceil(BLOCK_FRAMES);
+        if frames >= OWN_BLOCKS_FRAMES {
+            let slack = if self.has_address_space() { blocks } else { 0 };
+            let extent = self.take_blocks(blocks, align_blocks, slack)?;
+            return Some((extent.first.first_frame(), extent.blocks, extent.clean));
+        }
+        let extent = self.take_blocks(blocks, align_blocks, 0)?;
+        let first = extent.first.first_frame();
+        let rest = blocks * BLOCK_FRAMES - frames;
+        if rest > 0 {
+            let first_rest = Frame(first.0 + frames);
+            // A huge page makes it resident with the rest of its block: it counts as dirty, then, so that it
+            // goes back if nobody wants it.
+            let dirty = !extent.clean || self.may_be_huge(first_rest);
+            self.put_run(first_rest, rest, if dirty { rest } else { 0 });
+        }
+        Some((first, frames / BLOCK_FRAMES, extent.clean))
+    }
+
+    /// Whether less than half of the address space has been opened.
+    fn has_address_space(&self) -> bool {
+        let opened: u64 = self
+            .live_zones()
+            .iter()
+            .map(|zone| u64::from(zone.lock.lock().state.opened()))
+            .sum();
+        opened * 2 < u64::from(self.region().blocks)
+    }
+
+    /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
+    /// always.
+    pub fn grants(&self, size: usize, align: usize) -> bool {
+        let limit = self.request_limit.max(UNCHECKED_BYTES);
+        size <= self.region().blocks as usize * ebbtide_zone::BLOCK_BYTES
+            && align <= self.region().alignment()
+            && (size <= limit || !self.config.basic_syscalls && overcommits())
+    }
+}
+
+impl Settings {
+    /// Looks up an address that has no class.
+    pub fn find_large(&self, address: usize) -> Found {
+        let region = self.region();
+        if !region.contains(address) || !address.is_multiple_of(FRAME_BYTES) {
+            return Found::Nothing;
+        }
+        let frame = region.frame(address);
+        // SAFETY: the whole array is readable from the start on.
+        match unsafe { region.class_of(frame) }.load(Ordering::Acquire) {
+            LARGE => Found::Head(frame),
+            _ => Found::Nothing,
+        }
+    }
+
+    #[allow(clippy::mut_from_ref)]
+    fn large_span(&self, head: Frame) -> &mut Span {
+        // SAFETY: a head has a record, which belongs to the allocation's owner: the caller.
+        unsafe {
+            let index = self.region().span_of(head).load(Ordering::Relaxed);
+            span::record(self.region(), index)
+        }
+    }
+
+    /// Usable bytes of a large allocation.
+    pub fn large_bytes(&self, head: Frame) -> usize {
+        let span = self.large_span(head);
+        span.frames as usize * FRAME_BYTES - span.tail as usize
+    }
+}
+
+impl Pages {
+    /// Returns the frames of a large allocation to their zone; `touched` is false when its pages have
+    /// been moved away. Its bytes, as far as they count. `None`: somebody else just did.
+    pub fn give_up_large(&self, head: Frame, touched: bool) -> Option<usize> {
+        let region = self.region();
+        // SAFETY: a head's frame is opened.
+        let class = unsafe { region.class_of(head) };
+        if class
+            .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            return None;
+        }
+        if self.is_abandoned(head) {
+            // Its record may be one that this process will hand out: another thread of the parent's took it later.
+            return Some(0);
+        }
+        // SAFETY: after the exchange this thread alone owns the allocation and its record.
+        let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
+        let (frames, blocks, was_clean, moved) = {
+            let span = self.large_span(head);
+            if touched {
+                self.check_large(span, "free");
+            }
+            self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
+            (span.frames, span.blocks, span.was_clean, span.moved_frames)
+        };
+        let bytes = frames as usize * FRAME_BYTES;
+        if touched && blocks == 0 && moved == 0 && self.keep_spare(head, frames) {
+            return Some(bytes);
+        }
+        span::put_record(&self.records, region, index);
+        crate::base::stats::large_freed(bytes);
+        self.count_freed(bytes);
+        if !touched || !self.undo_advice(head, 0, frames, frames) {
+            self.put_fresh(head, frames, blocks);
+        } else if moved > 0 || !self.keep_from_use(head, frames, blocks) {
+            self.put_large(head, 0, frames, blocks, frames, was_clean);
+        }
+        Some(bytes)
+    }
+
+    /// Returns the frames of an allocation from `from` on. `used` of all its frames were touched;
+    /// without `was_clean` the others count as dirty too, for they may hold old content.
+    pub fn put_large(
+        &self,
+        head: Frame,
+        from: u32,
+        frames: u32,
+        blocks: u32,
+        used: u32,
+        was_clean: bool,
+    ) {
+        let whole = blocks * BLOCK_FRAMES;
+        let at = |offset: u32| Frame(head.0 + offset);
+        // The tail behind the blocks, or the only run.
+        let tail = from.max(whole);
+        if frames > tail {
+            let dirty = if used > 0 || !was_clean {
+                frames - tail
+            } else {
+                0
+            };
+            self.put_run(at(tail), frames - tail, dirty);
+        }
+        // What stays of a block is the allocation's, the rest of it is not.
+        let first = from.next_multiple_of(BLOCK_FRAMES).min(whole);
+        if from < first {
+            let dirty = if used > from || !was_clean {
+                first - from
+            } else {
+                0
+            };
+            self.put_run(at(from), first - from, dirty);
+        }
+        if first < whole {
+            let count = (whole - first) / BLOCK_FRAMES;
+            // Slack is clean in any case.
+            let end = if was_clean { used } else { used.max(frames) };
+            let dirty = end.saturating_sub(first).div_ceil(BLOCK_FRAMES).min(count);
+            self.put_blocks(at(first).block(), count, dirty);
+        }
+    }
+
+    /// Makes a large allocation `size` bytes long.
+    pub fn try_resize(&self, head: Frame, size: usize) -> Resized {
+        if size > self.region().blocks as usize * BLOCK_BYTES {
+            return Resized::Never;
+        }
+        let frames = size.div_ceil(FRAME_BYTES) as u32;
+        let before = self.large_span(head).slack();
+        self.check_large(self.large_span(head), "realloc");
+        let bytes = self.large_span(head).frames as usize * FRAME_BYTES;
+        let resized = self.resize_in_place(head, frames);
+        if resized == Some(true) {
+            let after = self.large_span(head).slack();
+            if !self.is_abandoned(head) {
+                self.slack
+                    .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+            }
+            self.guard_large(self.large_span(head), size);
+            return Resized::At(self.region().address(head));
+        }
+        let may_move = || self.can_move(head, bytes) && self.grants(size, FRAME_BYTES);
+        if resized.is_none() || !may_move() {
+            return Resized::Never;
+        }
+        self.move_large(head, bytes, size)
+            .map_or(Resized::NoRoom, Resized::At)
+    }
+
+    /// `Some(true)`: done; `Some(false)`: there is no room here; `None`: better copied.
+    fn resize_in_place(&self, head: Frame, frames: u32) -> Option<bool> {
+        let span = self.large_span(head);
+        match frames.cmp(&span.frames) {
+            core::cmp::Ordering::Equal => Some(true),
+            core::cmp::Ordering::Greater => Some(self.grow_in_place(head, frames)),
+            core::cmp::Ordering::Less => self.shrink(head, frames).then_some(true),
+        }
+    }
+
+    fn grow_in_place(&self, head: Frame, frames: u32) -> bool {
+        let region = self.region();
+        let zone = self.zone_of(head.block());
+        let span = self.large_span(head);
+        let whole = span.blocks * BLOCK_FRAMES;
+        let grown = if span.frames > whole {
+            let tail = Frame(head.0 + whole);
+            let (old, new) = (span.frames - whole, frames - whole);
+            tail.in_block() + new <= BLOCK_FRAMES
+                && zone
+                    .with(region, |zone| zone.grow_run(tail, old, new))
+                    .is_some()
+        } else {
+            let (old, new) = (span.blocks, frames.div_ceil(BLOCK_FRAMES));
+            new <= old
+                || zone
+                    .with(region, |zone| zone.grow_blocks(head.block(), old, new))
+                    .is_some_and(|clean| {
+                        (span.was_clean, span.blocks) = (span.was_clean && clean, new);
+                        true
+                    })
+        };
+        if grown {
+            self.allowance.count_fresh(u64::from(frames - span.frames));
+            span.frames = frames;
+        }
+        grown
+    }
+
+    /// Cuts the tail off and gives its memory back. `false`: so much that copying is better.
+    fn shrink(&self, head: Frame, frames: u32) -> bool {
+        let span = self.large_span(head);
+        if frames < span.frames / 2 && (frames as usize * FRAME_BYTES) < SHRINK_BYTES {
+            return false;
+        }
+        let (old, blocks, was_clean) = (span.frames, span.blocks, span.was_clean);
+        if !self.undo_advice(head, frames, old, old) {
+            return false;
+        }
+        let owns_last = old <= blocks * BLOCK_FRAMES && frames >= OWN_BLOCKS_FRAMES;
+        let keep = if owns_last {
+            frames.next_multiple_of(BLOCK_FRAMES)
+        } else {
+            frames
+        };
+        (span.frames, span.blocks) = (frames, blocks.min(keep / BLOCK_FRAMES));
+        self.put_large(head, keep, old, blocks, old, was_clean);
+        let freed = old.saturating_sub(keep) as usize * FRAME_BYTES;
+        crate::base::stats::large_freed(freed);
+        self.count_freed(freed);
+        let rest = keep.min(old).saturating_sub(frames);
+        if rest >= TAIL_FRAMES {
+            let address = self.region().address(Frame(head.0 + frames));
+            // SAFETY: frames of this allocation behind what the program keeps.
+            if !unsafe { release_range(address, rest as usize * FRAME_BYTES) } {
+                self.large_span(head).was_clean = false;
+            }
+        } else if rest > 0 {
+            // Old content stays behind what is in use.
+            self.large_span(head).was_clean = false;
+        }
+        true
+    }
+}
+
+/// Whether the machine grants requests above all its memory: `vm.overcommit_memory` is 1.
+fn overcommits() -> bool {
+    ebbtide_sys::file::read_number(c"/proc/sys/vm/overcommit_memory") == Some(1)
+}
+
+/// Releases a range and counts it. `false`: refused.
+///
+/// # Safety
+/// Frames that nobody else is given now, and whose content nobody needs.
+pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
+    // SAFETY: by contract.
+    let done = unsafe { vm::release(address, bytes) }.is_ok();
+    if done {
+        crate::base::stats::count_released(bytes);
+    }
+    done
+}
+
+/// Ends the process over a large allocation that was freed twice.
+pub fn double_free(region: &Region, head: Frame) -> ! {
+    Line::new()
+        .text("double free of ")
+        .address(region.address(head))
+        .text(", a large allocation")
+        .abort()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! Large allocations with `harden=on`.
+//!
+//! What was not asked for of the last frame is a guard, read when the allocation is freed or resized. What is freed keeps
+//! its place for a while, with neither memory nor access: whoever uses it gets SIGSEGV. It counts with the frames that
+//! large allocations own and do not use ([`Pages::slack`]).
+
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::report::Line;
+use crate::pages::Pages;
+use crate::pages::span::Span;
+use core::sync::atomic::Ordering;
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::vm;
+use ebbtide_zone::{BLOCK_FRAMES, FRAME_BYTES, Frame};
+
+/// Stands behind what was asked for.
+pub const GUARD: u8 = 0xe7;
+/// Allocations that are kept from use at once. Each costs two mappings.
+const ENTRIES: usize = 32;
+/// Larger ones are not: giving their memory back is for workers (64 MiB).
+const MOST_FRAMES: u32 = 16384;
+/// All together are at most this part of the address space.
+const SHARE: u32 = 16;
+
+/// Large allocations that were freed, first in, first out.
+pub struct Kept {
+    ring: Lock<Ring>,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    head: Frame,
+    frames: u32,
+    blocks: u32,
+}
+
+impl Entry {
+    /// Frames that it keeps from others: behind those in use may be old content too.
+    fn owned(self) -> u32 {
+        self.frames.max(self.blocks * BLOCK_FRAMES)
+    }
+
+    fn bytes(self) -> usize {
+        self.owned() as usize * FRAME_BYTES
+    }
+}
+
+/// The oldest entry is at `first`; `count` of them, round the end.
+struct Ring {
+    entries: [Entry; ENTRIES],
+    first: usize,
+    count: usize,
+    frames: u32,
+}
+
+impl Ring {
+    const NEW: Self = Self {
+        entries: [Entry {
+            head: Frame(0),
+            frames: 0,
+            blocks: 0,
+        }; ENTRIES],
+        first: 0,
+        count: 0,
+        frames: 0,
+    };
+
+    /// There is always room for one ([`Self::take_excess`]).
+    fn put(&mut self, entry: Entry) {
+        self.entries[(self.first + self.count) % ENTRIES] = entry;
+        self.count += 1;
+        self.frames += entry.owned();
+    }
+
+    fn take(&mut self) -> Option<Entry> {
+        self.count = self.count.checked_sub(1)?;
+        let entry = self.entries[self.first];
+        self.first = (self.first + 1) % ENTRIES;
+        self.frames -= entry.owned();
+        Some(entry)
+    }
+
+    fn take_excess(&mut self, most_frames: u32) -> Option<Entry> {
+        (self.count == ENTRIES || self.frames > most_frames)
+            .then(|| self.take())
+            .flatten()
+    }
+}
+
+impl Kept {
+    /// None.
+    pub const fn new() -> Self {
+        Self {
+            ring: Lock::new(ranks::FREED, Ring::NEW),
+        }
+    }
+
+    /// Its lock, for the fork handlers.
+    pub fn lock(&self) -> &dyn ForkLock {
+        &self.ring
+    }
+
+    /// Forgets what is kept.
+    pub fn forget(&self) {
+        *self.ring.lock() = Ring::NEW;
+    }
+}
+
+impl Pages {
+    /// Notes that a large allocation is for `size` bytes, and writes the guard.
+    #[inline]
+    pub fn guard_large(&self, span: &mut Span, size: usize) {
+        if self.is_hardened() {
+            span.tail = (span.frames as usize * FRAME_BYTES - size) as u16;
+            let (start, count) = self.tail(span);
+            // SAFETY: the end of the last frame, behind what the program may use.
+            unsafe { start.write_bytes(GUARD, count) };
+        }
+    }
+
+    /// Ends the process if the program wrote behind what it asked for.
+    #[inline]
+    pub fn check_large(&self, span: &Span, found_by: &str) {
+        if span.tail > 0 {
+            self.check_tail(span, found_by);
+        }
+    }
+
+    fn tail(&self, span: &Span) -> (*mut u8, usize) {
+        let end = self.region().address(Frame(span.first + span.frames));
+        let count = span.tail as usize;
+        ((end - count) as *mut u8, count)
+    }
+
+    #[cold]
+    fn check_tail(&self, span: &Span, found_by: &str) {
+        let (start, count) = self.tail(span);
+        // SAFETY: as in `guard_large`.
+        let bytes = unsafe { core::slice::from_raw_parts(start, count) };
+        let Some(at) = bytes.iter().position(|&byte| byte != GUARD) else {
+            return;
+        };
+        let address = self.region().address(Frame(span.first));
+        let size = start as usize - address;
+        let line = Line::new()
+            .text("write behind the end of ")
+            .address(address)
+            .text(", a large allocation");
+        abort_by_guard(line, size, at, found_by)
+    }
+
+    /// Takes memory and access from an allocation that was freed, for a while. `false`: it is to be put back at once.
+    #[inline]
+    pub fn keep_from_use(&self, head: Frame, frames: u32, blocks: u32) -> bool {
+        self.is_hardened()
+            && frames <= MOST_FRAMES
+            && self.keep(Entry {
+                head,
+                frames,
+                blocks,
+            })
+    }
+
+    #[cold]
+    fn keep(&self, entry: Entry) -> bool {
+        let address = self.region().address(entry.head);
+        let bytes = entry.bytes();
+        // SAFETY: frames of an allocation that has just been freed, and that nobody is given before `put_kept`.
+        if !unsafe { super::release_range(address, bytes) } {
+            return false;
+        }
+        // SAFETY: as above.
+        let closed = unsafe { vm::forbid(address, bytes) }.is_ok();
+        // SAFETY: as above. Where it is several mappings, a part of it may be closed now.
+        if !closed && unsafe { vm::commit(address, bytes) }.is_ok() {
+            return false;
+        }
+        self.slack
+            .fetch_add(entry.owned() as usize, Ordering::Relaxed);
+        if !closed {
+            // Too many mappings for either: the place is given up.
+            return true;
+        }
+        let most = self.region().blocks / SHARE * BLOCK_FRAMES;
+        let mut excess = {
+            let mut ring = self.kept.ring.lock();
+            ring.put(entry);
+            ring.take_excess(most)
+        };
+        while let Some(entry) = excess {
+            self.put_kept(entry);
+            excess = self.kept.ring.lock().take_excess(most);
+        }
+        true
+    }
+
+    /// Puts everything back that is kept.
+    pub fn put_all_kept(&self) {
+        for _ in 0..ENTRIES {
+            let oldest = self.kept.ring.lock().take();
+            let Some(entry) = oldest else { return };
+            self.put_kept(entry);
+        }
+    }
+
+    fn put_kept(&self, entry: Entry) {
+        let address = self.region().address(entry.head);
+        // SAFETY: inside the region; nobody has these frames.
+        if unsafe { vm::commit(address, entry.bytes()) }.is_err() {
+            // A limit was lowered meanwhile, or there are too many mappings: the place is given up.
+            return;
+        }
+        self.slack
+            .fetch_sub(entry.owned() as usize, Ordering::Relaxed);
+        self.put_large(entry.head, 0, entry.frames, entry.blocks, 0, true);
+    }
+}
+
+/// Ends the process: byte `at` of the guard behind `size` bytes was written.
+pub fn abort_by_guard(line: Line, size: usize, at: usize, found_by: &str) -> ! {
+    line.text(", byte ")
+        .number(size + at)
+        .text(" of ")
+        .number(size)
+        .text(", found by ")
+        .text(found_by)
+        .abort()
+}
+
+#[cfg(test)]
+mod tests;

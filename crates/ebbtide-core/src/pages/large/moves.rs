@@ -1,0 +1,189 @@
+//! Moving the pages of a large allocation to a larger place, and making places ordinary mappings again.
+//!
+//! What the program did to its allocation (`madvise`, `mprotect`, `mlock`, a name) moves with the pages, and stays at
+//! the old place as well.
+//!
+//! - `INV-LARGE-1`: a place that pages were moved away from is a fresh mapping before its frames are put back. Where
+//!   that is refused, nobody ever gets the place.
+//! - `INV-LARGE-2`: memory of an allocation of 16 MiB or more that is put back can be written to, and a forked child
+//!   has it with its content.
+
+use super::{Large, OWN_BLOCKS_FRAMES, double_free};
+use crate::pages::Pages;
+use crate::pages::region::flag;
+use core::sync::atomic::Ordering;
+use ebbtide_sys::features::MOVE_PAGES;
+use ebbtide_sys::vm;
+use ebbtide_zone::{BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
+
+/// From this size on pages are moved, not copied. A move costs two mappings for as long as its target is
+/// not released as a whole.
+const MOVE_BYTES: usize = 16 << 20;
+/// Moves that may stand at once; further ones are copied.
+const MAX_MOVES: usize = 1000;
+/// In [`Span::moved_frames`]: the pages lie in several mappings, so they cannot be moved again.
+const MOVED_TWICE: u32 = u32::MAX;
+
+impl Pages {
+    /// Whether the pages of an allocation can be moved: all in one mapping (two after a move, the third
+    /// time they are copied), and not too many such places yet.
+    pub(super) fn can_move(&self, head: Frame, bytes: usize) -> bool {
+        let moved = self.large_span(head).moved_frames;
+        let address = self.region().address(head);
+        let last = address + bytes == self.region().end();
+        bytes >= MOVE_BYTES
+            && moved != MOVED_TWICE
+            && !vm::is_locked()
+            && MOVE_PAGES.may_work()
+            && !self.config.basic_syscalls
+            && self.moves.load(Ordering::Relaxed) < MAX_MOVES
+            && !last
+            && pieces(moved, bytes).iter().all(|&(at, len)| {
+                // SAFETY: the allocation, and the reservation goes on behind it.
+                len == 0 || unsafe { vm::is_one_mapping(address + at, len) }
+            })
+    }
+
+    /// Moves the pages to a larger place.
+    pub(super) fn move_large(&self, head: Frame, bytes: usize, size: usize) -> Option<usize> {
+        let region = self.region();
+        let Large { address: to, .. } = self.take_large(size, FRAME_BYTES)?;
+        let from = region.address(head);
+        let moved = self.large_span(head).moved_frames;
+        let mut done = 0;
+        for (at, len) in pieces(moved, bytes) {
+            if len == 0 {
+                continue;
+            }
+            // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and
+            // after an error it is never used again.
+            let result = unsafe { vm::move_pages(from + at, to + at, len) };
+            if MOVE_PAGES.latch(result).is_err() {
+                return self.copy_after_failed_move(from, to, done, bytes, size, head);
+            }
+            done += len;
+        }
+        self.mark_moved(to, done);
+        // Two mappings after the second move.
+        self.large_span(region.frame(to)).moved_frames = if moved > 0 {
+            MOVED_TWICE
+        } else {
+            (done / FRAME_BYTES) as u32
+        };
+        if self.give_up_large(head, false).is_none() {
+            double_free(region, head);
+        }
+        Some(to)
+    }
+
+    /// The kernel may have unmapped the target, and what is there now may be somebody else's: it is
+    /// never touched again, and given up but for the `done` bytes at its start, which hold content. Moves
+    /// are not tried again in this process.
+    #[cold]
+    fn copy_after_failed_move(
+        &self,
+        from: usize,
+        to: usize,
+        done: usize,
+        bytes: usize,
+        size: usize,
+        head: Frame,
+    ) -> Option<usize> {
+        let Some(Large { address: fresh, .. }) = self.take_large(size, FRAME_BYTES) else {
+            if done > 0 {
+                // SAFETY: the moved pages are in the target; the source is mapped and reads zero there.
+                unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
+            }
+            return None;
+        };
+        // SAFETY: each part from where it is, to a fresh allocation that is large enough.
+        unsafe {
+            core::ptr::copy_nonoverlapping(to as *const u8, fresh as *mut u8, done);
+            let (rest, target) = ((from + done) as *const u8, (fresh + done) as *mut u8);
+            core::ptr::copy_nonoverlapping(rest, target, bytes - done);
+        }
+        // Of what moved and came back nothing is known.
+        self.large_span(head).tail = 0;
+        if self.give_up_large(head, true).is_none() {
+            double_free(self.region(), head);
+        }
+        Some(fresh)
+    }
+
+    /// Notes that blocks lie in a mapping of their own now, which a fresh mapping heals when they
+    /// are released. (See `release`.)
+    fn mark_moved(&self, address: usize, bytes: usize) {
+        let region = self.region();
+        let first = region.frame(address).block().0;
+        for block in first..=region.frame(address + bytes - 1).block().0 {
+            let flags = if block == first {
+                flag::MOVED | flag::MOVE
+            } else {
+                flag::MOVED
+            };
+            // SAFETY: the blocks are opened.
+            let before = unsafe { region.flags(Block(block)) }.fetch_or(flags, Ordering::Relaxed);
+            if (flags & !before) & flag::MOVE != 0 {
+                self.moves.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Makes the place of an allocation that was just freed a fresh mapping (`INV-LARGE-1`). `false`: refused.
+    fn renew_place(&self, head: Frame, frames: u32, blocks: u32) -> bool {
+        let whole = blocks * BLOCK_FRAMES;
+        let end = owned_frames(frames, blocks);
+        let address = self.region().address(head);
+        // SAFETY: the allocation's frames, and its slack; nothing in them is needed.
+        if unsafe { vm::remap_fresh(address, end as usize * FRAME_BYTES) }.is_err() {
+            // The next place would be lost too.
+            MOVE_PAGES.refuse();
+            return false;
+        }
+        let fresh = end.min(whole) / BLOCK_FRAMES;
+        if fresh > 0 {
+            self.note_fresh_blocks(head.block(), fresh);
+        }
+        if end > whole {
+            self.note_fresh_part(Frame(head.0 + whole), end - whole);
+        }
+        true
+    }
+
+    /// Puts a place back whose content nobody needs: as a fresh mapping, or never.
+    pub(super) fn put_fresh(&self, head: Frame, frames: u32, blocks: u32) {
+        if self.renew_place(head, frames, blocks) {
+            self.put_large(head, 0, frames, blocks, 0, true);
+        } else {
+            // The place is given up.
+            let owned = frames.max(blocks * BLOCK_FRAMES) as usize;
+            self.slack.fetch_add(owned, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes back what the program may have done to the frames `[from, end)` of an allocation of `frames`
+    /// (`INV-LARGE-2`). libc unmaps such memory, so programs do not undo it themselves. `false`: refused.
+    pub(super) fn undo_advice(&self, head: Frame, from: u32, end: u32, frames: u32) -> bool {
+        if frames < OWN_BLOCKS_FRAMES || from >= end {
+            return true;
+        }
+        let address = self.region().address(Frame(head.0 + from));
+        // SAFETY: frames of an allocation that was just freed, or is about to be cut off.
+        unsafe { vm::make_ordinary(address, (end - from) as usize * FRAME_BYTES) }
+    }
+}
+
+/// Frames up to the end of the block that an allocation owns whole, or of its tail.
+fn owned_frames(frames: u32, blocks: u32) -> u32 {
+    match frames > blocks * BLOCK_FRAMES {
+        true => frames,
+        false => frames.next_multiple_of(BLOCK_FRAMES),
+    }
+}
+
+/// The mappings that an allocation's first `bytes` lie in, as offset and length: what was moved before, and
+/// the rest.
+fn pieces(moved_frames: u32, bytes: usize) -> [(usize, usize); 2] {
+    let first = (moved_frames as usize * FRAME_BYTES).min(bytes);
+    [(0, first), (first, bytes - first)]
+}

@@ -1,0 +1,293 @@
+//! The one reservation of address space and the flat arrays beside it.
+//!
+//! ```text
+//!  region    ├ zone 0 ────────────────┼ zone 1 ────────────┤      frame = (ptr - base) >> 12
+//!            opened │ reserved         opened │ reserved
+//!  arrays    class_of_frame  u8  a frame     class, LARGE at the head of whole frames, 0 else
+//!            span_of_frame   u32 a frame     index of the span record
+//!            pageblocks      256 B a block   the zones' records
+//!            block words     64 B a 64 blocks
+//!            flags           u8 a block      see [`flag`]
+//!            spans           128 B a span    see `span`
+//!            states          2 KiB a span    words of objects, with `harden=on`: see `harden`
+//! ```
+//!
+//! Everything is reserved once without memory; [`Region::open`] makes parts usable as zones grow.
+//! Array entries are read as zero where nothing was written, and zero means "nothing there".
+//!
+//! - `INV-REGION-1`: `base` is a multiple of 1 GiB (2 MiB in a region below 4 GiB), so the alignment of
+//!   a frame number is that of its address.
+//! - `INV-REGION-2`: array entries are touched only for frames below their zone's opened end; class
+//!   bytes can be read for all of the region.
+
+use ebbtide_sys::{Errno, process, vm};
+use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, BlockWord, FRAME_BYTES, Frame, Pageblock};
+
+use crate::base::size_class::{CLASSES, MAX_OBJECTS};
+use crate::pages::span::Span;
+
+/// Where everything is. Set once.
+#[derive(Clone, Copy)]
+pub struct Region {
+    /// Address of frame 0.
+    pub base: usize,
+    /// Number of pageblocks.
+    pub blocks: u32,
+    /// Address of `class_of_frame`.
+    pub classes: usize,
+    span_ids: usize,
+    pageblocks: usize,
+    words: usize,
+    flags: usize,
+    /// Address of the span records.
+    pub spans: usize,
+    /// Address of the objects' words; 0 without `harden=on`.
+    pub states: usize,
+    /// Room for this many span records.
+    pub max_spans: u32,
+}
+
+/// What is special about a block's mapping.
+pub mod flag {
+    /// Pages were moved there: a mapping of its own, which a fresh one heals.
+    pub const MOVED: u8 = 1;
+    /// It is kept from huge pages, because empty pages of it were released.
+    pub const SMALL: u8 = 2;
+    /// Its huge page could not be split: tried again later.
+    pub const HELD: u8 = 4;
+    /// The first block of those that one move made [`MOVED`].
+    pub const MOVE: u8 = 8;
+}
+
+/// The class byte of a large allocation's head frame: no class, but there is a stack for it (`INV-CLASS-1`).
+pub const LARGE: u8 = CLASSES as u8;
+/// Bytes of words beside a span record, with `harden=on`.
+pub const STATES_BYTES: usize = MAX_OBJECTS * 4;
+
+const GIB: usize = 1 << 30;
+/// Frame numbers fit 32 bits and every address fits the processor's.
+const MAX_REGION: usize = 8 << 40;
+const MIN_REGION: usize = 16 << 20;
+
+impl Region {
+    /// Before [`Self::reserve`].
+    pub const NONE: Self = Self {
+        base: 0,
+        blocks: 0,
+        classes: 0,
+        span_ids: 0,
+        pageblocks: 0,
+        words: 0,
+        flags: 0,
+        spans: 0,
+        states: 0,
+        max_spans: 0,
+    };
+
+    /// Reserves 16 times the RAM, or what limits and the kernel allow.
+    ///
+    /// # Errors
+    /// Not even 16 MiB were to be had.
+    pub fn reserve(hardened: bool) -> Result<Self, Errno> {
+        let ram = process::memory_total().map_or(4 * GIB, |(ram, _)| ram);
+        let mut size = ram
+            .saturating_mul(16)
+            .clamp(64 * GIB, MAX_REGION)
+            .next_power_of_two();
+        if let Some(limit) = process::soft_limit(libc::RLIMIT_AS) {
+            // The rest is for the program's own mappings: code, stacks, files.
+            size = size.min(limit / 4 * if hardened { 2 } else { 3 });
+        }
+        loop {
+            size = size / BLOCK_BYTES * BLOCK_BYTES;
+            match Self::reserve_exactly(size, hardened) {
+                Err(error) if size / 2 < MIN_REGION => return Err(error),
+                Err(_) => size = size / 8 * 5,
+                done => return done,
+            }
+        }
+    }
+
+    fn reserve_exactly(size: usize, hardened: bool) -> Result<Self, Errno> {
+        let blocks = size / BLOCK_BYTES;
+        let frames = size / FRAME_BYTES;
+        let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
+        let max_spans = frames / 2;
+        let sizes = [
+            page(frames),
+            page(frames * 4),
+            page(blocks * size_of::<Pageblock>()),
+            page(blocks.div_ceil(64) * size_of::<BlockWord>()),
+            page(blocks),
+            page(max_spans * size_of::<Span>()),
+            if hardened {
+                max_spans * STATES_BYTES
+            } else {
+                0
+            },
+        ];
+        // Small regions stand under a limit: no address space for trimming to 1 GiB there.
+        let align = if size < 4 * GIB { BLOCK_BYTES } else { GIB };
+        let base = vm::reserve(size, align)?;
+        let arrays = match vm::reserve(sizes.iter().sum(), FRAME_BYTES) {
+            Ok(arrays) => arrays,
+            Err(error) => {
+                vm::unmap(base, size);
+                return Err(error);
+            }
+        };
+        let mut at = arrays;
+        let [classes, span_ids, pageblocks, words, flags, spans, states] = sizes.map(|bytes| {
+            at += bytes;
+            at - bytes
+        });
+        let (blocks, max_spans) = (blocks as u32, max_spans as u32);
+        // Any address may be asked about, so all of this one can be read.
+        // SAFETY: our own reservation.
+        if let Err(error) = unsafe { vm::commit_read_only(classes, page(frames)) } {
+            vm::unmap(base, size);
+            vm::unmap(arrays, sizes.iter().sum());
+            return Err(error);
+        }
+        Ok(Self {
+            base,
+            blocks,
+            classes,
+            span_ids,
+            pageblocks,
+            words,
+            flags,
+            spans,
+            states: if hardened { states } else { 0 },
+            max_spans,
+        })
+    }
+
+    /// The frame of an address in the region.
+    #[inline]
+    pub fn frame(&self, address: usize) -> Frame {
+        Frame((address.wrapping_sub(self.base) / FRAME_BYTES) as u32)
+    }
+
+    /// Whether an address lies in the region.
+    #[inline]
+    pub fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.base) < self.blocks as usize * BLOCK_BYTES
+    }
+
+    /// The largest alignment that an aligned frame number stands for (`INV-REGION-1`).
+    pub fn alignment(&self) -> usize {
+        1 << self.base.trailing_zeros()
+    }
+
+    /// The address behind the last frame.
+    pub fn end(&self) -> usize {
+        self.base + self.blocks as usize * BLOCK_BYTES
+    }
+
+    /// The address of a frame.
+    #[inline]
+    pub fn address(&self, frame: Frame) -> usize {
+        self.base + frame.0 as usize * FRAME_BYTES
+    }
+
+    /// Makes the blocks `[first, first + count)` and their array entries readable and writable.
+    /// Doing it twice does no harm.
+    ///
+    /// # Errors
+    /// `ENOMEM` under a limit; parts may have been opened, which does no harm either.
+    pub fn open(&self, first: u32, count: u32) -> Result<(), Errno> {
+        let (first, count) = (first as usize, count as usize);
+        let frames = BLOCK_FRAMES as usize;
+        self.open_entries(self.classes, first * frames, count * frames, 1)?;
+        self.open_entries(self.span_ids, first * frames, count * frames, 4)?;
+        self.open_entries(self.pageblocks, first, count, size_of::<Pageblock>())?;
+        self.open_entries(self.flags, first, count, 1)?;
+        let words = first / 64..(first + count).div_ceil(64);
+        self.open_entries(self.words, words.start, words.len(), size_of::<BlockWord>())?;
+        // SAFETY: the blocks lie in the reservation.
+        unsafe { vm::commit(self.base + first * BLOCK_BYTES, count * BLOCK_BYTES) }
+    }
+
+    fn open_entries(
+        &self,
+        array: usize,
+        first: usize,
+        count: usize,
+        size: usize,
+    ) -> Result<(), Errno> {
+        let start = array + first * size / FRAME_BYTES * FRAME_BYTES;
+        let end = (array + (first + count) * size).next_multiple_of(FRAME_BYTES);
+        // SAFETY: whole pages of our own array.
+        unsafe { vm::commit(start, end - start) }
+    }
+
+    /// Makes up to `count` span records from `first` on usable, with the words beside them; the number of the first that is not.
+    ///
+    /// # Errors
+    /// `ENOMEM` under a limit.
+    pub fn open_spans(&self, first: u32, count: u32) -> Result<u32, Errno> {
+        let count = count.min(self.max_spans - first);
+        if count > 0 {
+            let size = size_of::<Span>();
+            self.open_entries(self.spans, first as usize, count as usize, size)?;
+            if self.states != 0 {
+                let size = STATES_BYTES;
+                self.open_entries(self.states, first as usize, count as usize, size)?;
+            }
+        }
+        Ok(first + count)
+    }
+
+    /// The class byte of a frame.
+    ///
+    /// # Safety
+    /// The frame lies in the region; for a write, below its zone's opened end (`INV-REGION-2`).
+    #[inline]
+    pub unsafe fn class_of(&self, frame: Frame) -> &core::sync::atomic::AtomicU8 {
+        // SAFETY: by contract the entry is mapped; all access is atomic.
+        unsafe { &*((self.classes + frame.0 as usize) as *const _) }
+    }
+
+    /// The span index of a frame.
+    ///
+    /// # Safety
+    /// The frame is below its zone's opened end (`INV-REGION-2`).
+    #[inline]
+    pub unsafe fn span_of(&self, frame: Frame) -> &core::sync::atomic::AtomicU32 {
+        // SAFETY: as in `class_of`.
+        unsafe { &*((self.span_ids + frame.0 as usize * 4) as *const _) }
+    }
+
+    /// The flags of a block: see [`flag`].
+    ///
+    /// # Safety
+    /// The block is below its zone's opened end.
+    pub unsafe fn flags(&self, block: Block) -> &core::sync::atomic::AtomicU8 {
+        // SAFETY: as in `class_of`.
+        unsafe { &*((self.flags + block.0 as usize) as *const _) }
+    }
+
+    /// The records of `count` pageblocks from `first` on, and their words.
+    ///
+    /// # Safety
+    /// The caller holds the lock of the zone that owns them, `first` is a multiple of 64, and they
+    /// have been opened.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn records(&self, first: u32, count: u32) -> (&mut [Pageblock], &mut [BlockWord]) {
+        let blocks = self.pageblocks + first as usize * size_of::<Pageblock>();
+        let words = self.words + first as usize / 64 * size_of::<BlockWord>();
+        // SAFETY: zeroed memory is a valid record (`INV-ZONE-9`); by contract nobody else looks.
+        unsafe {
+            (
+                core::slice::from_raw_parts_mut(blocks as *mut _, count as usize),
+                core::slice::from_raw_parts_mut(words as *mut _, count.div_ceil(64) as usize),
+            )
+        }
+    }
+
+    /// Bytes of array entries in use for `blocks` opened blocks.
+    pub fn array_bytes(&self, blocks: usize) -> usize {
+        blocks * (BLOCK_FRAMES as usize * 5 + size_of::<Pageblock>()) + blocks.div_ceil(64) * 64
+    }
+}

@@ -1,0 +1,371 @@
+//! Span records: what is known of a run of frames that holds objects, or of a large allocation.
+//!
+//! A record is found from a frame through `span_of_frame`. Objects are tracked by a bit map here,
+//! out of line: free objects hold no links, so freed memory is never written, and any empty page of
+//! a span can go.
+//!
+//! | owner | fields | guarded by |
+//! |---|---|---|
+//! | a class's central list | all | that list's lock |
+//! | a large allocation | `frames`, `blocks`, `tail` | its owner, the program |
+//! | the free list of records | `next` | the table's lock |
+//!
+//! - `INV-SPAN-1`: bit set = the object is in the span; clear = with a cache or the program.
+//!   `free` is the number of set bits.
+//! - `INV-SPAN-3`: a frame in `released` is clean, and every object that overlaps it is in the span.
+//! - `INV-SPAN-2`: objects from `high` on were never handed out; their frames are as the zone gave
+//!   them.
+
+mod run;
+
+use crate::base::size_class::{Class, MAX_OBJECTS};
+use crate::pages::region::Region;
+use ebbtide_sys::lock::Lock;
+use ebbtide_zone::{FRAME_BYTES, Frame};
+
+/// A record. Zeroed memory is valid.
+#[repr(C, align(64))]
+pub struct Span {
+    /// Neighbours on a list, as index plus one.
+    pub next: u32,
+    /// See `next`.
+    pub prev: u32,
+    /// The first frame.
+    pub first: u32,
+    /// Frames of a span; frames in use of a large allocation.
+    pub frames: u32,
+    /// Whole pageblocks that a large allocation owns (see `large`).
+    pub blocks: u32,
+    /// The class, 0 for a large allocation or a record without owner.
+    pub class: u8,
+    /// The list that the span is on, plus one; 0 for none.
+    pub bucket: u8,
+    /// Whether the frames were clean when they came from the zone.
+    pub was_clean: bool,
+    /// Objects in the span (`INV-SPAN-1`).
+    pub free: u16,
+    /// Objects that were ever handed out lie below this one (`INV-SPAN-2`).
+    pub high: u16,
+    /// Of a large allocation, the frames at its start that lie in a mapping of their own because they
+    /// were moved there.
+    pub moved_frames: u32,
+    /// The depopulation round that last looked at it.
+    pub scanned: u32,
+    /// Frames whose memory was given back while the span lives, one bit each (`INV-SPAN-3`).
+    pub released: u64,
+    /// The look at held blocks since which its empty frames are counted as held; 0 for none.
+    pub held_look: u32,
+    /// Bytes of a large allocation's last frame that were not asked for, with `harden=on`; 0 without.
+    pub tail: u16,
+    spare: [u8; 10],
+    /// One bit per object, set = in the span.
+    pub map: [u64; MAX_OBJECTS / 64],
+}
+
+const _: () = assert!(size_of::<Span>() == 128);
+
+/// Why an address was not put back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The object is in the span already.
+    InIt,
+    /// It is inside an object, or behind the last one.
+    Interior,
+}
+
+impl Span {
+    /// Fills the record of a fresh span: all objects in it.
+    pub fn begin(&mut self, class_index: usize, class: &Class, first: Frame, clean: bool) {
+        let objects = class.objects as usize;
+        for (index, word) in self.map.iter_mut().enumerate() {
+            let in_word = objects.saturating_sub(index * 64).min(64);
+            *word = if in_word == 64 {
+                u64::MAX
+            } else {
+                (1 << in_word) - 1
+            };
+        }
+        self.first = first.0;
+        self.frames = class.frames as u32;
+        self.blocks = 0;
+        self.class = class_index as u8;
+        self.bucket = 0;
+        self.was_clean = clean;
+        self.free = class.objects;
+        self.high = 0;
+        (self.scanned, self.released, self.held_look) = (0, 0, 0);
+    }
+
+    /// Takes up to `into.len()` objects, lowest first and those in populated frames before others, as
+    /// addresses into the *end* of `into`, the first taken last. How many.
+    pub fn take(&mut self, class: &Class, span_address: usize, into: &mut [usize]) -> usize {
+        let mut left = into.len();
+        if self.released != 0 {
+            let released = self.released;
+            self.take_those(class, span_address, into, &mut left, |frames| {
+                frames & released == 0
+            });
+        }
+        if left > 0 {
+            self.take_those(class, span_address, into, &mut left, |_| true);
+        }
+        let taken = into.len() - left;
+        self.free -= taken as u16;
+        taken
+    }
+
+    fn take_those(
+        &mut self,
+        class: &Class,
+        span_address: usize,
+        into: &mut [usize],
+        left: &mut usize,
+        wanted: impl Fn(u64) -> bool,
+    ) {
+        let size = class.size as usize;
+        let (mut last, mut refaulted) = (0, 0);
+        for (index, word) in self.map.iter_mut().enumerate() {
+            let mut bits = *word;
+            while bits != 0 && *left > 0 {
+                let object = index * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if self.released != 0 {
+                    let frames = frames_of(class, object);
+                    if !wanted(frames) {
+                        continue;
+                    }
+                    refaulted += (self.released & frames).count_ones();
+                    self.released &= !frames;
+                }
+                *word &= !(1 << (object % 64));
+                *left -= 1;
+                into[*left] = span_address + object * size;
+                last = object + 1;
+            }
+            if *left == 0 {
+                break;
+            }
+        }
+        self.high = self.high.max(last as u16);
+        if refaulted > 0 {
+            crate::base::stats::count_refaulted(refaulted as usize * FRAME_BYTES);
+        }
+    }
+
+    /// The frames that hold nothing but free objects, if there is one that still may be resident:
+    /// whole runs, so that no object overlaps two of them. `whole`: frames that were never touched may be
+    /// resident too, for a huge page is.
+    pub fn empty_frames(&self, class: &Class, whole: bool) -> u64 {
+        let size = class.size as usize;
+        if (self.free as usize) * size < FRAME_BYTES {
+            return 0;
+        }
+        let objects = class.objects as usize;
+        let mut empty = 0u64;
+        for frame in 0..self.frames as usize {
+            let first = frame * FRAME_BYTES / size;
+            let last = ((frame + 1) * FRAME_BYTES - 1) / size;
+            if first >= objects || self.all_free(first, last.min(objects - 1)) {
+                empty |= 1 << frame;
+            }
+        }
+        let never = if whole {
+            0
+        } else {
+            !low_mask(self.touched_frames(class))
+        };
+        let resident = empty & !self.released & !never;
+        // Runs of `empty` that hold a resident frame: spread each found bit over its run.
+        let mut runs = resident;
+        loop {
+            let spread = (runs | runs << 1 | runs >> 1) & empty;
+            if spread == runs {
+                return runs;
+            }
+            runs = spread;
+        }
+    }
+
+    fn all_free(&self, first: usize, last: usize) -> bool {
+        words_of(first, last).all(|(word, mask)| self.map[word] & mask == mask)
+    }
+
+    /// Takes all objects that overlap `frames` out, as if allocated. How many.
+    pub fn claim(&mut self, class: &Class, frames: u64) -> usize {
+        let before = self.free;
+        for object in objects_of(class, frames) {
+            let (word, bit) = (&mut self.map[object / 64], 1 << (object % 64));
+            self.free -= u16::from(*word & bit != 0);
+            *word &= !bit;
+        }
+        (before - self.free) as usize
+    }
+
+    /// Undoes [`Self::claim`]; with `clean`, the frames have been released. How many objects.
+    pub fn unclaim(&mut self, class: &Class, frames: u64, clean: bool) -> usize {
+        let before = self.free;
+        for object in objects_of(class, frames) {
+            self.put(object);
+        }
+        if clean {
+            self.released |= frames;
+        }
+        (self.free - before) as usize
+    }
+
+    /// Puts an object back. `false`: it is in the span already.
+    pub fn put(&mut self, object: usize) -> bool {
+        let (word, bit) = (&mut self.map[object / 64], 1 << (object % 64));
+        if *word & bit != 0 {
+            return false;
+        }
+        *word |= bit;
+        self.free += 1;
+        true
+    }
+
+    /// Frames that a large allocation owns and does not use.
+    pub fn slack(&self) -> usize {
+        ((self.blocks * ebbtide_zone::BLOCK_FRAMES).saturating_sub(self.frames)) as usize
+    }
+
+    /// How many of the frames may have been touched (`INV-SPAN-2`).
+    pub fn touched_frames(&self, class: &Class) -> u32 {
+        if !self.was_clean {
+            return self.frames;
+        }
+        let bytes = self.high as usize * class.size as usize;
+        (bytes.div_ceil(FRAME_BYTES) as u32).min(self.frames)
+    }
+}
+
+/// The words of the map for these objects, and their bits in them.
+fn words_of(first: usize, last: usize) -> impl Iterator<Item = (usize, u64)> {
+    (first / 64..=last / 64).map(move |word| {
+        let low = if word == first / 64 { first % 64 } else { 0 };
+        let high = if word == last / 64 { last % 64 } else { 63 };
+        (word, u64::MAX << low & u64::MAX >> (63 - high))
+    })
+}
+
+/// The frames that an object overlaps, one bit each.
+fn frames_of(class: &Class, object: usize) -> u64 {
+    let (start, size) = (object * class.size as usize, class.size as usize);
+    let (first, last) = (start / FRAME_BYTES, (start + size - 1) / FRAME_BYTES);
+    u64::MAX << first & u64::MAX >> (63 - last)
+}
+
+/// The objects that overlap any of `frames`, ascending; one may come twice.
+fn objects_of(class: &Class, frames: u64) -> impl Iterator<Item = usize> {
+    let (size, objects) = (class.size as usize, class.objects as usize);
+    (0..64)
+        .filter(move |frame| frames >> frame & 1 == 1)
+        .flat_map(move |frame| {
+            let last = ((frame + 1) * FRAME_BYTES - 1) / size;
+            frame * FRAME_BYTES / size..(last + 1).min(objects)
+        })
+}
+
+/// The lowest `count` bits.
+pub fn low_mask(count: u32) -> u64 {
+    if count >= 64 {
+        u64::MAX
+    } else {
+        (1 << count) - 1
+    }
+}
+
+/// Which records are free.
+pub struct SpanTable {
+    /// First free record, as index plus one.
+    free: u32,
+    /// Records below were handed out at least once.
+    used: u32,
+    /// Records below are usable memory.
+    opened: u32,
+}
+
+/// Records opened at a time when those that came with the blocks do not do: two pages.
+const STEP: u32 = 64;
+/// Records opened with each pageblock: enough for the shortest spans, so that memory which could be
+/// opened can be used.
+pub const PER_BLOCK: u32 = ebbtide_zone::BLOCK_FRAMES / 2;
+
+impl SpanTable {
+    /// No record in use.
+    pub const NEW: Self = Self {
+        free: 0,
+        used: 0,
+        opened: 0,
+    };
+
+    /// Bytes of records ever used.
+    pub fn bytes(&self) -> usize {
+        self.used as usize * size_of::<Span>()
+    }
+
+    /// Goes on behind everything, with the records so far forgotten: after a fork that skipped the
+    /// handlers.
+    pub fn abandon(&mut self) {
+        self.free = 0;
+        self.used = self.opened;
+    }
+}
+
+/// Takes a free record; its content is unspecified.
+pub fn take_record(table: &Lock<SpanTable>, region: &Region) -> Option<u32> {
+    loop {
+        {
+            let mut table = table.lock();
+            if table.free != 0 {
+                let index = table.free - 1;
+                // SAFETY: a free record belongs to the table, whose lock is held.
+                table.free = unsafe { record(region, index) }.next;
+                return Some(index);
+            }
+            if table.used < table.opened {
+                table.used += 1;
+                return Some(table.used - 1);
+            }
+        }
+        // Several threads may open the same records: no harm.
+        if open_records(table, region, STEP) != Some(true) {
+            return None;
+        }
+    }
+}
+
+/// Makes up to `count` more records usable, ahead of need. `None`: refused; else whether there are
+/// more than before.
+pub fn open_records(table: &Lock<SpanTable>, region: &Region, count: u32) -> Option<bool> {
+    let opened = table.lock().opened;
+    let end = region.open_spans(opened, count).ok()?;
+    let mut table = table.lock();
+    table.opened = table.opened.max(end);
+    Some(table.opened > opened)
+}
+
+/// Returns a record.
+pub fn put_record(table: &Lock<SpanTable>, region: &Region, index: u32) {
+    let mut table = table.lock();
+    // SAFETY: the caller owned the record and gives it up.
+    let span = unsafe { record(region, index) };
+    span.class = 0;
+    span.next = table.free;
+    table.free = index + 1;
+}
+
+/// The record `index`.
+///
+/// # Safety
+/// `index` came from [`take_record`], and the caller is who may use the record now (see the table
+/// in the module's header).
+#[inline]
+#[allow(clippy::mut_from_ref)]
+pub unsafe fn record(region: &Region, index: u32) -> &mut Span {
+    // SAFETY: by contract.
+    unsafe { &mut *((region.spans + index as usize * size_of::<Span>()) as *mut Span) }
+}
+
+#[cfg(test)]
+mod tests;

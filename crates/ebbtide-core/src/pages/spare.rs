@@ -1,0 +1,260 @@
+//! Spare runs: the last run below 2 MiB that each CPU freed, kept for its next request of as many frames.
+//!
+//! A program that takes a buffer, fills it and frees it again would pay for a search in its zone and for four locks each
+//! time; here it takes one lock twice that no other CPU wants. One run a CPU bounds what others could have used and what the release
+//! engine does not see. A spare run goes to its zone when the next one comes, when nobody wanted it for some looks, and
+//! when everything is drained. None is kept where freed memory shall not stay (`retain_ms=0`, a small `retain_max`, an owner's
+//! limit, short memory), or where it is closed instead (`harden=on`).
+//!
+//! - `INV-SPARE-1`: a spare run has the record that it had, and the class byte 0, so that freeing it once more is found. It is
+//!   in one place only: with its owner, here, or in its zone.
+
+use crate::base::config::Config;
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::releaser::Releaser;
+use crate::base::source::{Cached, Round, Source};
+use crate::pages::Pages;
+use crate::pages::region::LARGE;
+use crate::pages::span;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use ebbtide_sys::lock::{Lock, Rank};
+use ebbtide_sys::{clock, process};
+use ebbtide_zone::plan::Left;
+use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
+
+/// CPUs beyond so many share.
+const PLACES: usize = 64;
+/// Looks without use after which a spare run goes, and how far apart they are at least.
+const IDLE_LOOKS: u32 = 6;
+const LOOK_MS: u64 = 100;
+/// Runs below 256 KiB come of alignment alone.
+const LEAST_FRAMES: u32 = 64;
+/// Slow paths take care of so many without being told what comes: 8 MiB.
+const FEW_PLACES: usize = 4;
+
+/// One CPU's.
+#[repr(align(64))]
+struct Place(Lock<Kept>);
+
+#[derive(Clone, Copy)]
+struct Kept {
+    spare: Spare,
+    /// Since the last look a run came that was counted.
+    is_counted: bool,
+}
+
+impl Kept {
+    const NONE: Self = Self {
+        spare: Spare::NONE,
+        is_counted: false,
+    };
+}
+
+#[derive(Clone, Copy)]
+struct Spare {
+    head: Frame,
+    /// 0: there is none.
+    frames: u32,
+    /// Looks since it came.
+    looks: u32,
+}
+
+impl Spare {
+    const NONE: Self = Self {
+        head: Frame(0),
+        frames: 0,
+        looks: 0,
+    };
+
+    fn take_if(&mut self, wanted: impl FnOnce(&Self) -> bool) -> Option<Self> {
+        (self.frames > 0 && wanted(self)).then(|| core::mem::replace(self, Self::NONE))
+    }
+}
+
+/// Those of all CPUs.
+pub struct SpareRuns {
+    places: [Place; PLACES],
+    /// So many are in use; 0: none is to be kept.
+    count: AtomicUsize,
+    /// The last look.
+    looked_ms: AtomicU64,
+}
+
+impl SpareRuns {
+    /// None.
+    pub const fn new() -> Self {
+        Self {
+            places: [const { Place(Lock::new(ranks::FREED, Kept::NONE)) }; PLACES],
+            count: AtomicUsize::new(0),
+            looked_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// One for each of `cpus`, before any use.
+    pub fn start(&self, config: &Config, cpus: usize) {
+        let count = cpus.clamp(1, PLACES);
+        let kept = config.retain_ms > 0 && config.retain_max >= count * BLOCK_BYTES;
+        if kept && !config.harden {
+            self.count.store(count, Ordering::Relaxed);
+        }
+    }
+
+    fn places(&self) -> impl Iterator<Item = &Lock<Kept>> {
+        let count = self.count.load(Ordering::Relaxed);
+        self.places[..count].iter().map(|place| &place.0)
+    }
+
+    /// The place for runs of so many frames, and the CPU.
+    fn here(&self, frames: u32) -> Option<(usize, &Lock<Kept>)> {
+        let count = self.count.load(Ordering::Relaxed);
+        if count == 0 || !(LEAST_FRAMES..BLOCK_FRAMES).contains(&frames) {
+            return None;
+        }
+        let cpu = process::current_cpu();
+        Some((cpu, &self.places[cpu % count].0))
+    }
+
+    /// Frames of all of them.
+    pub fn frames(&self) -> u64 {
+        self.places()
+            .map(|place| u64::from(place.lock().spare.frames))
+            .sum()
+    }
+
+    /// The same in bytes.
+    pub fn bytes(&self) -> usize {
+        self.frames() as usize * FRAME_BYTES
+    }
+}
+
+/// The spare runs of all CPUs.
+pub struct Spares;
+
+impl Source for Spares {
+    type Room = Pages;
+
+    fn locks(&self, heap: &Pages, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        if rank == ranks::FREED {
+            heap.spares.places().for_each(|place| each(place));
+        }
+    }
+
+    fn cached(&self, heap: &Pages) -> Cached {
+        Cached {
+            objects: 0,
+            runs: heap.spares.bytes(),
+        }
+    }
+
+    fn tend(&self, heap: &Pages, round: &Round, left: &mut Left) {
+        left.dirty += heap.look_at_spares(round.now);
+    }
+
+    fn give_all(&self, heap: &Pages, _by: Releaser) {
+        heap.drain_spares();
+    }
+
+    unsafe fn abandon(&self, heap: &Pages) {
+        let places = heap.spares.places();
+        places.for_each(|place| *place.lock() = Kept::NONE);
+    }
+}
+
+impl Pages {
+    /// Keeps a run that has just been freed, and puts the one back that was kept before. `false`: it is still the caller's.
+    pub fn keep_spare(&self, head: Frame, frames: u32) -> bool {
+        let Some((cpu, place)) = self.spares.here(frames) else {
+            return false;
+        };
+        if self.allowance.is_limited() || self.allowance.is_short(clock::now_ms()) {
+            return false;
+        }
+        let zones = self.live_zones();
+        let home = || &zones[self.domains.home(cpu)];
+        if zones.len() > 1 && !core::ptr::eq(self.zone_of(head.block()), home()) {
+            return false;
+        }
+        let new = Spare {
+            head,
+            frames,
+            looks: 0,
+        };
+        let kept = Kept {
+            spare: new,
+            is_counted: true,
+        };
+        let before = core::mem::replace(&mut *place.lock(), kept);
+        self.put_spare(before.spare);
+        if self.spares.count.load(Ordering::Relaxed) > FEW_PLACES && !before.is_counted {
+            // They may add up: the tick looks. Whatever comes to this place until then is no more than that.
+            self.count_spare(BLOCK_FRAMES);
+        }
+        true
+    }
+
+    fn count_spare(&self, frames: u32) {
+        let bytes = frames as usize * FRAME_BYTES;
+        crate::base::stats::large_freed(bytes);
+        self.count_freed(bytes);
+    }
+
+    /// The spare run of this CPU, if it is one of so many frames at such a multiple: an allocation again, with old content.
+    pub fn take_spare(&self, frames: u32, align_frames: u32) -> Option<Frame> {
+        let fits =
+            |spare: &Spare| spare.frames == frames && spare.head.0.is_multiple_of(align_frames);
+        let spare = self.spares.here(frames)?.1.lock().spare.take_if(fits)?;
+        let region = self.region();
+        // SAFETY: the run and its record are this thread's (`INV-SPARE-1`), known to nobody else yet.
+        unsafe {
+            let index = region.span_of(spare.head).load(Ordering::Relaxed);
+            let span = span::record(region, index);
+            (span.was_clean, span.moved_frames, span.tail) = (false, 0, 0);
+            region.class_of(spare.head).store(LARGE, Ordering::Release);
+        }
+        Some(spare.head)
+    }
+
+    fn put_spare(&self, spare: Spare) {
+        if spare.frames == 0 {
+            return;
+        }
+        // SAFETY: as in `take_spare`.
+        let index = unsafe { self.region().span_of(spare.head) }.load(Ordering::Relaxed);
+        span::put_record(&self.records, self.region(), index);
+        self.count_spare(spare.frames);
+        self.put_run(spare.head, spare.frames, spare.frames);
+    }
+
+    /// Puts all of them back into their zones.
+    pub fn drain_spares(&self) {
+        for place in self.spares.places() {
+            let spare = place.lock().spare.take_if(|_| true);
+            self.put_spare(spare.unwrap_or(Spare::NONE));
+        }
+    }
+
+    /// Looks at all of them, and puts those back that nobody has wanted for [`IDLE_LOOKS`], looks that come sooner than
+    /// [`LOOK_MS`] not counted. Frames of the others.
+    pub fn look_at_spares(&self, now: u64) -> u64 {
+        let since = now.saturating_sub(self.spares.looked_ms.load(Ordering::Relaxed));
+        let look = u32::from(since >= LOOK_MS);
+        if look > 0 {
+            self.spares.looked_ms.store(now, Ordering::Relaxed);
+        }
+        let mut frames = 0;
+        for place in self.spares.places() {
+            let idle = {
+                let mut kept = place.lock();
+                kept.is_counted = false;
+                let spare = &mut kept.spare;
+                spare.looks += look * u32::from(spare.frames > 0);
+                let idle = spare.take_if(|spare| spare.looks > IDLE_LOOKS);
+                frames += u64::from(spare.frames);
+                idle
+            };
+            self.put_spare(idle.unwrap_or(Spare::NONE));
+        }
+        frames
+    }
+}

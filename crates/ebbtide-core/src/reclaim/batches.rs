@@ -1,0 +1,119 @@
+//! Batches: what gathers keep their ranges in beyond the first few. A free list for the process, behind one lock.
+
+use super::gather::Range;
+use crate::base::ranks;
+use core::cell::UnsafeCell;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicBool, Ordering};
+use ebbtide_sys::lock::Lock;
+use ebbtide_sys::vm;
+
+/// Ranges of a batch: it fills a page.
+pub(super) const BATCH: usize = 510;
+
+#[repr(C)]
+pub(super) struct Batch {
+    pub next: *mut Batch,
+    pub len: usize,
+    pub ranges: [Range; BATCH],
+}
+
+const _: () = assert!(size_of::<Batch>() == 4096);
+
+/// Free batches. Never returned to the kernel: there are few.
+pub struct Batches {
+    free: *mut Batch,
+    /// How many of [`FIRST`] have been handed out.
+    first_out: usize,
+}
+
+impl Batches {
+    /// Forgets the list, which may not be whole. No gather holds a batch any more.
+    pub fn forget(&mut self) {
+        (self.free, self.first_out) = (ptr::null_mut(), 0);
+    }
+}
+
+/// The first batches need no mapping, so that something can be released where none is to be had: near a limit
+/// of locked memory, say, a worker without capabilities gets none. Untouched until used.
+pub(super) struct First(UnsafeCell<[Batch; FIRST_BATCHES]>);
+
+// SAFETY: each batch is handed out once, under the lock of [`BATCHES`].
+unsafe impl Sync for First {}
+
+/// How many those are: one for each of two gathers.
+pub(super) const FIRST_BATCHES: usize = 2;
+
+pub(super) static FIRST: First = First(UnsafeCell::new(
+    [const {
+        Batch {
+            next: ptr::null_mut(),
+            len: 0,
+            ranges: [Range::new(0, 0); BATCH],
+        }
+    }; FIRST_BATCHES],
+));
+
+// SAFETY: the list is owned by whoever holds its lock.
+unsafe impl Send for Batches {}
+
+/// The process's free batches.
+pub static BATCHES: Lock<Batches> = Lock::new(
+    ranks::BATCHES,
+    Batches {
+        free: ptr::null_mut(),
+        first_out: 0,
+    },
+);
+
+/// Tests make the next requests for a batch fail.
+pub static REFUSE_BATCHES: AtomicBool = AtomicBool::new(false);
+
+/// Batches mapped at a time.
+const CHUNK: usize = 16;
+
+/// An empty batch.
+pub(super) fn take_batch() -> Option<NonNull<Batch>> {
+    if REFUSE_BATCHES.load(Ordering::Relaxed) {
+        return None;
+    }
+    if let Some(batch) = pop_batch() {
+        return Some(batch);
+    }
+    let start = vm::map(CHUNK * size_of::<Batch>()).ok()?;
+    for index in 1..CHUNK {
+        put_batch(NonNull::new(
+            (start + index * size_of::<Batch>()) as *mut Batch,
+        )?);
+    }
+    NonNull::new(start as *mut Batch)
+}
+
+fn pop_batch() -> Option<NonNull<Batch>> {
+    let mut batches = BATCHES.lock();
+    let batch = match NonNull::new(batches.free) {
+        Some(batch) => {
+            // SAFETY: batches on the list are ours and mapped.
+            batches.free = unsafe { batch.as_ref() }.next;
+            batch
+        }
+        None if batches.first_out == FIRST_BATCHES => return None,
+        None => {
+            batches.first_out += 1;
+            // SAFETY: inside the array; this number is handed out once.
+            NonNull::new(unsafe { FIRST.0.get().cast::<Batch>().add(batches.first_out - 1) })?
+        }
+    };
+    // Emptied under the lock: a child that is forked while this thread goes on finds it on the list or empty, never
+    // handed out with the link of before.
+    // SAFETY: off the list, and not handed out yet.
+    unsafe { ((*batch.as_ptr()).next, (*batch.as_ptr()).len) = (ptr::null_mut(), 0) };
+    Some(batch)
+}
+
+pub(super) fn put_batch(batch: NonNull<Batch>) {
+    let mut batches = BATCHES.lock();
+    // SAFETY: the caller owned it and gives it up.
+    unsafe { (*batch.as_ptr()).next = batches.free };
+    batches.free = batch.as_ptr();
+}

@@ -1,0 +1,182 @@
+//! Empty frames of half-used spans, class by class: claimed a few spans at a time and released.
+//!
+//! Rounds are numbered, so that each looks at a span once.
+
+use super::engine::join;
+use super::gather::{self, Range};
+use super::owned::release_owned;
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::releaser::Releaser;
+use crate::base::size_class::CLASSES;
+use crate::base::source::{Round, Source};
+use crate::reclaim::Heap;
+use ebbtide_sys::clock;
+use ebbtide_sys::lock::Rank;
+use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::plan::{HELP_FRAMES, Left};
+
+/// Spans looked at under their lock at once.
+const SPANS_AT_ONCE: usize = 8;
+/// Ranges of one gather of a depopulation: one call to the kernel.
+const BATCHED: usize = 1024 - gather::CLAIM_RANGES;
+
+impl Heap {
+    pub(super) fn waiting_in_spans(&self) -> usize {
+        if !self.config.depopulate {
+            return 0;
+        }
+        self.news
+            .classes()
+            .map(|class| self.central[class].spans.lock().waiting(class))
+            .sum()
+    }
+
+    /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
+    /// that they keep; neither where pressure is not watched.
+    pub(super) fn excess_in_spans(&self, now: u64) -> (usize, usize) {
+        if !self.config.pressure {
+            return (0, 0);
+        }
+        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
+        let room = self.room_frames(now).saturating_sub(dirty + lazy);
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let waiting = self.waiting_in_spans();
+        let excess = waiting.saturating_sub(room.saturating_mul(FRAME_BYTES));
+        (excess, waiting)
+    }
+
+    /// Empty frames of half-used spans that are due, of all classes. Frames claimed.
+    pub(super) fn depopulate_due(&self, now: u64, by: Releaser) -> u64 {
+        if !self.config.depopulate {
+            return 0;
+        }
+        let round = self.pacing.number_depopulation();
+        let window = u64::from(self.config.retain_ms);
+        let (excess, kept) = self.excess_in_spans(now);
+        let mut frames = 0;
+        for class in 1..CLASSES {
+            let due = {
+                let mut spans = self.central[class].spans.lock();
+                let due = spans.due(class, now, window);
+                let waiting = spans.waiting(class);
+                // Of what there is no room for, each class gives its share.
+                let share = waiting as u128 * excess as u128 / kept.max(1) as u128;
+                let all = self.allowance.is_short(now) && waiting > 0;
+                if all {
+                    usize::MAX
+                } else {
+                    due.max(share as usize)
+                }
+            };
+            if due > 0 {
+                frames += self.depopulate(class, round, due, by);
+            }
+        }
+        frames
+    }
+
+    /// All empty frames of half-used spans.
+    pub(super) fn depopulate_everything(&self, by: Releaser) {
+        if self.config.depopulate {
+            let round = self.pacing.number_depopulation();
+            for class in 1..CLASSES {
+                self.depopulate(class, round, usize::MAX, by);
+            }
+        }
+    }
+
+    /// The same on a tick, where no worker can be had: one class at a time, a few spans.
+    pub(super) fn depopulate_some(&self, now: u64) {
+        if !self.config.depopulate {
+            return;
+        }
+        let window = u64::from(self.config.retain_ms);
+        let round = self.pacing.number_depopulation();
+        for class in 1..CLASSES {
+            let due = self.central[class].spans.lock().due(class, now, window);
+            if due > 0 {
+                self.depopulate(
+                    class,
+                    round,
+                    due.min(HELP_FRAMES as usize * FRAME_BYTES),
+                    Releaser::Program,
+                );
+                return;
+            }
+        }
+    }
+
+    /// Claims and releases empty frames of a class's spans, `due` bytes or all. Frames claimed.
+    pub(super) fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
+        let mut frames = 0;
+        loop {
+            if super::owned::holds_back(self, by) {
+                return frames;
+            }
+            let Some(mut owned) = self.slots.take(by.owner()) else {
+                return frames;
+            };
+            let gather = owned.gather();
+            let mut more = true;
+            while more && gather.len() < BATCHED && gather.reserve() {
+                let mut lists = self.central[class].spans.lock();
+                // SAFETY: lists of this class, under their lock.
+                more = unsafe {
+                    lists.depopulate(self, class, round, SPANS_AT_ONCE, |first, count| {
+                        gather.add(Range::new(first.0, count));
+                    })
+                };
+                if !more {
+                    lists.looked_at_all(self, class);
+                }
+                if (frames + gather.frames()) as usize * FRAME_BYTES >= due {
+                    break;
+                }
+            }
+            let claimed = gather.frames();
+            frames += claimed;
+            release_owned(self, owned, by);
+            if !more || claimed == 0 || frames as usize * FRAME_BYTES >= due {
+                return frames;
+            }
+        }
+    }
+}
+
+/// Half-used spans, and their records.
+pub struct Spans;
+
+impl Source for Spans {
+    type Room = Heap;
+
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        match rank {
+            ranks::SPANS => heap.central.iter().for_each(|central| each(&central.spans)),
+            ranks::RECORDS => each(&heap.records),
+            _ => {}
+        }
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        left.note(heap.depopulate_due(round.now, round.by));
+        left.note(heap.waiting_frames());
+    }
+
+    /// Huge pages split for that leave more that is free: waits for what is on its way.
+    fn give_all(&self, heap: &Heap, by: Releaser) {
+        heap.look_at_held(clock::now_ms());
+        heap.depopulate_everything(by);
+        join(heap, by);
+    }
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        heap.records.lock().abandon();
+        for central in &heap.central {
+            central.spans.lock().clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,417 @@
+//! Free memory back to the kernel: what, when, and by whom.
+//!
+//! | due | calm | past the backlog cap | memory is short ([`pressure`](super::pressure)) |
+//! |---|---|---|---|
+//! | up to 1 MiB ([`FLOOR_FRAMES`](plan::FLOOR_FRAMES)) | kept | kept | in place on the next slow path |
+//! | to 8 MiB ([`IN_PLACE_FRAMES`]) | in place on a slow path, 1 MiB a call | the same | the same |
+//! | above | a worker, after the window; the program does nothing | the thread that frees takes pieces | workers at once, and that too |
+//!
+//! *Due* is what the recent peak does not explain ([`ebbtide_zone::retain`]), and all of it while memory is short: free frames of the zones, and
+//! empty frames of half-used spans. Where huge pages must be split for that, threads of the program leave it to a worker ([`kernel`](super::kernel)).
+//! Frames are *claimed* first, under their zone's or class's lock, into a
+//! [`gather`](super::gather); no lock is held while the kernel works; then they are put back, clean.
+
+use super::lazy::Take;
+#[cfg(feature = "plan-log")]
+use super::log;
+use super::owned::release_owned;
+use super::workers;
+use crate::base::config::AUTO;
+use crate::base::releaser::{Owner, Releaser};
+use crate::base::source::Round;
+use crate::base::stats;
+use crate::reclaim::{Heap, the_heap};
+use core::sync::atomic::Ordering;
+use ebbtide_sys::features::WORKERS;
+use ebbtide_sys::thread::Affinity;
+use ebbtide_sys::{clock, process};
+use ebbtide_zone::plan::{
+    self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Left, Next, Pace, Tick, TickPlan, Wake,
+};
+use ebbtide_zone::{BLOCK_FRAMES, Counters, FRAME_BYTES};
+
+/// A step of this many blocks (64 MiB) makes a worker in advance.
+const EXPECT_BLOCKS: u32 = 32;
+/// Milliseconds between looks at what memory is left, where pressure is not watched.
+const ROOM_MS: u64 = 1000;
+/// A window for the caches lasts as long as free memory is kept, and at least so long.
+const LEAST_WINDOW_MS: u64 = 100;
+
+impl Heap {
+    /// Notes that memory was freed, for the next [`Self::tick`].
+    #[inline]
+    pub fn count_freed(&self, bytes: usize) {
+        self.freed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Slow paths call this: sees to it that what is due goes back. Does something at most once in
+    /// [`TICK_MS`](plan::TICK_MS), or when much has been freed since: the program may do nothing after it.
+    #[inline]
+    pub fn tick(&self) {
+        let now = clock::now_ms();
+        let tick_ms = &self.pacing.tick_ms;
+        let last = tick_ms.load(Ordering::Relaxed);
+        let freed = self.freed.load(Ordering::Relaxed);
+        if plan::tick_is_due(now, last, freed, self.keeps_nothing())
+            && tick_ms
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            self.tick_now(now);
+        }
+        if self.grown.load(Ordering::Relaxed) > 0 {
+            self.look_after_growth();
+        }
+        if self.allowance.is_over_budget() {
+            self.pay_for_growth(now);
+        }
+    }
+
+    #[cold]
+    fn tick_now(&self, now: u64) {
+        let mut bounds = self.bounds(now);
+        let tick = Tick {
+            now_ms: now,
+            asked_ms: self.pacing.asked_ms.load(Ordering::Relaxed),
+            freed_bytes: self.freed.swap(0, Ordering::Relaxed),
+            backlog: self.backlog(now, &bounds),
+        };
+        let (mut spare, mut waiting) = (0, 0);
+        if tick.asks_outside() {
+            self.pacing.asked_ms.store(now, Ordering::Relaxed);
+            self.keep_owners_limit(Releaser::Program);
+            spare = self.look_at_spares(now);
+            waiting = self.waiting_frames();
+            // What the owner's limit leaves for the zones may have changed.
+            bounds = self.bounds(now);
+        }
+        self.freed_since(tick.freed_bytes);
+        self.refresh_page(now);
+        self.look_at_quarantine(now);
+        self.look_at_growth();
+        if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
+            self.give_on_tick(&tick, (spare, waiting), &bounds);
+        }
+        stats::publish_released(&self.config);
+    }
+
+    fn give_on_tick(&self, tick: &Tick, (spare, waiting): (u64, u64), bounds: &Bounds) {
+        let actors = self.actors();
+        let plan = tick.decide(spare, waiting, bounds, &actors);
+        let called = matches!(plan, TickPlan::Much { wake, .. } if self.wake(wake));
+        #[cfg(feature = "plan-log")]
+        log::tick(tick, (spare, waiting), bounds, &actors, &plan, called);
+        match plan {
+            TickPlan::Nothing => {}
+            TickPlan::Little {
+                frames,
+                may_make_worker: true,
+            } => self.release_due(frames, Releaser::Program),
+            TickPlan::Little { frames, .. } => self.release_due(frames, Releaser::Tick),
+            TickPlan::Much { beside, .. } if called => {
+                if beside > 0 {
+                    self.release_due(beside, Releaser::Program);
+                }
+            }
+            TickPlan::Much {
+                alone, alone_lazy, ..
+            } => {
+                let now = tick.now_ms;
+                self.look_at_held(now);
+                self.look_at_spares(now);
+                self.release_due(alone, Releaser::Program);
+                self.release_lazy(alone_lazy, Releaser::Program);
+                self.depopulate_some(now);
+            }
+        }
+    }
+
+    /// Wakes a worker, or makes one. `false`: there is none, so the caller must do the work.
+    fn wake(&self, wake: Wake) -> bool {
+        let called = match wake {
+            Wake::Never => false,
+            Wake::NotNeeded => true,
+            Wake::Call => self.call_workers(1),
+        };
+        if called && self.config.pressure {
+            self.pressure.expect_look(&self.allowance);
+        }
+        called
+    }
+
+    /// Sees to it that so many workers exist, and wakes those asleep. `false`: there is none.
+    pub fn call_workers(&self, wanted: usize) -> bool {
+        heap_workers().call(wanted)
+    }
+
+    /// Who may act on a tick.
+    fn actors(&self) -> Actors {
+        let config = &self.config;
+        Actors {
+            workers: plan::Workers {
+                count: self.workers.count() as u64,
+                most: self.max_workers() as u64,
+                can_be_made: WORKERS.may_work(),
+                next_ms: self.workers.next_ms(),
+                are_watching: self.pressure.is_watched() || !config.pressure,
+            },
+            has_forked: self.forked.load(Ordering::Relaxed),
+            has_huge_pages: config.thp,
+        }
+    }
+
+    /// How much free memory may stay.
+    pub(super) fn bounds(&self, now: u64) -> Bounds {
+        Bounds {
+            window_ms: self.config.retain_ms.into(),
+            is_short: self.allowance.is_short(now),
+            is_limited: self.allowance.is_limited(),
+            cap_frames: self.cap_frames(now),
+        }
+    }
+
+    /// No worker is made for as little as slow paths take care of: the program may want to stay without.
+    fn releaser_of_everything<'a>(&self, by: Releaser<'a>) -> Releaser<'a> {
+        if by.is_worker() || self.workers.count() > 0 {
+            return by;
+        }
+        let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
+        if frames + self.waiting_frames() > IN_PLACE_FRAMES {
+            return by;
+        }
+        match self.actors().for_little(true) {
+            Some(false) => Releaser::Tick,
+            _ => by,
+        }
+    }
+
+    /// Whether free memory goes back at once (`retain_ms=0`).
+    pub(super) fn keeps_nothing(&self) -> bool {
+        self.config.retain_ms == 0
+    }
+
+    /// Looks at the zones and keeps their demand up to date.
+    pub(super) fn backlog(&self, now: u64, bounds: &Bounds) -> Backlog {
+        let own_cap = (self.config.retain_max / FRAME_BYTES) as u64;
+        let zones = self.live_zones().len() as u64;
+        let room = bounds.cap_frames / zones;
+        let cap = room.min(own_cap / zones);
+        let mut backlog = Backlog::default();
+        let mut in_parts = 0;
+        for zone in self.live_zones() {
+            let mut data = zone.lock.lock();
+            let counters = data.state.counters();
+            data.retain.observe(now, counters.in_use);
+            let taken = core::mem::take(&mut data.taken);
+            data.refaults.observe(now, taken);
+            backlog.lazy += counters.lazy;
+            let dirty = counters.dirty;
+            // Of what there is room for, dirty frames come first.
+            let lazy_cap = room.saturating_sub(dirty);
+            backlog.lazy_due += Self::lazy_due(&mut data, now, &counters, lazy_cap);
+            backlog.dirty += dirty;
+            let in_whole = u64::from(counters.resident_free_blocks) * u64::from(BLOCK_FRAMES);
+            in_parts += dirty.saturating_sub(in_whole);
+            backlog.due +=
+                data.retain
+                    .due(now, bounds.window_ms, counters.in_use, dirty, Some(cap));
+        }
+        // What is held is not to be had for now. It lies in blocks that are used in part.
+        let held = (self.held.frames() as u64).min(in_parts);
+        backlog.dirty -= held;
+        backlog.due = backlog.due.min(backlog.dirty);
+        backlog
+    }
+
+    /// Free frames that may be kept, by what memory is left.
+    pub(super) fn room_frames(&self, now: u64) -> u64 {
+        if self.allowance.is_short(now) {
+            return 0;
+        }
+        self.allowance.room_frames()
+    }
+
+    /// Dirty frames that may be kept, by that and by what the owner lets us.
+    fn cap_frames(&self, now: u64) -> u64 {
+        self.room_frames(now).min(self.allowance.dirty_limit())
+    }
+
+    /// Whether much more is kept than memory is left for: others have grown, or much was freed. While memory
+    /// is short, rounds come as they are due.
+    pub fn keeps_too_much(&self, now: u64) -> bool {
+        let most = self.room_frames(now).saturating_add(IN_PLACE_FRAMES);
+        let (in_spans, _) = self.excess_in_spans(now);
+        let much =
+            self.kept_frames() > most || in_spans as u64 / FRAME_BYTES as u64 > IN_PLACE_FRAMES;
+        much && !self.allowance.is_short(now)
+    }
+
+    /// Whether more is kept than slow paths take care of.
+    pub fn keeps_much(&self) -> bool {
+        self.kept_frames() > IN_PLACE_FRAMES || self.waiting_frames() > IN_PLACE_FRAMES
+    }
+
+    /// Two sums over the zones.
+    pub(super) fn sum(&self, of: impl Fn(Counters) -> (u64, u64)) -> (u64, u64) {
+        self.live_zones()
+            .iter()
+            .map(|zone| of(zone.counters()))
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    /// Parts of the heap look at it after it has grown; and after a step of [`EXPECT_BLOCKS`] or more a worker is made:
+    /// some day that is freed.
+    #[cold]
+    fn look_after_growth(&self) {
+        let step = self.grown.swap(0, Ordering::Relaxed);
+        self.look_at_growth();
+        if step >= EXPECT_BLOCKS && self.max_workers() > 0 {
+            heap_workers().expect();
+        }
+    }
+
+    /// Workers at most.
+    pub fn max_workers(&self) -> usize {
+        let config = &self.config;
+        match config.workers {
+            AUTO => (self.most_releasers() / 2).clamp(1, 4),
+            workers => workers,
+        }
+    }
+
+    /// Threads that release at once at most, the one that asks for it counted: one for each CPU.
+    pub(super) fn most_releasers(&self) -> usize {
+        self.cpus.load(Ordering::Relaxed)
+    }
+
+    /// Looks how many CPUs there are now: those of the main thread, or of this worker, which somebody may have made
+    /// that keeps to a few. Either may be one that keeps to itself.
+    fn look_at_cpus(&self) {
+        if self.most_releasers() == usize::MAX {
+            return;
+        }
+        let of = |thread| Affinity::of(thread).count();
+        let cpus = of(process::id()).max(of(0));
+        if cpus > 0 {
+            self.cpus.store(cpus, Ordering::Relaxed);
+        }
+    }
+
+    /// A coordinator's turn: releases what is due. What is left to wait for.
+    pub fn round(&self, now: u64, by: Releaser) -> Next {
+        self.look_at_cpus();
+        self.look_at_room(now);
+        self.look_at_held(now);
+        self.keep_owners_limit(by);
+        let bounds = self.bounds(now);
+        let backlog = self.backlog(now, &bounds);
+        let may_be_lazy = by.is_worker() && backlog.due > 0 && self.may_go_lazy();
+        let plan = plan::round(&backlog, &bounds, may_be_lazy);
+        if plan.due > 0 {
+            let lazy_first = plan.lazy_first;
+            self.release_zones(plan.due, backlog.due, Take::Due { lazy_first }, by);
+        }
+        if plan.lazy > 0 {
+            self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
+        }
+        let window = bounds.window_ms.max(LEAST_WINDOW_MS);
+        let ends_window = self.pacing.ends_window(now, window);
+        let mut left = Left {
+            is_expecting: self.workers.is_expecting(),
+            ..Left::default()
+        };
+        let round = Round {
+            now,
+            ends_window,
+            by,
+        };
+        for source in self.parts().sources() {
+            source.tend(self, &round, &mut left);
+        }
+        // The program went on meanwhile.
+        left.quarantined_bytes = self.quarantine.bytes() as u64;
+        self.refresh_page(now);
+        stats::publish(&self.config);
+        let pace = Pace {
+            window_ms: bounds.window_ms,
+            lazy_ms: self.config.lazy_ms.into(),
+            is_active: self.pacing.is_active(now),
+        };
+        let next = left.next(&pace);
+        #[cfg(feature = "plan-log")]
+        log::round(
+            (now, &backlog, &bounds, may_be_lazy),
+            &plan,
+            &left,
+            &pace,
+            next,
+        );
+        next
+    }
+
+    fn look_at_room(&self, now: u64) {
+        let watched = self.config.pressure;
+        if watched || now.wrapping_sub(self.pacing.room_ms.load(Ordering::Relaxed)) < ROOM_MS {
+            return;
+        }
+        self.pacing.room_ms.store(now, Ordering::Relaxed);
+        self.look_at_limits();
+    }
+}
+
+/// The workers, which live as long as the process.
+pub(super) fn heap_workers() -> &'static workers::Workers {
+    // SAFETY: whoever calls has come through the heap, and workers are no locks.
+    unsafe { &the_heap().workers }
+}
+
+/// Drains all caches and gives everything free back. Bytes given back.
+pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
+    let before = stats::released();
+    heap.drain_all(by);
+    let by = heap.releaser_of_everything(by);
+    for source in heap.parts().keepers {
+        source.give_all(heap, by);
+    }
+    stats::publish_released(&heap.config);
+    stats::released() - before
+}
+
+/// What is on its way: helps, oldest first, then waits. What a worker leaves behind that is killed meanwhile is on its
+/// way too.
+pub(super) fn join(heap: &Heap, by: Releaser) {
+    let left = || by.is_worker() || heap.workers.count() == 0;
+    let is_gone = |owner| heap.workers.is_gone(owner);
+    heap.slots.join(left, by.owner(), is_gone, |owned| {
+        release_owned(heap, owned, by);
+    });
+}
+
+/// Workers were killed: what they had claimed is free again, as it was.
+pub(super) fn put_back_orphans(heap: &Heap) {
+    let is_gone = |owner| heap.workers.is_gone(owner);
+    while let Some(mut owned) = heap.slots.take_orphan(Owner::PROGRAM, is_gone) {
+        heap.put_back(owned.gather(), false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::front::heap;
+
+    #[test]
+    fn cpus_that_come_and_go_are_seen() {
+        let heap = heap().unwrap().enter_uncounted();
+        let allowed = process::allowed_cpus();
+        heap.cpus.store(allowed + 1000, Ordering::Relaxed);
+        assert_eq!(heap.most_releasers(), allowed + 1000);
+        heap.round(clock::now_ms(), Releaser::Tick);
+        assert_eq!(heap.most_releasers(), allowed);
+        // Not to be asked, for want of system calls.
+        heap.cpus.store(usize::MAX, Ordering::Relaxed);
+        heap.round(clock::now_ms(), Releaser::Tick);
+        assert_eq!(heap.most_releasers(), usize::MAX);
+        heap.cpus.store(allowed, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,65 @@
+//! One gather, released by whoever owns it.
+
+use super::slots::Owned;
+use crate::base::releaser::{Owner, Releaser};
+use crate::base::stats;
+use crate::reclaim::Heap;
+use ebbtide_sys::clock;
+
+/// Whether workers have so much to do that this one had better claim nothing: it might not get rid of it.
+pub fn holds_back(heap: &Heap, by: Releaser) -> bool {
+    matches!(by, Releaser::Program | Releaser::Tick)
+        && heap.slots.is_crowded()
+        && heap.workers.count() > 0
+}
+
+/// Releases a gather and puts its ranges back, or leaves that to a worker in part. Bytes given back by this thread.
+pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> usize {
+    let start = clock::precise_ns();
+    let leave = match by {
+        Releaser::Asked | Releaser::Program => heap.max_workers() > 0,
+        Releaser::Tick => heap.workers.count() > 0,
+        Releaser::Worker { .. } => false,
+    };
+    let (mut released, left) = super::kernel::release(heap, owned.gather(), by, leave);
+    if left {
+        let waits = matches!(by, Releaser::Asked);
+        match leave_to_worker(heap, owned, waits) {
+            Ok(()) => {
+                stats::count_stall(clock::precise_ns() - start);
+                return released;
+            }
+            Err(back) => owned = back,
+        }
+        // Else workers have too much to do: what is left goes back as it was, and is due still.
+        if waits || heap.workers.count() == 0 {
+            released += super::kernel::release(heap, owned.gather(), by, false).0;
+        }
+    }
+    heap.put_back(owned.gather(), true);
+    let took = clock::precise_ns() - start;
+    if by.is_worker() {
+        stats::count_worker(took)
+    } else {
+        stats::count_stall(took)
+    };
+    released
+}
+
+/// `Err`: there is no worker, or no room and `waits` is not set.
+fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>, waits: bool) -> Result<(), Owned<'a>> {
+    let most = heap.max_workers().min(heap.most_releasers());
+    let wanted = (heap.slots.queued() + 1).min(most);
+    if !heap.call_workers(wanted) {
+        return Err(owned);
+    }
+    heap.slots
+        .leave(owned, waits, || heap.workers.count() > 0)?;
+    if heap.call_workers(wanted) {
+        return Ok(());
+    }
+    // They have left meanwhile.
+    heap.slots
+        .take_queued(true, Owner::PROGRAM)
+        .map_or(Ok(()), Err)
+}

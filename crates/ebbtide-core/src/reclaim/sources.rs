@@ -1,0 +1,172 @@
+//! The sources: all that holds free memory, in one list.
+//!
+//! ```text
+//!   quarantine ─┐
+//!   spare runs ─┤                    ┌────────── caches: keep objects and runs as they are
+//!   CPU stacks ─┼▶ transfer ─▶ spans ─▶ zones ─▶ the kernel
+//!   per-CPU data ────────────────────────────────▲
+//! ```
+//!
+//! Whatever concerns all of them goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
+//! everything, the owner's limit, a round, the figures. The list is a constant of the crate `ebbtide`. A new cache is a file with a
+//! [`Source`], and a line there.
+//!
+//! * `INV-SOURCE-1` Each source gives to sources behind it in the list, or to the kernel: one pass empties all.
+//! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
+//!   in the list says when among locks of that rank.
+
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::releaser::Releaser;
+use crate::base::source::{Cached, Round, Source};
+use crate::base::stats::Stats;
+use crate::reclaim::Heap;
+use ebbtide_sys::lock::Rank;
+use ebbtide_zone::plan::Left;
+
+/// A [`Source`] of whatever room, as the heap sees it.
+pub trait AnySource: Sync {
+    /// See [`Source::locks`].
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
+    /// See [`Source::cached`].
+    fn cached(&self, heap: &Heap) -> Cached;
+    /// See [`Source::tend`].
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left);
+    /// See [`Source::give_all`].
+    fn give_all(&self, heap: &Heap, by: Releaser);
+    /// See [`Source::child`].
+    ///
+    /// # Safety
+    /// See there.
+    unsafe fn child(&self, heap: &Heap);
+    /// See [`Source::abandon`].
+    ///
+    /// # Safety
+    /// See there.
+    unsafe fn abandon(&self, heap: &Heap);
+}
+
+impl<S: Source> AnySource for S
+where
+    Heap: AsRef<S::Room>,
+{
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        Source::locks(self, heap.as_ref(), rank, each);
+    }
+
+    fn cached(&self, heap: &Heap) -> Cached {
+        Source::cached(self, heap.as_ref())
+    }
+
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        Source::tend(self, heap.as_ref(), round, left);
+    }
+
+    fn give_all(&self, heap: &Heap, by: Releaser) {
+        Source::give_all(self, heap.as_ref(), by);
+    }
+
+    unsafe fn child(&self, heap: &Heap) {
+        // SAFETY: by contract.
+        unsafe { Source::child(self, heap.as_ref()) };
+    }
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        // SAFETY: by contract.
+        unsafe { Source::abandon(self, heap.as_ref()) };
+    }
+}
+
+/// What is told of the process's life, and of nothing in between. By default it does nothing.
+pub trait Hook: Sync {
+    /// The heap has started: once, mostly in the main thread.
+    fn started(&self, _heap: &Heap) {}
+
+    /// In a forked child, which is whole again.
+    fn forked(&self, _heap: &Heap) {}
+
+    /// On slow paths, when the heap may have grown. No lock is held.
+    fn look(&self, _heap: &Heap) {}
+
+    /// The process ends in order.
+    fn ends(&self, _heap: &Heap) {}
+
+    /// Adds its share of the figures.
+    fn account(&self, _heap: &Heap, _stats: &mut Stats) {}
+}
+
+/// What the process's heap is made of: one constant, given to its start.
+pub struct Parts {
+    /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
+    pub caches: &'static [&'static dyn AnySource],
+    /// All others, in the order in which they give.
+    pub keepers: &'static [&'static dyn AnySource],
+    /// See [`Hook`].
+    pub hooks: &'static [&'static dyn Hook],
+}
+
+impl Parts {
+    /// Before the start.
+    pub const NONE: Self = Self {
+        caches: &[],
+        keepers: &[],
+        hooks: &[],
+    };
+
+    /// All sources, in the order in which they give.
+    pub fn sources(&self) -> impl Iterator<Item = &'static dyn AnySource> {
+        self.caches.iter().chain(self.keepers).copied()
+    }
+}
+
+impl Heap {
+    /// Calls `each` for every lock, in the order of [`ranks`].
+    pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
+        for (rank, _) in ranks::NAMES {
+            for source in self.parts().sources() {
+                source.locks(self, rank, &mut each);
+            }
+        }
+    }
+
+    /// Empties all caches into spans and zones.
+    pub fn drain_all(&self, by: Releaser) {
+        for cache in self.parts().caches {
+            cache.give_all(self, by);
+        }
+    }
+
+    /// What all caches keep.
+    pub fn cached(&self) -> Cached {
+        let all = self.parts().sources().map(|source| source.cached(self));
+        all.fold(Cached::default(), |sum, one| Cached {
+            objects: sum.objects + one.objects,
+            runs: sum.runs + one.runs,
+        })
+    }
+
+    /// The heap may have grown. No lock may be held.
+    pub fn look_at_growth(&self) {
+        self.parts().hooks.iter().for_each(|hook| hook.look(self));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::front::heap;
+
+    #[test]
+    fn one_pass_empties_the_caches() {
+        let heap = &*heap().unwrap().enter_uncounted();
+        // Other tests allocate beside this one.
+        let emptied = (0..50).any(|_| {
+            let object = heap.allocate_object(crate::base::size_class::class_of(100));
+            assert!(object != 0);
+            crate::front::requests::free_inside(heap, object);
+            heap.drain_all(Releaser::Asked);
+            heap.cached().objects == 0
+        });
+        assert!(emptied);
+    }
+}

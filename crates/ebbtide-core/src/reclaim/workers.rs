@@ -1,0 +1,511 @@
+//! Threads that release memory beside the program.
+//!
+//! None exists before there is something to do, or the heap has grown by so much ([`Workers::expect`]) that the
+//! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time
+//! *coordinates*: it waits for the retain window, decides what is due, and hands pieces to the others. They end
+//! after [`IDLE_MS`] without work or with little to wait for ([`Next`]). Until then they wake up once a second, to see whether they
+//! may stay ([`permit`]). They are threads of the process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
+//! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
+
+mod eyes;
+mod permit;
+
+use super::owned::release_owned;
+use crate::base::config::MAX_WORKERS;
+use crate::base::releaser::{Owner, Releaser};
+use crate::base::stats;
+use crate::reclaim::{Heap, the_heap};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use ebbtide_sys::features::{SCAN_PAGES, WORKERS};
+use ebbtide_sys::pages::PageMap;
+use ebbtide_sys::thread::{self, Affinity, Place};
+use ebbtide_sys::{clock, process, vm};
+use ebbtide_zone::BLOCK_BYTES;
+use ebbtide_zone::plan::Next;
+use eyes::{Eyes, sleep_watching, watch};
+use permit::{Permit, Terms};
+
+/// A worker without work ends after this.
+const IDLE_MS: u64 = 10_000;
+/// After a refusal, no thread is asked for during this.
+const RETRY_MS: u64 = 10_000;
+/// Who ends all workers waits for them so long, at most.
+const END_MS: u64 = 1000;
+/// And has so long to bind itself. What is freed meanwhile stays until the next slow path, or the next worker.
+const APART_MS: u64 = 100;
+
+/// Whoever has its eyes open while another coordinates comes back after this.
+const NOT_MY_TURN_MS: u64 = 200;
+
+/// The workers of this process.
+pub struct Workers {
+    /// Which numbers are in use, one bit each.
+    numbers: AtomicU64,
+    /// Where they run, by number.
+    places: [Place; MAX_WORKERS],
+    /// When the coordinator looks again by itself; `u64::MAX`: not before it is woken.
+    next_ms: AtomicU64,
+    /// Changes when there is something to do.
+    wake: AtomicU32,
+    /// Threads asleep on `wake`.
+    asleep: AtomicU32,
+    /// Bits of the threads that take what is queued, until they have found nothing there.
+    busy: AtomicU64,
+    /// The bit of who coordinates; 0: nobody does now.
+    coordinating: AtomicU64,
+    /// Nothing has come yet of the worker that was made in advance.
+    expecting: AtomicBool,
+    /// The number of who makes a thread, 0: nobody. One at a time does.
+    creating: AtomicU32,
+    /// The process that all this is true of; a `vfork` child is another one.
+    process: AtomicU32,
+    /// None is made before.
+    retry_ms: AtomicU64,
+    /// What their permits depend on.
+    terms: Terms,
+    /// The CPU that handed work over, which helpers leave alone.
+    avoid_cpu: AtomicUsize,
+}
+
+impl Workers {
+    /// None.
+    pub const fn new() -> Self {
+        Self {
+            numbers: AtomicU64::new(0),
+            places: [const { Place::new() }; MAX_WORKERS],
+            next_ms: AtomicU64::new(u64::MAX),
+            wake: AtomicU32::new(0),
+            asleep: AtomicU32::new(0),
+            busy: AtomicU64::new(0),
+            coordinating: AtomicU64::new(0),
+            expecting: AtomicBool::new(false),
+            creating: AtomicU32::new(0),
+            process: AtomicU32::new(0),
+            retry_ms: AtomicU64::new(0),
+            terms: Terms::new(),
+            avoid_cpu: AtomicUsize::new(usize::MAX),
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        let numbers = self.numbers.load(Ordering::SeqCst);
+        (numbers & !self.dead(numbers)).count_ones() as usize
+    }
+
+    /// Those of `numbers` whose thread is gone without saying so: a filter of the program's killed it alone. Or it is
+    /// being made.
+    fn dead(&self, numbers: u64) -> u64 {
+        let mut left = numbers;
+        let mut dead = 0;
+        while left != 0 {
+            let number = left.trailing_zeros();
+            dead |= u64::from(self.places[number as usize].is_free()) << number;
+            left &= left - 1;
+        }
+        dead
+    }
+
+    /// Whether a worker, an owner of gathers, is gone.
+    pub fn is_gone(&self, owner: Owner) -> bool {
+        // Who comes after it in its place is counted first.
+        owner.place().is_some_and(|(number, made)| {
+            self.places[number].is_free() || self.places[number].made() != made
+        })
+    }
+
+    /// Workers that look at the queue before they do anything else: what is queued now is seen by them.
+    pub fn busy(&self) -> usize {
+        fence(Ordering::SeqCst);
+        let busy = self.busy.load(Ordering::Relaxed);
+        (busy & !self.dead(busy)).count_ones() as usize
+    }
+
+    /// Takes the numbers of the dead away, and what they did alone, by who makes threads. Their bits: another one would
+    /// not fare better.
+    fn bury(&self) -> u64 {
+        // One that has ended in order meanwhile has taken its number away before.
+        let seen = self.dead(self.numbers.load(Ordering::SeqCst));
+        let dead = seen & self.numbers.load(Ordering::SeqCst);
+        self.busy.fetch_and(!dead, Ordering::SeqCst);
+        if dead != 0 && self.numbers.fetch_and(!dead, Ordering::SeqCst) == dead {
+            // Nobody is left who could be asleep.
+            self.asleep.store(0, Ordering::SeqCst);
+        }
+        self.coordinating.fetch_and(!dead, Ordering::SeqCst);
+        dead
+    }
+
+    /// Whether nobody coordinated, and `number` does from now on.
+    fn coordinate(&self, number: usize) -> bool {
+        self.coordinating
+            .compare_exchange(0, 1 << number, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Called at the start, and in a forked child, which has none.
+    pub fn begin(&self) {
+        self.numbers.store(0, Ordering::Relaxed);
+        self.places.iter().for_each(Place::reset);
+        self.next_ms.store(u64::MAX, Ordering::Relaxed);
+        self.asleep.store(0, Ordering::Relaxed);
+        self.busy.store(0, Ordering::Relaxed);
+        self.coordinating.store(0, Ordering::Relaxed);
+        self.expecting.store(false, Ordering::Relaxed);
+        self.creating.store(0, Ordering::Relaxed);
+        self.terms.reset();
+        self.process.store(process::id(), Ordering::Release);
+    }
+
+    /// Sees to it that `wanted` workers exist, and wakes those asleep. `false`: there is none, so the
+    /// caller must do the work.
+    pub fn call(&'static self, wanted: usize) -> bool {
+        self.wake.fetch_add(1, Ordering::SeqCst);
+        // Behind the word: a worker that leaves takes its number away first and looks at the word then, so
+        // either it stays or it is not counted here.
+        let before = self.count();
+        let mut count = before;
+        while count < wanted && self.make_one() {
+            count += 1;
+        }
+        // A new one looks without being woken.
+        if before > 0 && self.asleep.load(Ordering::SeqCst) > 0 {
+            ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
+        }
+        count > 0
+    }
+
+    /// Makes the first worker in advance: in a call that takes long anyway. While the heap grows it looks every
+    /// [`LOOK_MS`](super::pressure::policy::LOOK_MS) whether there is much to give, so that `free` need not even wake it (30 µs); after that ever more
+    /// seldom, and `free` does. It ends like any other when nothing comes of it.
+    pub fn expect(&'static self) {
+        if self.count() == 0 {
+            self.expecting.store(true, Ordering::Relaxed);
+            self.make_one();
+        }
+    }
+
+    /// Whether the coordinator looks without being called.
+    pub fn is_expecting(&self) -> bool {
+        self.expecting.load(Ordering::Relaxed)
+    }
+
+    /// When the coordinator looks again by itself; `u64::MAX`: when it is called.
+    pub fn next_ms(&self) -> u64 {
+        self.next_ms.load(Ordering::SeqCst)
+    }
+
+    /// Whether a coordinator looks by itself until then.
+    pub fn look_before(&self, ms: u64) -> bool {
+        self.count() > 0 && self.next_ms() <= ms
+    }
+
+    fn make_one(&'static self) -> bool {
+        if !self.may_make() || crate::front::fork::is_forking() || !self.are_of_this_process() {
+            return false;
+        }
+        if !self.begin_creating() {
+            return false;
+        }
+        // Again: who ends all looks for who makes one after that.
+        if !self.may_make() {
+            self.creating.store(0, Ordering::Release);
+            return false;
+        }
+        let dead = self.bury();
+        let died = dead != 0;
+        let free = |number: &usize| self.places[*number].is_free();
+        let Some(number) = (0..MAX_WORKERS).find(free) else {
+            self.creating.store(0, Ordering::Release);
+            return false;
+        };
+        let made = !died && {
+            self.numbers.fetch_or(1 << number, Ordering::SeqCst);
+            self.places[number].spawn(main, Born::now(number).0)
+        };
+        if !made {
+            self.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
+        }
+        if made {
+            let _ = WORKERS.latch(Ok::<_, ()>(()));
+        } else {
+            WORKERS.refuse();
+            self.make_none_for(RETRY_MS);
+        }
+        if died {
+            // SAFETY: only slow paths that are inside, and workers, call for threads.
+            let heap = unsafe { the_heap() };
+            (0..MAX_WORKERS)
+                .filter(|number| dead >> number & 1 == 1)
+                .for_each(|number| heap.pressure.end_watch(number, &heap.allowance));
+            super::engine::put_back_orphans(heap);
+        }
+        self.creating.store(0, Ordering::Release);
+        made
+    }
+
+    fn may_make(&self) -> bool {
+        clock::now_ms() >= self.retry_ms.load(Ordering::SeqCst)
+    }
+
+    fn make_none_for(&self, ms: u64) {
+        self.retry_ms.store(clock::now_ms() + ms, Ordering::SeqCst);
+    }
+
+    /// In a child of vfork(2) they are not.
+    fn are_of_this_process(&self) -> bool {
+        self.process.load(Ordering::Acquire) == process::id()
+    }
+
+    /// Ends all workers. When it returns they are gone, and none is made for [`APART_MS`]. `false`: one is still at work
+    /// after [`END_MS`], and ends then. Takes no lock, and makes no system call where there is none: a filter that is
+    /// there already may kill for it.
+    pub fn end_all(&self) -> bool {
+        self.make_none_for(APART_MS);
+        let is_none = self.creating.load(Ordering::SeqCst) == 0
+            && self.places.iter().all(|place| place.thread() == 0);
+        if is_none || !self.are_of_this_process() {
+            return true;
+        }
+        let end = clock::now_ms() + END_MS;
+        let comes = |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                if clock::now_ms() >= end {
+                    return false;
+                }
+                thread::give_way();
+                thread::wait(&self.wake, self.wake.load(Ordering::Relaxed), 1);
+            }
+            true
+        };
+        let is_made = || self.creating.load(Ordering::SeqCst);
+        let none_is_made = comes(&|| is_made() == 0 || thread::is_gone(is_made()));
+        let threads = self.places.each_ref().map(Place::thread);
+        self.terms.end();
+        // Once: whoever leaves and finds the word changed looks again for work.
+        self.wake.fetch_add(1, Ordering::SeqCst);
+        ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
+        // A thread is gone a moment after its place is free.
+        none_is_made
+            && comes(&|| {
+                let mut all = threads.iter();
+                all.all(|&thread| thread == 0 || thread::is_gone(thread))
+            })
+    }
+
+    /// Whether nobody makes a thread, or who did is gone, and this thread does from now on.
+    fn begin_creating(&self) -> bool {
+        let before = self.creating.load(Ordering::Relaxed);
+        (before == 0 || thread::is_gone(before))
+            && self
+                .creating
+                .compare_exchange(
+                    before,
+                    process::thread_id(),
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+    }
+
+    /// Notes where the thread that hands work over runs.
+    pub fn leave_cpu_alone(&self, cpu: usize) {
+        self.avoid_cpu.store(cpu, Ordering::Relaxed);
+    }
+
+    /// Sleeps until it is called, the time is over, or the permit is. That is looked at meanwhile.
+    fn rest(&self, rest: Rest) {
+        let end = clock::now_ms() + rest.ms;
+        loop {
+            let now = clock::now_ms();
+            let ms = end.saturating_sub(now).min(rest.permit.pause_ms(now));
+            self.sleep(rest.seen, ms);
+            let now = clock::now_ms();
+            let called = self.wake.load(Ordering::SeqCst) != rest.seen;
+            if called || now >= end || !rest.permit.holds(now, &self.terms) {
+                return;
+            }
+        }
+    }
+
+    fn sleep(&self, seen: u32, ms: u64) {
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+        thread::wait(&self.wake, seen, ms);
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        // Woken as anybody is, or the process's end would wait for a worker that waits for a CPU. Not woken for
+        // that, it lets the thread go on that it came in between.
+        thread::give_way();
+    }
+}
+
+/// What a worker is told: its number, and when it was made.
+struct Born(usize);
+
+impl Born {
+    const SHIFT: u32 = 8;
+
+    fn now(number: usize) -> Self {
+        const { assert!(MAX_WORKERS <= 1 << Self::SHIFT) };
+        Self((clock::now_ms() as usize) << Self::SHIFT | number)
+    }
+
+    fn number(&self) -> usize {
+        self.0 & ((1 << Self::SHIFT) - 1)
+    }
+
+    fn ms(&self) -> u64 {
+        (self.0 >> Self::SHIFT) as u64
+    }
+}
+
+extern "C" fn main(born: usize) {
+    // SAFETY: this thread is a worker.
+    run(unsafe { the_heap() }, &Born(born));
+}
+
+fn run(heap: &'static Heap, born: &Born) {
+    let number = born.number();
+    let workers = &heap.workers;
+    thread::set_name(&name(number));
+    thread::leave_privileges();
+    thread::leave_priority();
+    vm::gives_back();
+    // Without an empty table of its own it opens nothing.
+    let may_open = thread::leave_descriptors_unnoticed();
+    let mut permit = Permit::new(may_open, born.ms(), &workers.terms);
+    if permit.is_over() {
+        workers.make_none_for(RETRY_MS);
+    }
+    let map = if may_open {
+        // A filter that kills for the question does so before anything is this thread's.
+        PageMap::open().ok().filter(|map| {
+            let asked = map.has_huge_page(heap.region().base, BLOCK_BYTES);
+            SCAN_PAGES.may_work() && SCAN_PAGES.latch(asked).is_ok()
+        })
+    } else {
+        heap.pressure.expect_no_look(&heap.allowance);
+        None
+    };
+    let watches = may_open && heap.config.pressure;
+    let by = Releaser::Worker {
+        map: map.as_ref(),
+        owner: Owner::worker(number, workers.places[number].made()),
+    };
+    let mut worked_ms = clock::now_ms();
+    let mut watcher = None;
+    let mut eyes = Eyes::default();
+    loop {
+        let seen = workers.wake.load(Ordering::SeqCst);
+        let may_stay = permit.holds(clock::now_ms(), &workers.terms);
+        if heap.slots.has_queued() {
+            let affinity = Affinity::current();
+            let cpu = affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
+            workers.busy.fetch_or(1 << number, Ordering::SeqCst);
+            while let Some(owned) = heap.slots.take_queued(true, by.owner()) {
+                release_owned(heap, owned, by);
+            }
+            workers.busy.fetch_and(!(1 << number), Ordering::SeqCst);
+            affinity.unpin(cpu);
+            stats::publish_released(&heap.config);
+            // Who still counted on this one has queued before: it is seen now.
+            fence(Ordering::SeqCst);
+            if heap.slots.has_queued() {
+                continue;
+            }
+            worked_ms = clock::now_ms();
+            if may_stay {
+                continue;
+            }
+        }
+        let (mut wait_ms, mut much) = (None, false);
+        if !may_stay {
+            // Whoever calls next makes another one.
+        } else if workers.coordinate(number) {
+            // Whoever has news from now on must call.
+            workers.next_ms.store(u64::MAX, Ordering::SeqCst);
+            if watches {
+                watch(heap, &mut watcher, &mut eyes, number, by);
+            }
+            let began = clock::now_ms();
+            let next = heap.round(began, by);
+            let now = clock::now_ms();
+            eyes.after_round(now, now - began);
+            if let Next::Much(_) = next {
+                (worked_ms, much) = (now, true);
+                workers.expecting.store(false, Ordering::Relaxed);
+            }
+            let idle_ms = now - worked_ms;
+            if let Next::Much(ms) | Next::Little(ms) = next
+                && idle_ms < IDLE_MS
+            {
+                let ms = if much { ms } else { ms.min(IDLE_MS - idle_ms) };
+                wait_ms = Some(ms);
+                workers.next_ms.store(now + ms, Ordering::SeqCst);
+            }
+            workers.coordinating.store(0, Ordering::Release);
+        } else if watcher.is_some() {
+            (wait_ms, much) = (Some(NOT_MY_TURN_MS), true);
+        }
+        let idle_ms = clock::now_ms() - worked_ms;
+        if !much && watcher.take().is_some() {
+            heap.pressure.end_watch(number, &heap.allowance);
+        }
+        match wait_ms {
+            Some(ms) => {
+                let rest = Rest {
+                    seen,
+                    ms,
+                    permit: &mut permit,
+                };
+                sleep_watching(heap, &mut watcher, &mut eyes, number, by, rest);
+            }
+            None if may_stay && idle_ms < IDLE_MS => workers.rest(Rest {
+                seen,
+                ms: IDLE_MS - idle_ms,
+                permit: &mut permit,
+            }),
+            None => {
+                workers.expecting.store(false, Ordering::Relaxed);
+                if !may_stay && !heap.pacing.is_active(clock::now_ms()) {
+                    // An idle program makes no other worker for what this one would have given back later.
+                    super::engine::release_everything(heap, by);
+                }
+                // Nobody may look at what is in there after this one.
+                heap.drain_quarantine();
+                heap.drain_spares();
+                stats::publish(&heap.config);
+                // Whoever calls from now on makes a new one; whoever called just before is heard.
+                workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
+                if workers.wake.load(Ordering::SeqCst) == seen {
+                    return;
+                }
+                if workers.numbers.fetch_or(1 << number, Ordering::SeqCst) >> number & 1 == 1 {
+                    // Cannot be: this place is not free before the thread is gone.
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// How a worker sleeps.
+struct Rest<'a> {
+    /// The word that callers change, as it was before the worker looked for work.
+    seen: u32,
+    ms: u64,
+    permit: &'a mut Permit,
+}
+
+fn name(number: usize) -> [u8; 16] {
+    let mut name = *b"ebbtide/\0\0\0\0\0\0\0\0";
+    if number >= 10 {
+        name[8] = b'0' + (number / 10) as u8;
+        name[9] = b'0' + (number % 10) as u8;
+    } else {
+        name[8] = b'0' + number as u8;
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests;

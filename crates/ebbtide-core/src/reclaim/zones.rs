@@ -1,0 +1,211 @@
+//! Free frames of the zones: claimed into gathers, in pieces for several threads or step by step.
+
+use super::batches::BATCHES;
+use super::engine::{heap_workers, join};
+use super::gather::Gather;
+use super::lazy::{Take, add};
+use super::owned::release_owned;
+use super::slots::Owned;
+use crate::base::ranks;
+use crate::base::ranks::ForkLock;
+use crate::base::releaser::Releaser;
+use crate::base::source::{Round, Source};
+use crate::pages::frames::view;
+use crate::pages::region::flag;
+use crate::reclaim::Heap;
+use ebbtide_sys::lock::Rank;
+use ebbtide_sys::process;
+use ebbtide_zone::plan::Left;
+use ebbtide_zone::{BLOCK_FRAMES, Claim};
+
+/// A piece for one worker at least: 32 MiB.
+const PIECE_FRAMES: u64 = 8192;
+/// And a part of the whole: each call interrupts the others' CPUs.
+const MOST_LEAST_PIECES: u64 = 32;
+
+impl Heap {
+    /// Frames opened so far: those in use, and those that are kept or were given back.
+    pub fn open_frames(&self) -> u64 {
+        self.sum(|counters| (counters.open, 0)).0
+    }
+
+    /// Free frames that hold memory, spare runs among them, less what is held.
+    pub(super) fn kept_frames(&self) -> u64 {
+        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
+        (dirty + lazy + self.spares.frames()).saturating_sub(self.held.frames() as u64)
+    }
+
+    /// Releases up to `frames` that are due in this thread.
+    pub(super) fn release_due(&self, frames: u64, by: Releaser) {
+        // Seldom worth it for so little, but without a window this is all there is.
+        let take = Take::Due {
+            lazy_first: self.keeps_nothing() && self.may_go_lazy(),
+        };
+        self.release_in_place(frames, take, by);
+    }
+
+    /// Releases up to `frames` lazy ones in this thread: a worker made them lazy and has ended since.
+    pub(super) fn release_lazy(&self, frames: u64, by: Releaser) {
+        self.release_in_place(frames, Take::Lazy, by);
+    }
+
+    /// Releases up to `frames` in this thread. How many were claimed for that.
+    pub(super) fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
+        let mut left = frames;
+        for zone in 0..self.live_zones().len() {
+            if left == 0 || super::owned::holds_back(self, by) {
+                break;
+            }
+            let Some(mut owned) = self.slots.take(by.owner()) else {
+                break;
+            };
+            left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
+            release_owned(self, owned, by);
+        }
+        frames - left
+    }
+
+    /// Releases `frames` at most, of which `dirty` are worth sharing out, by this thread and as many workers as may
+    /// be. Bytes given back by this thread.
+    ///
+    /// Each piece is half a fair share of what is left: few calls, and all end together.
+    pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
+        let helpers = match by {
+            Releaser::Asked | Releaser::Program => self.max_workers(),
+            Releaser::Tick => 0,
+            Releaser::Worker { .. } => self.max_workers().saturating_sub(1),
+        };
+        let helpers = helpers.min(self.most_releasers() - 1);
+        let block = u64::from(BLOCK_FRAMES);
+        let least = (dirty / MOST_LEAST_PIECES).max(PIECE_FRAMES);
+        // Whole blocks: nobody splits a huge page for a border between two pieces.
+        let most = (u64::from(self.config.threshold) / block).max(1) * block;
+        let (mut left, mut to_share) = (frames, dirty);
+        let mut released = 0;
+        for zone in 0..self.live_zones().len() {
+            while left > 0 {
+                let Some(mut owned) = self.slots.take(by.owner()) else {
+                    return released;
+                };
+                let piece = (to_share / (2 * (helpers as u64 + 1)))
+                    .max(least)
+                    .next_multiple_of(block)
+                    .min(most);
+                let claimed = self.gather_zone(zone, owned.gather(), left.min(piece), take);
+                if claimed == 0 {
+                    break;
+                }
+                left -= claimed.min(left);
+                to_share -= claimed.min(to_share);
+                if left > 0 && self.slots.queued() < helpers {
+                    match self.share(owned, helpers, by) {
+                        Ok(()) => continue,
+                        Err(back) => owned = back,
+                    }
+                }
+                released += release_owned(self, owned, by);
+            }
+        }
+        released
+    }
+
+    /// Hands a piece to the `helpers` workers. `Err`: there is none.
+    fn share<'a>(
+        &'a self,
+        owned: Owned<'a>,
+        helpers: usize,
+        by: Releaser,
+    ) -> Result<(), Owned<'a>> {
+        self.workers.leave_cpu_alone(process::current_cpu_raw());
+        let wanted = self.slots.queued() + 1 + usize::from(by.is_worker());
+        self.slots.hand_over(owned)?;
+        // Who is at work takes it next: its piece began before this one, and is larger than what the caller does now.
+        if self.workers.busy() >= helpers || heap_workers().call(wanted.min(self.max_workers())) {
+            return Ok(());
+        }
+        self.slots.take_queued(true, by.owner()).map_or(Ok(()), Err)
+    }
+
+    /// Claims up to about `frames` frames of a zone. How many.
+    fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64, take: Take) -> u64 {
+        let before = gather.frames();
+        let mut room = if take == (Take::Due { lazy_first: true }) {
+            self.lazy_room(zone)
+        } else {
+            0
+        };
+        while gather.frames() - before < frames && gather.reserve() {
+            let left = (frames - (gather.frames() - before)).min(u64::from(u32::MAX)) as u32;
+            let claim = {
+                let mut data = self.zones[zone].lock.lock();
+                let claim = take.claim(self.region(), &mut data, left);
+                let to_lazy = room > 0 && claim.is_some_and(|claim| self.can_be_lazy(&claim));
+                add(gather, claim, to_lazy);
+                if to_lazy {
+                    room = room.saturating_sub(claim.map_or(0, |claim| claim.frames().into()));
+                }
+                claim
+            };
+            let Some(claim) = claim else { break };
+            if let Claim::Frames { block, .. } = claim
+                && self.may_be_huge(block.first_frame())
+                && self.flags_of(block) & flag::SMALL == 0
+                && gather.reserve()
+            {
+                // All of a huge page is resident, touched or not.
+                let mut data = self.zones[zone].lock.lock();
+                add(
+                    gather,
+                    view(self.region(), &mut data.state, 0).claim_free(block),
+                    false,
+                );
+            }
+        }
+        gather.frames() - before
+    }
+}
+
+/// The zones, and the batches that claims are kept in.
+pub struct Zones;
+
+impl Source for Zones {
+    type Room = Heap;
+
+    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        match rank {
+            ranks::ZONE => heap.live_zones().iter().for_each(|zone| each(&zone.lock)),
+            ranks::BATCHES => each(&BATCHES),
+            _ => {}
+        }
+    }
+
+    /// The round has released what was due before it looked at the other sources.
+    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+        let backlog = heap.backlog(round.now, &heap.bounds(round.now));
+        left.dirty += backlog.dirty;
+        left.lazy = backlog.lazy;
+        left.held = heap.held.all() as u64;
+        left.held_ms = heap.held.next_look_ms();
+    }
+
+    fn give_all(&self, heap: &Heap, by: Releaser) {
+        // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
+        let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
+        heap.release_zones(free, held, Take::All, by);
+        join(heap, by);
+    }
+
+    unsafe fn child(&self, heap: &Heap) {
+        heap.end_holds();
+    }
+
+    unsafe fn abandon(&self, heap: &Heap) {
+        BATCHES.lock().forget();
+        for zone in heap.live_zones() {
+            zone.give_up(heap.region());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
