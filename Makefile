@@ -64,6 +64,7 @@ bench: build
 # The cheap ones first.
 lint: need-cargo
 	scripts/check-docs
+	scripts/check-rooms
 	scripts/results-age
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings

@@ -3,7 +3,10 @@
 
 use crate::call::{Errno, Sysno, syscall};
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Whether [`crate::thread::leave_descriptors`] was ever called, by whatever thread.
+pub(crate) static SOME_LEFT_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
 /// An open descriptor, closed when dropped.
 pub struct Descriptor(usize);
@@ -195,7 +198,7 @@ pub fn write_stderr(text: &[u8]) {
 fn take_stderr() -> Result<Descriptor, Errno> {
     // SAFETY: numbers only; both descriptors are this thread's.
     unsafe {
-        let process = Descriptor(syscall!(Sysno::pidfd_open, crate::process::id(), 0)?);
+        let process = Descriptor(syscall!(Sysno::pidfd_open, crate::identity::id(), 0)?);
         syscall!(Sysno::pidfd_getfd, process.0, 2, 0).map(Descriptor)
     }
 }
@@ -204,10 +207,10 @@ fn take_stderr() -> Result<Descriptor, Errno> {
 /// say, it has not.
 pub fn has_own_descriptors() -> bool {
     const KCMP_FILES: usize = 2;
-    if !crate::thread::SOME_LEFT_DESCRIPTORS.load(Ordering::Relaxed) {
+    if !SOME_LEFT_DESCRIPTORS.load(Ordering::Relaxed) {
         return false;
     }
-    let (first, this) = (crate::process::id(), crate::process::thread_id());
+    let (first, this) = (crate::identity::id(), crate::identity::thread_id());
     // SAFETY: numbers only.
     first != this
         && unsafe { syscall!(Sysno::kcmp, first, this, KCMP_FILES, 0, 0) }

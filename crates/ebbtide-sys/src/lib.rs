@@ -48,5 +48,6 @@ pub mod vm;
 mod call;
 mod clone;
 mod glibc;
+mod identity;
 
 pub use call::Errno;

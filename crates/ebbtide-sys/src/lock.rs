@@ -26,6 +26,7 @@
 //! Source: Drepper, *Futexes are tricky*, mutex 3.
 
 use crate::call::{Sysno, syscall};
+pub use crate::lockstat::Rank;
 use crate::{clock, lockstat};
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -43,10 +44,6 @@ const SPINS: u32 = 100;
 const PATIENCE: u32 = 2;
 /// How long a taker that has not slept yet leaves a lock alone that was handed on to others.
 const HANDED_NS: u32 = 100_000_000;
-
-/// The place of a lock in the one order in which locks are taken, below 64.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Rank(pub u8);
 
 /// A value behind a futex.
 pub struct Lock<T> {
@@ -309,7 +306,7 @@ mod debug {
     }; 1 << 14];
 
     fn slot() -> Option<&'static Slot> {
-        let id = crate::process::thread_id();
+        let id = crate::identity::thread_id();
         let slot = &SLOTS[id as usize % SLOTS.len()];
         let owner = slot.thread.load(Ordering::Relaxed);
         if owner == id {

@@ -7,8 +7,11 @@
 //! ([`Holds`]); a reading of that clock is a system call.
 
 use crate::clock;
-use crate::lock::Rank;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// The place of a lock in the one order in which locks are taken, below 64.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Rank(pub u8);
 
 /// Buckets of a histogram of times: below 32 ns, then one for each doubling, the last without an end (8 ms).
 pub const BUCKETS: usize = 20;

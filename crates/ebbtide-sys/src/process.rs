@@ -1,17 +1,8 @@
 //! Facts about this process and machine that are needed before libc is ready.
 
 use crate::call::{Sysno, syscall};
+pub use crate::identity::{auxv, id, thread_id};
 use core::ffi::CStr;
-
-/// A value of the auxiliary vector, or `None` when the kernel did not give it.
-pub fn auxv(kind: libc::c_ulong) -> Option<usize> {
-    // SAFETY: getauxval only reads the loader's copy of the vector. It sets `errno` when the
-    // value is missing; `errno` is restored by whoever promises to keep it.
-    match unsafe { libc::getauxval(kind) } {
-        0 => None,
-        value => Some(value as usize),
-    }
-}
 
 /// Whether the program runs with more rights than its caller: nothing from outside is trusted.
 pub fn is_secure() -> bool {
@@ -229,18 +220,6 @@ pub fn soft_limit(resource: u32) -> Option<usize> {
     (limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur as usize)
 }
 
-/// The process id, asked from the kernel (a cached one would be the parent's after a raw clone).
-pub fn id() -> u32 {
-    // SAFETY: no arguments.
-    unsafe { syscall!(Sysno::getpid) }.unwrap_or(0) as u32
-}
-
-/// The thread id.
-pub fn thread_id() -> u32 {
-    // SAFETY: no arguments.
-    unsafe { syscall!(Sysno::gettid) }.unwrap_or(0) as u32
-}
-
 /// The CPU that this thread is on now, a hint. glibc reads it from this thread's `struct rseq`, which
 /// [`crate::thread::Place`] gives to workers too.
 pub fn current_cpu() -> usize {
@@ -335,11 +314,26 @@ fn link(path: &CStr) -> Option<([u8; 64], usize)> {
     Some((text, len.ok()?))
 }
 
+/// Whether this thread has the signals blocked that libc keeps for itself, as one of a [`Place`](crate::thread::Place) has. libc lets no program
+/// block them.
+pub(crate) fn is_unknown_to_libc() -> bool {
+    /// 32 and 33, in glibc and in musl.
+    const KEPT: u64 = 3 << 31;
+    let mut blocked = 0u64;
+    let none = core::ptr::null::<u64>();
+    // SAFETY: `blocked` is writable, and nothing is changed.
+    let _ = unsafe {
+        let how = libc::SIG_BLOCK;
+        syscall!(Sysno::rt_sigprocmask, how, none, &raw mut blocked, 8)
+    };
+    blocked & KEPT == KEPT
+}
+
 /// Ends the process with `SIGABRT`, through libc so that a core and handlers work as usual. In a thread that libc does
 /// not know a handler of the program's would not find what it needs, a stack of some size and thread-local storage: none
 /// is called.
 pub fn abort() -> ! {
-    if crate::thread::is_unknown_to_libc() {
+    if is_unknown_to_libc() {
         abort_without_handler();
     }
     // SAFETY: never returns.

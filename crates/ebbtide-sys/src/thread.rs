@@ -20,7 +20,6 @@ mod descriptors;
 mod place;
 mod rights;
 
-pub(crate) use descriptors::SOME_LEFT_DESCRIPTORS;
 pub use descriptors::{leave_descriptors, leave_descriptors_unnoticed};
 pub use place::Place;
 pub use rights::{Rights, SIGNAL_TO_ALL, pending_signals};
@@ -31,21 +30,6 @@ pub fn is_gone(thread: u32) -> bool {
     // SAFETY: no pointers; no signal is sent.
     let found = unsafe { syscall!(Sysno::tgkill, process::id(), thread, 0) };
     found == Err(Errno::ESRCH)
-}
-
-/// Whether this thread has the signals blocked that libc keeps for itself, as one of a [`Place`] has. libc lets no program
-/// block them.
-pub(crate) fn is_unknown_to_libc() -> bool {
-    /// 32 and 33, in glibc and in musl.
-    const KEPT: u64 = 3 << 31;
-    let mut blocked = 0u64;
-    let none = core::ptr::null::<u64>();
-    // SAFETY: `blocked` is writable, and nothing is changed.
-    let _ = unsafe {
-        let how = libc::SIG_BLOCK;
-        syscall!(Sysno::rt_sigprocmask, how, none, &raw mut blocked, 8)
-    };
-    blocked & KEPT == KEPT
 }
 
 /// Gives up what a worker does not need: capabilities, and ever getting more.

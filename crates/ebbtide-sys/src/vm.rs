@@ -311,9 +311,9 @@ pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> 
         }
         .map(drop)
     };
-    match copy_as(crate::process::id()) {
+    match copy_as(crate::identity::id()) {
         // Its first thread has ended. This one has the same memory.
-        Err(Errno::ESRCH) => copy_as(crate::process::thread_id()),
+        Err(Errno::ESRCH) => copy_as(crate::identity::thread_id()),
         result => result,
     }
 }
@@ -368,7 +368,7 @@ pub fn is_block_resident(addr: usize) -> bool {
 
 /// Whether the kernel uses 4 KiB pages: the frame size that everything here is built on.
 pub fn has_small_pages() -> bool {
-    is_small_page(crate::process::auxv(libc::AT_PAGESZ))
+    is_small_page(crate::identity::auxv(libc::AT_PAGESZ))
 }
 
 /// The kernel always says the size of its pages; without that, the usual one is taken.

@@ -67,7 +67,7 @@ fn heap() -> Option<&'static Front> {
 /// page, shared with the workers. Any thread may call it at any time.
 pub fn release_all() -> usize {
     heap().map_or(0, |heap| {
-        reclaim::engine::release_everything(&heap.enter_uncounted(), Releaser::Asked)
+        heap.enter_uncounted().release_everything(Releaser::Asked)
     })
 }
 

@@ -32,7 +32,7 @@
 //! |---|---|---|
 //! | `Front::enter`, which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves. Where it is full, `Front::enter_after_fork` waits |
 //! | `Front::enter_uncounted` | other calls: figures, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
-//! | `Front::inside`, which is unsafe | the handlers here, and workers | the worker waits at the locks |
+//! | `the_heap`, which is unsafe | the handlers here, and workers | the worker waits at the locks |
 //!
 //! The first two look for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
 //! and does not look again.
@@ -118,6 +118,7 @@ extern "C" fn prepare() {
         heap.caches.may_fence();
         FORK.take();
         OWNER.store(this_thread(), Ordering::Relaxed);
+        heap.workers.bar(true);
         streams::lock();
     }
     DEPTH.fetch_add(1, Ordering::Relaxed);
@@ -144,6 +145,7 @@ extern "C" fn parent() {
     resume();
     // SAFETY: `prepare` took it in this thread.
     unsafe { streams::unlock() };
+    front.workers().bar(false);
     OWNER.store(NO, Ordering::Relaxed);
     // SAFETY: `OWNER` said that this thread took it.
     unsafe { FORK.free() };

@@ -8,7 +8,6 @@ use crate::base::size_class::aligned_class_of;
 use crate::objects::find::Allocation;
 use crate::pages::large::{self, Large, Resized};
 use crate::reclaim::Heap;
-use crate::reclaim::engine::release_everything;
 use core::num::NonZeroUsize;
 use ebbtide_zone::Frame;
 
@@ -16,7 +15,7 @@ impl Heap {
     /// Tries, and once more after everything free was given back.
     fn serve<T>(&self, attempt: impl Fn() -> Option<T>) -> Option<T> {
         let served = attempt().or_else(|| {
-            release_everything(self, Releaser::Asked);
+            self.release_everything(Releaser::Asked);
             attempt()
         });
         self.tick();

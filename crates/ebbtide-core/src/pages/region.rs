@@ -24,7 +24,6 @@ use ebbtide_sys::{Errno, process, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, BlockWord, FRAME_BYTES, Frame, Pageblock};
 
 use crate::base::size_class::{CLASSES, MAX_OBJECTS};
-use crate::pages::span::Span;
 
 /// Where everything is. Set once.
 #[derive(Clone, Copy)]
@@ -61,6 +60,8 @@ pub mod flag {
 
 /// The class byte of a large allocation's head frame: no class, but there is a stack for it (`INV-CLASS-1`).
 pub const LARGE: u8 = CLASSES as u8;
+/// Bytes of a span record.
+pub const RECORD_BYTES: usize = 128;
 /// Bytes of words beside a span record, with `harden=on`.
 pub const STATES_BYTES: usize = MAX_OBJECTS * 4;
 
@@ -119,7 +120,7 @@ impl Region {
             page(blocks * size_of::<Pageblock>()),
             page(blocks.div_ceil(64) * size_of::<BlockWord>()),
             page(blocks),
-            page(max_spans * size_of::<Span>()),
+            page(max_spans * RECORD_BYTES),
             if hardened {
                 max_spans * STATES_BYTES
             } else {
@@ -229,7 +230,7 @@ impl Region {
     pub fn open_spans(&self, first: u32, count: u32) -> Result<u32, Errno> {
         let count = count.min(self.max_spans - first);
         if count > 0 {
-            let size = size_of::<Span>();
+            let size = RECORD_BYTES;
             self.open_entries(self.spans, first as usize, count as usize, size)?;
             if self.states != 0 {
                 let size = STATES_BYTES;

@@ -19,7 +19,7 @@
 mod run;
 
 use crate::base::size_class::{Class, MAX_OBJECTS};
-use crate::pages::region::Region;
+use crate::pages::region::{RECORD_BYTES, Region};
 use ebbtide_sys::lock::Lock;
 use ebbtide_zone::{FRAME_BYTES, Frame};
 
@@ -62,7 +62,7 @@ pub struct Span {
     pub map: [u64; MAX_OBJECTS / 64],
 }
 
-const _: () = assert!(size_of::<Span>() == 128);
+const _: () = assert!(size_of::<Span>() == RECORD_BYTES);
 
 /// Why an address was not put back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,6 @@
 //!
 //! Rounds are numbered, so that each looks at a span once.
 
-use super::engine::join;
 use super::gather::{self, Range};
 use super::owned::release_owned;
 use crate::base::ranks;
@@ -167,7 +166,7 @@ impl Source for Spans {
     fn give_all(&self, heap: &Heap, by: Releaser) {
         heap.look_at_held(clock::now_ms());
         heap.depopulate_everything(by);
-        join(heap, by);
+        heap.join(by);
     }
 
     unsafe fn abandon(&self, heap: &Heap) {

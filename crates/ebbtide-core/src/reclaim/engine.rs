@@ -14,10 +14,9 @@
 use super::lazy::Take;
 #[cfg(feature = "plan-log")]
 use super::log;
-use super::owned::release_owned;
 use super::workers;
 use crate::base::config::AUTO;
-use crate::base::releaser::{Owner, Releaser};
+use crate::base::releaser::Releaser;
 use crate::base::source::Round;
 use crate::base::stats;
 use crate::reclaim::{Heap, the_heap};
@@ -297,6 +296,18 @@ impl Heap {
         }
     }
 
+    /// Drains all caches and gives everything free back. Bytes given back.
+    pub fn release_everything(&self, by: Releaser) -> usize {
+        let before = stats::released();
+        self.drain_all(by);
+        let by = self.releaser_of_everything(by);
+        for source in self.parts().keepers {
+            source.give_all(self, by);
+        }
+        stats::publish_released(&self.config);
+        stats::released() - before
+    }
+
     /// A coordinator's turn: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         self.look_at_cpus();
@@ -363,36 +374,6 @@ impl Heap {
 pub(super) fn heap_workers() -> &'static workers::Workers {
     // SAFETY: whoever calls has come through the heap, and workers are no locks.
     unsafe { &the_heap().workers }
-}
-
-/// Drains all caches and gives everything free back. Bytes given back.
-pub fn release_everything(heap: &Heap, by: Releaser) -> usize {
-    let before = stats::released();
-    heap.drain_all(by);
-    let by = heap.releaser_of_everything(by);
-    for source in heap.parts().keepers {
-        source.give_all(heap, by);
-    }
-    stats::publish_released(&heap.config);
-    stats::released() - before
-}
-
-/// What is on its way: helps, oldest first, then waits. What a worker leaves behind that is killed meanwhile is on its
-/// way too.
-pub(super) fn join(heap: &Heap, by: Releaser) {
-    let left = || by.is_worker() || heap.workers.count() == 0;
-    let is_gone = |owner| heap.workers.is_gone(owner);
-    heap.slots.join(left, by.owner(), is_gone, |owned| {
-        release_owned(heap, owned, by);
-    });
-}
-
-/// Workers were killed: what they had claimed is free again, as it was.
-pub(super) fn put_back_orphans(heap: &Heap) {
-    let is_gone = |owner| heap.workers.is_gone(owner);
-    while let Some(mut owned) = heap.slots.take_orphan(Owner::PROGRAM, is_gone) {
-        heap.put_back(owned.gather(), false);
-    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,9 @@
 //!
 //! The term and the batches are those of the kernel's `mmu_gather`.
 
-use super::batches::{BATCH, Batch, put_batch, take_batch};
+pub mod batches;
+
+use batches::{BATCH, Batch, put_batch, take_batch};
 use core::ptr::{self, NonNull};
 use ebbtide_zone::BLOCK_FRAMES;
 
@@ -299,7 +301,7 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     extern crate std;
-    use super::super::batches::{FIRST, FIRST_BATCHES, First, REFUSE_BATCHES};
+    use super::batches::{FIRST, FIRST_BATCHES, First, REFUSE_BATCHES};
     use super::*;
     use core::sync::atomic::Ordering;
     use std::vec::Vec;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`sources`] | all that holds free memory, in one list |
 //! | [`engine`] | ticks, rounds, and the release of everything |
-//! | [`gather`], [`batches`] | claimed ranges, and what they are kept in |
+//! | [`gather`] | claimed ranges, and what they are kept in |
 //! | [`slots`] | the process's gathers, and the queue for workers |
 //! | [`kernel`] | the system calls, and the splitting of huge pages |
 //! | [`zones`] | free frames of the zones: claimed and released |
@@ -18,7 +18,6 @@
 //! | [`pressure`] | whether memory is short, and the owner's limit |
 //! | [`figures`] | the figures of the whole heap |
 
-pub mod batches;
 pub mod depopulate;
 pub mod engine;
 pub mod figures;

@@ -63,3 +63,23 @@ fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>, waits: bool) -> Result<
         .take_queued(true, Owner::PROGRAM)
         .map_or(Ok(()), Err)
 }
+
+impl Heap {
+    /// What is on its way: helps, oldest first, then waits. What a worker leaves behind that is killed meanwhile is on its
+    /// way too.
+    pub(super) fn join(&self, by: Releaser) {
+        let left = || by.is_worker() || self.workers.count() == 0;
+        let is_gone = |owner| self.workers.is_gone(owner);
+        self.slots.join(left, by.owner(), is_gone, |owned| {
+            release_owned(self, owned, by);
+        });
+    }
+
+    /// Workers were killed: what they had claimed is free again, as it was.
+    pub(super) fn put_back_orphans(&self) {
+        let is_gone = |owner| self.workers.is_gone(owner);
+        while let Some(mut owned) = self.slots.take_orphan(Owner::PROGRAM, is_gone) {
+            self.put_back(owned.gather(), false);
+        }
+    }
+}

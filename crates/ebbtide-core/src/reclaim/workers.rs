@@ -61,6 +61,8 @@ pub struct Workers {
     process: AtomicU32,
     /// None is made before.
     retry_ms: AtomicU64,
+    /// See [`Self::bar`].
+    is_barred: AtomicBool,
     /// What their permits depend on.
     terms: Terms,
     /// The CPU that handed work over, which helpers leave alone.
@@ -82,6 +84,7 @@ impl Workers {
             creating: AtomicU32::new(0),
             process: AtomicU32::new(0),
             retry_ms: AtomicU64::new(0),
+            is_barred: AtomicBool::new(false),
             terms: Terms::new(),
             avoid_cpu: AtomicUsize::new(usize::MAX),
         }
@@ -153,6 +156,7 @@ impl Workers {
         self.coordinating.store(0, Ordering::Relaxed);
         self.expecting.store(false, Ordering::Relaxed);
         self.creating.store(0, Ordering::Relaxed);
+        self.bar(false);
         self.terms.reset();
         self.process.store(process::id(), Ordering::Release);
     }
@@ -201,7 +205,7 @@ impl Workers {
     }
 
     fn make_one(&'static self) -> bool {
-        if !self.may_make() || crate::front::fork::is_forking() || !self.are_of_this_process() {
+        if !self.may_make() || !self.are_of_this_process() {
             return false;
         }
         if !self.begin_creating() {
@@ -238,14 +242,20 @@ impl Workers {
             (0..MAX_WORKERS)
                 .filter(|number| dead >> number & 1 == 1)
                 .for_each(|number| heap.pressure.end_watch(number, &heap.allowance));
-            super::engine::put_back_orphans(heap);
+            heap.put_back_orphans();
         }
         self.creating.store(0, Ordering::Release);
         made
     }
 
     fn may_make(&self) -> bool {
-        clock::now_ms() >= self.retry_ms.load(Ordering::SeqCst)
+        !self.is_barred.load(Ordering::Relaxed)
+            && clock::now_ms() >= self.retry_ms.load(Ordering::SeqCst)
+    }
+
+    /// While a thread forks, none is made.
+    pub fn bar(&self, is_barred: bool) {
+        self.is_barred.store(is_barred, Ordering::Relaxed);
     }
 
     fn make_none_for(&self, ms: u64) {
@@ -468,7 +478,7 @@ fn run(heap: &'static Heap, born: &Born) {
                 workers.expecting.store(false, Ordering::Relaxed);
                 if !may_stay && !heap.pacing.is_active(clock::now_ms()) {
                     // An idle program makes no other worker for what this one would have given back later.
-                    super::engine::release_everything(heap, by);
+                    heap.release_everything(by);
                 }
                 // Nobody may look at what is in there after this one.
                 heap.drain_quarantine();

@@ -1,8 +1,7 @@
 //! Free frames of the zones: claimed into gathers, in pieces for several threads or step by step.
 
-use super::batches::BATCHES;
-use super::engine::{heap_workers, join};
 use super::gather::Gather;
+use super::gather::batches::BATCHES;
 use super::lazy::{Take, add};
 use super::owned::release_owned;
 use super::slots::Owned;
@@ -120,7 +119,7 @@ impl Heap {
         let wanted = self.slots.queued() + 1 + usize::from(by.is_worker());
         self.slots.hand_over(owned)?;
         // Who is at work takes it next: its piece began before this one, and is larger than what the caller does now.
-        if self.workers.busy() >= helpers || heap_workers().call(wanted.min(self.max_workers())) {
+        if self.workers.busy() >= helpers || self.call_workers(wanted.min(self.max_workers())) {
             return Ok(());
         }
         self.slots.take_queued(true, by.owner()).map_or(Ok(()), Err)
@@ -192,7 +191,7 @@ impl Source for Zones {
         // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
         let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
         heap.release_zones(free, held, Take::All, by);
-        join(heap, by);
+        heap.join(by);
     }
 
     unsafe fn child(&self, heap: &Heap) {

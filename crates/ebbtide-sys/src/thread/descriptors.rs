@@ -8,10 +8,7 @@
 //! ([decision 0067](../../../../docs/decisions/0067-workers-copy-no-file-that-notices.md)).
 
 use crate::call::{Errno, Sysno, syscall};
-use core::sync::atomic::{AtomicBool, Ordering};
-
-/// Whether [`leave_descriptors`] was ever called, by whatever thread.
-pub(crate) static SOME_LEFT_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
+use core::sync::atomic::Ordering;
 
 /// So many descriptors are copied, whatever is closed: the kernel's `NR_OPEN_DEFAULT`.
 const COPIED: usize = usize::BITS as usize;
@@ -19,7 +16,7 @@ const COPIED: usize = usize::BITS as usize;
 /// Leaves the program's table of descriptors for an empty one of this thread's own. `false`: refused, the table is the
 /// program's still.
 pub fn leave_descriptors() -> bool {
-    SOME_LEFT_DESCRIPTORS.store(true, Ordering::Relaxed);
+    crate::file::SOME_LEFT_DESCRIPTORS.store(true, Ordering::Relaxed);
     has_close_range() && close_range(0, u32::MAX).is_ok()
 }
 

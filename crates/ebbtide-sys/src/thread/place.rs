@@ -264,18 +264,18 @@ mod tests {
     fn libc_knows_the_threads_of_the_program_whatever_they_block() {
         static IS_UNKNOWN: AtomicU32 = AtomicU32::new(7);
         extern "C" fn looks(_: usize) {
-            let is_unknown = super::super::is_unknown_to_libc();
+            let is_unknown = process::is_unknown_to_libc();
             IS_UNKNOWN.store(is_unknown.into(), Ordering::Relaxed);
         }
         std::thread::spawn(|| {
-            assert!(!super::super::is_unknown_to_libc());
+            assert!(!process::is_unknown_to_libc());
             // SAFETY: plain calls on a local set, for this thread alone.
             unsafe {
                 let mut all = core::mem::zeroed();
                 libc::sigfillset(&raw mut all);
                 libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, core::ptr::null_mut());
             }
-            assert!(!super::super::is_unknown_to_libc());
+            assert!(!process::is_unknown_to_libc());
         })
         .join()
         .unwrap();

@@ -4,7 +4,6 @@ use super::*;
 use crate::alone::{CALM, alone, dirty_run, fill, holds, refuse, refuse_release, resident};
 use crate::base::releaser::Releaser;
 use crate::reclaim::Heap;
-use crate::reclaim::engine::release_everything;
 use crate::reclaim::lazy::{Take, add};
 
 fn dirty(heap: &Heap) -> u64 {
@@ -21,13 +20,13 @@ fn what_nothing_gives_back_reads_zero_or_stays_dirty() {
         let address = heap.region().address(dirty_run(heap, 300));
         refuse_release();
         assert!(holds(address, bytes, 0xa5) && RELEASE_MANY.may_work());
-        assert_eq!(release_everything(heap, Releaser::Asked), 0);
+        assert_eq!(heap.release_everything(Releaser::Asked), 0);
         assert_eq!(dirty(heap), 0);
         assert!(holds(address, bytes, 0), "called clean");
         assert!(!RELEASE_MANY.may_work());
 
         let again = heap.region().address(dirty_run(heap, 300));
-        assert_eq!(release_everything(heap, Releaser::Asked), 0);
+        assert_eq!(heap.release_everything(Releaser::Asked), 0);
         assert_eq!((dirty(heap), heap.held.frames()), (300, 300));
         assert!(holds(again, bytes, 0xa5));
         let large = heap.allocate_large(bytes, 1).unwrap();
@@ -42,11 +41,11 @@ fn where_no_call_takes_many_each_gets_its_own() {
         let address = heap.region().address(dirty_run(heap, 300));
         refuse(libc::SYS_process_madvise, 0, 0);
         let all = 300 * FRAME_BYTES;
-        assert_eq!(release_everything(heap, Releaser::Asked), all);
+        assert_eq!(heap.release_everything(Releaser::Asked), all);
         assert_eq!((dirty(heap), resident(address, all)), (0, 0));
         assert!(!RELEASE_MANY.may_work());
         let address = heap.region().address(dirty_run(heap, 300));
-        assert_eq!(release_everything(heap, Releaser::Asked), all);
+        assert_eq!(heap.release_everything(Releaser::Asked), all);
         assert_eq!((dirty(heap), resident(address, all)), (0, 0));
         assert_eq!(heap.held.all(), 0);
     });

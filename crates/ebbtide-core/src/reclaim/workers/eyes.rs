@@ -62,7 +62,7 @@ pub fn watch(
     stats::publish(&heap.config);
     eyes.look_at_ms = now + verdict.next_ms;
     if verdict.release {
-        crate::reclaim::engine::release_everything(heap, by);
+        heap.release_everything(by);
     }
     verdict.release
 }

@@ -1,6 +1,6 @@
 //! Batches: what gathers keep their ranges in beyond the first few. A free list for the process, behind one lock.
 
-use super::gather::Range;
+use super::Range;
 use crate::base::ranks;
 use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
@@ -9,10 +9,10 @@ use ebbtide_sys::lock::Lock;
 use ebbtide_sys::vm;
 
 /// Ranges of a batch: it fills a page.
-pub(super) const BATCH: usize = 510;
+pub(in crate::reclaim) const BATCH: usize = 510;
 
 #[repr(C)]
-pub(super) struct Batch {
+pub(in crate::reclaim) struct Batch {
     pub next: *mut Batch,
     pub len: usize,
     pub ranges: [Range; BATCH],
@@ -36,15 +36,15 @@ impl Batches {
 
 /// The first batches need no mapping, so that something can be released where none is to be had: near a limit
 /// of locked memory, say, a worker without capabilities gets none. Untouched until used.
-pub(super) struct First(UnsafeCell<[Batch; FIRST_BATCHES]>);
+pub(in crate::reclaim) struct First(UnsafeCell<[Batch; FIRST_BATCHES]>);
 
 // SAFETY: each batch is handed out once, under the lock of [`BATCHES`].
 unsafe impl Sync for First {}
 
 /// How many those are: one for each of two gathers.
-pub(super) const FIRST_BATCHES: usize = 2;
+pub(in crate::reclaim) const FIRST_BATCHES: usize = 2;
 
-pub(super) static FIRST: First = First(UnsafeCell::new(
+pub(in crate::reclaim) static FIRST: First = First(UnsafeCell::new(
     [const {
         Batch {
             next: ptr::null_mut(),
@@ -73,7 +73,7 @@ pub static REFUSE_BATCHES: AtomicBool = AtomicBool::new(false);
 const CHUNK: usize = 16;
 
 /// An empty batch.
-pub(super) fn take_batch() -> Option<NonNull<Batch>> {
+pub(in crate::reclaim) fn take_batch() -> Option<NonNull<Batch>> {
     if REFUSE_BATCHES.load(Ordering::Relaxed) {
         return None;
     }
@@ -111,7 +111,7 @@ fn pop_batch() -> Option<NonNull<Batch>> {
     Some(batch)
 }
 
-pub(super) fn put_batch(batch: NonNull<Batch>) {
+pub(in crate::reclaim) fn put_batch(batch: NonNull<Batch>) {
     let mut batches = BATCHES.lock();
     // SAFETY: the caller owned it and gives it up.
     unsafe { (*batch.as_ptr()).next = batches.free };

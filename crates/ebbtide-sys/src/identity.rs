@@ -1,0 +1,25 @@
+//! Who asks: this process and this thread, and what the kernel told it at its start.
+
+use crate::call::{Sysno, syscall};
+
+/// A value of the auxiliary vector, or `None` when the kernel did not give it.
+pub fn auxv(kind: libc::c_ulong) -> Option<usize> {
+    // SAFETY: getauxval only reads the loader's copy of the vector. It sets `errno` when the
+    // value is missing; `errno` is restored by whoever promises to keep it.
+    match unsafe { libc::getauxval(kind) } {
+        0 => None,
+        value => Some(value as usize),
+    }
+}
+
+/// The process id, asked from the kernel (a cached one would be the parent's after a raw clone).
+pub fn id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { syscall!(Sysno::getpid) }.unwrap_or(0) as u32
+}
+
+/// The thread id.
+pub fn thread_id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { syscall!(Sysno::gettid) }.unwrap_or(0) as u32
+}
