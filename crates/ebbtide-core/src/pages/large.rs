@@ -93,7 +93,7 @@ impl Pages {
         unsafe {
             let span = span::record(region, index);
             (span.class, span.first, span.frames, span.blocks) = (0, first.0, frames, blocks);
-            (span.was_clean, span.moved_frames, span.tail) = (clean, 0, 0);
+            (span.moved_frames, span.tail) = (0, 0);
             self.guard_large(span, size);
             self.slack.fetch_add(span.slack(), Ordering::Relaxed);
             region.span_of(first).store(index, Ordering::Relaxed);
@@ -197,13 +197,13 @@ impl Pages {
         }
         // SAFETY: after the exchange this thread alone owns the allocation and its record.
         let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
-        let (frames, blocks, was_clean, moved) = {
+        let (frames, blocks, moved) = {
             let span = self.large_span(head);
             if touched {
                 self.check_large(span, "free");
             }
             self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
-            (span.frames, span.blocks, span.was_clean, span.moved_frames)
+            (span.frames, span.blocks, span.moved_frames)
         };
         let bytes = frames as usize * FRAME_BYTES;
         if touched && blocks == 0 && moved == 0 && self.keep_spare(head, frames) {
@@ -215,50 +215,34 @@ impl Pages {
         if !touched || !self.undo_advice(head, 0, frames, frames) {
             self.put_fresh(head, frames, blocks);
         } else if moved > 0 || !self.keep_from_use(head, frames, blocks) {
-            self.put_large(head, 0, frames, blocks, frames, was_clean);
+            self.put_large(head, 0, frames, blocks, true);
         }
         Some(bytes)
     }
 
-    /// Returns the frames of an allocation from `from` on. `used` of all its frames were touched;
-    /// without `was_clean` the others count as dirty too, for they may hold old content.
-    pub fn put_large(
-        &self,
-        head: Frame,
-        from: u32,
-        frames: u32,
-        blocks: u32,
-        used: u32,
-        was_clean: bool,
-    ) {
+    /// Returns the frames of an allocation from `from` on; with `dirty`, all of them were touched. Slack is clean in any case.
+    pub fn put_large(&self, head: Frame, from: u32, frames: u32, blocks: u32, dirty: bool) {
         let whole = blocks * BLOCK_FRAMES;
-        let at = |offset: u32| Frame(head.0 + offset);
+        let put_run = |first: u32, end: u32| {
+            if first < end {
+                let touched = if dirty { end - first } else { 0 };
+                self.put_run(Frame(head.0 + first), end - first, touched);
+            }
+        };
         // The tail behind the blocks, or the only run.
-        let tail = from.max(whole);
-        if frames > tail {
-            let dirty = if used > 0 || !was_clean {
-                frames - tail
-            } else {
-                0
-            };
-            self.put_run(at(tail), frames - tail, dirty);
-        }
+        put_run(from.max(whole), frames);
         // What stays of a block is the allocation's, the rest of it is not.
         let first = from.next_multiple_of(BLOCK_FRAMES).min(whole);
-        if from < first {
-            let dirty = if used > from || !was_clean {
-                first - from
+        put_run(from, first);
+        if first < whole {
+            let count = (whole - first) / BLOCK_FRAMES;
+            let touched = if dirty {
+                frames.saturating_sub(first)
             } else {
                 0
             };
-            self.put_run(at(from), first - from, dirty);
-        }
-        if first < whole {
-            let count = (whole - first) / BLOCK_FRAMES;
-            // Slack is clean in any case.
-            let end = if was_clean { used } else { used.max(frames) };
-            let dirty = end.saturating_sub(first).div_ceil(BLOCK_FRAMES).min(count);
-            self.put_blocks(at(first).block(), count, dirty);
+            let touched = touched.div_ceil(BLOCK_FRAMES).min(count);
+            self.put_blocks(Frame(head.0 + first).block(), count, touched);
         }
     }
 
@@ -316,8 +300,8 @@ impl Pages {
             new <= old
                 || zone
                     .with(region, |zone| zone.grow_blocks(head.block(), old, new))
-                    .is_some_and(|clean| {
-                        (span.was_clean, span.blocks) = (span.was_clean && clean, new);
+                    .is_some_and(|_| {
+                        span.blocks = new;
                         true
                     })
         };
@@ -334,7 +318,7 @@ impl Pages {
         if frames < span.frames / 2 && (frames as usize * FRAME_BYTES) < SHRINK_BYTES {
             return false;
         }
-        let (old, blocks, was_clean) = (span.frames, span.blocks, span.was_clean);
+        let (old, blocks) = (span.frames, span.blocks);
         if !self.undo_advice(head, frames, old, old) {
             return false;
         }
@@ -345,20 +329,15 @@ impl Pages {
             frames
         };
         (span.frames, span.blocks) = (frames, blocks.min(keep / BLOCK_FRAMES));
-        self.put_large(head, keep, old, blocks, old, was_clean);
+        self.put_large(head, keep, old, blocks, true);
         let freed = old.saturating_sub(keep) as usize * FRAME_BYTES;
         crate::base::stats::large_freed(freed);
         self.count_freed(freed);
         let rest = keep.min(old).saturating_sub(frames);
         if rest >= TAIL_FRAMES {
             let address = self.region().address(Frame(head.0 + frames));
-            // SAFETY: frames of this allocation behind what the program keeps.
-            if !unsafe { release_range(address, rest as usize * FRAME_BYTES) } {
-                self.large_span(head).was_clean = false;
-            }
-        } else if rest > 0 {
-            // Old content stays behind what is in use.
-            self.large_span(head).was_clean = false;
+            // SAFETY: frames of this allocation behind what the program keeps. Where that is refused, they stay.
+            unsafe { release_range(address, rest as usize * FRAME_BYTES) };
         }
         true
     }

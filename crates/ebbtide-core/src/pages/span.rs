@@ -40,7 +40,7 @@ pub struct Span {
     pub class: u8,
     /// The list that the span is on, plus one; 0 for none.
     pub bucket: u8,
-    /// Whether the frames were clean when they came from the zone.
+    /// Whether the frames of a span were clean when they came from the zone.
     pub was_clean: bool,
     /// Objects in the span (`INV-SPAN-1`).
     pub free: u16,

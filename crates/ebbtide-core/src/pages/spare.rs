@@ -209,7 +209,7 @@ impl Pages {
         unsafe {
             let index = region.span_of(spare.head).load(Ordering::Relaxed);
             let span = span::record(region, index);
-            (span.was_clean, span.moved_frames, span.tail) = (false, 0, 0);
+            (span.moved_frames, span.tail) = (0, 0);
             region.class_of(spare.head).store(LARGE, Ordering::Release);
         }
         Some(spare.head)

@@ -213,7 +213,7 @@ impl Pages {
         }
         self.slack
             .fetch_sub(entry.owned() as usize, Ordering::Relaxed);
-        self.put_large(entry.head, 0, entry.frames, entry.blocks, 0, true);
+        self.put_large(entry.head, 0, entry.frames, entry.blocks, false);
     }
 }
 

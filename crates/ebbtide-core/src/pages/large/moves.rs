@@ -153,7 +153,7 @@ impl Pages {
     /// Puts a place back whose content nobody needs: as a fresh mapping, or never.
     pub(super) fn put_fresh(&self, head: Frame, frames: u32, blocks: u32) {
         if self.renew_place(head, frames, blocks) {
-            self.put_large(head, 0, frames, blocks, 0, true);
+            self.put_large(head, 0, frames, blocks, false);
         } else {
             // The place is given up.
             let owned = frames.max(blocks * BLOCK_FRAMES) as usize;
