@@ -18,7 +18,7 @@
 //! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
 //! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
 //! when it is done (`Entered`): whether the memory has been copied meanwhile makes no difference. Other threads' forks
-//! wait until the last handler is done (`FORK`).
+//! wait until the last handler is done ([`Forks`]).
 //!
 //! Other threads may allocate while they hold a lock of libc's, and libc's `fork` waits for such locks. So `prepare` closes
 //! the `gate` before it takes the heap's locks, and waits until the requests inside are done. From then on the
@@ -44,6 +44,7 @@ use crate::base::ranks::ForkLock;
 use crate::base::stats;
 use crate::front::{FRONT, Front, started_heap};
 use crate::reclaim::{Heap, the_heap};
+use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
@@ -55,21 +56,35 @@ const PATIENCE_MS: u64 = 1;
 
 /// No fork is under way.
 const NO: usize = 0;
-/// Set in [`FORKING`] where the fence was refused. A thread's number is even.
+/// Set in [`Forks::forking`] where the fence was refused. A thread's number is even.
 const UNFENCED: usize = 1;
 
-/// The thread whose fork with handlers is under way, as its child sees it too. A child that skips the handlers may be
-/// another thread's, made just then: one word says both, or such a child of the last forker could take the state that
-/// another thread has prepared for its own.
-static FORKING: AtomicUsize = AtomicUsize::new(NO);
+/// What is known of forks with handlers.
+pub struct Forks {
+    /// The thread whose fork is under way, as its child sees it too. A child that skips the handlers may be another
+    /// thread's, made just then: one word says both, or such a child of the last forker could take the state that another
+    /// thread has prepared for its own.
+    forking: AtomicUsize,
+    /// One fork at a time. A second one that came in while a handler inside ours allocates would hold all locks and wait
+    /// for that handler's own, whose holder waits for ours.
+    lock: Lock<()>,
+    /// The thread that holds it.
+    owner: AtomicUsize,
+    /// Forks within each other of that thread: a handler inside ours may fork.
+    depth: AtomicUsize,
+}
 
-/// One fork with handlers at a time. A second one that came in while a handler inside ours allocates would hold all locks and
-/// wait for that handler's own, whose holder waits for ours.
-static FORK: Lock<()> = Lock::new(ranks::FORK, ());
-/// The thread that holds [`FORK`].
-static OWNER: AtomicUsize = AtomicUsize::new(NO);
-/// Forks within each other of that thread: a handler inside ours may fork.
-static DEPTH: AtomicUsize = AtomicUsize::new(0);
+impl Forks {
+    /// None.
+    pub const fn new() -> Self {
+        Self {
+            forking: AtomicUsize::new(NO),
+            lock: Lock::new(ranks::FORK, ()),
+            owner: AtomicUsize::new(NO),
+            depth: AtomicUsize::new(0),
+        }
+    }
+}
 
 /// This thread, by a number that it keeps in its child.
 fn this_thread() -> usize {
@@ -77,7 +92,7 @@ fn this_thread() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Whether a value of [`FORKING`] says that this thread, or the one that it was before its process was copied, has
+/// Whether a value of [`Forks::forking`] says that this thread, or the one that it was before its process was copied, has
 /// prepared a fork.
 fn is_mine(forking: usize) -> bool {
     forking & !UNFENCED == this_thread()
@@ -113,16 +128,16 @@ extern "C" fn prepare() {
         return;
     }
     let heap = look();
-    if OWNER.load(Ordering::Relaxed) != this_thread() {
+    if FRONT.forks.owner.load(Ordering::Relaxed) != this_thread() {
         // A filter that kills the thread for a fence does so here, where it holds nothing.
         heap.caches.may_fence();
-        FORK.take();
-        OWNER.store(this_thread(), Ordering::Relaxed);
+        FRONT.forks.lock.take();
+        FRONT.forks.owner.store(this_thread(), Ordering::Relaxed);
         heap.workers.bar(true);
         streams::lock();
     }
-    DEPTH.fetch_add(1, Ordering::Relaxed);
-    if !is_mine(FORKING.load(Ordering::Relaxed)) {
+    FRONT.forks.depth.fetch_add(1, Ordering::Relaxed);
+    if !is_mine(FRONT.forks.forking.load(Ordering::Relaxed)) {
         stop(heap);
     }
 }
@@ -133,22 +148,27 @@ fn stop(heap: &Heap) {
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
     let state = if fenced { 0 } else { UNFENCED };
-    FORKING.store(this_thread() | state, Ordering::Relaxed);
+    FRONT
+        .forks
+        .forking
+        .store(this_thread() | state, Ordering::Relaxed);
 }
 
 extern "C" fn parent() {
     let Some(front) = started_heap() else { return };
     // The heap was not there when the fork began, or this fork is inside another one.
-    if OWNER.load(Ordering::Relaxed) != this_thread() || DEPTH.fetch_sub(1, Ordering::Relaxed) > 1 {
+    if FRONT.forks.owner.load(Ordering::Relaxed) != this_thread()
+        || FRONT.forks.depth.fetch_sub(1, Ordering::Relaxed) > 1
+    {
         return;
     }
     resume();
     // SAFETY: `prepare` took it in this thread.
     unsafe { streams::unlock() };
     front.workers().bar(false);
-    OWNER.store(NO, Ordering::Relaxed);
-    // SAFETY: `OWNER` said that this thread took it.
-    unsafe { FORK.free() };
+    FRONT.forks.owner.store(NO, Ordering::Relaxed);
+    // SAFETY: `owner` said that this thread took it.
+    unsafe { FRONT.forks.lock.free() };
     free_queued(front);
 }
 
@@ -158,7 +178,7 @@ extern "C" fn parent() {
 /// This thread has called it last.
 unsafe fn go(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
-    FORKING.store(NO, Ordering::Relaxed);
+    FRONT.forks.forking.store(NO, Ordering::Relaxed);
     heap.caches.unpark_all();
     // SAFETY: `stop` took them in this thread.
     heap.for_each_lock(|lock| unsafe { lock.free() });
@@ -169,7 +189,7 @@ extern "C" fn child() {
     if started_heap().is_none() {
         return;
     }
-    let state = FORKING.load(Ordering::Relaxed);
+    let state = FRONT.forks.forking.load(Ordering::Relaxed);
     // Done already, or not prepared by the thread that this one was: its first slow path recovers.
     if !is_mine(state) {
         return;
@@ -196,11 +216,11 @@ extern "C" fn child() {
 unsafe fn forget_forks(heap: &Heap) {
     FRONT.gate.reset();
     heap.reserve.begin_in_child();
-    FORKING.store(NO, Ordering::Relaxed);
-    OWNER.store(NO, Ordering::Relaxed);
-    DEPTH.store(0, Ordering::Relaxed);
+    FRONT.forks.forking.store(NO, Ordering::Relaxed);
+    FRONT.forks.owner.store(NO, Ordering::Relaxed);
+    FRONT.forks.depth.store(0, Ordering::Relaxed);
     // SAFETY: by contract.
-    unsafe { FORK.force_free() };
+    unsafe { FRONT.forks.lock.force_free() };
 }
 
 /// What the child of a parent whose state was whole does before it goes on.
@@ -227,7 +247,7 @@ fn go_on(heap: &Heap) {
 
 /// Whether a fork with handlers is under way in this process.
 pub fn is_forking() -> bool {
-    OWNER.load(Ordering::Relaxed) != NO
+    FRONT.forks.owner.load(Ordering::Relaxed) != NO
 }
 
 /// A thread that is inside the heap, until it is dropped.
@@ -235,6 +255,8 @@ pub fn is_forking() -> bool {
 pub struct Entered<'a> {
     /// `None`: a fork does not wait for this thread.
     _counted: Option<Inside<'a>>,
+    /// Only the thread that came in goes out.
+    _thread: PhantomData<*const ()>,
     /// This thread's own fork is under way. All that the fork had stopped runs, and is stopped again at the end.
     resumed: bool,
 }
@@ -295,6 +317,7 @@ impl Front {
             counted => Some(Entered {
                 resumed: counted.is_none(),
                 _counted: counted,
+                _thread: PhantomData,
             }),
         }
     }
@@ -305,7 +328,8 @@ impl Front {
         look();
         Entered {
             _counted: None,
-            resumed: FORKING.load(Ordering::Relaxed) != NO && resume(),
+            _thread: PhantomData,
+            resumed: FRONT.forks.forking.load(Ordering::Relaxed) != NO && resume(),
         }
     }
 }
@@ -324,9 +348,9 @@ fn look() -> &'static Heap {
 /// Lets everything run that this thread's own fork has stopped. `false`: this thread has stopped nothing.
 #[cold]
 fn resume() -> bool {
-    let is_mine = is_mine(FORKING.load(Ordering::Relaxed));
+    let is_mine = is_mine(FRONT.forks.forking.load(Ordering::Relaxed));
     if is_mine {
-        // SAFETY: `FORKING` says that this thread has stopped all. So it alone is at work inside.
+        // SAFETY: `forking` says that this thread has stopped all. So it alone is at work inside.
         unsafe { go(the_heap()) };
     }
     is_mine
@@ -358,7 +382,7 @@ fn free_queued(front: &Front) {
 
 #[cold]
 fn recover(heap: &Heap) {
-    if is_mine(FORKING.load(Ordering::Relaxed)) {
+    if is_mine(FRONT.forks.forking.load(Ordering::Relaxed)) {
         // A handler that runs before ours allocates.
         return child();
     }

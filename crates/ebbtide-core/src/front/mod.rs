@@ -14,6 +14,7 @@ use crate::base::domains::Domains;
 use crate::base::known::{self, Known};
 use crate::base::report::Line;
 use crate::base::stats::{self, Stats};
+use crate::front::fork::Forks;
 use crate::front::fork::gate::Gate;
 use crate::objects::find::Allocation;
 use crate::objects::reserve::Reserve;
@@ -33,9 +34,14 @@ const REFUSED_STATUS: i32 = 127;
 pub struct Front {
     /// Closed to other threads while one forks.
     pub gate: Gate,
+    /// Who forks.
+    forks: Forks,
 }
 
-pub(crate) static FRONT: Front = Front { gate: Gate::new() };
+pub(crate) static FRONT: Front = Front {
+    gate: Gate::new(),
+    forks: Forks::new(),
+};
 
 /// What the fast paths read: few words, one cache line, zero until the heap has started.
 ///
