@@ -40,12 +40,12 @@ mod teardown;
 mod turns;
 
 use arena::Arena;
-use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_core::reclaim::Heap;
 use ebbtide_core::reclaim::sources::Hook;
 use ebbtide_sys::features::REAPER;
-use ebbtide_sys::{clock, file, helper, process, thread, vm};
+use ebbtide_sys::file::{self, Digits, PathText};
+use ebbtide_sys::{clock, helper, process, thread, vm};
 
 const _: () = assert!(arena::CALM == ebbtide_core::base::config::MAX_TEARDOWN_WORKERS);
 
@@ -188,21 +188,17 @@ fn has_ended() -> bool {
 fn collect_earlier() {
     for _ in 0..EARLIER {
         match process::ended_clone() {
-            Some(id) if is_helper(id) == Some(true) && helper::collect(id) => {}
+            Some(id) if is_helper(id) && helper::collect(id) => {}
             _ => return,
         }
     }
 }
 
 /// By its name, which the end leaves.
-fn is_helper(id: u32) -> Option<bool> {
-    let mut path = maps::Text::<32>::new();
-    path.push(b"/proc/")?;
-    path.push_number(u64::from(id))?;
-    path.push(b"/comm\0")?;
-    let path = CStr::from_bytes_until_nul(path.bytes()).ok()?;
+fn is_helper(id: u32) -> bool {
+    let path = PathText::join(&[b"/proc/", &Digits::of(id as usize), b"/comm"]);
     let mut name = [0; 16];
-    Some(file::read(path, &mut name).ok()? == b"ebbtide/exit\n")
+    path.is_some_and(|path| file::read(path.as_c_str(), &mut name) == Ok(b"ebbtide/exit\n"))
 }
 
 fn make(heap: &Heap) {

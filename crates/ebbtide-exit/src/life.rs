@@ -9,8 +9,8 @@ use crate::arena::Arena;
 use crate::need::Need;
 use crate::teardown::{self, Survey, Wanted};
 use crate::turns::Turns;
-use core::ffi::CStr;
 use core::sync::atomic::Ordering;
+use ebbtide_sys::file::{Digits, PathText};
 use ebbtide_sys::helper::{self, Descriptor, Waited};
 use ebbtide_sys::thread::Affinity;
 
@@ -253,9 +253,6 @@ fn has_memory(stat: &Descriptor) -> Option<bool> {
 }
 
 fn open_stat(program: u32) -> Option<Descriptor> {
-    let mut path = crate::maps::Text::<32>::new();
-    path.push(b"/proc/")?;
-    path.push_number(u64::from(program))?;
-    path.push(b"/stat\0")?;
-    Descriptor::open(CStr::from_bytes_until_nul(path.bytes()).ok()?).ok()
+    let path = PathText::join(&[b"/proc/", &Digits::of(program as usize), b"/stat"])?;
+    Descriptor::open(path.as_c_str()).ok()
 }

@@ -107,48 +107,6 @@ fn hexadecimal(text: &[u8]) -> Option<u64> {
     (!text.is_empty()).then_some(value)
 }
 
-/// Text of up to `N` bytes, made without allocating.
-pub struct Text<const N: usize> {
-    bytes: [u8; N],
-    len: usize,
-}
-
-impl<const N: usize> Text<N> {
-    /// None yet.
-    pub fn new() -> Self {
-        Self {
-            bytes: [0; N],
-            len: 0,
-        }
-    }
-
-    /// Adds bytes. `None`: no room.
-    pub fn push(&mut self, bytes: &[u8]) -> Option<()> {
-        let end = self.len + bytes.len();
-        self.bytes.get_mut(self.len..end)?.copy_from_slice(bytes);
-        self.len = end;
-        Some(())
-    }
-
-    /// Adds a number, decimal. `None`: no room.
-    pub fn push_number(&mut self, number: u64) -> Option<()> {
-        let mut digits = [0u8; 20];
-        let mut first = digits.len();
-        let mut rest = number;
-        while rest > 0 || first == digits.len() {
-            first -= 1;
-            digits[first] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
-        self.push(&digits[first..])
-    }
-
-    /// What was added.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 
 use crate::call::{Errno, Sysno, syscall};
 use core::ffi::{CStr, c_int};
+use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Whether [`crate::thread::leave_descriptors`] was ever called, by whatever thread.
@@ -97,6 +98,79 @@ pub trait Text {
             false
         });
         number
+    }
+}
+
+/// A path kept without allocating.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PathText {
+    bytes: [u8; Self::MOST],
+    len: usize,
+}
+
+impl PathText {
+    const MOST: usize = 512;
+
+    /// The parts one behind the other. `None`: too long.
+    pub fn join(parts: &[&[u8]]) -> Option<Self> {
+        let mut path = Self {
+            bytes: [0; Self::MOST],
+            len: 0,
+        };
+        for part in parts {
+            let end = path.len + part.len();
+            path.bytes.get_mut(path.len..end)?.copy_from_slice(part);
+            path.len = end;
+        }
+        // Room for the end.
+        (path.len < Self::MOST).then_some(path)
+    }
+
+    /// Without its end.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// For the kernel.
+    pub fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
+    }
+}
+
+impl Text for PathText {
+    fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool {
+        self.as_c_str().lines(each)
+    }
+}
+
+/// A number as text, decimal.
+pub struct Digits {
+    bytes: [u8; 20],
+    first: usize,
+}
+
+impl Digits {
+    /// Of a number.
+    pub fn of(number: usize) -> Self {
+        let mut digits = Self {
+            bytes: [0; 20],
+            first: 20,
+        };
+        let mut rest = number;
+        while rest > 0 || digits.first == 20 {
+            digits.first -= 1;
+            digits.bytes[digits.first] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        digits
+    }
+}
+
+impl Deref for Digits {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.first..]
     }
 }
 
@@ -330,6 +404,9 @@ mod tests {
         assert_eq!(parse_number(b"max\n"), None);
         assert!(read_number(c"/proc/sys/vm/max_map_count").unwrap() > 0);
         assert_eq!(read_number(c"/no/such/file"), None);
+        for number in [0, 7, 10, 4_194_304, usize::MAX] {
+            assert_eq!(&*Digits::of(number), std::format!("{number}").as_bytes());
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Facts about this process and machine that are needed before libc is ready.
 
 use crate::call::{Sysno, syscall};
+use crate::file::{Digits, PathText};
 pub use crate::identity::{auxv, id, thread_id};
 use core::ffi::CStr;
 
@@ -111,29 +112,32 @@ impl CpuSet {
 
     /// NUMA nodes, as a set of their numbers. Empty: not to be read.
     pub fn nodes() -> Self {
-        let mut buffer = [0; 256];
-        let text = crate::file::read(c"/sys/devices/system/node/online", &mut buffer);
-        text.map_or(Self::EMPTY, Self::parse)
+        Self::read(c"/sys/devices/system/node/online").unwrap_or(Self::EMPTY)
+    }
+
+    /// The CPUs that are online. Empty: not to be read.
+    pub fn online() -> Self {
+        Self::read(c"/sys/devices/system/cpu/online").unwrap_or(Self::EMPTY)
     }
 
     /// Whether there are no others than one.
     pub fn has_at_most_one(&self) -> bool {
-        self.0.iter().map(|word| word.count_ones()).sum::<u32>() <= 1
+        self.count() <= 1
+    }
+
+    /// How many it has.
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
     }
 
     /// The CPUs of a NUMA node. `None`: there is no such node, or it cannot be read.
     pub fn of_node(node: usize) -> Option<Self> {
-        let mut path = *b"/sys/devices/system/node/node\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-        let mut at = b"/sys/devices/system/node/node".len();
-        if node >= 1000 {
-            return None;
-        }
-        for digit in [100, 10, 1].into_iter().filter(|&d| node >= d || d == 1) {
-            path[at] = b'0' + (node / digit % 10) as u8;
-            at += 1;
-        }
-        path[at..at + 8].copy_from_slice(b"/cpulist");
-        let path = CStr::from_bytes_until_nul(&path).ok()?;
+        let number = Digits::of(node);
+        let path = PathText::join(&[b"/sys/devices/system/node/node", &number, b"/cpulist"])?;
+        Self::read(path.as_c_str())
+    }
+
+    fn read(path: &CStr) -> Option<Self> {
         let mut buffer = [0; 4096];
         Some(Self::parse(crate::file::read(path, &mut buffer).ok()?))
     }
@@ -392,7 +396,8 @@ mod tests {
         let all = (0..2000).filter(|&cpu| set.has(cpu));
         assert!(all.eq([0, 1, 2, 64, 1022, 1023]));
         assert_eq!(CpuSet::parse(b"\n"), CpuSet::EMPTY);
-        assert!(CpuSet::allowed().has(current_cpu()));
+        assert!(CpuSet::allowed().has(current_cpu()) && CpuSet::online().has(current_cpu()));
+        assert_eq!((set.count(), CpuSet::EMPTY.count()), (6, 0));
         assert!(CpuSet::of_node(0).is_none_or(|cpus| cpus != CpuSet::EMPTY));
         assert_eq!(CpuSet::of_node(999), None);
     }

@@ -2,6 +2,7 @@
 
 use super::timespec;
 use crate::call::{Errno, Sysno, syscall};
+use crate::file::{Digits, PathText};
 use core::ffi::CStr;
 
 pub(super) const F_OFD_SETLK: i32 = 37;
@@ -154,16 +155,10 @@ fn allow_owner(dir: usize, name: &CStr) -> Result<(), Errno> {
 
 /// Sets the mode of what is open, if only with `O_PATH`: fchmod(2) refuses that.
 fn set_mode(fd: usize, mode: u32) -> Result<(), Errno> {
-    const START: &[u8] = b"/proc/self/fd/";
-    let mut path = [0; START.len() + 21];
-    path[..START.len()].copy_from_slice(START);
-    let (len, mut rest) = (fd.checked_ilog10().unwrap_or(0) as usize + 1, fd);
-    for digit in path[START.len()..][..len].iter_mut().rev() {
-        *digit = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
+    let path = PathText::join(&[b"/proc/self/fd/", &Digits::of(fd)]).ok_or(Errno::ENAMETOOLONG)?;
+    let path = path.as_c_str().as_ptr();
     // SAFETY: the path ends with a NUL.
-    unsafe { syscall!(Sysno::fchmodat, libc::AT_FDCWD, path.as_ptr(), mode) }.map(drop)
+    unsafe { syscall!(Sysno::fchmodat, libc::AT_FDCWD, path, mode) }.map(drop)
 }
 
 /// The rights to what is open, if it is of this kind, this user's, and nobody else may write to it.

@@ -5,8 +5,8 @@
 
 use super::group::{Figure, Level, Version, nearest};
 use super::source::{Stalled, stalled_in};
-use super::{Groups, MEMINFO, PathText, Psi, Room, machine_in};
-use crate::file::{Descriptor, Text};
+use super::{Groups, MEMINFO, Psi, Room, machine_in};
+use crate::file::{Descriptor, PathText, Text};
 
 /// Levels at most: the own group, and those with a limit above it.
 const LEVELS: usize = 8;
@@ -77,7 +77,7 @@ impl Level for &KeptLevel {
 }
 
 fn open(path: &PathText) -> Option<Descriptor> {
-    Descriptor::open(path.as_c_str()?, libc::O_RDONLY).ok()
+    Descriptor::open(path.as_c_str(), libc::O_RDONLY).ok()
 }
 
 #[cfg(test)]

@@ -98,46 +98,6 @@ pub fn resident() -> Option<u64> {
     crate::file::parse_number(&text[second..]).map(|pages| pages * 4096)
 }
 
-/// A path kept without allocating.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PathText {
-    bytes: [u8; Self::MOST],
-    len: usize,
-}
-
-impl PathText {
-    const MOST: usize = 512;
-
-    /// The parts one behind the other. `None`: too long.
-    pub(crate) fn join(parts: &[&[u8]]) -> Option<Self> {
-        let mut path = Self {
-            bytes: [0; Self::MOST],
-            len: 0,
-        };
-        for part in parts {
-            let end = path.len + part.len();
-            path.bytes.get_mut(path.len..end)?.copy_from_slice(part);
-            path.len = end;
-        }
-        // Room for the end.
-        (path.len < Self::MOST).then_some(path)
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-
-    pub(crate) fn as_c_str(&self) -> Option<&CStr> {
-        CStr::from_bytes_until_nul(&self.bytes).ok()
-    }
-}
-
-impl Text for PathText {
-    fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool {
-        self.as_c_str().is_some_and(|path| path.lines(each))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

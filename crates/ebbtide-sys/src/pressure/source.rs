@@ -1,8 +1,8 @@
 //! Where need for memory is told of: PSI counters, version 1's pressure level, systemd's protocol.
 
-use super::{Group, PathText};
+use super::Group;
 use crate::call::{Errno, Sysno, syscall};
-use crate::file::{self, Descriptor, Text};
+use crate::file::{self, Descriptor, PathText, Text};
 use crate::process;
 
 /// A PSI file: how long tasks have stalled for memory.
@@ -94,13 +94,13 @@ impl Level {
             return None;
         }
         let file = group.own_file(b"/memory.pressure_level")?;
-        let file = Descriptor::open(file.as_c_str()?, libc::O_RDONLY).ok()?;
+        let file = Descriptor::open(file.as_c_str(), libc::O_RDONLY).ok()?;
         let flags = libc::EFD_NONBLOCK | libc::EFD_CLOEXEC;
         // SAFETY: takes numbers.
         let event = unsafe { syscall!(Sysno::eventfd2, 0, flags) }.ok()?;
         let event = Descriptor::own(event);
         let control = group.own_file(b"/cgroup.event_control")?;
-        let control = Descriptor::open(control.as_c_str()?, libc::O_WRONLY).ok()?;
+        let control = Descriptor::open(control.as_c_str(), libc::O_WRONLY).ok()?;
         let (mut first, mut second) = ([0; 20], [0; 20]);
         let text = PathText::join(&[
             decimal(event.number(), &mut first),
@@ -257,7 +257,7 @@ impl Notice {
     /// Opens what the environment named, and says to a socket what the environment told to. To a FIFO it would say
     /// that to itself.
     pub fn open(at: &NoticePath) -> Option<Self> {
-        let path = at.path.as_c_str()?;
+        let path = at.path.as_c_str();
         let file = match Descriptor::open(path, libc::O_RDWR | libc::O_NONBLOCK) {
             Ok(file) if is_fifo(&file) => return Some(Self { file }),
             Err(Errno::ENXIO) => connect(at.path.as_bytes())?,
@@ -397,7 +397,7 @@ mod tests {
         let fifo = name("fifo");
         let path = text(fifo.as_os_str().as_bytes());
         // SAFETY: a NUL-ended path.
-        unsafe { libc::mkfifo(path.as_c_str().unwrap().as_ptr(), 0o600) };
+        unsafe { libc::mkfifo(path.as_c_str().as_ptr(), 0o600) };
         let Watch::Notice(at) = told(&fifo, Some(b"hello")) else {
             panic!("a FIFO")
         };

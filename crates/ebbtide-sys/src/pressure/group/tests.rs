@@ -165,7 +165,7 @@ fn the_own_group_is_readable() {
     let groups = Groups::find();
     if let Some(group) = groups.memory {
         assert!(
-            AtPath(&group, group.path.len)
+            AtPath(&group, group.path.as_bytes().len())
                 .number(Figure::Usage)
                 .is_some()
         );
