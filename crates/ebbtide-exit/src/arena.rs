@@ -8,8 +8,8 @@
 //! made; afterwards only the helper does, and its threads through the atomic fields.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_core::base::config::Config;
-use ebbtide_sys::helper::Seat;
+use ebbtide_core::base::config::{AUTO, Config, MAX_TEARDOWN_WORKERS};
+use ebbtide_sys::helper::{self, Seat, Waited};
 
 const BUFFER_AT: usize = 4096;
 const BUFFER_BYTES: usize = 20 << 10;
@@ -21,13 +21,19 @@ pub const PIECES: usize = 32 << 10;
 const SEATS_AT: usize = (PIECES_AT + PIECES * size_of::<Piece>()).next_multiple_of(4096);
 const SEAT_BYTES: usize = 32 << 10;
 /// Threads at most: the helper, its watcher, [`CALM`], [`HURRIED`] and [`ENDERS`].
-const SEATS: usize = 2 + CALM + HURRIED + ENDERS;
+const SEATS: usize = FIRST_ENDER + ENDERS;
 /// Threads that take memory while there is enough, at most.
-pub const CALM: usize = 16;
+pub const CALM: usize = MAX_TEARDOWN_WORKERS;
 /// Threads that take over when there is not, at most.
 pub const HURRIED: usize = 32;
 /// Threads that end requests, at most.
 pub const ENDERS: usize = 16;
+/// The first seats of each kind.
+pub const FIRST_CALM: usize = 2;
+/// See there.
+pub const FIRST_HURRIED: usize = FIRST_CALM + CALM;
+/// See there.
+pub const FIRST_ENDER: usize = FIRST_HURRIED + HURRIED;
 /// Rings of requests at most; the end of the process ends the others.
 pub const RINGS: usize = 256;
 /// The whole.
@@ -39,21 +45,23 @@ const _: () = assert!(size_of::<Control>() <= BUFFER_AT);
 #[repr(C)]
 pub struct Control {
     /// 1 while a thread runs in the seat.
-    busy: [AtomicU32; SEATS],
-    /// 1: the helper has become what it should be, and waits for the end.
-    watching: AtomicU32,
-    /// 1: the helper has none of the program's descriptors.
-    apart: AtomicU32,
-    /// 1: nothing but a trap would end the helper. 2: so be it.
-    stuck: AtomicU32,
-    /// 1: the program has ended.
-    pub ended: AtomicU32,
-    /// 1: memory is short.
-    pub hurry: AtomicU32,
-    /// 1: it is this helper's turn.
-    pub turn: AtomicU32,
-    /// 1: no piece is left.
-    pub finished: AtomicU32,
+    pub busy: [AtomicU32; SEATS],
+    /// The helper has become what it should be, and waits for the end.
+    pub watching: Flag,
+    /// The helper has none of the program's descriptors, or is about to end.
+    pub apart: Flag,
+    /// Nothing but a trap would end the helper.
+    pub stuck: Flag,
+    /// So be it.
+    pub may_trap: Flag,
+    /// The program has ended.
+    pub ended: Flag,
+    /// Memory is short.
+    pub hurry: Flag,
+    /// It is this helper's turn.
+    pub turn: Flag,
+    /// No piece is left.
+    pub finished: Flag,
     /// When the main thread was seen to leave the memory, if the end followed at once; else 0.
     pub left_ns: AtomicU64,
     /// Changes when there are new pieces.
@@ -78,6 +86,53 @@ pub struct Control {
     pub word: usize,
     /// Threads that take memory while there is enough.
     pub workers: usize,
+}
+
+/// What threads tell each other: not yet, or yes.
+#[repr(transparent)]
+pub struct Flag(AtomicU32);
+
+impl Flag {
+    /// Whether it is so.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != 0
+    }
+
+    /// From now on it is.
+    pub fn set(&self) {
+        self.0.store(1, Ordering::SeqCst);
+    }
+
+    /// The same, and everybody who waits hears of it.
+    pub fn tell(&self) {
+        self.set();
+        self.wake();
+    }
+
+    /// Not any more.
+    pub fn clear(&self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
+
+    /// Lets those who wait look again.
+    pub fn wake(&self) {
+        helper::wake(self.0.as_ptr() as usize);
+    }
+
+    /// Waits for it or for `ms`, once: may return early.
+    pub fn wait(&self, ms: u64) -> Waited {
+        helper::wait(self.0.as_ptr() as usize, 0, ms)
+    }
+
+    /// Waits for it or for `ms`.
+    pub fn wait_at_most(&self, ms: u64) {
+        let began = helper::now_ms();
+        while !self.is_set() && helper::now_ms() - began < ms {
+            if self.wait(ms) == Waited::Refused {
+                return;
+            }
+        }
+    }
 }
 
 /// A range to take. Listed anew each round, while a thread of the round before may still look at it.
@@ -163,7 +218,7 @@ impl Arena {
     /// No helper lives on it.
     pub unsafe fn prepare(self, program: u32, word: usize, config: &Config) {
         let workers = match config.teardown_workers {
-            ebbtide_core::base::config::AUTO => ebbtide_sys::process::allowed_cpus().clamp(1, 4),
+            AUTO => ebbtide_sys::process::allowed_cpus().clamp(1, 4),
             workers => workers,
         };
         // SAFETY: by contract nobody else reads it now; both places are inside the mapping.
@@ -207,58 +262,6 @@ impl Control {
     /// Whether the helper's first thread runs.
     pub fn is_alive(&self) -> bool {
         self.busy[0].load(Ordering::Acquire) != 0
-    }
-
-    /// Whether it has come as far as to wait for the end.
-    pub fn is_watching(&self) -> bool {
-        self.watching.load(Ordering::Acquire) != 0
-    }
-
-    /// Notes that.
-    pub fn set_watching(&self) {
-        self.watching.store(1, Ordering::Release);
-    }
-
-    /// Notes that the helper has none of the program's descriptors, or is about to end.
-    pub fn set_apart(&self) {
-        self.apart.store(1, Ordering::Release);
-        ebbtide_sys::helper::wake(self.apart.as_ptr() as usize);
-    }
-
-    /// Waits for that, or for `ms`.
-    pub fn wait_apart(&self, ms: u64) {
-        use ebbtide_sys::helper::{Waited, now_ms, wait};
-        let began = now_ms();
-        while self.apart.load(Ordering::Acquire) == 0 && now_ms() - began < ms {
-            if wait(self.apart.as_ptr() as usize, 0, ms) == Waited::Refused {
-                return;
-            }
-        }
-    }
-
-    /// Notes that nothing but a trap would end the helper.
-    pub fn set_stuck(&self) {
-        self.stuck.store(1, Ordering::Release);
-    }
-
-    /// Whether that is so.
-    pub fn is_stuck(&self) -> bool {
-        self.stuck.load(Ordering::Acquire) != 0
-    }
-
-    /// Lets it trap.
-    pub fn let_trap(&self) {
-        self.stuck.store(2, Ordering::Release);
-    }
-
-    /// Whether it may.
-    pub fn may_trap(&self) -> bool {
-        self.stuck.load(Ordering::Acquire) == 2
-    }
-
-    /// The word that says whether a thread runs in a seat.
-    pub fn busy(&self, seat: usize) -> &AtomicU32 {
-        &self.busy[seat]
     }
 }
 

@@ -8,7 +8,7 @@
 //! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
 //! come to is done again by a hurried thread.
 
-use crate::arena::{Arena, CALM, HURRIED};
+use crate::arena::{Arena, FIRST_CALM, FIRST_HURRIED, HURRIED};
 use crate::need::Need;
 use crate::turns::Turns;
 use core::sync::atomic::Ordering;
@@ -31,7 +31,6 @@ const LONG_MS: u64 = 3_600_000;
 pub struct Crew {
     shared: Shared,
     called_ms: Option<u64>,
-    hurried: bool,
     turn_ms: Option<u64>,
 }
 
@@ -52,7 +51,6 @@ impl Crew {
                 affinity: Affinity::current(),
             },
             called_ms: None,
-            hurried: false,
             turn_ms: None,
         }
     }
@@ -60,26 +58,21 @@ impl Crew {
     /// Sees the pieces of this round done. `false`: they do not come on.
     pub fn finish(&mut self, need: &mut Need) -> bool {
         let control = self.shared.arena.control();
-        let called_ms = match self.called_ms {
-            Some(ms) => ms,
-            None => {
-                let now = helper::now_ms();
-                self.called_ms = Some(now);
-                if need.is_pressing() {
-                    self.hurry();
-                } else {
-                    self.call();
-                }
-                now
+        let is_first = self.called_ms.is_none();
+        let called_ms = *self.called_ms.get_or_insert_with(helper::now_ms);
+        if is_first {
+            if need.is_pressing() {
+                self.hurry();
+            } else {
+                self.spawn(FIRST_CALM, control.workers, calm);
             }
-        };
-        let mut left = control.left.load(Ordering::SeqCst);
-        let mut since = helper::now_ms();
+        }
+        let (mut left, mut since) = (control.left.load(Ordering::SeqCst), helper::now_ms());
         loop {
-            helper::wait(control.finished.as_ptr() as usize, 0, LOOK_MS);
+            control.finished.wait(LOOK_MS);
             // Who was late with the round before may have told of that; who tells of this one after the count is read is
             // heard by the next wait.
-            control.finished.store(0, Ordering::SeqCst);
+            control.finished.clear();
             let left_now = control.left.load(Ordering::SeqCst);
             if left_now == 0 {
                 return true;
@@ -88,14 +81,14 @@ impl Crew {
             if left_now != left {
                 (left, since) = (left_now, now);
             }
-            if self.hurried {
+            if control.hurry.is_set() {
                 if now - since > STUCK_MS {
                     return false;
                 }
                 continue;
             }
-            if control.turn.load(Ordering::SeqCst) != 0 && self.turn_ms.is_none() {
-                self.turn_ms = Some(now);
+            if control.turn.is_set() {
+                self.turn_ms.get_or_insert(now);
             }
             if need.is_pressing() || is_late(now, called_ms, self.turn_ms) {
                 since = now;
@@ -104,40 +97,32 @@ impl Crew {
         }
     }
 
-    fn call(&self) {
-        let workers = self.shared.arena.control().workers;
-        let made = (0..workers)
-            .filter(|&n| self.spawn(2 + n, if n == 0 { first } else { further }))
-            .count();
-        if made == 0 {
-            self.shared.take_pieces();
-        }
-    }
-
-    fn hurry(&mut self) {
-        self.hurried = true;
+    fn hurry(&self) {
         let control = self.shared.arena.control();
-        control.hurry.store(1, Ordering::SeqCst);
-        helper::wake(control.turn.as_ptr() as usize);
+        control.hurry.set();
+        control.turn.wake();
         let cpus = self.shared.affinity.count().clamp(1, HURRIED);
-        let made = (0..cpus)
-            .filter(|&n| self.spawn(2 + CALM + n, hurried))
-            .count();
-        if made == 0 {
-            self.shared.take_pieces();
+        if !self.spawn(FIRST_HURRIED, cpus, hurried) {
             self.shared.take_what_is_left();
         }
     }
 
-    fn spawn(&self, seat: usize, entry: helper::Entry) -> bool {
+    /// Starts as many threads, in seats from `first` on. `false`: there is none, and this one has done what is listed.
+    fn spawn(&self, first: usize, count: usize, entry: helper::Entry) -> bool {
         let arena = self.shared.arena;
-        let control = arena.control();
-        control
-            .crew
-            .store(&raw const self.shared as usize, Ordering::SeqCst);
-        // SAFETY: each seat is used once; the argument is the arena's address with the number of the seat in
-        // the bits that are 0 there. `shared` stays until the process ends.
-        unsafe { helper::spawn_thread(arena.seat(seat), entry, arena.address() | seat) }.is_ok()
+        let shared = &raw const self.shared as usize;
+        arena.control().crew.store(shared, Ordering::SeqCst);
+        let made = (first..first + count).filter(|&seat| {
+            let argument = arena.address() | seat;
+            // SAFETY: each seat is used once; the argument is the arena's address with the number of the seat in
+            // the bits that are 0 there. `shared` stays until the process ends.
+            unsafe { helper::spawn_thread(arena.seat(seat), entry, argument) }.is_ok()
+        });
+        let has_some = made.count() > 0;
+        if !has_some {
+            self.shared.take_pieces();
+        }
+        has_some
     }
 }
 
@@ -155,24 +140,17 @@ fn enter(argument: usize) -> (&'static Shared, usize) {
     (shared, seat)
 }
 
-/// The first of the calm threads: waits for the helper's turn.
-extern "C" fn first(argument: usize) {
-    let (shared, _) = enter(argument);
+/// While there is enough. The first one waits for the helper's turn, the others for that one.
+extern "C" fn calm(argument: usize) {
+    let (shared, seat) = enter(argument);
     thread::run_idly();
     let control = shared.arena.control();
-    shared.turns.wait(u64::from(control.program));
-    control.turn.store(1, Ordering::SeqCst);
-    helper::wake(control.turn.as_ptr() as usize);
-    shared.work(|| {})
-}
-
-/// The other calm ones.
-extern "C" fn further(argument: usize) {
-    let (shared, _) = enter(argument);
-    thread::run_idly();
-    let control = shared.arena.control();
-    while control.turn.load(Ordering::SeqCst) == 0 && control.hurry.load(Ordering::SeqCst) == 0 {
-        helper::wait(control.turn.as_ptr() as usize, 0, LONG_MS);
+    if seat == FIRST_CALM {
+        shared.turns.wait(u64::from(control.program));
+        control.turn.tell();
+    }
+    while !control.turn.is_set() && !control.hurry.is_set() {
+        control.turn.wait(LONG_MS);
     }
     shared.work(|| {})
 }
@@ -219,20 +197,15 @@ impl Shared {
         let Some((piece, range)) = piece.and_then(|piece| Some((piece, piece.pending()?))) else {
             return;
         };
-        zap(range.start, range.bytes);
-        if piece.finish(range) && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
-            control.finished.store(1, Ordering::SeqCst);
-            helper::wake(control.finished.as_ptr() as usize);
+        // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: not the helper's own. What is refused is
+        // left to the end of the process.
+        unsafe {
+            if vm::advise(range.start, range.bytes, libc::MADV_DONTNEED).is_err() {
+                let _ = vm::advise(range.start, range.bytes, vm::MADV_DONTNEED_LOCKED);
+            }
         }
-    }
-}
-
-fn zap(start: usize, bytes: usize) {
-    // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: not the helper's own. What is refused is
-    // left to the end of the process.
-    unsafe {
-        if vm::advise(start, bytes, libc::MADV_DONTNEED).is_err() {
-            let _ = vm::advise(start, bytes, vm::MADV_DONTNEED_LOCKED);
+        if piece.finish(range) && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            control.finished.tell();
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::arena::Arena;
 use crate::need::Need;
-use crate::teardown::{self, Survey, Wanted};
+use crate::teardown::{self, SMALL_BYTES, Survey};
 use crate::turns::Turns;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::file::{Digits, PathText};
@@ -49,11 +49,11 @@ pub extern "C" fn main(arena: usize) {
     let Some(arena) = Arena::at(arena) else {
         helper::exit_process()
     };
-    if let Some((mut files, watcher)) = begin(arena) {
-        live(arena, &mut files, &watcher);
-        // With the watcher's data still in place.
-        end(arena)
+    let mut begun = begin(arena);
+    if let Some((files, watcher)) = &mut begun {
+        live(arena, files, watcher);
     }
+    // With the watcher's data still in place.
     end(arena)
 }
 
@@ -62,10 +62,10 @@ pub extern "C" fn main(arena: usize) {
 fn end(arena: Arena) -> ! {
     helper::try_to_end();
     let control = arena.control();
-    control.set_stuck();
-    let has_ended = || control.ended.load(Ordering::SeqCst) != 0 || helper::holds(control.word, 0);
-    while !has_ended() && !control.may_trap() {
-        if helper::wait(control.ended.as_ptr() as usize, 0, LEFT_MS) == Waited::Refused {
+    control.stuck.set();
+    let has_ended = || control.ended.is_set() || helper::holds(control.word, 0);
+    while !has_ended() && !control.may_trap.is_set() {
+        if control.ended.wait(LEFT_MS) == Waited::Refused {
             helper::pause(LEFT_MS * 1000);
         }
     }
@@ -76,7 +76,7 @@ fn end(arena: Arena) -> ! {
 fn begin(arena: Arena) -> Option<(Files, Watcher)> {
     let control = arena.control();
     let left = helper::leave_program();
-    control.set_apart();
+    control.apart.tell();
     if !left {
         return None;
     }
@@ -85,7 +85,9 @@ fn begin(arena: Arena) -> Option<(Files, Watcher)> {
     if helper::parent() != control.program {
         return None;
     }
-    let stat = open_stat(control.program)?;
+    let number = Digits::of(control.program as usize);
+    let stat = PathText::join(&[b"/proc/", &number, b"/stat"])?;
+    let stat = Descriptor::open(stat.as_c_str()).ok()?;
     // The thread that made it may be bound to one CPU; the main one says what the program may use.
     Affinity::of(control.program).restore();
     let files = Files {
@@ -105,12 +107,12 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     unsafe {
         helper::spawn_thread(arena.seat(1), watch, core::ptr::from_ref(watcher) as usize).ok()?;
     }
-    control.set_watching();
+    control.watching.set();
     if !files.program.wait_for_end() {
         return None;
     }
     let ended_ns = helper::now_ns();
-    control.ended.store(1, Ordering::SeqCst);
+    control.ended.set();
     let mut grace = Grace::default();
     grace.give(files, FIRST_GRACE_US);
     files.need.begin();
@@ -125,15 +127,15 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     if !helper::is_alone() {
         return None;
     }
-    let survey = Survey::make(arena, &files.maps);
-    teardown::unmap_files(arena, &files.maps, &survey, Wanted::Small);
+    let survey = Survey::make(arena, files.maps);
+    survey.unmap_files(SMALL_BYTES);
     teardown::end_requests(arena);
     if survey.has_large_files {
         grace.give_calmly(files, LARGE_GRACE_US);
-        teardown::unmap_files(arena, &files.maps, &survey, Wanted::All);
+        survey.unmap_files(usize::MAX);
     }
     grace.give_calmly(files, GRACE_US);
-    teardown::take_memory(arena, files, &survey);
+    survey.take_memory(files);
     None
 }
 
@@ -169,10 +171,10 @@ impl Grace {
 fn join_watcher(arena: Arena) -> Option<()> {
     let control = arena.control();
     let began = helper::now_ms();
-    while control.busy(1).load(Ordering::Acquire) != 0 || !helper::is_single() {
+    while control.busy[1].load(Ordering::Acquire) != 0 || !helper::is_single() {
         helper::wake(control.word);
-        helper::wake(control.ended.as_ptr() as usize);
-        helper::wait(control.busy(1).as_ptr() as usize, 1, 1);
+        control.ended.wake();
+        helper::wait(control.busy[1].as_ptr() as usize, 1, 1);
         if helper::now_ms() - began > JOIN_MS {
             return None;
         }
@@ -191,9 +193,8 @@ extern "C" fn watch(watcher: usize) {
     // SAFETY: the first thread's frame, which stays.
     let watcher = unsafe { &*(watcher as *const Watcher) };
     let control = watcher.arena.control();
-    let ended = || control.ended.load(Ordering::SeqCst) != 0;
     // The word holds the main thread's number until it leaves.
-    while !ended() {
+    while !control.ended.is_set() {
         let waited = helper::wait(control.word, control.program, LOOK_MS);
         if waited == Waited::Refused {
             break;
@@ -204,22 +205,23 @@ extern "C" fn watch(watcher: usize) {
         }
         if waited == Waited::Woken {
             // Another word than it was taken for: it would not hold up the next wait either.
-            helper::wait(control.ended.as_ptr() as usize, 0, LEFT_MS);
+            control.ended.wait(LEFT_MS);
         }
     }
     helper::wake(control.word);
     let mut pauses = BETWEEN_MS.into_iter();
     let began = helper::now_ms();
-    while !ended() {
+    while !control.ended.is_set() {
         let memory = has_memory(&watcher.stat);
         let pause = match memory {
             Some(true) => pauses.next(),
-            Some(false) => Some(left_ms(helper::now_ms() - began)),
+            Some(false) if helper::now_ms() - began < LEFT_SOON_MS => Some(LEFT_MS),
+            Some(false) => Some(LEFT_LATER_MS),
             // It has ended, and its parent knows.
             None => break,
         };
         // Memory for long, other than this: an exec. Or no way to wait.
-        let waited = pause.map(|ms| helper::wait(control.ended.as_ptr() as usize, 0, ms));
+        let waited = pause.map(|ms| control.ended.wait(ms));
         if waited.is_none_or(|waited| waited == Waited::Refused) {
             end(watcher.arena);
         }
@@ -229,15 +231,6 @@ extern "C" fn watch(watcher: usize) {
         }
     }
     helper::exit_thread()
-}
-
-/// The next pause once the main thread has been gone for `ms`.
-fn left_ms(ms: u64) -> u64 {
-    if ms < LEFT_SOON_MS {
-        LEFT_MS
-    } else {
-        LEFT_LATER_MS
-    }
 }
 
 /// Whether the program's main thread has memory, by the size in its `stat`, which anybody may read.
@@ -250,9 +243,4 @@ fn has_memory(stat: &Descriptor) -> Option<bool> {
     let name_end = text.iter().rposition(|&byte| byte == b')')?;
     let mut fields = text[name_end + 1..].split(|&byte| byte == b' ').skip(1);
     fields.nth(SIZE - 3).map(|size| size != b"0")
-}
-
-fn open_stat(program: u32) -> Option<Descriptor> {
-    let path = PathText::join(&[b"/proc/", &Digits::of(program as usize), b"/stat"])?;
-    Descriptor::open(path.as_c_str()).ok()
 }

@@ -99,12 +99,7 @@ fn parse(line: &[u8]) -> Option<Mapping> {
 }
 
 fn hexadecimal(text: &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for &byte in text {
-        let digit = (byte as char).to_digit(16)?;
-        value = value.checked_mul(16)? + u64::from(digit);
-    }
-    (!text.is_empty()).then_some(value)
+    u64::from_str_radix(core::str::from_utf8(text).ok()?, 16).ok()
 }
 
 #[cfg(test)]

@@ -19,19 +19,12 @@ const MAX_PIECE_BYTES: usize = 256 << 20;
 /// The size of pieces of memory that cannot be touched and is mostly empty.
 const RESERVED_BYTES: usize = 64 << 30;
 /// Up to this a mapping of a file goes at once.
-const SMALL_BYTES: usize = 64 << 20;
-
-/// Which mappings of files to take.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// Those that go quickly.
-    Small,
-    /// All of them.
-    All,
-}
+pub const SMALL_BYTES: usize = 64 << 20;
 
 /// What was mapped when the program had ended.
 pub struct Survey {
+    arena: Arena,
+    maps: Descriptor,
     /// Where the code is that the helper runs: this library, and what the compiler calls.
     places: [usize; 5],
     /// The files that hold it.
@@ -44,8 +37,10 @@ pub struct Survey {
 
 impl Survey {
     /// Looks.
-    pub fn make(arena: Arena, maps: &Descriptor) -> Self {
+    pub fn make(arena: Arena, maps: Descriptor) -> Self {
         let mut survey = Self {
+            arena,
+            maps,
             places: [
                 life::main as *const () as usize,
                 libc::memcpy as *const () as usize,
@@ -58,7 +53,7 @@ impl Survey {
             anonymous_bytes: 0,
         };
         // SAFETY: the first thread's, and not in use.
-        maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
+        maps::for_each(&maps, unsafe { arena.buffer() }, |mapping| {
             survey.add(mapping);
             true
         });
@@ -75,7 +70,8 @@ impl Survey {
         match mapping.kind {
             Kind::File { .. } => self.has_large_files |= bytes > SMALL_BYTES,
             Kind::Anonymous { reserved: false } => self.anonymous_bytes += bytes,
-            Kind::Anonymous { reserved: true } | Kind::Requests | Kind::Kernel => {}
+            Kind::Requests => add_ring(self.arena, mapping.start),
+            Kind::Anonymous { reserved: true } | Kind::Kernel => {}
         }
     }
 
@@ -84,30 +80,87 @@ impl Survey {
         self.places.iter().any(|place| range.contains(place))
             || matches!(mapping.kind, Kind::File { .. }) && self.kept.contains(&Some(mapping.kind))
     }
-}
 
-/// The size of the next piece, with so much left for so many threads: half of a fair share, so that all end at the
-/// same time.
-fn piece_bytes(left_bytes: usize, workers: usize) -> usize {
-    let half = left_bytes / (2 * workers.max(1));
-    (half / PIECE_BYTES * PIECE_BYTES).clamp(PIECE_BYTES, MAX_PIECE_BYTES)
-}
-
-/// Unmaps files and shared memory, and lists what requests there are.
-pub fn unmap_files(arena: Arena, maps: &Descriptor, survey: &Survey, which: Wanted) {
-    // SAFETY: the first thread's, and not in use.
-    maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
-        let small = mapping.end - mapping.start <= SMALL_BYTES;
-        match mapping.kind {
-            Kind::Requests if which == Wanted::Small => add_ring(arena, mapping.start),
-            Kind::File { .. } if (small || which == Wanted::All) && !survey.keeps(&mapping) => {
+    /// Unmaps files and shared memory, mappings of up to `most` bytes.
+    pub fn unmap_files(&self, most: usize) {
+        // SAFETY: the first thread's, and not in use.
+        maps::for_each(&self.maps, unsafe { self.arena.buffer() }, |mapping| {
+            let is_file = matches!(mapping.kind, Kind::File { .. });
+            if is_file && mapping.end - mapping.start <= most && !self.keeps(&mapping) {
                 // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: this is not the helper's.
                 unsafe { helper::unmap(mapping.start, mapping.end) };
             }
-            _ => {}
+            true
+        });
+    }
+
+    /// Takes all private memory but the helper's.
+    pub fn take_memory(&self, files: &mut life::Files) {
+        let control = self.arena.control();
+        let mut from = 0;
+        let mut crew = Crew::new(self.arena, files.turns);
+        loop {
+            control.finished.clear();
+            // Nobody begins with a piece that is being listed, and one that is done early is not the last.
+            control.count.store(0, Ordering::SeqCst);
+            control.left.store(arena::PIECES, Ordering::SeqCst);
+            let (count, next) = self.list_pieces(from);
+            let unused = arena::PIECES - count;
+            control.left.fetch_sub(unused, Ordering::SeqCst);
+            control.next.store(0, Ordering::SeqCst);
+            control.count.store(count, Ordering::SeqCst);
+            control.round.fetch_add(1, Ordering::SeqCst);
+            helper::wake(control.round.as_ptr() as usize);
+            if count == 0 || !crew.finish(&mut files.need) {
+                return;
+            }
+            let Some(next) = next else { return };
+            from = next;
         }
-        true
-    });
+    }
+
+    /// Lists what lies at or above `from`. How many pieces, and where the next list begins if this one is full.
+    fn list_pieces(&self, from: usize) -> (usize, Option<usize>) {
+        let arena = self.arena;
+        let (pieces, control) = (arena.pieces(), arena.control());
+        let round = control.round.load(Ordering::SeqCst).wrapping_add(1);
+        let mut left_bytes = self.anonymous_bytes;
+        let (mut count, mut more) = (0, None);
+        let mut add = |start: usize, end: usize, reserved: bool| {
+            let mut at = start.max(from);
+            while at < end && more.is_none() {
+                let most = if reserved {
+                    RESERVED_BYTES
+                } else {
+                    piece_bytes(left_bytes.saturating_sub(at - start), control.workers)
+                };
+                let next = ((at + most) / PIECE_BYTES * PIECE_BYTES).min(end);
+                if let Some(piece) = pieces.get(count) {
+                    piece.list(at, next - at, round);
+                    count += 1;
+                    at = next;
+                } else {
+                    more = Some(at);
+                }
+            }
+            if !reserved {
+                left_bytes = left_bytes.saturating_sub(end.saturating_sub(start));
+            }
+            more.is_none()
+        };
+        // SAFETY: the first thread's, and not in use.
+        maps::for_each(&self.maps, unsafe { arena.buffer() }, |mapping| {
+            match mapping.kind {
+                // INV-REAPER-2: not the arena, which the kernel may have merged with its neighbours.
+                Kind::Anonymous { reserved } if !self.keeps(&mapping) => {
+                    add(mapping.start, mapping.end.min(arena.address()), reserved)
+                        && add(mapping.start.max(arena.end()), mapping.end, reserved)
+                }
+                _ => true,
+            }
+        });
+        (count, more)
+    }
 }
 
 fn add_ring(arena: Arena, ring: usize) {
@@ -128,7 +181,7 @@ pub fn end_requests(arena: Arena) {
         .load(Ordering::Relaxed)
         .min(arena::ENDERS);
     for n in 0..threads {
-        let seat = arena.seat(2 + arena::CALM + arena::HURRIED + n);
+        let seat = arena.seat(arena::FIRST_ENDER + n);
         // SAFETY: each seat is used once; the arena stays.
         let made = unsafe { helper::spawn_thread(seat, end_rings, arena.address()) };
         if made.is_err() && n == 0 {
@@ -146,91 +199,18 @@ extern "C" fn end_rings(arena: usize) {
 
 fn take_rings(arena: Arena) {
     let control = arena.control();
-    loop {
-        let number = control.next_ring.fetch_add(1, Ordering::Relaxed);
-        if number >= control.ring_count.load(Ordering::Acquire) {
-            return;
-        }
+    let rings = &control.rings[..control.ring_count.load(Ordering::Acquire)];
+    while let Some(ring) = rings.get(control.next_ring.fetch_add(1, Ordering::Relaxed)) {
         // SAFETY: INV-REAPER-1: nobody else uses the memory.
-        unsafe { helper::end_requests(control.rings[number].load(Ordering::Relaxed)) };
+        unsafe { helper::end_requests(ring.load(Ordering::Relaxed)) };
     }
 }
 
-/// Takes all private memory but the helper's.
-pub fn take_memory(arena: Arena, files: &mut life::Files, survey: &Survey) {
-    let control = arena.control();
-    let mut from = 0;
-    let mut crew = Crew::new(arena, files.turns);
-    loop {
-        control.finished.store(0, Ordering::SeqCst);
-        // Nobody begins with a piece that is being listed, and one that is done early is not the last.
-        control.count.store(0, Ordering::SeqCst);
-        control.left.store(arena::PIECES, Ordering::SeqCst);
-        let (count, next) = list_pieces(arena, &files.maps, survey, from);
-        control
-            .left
-            .fetch_sub(arena::PIECES - count, Ordering::SeqCst);
-        control.next.store(0, Ordering::SeqCst);
-        control.count.store(count, Ordering::SeqCst);
-        control.round.fetch_add(1, Ordering::SeqCst);
-        helper::wake(control.round.as_ptr() as usize);
-        if count == 0 || !crew.finish(&mut files.need) {
-            return;
-        }
-        match next {
-            Some(next) => from = next,
-            None => return,
-        }
-    }
-}
-
-/// Lists what lies at or above `from`. How many pieces, and where the next list begins if this one is full.
-fn list_pieces(
-    arena: Arena,
-    maps: &Descriptor,
-    survey: &Survey,
-    from: usize,
-) -> (usize, Option<usize>) {
-    let pieces = arena.pieces();
-    let control = arena.control();
-    let round = control.round.load(Ordering::SeqCst).wrapping_add(1);
-    let mut left_bytes = survey.anonymous_bytes;
-    let (mut count, mut more) = (0, None);
-    let mut add = |start: usize, end: usize, reserved: bool| {
-        let mut at = start.max(from);
-        while at < end && more.is_none() {
-            let most = if reserved {
-                RESERVED_BYTES
-            } else {
-                piece_bytes(left_bytes.saturating_sub(at - start), control.workers)
-            };
-            let next = ((at + most) / PIECE_BYTES * PIECE_BYTES).min(end);
-            if let Some(piece) = pieces.get(count) {
-                piece.list(at, next - at, round);
-                count += 1;
-                at = next;
-            } else {
-                more = Some(at);
-            }
-        }
-        if !reserved {
-            left_bytes = left_bytes.saturating_sub(end.saturating_sub(start));
-        }
-        more.is_none()
-    };
-    // SAFETY: the first thread's, and not in use.
-    maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
-        let Kind::Anonymous { reserved } = mapping.kind else {
-            return true;
-        };
-        if survey.keeps(&mapping) {
-            return true;
-        }
-        // INV-REAPER-2: not the arena, which the kernel may have merged with its neighbours.
-        add(mapping.start, mapping.end.min(arena.address()), reserved)
-            && add(mapping.start.max(arena.end()), mapping.end, reserved)
-    });
-    (count, more)
+/// The size of the next piece, with so much left for so many threads: half of a fair share, so that all end at the
+/// same time.
+fn piece_bytes(left_bytes: usize, workers: usize) -> usize {
+    let half = left_bytes / (2 * workers.max(1));
+    (half / PIECE_BYTES * PIECE_BYTES).clamp(PIECE_BYTES, MAX_PIECE_BYTES)
 }
 
 #[cfg(test)]
@@ -250,10 +230,10 @@ mod tests {
         let maps = Descriptor::open(c"/proc/self/maps").unwrap();
         let arena = Arena::at(ebbtide_sys::vm::map(arena::BYTES).unwrap()).unwrap();
         let block = ebbtide_sys::vm::map(300 << 20).unwrap();
-        let survey = Survey::make(arena, &maps);
+        let survey = Survey::make(arena, maps);
         // A list from the middle of the block on has the rest of it.
         for from in [0, block + (100 << 20)] {
-            let (count, next) = list_pieces(arena, &maps, &survey, from);
+            let (count, next) = survey.list_pieces(from);
             assert_eq!(next, None);
             let mut at = block.max(from);
             for piece in &arena.pieces()[..count] {
@@ -273,7 +253,7 @@ mod tests {
         let maps = Descriptor::open(c"/proc/self/maps").unwrap();
         let address = ebbtide_sys::vm::map(arena::BYTES).unwrap();
         let arena = Arena::at(address).unwrap();
-        let survey = Survey::make(arena, &maps);
+        let survey = Survey::make(arena, maps);
         let mut keeps = 0;
         let mut buffer = [0; 4600];
         maps::for_each(&maps, &mut buffer, |mapping| {

@@ -53,7 +53,7 @@ static PARTS: Parts = Parts {
         &reclaim::depopulate::Spans,
         &reclaim::zones::Zones,
     ],
-    hooks: &[&ebbtide_percpu::PerCpuData, &ebbtide_exit::ExitHelper],
+    hooks: &[&ebbtide_percpu::PerCpuData, &ebbtide_exit::EXIT],
 };
 
 /// The heap, started by the first call.
