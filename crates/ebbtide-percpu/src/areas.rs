@@ -3,7 +3,7 @@
 use crate::handle::{Handle, foreign};
 use crate::memory;
 use crate::round;
-use crate::space::{self, Place, SHARDS};
+use crate::space::{self, PERCPU, Place};
 use core::sync::atomic::Ordering;
 use ebbtide_core::base::report::Line;
 use ebbtide_core::front::{Front, started_heap};
@@ -49,7 +49,7 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
         return Err(Problem::BadArguments);
     }
     let heap = &front.enter_uncounted();
-    if !SHARDS.start(heap) {
+    if !PERCPU.start(heap) {
         return Err(Problem::NoMemory);
     }
     let granules = size.div_ceil(GRANULE_BYTES) as u32;
@@ -85,9 +85,9 @@ fn own_shard() -> usize {
 
 fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {
     loop {
-        let taken = SHARDS.with(heap, shard, |shard| shard.take(granules, align));
+        let taken = PERCPU.with(heap, shard, |shard| shard.take(granules, align));
         // Opened chunks may be taken by others first.
-        if taken.is_some() || !SHARDS.open(heap, shard) {
+        if taken.is_some() || !PERCPU.open(heap, shard) {
             return taken;
         }
     }
@@ -127,7 +127,7 @@ fn put(heap: &Heap, place: Place, at: u32, used: bool) -> Result<Option<u32>, Mi
             unsafe { memory::zero(place, area.at, area.granules, Shard::pages(area)) }
         }
     };
-    let large = SHARDS.with(heap, place.shard, |shard| {
+    let large = PERCPU.with(heap, place.shard, |shard| {
         let area = shard.disown(place.chunk, at)?;
         if area.granules as usize * GRANULE_BYTES * space::units() > ZERO_AT_ONCE {
             return Ok(Err(area));
@@ -140,7 +140,7 @@ fn put(heap: &Heap, place: Place, at: u32, used: bool) -> Result<Option<u32>, Mi
         Err(area) => {
             zero(area);
             let put = |shard: &mut Shard| shard.put(area).then(|| shard.stock());
-            SHARDS.with(heap, place.shard, put)
+            PERCPU.with(heap, place.shard, put)
         }
     })
 }
@@ -154,7 +154,7 @@ pub(crate) fn stats_inside(heap: &Heap) -> Stats {
     let mut stats = Stats::default();
     let units = space::units();
     for shard in 0..space::shards() {
-        let (counters, end) = SHARDS.with(heap, shard, |shard| (shard.counters(), shard.end()));
+        let (counters, end) = PERCPU.with(heap, shard, |shard| (shard.counters(), shard.end()));
         let Counters {
             chunks, sidelined, ..
         } = counters;
@@ -174,6 +174,6 @@ pub(crate) fn stats_inside(heap: &Heap) -> Stats {
 
 /// Bytes of the chunks' records.
 pub(crate) fn record_bytes(heap: &Heap) -> usize {
-    let ends = (0..space::shards()).map(|shard| SHARDS.with(heap, shard, |shard| shard.end()));
+    let ends = (0..space::shards()).map(|shard| PERCPU.with(heap, shard, |shard| shard.end()));
     ends.sum::<u32>() as usize * size_of::<Chunk>()
 }

@@ -41,8 +41,7 @@ mod words;
 
 pub use areas::{Problem, Stats, allocate, free, stats};
 pub use handle::{Handle, cpus, pointer};
-pub use round::PerCpuData;
 #[cfg(target_arch = "x86_64")]
 pub use space::has_unit;
-pub use space::{rseq_offset, units};
+pub use space::{PERCPU, PerCpuData, rseq_offset, units};
 pub use words::{add, sum};

@@ -2,9 +2,10 @@
 
 use crate::areas;
 use crate::memory::{self, RANGES};
-use crate::space::{self, Place, SHARDS};
-use core::sync::atomic::{AtomicU64, Ordering};
-use ebbtide_core::base::ranks::{self, ForkLock};
+use crate::space::{self, PERCPU, PerCpuData, Place};
+use core::sync::atomic::Ordering;
+use ebbtide_core::base::ranks;
+use ebbtide_core::base::ranks::ForkLock;
 use ebbtide_core::base::releaser::Releaser;
 use ebbtide_core::base::source::{Round, Source};
 use ebbtide_core::base::stats::{self, Stats};
@@ -25,9 +26,6 @@ const CALL_MS: u64 = 10;
 /// Chunks that a thread of the program depopulates at once.
 const IN_PLACE: usize = 4;
 
-static LAST_ROUND_MS: AtomicU64 = AtomicU64::new(0);
-static LAST_CALL_MS: AtomicU64 = AtomicU64::new(0);
-
 /// Frees call this when a page became empty: sees to it that somebody looks.
 #[inline]
 pub fn emptied(heap: &Heap, stock: u32) {
@@ -39,9 +37,9 @@ pub fn emptied(heap: &Heap, stock: u32) {
 #[cold]
 fn call(heap: &Heap) {
     let now = clock::now_ms();
-    let last = LAST_CALL_MS.load(Ordering::Relaxed);
+    let last = PERCPU.last_call_ms.load(Ordering::Relaxed);
     if now.wrapping_sub(last) < CALL_MS
-        || LAST_CALL_MS
+        || PERCPU.last_call_ms
             .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
             .is_err()
         // One that waits for a free does not look at these pages.
@@ -50,14 +48,14 @@ fn call(heap: &Heap) {
         return;
     }
     let called = heap.max_workers() > 0 && heap.call_workers(1);
-    if !called && now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
+    if !called && now.wrapping_sub(PERCPU.last_round_ms.load(Ordering::Relaxed)) >= ROUND_MS {
         let mut left = IN_PLACE;
         let more = depopulate(heap, scope(heap), Releaser::Program, || {
             left = left.saturating_sub(1);
             left > 0
         });
         if !more {
-            LAST_ROUND_MS.store(now, Ordering::Relaxed);
+            PERCPU.last_round_ms.store(now, Ordering::Relaxed);
         }
     }
 }
@@ -71,14 +69,14 @@ fn turn(heap: &Heap, now: u64, by: Releaser) -> u64 {
     let scope = scope(heap);
     if heap.allowance.is_short(now) {
         release_all(heap, by);
-    } else if now.wrapping_sub(LAST_ROUND_MS.load(Ordering::Relaxed)) >= ROUND_MS {
-        LAST_ROUND_MS.store(now, Ordering::Relaxed);
+    } else if now.wrapping_sub(PERCPU.last_round_ms.load(Ordering::Relaxed)) >= ROUND_MS {
+        PERCPU.last_round_ms.store(now, Ordering::Relaxed);
         depopulate(heap, scope, by, || true);
     }
     let pages: u64 = (0..space::shards())
-        .map(|shard| SHARDS.with(heap, shard, |shard| shard.due_pages(scope)))
+        .map(|shard| PERCPU.with(heap, shard, |shard| shard.due_pages(scope)))
         .sum();
-    let last_call = LAST_CALL_MS.load(Ordering::Relaxed);
+    let last_call = PERCPU.last_call_ms.load(Ordering::Relaxed);
     let is_quiet = now.saturating_sub(last_call) >= 2 * CALL_MS;
     match pages * space::units() as u64 {
         0 if is_quiet => 0,
@@ -107,8 +105,8 @@ fn scope(heap: &Heap) -> Scope {
 fn depopulate(heap: &Heap, scope: Scope, by: Releaser, mut go_on: impl FnMut() -> bool) -> bool {
     let runs = (RANGES / (space::units() + 1)).max(1) as u32;
     for shard in 0..space::shards() {
-        SHARDS.with(heap, shard, |shard| shard.begin_round(scope));
-        while let Some(claimed) = SHARDS.with(heap, shard, |shard| shard.claim(scope, runs)) {
+        PERCPU.with(heap, shard, |shard| shard.begin_round(scope));
+        while let Some(claimed) = PERCPU.with(heap, shard, |shard| shard.claim(scope, runs)) {
             let place = Place {
                 shard,
                 chunk: claimed.chunk,
@@ -122,7 +120,7 @@ fn depopulate(heap: &Heap, scope: Scope, by: Releaser, mut go_on: impl FnMut() -
             } else {
                 stats::count_stall(took);
             }
-            SHARDS.with(heap, shard, |shard| shard.finish(claimed, released));
+            PERCPU.with(heap, shard, |shard| shard.finish(claimed, released));
             if released == 0 {
                 break;
             }
@@ -136,15 +134,12 @@ fn depopulate(heap: &Heap, scope: Scope, by: Releaser, mut go_on: impl FnMut() -
     false
 }
 
-/// Per-CPU data of the program.
-pub struct PerCpuData;
-
 impl Source for PerCpuData {
     type Room = Heap;
 
     fn locks(&self, _heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::PERCPU {
-            SHARDS.locks().for_each(|shard| each(shard));
+            PERCPU.locks().for_each(|shard| each(shard));
         }
     }
 
@@ -162,7 +157,7 @@ impl Source for PerCpuData {
     unsafe fn child(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
-            SHARDS.with(heap, shard, |areas| {
+            PERCPU.with(heap, shard, |areas| {
                 areas.take_back();
                 for chunk in 0..areas.end() {
                     let spill = space::spill(Place { shard, chunk });
@@ -176,7 +171,7 @@ impl Source for PerCpuData {
     unsafe fn abandon(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
-            let end = SHARDS.with(heap, shard, |shard| {
+            let end = PERCPU.with(heap, shard, |shard| {
                 shard.abandon();
                 shard.end()
             });

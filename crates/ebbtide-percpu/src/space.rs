@@ -20,6 +20,33 @@ const MAX_CHUNKS: usize = 1 << 15;
 
 const _: () = assert!(UNIT_BYTES == 1 << ebbtide_sys::rseq::UNIT_SHIFT);
 
+/// Per-CPU data of the program.
+pub struct PerCpuData {
+    words: Words,
+    /// Set where memory behind the chunks may have content that nobody could take away: none is opened then.
+    is_closed: AtomicBool,
+    shards: [Padded; MAX_SHARDS],
+    /// The last round, and the last call for a worker.
+    pub(crate) last_round_ms: AtomicU64,
+    /// See there.
+    pub(crate) last_call_ms: AtomicU64,
+}
+
+/// The one of this process.
+pub static PERCPU: PerCpuData = PerCpuData {
+    words: Words {
+        base: AtomicUsize::new(0),
+        bytes: AtomicUsize::new(0),
+        units: AtomicUsize::new(0),
+        rseq_offset: AtomicUsize::new(0),
+        plan: AtomicUsize::new(0),
+    },
+    is_closed: AtomicBool::new(false),
+    shards: [const { Padded(Lock::new(ranks::PERCPU, ShardState::NEW)) }; MAX_SHARDS],
+    last_round_ms: AtomicU64::new(0),
+    last_call_ms: AtomicU64::new(0),
+};
+
 /// What additions read: one cache line, set once.
 #[repr(C, align(64))]
 struct Words {
@@ -29,76 +56,49 @@ struct Words {
     units: AtomicUsize,
     /// 0: no sections.
     rseq_offset: AtomicUsize,
-    shards: AtomicUsize,
-    /// Chunks of a shard, as a shift.
-    shift: AtomicUsize,
-    records: AtomicUsize,
-    spills: AtomicUsize,
+    /// Where the [`Plan`] is, in memory of its own: complete before its address stands here. 0: nobody has begun.
+    plan: AtomicUsize,
 }
 
-static WORDS: Words = Words {
-    base: AtomicUsize::new(0),
-    bytes: AtomicUsize::new(0),
-    units: AtomicUsize::new(0),
-    rseq_offset: AtomicUsize::new(0),
-    shards: AtomicUsize::new(0),
-    shift: AtomicUsize::new(0),
-    records: AtomicUsize::new(0),
-    spills: AtomicUsize::new(0),
-};
-
-/// The plan that all threads start by, in memory of its own, complete before it stands here. 0: nobody has begun.
-static PLAN: AtomicUsize = AtomicUsize::new(0);
-
-/// What [`WORDS`] will say. Whoever finds it carries it out, so that nobody waits for the thread that made it.
-#[derive(Clone, Copy)]
+/// What all threads start by. Whoever finds it carries it out, so that nobody waits for the thread that made it.
+#[derive(Clone, Copy, Default)]
 struct Plan {
     base: usize,
     bytes: usize,
     units: usize,
     rseq_offset: usize,
     shards: usize,
+    /// Chunks of a shard, as a shift.
     shift: usize,
     records: usize,
     spills: usize,
 }
 
 impl Plan {
-    /// The one that counts. `None`: there is none yet.
-    fn current() -> Option<Self> {
-        let place = PLAN.load(Ordering::Acquire) as *const Self;
-        // SAFETY: written before its address was published, and never again.
-        (!place.is_null()).then(|| unsafe { place.read() })
-    }
-
-    /// Any number of threads may do so at once: all write the same, the length last.
-    fn carry_out(&self) {
-        let words = [
-            (&WORDS.base, self.base),
-            (&WORDS.units, self.units),
-            (&WORDS.rseq_offset, self.rseq_offset),
-            (&WORDS.shards, self.shards),
-            (&WORDS.shift, self.shift),
-            (&WORDS.records, self.records),
-            (&WORDS.spills, self.spills),
-        ];
-        for (word, value) in words {
-            word.store(value, Ordering::Relaxed);
-        }
-        WORDS.bytes.store(self.bytes, Ordering::Release);
+    fn index(&self, place: Place) -> usize {
+        place.shard << self.shift | place.chunk as usize
     }
 }
 
-/// Set where memory behind the chunks may have content that nobody could take away: none is opened then.
-static CLOSED: AtomicBool = AtomicBool::new(false);
+/// The plan that counts; zeros before there is one.
+fn plan() -> Plan {
+    let place = PERCPU.words.plan.load(Ordering::Acquire) as *const Plan;
+    // SAFETY: none, or written before its address was published, and never again.
+    unsafe { place.as_ref() }.copied().unwrap_or_default()
+}
 
-/// Carries out what another thread of a forked child's parent had begun.
-pub fn finish_start() {
-    if bytes() == 0
-        && let Some(plan) = Plan::current()
-    {
-        plan.carry_out();
+/// Carries out what any thread has begun, of a forked child's parent too. Several may do so at once: all write the same,
+/// the length last. `false`: nobody has.
+pub fn finish_start() -> bool {
+    let (plan, words) = (plan(), &PERCPU.words);
+    if plan.bytes == 0 {
+        return false;
     }
+    words.base.store(plan.base, Ordering::Relaxed);
+    words.units.store(plan.units, Ordering::Relaxed);
+    words.rseq_offset.store(plan.rseq_offset, Ordering::Relaxed);
+    words.bytes.store(plan.bytes, Ordering::Release);
+    true
 }
 
 /// Takes the memory behind a shard's last chunk away: another thread of a forked child's parent may have opened
@@ -107,13 +107,13 @@ pub fn finish_start() {
 /// # Safety
 /// No other thread exists, and nobody has an area there.
 pub unsafe fn empty_behind(shard: usize, end: u32) {
-    let limit = 1 << WORDS.shift.load(Ordering::Relaxed);
+    let limit = 1 << plan().shift;
     if end < limit {
         let first = address(Place { shard, chunk: end }, 0);
         let bytes = (limit - end) as usize * (units() + 1) * UNIT_BYTES;
         // SAFETY: a part of our own reservation; by contract.
         if unsafe { vm::release(first, bytes) }.is_err() {
-            CLOSED.store(true, Ordering::Relaxed);
+            PERCPU.is_closed.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -121,19 +121,19 @@ pub unsafe fn empty_behind(shard: usize, end: u32) {
 /// The start of the reservation.
 #[inline]
 pub fn base() -> usize {
-    WORDS.base.load(Ordering::Relaxed)
+    PERCPU.words.base.load(Ordering::Relaxed)
 }
 
 /// Its length; 0 before the first use.
 #[inline]
 pub fn bytes() -> usize {
-    WORDS.bytes.load(Ordering::Acquire)
+    PERCPU.words.bytes.load(Ordering::Acquire)
 }
 
 /// Copies of an area, without the spill unit.
 #[inline]
 pub fn units() -> usize {
-    WORDS.units.load(Ordering::Relaxed)
+    PERCPU.words.units.load(Ordering::Relaxed)
 }
 
 /// The same, also before the first use.
@@ -147,7 +147,7 @@ pub fn cpus(settings: &Settings) -> usize {
 /// Where `struct rseq` is; 0 when additions are atomic instructions.
 #[inline]
 pub fn rseq_offset() -> isize {
-    WORDS.rseq_offset.load(Ordering::Relaxed) as isize
+    PERCPU.words.rseq_offset.load(Ordering::Relaxed) as isize
 }
 
 /// Whether the CPU that this thread is on has a unit, by the kernel's word for a registered thread. Sections are in use.
@@ -171,14 +171,6 @@ pub fn current_cpu() -> usize {
     process::current_cpu()
 }
 
-/// All of them.
-pub static SHARDS: Shards = Shards::new();
-
-/// The shards.
-pub struct Shards {
-    shards: [Padded; MAX_SHARDS],
-}
-
 /// A shard on cache lines of its own.
 #[repr(align(128))]
 struct Padded(Lock<ShardState>);
@@ -190,14 +182,7 @@ pub struct Place {
     pub chunk: u32,
 }
 
-impl Shards {
-    /// Not started.
-    const fn new() -> Self {
-        Self {
-            shards: [const { Padded(Lock::new(ranks::PERCPU, ShardState::NEW)) }; MAX_SHARDS],
-        }
-    }
-
+impl PerCpuData {
     /// The locks of all shards, in use or not: a fork frees what it has taken, and another thread may start the
     /// shards meanwhile.
     pub fn locks(&self) -> impl Iterator<Item = &Lock<ShardState>> {
@@ -207,18 +192,11 @@ impl Shards {
     /// Reserves the address space, once. `false`: there is none to be had. No thread waits for another one: each
     /// reserves, the first one's plan counts, and all carry that one out.
     pub fn start(&self, heap: &Heap) -> bool {
-        if bytes() != 0 {
-            return true;
-        }
-        if Plan::current().is_none() && !self.plan(heap) {
-            return false;
-        }
-        finish_start();
-        true
+        bytes() != 0 || finish_start() || self.make_plan(heap) && finish_start()
     }
 
     /// Makes a plan, unless another thread is faster. `false`: there is no address space.
-    fn plan(&self, heap: &Heap) -> bool {
+    fn make_plan(&self, heap: &Heap) -> bool {
         let units = cpus(heap);
         let shards = units.min(MAX_SHARDS);
         let chunk_bytes = (units + 1) * UNIT_BYTES;
@@ -261,7 +239,8 @@ impl Shards {
                     let _ = vm::advise(base, plan.bytes, libc::MADV_NOHUGEPAGE);
                     (side as *mut Plan).write(plan);
                 }
-                let first = PLAN.compare_exchange(0, side, Ordering::AcqRel, Ordering::Acquire);
+                let place = &self.words.plan;
+                let first = place.compare_exchange(0, side, Ordering::AcqRel, Ordering::Acquire);
                 if first.is_err() {
                     vm::unmap(base, plan.bytes);
                     vm::unmap(side, side_bytes);
@@ -294,7 +273,7 @@ impl Shards {
 
     /// Opens the next chunk of a shard. `false`: no memory, or no address space.
     pub fn open(&self, heap: &Heap, shard: usize) -> bool {
-        let limit = 1 << WORDS.shift.load(Ordering::Relaxed);
+        let limit = 1 << plan().shift;
         let Some(chunk) = self.with(heap, shard, |shard| shard.wanted(limit)) else {
             return false;
         };
@@ -311,7 +290,7 @@ impl Shards {
                 .and_then(|()| vm::commit(spill, spill_bytes))
                 .and_then(|()| vm::commit(address(place, 0), (units() + 1) * UNIT_BYTES))
         };
-        if opened.is_err() || CLOSED.load(Ordering::Relaxed) {
+        if opened.is_err() || self.is_closed.load(Ordering::Relaxed) {
             return false;
         }
         // Untouched, so it is there only if the program locks its memory as it comes: all of it, then.
@@ -335,27 +314,26 @@ impl Shards {
 
 /// The number of shards.
 pub fn shards() -> usize {
-    WORDS.shards.load(Ordering::Relaxed)
-}
-
-fn index(place: Place) -> usize {
-    place.shard << WORDS.shift.load(Ordering::Relaxed) | place.chunk as usize
+    plan().shards
 }
 
 fn record(place: Place) -> usize {
-    WORDS.records.load(Ordering::Relaxed) + index(place) * size_of::<Chunk>()
+    let plan = plan();
+    plan.records + plan.index(place) * size_of::<Chunk>()
 }
 
 /// Pages of a chunk's spill unit that may be resident. Opened with the chunk.
 pub fn spill(place: Place) -> &'static AtomicU64 {
-    let address = WORDS.spills.load(Ordering::Relaxed) + index(place) * 8;
+    let plan = plan();
+    let address = plan.spills + plan.index(place) * 8;
     // SAFETY: an entry of the table, which is never unmapped; all access is atomic.
     unsafe { &*(address as *const AtomicU64) }
 }
 
 /// The address of a chunk's unit; that with the number [`units`] is the spill unit.
 pub fn address(place: Place, unit: usize) -> usize {
-    base() + (index(place) * (units() + 1) + unit) * UNIT_BYTES
+    let plan = plan();
+    plan.base + (plan.index(place) * (plan.units + 1) + unit) * UNIT_BYTES
 }
 
 /// The handle of an area by its chunk and first byte.
@@ -366,11 +344,11 @@ pub fn handle(place: Place, offset: usize, size: usize) -> Handle {
 /// The chunk of a handle's place, and the offset in it. `None`: it is not in the unit of CPU 0.
 pub fn chunk_of(place: usize) -> Option<(Place, usize)> {
     let unit = place / UNIT_BYTES;
-    let (index, unit) = (unit / (units() + 1), unit % (units() + 1));
-    let shift = WORDS.shift.load(Ordering::Relaxed);
+    let plan = plan();
+    let (index, unit) = (unit / (plan.units + 1), unit % (plan.units + 1));
     let found = Place {
-        shard: index >> shift,
-        chunk: (index & ((1 << shift) - 1)) as u32,
+        shard: index >> plan.shift,
+        chunk: (index & ((1 << plan.shift) - 1)) as u32,
     };
     (unit == 0).then_some((found, place % UNIT_BYTES))
 }
@@ -388,31 +366,31 @@ mod tests {
     fn what_another_thread_has_begun_is_carried_out_by_anybody() {
         static PARTS: Parts = Parts {
             caches: &[],
-            keepers: &[&crate::PerCpuData],
+            keepers: &[&PERCPU],
             hooks: &[],
         };
         let heap: &Heap = &heap_of(&PARTS).unwrap().enter_uncounted();
-        let locks = SHARDS.locks().count();
+        let locks = PERCPU.locks().count();
         // The thread ends here: nothing stands in the words yet.
-        assert!(SHARDS.plan(heap));
-        let plan = Plan::current().unwrap();
-        assert_eq!((base(), bytes(), shards()), (0, 0, 0));
+        assert!(PERCPU.make_plan(heap));
+        let begun = plan();
+        assert_eq!((base(), bytes(), units()), (0, 0, 0));
         // Or in the middle of them.
-        WORDS.shards.store(plan.shards, Ordering::Relaxed);
+        PERCPU.words.units.store(begun.units, Ordering::Relaxed);
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| assert!(SHARDS.start(heap)));
+                scope.spawn(|| assert!(PERCPU.start(heap)));
             }
         });
         assert_eq!(
-            (base(), bytes(), shards()),
-            (plan.base, plan.bytes, plan.shards)
+            (base(), bytes(), units()),
+            (begun.base, begun.bytes, begun.units)
         );
         // One that comes too late with a plan of its own drops it.
-        assert!(SHARDS.plan(heap) && Plan::current().unwrap().base == plan.base);
+        assert!(PERCPU.make_plan(heap) && plan().base == begun.base);
         finish_start();
-        assert_eq!((base(), units()), (plan.base, plan.units));
+        assert_eq!((base(), units()), (begun.base, begun.units));
         // A fork that began before this frees as many locks as it took.
-        assert_eq!(SHARDS.locks().count(), locks);
+        assert_eq!(PERCPU.locks().count(), locks);
     }
 }

@@ -49,11 +49,11 @@ static PARTS: Parts = Parts {
         &objects::central::transfer::Batches,
     ],
     keepers: &[
-        &ebbtide_percpu::PerCpuData,
+        &ebbtide_percpu::PERCPU,
         &reclaim::depopulate::Spans,
         &reclaim::zones::Zones,
     ],
-    hooks: &[&ebbtide_percpu::PerCpuData, &ebbtide_exit::EXIT],
+    hooks: &[&ebbtide_percpu::PERCPU, &ebbtide_exit::EXIT],
 };
 
 /// The heap, started by the first call.
