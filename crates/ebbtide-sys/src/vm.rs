@@ -218,6 +218,12 @@ pub const MADV_POPULATE_WRITE: i32 = 23;
 /// An address range as the kernel takes it.
 pub use libc::iovec as Range;
 
+/// None.
+pub const NO_RANGE: Range = Range {
+    iov_base: core::ptr::null_mut(),
+    iov_len: 0,
+};
+
 /// `PIDFD_SELF_THREAD_GROUP`, Linux 6.15: this process, without a descriptor.
 const PIDFD_SELF: i32 = -10001;
 
@@ -243,6 +249,21 @@ pub unsafe fn advise_many(ranges: &[Range], advice: i32) -> Result<usize, Errno>
             0
         )
     }
+}
+
+/// What is left of ranges of which the first `done` bytes are done. A range that is done in part is cut.
+pub fn behind(ranges: &mut [Range], mut done: usize) -> &mut [Range] {
+    let mut whole = 0;
+    while whole < ranges.len() && done >= ranges[whole].iov_len {
+        done -= ranges[whole].iov_len;
+        whole += 1;
+    }
+    let left = &mut ranges[whole..];
+    if let Some(first) = left.first_mut() {
+        first.iov_base = first.iov_base.wrapping_byte_add(done);
+        first.iov_len -= done;
+    }
+    left
 }
 
 /// Replaces a range by a fresh private mapping: drops its memory and heals split mappings.
@@ -379,6 +400,29 @@ fn is_small_page(size: Option<usize>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_are_cut_where_they_are_done_in_part() {
+        let range = |first: usize, len| Range {
+            iov_base: first as *mut _,
+            iov_len: len,
+        };
+        for (done, left) in [
+            (0, &[(8, 4), (20, 6)][..]),
+            (3, &[(11, 1), (20, 6)]),
+            (4, &[(20, 6)]),
+            (9, &[(25, 1)]),
+            (10, &[]),
+        ] {
+            let mut ranges = [range(8, 4), range(20, 6)];
+            let cut = behind(&mut ranges, done);
+            assert!(
+                cut.iter()
+                    .map(|range| (range.iov_base as usize, range.iov_len))
+                    .eq(left.iter().copied())
+            );
+        }
+    }
 
     #[test]
     fn pages_of_16_and_64_kib_are_not_small() {

@@ -1,5 +1,6 @@
 //! Who releases memory.
 
+use crate::base::stats;
 use ebbtide_sys::pages::PageMap;
 
 /// Who owns a gather: a thread of the program, or a worker, of which one knows whether it is gone. No two workers are
@@ -62,6 +63,15 @@ impl Releaser<'_> {
         match self {
             Self::Worker { owner, .. } => owner,
             Self::Asked | Self::Program | Self::Tick => Owner::PROGRAM,
+        }
+    }
+
+    /// Counts how long a release took.
+    pub fn count(self, ns: u64) {
+        if self.is_worker() {
+            stats::count_worker(ns);
+        } else {
+            stats::count_stall(ns);
         }
     }
 }

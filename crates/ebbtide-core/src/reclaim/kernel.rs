@@ -55,7 +55,7 @@ fn release_with<const N: usize>(
     leave: bool,
 ) -> (usize, bool) {
     let mut call = Call::<N> {
-        ranges: [EMPTY; N],
+        ranges: [vm::NO_RANGE; N],
         count: 0,
         bytes: 0,
         advice: libc::MADV_DONTNEED,
@@ -115,11 +115,6 @@ fn release_with<const N: usize>(
     stats::count_lazied(call.lazied);
     (call.released, left)
 }
-
-const EMPTY: vm::Range = vm::Range {
-    iov_base: core::ptr::null_mut(),
-    iov_len: 0,
-};
 
 /// The ranges of one call.
 struct Call<const N: usize> {
@@ -210,18 +205,9 @@ impl<const N: usize> Call<N> {
     }
 
     /// Counts `done` bytes from range `start` on; the range to go on with, cut if it was done in part.
-    fn resume(&mut self, mut start: usize, mut done: usize) -> usize {
+    fn resume(&mut self, start: usize, done: usize) -> usize {
         self.count(done);
-        while start < self.count && done >= self.ranges[start].iov_len {
-            done -= self.ranges[start].iov_len;
-            start += 1;
-        }
-        if done > 0 && start < self.count {
-            let range = &mut self.ranges[start];
-            range.iov_base = (range.iov_base as usize + done) as *mut _;
-            range.iov_len -= done;
-        }
-        start
+        self.count - vm::behind(&mut self.ranges[start..self.count], done).len()
     }
 }
 
@@ -326,7 +312,7 @@ mod tests {
 
     fn call(lengths: &[usize]) -> Call<8> {
         let mut call = Call::<8> {
-            ranges: [EMPTY; 8],
+            ranges: [vm::NO_RANGE; 8],
             count: 0,
             bytes: 0,
             advice: libc::MADV_DONTNEED,

@@ -37,12 +37,7 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> 
         }
     }
     heap.put_back(owned.gather(), true);
-    let took = clock::precise_ns() - start;
-    if by.is_worker() {
-        stats::count_worker(took)
-    } else {
-        stats::count_stall(took)
-    };
+    by.count(clock::precise_ns() - start);
     released
 }
 
