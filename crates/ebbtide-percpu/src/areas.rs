@@ -1,20 +1,18 @@
 //! Allocate and free.
 
-use crate::handle::{Handle, foreign};
+use crate::handle::{FOREIGN, Handle, refuse};
 use crate::memory;
-use crate::round;
 use crate::space::{self, PERCPU, Place};
 use core::sync::atomic::Ordering;
-use ebbtide_core::base::report::Line;
 use ebbtide_core::front::{Front, started_heap};
 use ebbtide_core::reclaim::Heap;
 use ebbtide_zone::FRAME_BYTES;
-use ebbtide_zone::percpu::{
-    Chunk, Counters, GRANULE_BYTES, Misuse, Putting, Shard, Taken, UNIT_BYTES,
-};
+use ebbtide_zone::percpu::{Chunk, GRANULE_BYTES, Misuse, Putting, Shard, Taken, UNIT_BYTES};
 
 /// Bytes on all CPUs that are zeroed under the shard's lock.
 const ZERO_AT_ONCE: usize = 2048;
+
+const FREE: &str = "ebb_percpu_free";
 
 /// Why there is no area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,33 +52,22 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
     }
     let granules = size.div_ceil(GRANULE_BYTES) as u32;
     let align = (align / GRANULE_BYTES).max(1) as u32;
-    let first = own_shard();
     let shards = space::shards();
+    let first = space::current_cpu() % shards;
     for shard in (first..shards).chain(0..first) {
         if let Some(taken) = take(heap, shard, granules, align) {
-            let place = Place {
-                shard,
-                chunk: taken.chunk,
-            };
-            let enough = taken.populate == 0 || {
-                // SAFETY: taken just now.
-                unsafe { memory::populate(place, taken.populate, taken.at, granules) }
-            };
-            if enough {
-                let offset = taken.at as usize * GRANULE_BYTES;
-                return Ok(space::handle(place, offset, size));
+            let (chunk, at, pages) = (taken.chunk, taken.at, taken.populate);
+            let place = Place { shard, chunk };
+            // SAFETY: taken just now.
+            if pages == 0 || unsafe { memory::populate(place, pages, at, granules) } {
+                return Ok(space::handle(place, at as usize * GRANULE_BYTES, size));
             }
             // Its pages stay marked, as they may be resident in part.
-            let _ = put(heap, place, taken.at, false);
+            let _ = put(heap, place, at, false);
             return Err(Problem::NoMemory);
         }
     }
     Err(Problem::NoMemory)
-}
-
-/// The shard of the CPU that this thread is on.
-fn own_shard() -> usize {
-    space::current_cpu() % space::shards()
 }
 
 fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {
@@ -95,27 +82,18 @@ fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {
 
 /// Frees an area. Ends the process for what is none.
 pub fn free(handle: Handle) {
-    match started_heap() {
-        Some(heap) => free_inside(&heap.enter_uncounted(), handle),
-        None => foreign("ebb_percpu_free", handle),
-    }
-}
-
-fn free_inside(heap: &Heap, handle: Handle) {
-    let Some((place, offset)) = handle.place().and_then(space::chunk_of) else {
-        foreign("ebb_percpu_free", handle)
+    let Some(front) = started_heap() else {
+        refuse(FREE, handle, FOREIGN)
     };
-    if !offset.is_multiple_of(GRANULE_BYTES) {
-        foreign("ebb_percpu_free", handle);
-    }
+    let heap = &front.enter_uncounted();
+    let area = handle.place().and_then(space::chunk_of);
+    let Some((place, offset)) = area.filter(|area| area.1.is_multiple_of(GRANULE_BYTES)) else {
+        refuse(FREE, handle, FOREIGN)
+    };
     match put(heap, place, (offset / GRANULE_BYTES) as u32, true) {
-        Ok(Some(stock)) => round::emptied(heap, stock),
+        Ok(Some(stock)) => PERCPU.emptied(heap, stock),
         Ok(None) | Err(Misuse::Abandoned) => {}
-        Err(Misuse::NotAnArea) => Line::new()
-            .text("ebb_percpu_free: ")
-            .address(handle.0)
-            .text(" is not allocated (freed twice?)")
-            .abort(),
+        Err(Misuse::NotAnArea) => refuse(FREE, handle, " is not allocated (freed twice?)"),
     }
 }
 
@@ -124,56 +102,48 @@ fn put(heap: &Heap, place: Place, at: u32, used: bool) -> Result<Option<u32>, Mi
     let zero = |area: Putting| {
         if used {
             // SAFETY: disowned, so nobody has it, and not yet free.
-            unsafe { memory::zero(place, area.at, area.granules, Shard::pages(area)) }
+            unsafe { memory::zero(place, area) }
         }
     };
-    let large = PERCPU.with(heap, place.shard, |shard| {
+    let put = |shard: &mut Shard, area| shard.put(area).then(|| shard.stock());
+    let small = PERCPU.with(heap, place.shard, |shard| {
         let area = shard.disown(place.chunk, at)?;
         if area.granules as usize * GRANULE_BYTES * space::units() > ZERO_AT_ONCE {
             return Ok(Err(area));
         }
         zero(area);
-        Ok(Ok(shard.put(area).then(|| shard.stock())))
+        Ok(Ok(put(shard, area)))
     })?;
-    Ok(match large {
-        Ok(emptied) => emptied,
-        Err(area) => {
-            zero(area);
-            let put = |shard: &mut Shard| shard.put(area).then(|| shard.stock());
-            PERCPU.with(heap, place.shard, put)
-        }
-    })
+    Ok(small.unwrap_or_else(|large| {
+        zero(large);
+        PERCPU.with(heap, place.shard, |shard| put(shard, large))
+    }))
 }
 
 /// The figures now.
 pub fn stats() -> Stats {
-    started_heap().map_or_else(Stats::default, |heap| stats_inside(&heap.enter_uncounted()))
+    started_heap().map_or_else(Stats::default, |heap| {
+        stats_inside(&heap.enter_uncounted()).0
+    })
 }
 
-pub(crate) fn stats_inside(heap: &Heap) -> Stats {
-    let mut stats = Stats::default();
+/// The figures, and bytes of the chunks' records with them.
+pub(crate) fn stats_inside(heap: &Heap) -> (Stats, usize) {
+    let (mut stats, mut record_bytes) = (Stats::default(), 0);
     let units = space::units();
     for shard in 0..space::shards() {
         let (counters, end) = PERCPU.with(heap, shard, |shard| (shard.counters(), shard.end()));
-        let Counters {
-            chunks, sidelined, ..
-        } = counters;
         let spilled: u32 = (0..end)
             .map(|chunk| space::spill(Place { shard, chunk }).load(Ordering::Relaxed))
             .map(u64::count_ones)
             .sum();
-        stats.chunks += chunks as usize;
-        stats.sidelined_chunks += sidelined as usize;
+        stats.chunks += counters.chunks as usize;
+        stats.sidelined_chunks += counters.sidelined as usize;
         stats.allocated_bytes += counters.granules as usize * GRANULE_BYTES * units;
         stats.populated_bytes +=
             (counters.populated as usize * units + spilled as usize) * FRAME_BYTES;
         stats.depopulated_bytes += counters.depopulated as usize * FRAME_BYTES * units;
+        record_bytes += end as usize * size_of::<Chunk>();
     }
-    stats
-}
-
-/// Bytes of the chunks' records.
-pub(crate) fn record_bytes(heap: &Heap) -> usize {
-    let ends = (0..space::shards()).map(|shard| PERCPU.with(heap, shard, |shard| shard.end()));
-    ends.sum::<u32>() as usize * size_of::<Chunk>()
+    (stats, record_bytes)
 }

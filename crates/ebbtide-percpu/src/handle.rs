@@ -9,7 +9,6 @@
 
 use crate::space::{self, LIMIT_BYTES};
 use ebbtide_core::base::report::Line;
-use ebbtide_core::front::Front;
 use ebbtide_zone::percpu::UNIT_BYTES;
 
 const TAG: usize = 0xe << 60;
@@ -52,15 +51,10 @@ impl Handle {
     }
 }
 
-/// How many CPUs areas have copies for: CPU numbers are below it.
-pub fn cpus(front: &Front) -> usize {
-    space::cpus(front)
-}
-
 /// The address of the area for `cpu`. Ends the process for what is no area or no CPU.
 pub fn pointer(handle: Handle, cpu: usize) -> *mut u8 {
     let Some(place) = handle.place() else {
-        foreign("ebb_percpu_ptr", handle)
+        refuse("ebb_percpu_ptr", handle, FOREIGN)
     };
     if cpu >= space::units() {
         Line::new()
@@ -73,21 +67,20 @@ pub fn pointer(handle: Handle, cpu: usize) -> *mut u8 {
     (space::base() + place + cpu * UNIT_BYTES) as *mut u8
 }
 
-/// Ends the process: what was given is no area.
+/// Of what is no area.
+pub(crate) const FOREIGN: &str = " is not from ebb_percpu_alloc";
+
+/// Ends the process over what a function was given.
 #[cold]
-pub(crate) fn foreign(function: &str, handle: Handle) -> ! {
-    Line::new()
-        .text(function)
-        .text(": ")
-        .address(handle.0)
-        .text(" is not from ebb_percpu_alloc")
-        .abort()
+pub(crate) fn refuse(function: &str, handle: Handle, problem: &str) -> ! {
+    let line = Line::new().text(function).text(": ");
+    line.address(handle.0).text(problem).abort()
 }
 
 #[cold]
 fn misuse(handle: Handle, offset: usize) -> ! {
     if handle.place().is_none() {
-        foreign("ebb_percpu word", handle)
+        refuse("ebb_percpu word", handle, FOREIGN)
     }
     Line::new()
         .text("ebb_percpu word: offset ")

@@ -5,15 +5,10 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use ebbtide_sys::features::{POPULATE, RELEASE_MANY};
 use ebbtide_sys::{Errno, vm};
 use ebbtide_zone::FRAME_BYTES;
-use ebbtide_zone::percpu::GRANULE_BYTES;
+use ebbtide_zone::percpu::{GRANULE_BYTES, Putting, Shard};
 
 /// Ranges of one call. Threads of programs may have the smallest of stacks.
 pub const RANGES: usize = 128;
-
-const EMPTY: vm::Range = vm::Range {
-    iov_base: core::ptr::null_mut(),
-    iov_len: 0,
-};
 
 /// Calls `each` with the runs of a mask, the last one first: first page and number of pages.
 fn for_runs(mut pages: u64, mut each: impl FnMut(usize, usize)) {
@@ -28,7 +23,7 @@ fn for_runs(mut pages: u64, mut each: impl FnMut(usize, usize)) {
 
 /// Calls `flush` with the ranges of `pages` in units `0..units`, [`RANGES`] at a time.
 fn for_ranges(place: Place, pages: u64, units: usize, mut flush: impl FnMut(&mut [vm::Range])) {
-    let mut ranges = [EMPTY; RANGES];
+    let mut ranges = [vm::NO_RANGE; RANGES];
     let mut count = 0;
     for_runs(pages, |first, run| {
         for unit in 0..units {
@@ -52,41 +47,29 @@ fn for_ranges(place: Place, pages: u64, units: usize, mut flush: impl FnMut(&mut
 ///
 /// # Safety
 /// As [`vm::advise`].
-unsafe fn advise_ranges(ranges: &mut [vm::Range], advice: i32) -> Result<(), Errno> {
-    let mut start = 0;
-    while start < ranges.len() {
-        let rest = &mut ranges[start..];
-        if !RELEASE_MANY.may_work() || rest.len() == 1 {
-            // SAFETY: by contract.
-            unsafe { vm::advise(rest[0].iov_base as usize, rest[0].iov_len, advice) }?;
-            start += 1;
-            continue;
-        }
+unsafe fn advise_ranges(mut ranges: &mut [vm::Range], advice: i32) -> Result<(), Errno> {
+    while let Some(&first) = ranges.first() {
+        let many = ranges.len() > 1 && RELEASE_MANY.may_work();
         // SAFETY: by contract.
-        match unsafe { vm::advise_many(rest, advice) } {
-            Ok(mut done) if done > 0 => {
+        let many = many.then(|| unsafe { vm::advise_many(ranges, advice) });
+        let done = match many {
+            Some(Ok(done)) if done > 0 => {
                 let _ = RELEASE_MANY.latch(Ok::<_, Errno>(()));
-                while start < ranges.len() && done >= ranges[start].iov_len {
-                    done -= ranges[start].iov_len;
-                    start += 1;
-                }
-                if done > 0 && start < ranges.len() {
-                    ranges[start].iov_base = (ranges[start].iov_base as usize + done) as *mut _;
-                    ranges[start].iov_len -= done;
-                }
+                done
             }
             // Nothing done: the first range alone says why.
-            many => {
+            _ => {
                 // SAFETY: by contract.
-                unsafe { vm::advise(rest[0].iov_base as usize, rest[0].iov_len, advice) }?;
-                start += 1;
-                if let Err(error) = many
+                unsafe { vm::advise(first.iov_base as usize, first.iov_len, advice) }?;
+                if let Some(Err(error)) = many
                     && !matches!(error, Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM)
                 {
                     RELEASE_MANY.refuse();
                 }
+                first.iov_len
             }
-        }
+        };
+        ranges = vm::behind(ranges, done);
     }
     Ok(())
 }
@@ -115,10 +98,7 @@ pub unsafe fn populate(place: Place, pages: u64, at: u32, n: u32) -> bool {
     if POPULATE.may_work() {
         return enough;
     }
-    let (begin, end) = (
-        at as usize * GRANULE_BYTES,
-        (at + n) as usize * GRANULE_BYTES,
-    );
+    let [begin, end] = [at, at + n].map(|granule| granule as usize * GRANULE_BYTES);
     for_runs(pages, |first, count| {
         for page in first..first + count {
             for unit in 0..space::units() {
@@ -132,13 +112,13 @@ pub unsafe fn populate(place: Place, pages: u64, at: u32, n: u32) -> bool {
     true
 }
 
-/// Zeroes a range of granules in all units.
+/// Zeroes an area in all units.
 ///
 /// # Safety
 /// It is nobody's now, but the caller's to zero.
-pub unsafe fn zero(place: Place, at: u32, n: u32, pages: u64) {
-    let (offset, len) = (at as usize * GRANULE_BYTES, n as usize * GRANULE_BYTES);
-    let spilled = space::spill(place).load(Ordering::Acquire) & pages != 0;
+pub unsafe fn zero(place: Place, area: Putting) {
+    let [offset, len] = [area.at, area.granules].map(|granules| granules as usize * GRANULE_BYTES);
+    let spilled = space::spill(place).load(Ordering::Acquire) & Shard::pages(area) != 0;
     for unit in 0..space::units() + usize::from(spilled) {
         // SAFETY: by contract; units are opened as a whole.
         unsafe { ((space::address(place, unit) + offset) as *mut u8).write_bytes(0, len) };

@@ -2,7 +2,7 @@
 
 use crate::areas;
 use crate::memory::{self, RANGES};
-use crate::space::{self, PERCPU, PerCpuData, Place};
+use crate::space::{self, PerCpuData, Place};
 use core::sync::atomic::Ordering;
 use ebbtide_core::base::ranks;
 use ebbtide_core::base::ranks::ForkLock;
@@ -26,112 +26,101 @@ const CALL_MS: u64 = 10;
 /// Chunks that a thread of the program depopulates at once.
 const IN_PLACE: usize = 4;
 
-/// Frees call this when a page became empty: sees to it that somebody looks.
-#[inline]
-pub fn emptied(heap: &Heap, stock: u32) {
-    if stock as usize * space::units() * FRAME_BYTES > FLOOR_BYTES {
-        call(heap);
-    }
-}
-
-#[cold]
-fn call(heap: &Heap) {
-    let now = clock::now_ms();
-    let last = PERCPU.last_call_ms.load(Ordering::Relaxed);
-    if now.wrapping_sub(last) < CALL_MS
-        || PERCPU.last_call_ms
-            .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
-            .is_err()
-        // One that waits for a free does not look at these pages.
-        || !heap.workers.is_expecting() && heap.workers.look_before(now + ROUND_MS)
-    {
-        return;
-    }
-    let called = heap.max_workers() > 0 && heap.call_workers(1);
-    if !called && now.wrapping_sub(PERCPU.last_round_ms.load(Ordering::Relaxed)) >= ROUND_MS {
-        let mut left = IN_PLACE;
-        let more = depopulate(heap, scope(heap), Releaser::Program, || {
-            left = left.saturating_sub(1);
-            left > 0
-        });
-        if !more {
-            PERCPU.last_round_ms.store(now, Ordering::Relaxed);
+impl PerCpuData {
+    /// Frees call this when a page became empty: sees to it that somebody looks.
+    #[inline]
+    pub(crate) fn emptied(&self, heap: &Heap, stock: u32) {
+        if stock as usize * space::units() * FRAME_BYTES > FLOOR_BYTES {
+            self.call(heap);
         }
     }
+
+    #[cold]
+    fn call(&self, heap: &Heap) {
+        let now = clock::now_ms();
+        let (call, last) = (
+            &self.last_call_ms,
+            self.last_call_ms.load(Ordering::Relaxed),
+        );
+        if now.wrapping_sub(last) < CALL_MS
+            || call.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            // One that waits for a free does not look at these pages.
+            || !heap.workers.is_expecting() && heap.workers.look_before(now + ROUND_MS)
+        {
+            return;
+        }
+        let called = heap.max_workers() > 0 && heap.call_workers(1);
+        if !called
+            && self.is_due(now)
+            && self.depopulate(heap, Scope::Due, Releaser::Program, IN_PLACE)
+        {
+            self.last_round_ms.store(now, Ordering::Relaxed);
+        }
+    }
+
+    fn is_due(&self, now: u64) -> bool {
+        now.wrapping_sub(self.last_round_ms.load(Ordering::Relaxed)) >= ROUND_MS
+    }
+
+    /// The coordinator's turn. Frames that another one will find, more than the floor if any: one or two turns
+    /// end it. So too shortly after a call: what becomes empty within [`CALL_MS`] of it makes no other.
+    fn turn(&self, heap: &Heap, now: u64, by: Releaser) -> u64 {
+        if space::shards() == 0 {
+            return 0;
+        }
+        if heap.allowance.is_short(now) {
+            self.give_all(heap, by);
+        } else if self.is_due(now) {
+            self.last_round_ms.store(now, Ordering::Relaxed);
+            self.depopulate(heap, Scope::Due, by, usize::MAX);
+        }
+        let scope = allowed(heap, Scope::Due);
+        let pages: u64 = (0..space::shards())
+            .map(|shard| self.with(heap, shard, |shard| shard.due_pages(scope)))
+            .sum();
+        let last_call = self.last_call_ms.load(Ordering::Relaxed);
+        let is_quiet = now.saturating_sub(last_call) >= 2 * CALL_MS;
+        match pages * space::units() as u64 {
+            0 if is_quiet => 0,
+            frames => frames.max(FLOOR_FRAMES + 1),
+        }
+    }
+
+    /// A round through all shards, until `most` chunks have given pages back. `false`: it was cut short.
+    fn depopulate(&self, heap: &Heap, scope: Scope, by: Releaser, mut most: usize) -> bool {
+        let scope = allowed(heap, scope);
+        let runs = (RANGES / (space::units() + 1)).max(1) as u32;
+        for shard in 0..space::shards() {
+            self.with(heap, shard, |shard| shard.begin_round(scope));
+            while let Some(claimed) = self.with(heap, shard, |shard| shard.claim(scope, runs)) {
+                let chunk = claimed.chunk;
+                let start = clock::precise_ns();
+                // SAFETY: INV-PERCPU-5.
+                let released = unsafe { memory::release(Place { shard, chunk }, claimed.pages) };
+                by.count(clock::precise_ns() - start);
+                self.with(heap, shard, |shard| shard.finish(claimed, released));
+                if released == 0 {
+                    break;
+                }
+                let pages = released.count_ones() as usize * space::units();
+                stats::count_released(pages * FRAME_BYTES);
+                most -= 1;
+                if most == 0 {
+                    return false;
+                }
+            }
+        }
+        true
+    }
 }
 
-/// The coordinator's turn. Frames that another one will find, more than the floor if any: one or two turns
-/// end it. So too shortly after a call: what becomes empty within [`CALL_MS`] of it makes no other.
-fn turn(heap: &Heap, now: u64, by: Releaser) -> u64 {
-    if space::shards() == 0 {
-        return 0;
-    }
-    let scope = scope(heap);
-    if heap.allowance.is_short(now) {
-        release_all(heap, by);
-    } else if now.wrapping_sub(PERCPU.last_round_ms.load(Ordering::Relaxed)) >= ROUND_MS {
-        PERCPU.last_round_ms.store(now, Ordering::Relaxed);
-        depopulate(heap, scope, by, || true);
-    }
-    let pages: u64 = (0..space::shards())
-        .map(|shard| PERCPU.with(heap, shard, |shard| shard.due_pages(scope)))
-        .sum();
-    let last_call = PERCPU.last_call_ms.load(Ordering::Relaxed);
-    let is_quiet = now.saturating_sub(last_call) >= 2 * CALL_MS;
-    match pages * space::units() as u64 {
-        0 if is_quiet => 0,
-        frames => frames.max(FLOOR_FRAMES + 1),
-    }
-}
-
-/// Gives every empty page back.
-fn release_all(heap: &Heap, by: Releaser) {
-    let scope = match scope(heap) {
-        Scope::FreeChunks => Scope::FreeChunks,
-        _ => Scope::Everything,
-    };
-    depopulate(heap, scope, by, || true);
-}
-
-fn scope(heap: &Heap) -> Scope {
+/// What of it the configuration allows.
+fn allowed(heap: &Heap, scope: Scope) -> Scope {
     if heap.config.percpu_depopulate {
-        Scope::Due
+        scope
     } else {
         Scope::FreeChunks
     }
-}
-
-/// A round through all shards, as long as `go_on` says so. Whether it was cut short.
-fn depopulate(heap: &Heap, scope: Scope, by: Releaser, mut go_on: impl FnMut() -> bool) -> bool {
-    let runs = (RANGES / (space::units() + 1)).max(1) as u32;
-    for shard in 0..space::shards() {
-        PERCPU.with(heap, shard, |shard| shard.begin_round(scope));
-        while let Some(claimed) = PERCPU.with(heap, shard, |shard| shard.claim(scope, runs)) {
-            let place = Place {
-                shard,
-                chunk: claimed.chunk,
-            };
-            let start = clock::precise_ns();
-            // SAFETY: INV-PERCPU-5.
-            let released = unsafe { memory::release(place, claimed.pages) };
-            let took = clock::precise_ns() - start;
-            if by.is_worker() {
-                stats::count_worker(took);
-            } else {
-                stats::count_stall(took);
-            }
-            PERCPU.with(heap, shard, |shard| shard.finish(claimed, released));
-            if released == 0 {
-                break;
-            }
-            let pages = released.count_ones() as usize * space::units();
-            stats::count_released(pages * FRAME_BYTES);
-            if !go_on() {
-                return true;
-            }
-        }
-    }
-    false
 }
 
 impl Source for PerCpuData {
@@ -139,16 +128,16 @@ impl Source for PerCpuData {
 
     fn locks(&self, _heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::PERCPU {
-            PERCPU.locks().for_each(|shard| each(shard));
+            self.locks().for_each(|shard| each(shard));
         }
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
-        left.note(turn(heap, round.now, round.by));
+        left.note(self.turn(heap, round.now, round.by));
     }
 
     fn give_all(&self, heap: &Heap, by: Releaser) {
-        release_all(heap, by);
+        self.depopulate(heap, Scope::Everything, by, usize::MAX);
     }
 
     /// What the parent's threads were giving back is as populated as before, and what one was starting is carried out.
@@ -157,7 +146,7 @@ impl Source for PerCpuData {
     unsafe fn child(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
-            PERCPU.with(heap, shard, |areas| {
+            self.with(heap, shard, |areas| {
                 areas.take_back();
                 for chunk in 0..areas.end() {
                     let spill = space::spill(Place { shard, chunk });
@@ -171,7 +160,7 @@ impl Source for PerCpuData {
     unsafe fn abandon(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
-            let end = PERCPU.with(heap, shard, |shard| {
+            let end = self.with(heap, shard, |shard| {
                 shard.abandon();
                 shard.end()
             });
@@ -183,7 +172,8 @@ impl Source for PerCpuData {
 
 impl Hook for PerCpuData {
     fn account(&self, heap: &Heap, stats: &mut Stats) {
-        stats.metadata += areas::record_bytes(heap);
-        stats.percpu = areas::stats_inside(heap).populated_bytes;
+        let (own, record_bytes) = areas::stats_inside(heap);
+        stats.metadata += record_bytes;
+        stats.percpu = own.populated_bytes;
     }
 }

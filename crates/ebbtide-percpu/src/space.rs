@@ -136,7 +136,7 @@ pub fn units() -> usize {
     PERCPU.words.units.load(Ordering::Relaxed)
 }
 
-/// The same, also before the first use.
+/// How many CPUs areas have copies for, also before the first use: CPU numbers are below it.
 pub fn cpus(settings: &Settings) -> usize {
     match units() {
         0 => process::cpu_limit().max(settings.config.percpu_units),
@@ -263,11 +263,8 @@ impl PerCpuData {
     /// Calls `work` with a shard, under its lock, in a thread that has looked for forks.
     pub fn with<R>(&self, _inside: &Heap, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> R {
         let mut state = self.shards[shard].0.lock();
-        let first = record(Place { shard, chunk: 0 });
-        let count = state.end() as usize;
-        // SAFETY: the records below the end were opened, zeroed memory is a valid one (INV-PERCPU-6), and those
-        // of a shard are touched under its lock only.
-        let chunks = unsafe { core::slice::from_raw_parts_mut(first as *mut Chunk, count) };
+        // SAFETY: the lock is held, and the records below the end were opened.
+        let chunks = unsafe { records(shard, state.end()) };
         work(&mut Shard::new(&mut state, chunks))
     }
 
@@ -278,35 +275,28 @@ impl PerCpuData {
             return false;
         };
         let place = Place { shard, chunk };
-        let pages = |from: usize, bytes: usize| {
+        let parts = [
+            (record(place), size_of::<Chunk>()),
+            (spill(place).as_ptr() as usize, 8),
+            (address(place, 0), (units() + 1) * UNIT_BYTES),
+        ];
+        let mut opened = parts.into_iter().map(|(from, bytes)| {
             let start = from / FRAME_BYTES * FRAME_BYTES;
-            (start, (from + bytes).next_multiple_of(FRAME_BYTES) - start)
-        };
-        let (record, record_bytes) = pages(record(place), size_of::<Chunk>());
-        let (spill, spill_bytes) = pages(spill(place).as_ptr() as usize, 8);
-        // SAFETY: parts of our own reservations; opening twice does no harm.
-        let opened = unsafe {
-            vm::commit(record, record_bytes)
-                .and_then(|()| vm::commit(spill, spill_bytes))
-                .and_then(|()| vm::commit(address(place, 0), (units() + 1) * UNIT_BYTES))
-        };
-        if opened.is_err() || self.is_closed.load(Ordering::Relaxed) {
+            let end = (from + bytes).next_multiple_of(FRAME_BYTES);
+            // SAFETY: a part of our own reservations; opening twice does no harm.
+            unsafe { vm::commit(start, end - start) }
+        });
+        if !opened.all(|part| part.is_ok()) || self.is_closed.load(Ordering::Relaxed) {
             return false;
         }
         // Untouched, so it is there only if the program locks its memory as it comes: all of it, then.
         let resident = !heap.config.basic_syscalls && vm::is_resident(address(place, 0));
         let mut state = self.shards[shard].0.lock();
         // SAFETY: as in `with`; the record behind the end was opened just now.
-        let chunks = unsafe {
-            let count = (state.end() as usize).max(chunk as usize + 1);
-            core::slice::from_raw_parts_mut(
-                self::record(Place { shard, chunk: 0 }) as *mut Chunk,
-                count,
-            )
-        };
+        let chunks = unsafe { records(shard, state.end().max(chunk + 1)) };
         if Shard::new(&mut state, chunks).open(chunk, resident) {
             let spilled = if resident { u64::MAX } else { 0 };
-            self::spill(place).store(spilled, Ordering::Relaxed);
+            spill(place).store(spilled, Ordering::Relaxed);
         }
         true
     }
@@ -320,6 +310,16 @@ pub fn shards() -> usize {
 fn record(place: Place) -> usize {
     let plan = plan();
     plan.records + plan.index(place) * size_of::<Chunk>()
+}
+
+/// The records of a shard's chunks below `end`. Zeroed memory is a valid one (INV-PERCPU-6).
+///
+/// # Safety
+/// Its lock is held, and they were opened.
+unsafe fn records<'a>(shard: usize, end: u32) -> &'a mut [Chunk] {
+    let first = record(Place { shard, chunk: 0 }) as *mut Chunk;
+    // SAFETY: by contract; those of a shard are touched under its lock only.
+    unsafe { core::slice::from_raw_parts_mut(first, end as usize) }
 }
 
 /// Pages of a chunk's spill unit that may be resident. Opened with the chunk.

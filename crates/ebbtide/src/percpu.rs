@@ -28,5 +28,5 @@ pub fn allocate(size: usize, align: usize) -> Result<Handle, Problem> {
 
 /// How many CPUs areas have copies for: CPU numbers are below it.
 pub fn cpus() -> usize {
-    crate::heap().map_or(1, ebbtide_percpu::cpus)
+    crate::heap().map_or(1, |front| ebbtide_percpu::cpus(front))
 }
