@@ -38,12 +38,10 @@ impl PerCpuData {
     #[cold]
     fn call(&self, heap: &Heap) {
         let now = clock::now_ms();
-        let (call, last) = (
-            &self.last_call_ms,
-            self.last_call_ms.load(Ordering::Relaxed),
-        );
+        let (call, order) = (&self.last_call_ms, Ordering::Relaxed);
+        let last = call.load(order);
         if now.wrapping_sub(last) < CALL_MS
-            || call.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            || call.compare_exchange(last, now, order, order).is_err()
             // One that waits for a free does not look at these pages.
             || !heap.workers.is_expecting() && heap.workers.look_before(now + ROUND_MS)
         {
