@@ -33,15 +33,15 @@ const GRACE_US: u64 = 16_000;
 const RETURN_US: u64 = 100;
 
 /// What the helper has open.
-pub struct Files {
+struct Files {
     /// The program.
     program: Descriptor,
     /// `/proc/self/maps`.
-    pub maps: Descriptor,
+    maps: Descriptor,
     /// Whether memory is short.
-    pub need: Need,
+    need: Need,
     /// Whose turn it is.
-    pub turns: Turns,
+    turns: Turns,
 }
 
 /// The first thread.
@@ -127,7 +127,7 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     if !helper::is_alone() {
         return None;
     }
-    let survey = Survey::make(arena, files.maps);
+    let survey = Survey::make(arena, files.maps, main as *const () as usize);
     survey.unmap_files(SMALL_BYTES);
     teardown::end_requests(arena);
     if survey.has_large_files {
@@ -135,7 +135,7 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
         survey.unmap_files(usize::MAX);
     }
     grace.give_calmly(files, GRACE_US);
-    survey.take_memory(files);
+    survey.take_memory(files.turns, &mut files.need);
     None
 }
 

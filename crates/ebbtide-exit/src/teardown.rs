@@ -7,8 +7,9 @@
 
 use crate::arena::{self, Arena};
 use crate::crew::Crew;
-use crate::life;
 use crate::maps::{self, Kind, Mapping};
+use crate::need::Need;
+use crate::turns::Turns;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper::{self, Descriptor};
 
@@ -36,13 +37,13 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Looks.
-    pub fn make(arena: Arena, maps: Descriptor) -> Self {
+    /// Looks. `code` is a place in this library.
+    pub fn make(arena: Arena, maps: Descriptor, code: usize) -> Self {
         let mut survey = Self {
             arena,
             maps,
             places: [
-                life::main as *const () as usize,
+                code,
                 libc::memcpy as *const () as usize,
                 libc::memmove as *const () as usize,
                 libc::memset as *const () as usize,
@@ -95,10 +96,10 @@ impl Survey {
     }
 
     /// Takes all private memory but the helper's.
-    pub fn take_memory(&self, files: &mut life::Files) {
+    pub fn take_memory(&self, turns: Turns, need: &mut Need) {
         let control = self.arena.control();
         let mut from = 0;
-        let mut crew = Crew::new(self.arena, files.turns);
+        let mut crew = Crew::new(self.arena, turns);
         loop {
             control.finished.clear();
             // Nobody begins with a piece that is being listed, and one that is done early is not the last.
@@ -111,7 +112,7 @@ impl Survey {
             control.count.store(count, Ordering::SeqCst);
             control.round.fetch_add(1, Ordering::SeqCst);
             helper::wake(control.round.as_ptr() as usize);
-            if count == 0 || !crew.finish(&mut files.need) {
+            if count == 0 || !crew.finish(need) {
                 return;
             }
             let Some(next) = next else { return };
@@ -175,12 +176,8 @@ fn add_ring(arena: Arena, ring: usize) {
 /// Has requests ended that pin ports and pipes. Each ring takes a grace period of the kernel's, some 30 ms, which
 /// several threads wait for together, and nobody else.
 pub fn end_requests(arena: Arena) {
-    let control = arena.control();
-    let threads = control
-        .ring_count
-        .load(Ordering::Relaxed)
-        .min(arena::ENDERS);
-    for n in 0..threads {
+    let rings = arena.control().ring_count.load(Ordering::Relaxed);
+    for n in 0..rings.min(arena::ENDERS) {
         let seat = arena.seat(arena::FIRST_ENDER + n);
         // SAFETY: each seat is used once; the arena stays.
         let made = unsafe { helper::spawn_thread(seat, end_rings, arena.address()) };
@@ -230,7 +227,7 @@ mod tests {
         let maps = Descriptor::open(c"/proc/self/maps").unwrap();
         let arena = Arena::at(ebbtide_sys::vm::map(arena::BYTES).unwrap()).unwrap();
         let block = ebbtide_sys::vm::map(300 << 20).unwrap();
-        let survey = Survey::make(arena, maps);
+        let survey = Survey::make(arena, maps, Survey::make as *const () as usize);
         // A list from the middle of the block on has the rest of it.
         for from in [0, block + (100 << 20)] {
             let (count, next) = survey.list_pieces(from);
@@ -253,7 +250,7 @@ mod tests {
         let maps = Descriptor::open(c"/proc/self/maps").unwrap();
         let address = ebbtide_sys::vm::map(arena::BYTES).unwrap();
         let arena = Arena::at(address).unwrap();
-        let survey = Survey::make(arena, maps);
+        let survey = Survey::make(arena, maps, Survey::make as *const () as usize);
         let mut keeps = 0;
         let mut buffer = [0; 4600];
         maps::for_each(&maps, &mut buffer, |mapping| {

@@ -60,7 +60,8 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
             let place = Place { shard, chunk };
             // SAFETY: taken just now.
             if pages == 0 || unsafe { memory::populate(place, pages, at, granules) } {
-                return Ok(space::handle(place, at as usize * GRANULE_BYTES, size));
+                let start = space::address(place, 0) - space::base();
+                return Ok(Handle::new(start + at as usize * GRANULE_BYTES, size));
             }
             // Its pages stay marked, as they may be resident in part.
             let _ = put(heap, place, at, false);

@@ -1,6 +1,5 @@
 //! Address space of the per-CPU areas: one reservation, made at the first use.
 
-use crate::handle::Handle;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_core::base::ranks;
 use ebbtide_core::front::FAST;
@@ -334,11 +333,6 @@ pub fn spill(place: Place) -> &'static AtomicU64 {
 pub fn address(place: Place, unit: usize) -> usize {
     let plan = plan();
     plan.base + (plan.index(place) * (plan.units + 1) + unit) * UNIT_BYTES
-}
-
-/// The handle of an area by its chunk and first byte.
-pub fn handle(place: Place, offset: usize, size: usize) -> Handle {
-    Handle::new(address(place, 0) - base() + offset, size)
 }
 
 /// The chunk of a handle's place, and the offset in it. `None`: it is not in the unit of CPU 0.
