@@ -5,6 +5,7 @@
 //!                       └─ asks_outside: whether more than the zones is worth asking
 //!   worker ─────▶ round ────────────▶ what goes now, dirty or lazy first
 //!                 Left ── next ────▶ when to look again
+//!                 Turn ── sleep ───▶ how the worker sleeps, or that it ends
 //! ```
 //!
 //! The caller fills a snapshot, asks, and carries the decision out. The same snapshot gives the same decision, so a
@@ -32,6 +33,11 @@ pub const TICK_MS: u64 = 10;
 pub const LOOK_MS: u64 = 100;
 /// Milliseconds after which a worker that watches pressure looks again by itself.
 pub const WATCH_MS: u64 = 40;
+
+/// A worker without work ends after this.
+pub const IDLE_MS: u64 = 10_000;
+/// A worker that watches while another one coordinates comes back after this.
+const NOT_MY_TURN_MS: u64 = 200;
 
 /// Free frames that the zones hold.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -266,6 +272,26 @@ pub fn round(backlog: &Backlog, bounds: &Bounds, may_be_lazy: bool) -> RoundPlan
     }
 }
 
+/// What goes back where the owner has set a limit to what is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LimitPlan {
+    /// Nothing.
+    Nothing,
+    /// What half-used spans have.
+    Spans,
+    /// What caches keep, through the spans.
+    CachesAndSpans,
+}
+
+/// Frames that caches keep, and half-used spans, against the owner's limit; zones have a bound of their own.
+pub fn limit(cached: u64, in_spans: u64, limit: u64) -> LimitPlan {
+    match cached + in_spans > limit {
+        false => LimitPlan::Nothing,
+        true if cached > limit / 2 => LimitPlan::CachesAndSpans,
+        true => LimitPlan::Spans,
+    }
+}
+
 /// What a round has left, in frames.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Left {
@@ -343,6 +369,61 @@ impl Left {
             _ if self.held > IN_PLACE_FRAMES => self.held_ms.map_or(Next::Nothing, Next::Much),
             _ if self.is_expecting => Next::Little(part * 8),
             _ => Next::Nothing,
+        }
+    }
+}
+
+/// What a worker has found out in its turn, when nothing was queued for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// It may not stay.
+    Over,
+    /// It coordinated, and its round says this.
+    Round(Next),
+    /// Another one coordinates.
+    Others {
+        /// This one watches pressure.
+        watches: bool,
+    },
+}
+
+/// How a worker sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sleep {
+    /// For so many milliseconds, or until it is called, with an eye on what comes meanwhile.
+    Watching {
+        /// Milliseconds.
+        ms: u64,
+        /// It goes on watching pressure, if it did.
+        keeps_eyes: bool,
+    },
+    /// For so many milliseconds, or until it is called.
+    Resting(u64),
+    /// It ends.
+    End,
+}
+
+impl Turn {
+    /// How the worker sleeps now that it has been without work for so long.
+    pub fn sleep(self, idle_ms: u64) -> Sleep {
+        let rest_ms = IDLE_MS.saturating_sub(idle_ms);
+        match self {
+            Self::Round(Next::Much(ms)) => Sleep::Watching {
+                ms,
+                keeps_eyes: true,
+            },
+            Self::Others { watches: true } => Sleep::Watching {
+                ms: NOT_MY_TURN_MS,
+                keeps_eyes: true,
+            },
+            // Whoever calls next makes another one.
+            Self::Over => Sleep::End,
+            _ if rest_ms == 0 => Sleep::End,
+            Self::Round(Next::Little(ms)) => Sleep::Watching {
+                ms: ms.min(rest_ms),
+                keeps_eyes: false,
+            },
+            Self::Round(Next::Nothing) | Self::Others { watches: false } => Sleep::Resting(rest_ms),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! None exists before there is something to do, or the heap has grown by so much ([`Workers::expect`]) that the
 //! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time
 //! *coordinates*: it waits for the retain window, decides what is due, and hands pieces to the others. They end
-//! after [`IDLE_MS`] without work or with little to wait for ([`Next`]). Until then they wake up once a second, to see whether they
+//! after [`IDLE_MS`](ebbtide_zone::plan::IDLE_MS) without work or with little to wait for ([`Next`]). Until then they wake up once a second, to see whether they
 //! may stay ([`permit`]). They are threads of the process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
 //! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
@@ -17,25 +17,21 @@ use crate::base::stats;
 use crate::reclaim::{Heap, the_heap};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ebbtide_sys::features::{SCAN_PAGES, WORKERS};
+use ebbtide_sys::file::Digits;
 use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
-use ebbtide_zone::plan::Next;
+use ebbtide_zone::plan::{Next, Sleep, Turn};
 use eyes::{Eyes, sleep_watching, watch};
 use permit::{Permit, Terms};
 
-/// A worker without work ends after this.
-const IDLE_MS: u64 = 10_000;
 /// After a refusal, no thread is asked for during this.
 const RETRY_MS: u64 = 10_000;
 /// Who ends all workers waits for them so long, at most.
 const END_MS: u64 = 1000;
 /// And has so long to bind itself. What is freed meanwhile stays until the next slow path, or the next worker.
 const APART_MS: u64 = 100;
-
-/// Whoever has its eyes open while another coordinates comes back after this.
-const NOT_MY_TURN_MS: u64 = 200;
 
 /// The workers of this process.
 pub struct Workers {
@@ -427,9 +423,8 @@ fn run(heap: &'static Heap, born: &Born) {
                 continue;
             }
         }
-        let (mut wait_ms, mut much) = (None, false);
-        if !may_stay {
-            // Whoever calls next makes another one.
+        let sleep = if !may_stay {
+            Turn::Over.sleep(0)
         } else if workers.coordinate(number) {
             // Whoever has news from now on must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
@@ -441,40 +436,31 @@ fn run(heap: &'static Heap, born: &Born) {
             let now = clock::now_ms();
             eyes.after_round(now, now - began);
             if let Next::Much(_) = next {
-                (worked_ms, much) = (now, true);
+                worked_ms = now;
                 workers.expecting.store(false, Ordering::Relaxed);
             }
-            let idle_ms = now - worked_ms;
-            if let Next::Much(ms) | Next::Little(ms) = next
-                && idle_ms < IDLE_MS
-            {
-                let ms = if much { ms } else { ms.min(IDLE_MS - idle_ms) };
-                wait_ms = Some(ms);
+            let sleep = Turn::Round(next).sleep(now - worked_ms);
+            if let Sleep::Watching { ms, .. } = sleep {
                 workers.next_ms.store(now + ms, Ordering::SeqCst);
             }
             workers.coordinating.store(0, Ordering::Release);
-        } else if watcher.is_some() {
-            (wait_ms, much) = (Some(NOT_MY_TURN_MS), true);
-        }
-        let idle_ms = clock::now_ms() - worked_ms;
-        if !much && watcher.take().is_some() {
+            sleep
+        } else {
+            let watches = watcher.is_some();
+            Turn::Others { watches }.sleep(clock::now_ms() - worked_ms)
+        };
+        let keeps_eyes = matches!(sleep, Sleep::Watching { keeps_eyes, .. } if keeps_eyes);
+        if !keeps_eyes && watcher.take().is_some() {
             heap.pressure.end_watch(number, &heap.allowance);
         }
-        match wait_ms {
-            Some(ms) => {
-                let rest = Rest {
-                    seen,
-                    ms,
-                    permit: &mut permit,
-                };
+        let permit = &mut permit;
+        match sleep {
+            Sleep::Watching { ms, .. } => {
+                let rest = Rest { seen, ms, permit };
                 sleep_watching(heap, &mut watcher, &mut eyes, number, by, rest);
             }
-            None if may_stay && idle_ms < IDLE_MS => workers.rest(Rest {
-                seen,
-                ms: IDLE_MS - idle_ms,
-                permit: &mut permit,
-            }),
-            None => {
+            Sleep::Resting(ms) => workers.rest(Rest { seen, ms, permit }),
+            Sleep::End => {
                 workers.expecting.store(false, Ordering::Relaxed);
                 if !may_stay && !heap.pacing.is_active(clock::now_ms()) {
                     // An idle program makes no other worker for what this one would have given back later.
@@ -489,10 +475,7 @@ fn run(heap: &'static Heap, born: &Born) {
                 if workers.wake.load(Ordering::SeqCst) == seen {
                     return;
                 }
-                if workers.numbers.fetch_or(1 << number, Ordering::SeqCst) >> number & 1 == 1 {
-                    // Cannot be: this place is not free before the thread is gone.
-                    return;
-                }
+                workers.numbers.fetch_or(1 << number, Ordering::SeqCst);
             }
         }
     }
@@ -508,12 +491,8 @@ struct Rest<'a> {
 
 fn name(number: usize) -> [u8; 16] {
     let mut name = *b"ebbtide/\0\0\0\0\0\0\0\0";
-    if number >= 10 {
-        name[8] = b'0' + (number / 10) as u8;
-        name[9] = b'0' + (number % 10) as u8;
-    } else {
-        name[8] = b'0' + number as u8;
-    }
+    let digits = Digits::of(number);
+    name[8..8 + digits.len()].copy_from_slice(&digits);
     name
 }
 

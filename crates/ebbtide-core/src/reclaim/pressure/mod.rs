@@ -34,6 +34,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::pressure::{Group, Groups, Told};
 use ebbtide_sys::{clock, pressure};
 use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::plan::{self, LimitPlan};
 use policy::{Look, Policy, Verdict};
 use watcher::Watcher;
 
@@ -278,16 +279,16 @@ impl Heap {
         let Some(limit) = self.allowance.limit() else {
             return;
         };
-        let kept = |heap: &Heap| heap.cached_frames() + heap.waiting_frames();
-        let mut now_kept = kept(self);
-        if now_kept > limit {
-            if self.cached_frames() > limit / 2 {
+        let (mut cached, mut in_spans) = (self.cached_frames(), self.waiting_frames());
+        let plan = plan::limit(cached, in_spans, limit);
+        if plan != LimitPlan::Nothing {
+            if plan == LimitPlan::CachesAndSpans {
                 self.drain_all(by);
             }
             self.depopulate_everything(by);
-            now_kept = kept(self);
+            (cached, in_spans) = (self.cached_frames(), self.waiting_frames());
         }
-        self.allowance.set_kept(now_kept);
+        self.allowance.set_kept(cached + in_spans);
     }
 
     /// What the caches hold.

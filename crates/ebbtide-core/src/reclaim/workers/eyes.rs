@@ -1,6 +1,6 @@
 //! What a worker looks at while it waits: pressure, and whether much has been freed.
 
-use super::{IDLE_MS, Rest};
+use super::Rest;
 use crate::base::releaser::Releaser;
 use crate::base::stats;
 use crate::reclaim::Heap;
@@ -8,6 +8,7 @@ use crate::reclaim::pressure::policy::LOOK_MS;
 use crate::reclaim::pressure::watcher::Watcher;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
+use ebbtide_zone::plan::IDLE_MS;
 
 /// A round that comes early, because memory is getting short, waits for so many times what the last one took.
 const EARLY_SHARE: u64 = 8;
