@@ -1,13 +1,13 @@
 //! Whether memory is short, for the machine or for the cgroup that the dying process is in.
 //!
 //! The same files as workers read, opened before the helper locked itself in ([`Kept`]), and the same rule
-//! ([`policy`](ebbtide_core::reclaim::pressure::policy)). The helper does not hear of what only its program was told of: the
+//! ([`plan::pressure`](ebbtide_zone::plan::pressure)). The helper does not hear of what only its program was told of: the
 //! environment's file or socket, the pressure level and the hits of version 1.
 
-use ebbtide_core::reclaim::pressure::policy::{Look, Policy, Stalls, is_ours};
 use ebbtide_sys::helper;
 use ebbtide_sys::pressure::Kept;
 use ebbtide_sys::pressure::source::Trigger;
+use ebbtide_zone::plan::pressure::{Look, Policy, Stalls, is_ours};
 
 /// What it reads, and what it made of it.
 pub struct Need {
@@ -21,14 +21,14 @@ impl Need {
     pub fn open() -> Self {
         Self {
             files: Kept::open(),
-            stalls: Stalls::new(Trigger::DEFAULT),
+            stalls: Trigger::DEFAULT.stalls(),
             policy: Policy::new(),
         }
     }
 
     /// Begins to look: what was lost long before does not count.
     pub fn begin(&mut self) {
-        self.stalls = Stalls::new(Trigger::DEFAULT);
+        self.stalls = Trigger::DEFAULT.stalls();
         self.has_stalled(helper::now_ms());
     }
 
@@ -49,7 +49,7 @@ impl Need {
     }
 
     fn has_stalled(&mut self, now_ms: u64) -> bool {
-        let stalled = self.files.stalled_us(self.stalls.who());
+        let stalled = self.files.stalled_us(Trigger::DEFAULT.who);
         stalled.is_some_and(|stalled| self.stalls.look(now_ms, stalled))
     }
 }

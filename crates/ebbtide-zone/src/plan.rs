@@ -15,6 +15,8 @@
 //! * `INV-PLAN-2` Where no worker may be, none is called. A worker that looks in time is not called for little.
 //! * `INV-PLAN-3` While more than [`FLOOR_FRAMES`] wait, the next look has a time.
 
+pub mod pressure;
+
 use crate::FRAME_BYTES;
 
 /// Frames always kept for reuse: 1 MiB.

@@ -21,53 +21,10 @@ pub mod source;
 use crate::file::Text;
 use core::ffi::CStr;
 
+pub use ebbtide_zone::plan::pressure::Room;
 pub use group::{Group, Groups};
 pub use kept::Kept;
 pub use source::{Level, Notice, Psi, Told, Watch};
-
-/// How far a limit is away.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
-    /// Bytes that may still be used.
-    pub left: u64,
-    /// Of so many in all.
-    pub limit: u64,
-    /// What is left of the limit that has the least left, this one or another one.
-    pub least: u64,
-}
-
-impl Room {
-    /// Of one limit.
-    pub fn new(left: u64, limit: u64) -> Self {
-        Self {
-            left,
-            limit,
-            least: left,
-        }
-    }
-
-    /// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter. Below it, memory is short.
-    pub fn low_mark(self) -> u64 {
-        (self.limit / 16)
-            .clamp(8 << 20, 512 << 20)
-            .min(self.limit / 4)
-    }
-
-    /// The one with less left above its low mark: a small limit that is far away hides no large one that is near.
-    pub fn nearer(self, other: Option<Room>) -> Room {
-        let above = |room: Room| room.left as i64 - room.low_mark() as i64;
-        let Some(other) = other else { return self };
-        let nearer = if above(other) < above(self) {
-            other
-        } else {
-            self
-        };
-        Room {
-            least: self.least.min(other.least),
-            ..nearer
-        }
-    }
-}
 
 const MEMINFO: &CStr = c"/proc/meminfo";
 

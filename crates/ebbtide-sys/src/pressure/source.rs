@@ -4,6 +4,7 @@ use super::Group;
 use crate::call::{Errno, Sysno, syscall};
 use crate::file::{self, Descriptor, PathText, Text};
 use crate::process;
+use ebbtide_zone::plan::pressure::Stalls;
 
 /// A PSI file: how long tasks have stalled for memory.
 #[derive(Clone)]
@@ -139,6 +140,11 @@ impl Trigger {
         stall_us: 150_000,
         window_us: 2_000_000,
     };
+
+    /// Makes events of a counter of such stall.
+    pub fn stalls(self) -> Stalls {
+        Stalls::new(self.stall_us, self.window_us)
+    }
 
     /// "some 150000 2000000".
     fn parse(text: &[u8]) -> Option<Self> {

@@ -6,6 +6,8 @@
 #![allow(unexpected_cfgs)]
 #![cfg(not(loom))]
 
+mod worker;
+
 use ebbtide_zone::plan::*;
 use proptest::prelude::*;
 
@@ -427,76 +429,4 @@ fn lazy_frames_are_looked_at_in_parts_of_their_time() {
     assert_eq!(next(FLOOR_FRAMES + 1, 5000), Next::Much(312));
     assert_eq!(next(FLOOR_FRAMES + 1, 100), Next::Much(10));
     assert_eq!(next(0, 5000), Next::Nothing);
-}
-
-/// As the loop of a worker decided before the planner did, for every kind of turn.
-#[test]
-fn a_worker_sleeps_as_before() {
-    const NOT_MY_TURN_MS: u64 = 200;
-    let before = |turn: Turn, idle_ms: u64| {
-        let (mut wait_ms, mut much) = (None, false);
-        match turn {
-            Turn::Over => {}
-            Turn::Round(next) => {
-                much = matches!(next, Next::Much(_));
-                if let Next::Much(ms) | Next::Little(ms) = next
-                    && idle_ms < IDLE_MS
-                {
-                    wait_ms = Some(if much { ms } else { ms.min(IDLE_MS - idle_ms) });
-                }
-            }
-            Turn::Others { watches: true } => (wait_ms, much) = (Some(NOT_MY_TURN_MS), true),
-            Turn::Others { .. } => {}
-        }
-        match wait_ms {
-            Some(ms) => Sleep::Watching {
-                ms,
-                keeps_eyes: much,
-            },
-            None if turn != Turn::Over && idle_ms < IDLE_MS => Sleep::Resting(IDLE_MS - idle_ms),
-            None => Sleep::End,
-        }
-    };
-    let nexts = [0, 10, 5000, 20_000].map(|ms| [Next::Much(ms), Next::Little(ms), Next::Nothing]);
-    let rounds = nexts.into_iter().flatten().map(Turn::Round);
-    let others = [true, false].map(|watches| Turn::Others { watches });
-    for turn in rounds.chain(others).chain([Turn::Over]) {
-        for idle_ms in [0, 1, 4999, 9_999, 10_000, 10_001, u64::MAX] {
-            // Who has found much has just worked.
-            if turn_found_much(turn) && idle_ms > 0 {
-                continue;
-            }
-            assert_eq!(
-                turn.sleep(idle_ms),
-                before(turn, idle_ms),
-                "{turn:?} {idle_ms}"
-            );
-        }
-    }
-}
-
-fn turn_found_much(turn: Turn) -> bool {
-    matches!(turn, Turn::Round(Next::Much(_)))
-}
-
-#[test]
-fn above_the_owners_limit_caches_are_drained_if_they_have_half_of_it() {
-    use LimitPlan::*;
-    for (cached, in_spans, expected) in [
-        (0, 0, Nothing),
-        (100, 0, Nothing),
-        (60, 40, Nothing),
-        (101, 0, CachesAndSpans),
-        (50, 51, Spans),
-        (51, 50, CachesAndSpans),
-        (0, 101, Spans),
-    ] {
-        assert_eq!(
-            limit(cached, in_spans, 100),
-            expected,
-            "{cached} {in_spans}"
-        );
-    }
-    assert_eq!(limit(1, 0, 0), CachesAndSpans);
-    assert_eq!(limit(0, 1, 0), Spans);
 }

@@ -15,10 +15,9 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`policy`] | the decisions: a pure state machine |
+//! | [`plan::pressure`] | the decisions: a pure state machine |
 //! | [`watcher`] | the eyes of a worker |
 
-pub mod policy;
 pub mod watcher;
 
 use super::lazy::Take;
@@ -34,8 +33,8 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::pressure::{Group, Groups, Told};
 use ebbtide_sys::{clock, pressure};
 use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::plan::pressure::{Look, Policy, Verdict};
 use ebbtide_zone::plan::{self, LimitPlan};
-use policy::{Look, Policy, Verdict};
 use watcher::Watcher;
 
 /// Between calls for the worker because the budget is spent.

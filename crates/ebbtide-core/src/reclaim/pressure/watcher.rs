@@ -3,9 +3,9 @@
 //! Exists while there is memory to give, in the worker that waits for the window, in that thread's own
 //! descriptor table.
 
-use super::policy::{Stalls, is_ours};
-use ebbtide_sys::pressure::source::Trigger;
+use ebbtide_sys::pressure::source::{Stalled, Trigger};
 use ebbtide_sys::pressure::{self, Group, Groups, Level, Notice, Psi, Room, Told, Watch};
+use ebbtide_zone::plan::pressure::{Stalls, is_ours};
 
 /// The group is looked for again after this: a process may be moved, a limit may be set.
 const FIND_MS: u64 = 1000;
@@ -33,7 +33,7 @@ pub struct Watcher {
     hits: Hits,
     own: OwnSources,
     /// What the environment told to watch, in place of those.
-    psi: Option<(Psi, Stalls)>,
+    psi: Option<(Psi, Stalled, Stalls)>,
     notice: Option<Notice>,
     watch: Watched,
     machine: Option<Room>,
@@ -71,7 +71,7 @@ impl Watcher {
         };
         match told.watch() {
             Watch::Off => watcher.watch = Watched::Nothing,
-            Watch::Psi(psi, trigger) => watcher.psi = Some((psi, Stalls::new(trigger))),
+            Watch::Psi(psi, trigger) => watcher.psi = Some((psi, trigger.who, trigger.stalls())),
             Watch::Notice(at) => watcher.notice = Notice::open(&at),
             Watch::Unset => {
                 watcher.watch = Watched::Own;
@@ -138,9 +138,9 @@ impl Watcher {
     }
 }
 
-fn is_stalled(psi: &mut Option<(Psi, Stalls)>, now_ms: u64) -> bool {
-    psi.as_mut().is_some_and(|(psi, stalls)| {
-        psi.stalled_us(stalls.who())
+fn is_stalled(psi: &mut Option<(Psi, Stalled, Stalls)>, now_ms: u64) -> bool {
+    psi.as_mut().is_some_and(|(psi, who, stalls)| {
+        psi.stalled_us(*who)
             .is_some_and(|stalled| stalls.look(now_ms, stalled))
     })
 }
@@ -178,7 +178,7 @@ impl Hits {
 struct OwnSources {
     unified: Option<Group>,
     memory: Option<Group>,
-    psi: Option<(Psi, Stalls)>,
+    psi: Option<(Psi, Stalled, Stalls)>,
     /// PSI is the machine's: it has a part in it only if the machine is short.
     is_machines: bool,
     level: Option<Level>,
@@ -188,7 +188,8 @@ impl OwnSources {
     fn open(&mut self, groups: &Groups) {
         let psi = Psi::own(groups.unified.as_ref());
         self.is_machines = psi.as_ref().is_none_or(|(_, is_machines)| *is_machines);
-        self.psi = psi.map(|(psi, _)| (psi, Stalls::new(Trigger::DEFAULT)));
+        let Trigger { who, .. } = Trigger::DEFAULT;
+        self.psi = psi.map(|(psi, _)| (psi, who, Trigger::DEFAULT.stalls()));
         self.level = groups.memory.as_ref().and_then(Level::open);
         (self.unified, self.memory) = (groups.unified.clone(), groups.memory.clone());
     }

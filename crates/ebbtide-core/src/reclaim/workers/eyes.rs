@@ -4,11 +4,11 @@ use super::Rest;
 use crate::base::releaser::Releaser;
 use crate::base::stats;
 use crate::reclaim::Heap;
-use crate::reclaim::pressure::policy::LOOK_MS;
 use crate::reclaim::pressure::watcher::Watcher;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
 use ebbtide_zone::plan::IDLE_MS;
+use ebbtide_zone::plan::pressure::LOOK_MS;
 
 /// A round that comes early, because memory is getting short, waits for so many times what the last one took.
 const EARLY_SHARE: u64 = 8;

@@ -1,7 +1,7 @@
 //! What dead workers leave, and who does what they did.
 
 use super::*;
-use crate::reclaim::pressure::policy::LOOK_MS;
+use ebbtide_zone::plan::pressure::LOOK_MS;
 
 #[test]
 fn nobody_counts_on_workers_that_are_gone() {

@@ -11,7 +11,7 @@
 //! together as the limit does.
 //!
 //! This is the one rule for "memory is short", for workers and for the exit helper: less is left of a limit than its low mark
-//! ([`Room::low_mark`]: a sixteenth of it, 8 to 512 MiB), or an event, by default a stall of 150 ms within 2 s ([`Trigger::DEFAULT`],
+//! ([`Room::low_mark`]: a sixteenth of it, 8 to 512 MiB), or an event, by default a stall of 150 ms within 2 s ([`Stalls`],
 //! [`is_ours`]); for 10 s from then on.
 //!
 //! Usage lags behind what was handed out: memory counts when it is touched. So the growth that has not
@@ -21,17 +21,60 @@
 //! Others grow without asking. The next look is due before they have taken a quarter of what is left above
 //! the low mark, at the speed since the last one.
 
-use ebbtide_sys::pressure::Room;
-use ebbtide_sys::pressure::source::{Stalled, Trigger};
+use super::WATCH_MS;
 
 /// From the last event on it must be calm for so long.
 pub const CALM_MS: u64 = 10_000;
 /// Between two releases of everything while pressed: at first, and at most.
 const AGAIN_MS: (u64, u64) = (1000, CALM_MS);
 /// Milliseconds between looks: while nobody else grows, and at least.
-pub const LOOK_MS: (u64, u64) = (ebbtide_zone::plan::WATCH_MS, 5);
+pub const LOOK_MS: (u64, u64) = (WATCH_MS, 5);
 /// In this time, most of the growth that has not been touched is forgotten.
 const FORGET_MS: u64 = 2000;
+
+/// How far a limit is away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// Bytes that may still be used.
+    pub left: u64,
+    /// Of so many in all.
+    pub limit: u64,
+    /// What is left of the limit that has the least left, this one or another one.
+    pub least: u64,
+}
+
+impl Room {
+    /// Of one limit.
+    pub fn new(left: u64, limit: u64) -> Self {
+        Self {
+            left,
+            limit,
+            least: left,
+        }
+    }
+
+    /// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter. Below it, memory is short.
+    pub fn low_mark(self) -> u64 {
+        (self.limit / 16)
+            .clamp(8 << 20, 512 << 20)
+            .min(self.limit / 4)
+    }
+
+    /// The one with less left above its low mark: a small limit that is far away hides no large one that is near.
+    pub fn nearer(self, other: Option<Room>) -> Room {
+        let above = |room: Room| room.left as i64 - room.low_mark() as i64;
+        let Some(other) = other else { return self };
+        let nearer = if above(other) < above(self) {
+            other
+        } else {
+            self
+        };
+        Room {
+            least: self.least.min(other.least),
+            ..nearer
+        }
+    }
+}
 
 /// What a look saw.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +118,12 @@ pub struct Policy {
     others: Option<(u64, u64, u64)>,
     /// What followed from it.
     next_ms: u64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Policy {
@@ -190,30 +239,28 @@ pub fn is_ours(is_machines: bool, machine: Option<Room>) -> bool {
 /// Turns a counter of stall into events, as the kernel does for those who wait: at most one in a window.
 #[derive(Clone, Copy, Debug)]
 pub struct Stalls {
-    trigger: Trigger,
+    stall_us: u64,
+    window_ms: u64,
     /// Start of the running window, the counter there, and the growth in the one before.
     window: Option<(u64, u64, u64)>,
     quiet_until_ms: u64,
 }
 
 impl Stalls {
-    /// Nothing seen.
-    pub const fn new(trigger: Trigger) -> Self {
+    /// Nothing seen. An event is so much stall, in microseconds, within so much time.
+    pub const fn new(stall_us: u64, window_us: u64) -> Self {
+        let window_ms = window_us / 1000;
         Self {
-            trigger,
+            stall_us,
+            window_ms: if window_ms > 0 { window_ms } else { 1 },
             window: None,
             quiet_until_ms: 0,
         }
     }
 
-    /// Whose stall counts.
-    pub fn who(&self) -> Stalled {
-        self.trigger.who
-    }
-
     /// Whether there was so much stall in the last window.
     pub fn look(&mut self, now_ms: u64, stalled_us: u64) -> bool {
-        let window_ms = (self.trigger.window_us / 1000).max(1);
+        let window_ms = self.window_ms;
         let Some((start, at_start, before)) = self.window else {
             self.window = Some((now_ms, stalled_us, 0));
             return false;
@@ -226,7 +273,7 @@ impl Stalls {
         } else {
             grown + before * (window_ms - passed) / window_ms
         };
-        let event = sum >= self.trigger.stall_us && now_ms >= self.quiet_until_ms;
+        let event = sum >= self.stall_us && now_ms >= self.quiet_until_ms;
         if event {
             self.quiet_until_ms = now_ms + window_ms;
         }
@@ -442,7 +489,7 @@ mod tests {
 
     #[test]
     fn stalls_are_counted_over_a_window() {
-        let mut stalls = Stalls::new(Trigger::DEFAULT);
+        let mut stalls = Stalls::new(150_000, 2_000_000);
         // What had happened before does not count.
         assert!(!stalls.look(0, 1_000_000));
         // 5 % of the time: 100 ms in 2 s.
@@ -459,7 +506,7 @@ mod tests {
         }
         assert!((3..=4).contains(&events), "{events} in four windows");
         // Not looked at for a long time: the mean counts.
-        let mut stalls = Stalls::new(Trigger::DEFAULT);
+        let mut stalls = Stalls::new(150_000, 2_000_000);
         stalls.look(0, 0);
         assert!(!stalls.look(100_000, 1_000_000));
         assert!(stalls.look(100_040, 1_500_000));
