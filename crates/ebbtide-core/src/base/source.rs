@@ -24,6 +24,9 @@ pub trait Source: Sync {
     /// Gives all that it keeps.
     fn give_all(&self, room: &Self::Room, by: Releaser);
 
+    /// Nobody looks at it from now on: a worker ends, or the process. Gives what it keeps until somebody looks.
+    fn left_alone(&self, _room: &Self::Room) {}
+
     /// Makes it whole in a forked child whose parent's locks were held during the copy, if that is not enough.
     ///
     /// # Safety

@@ -129,7 +129,7 @@ pub fn end() {
     let Some(heap) = started_heap() else { return };
     let heap = &heap.enter_uncounted();
     stats::ends();
-    heap.drain_quarantine();
+    heap.leave_alone();
     heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
     let config = &heap.config;
     if !config.stats_dir.as_bytes().is_empty() {

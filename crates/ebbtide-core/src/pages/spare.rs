@@ -155,6 +155,10 @@ impl Source for Spares {
         heap.drain_spares();
     }
 
+    fn left_alone(&self, pages: &Pages) {
+        pages.drain_spares();
+    }
+
     unsafe fn abandon(&self, heap: &Pages) {
         let places = heap.spares.places();
         places.for_each(|place| *place.lock() = Kept::NONE);

@@ -34,6 +34,8 @@ pub trait AnySource: Sync {
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left);
     /// See [`Source::give_all`].
     fn give_all(&self, heap: &Heap, by: Releaser);
+    /// See [`Source::left_alone`].
+    fn left_alone(&self, heap: &Heap);
     /// See [`Source::child`].
     ///
     /// # Safety
@@ -64,6 +66,10 @@ where
 
     fn give_all(&self, heap: &Heap, by: Releaser) {
         Source::give_all(self, heap.as_ref(), by);
+    }
+
+    fn left_alone(&self, heap: &Heap) {
+        Source::left_alone(self, heap.as_ref());
     }
 
     unsafe fn child(&self, heap: &Heap) {
@@ -134,6 +140,12 @@ impl Heap {
         for cache in self.parts().caches {
             cache.give_all(self, by);
         }
+    }
+
+    /// Nobody looks at any source from now on.
+    pub fn leave_alone(&self) {
+        let sources = self.parts().sources();
+        sources.for_each(|source| source.left_alone(self));
     }
 
     /// What all caches keep.

@@ -466,9 +466,7 @@ fn run(heap: &'static Heap, born: &Born) {
                     // An idle program makes no other worker for what this one would have given back later.
                     heap.release_everything(by);
                 }
-                // Nobody may look at what is in there after this one.
-                heap.drain_quarantine();
-                heap.drain_spares();
+                heap.leave_alone();
                 stats::publish(&heap.config);
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);

@@ -191,6 +191,11 @@ impl Source for Quarantined {
         heap.drain_quarantine();
     }
 
+    /// Whoever wrote to a freed object is found now or never.
+    fn left_alone(&self, objects: &Objects) {
+        objects.drain_quarantine();
+    }
+
     unsafe fn abandon(&self, heap: &Objects) {
         heap.kept.forget();
         for ring in heap.quarantine.rings() {
