@@ -123,6 +123,9 @@ fn keys_work_and_the_terminal_is_as_before() {
 
 #[test]
 fn signals_end_it_and_the_terminal_is_as_before() {
+    // Under nohup it is ignored, and stays so.
+    // SAFETY: a plain call; no other test here has to do with it.
+    unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let mut shown = Shown::new(&[]);
         shown.wait_for("ebbtide top:", 1);
