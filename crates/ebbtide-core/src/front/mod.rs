@@ -43,12 +43,17 @@ pub(crate) static FRONT: Front = Front {
     forks: Forks::new(),
 };
 
-/// What the fast paths read: few words, one cache line, zero until the heap has started.
+/// What the fast paths read: few words in one cache line, zero until the heap has started.
 ///
 /// The limits are stored last (release) and read first (acquire): whoever passes a compare with
 /// them sees the rest. They stay zero in the portable mode and with `harden=on`.
-#[repr(C, align(64))]
+///
+/// The words are 1 KiB behind a multiple of 2 KiB. A processor first compares the low 12 bits of addresses to see whether a
+/// load waits for a store before it: those of these words are none that a stack's header in a slab has, which `malloc`
+/// and `free` write each time, so that the next one does not wait for nothing.
+#[repr(C, align(2048))]
 pub struct Fast {
+    _apart: [u8; 1024],
     /// Requests below this size may be popped at once: [`crate::base::size_class::TABLE_MAX`] + 1, or 0.
     pub sizes: AtomicUsize,
     /// Multiples of 16 less `base` below 16 times this may be pushed at once: sixteenths of the region, or 0.
@@ -67,6 +72,7 @@ pub struct Fast {
 
 /// The fast paths' words.
 pub static FAST: Fast = Fast {
+    _apart: [0; 1024],
     sizes: AtomicUsize::new(0),
     units: AtomicUsize::new(0),
     base: AtomicUsize::new(0),
@@ -75,6 +81,9 @@ pub static FAST: Fast = Fast {
     parked: AtomicUsize::new(0),
     rseq_offset: AtomicUsize::new(0),
 };
+
+/// See [`Fast`]: headers are a word for each stack, from a page's start on.
+const _: () = assert!(ebbtide_sys::rseq::STACKS * 8 <= core::mem::offset_of!(Fast, sizes));
 
 const COLD: u32 = 0;
 const STARTING: u32 = 1;
@@ -228,6 +237,8 @@ unsafe fn start(parts: &'static Parts) -> bool {
     // SAFETY: as above.
     unsafe { heap.pressure.start(&config, ram, &heap.allowance) };
     crate::base::stats::start(&config);
+    // Or the optimiser would make a variable of each word, and place them where it likes.
+    core::hint::black_box(&FAST);
     FAST.base.store(region.base, Ordering::Relaxed);
     FAST.classes.store(region.classes, Ordering::Relaxed);
     FAST.table.store(stacks.table, Ordering::Relaxed);
