@@ -6,6 +6,7 @@
 #![allow(unexpected_cfgs)]
 #![cfg(not(loom))]
 
+mod limits;
 mod worker;
 
 use ebbtide_zone::plan::*;
