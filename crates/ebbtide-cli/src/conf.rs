@@ -426,18 +426,20 @@ mod tests {
         }
     }
 
-    /// The library's own list of keys, as it prints it, names the same keys.
+    /// The library's own table of keys, an entry of which is `key = "values" => …`, names the same keys.
     #[test]
     fn the_library_knows_the_same_keys() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebbtide-core/src/config.rs");
-        let Ok(source) = std::fs::read_to_string(path) else {
-            return;
-        };
-        let list = source.split("const KEYS: &str = \"").nth(1).unwrap();
-        let list = list.split("\";").next().unwrap();
-        let mut theirs: Vec<&str> = list
-            .split_whitespace()
-            .filter_map(|word| word.split_once('=').map(|(key, _)| key))
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../ebbtide-core/src/base/config.rs"
+        );
+        let source = std::fs::read_to_string(path).expect("the library's source");
+        let (_, table) = source.split_once("\nkeys! {").expect("the table");
+        let (table, _) = table.split_once("\n}\n").expect("its end");
+        let mut theirs: Vec<&str> = table
+            .lines()
+            .filter(|line| line.contains("\" => "))
+            .filter_map(|line| line.trim().split_once(" = \"").map(|(key, _)| key))
             .collect();
         let mut ours: Vec<&str> = KEYS.iter().map(|k| k.name).collect();
         theirs.sort_unstable();

@@ -4,69 +4,103 @@
 //! An unknown key or a bad value costs one line on stderr and leaves the default.
 
 use crate::base::report::Line;
+use core::ops::RangeInclusive;
+use core::str::FromStr;
 use ebbtide_sys::lockstat::Holds;
 
+/// Longest times that can be set.
+const HOUR_MS: u32 = 3_600_000;
 /// Zones at most.
 pub const MAX_ZONES: usize = 64;
 
-/// All settings.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Config {
-    /// Restartable sections where they work (`rseq=on|off`).
-    pub rseq: bool,
-    /// Runs of frames taken as a whole (`cluster=on`) or frame by frame, for comparison (`off`).
-    pub cluster: bool,
-    /// Huge pages for the growth range (`thp=on|off`).
-    pub thp: bool,
-    /// Milliseconds that the recent peak keeps memory (`retain_ms=N`).
-    pub retain_ms: u32,
-    /// Most bytes kept for reuse (`retain_max=SIZE`), beside what the recent peak says.
-    pub retain_max: usize,
-    /// Threads that release memory beside the program, at most (`workers=0..64`); 0 leaves all of it to
-    /// slow paths. Default: half the CPUs, 1 to 4 ([`AUTO`]).
-    pub workers: usize,
-    /// Most bytes kept beyond live memory (`limit=SIZE|PERCENT%`).
-    pub limit: Limit,
-    /// Limits and events are watched while there is memory to give (`pressure=on|off`).
-    pub pressure: bool,
-    /// Empty pages of half-used spans go back too (`depopulate=on|off`).
-    pub depopulate: bool,
-    /// Whether due frames become lazy before they become clean (`lazyfree=auto|off|always`).
-    pub lazyfree: LazyFree,
-    /// Milliseconds that a frame stays lazy (`lazy_ms=N`).
-    pub lazy_ms: u32,
-    /// Ranges are gathered and released many at a time (`gather=batched`), or each with a call of its own
-    /// (`inline`), for comparison.
-    pub gather: bool,
-    /// Frames of one gather at most, at least 512 (`threshold=FRAMES`): what is more is another piece, for
-    /// another worker.
-    pub threshold: u32,
-    /// Number of zones (`zones=N`); 0 chooses by the number of CPUs.
-    pub zones: usize,
-    /// Only mmap, munmap, mprotect, madvise and futex (`syscalls=basic`).
-    pub basic_syscalls: bool,
-    /// The `vfork` guard (`vfork_guard=on|off`); `off` shows what it prevents.
-    pub vfork_guard: bool,
-    /// Memory is taken back after the program's end, beside its parent (`exit=detached`), or as the kernel does
-    /// it, before the end is seen (`inline`).
-    pub exit_detached: bool,
-    /// Bytes from which on a process gets a helper for that (`exit_threshold=SIZE`).
-    pub exit_threshold: usize,
-    /// Threads of the helper while memory is not short (`teardown_workers=1..16`). Default: as many as CPUs, 1 to 4
-    /// ([`AUTO`]): they run only where nobody else wants to.
-    pub teardown_workers: usize,
-    /// Empty pages of per-CPU data go back (`percpu_depopulate=on|off`); `off` gives only whole chunks back.
-    pub percpu_depopulate: bool,
-    /// Copies of per-CPU data at least (`percpu_units=1..1024`); as many as CPUs are possible if that is more.
-    pub percpu_units: usize,
-    /// Figures of what locks cost (`lockstat=off|on|cpu`), holds by the wall or by CPU time.
-    pub lockstat: Option<Holds>,
-    /// Mistakes of the program are found at once or soon (`harden=on|off`): see `harden`.
-    pub harden: bool,
-    /// Libraries opened with `RTLD_DEEPBIND` are opened so (`deepbind=keep`), or without it (`drop`).
-    pub deepbind_kept: bool,
-    /// Directory for one statistics file per process (`stats_dir=PATH`), NUL-ended.
-    pub stats_dir: Path,
+/// Declares [`Config`], what holds without `EBBTIDE_CONF`, the reader of a key, and the list of keys, from one entry for
+/// each key: `key = "values" => field: type = default, reader`.
+macro_rules! keys {
+    ($($(#[$doc:meta])* $key:ident = $values:literal => $field:ident: $type:ty = $default:expr, $read:expr;)*) => {
+        /// All settings.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub struct Config {
+            $($(#[$doc])* pub $field: $type,)*
+        }
+
+        impl Config {
+            /// What holds without `EBBTIDE_CONF`.
+            pub const DEFAULT: Self = Self { $($field: $default,)* };
+
+            /// `None`: no such key. `Some(false)`: not a value for it.
+            fn set(&mut self, key: &[u8], value: &[u8]) -> Option<bool> {
+                $(if key == stringify!($key).as_bytes() {
+                    let read: fn(&[u8]) -> Option<$type> = $read;
+                    return Some(read(value).map(|read| self.$field = read).is_some());
+                })*
+                None
+            }
+        }
+
+        const KEYS: &str = concat!($(" ", stringify!($key), "=", $values),*);
+    };
+}
+
+keys! {
+    /// Restartable sections where they work.
+    rseq = "on|off" => rseq: bool = true, on_off;
+    /// Runs of frames taken as a whole or, for comparison, frame by frame.
+    cluster = "on|off" => cluster: bool = true, on_off;
+    /// Huge pages for the growth range.
+    thp = "on|off" => thp: bool = true, on_off;
+    /// Milliseconds that the recent peak keeps memory.
+    retain_ms = "MS" => retain_ms: u32 = 1000, |value| number(value, 0..=HOUR_MS);
+    /// Most bytes kept for reuse, beside what the recent peak says.
+    retain_max = "SIZE" => retain_max: usize = usize::MAX, size;
+    /// Threads that release memory beside the program, at most; 0 leaves all of it to slow paths. Default: half the CPUs,
+    /// 1 to 4 ([`AUTO`]).
+    workers = "0..64" => workers: usize = AUTO, |value| number(value, 0..=MAX_WORKERS);
+    /// Most bytes kept beyond live memory.
+    limit = "SIZE|PERCENT%" => limit: Limit = Limit::None, Limit::parse;
+    /// Limits and events are watched while there is memory to give.
+    pressure = "on|off" => pressure: bool = true, on_off;
+    /// Empty pages of half-used spans go back too.
+    depopulate = "on|off" => depopulate: bool = true, on_off;
+    /// Whether due frames become lazy before they become clean.
+    lazyfree = "auto|off|always" => lazyfree: LazyFree = LazyFree::Auto, |value| {
+        choice(value, [("auto", LazyFree::Auto), ("off", LazyFree::Off), ("always", LazyFree::Always)])
+    };
+    /// Milliseconds that a frame stays lazy.
+    lazy_ms = "MS" => lazy_ms: u32 = 5000, |value| number(value, 0..=HOUR_MS);
+    /// Ranges are gathered and released many at a time or, for comparison, each with a call of its own (`inline`).
+    gather = "batched|inline" => gather: bool = true, |value| choice(value, [("batched", true), ("inline", false)]);
+    /// Frames of one gather at most, at least 512: what is more is another piece, for another worker.
+    threshold = "FRAMES" => threshold: u32 = 256 << 10, |value| number(value, 1..=u32::MAX);
+    /// Number of zones; 0 chooses by the number of CPUs.
+    zones = "N" => zones: usize = 0, |value| number(value, 1..=MAX_ZONES);
+    /// Only mmap, munmap, mprotect, madvise and futex (`basic`).
+    syscalls = "all|basic" => basic_syscalls: bool = false, |value| choice(value, [("all", false), ("basic", true)]);
+    /// The `vfork` guard; `off` shows what it prevents.
+    vfork_guard = "on|off" => vfork_guard: bool = true, on_off;
+    /// Memory is taken back after the program's end, beside its parent (`detached`), or as the kernel does it, before the
+    /// end is seen.
+    exit = "detached|inline" => exit_detached: bool = false, |value| {
+        choice(value, [("detached", true), ("inline", false)])
+    };
+    /// Bytes from which on a process gets a helper for that.
+    exit_threshold = "SIZE" => exit_threshold: usize = 256 << 20, size;
+    /// Threads of the helper while memory is not short. Default: as many as CPUs, 1 to 4 ([`AUTO`]): they run only where
+    /// nobody else wants to.
+    teardown_workers = "1..16" => teardown_workers: usize = AUTO, |value| number(value, 1..=MAX_TEARDOWN_WORKERS);
+    /// Empty pages of per-CPU data go back; `off` gives only whole chunks back.
+    percpu_depopulate = "on|off" => percpu_depopulate: bool = true, on_off;
+    /// Copies of per-CPU data at least; as many as CPUs are possible if that is more.
+    percpu_units = "1..1024" => percpu_units: usize = 1, |value| number(value, 1..=1024);
+    /// Figures of what locks cost, holds by the wall (`on`) or by CPU time.
+    lockstat = "off|on|cpu" => lockstat: Option<Holds> = None, |value| {
+        choice(value, [("off", None), ("on", Some(Holds::Wall)), ("cpu", Some(Holds::Cpu))])
+    };
+    /// Mistakes of the program are found at once or soon: see `harden`.
+    harden = "on|off" => harden: bool = false, on_off;
+    /// Libraries opened with `RTLD_DEEPBIND` are opened so (`keep`), or without it.
+    deepbind = "drop|keep" => deepbind_kept: bool = false, |value| choice(value, [("drop", false), ("keep", true)]);
+    /// Directory for one statistics file per process.
+    stats_dir = "/PATH" => stats_dir: Path = Path::EMPTY, Path::new;
 }
 
 /// See [`Config::lazyfree`].
@@ -103,7 +137,7 @@ impl Limit {
 
     fn parse(value: &[u8]) -> Option<Self> {
         match value.strip_suffix(b"%") {
-            Some(percent) => number(percent).filter(|&n| n <= 100).map(Self::Percent),
+            Some(percent) => number(percent, 0..=100).map(Self::Percent),
             None => size(value).map(Self::Bytes),
         }
     }
@@ -143,35 +177,6 @@ impl Path {
 }
 
 impl Config {
-    /// What holds without `EBBTIDE_CONF`.
-    pub const DEFAULT: Self = Self {
-        rseq: true,
-        cluster: true,
-        thp: true,
-        retain_ms: 1000,
-        retain_max: usize::MAX,
-        workers: AUTO,
-        limit: Limit::None,
-        pressure: true,
-        depopulate: true,
-        lazyfree: LazyFree::Auto,
-        lazy_ms: 5000,
-        gather: true,
-        threshold: 256 << 10,
-        zones: 0,
-        basic_syscalls: false,
-        vfork_guard: true,
-        exit_detached: false,
-        exit_threshold: 256 << 20,
-        teardown_workers: AUTO,
-        percpu_depopulate: true,
-        percpu_units: 1,
-        lockstat: None,
-        harden: false,
-        deepbind_kept: false,
-        stats_dir: Path::EMPTY,
-    };
-
     /// Reads the variable of this process.
     pub fn from_environment() -> Self {
         if ebbtide_sys::process::is_secure() {
@@ -213,118 +218,7 @@ impl Config {
         }
         config
     }
-
-    /// `None`: no such key. `Some(false)`: not a value for it.
-    fn set(&mut self, key: &[u8], value: &[u8]) -> Option<bool> {
-        fn put<T>(place: &mut T, value: Option<T>) -> bool {
-            value.map(|value| *place = value).is_some()
-        }
-        Some(match key {
-            b"rseq" => put(&mut self.rseq, on_off(value)),
-            b"cluster" => put(&mut self.cluster, on_off(value)),
-            b"thp" => put(&mut self.thp, on_off(value)),
-            b"vfork_guard" => put(&mut self.vfork_guard, on_off(value)),
-            b"retain_ms" => put(
-                &mut self.retain_ms,
-                number(value).filter(|&ms| ms <= 3_600_000),
-            ),
-            b"retain_max" => put(&mut self.retain_max, size(value)),
-            b"workers" => put(
-                &mut self.workers,
-                number(value)
-                    .map(|n| n as usize)
-                    .filter(|&n| n <= MAX_WORKERS),
-            ),
-            b"limit" => put(&mut self.limit, Limit::parse(value)),
-            b"pressure" => put(&mut self.pressure, on_off(value)),
-            b"depopulate" => put(&mut self.depopulate, on_off(value)),
-            b"lazyfree" => put(
-                &mut self.lazyfree,
-                match value {
-                    b"auto" => Some(LazyFree::Auto),
-                    b"off" => Some(LazyFree::Off),
-                    b"always" => Some(LazyFree::Always),
-                    _ => None,
-                },
-            ),
-            b"lazy_ms" => put(
-                &mut self.lazy_ms,
-                number(value).filter(|&ms| ms <= 3_600_000),
-            ),
-            b"gather" => put(
-                &mut self.gather,
-                match value {
-                    b"batched" => Some(true),
-                    b"inline" => Some(false),
-                    _ => None,
-                },
-            ),
-            b"threshold" => put(&mut self.threshold, number(value).filter(|&n| n > 0)),
-            b"zones" => put(
-                &mut self.zones,
-                number(value)
-                    .map(|n| n as usize)
-                    .filter(|n| (1..=MAX_ZONES).contains(n)),
-            ),
-            b"syscalls" => put(
-                &mut self.basic_syscalls,
-                match value {
-                    b"all" => Some(false),
-                    b"basic" => Some(true),
-                    _ => None,
-                },
-            ),
-            b"exit" => put(
-                &mut self.exit_detached,
-                match value {
-                    b"detached" => Some(true),
-                    b"inline" => Some(false),
-                    _ => None,
-                },
-            ),
-            b"exit_threshold" => put(&mut self.exit_threshold, size(value)),
-            b"teardown_workers" => put(
-                &mut self.teardown_workers,
-                number(value)
-                    .map(|n| n as usize)
-                    .filter(|n| (1..=MAX_TEARDOWN_WORKERS).contains(n)),
-            ),
-            b"percpu_depopulate" => put(&mut self.percpu_depopulate, on_off(value)),
-            b"percpu_units" => put(
-                &mut self.percpu_units,
-                number(value)
-                    .map(|n| n as usize)
-                    .filter(|n| (1..=1024).contains(n)),
-            ),
-            b"lockstat" => put(
-                &mut self.lockstat,
-                match value {
-                    b"off" => Some(None),
-                    b"on" => Some(Some(Holds::Wall)),
-                    b"cpu" => Some(Some(Holds::Cpu)),
-                    _ => None,
-                },
-            ),
-            b"harden" => put(&mut self.harden, on_off(value)),
-            b"deepbind" => put(
-                &mut self.deepbind_kept,
-                match value {
-                    b"drop" => Some(false),
-                    b"keep" => Some(true),
-                    _ => None,
-                },
-            ),
-            b"stats_dir" => put(&mut self.stats_dir, Path::new(value)),
-            _ => return None,
-        })
-    }
 }
-
-const KEYS: &str = "rseq=on|off cluster=on|off thp=on|off retain_ms=MS retain_max=SIZE workers=0..64 \
-                    limit=SIZE|PERCENT% pressure=on|off depopulate=on|off lazyfree=auto|off|always lazy_ms=MS gather=batched|inline threshold=FRAMES zones=N \
-                    syscalls=all|basic vfork_guard=on|off exit=detached|inline exit_threshold=SIZE \
-                    teardown_workers=1..16 percpu_depopulate=on|off percpu_units=1..1024 lockstat=off|on|cpu harden=on|off \
-                    deepbind=drop|keep stats_dir=/PATH";
 
 /// The line about an item. A long one is cut, the keys never are.
 fn complaint(problem: &str, item: &[u8]) -> Line {
@@ -339,20 +233,22 @@ fn complaint(problem: &str, item: &[u8]) -> Line {
         .text(" in \"")
         .bytes(shown)
         .text(cut)
-        .text("\"; ignored. Keys: ")
+        .text("\"; ignored. Keys:")
         .text(KEYS)
 }
 
 fn on_off(value: &[u8]) -> Option<bool> {
-    match value {
-        b"on" => Some(true),
-        b"off" => Some(false),
-        _ => None,
-    }
+    choice(value, [("on", true), ("off", false)])
 }
 
-fn number(value: &[u8]) -> Option<u32> {
-    core::str::from_utf8(value).ok()?.parse().ok()
+fn choice<T, const N: usize>(value: &[u8], all: [(&str, T); N]) -> Option<T> {
+    let mut all = all.into_iter();
+    all.find_map(|(name, choice)| (name.as_bytes() == value).then_some(choice))
+}
+
+fn number<T: FromStr + PartialOrd>(value: &[u8], range: RangeInclusive<T>) -> Option<T> {
+    let number = core::str::from_utf8(value).ok()?.parse().ok()?;
+    range.contains(&number).then_some(number)
 }
 
 /// A number of bytes with an optional k, m or g behind it.
@@ -363,8 +259,7 @@ fn size(value: &[u8]) -> Option<usize> {
         (b'g' | b'G', digits) => (digits, 30),
         _ => (value, 0),
     };
-    let count: usize = core::str::from_utf8(digits).ok()?.parse().ok()?;
-    count.checked_mul(1 << shift)
+    number(digits, 0..=usize::MAX >> shift).map(|count| count << shift)
 }
 
 #[cfg(test)]
