@@ -21,7 +21,6 @@ mod bench;
 mod cli;
 mod conf;
 mod doctor;
-#[path = "../../ebbtide-core/src/base/known.rs"]
 mod known;
 mod library;
 mod lock_figures;
