@@ -99,7 +99,19 @@ impl Heap {
         let plan = tick.decide(spare, waiting, bounds, &actors);
         let called = matches!(plan, TickPlan::Much { wake, .. } if self.wake(wake));
         #[cfg(feature = "plan-log")]
-        log::tick(tick, (spare, waiting), bounds, &actors, &plan, called);
+        log::line(
+            "t",
+            &[
+                tick,
+                &tick.asks_outside(),
+                &spare,
+                &waiting,
+                bounds,
+                &actors,
+                &plan,
+                &called,
+            ],
+        );
         match plan {
             TickPlan::Nothing => {}
             TickPlan::Little {
@@ -350,12 +362,18 @@ impl Heap {
         };
         let next = left.next(&pace);
         #[cfg(feature = "plan-log")]
-        log::round(
-            (now, &backlog, &bounds, may_be_lazy),
-            &plan,
-            &left,
-            &pace,
-            next,
+        log::line(
+            "r",
+            &[
+                &now,
+                &backlog,
+                &bounds,
+                &may_be_lazy,
+                &plan,
+                &left,
+                &pace,
+                &next,
+            ],
         );
         next
     }
