@@ -80,8 +80,18 @@ static void twice_now(size_t n)
     returned();
 }
 
+static void stay_on(int cpu)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+}
+
+/* On one CPU: what it freed waits for what this CPU frees later. */
 static void write_freed(size_t n, size_t at)
 {
+    stay_on(sched_getcpu());
     volatile char *p = tell(malloc(n));
     free((void *)p);
     p[at]++;
@@ -118,14 +128,6 @@ static volatile char *freed_large(size_t n)
     memset((char *)q, 1, n);
     free((void *)q);
     return q;
-}
-
-static void stay_on(int cpu)
-{
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
 }
 
 /* It needs a stack of some size, and thread-local storage. */
