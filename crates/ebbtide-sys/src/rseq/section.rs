@@ -179,6 +179,9 @@ fn outcome(count: isize) -> Outcome {
 
 /// Takes up to `entries.len()` of the newest entries, newest first.
 ///
+/// The caller owns as many as [`Outcome::Done`] says and no more: words are written before the commit, so an aborted
+/// section leaves entries in the slice that are still on the stack.
+///
 /// # Safety
 /// As [`pop`].
 #[inline(never)]

@@ -23,7 +23,8 @@ enum Operation<'a> {
 }
 
 impl Objects {
-    /// Performs an operation. [`Outcome::Parked`]: use the central lists.
+    /// Performs an operation. [`Outcome::Parked`]: use the central lists. What an interrupted pop has written into its
+    /// slice was not taken: only the first [`Outcome::Done`] entries are the caller's.
     fn operate(&self, class: usize, mut operation: Operation) -> Outcome {
         let place = self.caches.place();
         if !place.sections {
@@ -150,8 +151,10 @@ impl Objects {
     /// the miss may have been an interruption. 0: nothing.
     pub fn pop(&self, class: usize) -> usize {
         let mut object = [0];
-        self.operate(class, Operation::Pop(&mut object));
-        object[0]
+        match self.operate(class, Operation::Pop(&mut object)) {
+            Outcome::Done(1) => object[0],
+            _ => 0,
+        }
     }
 
     /// The portable mode's push. `false`: there is no room, or the fast path has found that already.

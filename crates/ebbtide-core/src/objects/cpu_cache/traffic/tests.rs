@@ -248,3 +248,46 @@ fn every_object_has_one_owner_and_comes_back_without_sections() {
         every_object_comes_back(heap);
     });
 }
+
+/// A pop is aborted after it has copied the newest object, and the repetition finds the slab drained: that object
+/// belongs to who drains, and the caller has none.
+#[cfg(all(feature = "inject", target_arch = "x86_64"))]
+#[test]
+fn an_object_of_an_aborted_pop_is_not_handed_out() {
+    use core::sync::atomic::AtomicUsize;
+    use ebbtide_sys::rseq::section::INJECT;
+
+    /// The table entry of the test's CPU.
+    static ENTRY: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn park(_: libc::c_int) {
+        INJECT.store(0, Ordering::Relaxed);
+        // SAFETY: set to a word of the process's table before the first trap.
+        unsafe { *(ENTRY.load(Ordering::Relaxed) as *mut usize) = 0 };
+    }
+
+    alone(CALM, |heap| {
+        if !has_sections(heap) {
+            return;
+        }
+        let (cpu, class) = (stay_here(), class_of(64));
+        let entry = heap.caches.table_entry(cpu);
+        ENTRY.store(core::ptr::from_ref(entry) as usize, Ordering::Relaxed);
+        // SAFETY: the handler stores to two words.
+        unsafe { libc::signal(libc::SIGTRAP, park as *const () as libc::sighandler_t) };
+        heap.put_object(class, heap.take_object(class));
+        for point in [3, 4] {
+            let live = entry.load(Ordering::Relaxed);
+            assert_ne!(live, 0);
+            let before = places(heap, cpu, class);
+            INJECT.store(point, Ordering::Relaxed);
+            assert_eq!(heap.pop(class), 0, "aborted at {point}");
+            assert_eq!(INJECT.load(Ordering::Relaxed), 0, "reached {point}");
+            assert_eq!(places(heap, cpu, class), before);
+            entry.store(live, Ordering::Relaxed);
+            let object = heap.pop(class);
+            assert_ne!(object, 0);
+            heap.put_object(class, object);
+        }
+    });
+}
