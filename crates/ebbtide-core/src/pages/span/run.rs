@@ -3,7 +3,7 @@
 //! What is freed in the order in which it was allocated, or backwards, lies side by side: such objects are tested and put
 //! back as one range of bits. Each is still tested for its place and its bit before any bit is set, and where one of
 //! them is refused, all go in one by one up to that one. See
-//! [decision 0057](../../../../docs/decisions/0057-neighbours-in-a-run.md).
+//! [decision 0057](../../../../docs/decisions/0057-neighbours-return-as-one-range.md).
 
 use super::{Refused, Span, words_of};
 use crate::base::size_class::Class;

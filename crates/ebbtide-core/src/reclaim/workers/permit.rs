@@ -17,7 +17,7 @@
 //! - The main thread had a filter at the first look, and no worker saw the same rights before this one was made. The
 //!   main thread may have installed the filter in between.
 //!
-//! [Decision 0066](../../../../../docs/decisions/0066-threads-that-libc-does-not-know.md).
+//! [Decision 0066](../../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
