@@ -134,7 +134,7 @@ fn a_short_command_is_told_of_too() {
     let (process, all) = first(&output);
     assert!(process["ended"] == true && process["name"] != "?", "{all}");
     assert!(
-        process["figures"]["region_opened_bytes"].as_u64().unwrap() > 0,
+        process["figures"]["opened_bytes"].as_u64().unwrap() > 0,
         "{all}"
     );
 }
