@@ -109,7 +109,7 @@ int ebb_stats(struct ebb_stats *stats, size_t size);
 /*
  * Data with a copy for each CPU: counters, reference counts, statistics that many threads write to without sharing a
  * cache line. All copies of an area lie at the same place of their CPU's part of the memory, and pages without an area
- * go back to the kernel, also while others of the same part are in use (EBBTIDE_CONF=percpu_depopulate=off: not those).
+ * go back to the kernel, also while others of the same part are in use (EBBTIDE_CONF=dev=percpu_depopulate:off: not those).
  *
  * An ebb_percpu * is a number, not an address: it must not be dereferenced or computed with.
  */

@@ -1,5 +1,5 @@
 /* The statistics page where much comes or goes and nothing follows, and what that costs: page DIR. Without workers, with
- * lockstat=on. */
+ * dev=lockstat:on. */
 #include "check.h"
 #include "../../include/ebbtide.h"
 #include <dlfcn.h>

@@ -66,10 +66,10 @@ fn sized_frees() {
 fn the_same_in_every_mode() {
     for conf in [
         "rseq=off",
-        "cluster=off",
+        "dev=cluster:off",
         "thp=off",
         "syscalls=basic",
-        "zones=1",
+        "dev=zones:1",
         "harden=on",
     ] {
         if !understands(conf) {

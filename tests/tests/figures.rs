@@ -43,7 +43,7 @@ fn word(outcome: &Outcome, dir: &Path, place: usize) -> u64 {
 #[test]
 fn a_file_that_is_cut_short() {
     survives(&["cut", "half"], "");
-    survives(&["cut", "half"], ",workers=0,lockstat=on");
+    survives(&["cut", "half"], ",workers=0,dev=lockstat:on");
 }
 
 #[test]

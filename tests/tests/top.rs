@@ -201,7 +201,7 @@ fn the_page_follows_large_allocations_cheaply() {
     Run::new(c_program("page"))
         .arg(dir.path())
         .conf(&format!(
-            "workers=0,retain_ms=60000,lockstat=on,stats_dir={page}"
+            "workers=0,retain_ms=60000,dev=lockstat:on,stats_dir={page}"
         ))
         .ok();
 }

@@ -1,4 +1,4 @@
-//! What the library's locks cost, as its page of figures tells it (`lockstat=on|cpu`).
+//! What the library's locks cost, as its page of figures tells it (`dev=lockstat:on|cpu`).
 
 use ebbtide_interface::page::{BUCKETS, LOCK_HEAD, LOCK_WORDS};
 use ebbtide_interface::ranks;

@@ -1,4 +1,4 @@
-//! What the library and its tools agree on, each item defined once: figures, the statistics page, lock ranks.
+//! What the library and its tools agree on, each item defined once: figures, the statistics page, keys, lock ranks.
 //!
 //! The library fills, the tools read, and `include/ebbtide.h` repeats the figures for C (a test compares it). There is no code here
 //! that decides or acts.
@@ -7,6 +7,7 @@
 #![warn(missing_docs)]
 
 pub mod figures;
+pub mod keys;
 pub mod page;
 
 pub use figures::Figures;

@@ -161,7 +161,7 @@ fn take(threads: usize, bytes: u64, touched: bool, locked: bool) -> Result<Outpu
     let locks = Locks::now()?.since(before?);
     ensure!(
         locks.taken > 0,
-        "no figures of locks; lockstat=on is needed"
+        "no figures of locks; dev=lockstat:on is needed"
     );
     Ok(output(
         sum,
