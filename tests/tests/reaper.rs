@@ -33,8 +33,8 @@ fn every_way_to_end() {
 
 #[test]
 fn ends_with_many_threads() {
-    reaper("exit", ",teardown_workers=16");
-    reaper("kill", ",teardown_workers=16,thp=off");
+    reaper("exit", ",dev=teardown_workers:16");
+    reaper("kill", ",dev=teardown_workers:16,thp=off");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use ebbtide_core::base::ranks::{self, ForkLock};
 use ebbtide_core::base::releaser::Releaser;
 use ebbtide_core::base::source::{Round, Source};
-use ebbtide_core::base::stats::{self, Stats};
+use ebbtide_core::base::stats::{self, Figures};
 use ebbtide_core::reclaim::Heap;
 use ebbtide_core::reclaim::sources::Hook;
 use ebbtide_sys::clock;
@@ -168,9 +168,9 @@ impl Source for PerCpuData {
 }
 
 impl Hook for PerCpuData {
-    fn account(&self, heap: &Heap, stats: &mut Stats) {
+    fn account(&self, heap: &Heap, figures: &mut Figures) {
         let (own, record_bytes) = areas::stats_inside(heap);
-        stats.metadata += record_bytes;
-        stats.percpu = own.populated_bytes;
+        figures.metadata_bytes += record_bytes as u64;
+        figures.percpu_bytes = own.populated_bytes as u64;
     }
 }

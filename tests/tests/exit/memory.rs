@@ -39,7 +39,7 @@ fn many_programs_leave_nothing() {
 #[test]
 fn memory_is_the_systems_again() {
     detached("exit_system", "returned");
-    detached_with("exit_system", "returned", ",thp=off,teardown_workers=4");
+    detached_with("exit_system", "returned", ",thp=off,dev=teardown_workers:4");
 }
 
 /// A cgroup with this limit, and the file of its usage; or says why not.

@@ -7,7 +7,7 @@ use std::process::{self, Command};
 
 use super::{Check, trial, turns};
 use crate::proc;
-use crate::stats_page::FEATURES;
+use ebbtide_interface::FEATURES;
 
 const INLINE: &str = "processes end as the kernel ends them: seen when their memory is back";
 const LOOK: &str = "look for a seccomp filter and a tracer (Seccomp and TracerPid in /proc/self/status), and try it without them";

@@ -41,7 +41,7 @@ fn version_help_and_usage_errors() {
     ebbtide(&["run", "--help"])
         .assert()
         .success()
-        .stdout(says("retain_max=SIZE"));
+        .stdout(says("limit=SIZE|PERCENT%"));
     ebbtide(&["frobnicate"])
         .assert()
         .code(125)

@@ -58,7 +58,7 @@ impl Domains {
         })
     }
 
-    /// As configured (`zones=N`, 0: by the machine), `most` zones at most. `fill` writes the CPUs of a node into a
+    /// As configured (`dev=zones:N`, 0: by the machine), `most` zones at most. `fill` writes the CPUs of a node into a
     /// set; `false`: there is no such node.
     pub fn new(
         wanted: usize,

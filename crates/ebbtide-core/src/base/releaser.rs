@@ -1,6 +1,6 @@
 //! Who releases memory.
 
-use crate::base::stats;
+use crate::base::stats::{self, word};
 use ebbtide_sys::pages::PageMap;
 
 /// Who owns a gather: a thread of the program, or a worker, of which one knows whether it is gone. No two workers are
@@ -69,9 +69,9 @@ impl Releaser<'_> {
     /// Counts how long a release took.
     pub fn count(self, ns: u64) {
         if self.is_worker() {
-            stats::count_worker(ns);
+            stats::count(word!(worker_ns), ns);
         } else {
-            stats::count_stall(ns);
+            stats::raise(word!(longest_stall_ns), ns);
         }
     }
 }

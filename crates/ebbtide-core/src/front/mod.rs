@@ -13,7 +13,7 @@ use crate::base::config::Config;
 use crate::base::domains::Domains;
 use crate::base::known::{self, Known};
 use crate::base::report::Line;
-use crate::base::stats::{self, Stats};
+use crate::base::stats::{self, Figures};
 use crate::front::fork::Forks;
 use crate::front::fork::gate::Gate;
 use crate::objects::find::Allocation;
@@ -126,11 +126,9 @@ pub fn started_heap() -> Option<&'static Front> {
     (STATE.load(Ordering::Acquire) == READY).then_some(&FRONT)
 }
 
-impl Stats {
-    /// The figures now. Walks the CPUs' caches; a few microseconds to a millisecond.
-    pub fn collect() -> Self {
-        started_heap().map_or_else(Self::default, |heap| heap.enter_uncounted().stats().0)
-    }
+/// The figures now, without the last two, which the kernel knows. Walks the CPUs' caches; a few microseconds to a millisecond.
+pub fn figures() -> Figures {
+    started_heap().map_or_else(Figures::default, |heap| heap.enter_uncounted().figures().0)
 }
 
 /// The process ends in order: parts of the heap are told, and the last figures are written.

@@ -10,7 +10,7 @@
 //! is opened behind asks for them.
 
 use crate::base::ranks;
-use crate::base::stats;
+use crate::base::stats::{self, word};
 use crate::pages::Pages;
 use crate::pages::region::{Region, flag};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -192,7 +192,7 @@ impl Pages {
             .take(FALLOVERS)
             .find_map(|zone| self.take_from(&zones[zone], slack, &mut attempt));
         if taken.is_some() {
-            stats::count_fallover();
+            stats::count(word!(fallovers), 1);
             return taken;
         }
         if let Some(taken) = self.take_opening(home, need, slack, &mut attempt) {
@@ -204,7 +204,7 @@ impl Pages {
             taken.or_else(|| self.take_opening(&zones[zone], need, slack, &mut attempt))
         });
         if taken.is_some() {
-            stats::count_fallover();
+            stats::count(word!(fallovers), 1);
         }
         taken
     }

@@ -19,6 +19,7 @@
 mod run;
 
 use crate::base::size_class::{Class, MAX_OBJECTS};
+use crate::base::stats::{self, word};
 use crate::pages::region::{RECORD_BYTES, Region};
 use ebbtide_sys::lock::Lock;
 use ebbtide_zone::{FRAME_BYTES, Frame};
@@ -148,7 +149,10 @@ impl Span {
         }
         self.high = self.high.max(last as u16);
         if refaulted > 0 {
-            crate::base::stats::count_refaulted(refaulted as usize * FRAME_BYTES);
+            stats::count(
+                word!(refaulted_bytes),
+                u64::from(refaulted) * FRAME_BYTES as u64,
+            );
         }
     }
 

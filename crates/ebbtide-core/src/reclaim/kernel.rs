@@ -20,7 +20,7 @@
 
 use super::gather::{Gather, Range};
 use crate::base::releaser::Releaser;
-use crate::base::stats;
+use crate::base::stats::{self, word};
 use crate::pages::region::flag;
 use crate::reclaim::Heap;
 use core::sync::atomic::Ordering;
@@ -112,7 +112,7 @@ fn release_with<const N: usize>(
     if call.released > 0 {
         stats::count_released(call.released);
     }
-    stats::count_lazied(call.lazied);
+    stats::count(word!(lazied_bytes), call.lazied as u64);
     (call.released, left)
 }
 

@@ -38,7 +38,7 @@ pub mod zones;
 
 use crate::objects::Objects;
 use crate::pages::{Pages, Settings};
-use crate::reclaim::figures::Figures;
+use crate::reclaim::figures::Changes;
 use crate::reclaim::pacing::Pacing;
 use crate::reclaim::pressure::Pressure;
 use crate::reclaim::slots::Slots;
@@ -59,7 +59,7 @@ pub struct Heap {
     /// When ticks and rounds did what they do seldom.
     pub pacing: Pacing,
     /// What the page says and what not yet.
-    pub figures: Figures,
+    pub changes: Changes,
     /// Ranges on their way to the kernel.
     pub slots: Slots,
     /// Who looks whether memory is short.
@@ -77,7 +77,7 @@ static HEAP: Heap = Heap {
     forked: AtomicBool::new(false),
     cpus: AtomicUsize::new(1),
     pacing: Pacing::new(),
-    figures: Figures::new(),
+    changes: Changes::new(),
     slots: Slots::new(),
     pressure: Pressure::new(),
     workers: Workers::new(),

@@ -2,7 +2,7 @@
 
 use super::slots::Owned;
 use crate::base::releaser::{Owner, Releaser};
-use crate::base::stats;
+use crate::base::stats::{self, word};
 use crate::reclaim::Heap;
 use ebbtide_sys::clock;
 
@@ -26,7 +26,7 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> 
         let waits = matches!(by, Releaser::Asked);
         match leave_to_worker(heap, owned, waits) {
             Ok(()) => {
-                stats::count_stall(clock::precise_ns() - start);
+                stats::raise(word!(longest_stall_ns), clock::precise_ns() - start);
                 return released;
             }
             Err(back) => owned = back,

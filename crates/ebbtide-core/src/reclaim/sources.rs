@@ -19,7 +19,7 @@ use crate::base::ranks;
 use crate::base::ranks::ForkLock;
 use crate::base::releaser::Releaser;
 use crate::base::source::{Cached, Round, Source};
-use crate::base::stats::Stats;
+use crate::base::stats::Figures;
 use crate::reclaim::Heap;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::plan::Left;
@@ -98,7 +98,7 @@ pub trait Hook: Sync {
     fn ends(&self, _heap: &Heap) {}
 
     /// Adds its share of the figures.
-    fn account(&self, _heap: &Heap, _stats: &mut Stats) {}
+    fn account(&self, _heap: &Heap, _figures: &mut Figures) {}
 }
 
 /// What the process's heap is made of: one constant, given to its start.
@@ -128,9 +128,9 @@ impl Parts {
 impl Heap {
     /// Calls `each` for every lock, in the order of [`ranks`].
     pub fn for_each_lock(&self, mut each: impl FnMut(&dyn ForkLock)) {
-        for (rank, _) in ranks::NAMES {
+        for (rank, _) in ranks::ALL {
             for source in self.parts().sources() {
-                source.locks(self, rank, &mut each);
+                source.locks(self, Rank(rank), &mut each);
             }
         }
     }

@@ -114,21 +114,24 @@ fn a_round_claims_what_is_due_and_looks_at_a_span_once() {
 
 #[test]
 fn nothing_goes_where_it_is_switched_off() {
-    alone("workers=0,pressure=off,thp=off,depopulate=off", |heap| {
-        let class = class_of(FRAME_BYTES);
-        let (_, freed) = half_used(heap, class, 1024, 8);
-        assert_eq!(heap.waiting_in_spans(), 0);
-        heap.depopulate_everything(Releaser::Asked);
-        heap.depopulate_some(1 << 40);
-        for now in [1 << 40, 1 << 41] {
-            assert_eq!(heap.depopulate_due(now, Releaser::Asked), 0);
-        }
-        assert!(
-            freed
-                .iter()
-                .all(|&object| resident(object, FRAME_BYTES) == 1)
-        );
-    });
+    alone(
+        "workers=0,pressure=off,thp=off,dev=depopulate:off",
+        |heap| {
+            let class = class_of(FRAME_BYTES);
+            let (_, freed) = half_used(heap, class, 1024, 8);
+            assert_eq!(heap.waiting_in_spans(), 0);
+            heap.depopulate_everything(Releaser::Asked);
+            heap.depopulate_some(1 << 40);
+            for now in [1 << 40, 1 << 41] {
+                assert_eq!(heap.depopulate_due(now, Releaser::Asked), 0);
+            }
+            assert!(
+                freed
+                    .iter()
+                    .all(|&object| resident(object, FRAME_BYTES) == 1)
+            );
+        },
+    );
 }
 
 /// What the recent peak explains is not due; a window later all of it is.

@@ -73,7 +73,7 @@ fn lazy_ranges_stay_resident_unless_that_is_refused() {
         assert_eq!((made, LAZY_FREE.known()), ((0, false), Some(true)));
         assert_eq!(resident(address, bytes), 100);
         heap.put_back(&mut gather, true);
-        let lazied = crate::base::stats::Stats::collect().lazied;
+        let lazied = crate::front::figures().lazied_bytes as usize;
         assert_eq!(lazied, bytes);
 
         fill(address, bytes, 1);
@@ -86,7 +86,7 @@ fn lazy_ranges_stay_resident_unless_that_is_refused() {
         assert_eq!(resident(address, bytes), 0);
         heap.put_back(&mut gather, true);
         gather.free_batches();
-        assert_eq!(crate::base::stats::Stats::collect().lazied, lazied);
+        assert_eq!(crate::front::figures().lazied_bytes as usize, lazied);
     });
 }
 
@@ -132,7 +132,7 @@ fn lazy_ranges_and_others_go_in_calls_of_their_own() {
             let left = resident(address + n * part, part);
             assert_eq!(left, if n % 2 == 0 { 0 } else { 10 }, "part {n}");
         }
-        assert_eq!(crate::base::stats::Stats::collect().lazied, 2 * part);
+        assert_eq!(crate::front::figures().lazied_bytes as usize, 2 * part);
         // Where that is known to be refused, nobody asks again.
         LAZY_FREE.refuse();
         fill(address, 4 * part, 1);

@@ -25,7 +25,7 @@ use super::owned::release_owned;
 use crate::base::config::{Config, Limit};
 use crate::base::releaser::Releaser;
 use crate::base::source::Cached;
-use crate::base::stats;
+use crate::base::stats::{self, word};
 use crate::pages::allowance::Allowance;
 use crate::reclaim::Heap;
 use core::cell::UnsafeCell;
@@ -184,7 +184,7 @@ impl Heap {
         self.allowance.set_calm_at(policy.calm_at_ms());
         stats::set_pressure(verdict.pressed, room);
         if verdict.event {
-            stats::count_pressure();
+            stats::count(word!(pressure_events), 1);
         }
         verdict
     }
@@ -241,7 +241,7 @@ impl Heap {
             }
         }
         let released = self.release_some(share);
-        stats::count_paid(released as usize * FRAME_BYTES);
+        stats::count(word!(paid_bytes), released * FRAME_BYTES as u64);
     }
 
     /// Releases up to `frames` of what is free, due or not, in this thread: from the zones, then from
@@ -268,7 +268,7 @@ impl Heap {
             .wait_for_workers(PATIENCE_MS, has_worker, |owned| {
                 release_owned(self, owned, Releaser::Program);
             });
-        stats::count_stall(clock::precise_ns() - start);
+        stats::raise(word!(longest_stall_ns), clock::precise_ns() - start);
         released
     }
 

@@ -12,7 +12,7 @@ use ebbtide_zone::{Counters, FRAME_BYTES};
 use std::vec::Vec;
 
 /// One zone, in which the blocks of the tests lie.
-const ONE_ZONE: &str = "workers=0,pressure=off,lazyfree=off,thp=off,retain_ms=3600000,zones=1";
+const ONE_ZONE: &str = "workers=0,pressure=off,lazyfree=off,thp=off,retain_ms=3600000,dev=zones:1";
 
 fn zone(heap: &Heap) -> &ZoneSlot {
     &heap.live_zones()[0]

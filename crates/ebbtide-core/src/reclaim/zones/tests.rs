@@ -71,7 +71,7 @@ fn held_frames_are_not_to_be_had() {
 #[test]
 fn large_releases_go_in_pieces() {
     alone(
-        "workers=0,pressure=off,thp=off,retain_ms=3600000,threshold=1024,zones=2",
+        "workers=0,pressure=off,thp=off,retain_ms=3600000,dev=threshold:1024,dev=zones:2",
         |heap| {
             dirty_run(heap, 77);
             let block = dirty_blocks(heap, 20);
@@ -137,7 +137,7 @@ fn spare_runs_are_kept_frames() {
 /// The first claims of a gather become lazy, until there is room for no more.
 #[test]
 fn as_much_becomes_lazy_as_there_is_room_for() {
-    let conf = "workers=0,pressure=off,thp=off,retain_ms=3600000,zones=1";
+    let conf = "workers=0,pressure=off,thp=off,retain_ms=3600000,dev=zones:1";
     alone(conf, |heap| {
         {
             let mut data = heap.zones[0].lock.lock();
@@ -167,7 +167,7 @@ fn as_much_becomes_lazy_as_there_is_room_for() {
 /// All of a huge page is resident, so its clean free frames are claimed with the dirty ones.
 #[test]
 fn the_rest_of_a_huge_page_is_claimed_with_it() {
-    let conf = "workers=0,pressure=off,lazyfree=off,retain_ms=3600000,zones=1";
+    let conf = "workers=0,pressure=off,lazyfree=off,retain_ms=3600000,dev=zones:1";
     alone(conf, |heap| {
         // The first blocks of a zone have small pages.
         heap.take_blocks(8, 1, 0).unwrap();
