@@ -5,9 +5,10 @@ use std::io;
 use std::path::Path;
 use std::process::{self, Command};
 
+use ebbtide_tools::proc;
+use ebbtide_tools::stats_page::FEATURES;
+
 use super::{Check, trial, turns};
-use crate::proc;
-use crate::stats_page::FEATURES;
 
 const INLINE: &str = "processes end as the kernel ends them: seen when their memory is back";
 const LOOK: &str = "look for a seccomp filter and a tracer (Seccomp and TracerPid in /proc/self/status), and try it without them";

@@ -8,10 +8,11 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::library;
-use crate::proc;
+use ebbtide_tools::library;
+use ebbtide_tools::proc;
+use ebbtide_tools::stats_page::{LEN_BYTES, StatsPage};
+
 use crate::run::end::HELPER_NAME;
-use crate::stats_page::{LEN_BYTES, StatsPage};
 
 /// What `/proc/PID/stat` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -319,7 +320,7 @@ mod tests {
         let page = |number: u32| {
             let path = dir.path().join(format!("{number}.ebb"));
             let mut words = vec![0u64; 1024];
-            words[..6].copy_from_slice(&[crate::stats_page::MAGIC, 1, 7, 99, 5, 6]);
+            words[..6].copy_from_slice(&[ebbtide_tools::stats_page::MAGIC, 1, 7, 99, 5, 6]);
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             fs::write(&path, bytes).unwrap();
             let file = File::options().read(true).write(true).open(&path).unwrap();

@@ -1,0 +1,122 @@
+//! The exit family: a process that holds much memory ends. How long until its parent
+//! knows, and how long until the memory is back.
+
+pub mod dying;
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::families::exit::dying::{Death, Ending};
+use crate::figures::Measured;
+use crate::harness::flags::SizedArgs;
+use crate::harness::peers;
+use crate::harness::peers::Entry;
+use crate::harness::sized::{Defaults, Plan};
+use crate::harness::{self, Case, Metric, Run};
+
+const DEFAULTS: Defaults = Defaults {
+    size_bytes: (4 << 30, 512 << 20),
+    wait: (Duration::from_secs(5), Duration::from_secs(2)),
+    rounds: (5, 2),
+};
+
+/// Peers that stand for the kernel's own exit, unless others are asked for.
+const REFERENCES: [&str; 3] = ["glibc", "jemalloc", "mimalloc3"];
+
+const METRICS: &[Metric] = &[
+    Metric {
+        id: "seen_ms",
+        unit: "ms from the call or signal until the parent's wait returns",
+    },
+    Metric {
+        id: "gone_ms",
+        unit: "ms until nobody holds the memory any more, a helper neither",
+    },
+    Metric {
+        id: "back_ms",
+        unit: "ms until 99 % are in the system's free memory",
+    },
+];
+
+const CASES: [(&str, &str, Death, bool); 6] = [
+    (
+        "exit_4k",
+        "fill a block, then exit(0); no huge pages",
+        Death::Exit,
+        true,
+    ),
+    (
+        "exit_thp",
+        "fill a block, then exit(0); huge pages as the system and the allocator have it",
+        Death::Exit,
+        false,
+    ),
+    (
+        "kill_4k",
+        "fill a block, then SIGKILL; no huge pages",
+        Death::Kill,
+        true,
+    ),
+    (
+        "kill_thp",
+        "fill a block, then SIGKILL; huge pages as above",
+        Death::Kill,
+        false,
+    ),
+    (
+        "segv_4k",
+        "fill a block, then a segmentation fault without a core file; no huge pages",
+        Death::Fault,
+        true,
+    ),
+    (
+        "segv_thp",
+        "fill a block, then a segmentation fault without a core file; huge pages as above",
+        Death::Fault,
+        false,
+    ),
+];
+
+fn cases(plan: Plan) -> Vec<Case> {
+    let case = |(id, about, death, is_thp_off)| Case {
+        id,
+        about,
+        run: Run::Ends {
+            ending: Ending {
+                death,
+                size_bytes: plan.size_bytes,
+                wait: plan.wait,
+            },
+            is_thp_off,
+        },
+        metrics: METRICS,
+    };
+    CASES.into_iter().map(case).collect()
+}
+
+/// Ebbtide as it is by default, inline; with the helper; and some peers, inline as well.
+fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
+    let mut entries = peers::rotation(&args.bench, false)?;
+    if args.bench.against.is_empty() {
+        entries.retain(|e| e.is_own() || REFERENCES.contains(&e.name.as_str()));
+    }
+    let own = entries[0].clone();
+    let mut variants = vec![own.variant("exit=detached", &[])];
+    for workers in 1..=4 {
+        let conf = format!("exit=detached,teardown_workers={workers}");
+        variants.push(own.variant(&conf, &[]));
+    }
+    // Behind Ebbtide and Ebbtide again.
+    entries.splice(2..2, variants);
+    Ok(entries)
+}
+
+/// Measures.
+pub fn measure(sized: &SizedArgs) -> Result<Measured> {
+    let plan = Plan::new(sized, DEFAULTS)?;
+    let mut cases = cases(plan);
+    harness::select(&mut cases, &sized.bench.only)?;
+    let results = plan.run(&cases, entries(sized)?)?;
+    Ok(Measured::new("exit", results))
+}

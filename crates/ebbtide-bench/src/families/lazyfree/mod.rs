@@ -1,0 +1,150 @@
+//! The lazyfree family: programs that free what they soon want again, in as many processes
+//! and threads as the machine has to bear, with memory for all and within a limit.
+
+pub mod search;
+
+use std::path::Path;
+
+use anyhow::Result;
+use ebbtide_tools::out;
+
+use crate::families::lazyfree::search::CHUNK_BYTES;
+use crate::figures::Measured;
+use crate::harness::flags::BenchArgs;
+use crate::harness::peers::{self, Entry};
+use crate::harness::{self, Case, Metric, Run};
+use crate::outside::swap::{Keeper, limit_group};
+
+/// Chunks of a process, and in a quick run.
+const CHUNKS: (u64, u64) = (512, 64);
+/// The limit of the cgroup.
+const LIMIT_BYTES: (u64, u64) = (2 << 30, 512 << 20);
+/// Of that, for everything that is not a chunk: 64 copies, eight programs, and what allocators keep.
+const REST_BYTES: u64 = 256 << 20;
+const ROUNDS: (u32, u32) = (3, 1);
+
+const METRICS: &[Metric] = &[Metric {
+    id: "us_per_search",
+    unit: "µs a search, with all processes at work",
+}];
+
+const PLENTY: &str = "copy a chunk of 512 KiB, search it, free it; memory for all";
+const LIMITED: &str = "the same within a memory cgroup";
+
+/// Cases, processes.
+const SHAPES: [(&str, &str, u64); 9] = [
+    ("search_1x1", "search_limit_1x1", 1),
+    ("search_1x4", "search_limit_1x4", 1),
+    ("search_1x8", "search_limit_1x8", 1),
+    ("search_4x1", "search_limit_4x1", 4),
+    ("search_4x4", "search_limit_4x4", 4),
+    ("search_4x8", "search_limit_4x8", 4),
+    ("search_8x1", "search_limit_8x1", 8),
+    ("search_8x4", "search_limit_8x4", 8),
+    ("search_8x8", "search_limit_8x8", 8),
+];
+
+/// What is freed goes back at once; is lazy at once; is lazy where that was seen to be worth it.
+const VARIANTS: [&str; 3] = [
+    "retain_ms=0,lazyfree=off",
+    "retain_ms=0,lazyfree=always",
+    "retain_ms=0,lazyfree=auto",
+];
+
+fn cases(chunks: u64, limit_bytes: u64, group: Option<&Path>) -> Vec<Case> {
+    let case = |id, about, chunks_each, group: Option<&Path>| Case {
+        id,
+        about,
+        run: Run::Search {
+            case: id,
+            chunks: chunks_each,
+            searches_of_chunks: chunks,
+            group: group.map(Path::to_path_buf),
+        },
+        metrics: METRICS,
+    };
+    let mut cases: Vec<Case> = SHAPES
+        .iter()
+        .map(|(id, _, _)| case(id, PLENTY, chunks, None))
+        .collect();
+    if let Some(group) = group {
+        let most = |processes| (limit_bytes - REST_BYTES) / CHUNK_BYTES as u64 / processes;
+        cases.extend(SHAPES.iter().map(|(_, id, processes)| {
+            case(id, LIMITED, chunks.min(most(*processes)), Some(group))
+        }));
+    }
+    cases
+}
+
+/// Beside the peers: Ebbtide when it keeps nothing.
+fn entries(args: &BenchArgs) -> Result<Vec<Entry>> {
+    let mut entries = peers::rotation(args, false)?;
+    let own = entries[0].clone();
+    entries.splice(2..2, VARIANTS.map(|conf| own.variant(conf, &[])));
+    Ok(entries)
+}
+
+/// Measures.
+pub fn measure(args: &BenchArgs) -> Result<Measured> {
+    let pick = |(full, quick)| if args.quick { quick } else { full };
+    let (chunks, limit_bytes) = (pick(CHUNKS), pick(LIMIT_BYTES));
+    let rounds = args.rounds_or(ROUNDS);
+    let entries = entries(args)?;
+    let (keeper, group) = match limited(limit_bytes) {
+        Ok(keeper) => {
+            let group = keeper.kept.group.clone();
+            (Some(keeper), group)
+        }
+        Err(error) => {
+            out::warning(&format!("without a limit only: {error:#}"));
+            (None, None)
+        }
+    };
+    let mut cases = cases(chunks, limit_bytes, group.as_deref());
+    harness::select(&mut cases, &args.only)?;
+    let largest = 8 * chunks * CHUNK_BYTES as u64;
+    let mut results = harness::run(&cases, entries, rounds, largest)?;
+    results.notes.push(format!(
+        "{chunks} chunks in each process; search_PxT: P processes of T threads"
+    ));
+    if keeper.is_some() {
+        results.notes.push(format!(
+            "search_limit_PxT: all processes in a memory cgroup of {}, with as many of the chunks as fit and leave {}",
+            out::bytes(limit_bytes),
+            out::bytes(REST_BYTES)
+        ));
+    }
+    drop(keeper);
+    Ok(Measured::new("lazyfree", results))
+}
+
+/// A cgroup with a limit, for the time of the run.
+fn limited(bytes: u64) -> Result<Keeper> {
+    let keeper = Keeper::start(0)?;
+    let group = keeper.kept.group.as_deref();
+    match group {
+        Some(group) => limit_group(group, Some(bytes))?,
+        None => anyhow::bail!(
+            "no memory cgroup can be made here (version 1, or 2 with the memory controller)"
+        ),
+    }
+    Ok(keeper)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_live_fits_into_the_limit() {
+        let cases = cases(CHUNKS.0, LIMIT_BYTES.0, Some(Path::new("/x")));
+        assert_eq!(cases.len(), 18);
+        for (case, (_, _, processes)) in cases[9..].iter().zip(SHAPES) {
+            let Run::Search { chunks, .. } = case.run else {
+                panic!()
+            };
+            assert!(chunks * processes * CHUNK_BYTES as u64 <= LIMIT_BYTES.0 - REST_BYTES);
+            assert!(chunks >= CHUNKS.0 / 8 * 7);
+        }
+    }
+}

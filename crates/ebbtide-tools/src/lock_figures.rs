@@ -1,0 +1,209 @@
+//! What the library's locks cost, as its page of figures tells it (`lockstat=on|cpu`).
+
+use serde::Serialize;
+
+use crate::out;
+
+/// Buckets of a histogram: below 32 ns, then one for each doubling.
+pub const BUCKETS: usize = 20;
+/// Words of a rank's record on the page.
+const RECORD_WORDS: usize = 8 + 2 * BUCKETS;
+
+/// The library's lock ranks, in the order in which locks are taken.
+const NAMES: &[(u64, &str)] = &[
+    (1, "FORK"),
+    (5, "DRAIN"),
+    (10, "TRANSFER"),
+    (20, "SPANS"),
+    (30, "ZONE"),
+    (40, "RECORDS"),
+    (50, "BATCHES"),
+    (56, "PERCPU"),
+    (58, "FREED"),
+    (60, "CPU"),
+];
+
+/// Durations.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Times {
+    /// Their sum.
+    pub sum_ns: u64,
+    /// The longest.
+    pub longest_ns: u64,
+    /// How many were below 32 ns, below 64, and so on; the last has no bound.
+    pub histogram: Vec<u64>,
+}
+
+/// The locks of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RankFigures {
+    /// The rank's name.
+    pub rank: &'static str,
+    /// Acquisitions.
+    pub taken: u64,
+    /// Of these, such that had to wait.
+    pub contended: u64,
+    /// How long they waited.
+    pub waits: Times,
+    /// How long locks were held.
+    pub holds: Times,
+}
+
+/// Reads the records; `words` are those of the page's second half.
+pub fn parse(words: &[u64]) -> Vec<RankFigures> {
+    let records = words.chunks_exact(RECORD_WORDS);
+    records
+        .take_while(|record| record[0] != 0)
+        .map(|record| {
+            let times = |at: usize, buckets: usize| Times {
+                sum_ns: record[at],
+                longest_ns: record[at + 1],
+                histogram: record[buckets..buckets + BUCKETS].to_vec(),
+            };
+            let known = NAMES.iter().find(|(rank, _)| rank + 1 == record[0]);
+            RankFigures {
+                rank: known.map_or("unknown", |(_, name)| name),
+                taken: record[1],
+                contended: record[2],
+                waits: times(3, 8),
+                holds: times(5, 8 + BUCKETS),
+            }
+        })
+        .collect()
+}
+
+impl Times {
+    fn add(&mut self, more: &Times) {
+        self.sum_ns += more.sum_ns;
+        self.longest_ns = self.longest_ns.max(more.longest_ns);
+        self.histogram.resize(BUCKETS, 0);
+        let both = self.histogram.iter_mut().zip(&more.histogram);
+        both.for_each(|(sum, count)| *sum += count);
+    }
+
+    /// A bound, by its bucket, of all but the longest `1 - share`; 0 when there are none.
+    pub fn quantile_ns(&self, share: f64) -> u64 {
+        let all: u64 = self.histogram.iter().sum();
+        let mut left = (all as f64 * share) as u64;
+        for (bucket, &count) in self.histogram.iter().enumerate() {
+            if count > left {
+                return (32 << bucket).min(self.longest_ns);
+            }
+            left -= count;
+        }
+        self.longest_ns
+    }
+}
+
+/// Adds the figures of several processes, by rank; ranks that were never taken are left out.
+pub fn sum<'a>(processes: impl Iterator<Item = &'a [RankFigures]>) -> Vec<RankFigures> {
+    let mut sums: Vec<RankFigures> = Vec::new();
+    for one in processes.flatten().filter(|one| one.taken > 0) {
+        let sum = match sums.iter().position(|sum| sum.rank == one.rank) {
+            Some(at) => &mut sums[at],
+            None => {
+                sums.push(RankFigures {
+                    rank: one.rank,
+                    ..RankFigures::default()
+                });
+                sums.last_mut().expect("just pushed")
+            }
+        };
+        sum.taken += one.taken;
+        sum.contended += one.contended;
+        sum.waits.add(&one.waits);
+        sum.holds.add(&one.holds);
+    }
+    let place = |rank: &str| NAMES.iter().position(|(_, name)| *name == rank);
+    sums.sort_by_key(|sum| place(sum.rank));
+    sums
+}
+
+/// A table for people; empty without figures.
+pub fn table(locks: &[RankFigures]) -> String {
+    if locks.is_empty() {
+        return String::new();
+    }
+    let mut text = format!(
+        "\n  {:<10}{:>11}{:>10}{:>9}{:>10}{:>10}{:>10}{:>10}{:>10}\n",
+        "lock",
+        "taken",
+        "contended",
+        "share",
+        "wait p99",
+        "longest",
+        "hold mean",
+        "hold p99",
+        "longest"
+    );
+    for lock in locks {
+        let mean = lock.holds.sum_ns / lock.taken.max(1);
+        text.push_str(&format!(
+            "  {:<10}{:>11}{:>10}{:>8.3}%{:>10}{:>10}{:>10}{:>10}{:>10}\n",
+            lock.rank,
+            lock.taken,
+            lock.contended,
+            lock.contended as f64 * 100.0 / lock.taken.max(1) as f64,
+            out::duration(lock.waits.quantile_ns(0.99)),
+            out::duration(lock.waits.longest_ns),
+            out::duration(mean),
+            out::duration(lock.holds.quantile_ns(0.99)),
+            out::duration(lock.holds.longest_ns),
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page's second half with one record.
+    fn words() -> Vec<u64> {
+        let mut words = vec![0; 512];
+        words[..8].copy_from_slice(&[31, 100, 2, 500, 400, 6_000, 90, 0]);
+        words[8 + 3] = 2;
+        words[8 + BUCKETS] = 99;
+        words[8 + BUCKETS + 1] = 1;
+        words
+    }
+
+    #[test]
+    fn records_are_read_and_added() {
+        let one = parse(&words());
+        assert_eq!(one.len(), 1);
+        assert_eq!(
+            (one[0].rank, one[0].taken, one[0].contended),
+            ("ZONE", 100, 2)
+        );
+        assert_eq!((one[0].waits.sum_ns, one[0].holds.longest_ns), (500, 90));
+        let both = sum([one.as_slice(), &one].into_iter());
+        assert_eq!((both[0].taken, both[0].holds.sum_ns), (200, 12_000));
+        assert_eq!(both[0].holds.histogram[0], 198);
+        assert_eq!(both[0].holds.quantile_ns(0.5), 32);
+        assert_eq!(both[0].waits.quantile_ns(0.99), 256);
+        let text = table(&both);
+        assert!(text.contains("ZONE") && text.contains("2.000%"), "{text}");
+        assert!(parse(&[0; 512]).is_empty() && table(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_library_has_the_same_ranks() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../ebbtide-core/src/base/ranks.rs"
+        );
+        let source = std::fs::read_to_string(path).expect("the library's ranks");
+        let theirs: Vec<(u64, &str)> = source
+            .lines()
+            .filter_map(|line| {
+                line.strip_prefix("pub const ")?
+                    .split_once(": Rank = Rank(")
+            })
+            .map(|(name, rank)| (rank.trim_end_matches(");").parse().unwrap(), name))
+            .collect();
+        assert_eq!(NAMES, theirs);
+        let listed = |name: &str| source.contains(&format!("({name}, \"{name}\")"));
+        assert!(theirs.iter().all(|(_, name)| listed(name)));
+    }
+}
