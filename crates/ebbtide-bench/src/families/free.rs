@@ -9,8 +9,9 @@ use crate::figures::Measured;
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers;
 use crate::harness::peers::Entry;
+use crate::harness::runs::Watched;
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric, Run};
+use crate::harness::{self, Case, Metric};
 use crate::outside::observe::Watch;
 
 const DEFAULTS: Defaults = Defaults {
@@ -65,21 +66,21 @@ fn cases(plan: Plan) -> Vec<Case> {
     let alone = |id, about, is_thp_off| Case {
         id,
         about,
-        run: Run::Watched {
+        run: Box::new(Watched {
             case: "block",
             watch: watch(plan.wait),
             is_thp_off,
-        },
+        }),
         metrics: UNTIL_BACK,
     };
     let requested = |id, about, is_thp_off| Case {
         id,
         about,
-        run: Run::Watched {
+        run: Box::new(Watched {
             case: "block_now",
             watch: watch(plan.wait.min(GLANCE)),
             is_thp_off,
-        },
+        }),
         metrics: ON_REQUEST,
     };
     vec![

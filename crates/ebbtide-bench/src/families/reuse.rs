@@ -9,8 +9,9 @@ use ebbtide_tools::proc::kib_field;
 use crate::figures::Measured;
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers::{self, Entry};
+use crate::harness::runs::Worker;
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric, Run};
+use crate::harness::{self, Case, Metric};
 use crate::measured::block::touch;
 use crate::measured::link::now_ns;
 use crate::measured::{Output, alloc, release};
@@ -77,10 +78,7 @@ pub fn measure(args: &SizedArgs) -> Result<Measured> {
         .map(|(id, about)| Case {
             id,
             about,
-            run: Run::Worker {
-                case: id,
-                amount: plan.size_bytes,
-            },
+            run: Box::new(Worker::new(id, plan.size_bytes).idle(idle(id))),
             metrics: METRICS,
         })
         .collect();
@@ -109,8 +107,8 @@ fn wait_of(case: &str) -> Option<Duration> {
     }
 }
 
-/// How long a process of this case waits in all; not at all where the case is another family's.
-pub fn idle(case: &str) -> Duration {
+/// How long a process of this case waits in all.
+fn idle(case: &str) -> Duration {
     wait_of(case).unwrap_or_default() * (LEARN + CYCLES) as u32
 }
 
@@ -175,6 +173,5 @@ mod tests {
     fn what_a_process_waits_is_known_beforehand() {
         let idle = CASES.map(|(id, _)| idle(id).as_millis());
         assert_eq!(idle, [400, 4_000, 12_000, 40_000]);
-        assert_eq!(super::idle("pair16"), Duration::ZERO);
     }
 }

@@ -14,24 +14,21 @@ pub mod flags;
 pub mod peers;
 pub mod process;
 pub mod progress;
+pub mod runs;
 pub mod sized;
 
-use std::path::PathBuf;
+use std::fmt::Debug;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use ebbtide_tools::out;
 
-use crate::families::exit::dying::Ending;
-use crate::families::neighbour::beside::Neighbour;
-use crate::families::reuse;
-use crate::families::swap_exit::crowd::Crowd;
 use crate::harness::peers::Entry;
 use crate::harness::process::{Starter, warm_host};
 use crate::harness::progress::Progress;
 use crate::measured::{Curve, Output, Random};
 use crate::outside::interrupt::{self, Listening};
-use crate::outside::observe::Watch;
 
 /// One figure that a case gives; less is better. An infinite value is one that
 /// was not reached while the harness waited.
@@ -43,98 +40,34 @@ pub struct Metric {
     pub unit: &'static str,
 }
 
-/// What is run for a case.
-#[derive(Clone, Debug)]
-pub enum Run {
-    /// This program's worker.
-    Worker {
-        /// Case of the worker.
-        case: &'static str,
-        /// Its amount.
-        amount: u64,
-    },
-    /// The worker's case `fill`, right after another process has touched as much: what the host of a virtual machine must
-    /// provide again would be most of the time, and by chance.
-    Fill {
-        /// How much.
-        bytes: u64,
-    },
-    /// This program's worker, watched from outside.
-    Watched {
-        /// Case of the worker.
-        case: &'static str,
-        /// How, and how much it fills.
-        watch: Watch,
-        /// Without huge pages.
-        is_thp_off: bool,
-    },
-    /// This program's worker, which ends while it holds memory.
-    Ends {
-        /// How, and how much it fills.
-        ending: Ending,
-        /// Without huge pages.
-        is_thp_off: bool,
-    },
-    /// Many of this program's workers, killed together while another one starts.
-    Crowd(Crowd),
-    /// Two of this program's workers within one limit, the second also alone.
-    Neighbour(Neighbour),
-    /// This program's worker, which starts searching processes.
-    Search {
-        /// Case of the worker.
-        case: &'static str,
-        /// Chunks of a process.
-        chunks: u64,
-        /// Chunks for which the searches are counted.
-        searches_of_chunks: u64,
-        /// All processes are in this cgroup.
-        group: Option<PathBuf>,
-    },
-    /// A real program, by a shell script that checks what it did.
-    Script {
-        /// Its name.
-        name: &'static str,
-        /// A quarter of the work.
-        is_quick: bool,
-    },
-    /// A C program, compiled here; it prints what a worker prints. Where there
-    /// is no compiler, the worker's case.
-    Compiled {
-        /// Its source.
-        source: &'static str,
-        /// Case of the worker to use without a compiler.
-        or_case: &'static str,
-    },
-    /// A program started so many times; the figure is `ms_per_start`.
-    Starts {
-        /// Its path.
-        program: &'static str,
-        /// How often.
-        times: u32,
-    },
-}
+/// What is run for a case. Those that several families have are in [`runs`]; a family may have one of its own.
+pub trait Run: Debug {
+    /// Makes ready, once, what all measurements need; `dir` is there as long as they go on.
+    fn prepare(&self, _case: &Case, _dir: &Path) {}
 
-impl Run {
+    /// One process, or what belongs together, under the entry's allocator: its figures.
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output>;
+
     /// How long it certainly does nothing.
     fn idle(&self) -> Duration {
-        match self {
-            Run::Worker { case, .. } => reuse::idle(case),
-            Run::Watched { watch, .. } if !watch.until_back => watch.wait,
-            Run::Neighbour(neighbour) => neighbour.pause,
-            _ => Duration::ZERO,
-        }
+        Duration::ZERO
+    }
+
+    /// What it fills at most.
+    fn filled_bytes(&self) -> u64 {
+        0
     }
 }
 
 /// One case of a family.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Case {
     /// Stable name.
     pub id: &'static str,
     /// What it does, on one line.
     pub about: &'static str,
     /// What is run.
-    pub run: Run,
+    pub run: Box<dyn Run>,
     /// What is measured.
     pub metrics: &'static [Metric],
 }
@@ -272,7 +205,7 @@ pub fn run(
                     progress.end(c, round, case.id);
                     continue;
                 }
-                let measured = starter.measure(case, &kept[e]).and_then(|output| {
+                let measured = case.run.measure(&starter, &kept[e]).and_then(|output| {
                     let expected = *checksums[c].get_or_insert(output.checksum);
                     ensure!(
                         output.checksum == expected,
@@ -384,37 +317,6 @@ mod tests {
             before_first.insert(place.checked_sub(1).map(|before| order[before]));
         }
         assert_eq!(before_first.len(), 8, "{before_first:?}");
-    }
-
-    #[test]
-    fn what_a_case_waits_at_least() {
-        let second = Duration::from_secs(1);
-        let watched = |until_back| Run::Watched {
-            case: "block_4k",
-            watch: Watch {
-                poll: Duration::ZERO,
-                wait: second,
-                until_back,
-                size_bytes: 1 << 20,
-            },
-            is_thp_off: false,
-        };
-        let worker = |case| Run::Worker { case, amount: 1 };
-        let neighbour = Run::Neighbour(Neighbour {
-            size_bytes: 1 << 20,
-            pause: second,
-            has_swap: false,
-        });
-        let runs = [
-            (worker("pair16"), 0),
-            (worker("reuse_3s"), 12),
-            (watched(true), 0),
-            (watched(false), 1),
-            (neighbour, 1),
-        ];
-        for (run, seconds) in runs {
-            assert_eq!(run.idle(), second * seconds, "{run:?}");
-        }
     }
 
     #[test]

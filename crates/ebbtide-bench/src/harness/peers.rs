@@ -169,6 +169,11 @@ impl Entry {
         self.is_own
     }
 
+    /// Whether its processes should have helpers that take their memory back.
+    pub fn is_detached(&self) -> bool {
+        self.conf.contains("exit=detached")
+    }
+
     /// Whether a case is run with it.
     pub fn takes(&self, case: &str) -> bool {
         self.only.is_empty() || self.only.contains(&case)

@@ -8,62 +8,38 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use ebbtide_tools::out;
+use anyhow::{Context, Result, bail, ensure};
 use ebbtide_tools::proc::kib_field;
 use tempfile::TempDir;
 
-use crate::families::cluster::script;
-use crate::families::exit::dying::{self, Ending};
-use crate::families::neighbour::beside;
-use crate::families::swap_exit::NOBODY;
-use crate::families::swap_exit::crowd::{self, Crowd};
+use crate::harness::Case;
 use crate::harness::peers::{self, Entry};
-use crate::harness::{Case, Run};
 use crate::measured::Output;
-use crate::outside::observe::{self, Watch};
-use crate::outside::swap::join;
-use crate::stats::Spread;
 
 /// A process that runs longer is stopped.
-const TIMEOUT: Duration = Duration::from_secs(300);
-
-/// The library's own default.
-const EXIT_THRESHOLD_BYTES: u64 = 256 << 20;
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What all measurements share.
 pub struct Starter {
     exe: PathBuf,
-    /// Compiled programs, by case.
-    programs: Vec<(&'static str, PathBuf)>,
     _dir: TempDir,
 }
 
 impl Starter {
-    /// Compiles what the cases need.
+    /// Makes ready what the cases need.
     pub fn new(cases: &[Case]) -> Result<Self> {
         let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
-        let mut programs = Vec::new();
         for case in cases {
-            if let Run::Compiled { source, .. } = case.run {
-                match compile(case.id, source, dir.path()) {
-                    Ok(program) => programs.push((case.id, program)),
-                    Err(error) => out::warning(&format!(
-                        "{}: {error:#}; this program's own process is measured instead (apt-get install gcc)",
-                        case.id
-                    )),
-                }
-            }
+            case.run.prepare(case, dir.path());
         }
         Ok(Starter {
             exe: std::env::current_exe().context("cannot find this program")?,
-            programs,
             _dir: dir,
         })
     }
 
     /// `conf` is laid over the settings of the caller and of the entry.
-    fn command(&self, program: &Path, entry: &Entry, conf: &str) -> Command {
+    pub fn command(&self, program: &Path, entry: &Entry, conf: &str) -> Command {
         let mut command = Command::new(program);
         for name in peers::SCRUBBED_ENV {
             command.env_remove(name);
@@ -83,7 +59,8 @@ impl Starter {
         command
     }
 
-    fn worker(&self, case: &str, amount: u64, entry: &Entry, conf: &str) -> Command {
+    /// This program as a measured process, at a case of that name.
+    pub fn worker(&self, case: &str, amount: u64, entry: &Entry, conf: &str) -> Command {
         let mut command = self.command(&self.exe, entry, conf);
         command.args(["worker", case, &amount.to_string()]);
         command.args(["--method", entry.method]);
@@ -115,127 +92,14 @@ impl Starter {
             _ => Ok(()),
         }
     }
-
-    /// One process, one set of figures.
-    pub fn measure(&self, case: &Case, entry: &Entry) -> Result<Output> {
-        match &case.run {
-            Run::Worker { case, amount } => Ok(finish(self.worker(case, *amount, entry, ""))?.0),
-            Run::Fill { bytes } => {
-                warm_host(bytes + bytes / 2)?;
-                Ok(finish(self.worker("fill", *bytes, entry, ""))?.0)
-            }
-            Run::Watched {
-                case,
-                watch,
-                is_thp_off,
-            } => {
-                let conf = if *is_thp_off { "thp=off" } else { "" };
-                let mut command = self.worker(case, watch.size_bytes, entry, conf);
-                if *is_thp_off {
-                    command.arg("--thp-off");
-                }
-                watched(command, *watch)
-            }
-            Run::Ends { ending, is_thp_off } => self.ends(*ending, *is_thp_off, entry),
-            Run::Script { name, is_quick } => {
-                let command = self.command(Path::new("/bin/sh"), entry, "");
-                let counts = entry.is_own() && entry.conf.contains("lockstat");
-                script::run(command, name, *is_quick, counts)
-            }
-            Run::Crowd(crowd) => self.crowd(crowd, entry),
-            Run::Neighbour(what) => {
-                beside::run(what, &|case, bytes| self.worker(case, bytes, entry, ""))
-            }
-            Run::Search {
-                case,
-                chunks,
-                searches_of_chunks,
-                group,
-            } => {
-                let mut command = self.worker(case, *chunks, entry, "");
-                command.args(["--searches-of-chunks", &searches_of_chunks.to_string()]);
-                if let Some(group) = group {
-                    join(&mut command, group)?;
-                }
-                Ok(finish(command)?.0)
-            }
-            Run::Compiled { or_case, .. } => {
-                let program = self.programs.iter().find(|(id, _)| *id == case.id);
-                let command = match program {
-                    Some((_, program)) => self.command(program, entry, ""),
-                    None => self.worker(or_case, 0, entry, ""),
-                };
-                Ok(finish(command)?.0)
-            }
-            Run::Starts { program, times } => self.starts(Path::new(program), *times, entry),
-        }
-    }
-
-    fn crowd(&self, crowd: &Crowd, entry: &Entry) -> Result<Output> {
-        let app = || {
-            let threshold = threshold_kib(crowd.size_bytes);
-            let conf = format!("exit_threshold={threshold}K,thp=off");
-            let mut command = self.worker("app", crowd.size_bytes, entry, &conf);
-            command.arg("--thp-off");
-            command
-        };
-        let plain = Entry::plain("foreground");
-        let mut foreground = self.worker("foreground", crowd.foreground_bytes, &plain, "");
-        foreground.arg("--file").arg(&crowd.file);
-        let processes = if entry.name == NOBODY {
-            0
-        } else {
-            crowd.processes
-        };
-        crowd::run(crowd, processes, &app, foreground, is_detached(entry))
-    }
-
-    fn ends(&self, ending: Ending, is_thp_off: bool, entry: &Entry) -> Result<Output> {
-        let threshold = threshold_kib(ending.size_bytes);
-        let mut conf = format!("exit_threshold={threshold}K");
-        if is_thp_off {
-            conf.push_str(",thp=off");
-        }
-        let mut command = self.worker(ending.death.case(), ending.size_bytes, entry, &conf);
-        if is_thp_off {
-            command.arg("--thp-off");
-        }
-        piped(&mut command);
-        let mut child = command.spawn().context("cannot start")?;
-        let end = Instant::now() + TIMEOUT;
-        let followed = dying::follow(&mut child, ending, is_detached(entry), end);
-        explained(&mut child, followed, true)
-    }
-
-    fn starts(&self, program: &Path, times: u32, entry: &Entry) -> Result<Output> {
-        let mut command = self.command(program, entry, "");
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let mut values = Vec::new();
-        for _ in 0..times {
-            let began = Instant::now();
-            let status = command.status()?;
-            values.push(began.elapsed().as_secs_f64() * 1e3);
-            ensure!(status.success(), "{} ends with {status}", program.display());
-        }
-        let spread = Spread::of(&values).ok_or_else(|| anyhow!("nothing was started"))?;
-        Ok(Output {
-            checksum: u64::from(times),
-            metrics: [("ms_per_start".to_owned(), spread.median)].into(),
-            ..Output::default()
-        })
-    }
 }
 
-/// Small sizes would never get a helper.
-fn threshold_kib(size_bytes: u64) -> u64 {
+/// The library's own default.
+const EXIT_THRESHOLD_BYTES: u64 = 256 << 20;
+
+/// The setting `exit_threshold` with which a process of this size has a helper: small ones would never get one.
+pub fn threshold_kib(size_bytes: u64) -> u64 {
     (size_bytes / 2).min(EXIT_THRESHOLD_BYTES) >> 10
-}
-
-fn is_detached(entry: &Entry) -> bool {
-    entry.conf.contains("exit=detached")
 }
 
 /// Touches so much memory in a process that ends: a host that lends memory only
@@ -254,38 +118,8 @@ pub fn warm_host(bytes: u64) -> Result<(u64, f64)> {
     Ok((bytes, seconds))
 }
 
-fn compile(id: &str, source: &str, dir: &Path) -> Result<PathBuf> {
-    let file = dir.join(format!("{id}.c"));
-    std::fs::write(&file, source)?;
-    let program = dir.join(id);
-    let output = Command::new("cc")
-        .args(["-O2", "-o"])
-        .arg(&program)
-        .arg(&file)
-        .output()
-        .context("no C compiler 'cc'")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "cc fails: {}",
-        said.lines().next().unwrap_or_default()
-    );
-    Ok(program)
-}
-
-/// Waits for a worker, watching it, and reads its last line.
-fn watched(mut command: Command, watch: Watch) -> Result<Output> {
-    piped(&mut command);
-    let mut child = command.spawn().context("cannot start")?;
-    let followed = observe::follow(&mut child, watch, Instant::now() + TIMEOUT);
-    let (seen, line) = explained(&mut child, followed, false)?;
-    let mut output: Output = parse(&line)?;
-    output.metrics.extend(seen.figures(watch.size_bytes));
-    output.curve = Some(seen.curve());
-    Ok(output)
-}
-
-fn piped(command: &mut Command) {
+/// Gives it pipes for all three streams.
+pub fn piped(command: &mut Command) {
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -294,7 +128,7 @@ fn piped(command: &mut Command) {
 
 /// Waits for the end of a worker that was followed. Why it failed: how it ended by itself is
 /// the better reason, and what it said on stderr.
-fn explained<T>(child: &mut Child, followed: Result<T>, may_fail: bool) -> Result<T> {
+pub fn explained<T>(child: &mut Child, followed: Result<T>, may_fail: bool) -> Result<T> {
     let Err(error) = followed else {
         ended(child, may_fail)?;
         return followed;
@@ -313,7 +147,7 @@ fn explained<T>(child: &mut Child, followed: Result<T>, may_fail: bool) -> Resul
 }
 
 /// Waits for a worker and reads its last line, and all of its stderr.
-fn finish(mut command: Command) -> Result<(Output, String)> {
+pub fn finish(mut command: Command) -> Result<(Output, String)> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -354,6 +188,7 @@ fn ended(child: &mut Child, may_fail: bool) -> Result<(String, String)> {
     Ok((said, errors))
 }
 
-fn parse(line: &str) -> Result<Output> {
+/// The figures in a worker's line.
+pub fn parse(line: &str) -> Result<Output> {
     serde_json::from_str(line).with_context(|| format!("not a worker's line: {line:?}"))
 }

@@ -9,7 +9,7 @@ use ebbtide_tools::proc::kib_field;
 
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers::Entry;
-use crate::harness::{self, Case, Results, Rounds, Run};
+use crate::harness::{self, Case, Results, Rounds};
 
 /// Sizes and times of a family.
 #[derive(Clone, Copy, Debug)]
@@ -69,12 +69,7 @@ impl Plan {
 
     /// What the largest case fills.
     fn largest(&self, cases: &[Case]) -> u64 {
-        let fills = cases.iter().map(|case| match case.run {
-            Run::Watched { watch, .. } => watch.size_bytes,
-            Run::Worker { amount, .. } => amount,
-            Run::Ends { ending, .. } => ending.size_bytes,
-            _ => 0,
-        });
+        let fills = cases.iter().map(|case| case.run.filled_bytes());
         fills.max().unwrap_or(self.size_bytes)
     }
 

@@ -2,7 +2,7 @@
 //! programs; by clusters and frame by frame.
 
 pub mod pages;
-pub mod script;
+mod script;
 
 use anyhow::Result;
 
@@ -10,7 +10,9 @@ use crate::figures::Measured;
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers;
 use crate::harness::peers::Entry;
-use crate::harness::{self, Case, Metric, Run};
+use crate::harness::runs::{Fill, Worker};
+use crate::harness::{self, Case, Metric};
+use script::Script;
 
 const fn metric(id: &'static str, unit: &'static str) -> Metric {
     Metric { id, unit }
@@ -132,7 +134,7 @@ fn cases(bytes: u64, quick: bool) -> Vec<Case> {
     let worker = |id, about, amount, metrics| Case {
         id,
         about,
-        run: Run::Worker { case: id, amount },
+        run: Box::new(Worker::new(id, amount)),
         metrics,
     };
     let most = if quick { 4 } else { 16 };
@@ -164,9 +166,9 @@ fn cases(bytes: u64, quick: bool) -> Vec<Case> {
     cases.push(Case {
         id: FILL,
         about: "objects of 64 to 512 bytes in a fresh heap, every cache line touched",
-        run: Run::Fill {
+        run: Box::new(Fill {
             bytes: if quick { FILL_BYTES.1 } else { FILL_BYTES.0 },
-        },
+        }),
         metrics: FILLED,
     });
     let scripts = REALS.into_iter().map(|id| (id, REAL));
@@ -176,10 +178,10 @@ fn cases(bytes: u64, quick: bool) -> Vec<Case> {
         cases.push(Case {
             id,
             about: script::about(name),
-            run: Run::Script {
+            run: Box::new(Script {
                 name,
                 is_quick: quick,
-            },
+            }),
             metrics,
         });
     }

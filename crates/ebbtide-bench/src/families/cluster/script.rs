@@ -5,6 +5,7 @@
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime};
 
@@ -12,6 +13,9 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use ebbtide_tools::lock_figures;
 use ebbtide_tools::stats_page;
 
+use crate::harness::Run;
+use crate::harness::peers::Entry;
+use crate::harness::process::Starter;
 use crate::measured::Output;
 
 const REDIS: &str = include_str!("scripts/redis.sh");
@@ -27,8 +31,25 @@ pub fn about(name: &str) -> &'static str {
     }
 }
 
+/// A real program, by a shell script that checks what it did.
+#[derive(Debug)]
+pub struct Script {
+    /// Its name.
+    pub name: &'static str,
+    /// A quarter of the work.
+    pub is_quick: bool,
+}
+
+impl Run for Script {
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
+        let command = starter.command(Path::new("/bin/sh"), entry, "");
+        let counts = entry.is_own() && entry.conf.contains("lockstat");
+        run(command, self.name, self.is_quick, counts)
+    }
+}
+
 /// Runs a script in `command`'s environment.
-pub fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result<Output> {
+fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result<Output> {
     let text = match name {
         "redis" => REDIS,
         "gcc" => GCC,

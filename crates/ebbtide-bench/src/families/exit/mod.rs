@@ -3,17 +3,19 @@
 
 pub mod dying;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::families::exit::dying::{Death, Ending};
 use crate::figures::Measured;
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers;
 use crate::harness::peers::Entry;
+use crate::harness::process::{Starter, TIMEOUT, explained, piped, threshold_kib};
 use crate::harness::sized::{Defaults, Plan};
 use crate::harness::{self, Case, Metric, Run};
+use crate::measured::Output;
+use dying::{Death, Ending};
 
 const DEFAULTS: Defaults = Defaults {
     size_bytes: (4 << 30, 512 << 20),
@@ -78,18 +80,51 @@ const CASES: [(&str, &str, Death, bool); 6] = [
     ),
 ];
 
+/// A measured process that ends while it holds memory.
+#[derive(Debug)]
+struct Ends {
+    /// How, and how much it fills.
+    ending: Ending,
+    /// Without huge pages.
+    is_thp_off: bool,
+}
+
+impl Run for Ends {
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
+        let ending = self.ending;
+        let threshold = threshold_kib(ending.size_bytes);
+        let mut conf = format!("exit_threshold={threshold}K");
+        if self.is_thp_off {
+            conf.push_str(",thp=off");
+        }
+        let mut command = starter.worker(ending.death.case(), ending.size_bytes, entry, &conf);
+        if self.is_thp_off {
+            command.arg("--thp-off");
+        }
+        piped(&mut command);
+        let mut child = command.spawn().context("cannot start")?;
+        let end = Instant::now() + TIMEOUT;
+        let followed = dying::follow(&mut child, ending, entry.is_detached(), end);
+        explained(&mut child, followed, true)
+    }
+
+    fn filled_bytes(&self) -> u64 {
+        self.ending.size_bytes
+    }
+}
+
 fn cases(plan: Plan) -> Vec<Case> {
     let case = |(id, about, death, is_thp_off)| Case {
         id,
         about,
-        run: Run::Ends {
+        run: Box::new(Ends {
             ending: Ending {
                 death,
                 size_bytes: plan.size_bytes,
                 wait: plan.wait,
             },
             is_thp_off,
-        },
+        }),
         metrics: METRICS,
     };
     CASES.into_iter().map(case).collect()

@@ -12,8 +12,9 @@ use crate::figures::Measured;
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers;
 use crate::harness::peers::Entry;
+use crate::harness::runs::{Watched, Worker};
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric, Run};
+use crate::harness::{self, Case, Metric};
 use crate::outside::observe::Watch;
 
 const DEFAULTS: Defaults = Defaults {
@@ -116,15 +117,17 @@ const VICTIM_CASES: [(&str, &str); 2] = [
 ];
 
 fn cases(plan: Plan, loop_bytes: u64, victim_bytes: u64) -> Vec<Case> {
-    let watched = |case, size_bytes, until_back| Run::Watched {
-        case,
-        watch: Watch {
-            poll: POLL,
-            wait: plan.wait,
-            until_back,
-            size_bytes,
-        },
-        is_thp_off: false,
+    let watched = |case, size_bytes, until_back| {
+        Box::new(Watched {
+            case,
+            watch: Watch {
+                poll: POLL,
+                wait: plan.wait,
+                until_back,
+                size_bytes,
+            },
+            is_thp_off: false,
+        })
     };
     let mut cases: Vec<Case> = THINNED_CASES
         .iter()
@@ -144,20 +147,14 @@ fn cases(plan: Plan, loop_bytes: u64, victim_bytes: u64) -> Vec<Case> {
     cases.push(Case {
         id: "churn",
         about: "objects of 64 bytes to 16 KiB made and freed at random, in sizes that change: the engine's price",
-        run: Run::Worker {
-            case: "churn",
-            amount: plan.size_bytes / CHURN_PART,
-        },
+        run: Box::new(Worker::new("churn", plan.size_bytes / CHURN_PART)),
         metrics: CHURN,
     });
     for (id, about) in VICTIM_CASES {
         cases.push(Case {
             id,
             about,
-            run: Run::Worker {
-                case: id,
-                amount: victim_bytes,
-            },
+            run: Box::new(Worker::new(id, victim_bytes)),
             metrics: VICTIM,
         });
     }

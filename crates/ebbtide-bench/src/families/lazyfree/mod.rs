@@ -3,7 +3,7 @@
 
 pub mod search;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use ebbtide_tools::out;
@@ -12,8 +12,10 @@ use crate::families::lazyfree::search::CHUNK_BYTES;
 use crate::figures::Measured;
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{self, Entry};
+use crate::harness::process::{Starter, finish};
 use crate::harness::{self, Case, Metric, Run};
-use crate::outside::swap::{Keeper, limit_group};
+use crate::measured::Output;
+use crate::outside::swap::{Keeper, join, limit_group};
 
 /// Chunks of a process, and in a quick run.
 const CHUNKS: (u64, u64) = (512, 64);
@@ -51,16 +53,46 @@ const VARIANTS: [&str; 3] = [
     "retain_ms=0,lazyfree=auto",
 ];
 
+/// How many chunks each of the processes can have within the limit.
+fn most_chunks(limit_bytes: u64, processes: u64) -> u64 {
+    (limit_bytes - REST_BYTES) / CHUNK_BYTES as u64 / processes
+}
+
+/// A measured process that starts processes that search.
+#[derive(Debug)]
+struct Search {
+    /// Its case.
+    case: &'static str,
+    /// Chunks of a process.
+    chunks: u64,
+    /// Chunks for which the searches are counted.
+    searches_of_chunks: u64,
+    /// All processes are in this cgroup.
+    group: Option<PathBuf>,
+}
+
+impl Run for Search {
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
+        let mut command = starter.worker(self.case, self.chunks, entry, "");
+        let searches = self.searches_of_chunks.to_string();
+        command.args(["--searches-of-chunks", &searches]);
+        if let Some(group) = &self.group {
+            join(&mut command, group)?;
+        }
+        Ok(finish(command)?.0)
+    }
+}
+
 fn cases(chunks: u64, limit_bytes: u64, group: Option<&Path>) -> Vec<Case> {
     let case = |id, about, chunks_each, group: Option<&Path>| Case {
         id,
         about,
-        run: Run::Search {
+        run: Box::new(Search {
             case: id,
             chunks: chunks_each,
             searches_of_chunks: chunks,
             group: group.map(Path::to_path_buf),
-        },
+        }),
         metrics: METRICS,
     };
     let mut cases: Vec<Case> = SHAPES
@@ -68,9 +100,9 @@ fn cases(chunks: u64, limit_bytes: u64, group: Option<&Path>) -> Vec<Case> {
         .map(|(id, _, _)| case(id, PLENTY, chunks, None))
         .collect();
     if let Some(group) = group {
-        let most = |processes| (limit_bytes - REST_BYTES) / CHUNK_BYTES as u64 / processes;
         cases.extend(SHAPES.iter().map(|(_, id, processes)| {
-            case(id, LIMITED, chunks.min(most(*processes)), Some(group))
+            let most = most_chunks(limit_bytes, *processes);
+            case(id, LIMITED, chunks.min(most), Some(group))
         }));
     }
     cases
@@ -139,10 +171,8 @@ mod tests {
     fn what_is_live_fits_into_the_limit() {
         let cases = cases(CHUNKS.0, LIMIT_BYTES.0, Some(Path::new("/x")));
         assert_eq!(cases.len(), 18);
-        for (case, (_, _, processes)) in cases[9..].iter().zip(SHAPES) {
-            let Run::Search { chunks, .. } = case.run else {
-                panic!()
-            };
+        for (_, _, processes) in SHAPES {
+            let chunks = CHUNKS.0.min(most_chunks(LIMIT_BYTES.0, processes));
             assert!(chunks * processes * CHUNK_BYTES as u64 <= LIMIT_BYTES.0 - REST_BYTES);
             assert!(chunks >= CHUNKS.0 / 8 * 7);
         }

@@ -1,13 +1,16 @@
 //! The micro family: what single operations cost, and what a small process weighs.
 
 pub mod operations;
+mod programs;
 
 use anyhow::Result;
 
 use crate::figures::Measured;
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers;
-use crate::harness::{self, Case, Metric, Run};
+use crate::harness::runs::{Fill, Worker};
+use crate::harness::{self, Case, Metric};
+use programs::{Compiled, Starts};
 
 const NS_PER_PAIR: &[Metric] = &[Metric {
     id: "ns_per_pair",
@@ -52,7 +55,7 @@ fn worker(id: &'static str, amount: u64, about: &'static str) -> Case {
     Case {
         id,
         about,
-        run: Run::Worker { case: id, amount },
+        run: Box::new(Worker::new(id, amount)),
         metrics: NS_PER_PAIR,
     }
 }
@@ -81,27 +84,24 @@ fn cases(quick: bool) -> Vec<Case> {
         Case {
             id: "fill",
             about: "objects of 64 to 512 bytes, every cache line touched, then all freed",
-            run: Run::Fill {
+            run: Box::new(Fill {
                 bytes: FILL_BYTES * scale,
-            },
+            }),
             metrics: FILL,
         },
         Case {
             id: "start",
             about: "start /bin/true and wait for it",
-            run: Run::Starts {
+            run: Box::new(Starts {
                 program: "/bin/true",
                 times: if quick { 20 } else { 50 },
-            },
+            }),
             metrics: START,
         },
         Case {
             id: "hello",
             about: "a C program that prints one line",
-            run: Run::Compiled {
-                source: include_str!("hello.c"),
-                or_case: "rss",
-            },
+            run: Box::new(Compiled::new(include_str!("hello.c"), "rss")),
             metrics: HELLO,
         },
     ]

@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::families::neighbour::warm::Warm;
-use crate::harness::process::warm_host;
+use crate::harness::Run;
+use crate::harness::peers::Entry;
+use crate::harness::process::{Starter, warm_host};
 use crate::measured::content::words;
 use crate::measured::link::{now_ns, page_bytes};
 use crate::measured::{Output, Random, alloc};
@@ -69,8 +71,18 @@ impl Neighbour {
     }
 }
 
+impl Run for Neighbour {
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
+        run(self, &|case, bytes| starter.worker(case, bytes, entry, ""))
+    }
+
+    fn idle(&self) -> Duration {
+        self.pause
+    }
+}
+
 /// Runs the second process alone, then beside the first. `worker` gives the command of a case and an amount.
-pub fn run(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
+fn run(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
     let alone = part(what, worker, false)?.second;
     let mut output =
         alone.context("the second process does not get through even without the first")?;
@@ -311,6 +323,17 @@ pub fn second(bytes: u64) -> Result<Output> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_is_idle_as_long_as_it_pauses() {
+        let pause = Duration::from_secs(1);
+        let neighbour = Neighbour {
+            size_bytes: 1 << 20,
+            pause,
+            has_swap: false,
+        };
+        assert_eq!(neighbour.idle(), pause);
+    }
 
     #[test]
     fn the_second_reads_what_it_wrote() {

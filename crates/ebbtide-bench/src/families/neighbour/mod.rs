@@ -15,7 +15,7 @@ use crate::cli::NeighbourArgs;
 use crate::families::neighbour::beside::{Neighbour, WAIT};
 use crate::figures::Measured;
 use crate::harness::peers;
-use crate::harness::{self, Case, Metric, Run};
+use crate::harness::{self, Case, Metric};
 use crate::outside::swap::Keeper;
 
 /// What each of the two processes has at most.
@@ -101,7 +101,7 @@ pub fn measure(args: &NeighbourArgs) -> Result<Measured> {
     let case = |(id, about, is_later, has_swap): (_, _, bool, bool)| Case {
         id,
         about,
-        run: Run::Neighbour(Neighbour {
+        run: Box::new(Neighbour {
             pause: if is_later { pause } else { Duration::ZERO },
             has_swap,
             ..sized.clone()

@@ -10,7 +10,8 @@ use anyhow::Result;
 use crate::figures::Measured;
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{self, Entry};
-use crate::harness::{self, Case, Metric, Run};
+use crate::harness::runs::Worker;
+use crate::harness::{self, Case, Metric};
 
 const fn metric(id: &'static str, unit: &'static str) -> Metric {
     Metric { id, unit }
@@ -91,14 +92,11 @@ fn cases(quick: bool, cpus: usize) -> Vec<Case> {
         .map(|(id, about)| Case {
             id,
             about,
-            run: Run::Worker {
-                case: id,
-                amount: if quick { 1100 } else { 11_000 },
-            },
+            run: Box::new(Worker::new(id, if quick { 1100 } else { 11_000 })),
             metrics: GROUPS,
         })
         .collect();
-    let worker = |case, amount| Run::Worker { case, amount };
+    let worker = |case, amount| Box::new(Worker::new(case, amount));
     for (id, threads) in COUNT_CASES {
         if threads <= cpus {
             cases.push(Case {

@@ -16,7 +16,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::NOBODY;
 use crate::families::swap_exit::phone::usage_us;
+use crate::harness::Run;
+use crate::harness::peers::Entry;
+use crate::harness::process::{Starter, threshold_kib};
 use crate::measured::link::now_ns;
 use crate::measured::{Curve, Output};
 use crate::outside::observe::mark;
@@ -70,9 +74,29 @@ struct Look {
     swap_bytes: u64,
 }
 
+impl Run for Crowd {
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
+        let app = || {
+            let threshold = threshold_kib(self.size_bytes);
+            let conf = format!("exit_threshold={threshold}K,thp=off");
+            let mut command = starter.worker("app", self.size_bytes, entry, &conf);
+            command.arg("--thp-off");
+            command
+        };
+        let plain = Entry::plain("foreground");
+        let mut foreground = starter.worker("foreground", self.foreground_bytes, &plain, "");
+        foreground.arg("--file").arg(&self.file);
+        let processes = match entry.name.as_str() {
+            NOBODY => 0,
+            _ => self.processes,
+        };
+        run(self, processes, &app, foreground, entry.is_detached())
+    }
+}
+
 /// Runs it. `app` and `foreground` are the commands, `needs_helper` says whether the
 /// processes must have one.
-pub fn run(
+fn run(
     crowd: &Crowd,
     processes: u32,
     app: &dyn Fn() -> Command,

@@ -18,7 +18,7 @@ use crate::families::swap_exit::crowd::Crowd;
 use crate::families::swap_exit::phone::CPUS;
 use crate::figures::Measured;
 use crate::harness::peers::{self, Entry};
-use crate::harness::{self, Case, Metric, Run};
+use crate::harness::{self, Case, Metric};
 use crate::outside::swap::Keeper;
 
 const PROCESSES: (u32, u32) = (15, 8);
@@ -49,7 +49,7 @@ const METRICS: &[Metric] = &[
 ];
 
 /// The foreground process without anybody who dies.
-pub const NOBODY: &str = "nobody dies";
+const NOBODY: &str = "nobody dies";
 const CALM: &str = "calm";
 
 const fn metric(id: &'static str, unit: &'static str) -> Metric {
@@ -60,7 +60,7 @@ fn cases(crowd: &Crowd, group: Option<&Path>) -> Vec<Case> {
     let case = |id, about, group: Option<&Path>| Case {
         id,
         about,
-        run: Run::Crowd(Crowd {
+        run: Box::new(Crowd {
             group: group.map(Path::to_path_buf),
             ..crowd.clone()
         }),
