@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use ebbtide_tools::conf;
 use ebbtide_tools::library::LibArgs;
-use ebbtide_tools::values;
+use ebbtide_tools::{conf, values};
 
 /// Memory manager for Linux that gives memory back.
 #[derive(Debug, Parser)]

@@ -26,15 +26,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::CommandFactory;
+use clap::{CommandFactory, Parser};
 use ebbtide_tools::program;
 
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli: Cli = match program::parsed() {
+    let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(status) => return status,
+        Err(error) => return program::told(&error),
     };
     program::ended(match cli.command {
         Command::Run(args) => run::main(&args),

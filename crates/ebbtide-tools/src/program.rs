@@ -4,17 +4,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Command, Parser};
+use clap::Command;
 
 use crate::out;
 
 /// Exit status for an error of a program's own, as `env` and `timeout` use it.
 pub const EXIT_OWN: u8 = 125;
-
-/// The command line, or the status to end with: what it should have been is told.
-pub fn parsed<T: Parser>() -> Result<T, ExitCode> {
-    T::try_parse().map_err(|error| told(&error))
-}
 
 /// Tells what is wrong with a command line, or the help that it asks for; the status to end with.
 pub fn told(error: &clap::Error) -> ExitCode {

@@ -5,52 +5,45 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::figures::Measured;
+use crate::families::Family;
 use crate::harness::flags::SizedArgs;
-use crate::harness::peers;
-use crate::harness::peers::Entry;
+use crate::harness::peers::{self, Entry};
 use crate::harness::runs::Watched;
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric};
+use crate::harness::{self, Case, Metric, Results, metric};
+use crate::measured::{Output, WorkerArgs, block};
 use crate::outside::observe::Watch;
 
 const DEFAULTS: Defaults = Defaults {
     size_bytes: (4 << 30, 512 << 20),
     wait: (Duration::from_secs(10), Duration::from_secs(3)),
-    rounds: (5, 2),
 };
 
 const POLL: Duration = Duration::from_millis(1);
 /// After a release on request: only to see what is left.
 const GLANCE: Duration = Duration::from_millis(50);
 
-const FREE: Metric = Metric {
-    id: "free_ms",
-    unit: "ms in free()",
-};
+const FREE: Metric = metric("free_ms", "ms in free()");
 
 const UNTIL_BACK: &[Metric] = &[
     FREE,
-    Metric {
-        id: "back_rss_ms",
-        unit: "ms from free() until 95 % are off the resident size",
-    },
-    Metric {
-        id: "back_system_ms",
-        unit: "ms from free() until 95 % are in the system's free memory",
-    },
+    metric(
+        "back_rss_ms",
+        "ms from free() until 95 % are off the resident size",
+    ),
+    metric(
+        "back_system_ms",
+        "ms from free() until 95 % are in the system's free memory",
+    ),
 ];
 
 const ON_REQUEST: &[Metric] = &[
     FREE,
-    Metric {
-        id: "both_ms",
-        unit: "ms in free() and the release",
-    },
-    Metric {
-        id: "system_kept_mib",
-        unit: "MiB that the system still lacks after it",
-    },
+    metric("both_ms", "ms in free() and the release"),
+    metric(
+        "system_kept_mib",
+        "MiB that the system still lacks after it",
+    ),
 ];
 
 const ALONE: &[&str] = &["block_thp", "block_4k"];
@@ -122,13 +115,32 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures.
-pub fn measure(args: &SizedArgs) -> Result<Measured> {
-    let plan = Plan::new(args, DEFAULTS)?;
-    let mut cases = cases(plan);
-    harness::select(&mut cases, &args.bench.only)?;
-    let results = plan.run(&cases, entries(args)?)?;
-    Ok(Measured::new("free", results))
+/// The family.
+pub struct Free;
+
+impl Family for Free {
+    type Flags = SizedArgs;
+    const NAME: &'static str = "free";
+    const ABOUT: &'static str = "One large block: what free() costs, and how long until its memory is back \
+        (half an hour with all peers; see --quick, --only, --against)";
+    const ROUNDS: (u32, u32) = (5, 2);
+    const QUICK_ROUND_S: f64 = 24.0;
+
+    fn measure(args: &SizedArgs) -> Result<Results> {
+        let plan = Plan::new(args, DEFAULTS, Self::ROUNDS)?;
+        let mut cases = cases(plan);
+        harness::select(&mut cases, &args.bench.only)?;
+        let results = plan.run(&cases, entries(args)?)?;
+        Ok(results)
+    }
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        match args.case.as_str() {
+            "block" => Some(block::freed(args.amount, args.method, false)),
+            "block_now" => Some(block::freed(args.amount, args.method, true)),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]

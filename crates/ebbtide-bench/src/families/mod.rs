@@ -1,72 +1,81 @@
-//! `ebbtide bench`: Ebbtide beside other allocators.
+//! The families: Ebbtide beside other allocators.
 //!
 //! Every figure comes from a fresh process under one allocator. Allocators take
 //! turns within each round, so that drift of the machine meets all alike, and
 //! Ebbtide stands in the rotation twice: what the two differ by is noise.
 //!
-//! | module | what it does |
-//! |---|---|
-//! | `harness` | runs a family's cases, interleaved, and collects figures |
-//! | `process` | starts measured processes and reads what they print |
-//! | `observe`, `sample`, `link` | watches a process from outside; a look; that process's end of it |
-//! | `peers` | the allocators, and where their libraries are |
-//! | `pidfd` | processes by descriptor |
-//! | `progress`, `interrupt` | says what a run is at; what a signal breaks off |
-//! | `report`, `tables` | sets figures side by side; as text or JSON |
-//! | `html`, `plot` | a page; its drawings |
-//! | `stats`, `hist` | medians and quartiles; histograms of times |
-//! | `worker` | the measured process: single operations |
-//! | `block`, `objects`, `victim` | the measured process: one block, many objects, two threads |
-//! | `cluster` | the family of refills; `pages` are its processes, `script` its real programs |
-//! | `micro` | the family of single operations |
-//! | `exit`, `dying` | the family of ends; a process that ends, and what is seen of it |
-//! | `swap_exit`, `crowd` | the family of ends in swap; a run of it |
-//! | `phone`, `swap` | the processes of such a run; swap for its time, and its removal |
-//! | `lazyfree`, `search` | the family of searches; the measured processes that search |
-//! | `reuse` | the family of memory that is wanted again, and its measured process |
-//! | `neighbour`, `beside` | the family of two processes within one limit; a run of it, and the second of them |
-//! | `warm` | memory that is touched and held for such a run |
-//! | `percpu` | the family of per-CPU data |
-//! | `groups`, `counting`, `percpu_api` | the measured process: groups of areas; counting and allocating; the library's functions |
-//! | `free`, `give_back` | the families `free` and `return`; `sized` is what they share |
-//!
-//! A family is a file like `micro`: it says what is run and what is measured.
+//! A family is a file or a folder with a [`Family`], and a line in [`FAMILIES`]. Its help, flags and subcommand, its
+//! measured processes and its place in the report follow from that. `worker` is the measured process.
 
-pub mod cluster;
-pub mod exit;
-pub mod free;
-pub mod give_back;
-pub mod lazyfree;
-pub mod micro;
-pub mod neighbour;
-pub mod percpu;
-pub mod reuse;
-pub mod swap_exit;
+mod cluster;
+mod exit;
+mod family;
+mod free;
+mod give_back;
+mod lazyfree;
+mod micro;
+mod neighbour;
+mod percpu;
+mod reuse;
+mod swap_exit;
 pub mod worker;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use clap::{ArgMatches, Command};
 
-use crate::cli::BenchCommand;
-use crate::figures::{self, Measured, html};
+use crate::figures::{self, html};
+pub use family::{Asked, Family, Registered};
 
-/// Runs a family and prints what came out.
-pub fn main(command: &BenchCommand) -> Result<u8> {
-    html::check(command.bench())?;
-    figures::print(&measure(command)?, command.bench())
+/// All, in the order in which a report runs them: the short ones first.
+pub static FAMILIES: [Registered; 10] = [
+    Registered::new::<micro::Micro>(),
+    Registered::new::<swap_exit::SwapExit>(),
+    Registered::new::<cluster::Cluster>(),
+    Registered::new::<lazyfree::Lazyfree>(),
+    Registered::new::<exit::Exit>(),
+    Registered::new::<percpu::Percpu>(),
+    Registered::new::<free::Free>(),
+    Registered::new::<neighbour::Neighbour>(),
+    Registered::new::<give_back::Return>(),
+    Registered::new::<reuse::Reuse>(),
+];
+
+/// The family that was asked for, if it was one.
+pub fn asked(matches: &ArgMatches) -> Result<Option<Box<dyn Asked>>, clap::Error> {
+    let Some((name, matches)) = matches.subcommand() else {
+        return Ok(None);
+    };
+    let family = FAMILIES.iter().find(|family| family.name == name);
+    family.map(|family| family.asked(matches)).transpose()
 }
 
-/// Runs a family.
-pub fn measure(command: &BenchCommand) -> Result<Measured> {
-    match command {
-        BenchCommand::Micro(args) => micro::measure(args),
-        BenchCommand::Free(args) => free::measure(args),
-        BenchCommand::Return(args) => give_back::measure(args),
-        BenchCommand::Lazyfree(args) => lazyfree::measure(args),
-        BenchCommand::Reuse(args) => reuse::measure(args),
-        BenchCommand::Cluster(args) => cluster::measure(args),
-        BenchCommand::Neighbour(args) => neighbour::measure(args),
-        BenchCommand::Exit(args) => exit::measure(args),
-        BenchCommand::SwapExit(args) => swap_exit::measure(args),
-        BenchCommand::Percpu(args) => percpu::measure(args),
+/// Reads a command line that begins with a family's name.
+pub fn parse(words: impl Iterator<Item = String>) -> Result<Box<dyn Asked>> {
+    let commands = FAMILIES.iter().map(|family| family.command());
+    let all = Command::new("ebbtide bench")
+        .no_binary_name(true)
+        .subcommand_required(true)
+        .subcommands(commands);
+    asked(&all.try_get_matches_from(words)?)?.context("no family")
+}
+
+/// Runs a family and prints what came out.
+pub fn main(asked: &dyn Asked) -> Result<u8> {
+    html::check(asked.bench())?;
+    figures::print(&asked.measure()?, asked.bench())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_a_name_of_its_own() {
+        for (i, family) in FAMILIES.iter().enumerate() {
+            let name = family.name;
+            assert!(FAMILIES[i + 1..].iter().all(|other| other.name != name));
+            assert!(parse([name.to_owned()].into_iter()).is_ok());
+        }
+        assert!(parse(["nonesuch".to_owned()].into_iter()).is_err());
     }
 }

@@ -3,24 +3,23 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use ebbtide_tools::proc::kib_field;
 
-use crate::figures::Measured;
+use crate::families::Family;
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers::{self, Entry};
 use crate::harness::runs::Worker;
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric};
+use crate::harness::{self, Case, Metric, Results, metric};
 use crate::measured::block::touch;
 use crate::measured::link::now_ns;
-use crate::measured::{Output, alloc, release};
+use crate::measured::{Output, WorkerArgs, alloc, release};
 use crate::stats::Spread;
 
 const DEFAULTS: Defaults = Defaults {
     size_bytes: (1 << 30, 64 << 20),
     wait: (Duration::ZERO, Duration::ZERO),
-    rounds: (3, 1),
 };
 
 /// Bytes of one allocation.
@@ -29,10 +28,6 @@ const PIECE_BYTES: usize = 1 << 20;
 const LEARN: usize = 1;
 const CYCLES: usize = 3;
 const MIB: f64 = (1 << 20) as f64;
-
-const fn metric(id: &'static str, unit: &'static str) -> Metric {
-    Metric { id, unit }
-}
 
 const METRICS: &[Metric] = &[
     metric(
@@ -70,21 +65,36 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures.
-pub fn measure(args: &SizedArgs) -> Result<Measured> {
-    let plan = Plan::new(args, DEFAULTS)?;
-    let mut cases: Vec<Case> = CASES
-        .iter()
-        .map(|(id, about)| Case {
-            id,
-            about,
-            run: Box::new(Worker::new(id, plan.size_bytes).idle(idle(id))),
-            metrics: METRICS,
-        })
-        .collect();
-    harness::select(&mut cases, &args.bench.only)?;
-    let results = plan.run(&cases, entries(args)?)?;
-    Ok(Measured::new("reuse", results))
+/// The family.
+pub struct Reuse;
+
+impl Family for Reuse {
+    type Flags = SizedArgs;
+    const NAME: &'static str = "reuse";
+    const ABOUT: &'static str = "Memory that is dropped and wanted again after 0.1, 1, 3 and 10 s: what that costs, \
+        and what is held meanwhile (an hour with all peers; see --quick, --only, --against)";
+    const ROUNDS: (u32, u32) = (3, 1);
+    const QUICK_ROUND_S: f64 = 400.0;
+
+    fn measure(args: &SizedArgs) -> Result<Results> {
+        let plan = Plan::new(args, DEFAULTS, Self::ROUNDS)?;
+        let mut cases: Vec<Case> = CASES
+            .iter()
+            .map(|(id, about)| Case {
+                id,
+                about,
+                run: Box::new(Worker::new(id, plan.size_bytes).idle(idle(id))),
+                metrics: METRICS,
+            })
+            .collect();
+        harness::select(&mut cases, &args.bench.only)?;
+        let results = plan.run(&cases, entries(args)?)?;
+        Ok(results)
+    }
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        wait_of(&args.case).map(|wait| worker(wait, args.amount))
+    }
 }
 
 /// What this process holds, all of it and without lazy pages.
@@ -113,8 +123,7 @@ fn idle(case: &str) -> Duration {
 }
 
 /// The measured process.
-pub fn worker(case: &str, bytes: u64) -> Result<Output> {
-    let wait = wait_of(case).context("not a case like reuse_3s")?;
+fn worker(wait: Duration, bytes: u64) -> Result<Output> {
     let mut pieces = vec![std::ptr::null_mut::<u8>(); bytes as usize / PIECE_BYTES];
     let mut fill = || {
         for piece in &mut pieces {
@@ -164,9 +173,9 @@ mod tests {
 
     #[test]
     fn memory_is_had_again() {
-        let output = worker("reuse_1ms", 4 << 20).unwrap();
+        let output = worker(wait_of("reuse_1ms").unwrap(), 4 << 20).unwrap();
         assert!(output.metrics["again_ms"] > 0.0);
-        assert!(worker("reuse", 1 << 20).is_err());
+        assert_eq!(wait_of("reuse"), None);
     }
 
     #[test]

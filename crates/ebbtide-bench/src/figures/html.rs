@@ -7,8 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::figures::plot::{Bar, Line, bars, curves, escape};
-use crate::figures::tables;
-use crate::figures::{CurveRow, Measurement, Report, Row};
+use crate::figures::{CurveRow, Measurement, Report, Row, tables};
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::TWIN;
 use crate::measured::Curve;

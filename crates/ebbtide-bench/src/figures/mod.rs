@@ -8,8 +8,7 @@ use std::borrow::Cow;
 use std::env;
 
 use anyhow::Result;
-use ebbtide_tools::machine;
-use ebbtide_tools::out;
+use ebbtide_tools::{machine, out};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::figures::tables::render;

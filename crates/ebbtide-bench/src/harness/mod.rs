@@ -6,6 +6,15 @@
 //! not really use its library, or that fails, is reported and not measured. What is measured when a signal
 //! comes is thrown away, and the run is over ([`interrupt`]).
 //!
+//! | module | what it does |
+//! |---|---|
+//! | `flags` | flags that families share |
+//! | `peers` | the allocators, and where their libraries are |
+//! | `process` | starts measured processes and reads what they print |
+//! | `runs` | what is run for the cases of more than one family |
+//! | `progress` | says what a run is at |
+//! | `sized` | what the families that fill memory share |
+//!
 //! Invariants:
 //! - `INV-BENCH-1`: within a case, every process reports the same checksum.
 //! - `INV-BENCH-2`: a figure is kept only if `malloc` came from the entry's library.
@@ -38,6 +47,11 @@ pub struct Metric {
     pub id: &'static str,
     /// Its unit, for people.
     pub unit: &'static str,
+}
+
+/// A figure of a case.
+pub const fn metric(id: &'static str, unit: &'static str) -> Metric {
+    Metric { id, unit }
 }
 
 /// What is run for a case. Those that several families have are in [`runs`]; a family may have one of its own.

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ebbtide_tools::proc::kib_field;
+use ebbtide_tools::machine;
 use tempfile::TempDir;
 
 use crate::harness::Case;
@@ -106,8 +106,7 @@ pub fn threshold_kib(size_bytes: u64) -> u64 {
 /// on first touch makes that touch many times dearer. At most 60 % of what is
 /// available. Bytes, and seconds that it took.
 pub fn warm_host(bytes: u64) -> Result<(u64, f64)> {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let most = kib_field(&info, "MemAvailable").map_or(bytes, |n| n / 5 * 3);
+    let most = machine::available_bytes().map_or(bytes, |n| n / 5 * 3);
     let bytes = bytes.min(most);
     let exe = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(exe);

@@ -1,11 +1,9 @@
 //! What the families that fill memory share: how much, how long, over which entries.
 
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ebbtide_tools::out;
-use ebbtide_tools::proc::kib_field;
+use ebbtide_tools::{machine, out};
 
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers::Entry;
@@ -18,8 +16,6 @@ pub struct Defaults {
     pub size_bytes: (u64, u64),
     /// How long to wait for it, and in a quick run.
     pub wait: (Duration, Duration),
-    /// Rounds, and in a quick run.
-    pub rounds: (u32, u32),
 }
 
 /// What holds in this run.
@@ -41,10 +37,9 @@ fn pick<T>(is_quick: bool, (full, quick): (T, T)) -> T {
 
 impl Plan {
     /// From the flags and what is available; 40 % of it may be filled.
-    pub fn new(args: &SizedArgs, defaults: Defaults) -> Result<Self> {
+    pub fn new(args: &SizedArgs, defaults: Defaults, rounds: (u32, u32)) -> Result<Self> {
         let quick = args.bench.quick;
-        let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let most = kib_field(&info, "MemAvailable").map_or(u64::MAX, |n| n / 5 * 2);
+        let most = machine::available_bytes().map_or(u64::MAX, |n| n / 5 * 2);
         if let Some(size) = args.size {
             ensure!(
                 size <= most,
@@ -58,7 +53,7 @@ impl Plan {
             most_bytes: most,
             size_bytes: args.size.unwrap_or(size_bytes),
             wait: args.wait.unwrap_or(pick(quick, defaults.wait)),
-            rounds: args.bench.rounds_or(defaults.rounds),
+            rounds: args.bench.rounds_or(rounds),
         })
     }
 
@@ -91,20 +86,21 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{BenchCommand, Cli, Command};
     use clap::Parser;
 
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SizedArgs,
+    }
+
     fn plan(flags: &[&str]) -> Result<Plan> {
-        let words = ["ebbtide-bench", "free"].iter().chain(flags);
-        let Command::Bench(BenchCommand::Free(args)) = Cli::try_parse_from(words)?.command else {
-            panic!()
-        };
+        let args = Line::try_parse_from(["free"].iter().chain(flags))?.args;
         let defaults = Defaults {
             size_bytes: (64 << 20, 8 << 20),
             wait: (Duration::from_secs(10), Duration::from_secs(3)),
-            rounds: (5, 2),
         };
-        Plan::new(&args, defaults)
+        Plan::new(&args, defaults, (5, 2))
     }
 
     #[test]

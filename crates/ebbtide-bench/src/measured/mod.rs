@@ -16,12 +16,36 @@ pub mod objects;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::time::Instant;
 
+use clap::Args;
 use ebbtide_tools::out;
 use serde::{Deserialize, Serialize};
 
 use crate::stats::Spread;
+use block::Method;
+
+/// What a measured process does.
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    /// The case to run
+    pub case: String,
+    /// Its size, in the unit of the case
+    pub amount: u64,
+    /// How a block is had: malloc, munmap, madvise
+    #[arg(long, default_value = "malloc", value_parser = Method::named)]
+    pub method: Method,
+    /// Without huge pages
+    #[arg(long)]
+    pub thp_off: bool,
+    /// Chunks for which searches are counted
+    #[arg(long, default_value_t = 1)]
+    pub searches_of_chunks: u64,
+    /// What the foreground process reads
+    #[arg(long)]
+    pub file: Option<PathBuf>,
+}
 
 /// What the worker prints.
 #[derive(Debug, Default, Serialize, Deserialize)]

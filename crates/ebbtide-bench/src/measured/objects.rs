@@ -2,9 +2,8 @@
 
 use anyhow::{Result, bail, ensure};
 
-use crate::measured::content;
 use crate::measured::link::{self, Mapped, now_ns, page_bytes};
-use crate::measured::{Output, Random, alloc, release};
+use crate::measured::{Output, Random, alloc, content, release};
 
 /// Of so many objects one stays.
 const ONE_IN: usize = 11;

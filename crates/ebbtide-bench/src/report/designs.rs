@@ -3,8 +3,7 @@
 use anyhow::Result;
 
 use crate::figures::plot::{self, Bar};
-use crate::figures::tables;
-use crate::figures::{Measurement, Report, Row};
+use crate::figures::{Measurement, Report, Row, tables};
 
 /// One figure that a design is for.
 #[derive(Debug)]

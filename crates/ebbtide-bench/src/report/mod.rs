@@ -22,33 +22,66 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Parser;
-use ebbtide_tools::out;
+use clap::Args;
+use ebbtide_tools::library::LibArgs;
+use ebbtide_tools::{out, values};
 
-use crate::cli::{BenchCommand, Cli, Command, ReportArgs};
-use crate::families;
-use crate::figures::{self, tables};
-use crate::figures::{Report, SCHEMA};
+use crate::families::{self, Asked, FAMILIES, Registered};
+use crate::figures::{self, Report, SCHEMA, tables};
 use crate::harness::progress::minutes;
 use crate::outside::interrupt::{self, Listening};
 use pace::Pace;
 
-/// The families in the order in which they are run: the short ones first. How many seconds a round of the quick form takes,
-/// beside one peer on 2 CPUs, and its rounds.
-const FAMILIES: [(&str, f64, u32); 10] = [
-    ("micro", 2.0, 3),
-    ("swap-exit", 18.0, 1),
-    ("cluster", 27.0, 1),
-    ("lazyfree", 27.0, 1),
-    ("exit", 16.0, 2),
-    ("percpu", 34.0, 1),
-    ("free", 24.0, 2),
-    ("neighbour", 160.0, 1),
-    ("return", 170.0, 1),
-    ("reuse", 400.0, 1),
-];
-/// Those that fill what they are told to.
-const SIZED: [&str; 5] = ["exit", "free", "reuse", "return", "cluster"];
+/// Below the flags.
+pub const HELP: &str = "\
+Every family of 'ebbtide bench' in turn, beside glibc, the short ones first: a quarter of an hour, nearly half of it for \
+the last, 'reuse' (see --time-limit and --only); plan a day for --full with all peers. Nothing else should run meanwhile. \
+Families that need root, swap or a memory cgroup say so in the page and are skipped. The page holds everything itself, and \
+is written anew after each family: Ctrl-C keeps what was measured.";
+
+/// `ebbtide report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The page
+    #[arg(
+        long,
+        short,
+        value_name = "FILE",
+        default_value = "ebbtide-report.html"
+    )]
+    pub out: PathBuf,
+    /// All rounds, larger heaps, and every peer that is installed
+    #[arg(long, conflicts_with = "from")]
+    pub full: bool,
+    /// Only these families
+    #[arg(long, value_name = "FAMILY", conflicts_with = "from")]
+    pub only: Vec<String>,
+    /// Peers to measure, as for 'ebbtide bench' (default: glibc)
+    #[arg(long, value_name = "NAME|PATH", num_args = 1.., conflicts_with = "from")]
+    pub against: Vec<String>,
+    /// Make the page from results that --keep has written, or 'ebbtide bench FAMILY --json' has printed
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub from: Vec<PathBuf>,
+    /// Write each family's results to DIR/FAMILY.json as soon as they are there, for --from
+    #[arg(long, value_name = "DIR", conflicts_with = "from")]
+    pub keep: Option<PathBuf>,
+    /// Rounds, instead of each family's own
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "from")]
+    pub rounds: Option<u32>,
+    /// Leave out families that would end later than this, such as 5m or 1h, and further rounds of the others
+    #[arg(long, value_name = "TIME", value_parser = values::time, conflicts_with = "from")]
+    pub time_limit: Option<Duration>,
+    /// As for the families that take it
+    #[arg(long, value_name = "SIZE", value_parser = values::size_text, hide = true)]
+    pub size: Option<String>,
+    /// As for the families that take it
+    #[arg(long, value_name = "TIME", value_parser = values::time_text, hide = true)]
+    pub wait: Option<String>,
+    /// The library.
+    #[command(flatten)]
+    pub lib: LibArgs,
+}
+
 /// Without `--full` and `--against`: what nearly every program has now.
 const PEER: &str = "glibc";
 /// Exit status when something was measured, but not everything.
@@ -175,7 +208,7 @@ fn write(file: &Path, parts: &[Part]) -> Result<()> {
 
 /// What is to be measured.
 fn parts(args: &ReportArgs) -> Result<Vec<Part>> {
-    let names = FAMILIES.map(|(name, ..)| name);
+    let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
     for name in &args.only {
         ensure!(
             names.contains(&name.as_str()),
@@ -185,13 +218,13 @@ fn parts(args: &ReportArgs) -> Result<Vec<Part>> {
     }
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|o| o == name);
     let is_usual = !args.full && args.against.is_empty();
-    let families = FAMILIES.into_iter().filter(|(name, ..)| wanted(name));
-    let parts = families.map(|(name, round_s, rounds)| {
-        let rounds = args.rounds.unwrap_or(rounds);
+    let families = FAMILIES.iter().filter(|family| wanted(family.name));
+    let parts = families.map(|family| {
+        let rounds = args.rounds.unwrap_or(family.quick_rounds);
         Part {
-            family: name.into(),
-            words: words(args, name),
-            usual_s: is_usual.then(|| round_s * f64::from(rounds)),
+            family: family.name.into(),
+            words: words(args, family),
+            usual_s: is_usual.then(|| family.quick_round_s * f64::from(rounds)),
             rounds,
             state: State::ToCome,
         }
@@ -200,14 +233,15 @@ fn parts(args: &ReportArgs) -> Result<Vec<Part>> {
 }
 
 /// The command line of a family.
-fn words(args: &ReportArgs, family: &str) -> Vec<String> {
-    let mut words: Vec<String> = ["ebbtide", "bench", family].map(String::from).into();
+fn words(args: &ReportArgs, family: &Registered) -> Vec<String> {
+    let mut words: Vec<String> = ["ebbtide", "bench", family.name].map(String::from).into();
     let mut add = |flag: &str, value: Option<String>| {
         if let Some(value) = value {
             words.extend([flag.to_owned(), value]);
         }
     };
-    if SIZED.contains(&family) {
+    // Those that fill what they are told to.
+    if family.takes("size") && family.takes("wait") {
         add("--size", args.size.clone());
         add("--wait", args.wait.clone());
     }
@@ -242,7 +276,11 @@ fn saved_parts(files: &[PathBuf]) -> Result<Vec<Part>> {
         parts.push(part);
     }
     // As they would have been measured, however the files were named.
-    parts.sort_by_key(|part| FAMILIES.iter().position(|(name, ..)| *name == part.family));
+    parts.sort_by_key(|part| {
+        FAMILIES
+            .iter()
+            .position(|family| family.name == part.family)
+    });
     Ok(parts)
 }
 
@@ -275,24 +313,20 @@ impl Part {
     }
 
     /// Begins no round that would end later than in `room`, which is of this report and not shown as the family's.
-    fn bench_command(&self, room: Option<Duration>) -> Result<BenchCommand> {
+    fn asked(&self, room: Option<Duration>) -> Result<Box<dyn Asked>> {
         let limit = room.map(|room| format!("--time-limit={}s", room.as_secs()));
-        // What the words begin with is this program.
-        let words = self.words.iter().skip(1).chain(&limit);
-        match Cli::try_parse_from(words)?.command {
-            Command::Bench(command) => Ok(command),
-            _ => bail!("not a family: {}", self.family),
-        }
+        let words = self.words.iter().skip_while(|word| **word != self.family);
+        families::parse(words.cloned().chain(limit))
     }
 
     /// Whatever goes wrong is this family's alone.
     fn measure(&self, room: Option<Duration>) -> State {
-        let measured = self.bench_command(room).and_then(|command| {
-            let measured = families::measure(&command)?;
+        let measured = self.asked(room).and_then(|asked| {
+            let measured = asked.measure()?;
             Ok(figures::new(
                 &measured,
                 &self.command(),
-                command.bench().quick,
+                asked.bench().quick,
             ))
         });
         match measured {
@@ -325,36 +359,32 @@ fn told(report: &Report) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ReportArgs,
+    }
 
     fn args(words: &[&str]) -> ReportArgs {
-        let cli = Cli::try_parse_from([&["ebbtide-bench", "report"], words].concat()).unwrap();
-        let Command::Report(args) = cli.command else {
-            panic!()
-        };
-        args
+        Line::try_parse_from([&["report"], words].concat())
+            .unwrap()
+            .args
     }
 
     #[test]
-    fn every_family_is_run_and_its_command_is_understood() {
-        let cli = Cli::command();
-        let others = ["report", "completions", "man", "worker"];
-        let names = cli.get_subcommands().map(|c| c.get_name());
-        let mut known: Vec<&str> = names.filter(|name| !others.contains(name)).collect();
-        let mut ours = FAMILIES.map(|(name, ..)| name).to_vec();
-        known.sort_unstable();
-        ours.sort_unstable();
-        assert_eq!(ours, known);
+    fn every_familys_command_is_understood() {
         for flags in [
             &[][..],
             &["--full"],
             &["--size", "8M", "--wait", "0.1", "--rounds", "1"],
         ] {
             for part in parts(&args(flags)).unwrap() {
-                let command = part.bench_command(None).unwrap();
+                let asked = part.asked(None).unwrap();
                 let is_full = flags.contains(&"--full");
-                assert_eq!(command.bench().quick, !is_full, "{:?}", part.words);
-                assert_eq!(command.bench().against.is_empty(), is_full);
+                assert_eq!(asked.bench().quick, !is_full, "{:?}", part.words);
+                assert_eq!(asked.bench().against.is_empty(), is_full);
             }
         }
         assert!(parts(&args(&["--only", "nonesuch"])).is_err());
@@ -363,8 +393,8 @@ mod tests {
     #[test]
     fn a_limit_is_kept_and_not_shown() {
         let parts = parts(&args(&["--only", "micro", "--time-limit", "1h"])).unwrap();
-        let command = parts[0].bench_command(Some(Duration::from_secs(893)));
-        let limit = command.unwrap().bench().time_limit;
+        let asked = parts[0].asked(Some(Duration::from_secs(893)));
+        let limit = asked.unwrap().bench().time_limit;
         assert_eq!(limit, Some(Duration::from_secs(893)));
         let shown = parts[0].command();
         assert_eq!(shown, "ebbtide bench micro --quick --against glibc");

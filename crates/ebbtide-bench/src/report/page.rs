@@ -4,9 +4,8 @@ use anyhow::Result;
 
 use super::designs::{self, DESIGNS};
 use super::{Part, State, told};
-use crate::figures::Report;
-use crate::figures::html;
 use crate::figures::plot::escape;
+use crate::figures::{Report, html};
 
 /// What stands in it.
 pub fn page(parts: &[Part]) -> Result<String> {

@@ -8,9 +8,8 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use ebbtide_tools::library;
-use ebbtide_tools::proc;
 use ebbtide_tools::stats_page::{LEN_BYTES, StatsPage};
+use ebbtide_tools::{library, proc};
 
 use crate::run::end::HELPER_NAME;
 

@@ -1,22 +1,18 @@
 //! The cluster family: what a refill costs under a zone's lock, alone, among threads, beside releases, and in real
 //! programs; by clusters and frame by frame.
 
-pub mod pages;
+mod pages;
 mod script;
 
 use anyhow::Result;
 
-use crate::figures::Measured;
+use crate::families::Family;
 use crate::harness::flags::SizedArgs;
-use crate::harness::peers;
-use crate::harness::peers::Entry;
+use crate::harness::peers::{self, Entry};
 use crate::harness::runs::{Fill, Worker};
-use crate::harness::{self, Case, Metric};
+use crate::harness::{self, Case, Metric, Results, metric};
+use crate::measured::{Output, WorkerArgs};
 use script::Script;
-
-const fn metric(id: &'static str, unit: &'static str) -> Metric {
-    Metric { id, unit }
-}
 
 const TAKE: &[Metric] = &[
     metric("cpu_ns", "ns of CPU time per block of 4 KiB, all threads"),
@@ -207,24 +203,41 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures.
-pub fn measure(args: &SizedArgs) -> Result<Measured> {
-    let bench = &args.bench;
-    let usual = if bench.quick {
-        QUICK_BYTES
-    } else {
-        BLOCK_BYTES
-    };
-    let bytes = args.size.unwrap_or(usual);
-    let mut cases = cases(bytes, bench.quick);
-    harness::select(&mut cases, &bench.only)?;
-    let rounds = bench.rounds_or((5, 1));
-    let threads = TAKES.iter().map(|take| take.1).max().unwrap_or(1);
-    let mut results = harness::run(&cases, entries(args)?, rounds, bytes * threads)?;
-    results.notes.push(
-        "holds are those of all turns of a zone's lock, takes and puts, less one reading of the clock each".into(),
-    );
-    Ok(Measured::new("cluster", results))
+/// The family.
+pub struct Cluster;
+
+impl Family for Cluster {
+    type Flags = SizedArgs;
+    const NAME: &'static str = "cluster";
+    const ABOUT: &'static str = "Refills from the zones: alone, among threads, beside releases, and in real programs; \
+        by clusters and frame by frame (half an hour with all peers; see --quick, --only, --against)";
+    const ROUNDS: (u32, u32) = (5, 1);
+    const QUICK_ROUND_S: f64 = 27.0;
+
+    fn measure(args: &SizedArgs) -> Result<Results> {
+        let bench = &args.bench;
+        let usual = if bench.quick {
+            QUICK_BYTES
+        } else {
+            BLOCK_BYTES
+        };
+        let bytes = args.size.unwrap_or(usual);
+        let mut cases = cases(bytes, bench.quick);
+        harness::select(&mut cases, &bench.only)?;
+        let rounds = bench.rounds_or(Self::ROUNDS);
+        let threads = TAKES.iter().map(|take| take.1).max().unwrap_or(1);
+        let mut results = harness::run(&cases, entries(args)?, rounds, bytes * threads)?;
+        results.notes.push(
+            "holds are those of all turns of a zone's lock, takes and puts, less one reading of the clock each".into(),
+        );
+        Ok(results)
+    }
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        let kinds = ["take_", "locks_", "hold_", "stall_"];
+        let is_ours = kinds.iter().any(|kind| args.case.starts_with(kind));
+        is_ours.then(|| pages::run(&args.case, args.amount))
+    }
 }
 
 #[cfg(test)]

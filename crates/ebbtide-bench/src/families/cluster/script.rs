@@ -10,8 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use ebbtide_tools::lock_figures;
-use ebbtide_tools::stats_page;
+use ebbtide_tools::{lock_figures, stats_page};
 
 use crate::harness::Run;
 use crate::harness::peers::Entry;

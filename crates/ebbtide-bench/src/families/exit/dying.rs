@@ -43,7 +43,7 @@ pub enum Death {
 
 impl Death {
     /// By the name of the worker's case.
-    fn named(case: &str) -> Option<Self> {
+    pub fn named(case: &str) -> Option<Self> {
         [Death::Exit, Death::Kill, Death::Fault]
             .into_iter()
             .find(|death| death.case() == case)
@@ -86,8 +86,7 @@ const CURVE_STEP_MS: u64 = 10;
 const MIB: f64 = (1 << 20) as f64;
 
 /// The measured process. Does not return.
-pub fn run(case: &str, bytes: u64) -> Result<Output> {
-    let death = Death::named(case).with_context(|| format!("unknown end '{case}'"))?;
+pub fn run(death: Death, bytes: u64) -> Result<Output> {
     let never = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,

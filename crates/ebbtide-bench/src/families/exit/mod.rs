@@ -1,44 +1,39 @@
 //! The exit family: a process that holds much memory ends. How long until its parent
 //! knows, and how long until the memory is back.
 
-pub mod dying;
+mod dying;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::figures::Measured;
+use crate::families::Family;
 use crate::harness::flags::SizedArgs;
-use crate::harness::peers;
-use crate::harness::peers::Entry;
+use crate::harness::peers::{self, Entry};
 use crate::harness::process::{Starter, TIMEOUT, explained, piped, threshold_kib};
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric, Run};
-use crate::measured::Output;
+use crate::harness::{self, Case, Metric, Results, Run, metric};
+use crate::measured::{Output, WorkerArgs};
 use dying::{Death, Ending};
 
 const DEFAULTS: Defaults = Defaults {
     size_bytes: (4 << 30, 512 << 20),
     wait: (Duration::from_secs(5), Duration::from_secs(2)),
-    rounds: (5, 2),
 };
 
 /// Peers that stand for the kernel's own exit, unless others are asked for.
 const REFERENCES: [&str; 3] = ["glibc", "jemalloc", "mimalloc3"];
 
 const METRICS: &[Metric] = &[
-    Metric {
-        id: "seen_ms",
-        unit: "ms from the call or signal until the parent's wait returns",
-    },
-    Metric {
-        id: "gone_ms",
-        unit: "ms until nobody holds the memory any more, a helper neither",
-    },
-    Metric {
-        id: "back_ms",
-        unit: "ms until 99 % are in the system's free memory",
-    },
+    metric(
+        "seen_ms",
+        "ms from the call or signal until the parent's wait returns",
+    ),
+    metric(
+        "gone_ms",
+        "ms until nobody holds the memory any more, a helper neither",
+    ),
+    metric("back_ms", "ms until 99 % are in the system's free memory"),
 ];
 
 const CASES: [(&str, &str, Death, bool); 6] = [
@@ -147,11 +142,26 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures.
-pub fn measure(sized: &SizedArgs) -> Result<Measured> {
-    let plan = Plan::new(sized, DEFAULTS)?;
-    let mut cases = cases(plan);
-    harness::select(&mut cases, &sized.bench.only)?;
-    let results = plan.run(&cases, entries(sized)?)?;
-    Ok(Measured::new("exit", results))
+/// The family.
+pub struct Exit;
+
+impl Family for Exit {
+    type Flags = SizedArgs;
+    const NAME: &'static str = "exit";
+    const ABOUT: &'static str = "The end of a process that holds much memory: how long until its parent knows, \
+        and until the memory is back (see --quick, --size, --only)";
+    const ROUNDS: (u32, u32) = (5, 2);
+    const QUICK_ROUND_S: f64 = 16.0;
+
+    fn measure(sized: &SizedArgs) -> Result<Results> {
+        let plan = Plan::new(sized, DEFAULTS, Self::ROUNDS)?;
+        let mut cases = cases(plan);
+        harness::select(&mut cases, &sized.bench.only)?;
+        let results = plan.run(&cases, entries(sized)?)?;
+        Ok(results)
+    }
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        Death::named(&args.case).map(|death| dying::run(death, args.amount))
+    }
 }

@@ -2,25 +2,25 @@
 //! and what the giving back costs the program.
 
 pub mod churn;
-pub mod victim;
+mod victim;
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::figures::Measured;
+use crate::families::Family;
 use crate::harness::flags::SizedArgs;
-use crate::harness::peers;
-use crate::harness::peers::Entry;
+use crate::harness::peers::{self, Entry};
 use crate::harness::runs::{Watched, Worker};
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric};
+use crate::harness::{self, Case, Metric, Results, metric};
+use crate::measured::{Output, WorkerArgs, block, objects};
 use crate::outside::observe::Watch;
+use churn::churn;
 
 const DEFAULTS: Defaults = Defaults {
     size_bytes: (1 << 30, 128 << 20),
     wait: (Duration::from_secs(9), Duration::from_secs(3)),
-    rounds: (3, 1),
 };
 
 const POLL: Duration = Duration::from_millis(10);
@@ -30,10 +30,6 @@ const VICTIM_TIMES: u64 = 4;
 const CHURN_PART: u64 = 16;
 /// The loop's blocks in a quick run are smaller than what the others fill.
 const QUICK_LOOP_PART: u64 = 2;
-
-const fn metric(id: &'static str, unit: &'static str) -> Metric {
-    Metric { id, unit }
-}
 
 const THINNED: &[Metric] = &[
     metric("free_ms", "ms to free ten of eleven objects"),
@@ -172,17 +168,42 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures.
-pub fn measure(sized: &SizedArgs) -> Result<Measured> {
-    let plan = Plan::new(sized, DEFAULTS)?;
-    let quick_part = if sized.bench.quick {
-        QUICK_LOOP_PART
-    } else {
-        1
-    };
-    let victim_bytes = plan.at_most(VICTIM_TIMES * plan.size_bytes);
-    let mut cases = cases(plan, plan.size_bytes / quick_part, victim_bytes);
-    harness::select(&mut cases, &sized.bench.only)?;
-    let results = plan.run(&cases, entries(sized)?)?;
-    Ok(Measured::new("return", results))
+/// The family.
+pub struct Return;
+
+impl Family for Return {
+    type Flags = SizedArgs;
+    const NAME: &'static str = "return";
+    const ABOUT: &'static str = "Freed objects: how much goes back while the program does nothing, and what \
+        that costs the others (an hour with all peers; see --quick, --only, --against)";
+    const ROUNDS: (u32, u32) = (3, 1);
+    const QUICK_ROUND_S: f64 = 170.0;
+
+    fn measure(sized: &SizedArgs) -> Result<Results> {
+        let plan = Plan::new(sized, DEFAULTS, Self::ROUNDS)?;
+        let quick_part = if sized.bench.quick {
+            QUICK_LOOP_PART
+        } else {
+            1
+        };
+        let victim_bytes = plan.at_most(VICTIM_TIMES * plan.size_bytes);
+        let mut cases = cases(plan, plan.size_bytes / quick_part, victim_bytes);
+        harness::select(&mut cases, &sized.bench.only)?;
+        let results = plan.run(&cases, entries(sized)?)?;
+        Ok(results)
+    }
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        let (case, amount) = (args.case.as_str(), args.amount);
+        Some(match case {
+            "churn" => Ok(churn(amount)),
+            "temporaries" => block::temporaries(amount),
+            "victim_now" => victim::run(amount, true),
+            "victim_later" => victim::run(amount, false),
+            _ if case.ends_with("_random") || case.ends_with("_oldest") => {
+                objects::thinned(case, amount)
+            }
+            _ => return None,
+        })
+    }
 }

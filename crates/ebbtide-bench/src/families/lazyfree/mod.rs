@@ -1,21 +1,21 @@
 //! The lazyfree family: programs that free what they soon want again, in as many processes
 //! and threads as the machine has to bear, with memory for all and within a limit.
 
-pub mod search;
+mod search;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use ebbtide_tools::out;
 
-use crate::families::lazyfree::search::CHUNK_BYTES;
-use crate::figures::Measured;
+use crate::families::Family;
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{self, Entry};
 use crate::harness::process::{Starter, finish};
-use crate::harness::{self, Case, Metric, Run};
-use crate::measured::Output;
+use crate::harness::{self, Case, Metric, Results, Run, metric};
+use crate::measured::{Output, WorkerArgs};
 use crate::outside::swap::{Keeper, join, limit_group};
+use search::CHUNK_BYTES;
 
 /// Chunks of a process, and in a quick run.
 const CHUNKS: (u64, u64) = (512, 64);
@@ -23,12 +23,11 @@ const CHUNKS: (u64, u64) = (512, 64);
 const LIMIT_BYTES: (u64, u64) = (2 << 30, 512 << 20);
 /// Of that, for everything that is not a chunk: 64 copies, eight programs, and what allocators keep.
 const REST_BYTES: u64 = 256 << 20;
-const ROUNDS: (u32, u32) = (3, 1);
 
-const METRICS: &[Metric] = &[Metric {
-    id: "us_per_search",
-    unit: "µs a search, with all processes at work",
-}];
+const METRICS: &[Metric] = &[metric(
+    "us_per_search",
+    "µs a search, with all processes at work",
+)];
 
 const PLENTY: &str = "copy a chunk of 512 KiB, search it, free it; memory for all";
 const LIMITED: &str = "the same within a memory cgroup";
@@ -116,38 +115,59 @@ fn entries(args: &BenchArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures.
-pub fn measure(args: &BenchArgs) -> Result<Measured> {
-    let pick = |(full, quick)| if args.quick { quick } else { full };
-    let (chunks, limit_bytes) = (pick(CHUNKS), pick(LIMIT_BYTES));
-    let rounds = args.rounds_or(ROUNDS);
-    let entries = entries(args)?;
-    let (keeper, group) = match limited(limit_bytes) {
-        Ok(keeper) => {
-            let group = keeper.kept.group.clone();
-            (Some(keeper), group)
-        }
-        Err(error) => {
-            out::warning(&format!("without a limit only: {error:#}"));
-            (None, None)
-        }
-    };
-    let mut cases = cases(chunks, limit_bytes, group.as_deref());
-    harness::select(&mut cases, &args.only)?;
-    let largest = 8 * chunks * CHUNK_BYTES as u64;
-    let mut results = harness::run(&cases, entries, rounds, largest)?;
-    results.notes.push(format!(
-        "{chunks} chunks in each process; search_PxT: P processes of T threads"
-    ));
-    if keeper.is_some() {
+/// The family.
+pub struct Lazyfree;
+
+impl Family for Lazyfree {
+    type Flags = BenchArgs;
+    const NAME: &'static str = "lazyfree";
+    const ABOUT: &'static str = "Programs that free what they soon want again: copy, search, free, in processes and \
+        threads, with memory for all and within a limit (as root); an hour with all peers; \
+        see --quick, --only, --against";
+    const ROUNDS: (u32, u32) = (3, 1);
+    const QUICK_ROUND_S: f64 = 27.0;
+
+    fn measure(args: &BenchArgs) -> Result<Results> {
+        let pick = |(full, quick)| if args.quick { quick } else { full };
+        let (chunks, limit_bytes) = (pick(CHUNKS), pick(LIMIT_BYTES));
+        let rounds = args.rounds_or(Self::ROUNDS);
+        let entries = entries(args)?;
+        let (keeper, group) = match limited(limit_bytes) {
+            Ok(keeper) => {
+                let group = keeper.kept.group.clone();
+                (Some(keeper), group)
+            }
+            Err(error) => {
+                out::warning(&format!("without a limit only: {error:#}"));
+                (None, None)
+            }
+        };
+        let mut cases = cases(chunks, limit_bytes, group.as_deref());
+        harness::select(&mut cases, &args.only)?;
+        let largest = 8 * chunks * CHUNK_BYTES as u64;
+        let mut results = harness::run(&cases, entries, rounds, largest)?;
         results.notes.push(format!(
-            "search_limit_PxT: all processes in a memory cgroup of {}, with as many of the chunks as fit and leave {}",
-            out::bytes(limit_bytes),
-            out::bytes(REST_BYTES)
+            "{chunks} chunks in each process; search_PxT: P processes of T threads"
         ));
+        if keeper.is_some() {
+            results.notes.push(format!(
+                "search_limit_PxT: all processes in a memory cgroup of {}, with as many of the chunks as fit and leave {}",
+                out::bytes(limit_bytes),
+                out::bytes(REST_BYTES)
+            ));
+        }
+        drop(keeper);
+        Ok(results)
     }
-    drop(keeper);
-    Ok(Measured::new("lazyfree", results))
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        let (case, chunks) = (args.case.as_str(), args.amount);
+        if case.starts_with("search_") {
+            return Some(search::run(case, chunks, args.searches_of_chunks));
+        }
+        let is_searcher = case.starts_with("searcher_");
+        is_searcher.then(|| search::searcher(case, chunks))
+    }
 }
 
 /// A cgroup with a limit, for the time of the run.

@@ -1,51 +1,31 @@
 //! The micro family: what single operations cost, and what a small process weighs.
 
-pub mod operations;
+mod operations;
 mod programs;
 
 use anyhow::Result;
 
-use crate::figures::Measured;
+use crate::families::Family;
 use crate::harness::flags::BenchArgs;
-use crate::harness::peers;
 use crate::harness::runs::{Fill, Worker};
-use crate::harness::{self, Case, Metric};
+use crate::harness::{self, Case, Metric, Results, metric, peers};
+use crate::measured::{Output, WorkerArgs};
+use operations::{BATCH, batch, fill, pair, rss, working_set};
 use programs::{Compiled, Starts};
 
-const NS_PER_PAIR: &[Metric] = &[Metric {
-    id: "ns_per_pair",
-    unit: "ns per malloc + free",
-}];
+const NS_PER_PAIR: &[Metric] = &[metric("ns_per_pair", "ns per malloc + free")];
 
 const FILL: &[Metric] = &[
-    Metric {
-        id: "fill_s",
-        unit: "s to fill",
-    },
-    Metric {
-        id: "free_s",
-        unit: "s to free",
-    },
-    Metric {
-        id: "rss_per_live",
-        unit: "resident bytes per live byte",
-    },
+    metric("fill_s", "s to fill"),
+    metric("free_s", "s to free"),
+    metric("rss_per_live", "resident bytes per live byte"),
 ];
 
-const START: &[Metric] = &[Metric {
-    id: "ms_per_start",
-    unit: "ms per start",
-}];
+const START: &[Metric] = &[metric("ms_per_start", "ms per start")];
 
 const HELLO: &[Metric] = &[
-    Metric {
-        id: "rss_kib",
-        unit: "KiB resident",
-    },
-    Metric {
-        id: "rss_peak_kib",
-        unit: "KiB resident at the peak",
-    },
+    metric("rss_kib", "KiB resident"),
+    metric("rss_peak_kib", "KiB resident at the peak"),
 ];
 
 /// What `fill` fills in a quick run.
@@ -107,19 +87,45 @@ fn cases(quick: bool) -> Vec<Case> {
     ]
 }
 
-/// Measures.
-pub fn measure(args: &BenchArgs) -> Result<Measured> {
-    let mut cases = cases(args.quick);
-    harness::select(&mut cases, &args.only)?;
-    let rounds = args.rounds_or((9, 3));
-    let entries = peers::rotation(args, false)?;
-    let filled = if args.quick {
-        FILL_BYTES
-    } else {
-        4 * FILL_BYTES
-    };
-    let results = harness::run(&cases, entries, rounds, filled + filled / 2)?;
-    Ok(Measured::new("micro", results))
+/// The family.
+pub struct Micro;
+
+impl Family for Micro {
+    type Flags = BenchArgs;
+    const NAME: &'static str = "micro";
+    const ABOUT: &'static str =
+        "Single operations: pairs, batches, a working set, filling, start-up, small processes";
+    const ROUNDS: (u32, u32) = (9, 3);
+    const QUICK_ROUND_S: f64 = 2.0;
+
+    fn measure(args: &BenchArgs) -> Result<Results> {
+        let mut cases = cases(args.quick);
+        harness::select(&mut cases, &args.only)?;
+        let rounds = args.rounds_or(Self::ROUNDS);
+        let entries = peers::rotation(args, false)?;
+        let filled = if args.quick {
+            FILL_BYTES
+        } else {
+            4 * FILL_BYTES
+        };
+        let results = harness::run(&cases, entries, rounds, filled + filled / 2)?;
+        Ok(results)
+    }
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        let count = args.amount;
+        Some(Ok(match args.case.as_str() {
+            "pair16" => pair(16, count),
+            "pair64" => pair(64, count),
+            "pair256" => pair(256, count),
+            "lifo" => batch(count, |i| BATCH - 1 - i),
+            "fifo" => batch(count, |i| i),
+            "working_set" => working_set(count),
+            "fill" => return Some(fill(count)),
+            "rss" => rss(),
+            _ => return None,
+        }))
+    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::ptr;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use ebbtide_tools::proc::kib_field;
-use ebbtide_tools::{out, proc};
+use ebbtide_tools::out;
+use ebbtide_tools::proc::{self, kib_field};
 
 use crate::measured::{Output, Random, alloc, release, timed};
 

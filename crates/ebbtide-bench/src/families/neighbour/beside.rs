@@ -27,8 +27,7 @@ use crate::measured::content::words;
 use crate::measured::link::{now_ns, page_bytes};
 use crate::measured::{Output, Random, alloc};
 use crate::outside::observe::mark;
-use crate::outside::swap::join;
-use crate::outside::swap::{self, Keeper};
+use crate::outside::swap::{self, Keeper, join};
 
 /// The second process is ended after this.
 pub const WAIT: Duration = Duration::from_secs(60);
@@ -45,7 +44,7 @@ const MIB: f64 = (1 << 20) as f64;
 
 /// What a run consists of.
 #[derive(Clone, Debug)]
-pub struct Neighbour {
+pub struct Pair {
     /// What each of the two processes has at most.
     pub size_bytes: u64,
     /// Between the first's last free and the second's start, at least.
@@ -54,7 +53,7 @@ pub struct Neighbour {
     pub has_swap: bool,
 }
 
-impl Neighbour {
+impl Pair {
     /// Of the cgroup.
     pub fn limit_bytes(&self) -> u64 {
         self.size_bytes / 3 * 4
@@ -71,7 +70,7 @@ impl Neighbour {
     }
 }
 
-impl Run for Neighbour {
+impl Run for Pair {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
         run(self, &|case, bytes| starter.worker(case, bytes, entry, ""))
     }
@@ -82,7 +81,7 @@ impl Run for Neighbour {
 }
 
 /// Runs the second process alone, then beside the first. `worker` gives the command of a case and an amount.
-fn run(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
+fn run(what: &Pair, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
     let alone = part(what, worker, false)?.second;
     let mut output =
         alone.context("the second process does not get through even without the first")?;
@@ -130,7 +129,7 @@ struct Seen {
     paused: Duration,
 }
 
-fn part(what: &Neighbour, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> Result<Seen> {
+fn part(what: &Pair, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> Result<Seen> {
     // Ends last: it takes the cgroup and the swap away.
     let keeper = Keeper::start(if what.has_swap { what.size_bytes } else { 0 })?;
     let group = keeper.kept.group.as_deref().context("no memory cgroup")?;
@@ -210,7 +209,7 @@ impl Process {
     }
 
     /// The one that has filled, freed, and done nothing for the pause when this returns; when it had freed.
-    fn first(command: Command, group: &Path, what: &Neighbour) -> Result<(Self, Instant)> {
+    fn first(command: Command, group: &Path, what: &Pair) -> Result<(Self, Instant)> {
         let mut first = Process::start(command, group)?;
         first.next("base")?;
         first.answer()?;
@@ -327,7 +326,7 @@ mod tests {
     #[test]
     fn a_run_is_idle_as_long_as_it_pauses() {
         let pause = Duration::from_secs(1);
-        let neighbour = Neighbour {
+        let neighbour = Pair {
             size_bytes: 1 << 20,
             pause,
             has_swap: false,

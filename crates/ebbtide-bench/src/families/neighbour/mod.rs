@@ -1,34 +1,28 @@
 //! The neighbour family: one process has had much memory and keeps a tenth of it; another one in
 //! the same memory cgroup needs as much. What does the first, which does nothing, cost it?
 
-pub mod beside;
-pub mod warm;
+mod beside;
+mod warm;
 
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ebbtide_tools::out;
-use ebbtide_tools::proc::kib_field;
+use clap::Args;
+use ebbtide_tools::{machine, out, values};
 
-use crate::cli::NeighbourArgs;
-use crate::families::neighbour::beside::{Neighbour, WAIT};
-use crate::figures::Measured;
-use crate::harness::peers;
-use crate::harness::{self, Case, Metric};
+use crate::families::Family;
+use crate::harness::flags::BenchArgs;
+use crate::harness::{self, Case, Metric, Results, metric, peers};
+use crate::measured::{Output, WorkerArgs, objects};
 use crate::outside::swap::Keeper;
+use beside::{Pair, WAIT};
 
 /// What each of the two processes has at most.
 const SIZE_BYTES: (u64, u64) = (3 << 30, 768 << 20);
-const ROUNDS: (u32, u32) = (3, 1);
 const PAUSE: Duration = Duration::from_millis(2500);
 
 /// Ebbtide that gives nothing back by itself.
 const ABSENCE: &str = "pressure=off,workers=0";
-
-const fn metric(id: &'static str, unit: &'static str) -> Metric {
-    Metric { id, unit }
-}
 
 const METRICS: &[Metric] = &[
     metric(
@@ -79,51 +73,91 @@ const CASES: [(&str, &str, bool, bool); 4] = [
     ),
 ];
 
-/// Measures.
-pub fn measure(args: &NeighbourArgs) -> Result<Measured> {
-    let quick = args.bench.quick;
-    let pick = |(full, short)| if quick { short } else { full };
-    let pause = args.pause.unwrap_or(PAUSE);
-    let rounds = args.bench.rounds_or(ROUNDS);
-    let sized = Neighbour {
-        size_bytes: args.size.unwrap_or(pick(SIZE_BYTES)),
-        pause,
-        has_swap: false,
-    };
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = kib_field(&info, "MemAvailable").unwrap_or(u64::MAX);
-    ensure!(
-        sized.touched_bytes() <= available / 10 * 6,
-        "two processes of {} are more than 60 % of the available memory; see --size and --quick",
-        out::bytes(sized.size_bytes)
-    );
-    let swap = possible(&sized)?;
-    let case = |(id, about, is_later, has_swap): (_, _, bool, bool)| Case {
-        id,
-        about,
-        run: Box::new(Neighbour {
-            pause: if is_later { pause } else { Duration::ZERO },
-            has_swap,
-            ..sized.clone()
-        }),
-        metrics: if is_later { METRICS } else { AT_ONCE_METRICS },
-    };
-    let mut cases: Vec<Case> = CASES
-        .into_iter()
-        .filter(|(.., has_swap)| swap.is_some() || !has_swap)
-        .map(case)
-        .collect();
-    harness::select(&mut cases, &args.bench.only)?;
-    let mut entries = peers::rotation(&args.bench, true)?;
-    let absence = entries[0].variant(ABSENCE, &[]);
-    entries.insert(2, absence);
-    let mut results = harness::run(&cases, entries, rounds, sized.touched_bytes())?;
-    results.wait = WAIT;
-    results.notes.extend(notes(&sized, swap.as_deref()));
-    Ok(Measured::new("neighbour", results))
+/// `ebbtide bench neighbour`.
+#[derive(Debug, Args)]
+pub struct NeighbourArgs {
+    /// The common ones.
+    #[command(flatten)]
+    pub bench: BenchArgs,
+    /// What each of the two fills, such as 768M; their limit is a third more
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    pub size: Option<u64>,
+    /// Least time between the first's last free and the second's start, such as 500ms
+    /// (default: 2.5s; the cases 'at_once' have none)
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    pub pause: Option<Duration>,
 }
 
-fn notes(sized: &Neighbour, swap: Option<&str>) -> Vec<String> {
+impl AsRef<BenchArgs> for NeighbourArgs {
+    fn as_ref(&self) -> &BenchArgs {
+        &self.bench
+    }
+}
+
+/// The family.
+pub struct Neighbour;
+
+impl Family for Neighbour {
+    type Flags = NeighbourArgs;
+    const NAME: &'static str = "neighbour";
+    const ABOUT: &'static str = "A process that had much memory and does nothing, and one that needs as much, within one \
+        limit: what the first costs the second, with swap and without; as root (see --quick, --pause, \
+        --only, --against)";
+    const ROUNDS: (u32, u32) = (3, 1);
+    const QUICK_ROUND_S: f64 = 160.0;
+
+    fn measure(args: &NeighbourArgs) -> Result<Results> {
+        let quick = args.bench.quick;
+        let pick = |(full, short)| if quick { short } else { full };
+        let pause = args.pause.unwrap_or(PAUSE);
+        let rounds = args.bench.rounds_or(Self::ROUNDS);
+        let sized = Pair {
+            size_bytes: args.size.unwrap_or(pick(SIZE_BYTES)),
+            pause,
+            has_swap: false,
+        };
+        let available = machine::available_bytes().unwrap_or(u64::MAX);
+        ensure!(
+            sized.touched_bytes() <= available / 10 * 6,
+            "two processes of {} are more than 60 % of the available memory; see --size and --quick",
+            out::bytes(sized.size_bytes)
+        );
+        let swap = possible(&sized)?;
+        let case = |(id, about, is_later, has_swap): (_, _, bool, bool)| Case {
+            id,
+            about,
+            run: Box::new(Pair {
+                pause: if is_later { pause } else { Duration::ZERO },
+                has_swap,
+                ..sized.clone()
+            }),
+            metrics: if is_later { METRICS } else { AT_ONCE_METRICS },
+        };
+        let mut cases: Vec<Case> = CASES
+            .into_iter()
+            .filter(|(.., has_swap)| swap.is_some() || !has_swap)
+            .map(case)
+            .collect();
+        harness::select(&mut cases, &args.bench.only)?;
+        let mut entries = peers::rotation(&args.bench, true)?;
+        let absence = entries[0].variant(ABSENCE, &[]);
+        entries.insert(2, absence);
+        let mut results = harness::run(&cases, entries, rounds, sized.touched_bytes())?;
+        results.wait = WAIT;
+        results.notes.extend(notes(&sized, swap.as_deref()));
+        Ok(results)
+    }
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        match args.case.as_str() {
+            "neighbour_first" => Some(objects::scattered(args.amount)),
+            "neighbour_second" => Some(beside::second(args.amount)),
+            _ => None,
+        }
+    }
+}
+
+fn notes(sized: &Pair, swap: Option<&str>) -> Vec<String> {
     let (size, limit) = (out::bytes(sized.size_bytes), sized.limit_bytes());
     let mut notes = vec![
         format!(
@@ -144,7 +178,7 @@ fn notes(sized: &Neighbour, swap: Option<&str>) -> Vec<String> {
 }
 
 /// Whether the runs can be made here; what the swap is, or that there is none.
-fn possible(sized: &Neighbour) -> Result<Option<String>> {
+fn possible(sized: &Pair) -> Result<Option<String>> {
     let has_group = |keeper: &Keeper| {
         ensure!(
             keeper.kept.group.is_some(),
@@ -170,7 +204,7 @@ mod tests {
     #[test]
     fn both_fit_into_the_limit() {
         for size_bytes in [SIZE_BYTES.0, SIZE_BYTES.1] {
-            let one = Neighbour {
+            let one = Pair {
                 size_bytes,
                 pause: Duration::ZERO,
                 has_swap: false,

@@ -12,8 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use ebbtide_tools::proc;
-use ebbtide_tools::proc::kib_field;
+use ebbtide_tools::proc::{self, kib_field};
 
 use crate::families::percpu::percpu_api::{Area, PerCpu};
 use crate::measured::Output;

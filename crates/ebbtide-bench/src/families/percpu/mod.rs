@@ -1,21 +1,18 @@
 //! The percpu family: per-CPU data, what it holds after most of it was freed, and
 //! how fast it counts and allocates.
 
-pub mod counting;
-pub mod groups;
-pub mod percpu_api;
+mod counting;
+mod groups;
+mod percpu_api;
 
 use anyhow::Result;
 
-use crate::figures::Measured;
+use crate::families::Family;
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{self, Entry};
 use crate::harness::runs::Worker;
-use crate::harness::{self, Case, Metric};
-
-const fn metric(id: &'static str, unit: &'static str) -> Metric {
-    Metric { id, unit }
-}
+use crate::harness::{self, Case, Metric, Results, metric};
+use crate::measured::{Output, WorkerArgs};
 
 const GROUPS: &[Metric] = &[
     metric("before_mib", "MiB populated before"),
@@ -71,7 +68,7 @@ const PAIR_CASES: [(&str, usize); 6] = [
 ];
 
 /// The number of threads in a case's name.
-pub fn threads_of(case: &str) -> usize {
+fn threads_of(case: &str) -> usize {
     let number = case.rsplit('_').next().and_then(|text| text.parse().ok());
     number.unwrap_or(1)
 }
@@ -136,14 +133,40 @@ fn entries(bench: &BenchArgs) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Measures.
-pub fn measure(bench: &BenchArgs) -> Result<Measured> {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut cases = cases(bench.quick, cpus);
-    harness::select(&mut cases, &bench.only)?;
-    let rounds = bench.rounds_or((5, 1));
-    let results = harness::run(&cases, entries(bench)?, rounds, 64 << 20)?;
-    Ok(Measured::new("percpu", results))
+/// The family.
+pub struct Percpu;
+
+impl Family for Percpu {
+    type Flags = BenchArgs;
+    const NAME: &'static str = "percpu";
+    const ABOUT: &'static str = "Per-CPU data: what stays after most of it was freed, counting, allocating \
+        (see --quick, --only)";
+    const ROUNDS: (u32, u32) = (5, 1);
+    const QUICK_ROUND_S: f64 = 34.0;
+
+    fn measure(bench: &BenchArgs) -> Result<Results> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut cases = cases(bench.quick, cpus);
+        harness::select(&mut cases, &bench.only)?;
+        let rounds = bench.rounds_or(Self::ROUNDS);
+        let results = harness::run(&cases, entries(bench)?, rounds, 64 << 20)?;
+        Ok(results)
+    }
+
+    fn process(args: &WorkerArgs) -> Option<Result<Output>> {
+        let (case, count) = (args.case.as_str(), args.amount);
+        Some(match case.split('_').next()? {
+            "groups" => groups::run(case, count),
+            "count" => counting::count(threads_of(case), count),
+            "pairs" => counting::pairs(threads_of(case), count),
+            _ => return None,
+        })
+    }
+
+    /// No peer has such data.
+    fn more_help() -> String {
+        String::new()
+    }
 }
 
 #[cfg(test)]

@@ -9,8 +9,7 @@ use std::path::Path;
 use std::ptr;
 
 use anyhow::{Context, Result, ensure};
-use ebbtide_tools::proc;
-use ebbtide_tools::proc::kib_field;
+use ebbtide_tools::proc::{self, kib_field};
 
 use crate::measured::content::fill;
 use crate::measured::hist::Histogram;
