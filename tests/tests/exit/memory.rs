@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use ebbtide_tests::{Cgroup, Run, c_program, is_root, library, skip};
 
 use super::{
-    DETACHED, MIB, command_line, detached, detached_with, has_helper, in_slots_of_its_own,
+    DETACHED, MIB, built_program, detached, detached_with, has_helper, in_slots_of_its_own,
 };
 
 /// Users that nobody else uses: their processes are counted.
@@ -99,17 +99,17 @@ fn turns_are_kept_until_memory_is_short() {
     });
 }
 
-/// `ebbtide bench` has a process that sets up swap and takes it down when its input ends.
+/// `ebbtide-bench` has a process that sets up swap and takes it down when its input ends.
 #[test]
 fn swap_is_free_again() {
-    let Some(program) = command_line() else {
+    let Some(program) = built_program("ebbtide-bench") else {
         return;
     };
     if !is_root() || !has_helper() {
         return skip("swap needs root and the helper");
     }
     let mut keeper = Command::new(program)
-        .args(["bench-worker", "swap_keeper"])
+        .args(["worker", "swap_keeper"])
         .arg((512 * MIB).to_string())
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::piped())

@@ -4,10 +4,13 @@ use std::env;
 use std::fs::File;
 use std::path::Path;
 
+use ebbtide_tools::library;
+use ebbtide_tools::machine::SMALL_PAGE_BYTES;
+
 use super::rseq::Owner;
 use super::{Check, State};
+use crate::elf;
 use crate::known::{self, Known, Refused};
-use crate::{library, run};
 
 /// What decides.
 #[derive(Clone, Debug)]
@@ -61,7 +64,7 @@ fn met(known: &Known, facts: &Facts) -> Option<Option<String>> {
     let here = |is_here: bool, detail: &str| is_here.then(|| detail.to_owned());
     Some(match known.id {
         "pages" => here(
-            facts.page_bytes != run::SMALL_PAGE_BYTES,
+            facts.page_bytes != SMALL_PAGE_BYTES,
             &format!("here: {} B", facts.page_bytes),
         ),
         "address_space" => here(facts.refusal.is_some_and(|r| r.id == known.id), "here"),
@@ -88,7 +91,7 @@ pub fn before_ebbtide() -> Option<String> {
     let ours = names.iter().position(is_ours)?;
     let other = names[..ours].iter().find(|name| {
         let file = File::open(Path::new(name));
-        file.is_ok_and(|file| run::defines_malloc(&file))
+        file.is_ok_and(|file| elf::defines_malloc(&file))
     });
     other.map(|name| (*name).to_owned())
 }

@@ -5,8 +5,9 @@ use std::io;
 use std::path::Path;
 use std::process::{self, Command};
 
+use ebbtide_tools::proc;
+
 use super::{Check, trial, turns};
-use crate::proc;
 use ebbtide_interface::FEATURES;
 
 const INLINE: &str = "processes end as the kernel ends them: seen when their memory is back";

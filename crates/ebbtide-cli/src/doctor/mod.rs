@@ -20,7 +20,7 @@ mod limits;
 mod machine;
 mod probe;
 mod rseq;
-pub mod sandbox;
+mod sandbox;
 mod trial;
 mod turns;
 
@@ -29,10 +29,12 @@ use std::io;
 use anyhow::Result;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Color, ContentArrangement, Table};
+use ebbtide_tools::machine::{kernel, page_bytes};
+use ebbtide_tools::{conf, out};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
-use crate::{out, run};
+use crate::emulator::emulator;
 use combinations::Facts;
 
 /// Exit status when the library cannot work here.
@@ -127,14 +129,14 @@ struct Report {
 /// Prints the report; 0 if the library works here, else 1.
 pub fn main(args: &DoctorArgs) -> Result<u8> {
     let trial = trial::run(args.lib.lib.as_deref());
-    let (release, version) = probe::uname();
+    let (release, version) = kernel();
     let facts = Facts {
-        page_bytes: run::page_bytes(),
+        page_bytes: page_bytes(),
         kernel: probe::kernel_numbers(),
         other_kernel: sandbox::other_kernel(&release, &version),
         rseq: rseq::owner(),
         fences: probe::fences(),
-        emulator: sandbox::emulator().filter(|_| !has_basic_syscalls()),
+        emulator: emulator().filter(|_| !has_basic_syscalls()),
         refusal: trial.refusal,
         before: combinations::before_ebbtide(),
     };
@@ -182,29 +184,12 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
 
 /// Whether programs are started with `syscalls=basic`, by the environment.
 fn has_basic_syscalls() -> bool {
-    run::merged_conf(&[]).is_ok_and(|conf| conf.get("syscalls") == Some("basic"))
+    conf::merged(&[]).is_ok_and(|conf| conf.get("syscalls") == Some("basic"))
 }
 
 /// Whether the terminal says that tables fit: a serial console says 0 columns.
 fn is_wide() -> bool {
     ratatui::crossterm::terminal::size().is_ok_and(|(columns, _)| columns >= TABLE_COLUMNS)
-}
-
-/// The facts that belong beside a measurement.
-pub fn machine_facts() -> Vec<Check> {
-    let wanted = [
-        "kernel",
-        "glibc",
-        "cpus",
-        "memory",
-        "thp_enabled",
-        "cpu_model",
-    ];
-    let mut facts = Vec::new();
-    facts.extend(probe::versions());
-    facts.extend(machine::all());
-    facts.retain(|c| wanted.contains(&c.id));
-    facts
 }
 
 fn render(report: &Report, fancy: bool) -> String {
