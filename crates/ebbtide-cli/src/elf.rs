@@ -14,7 +14,7 @@ use goblin::elf::section_header::{SHN_UNDEF, SHT_DYNSYM, SectionHeader};
 use goblin::elf::sym::{Sym, Symtab};
 use goblin::elf::{Elf, Header};
 
-use crate::known::{self, Known};
+use ebbtide_interface::known::{self, Known};
 
 /// No table of a program is longer.
 const MAX_TABLE_BYTES: usize = 256 << 20;

@@ -13,7 +13,7 @@ use ebbtide_tools::stats_page::{self, StatsPage};
 use ebbtide_tools::{conf, library, out};
 
 use super::Check;
-use crate::known::{self, Known};
+use ebbtide_interface::known::{self, Known};
 
 /// Longer than this, and the trial process hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ use ebbtide_tools::program::EXIT_OWN;
 
 use crate::elf::{self, Obstacle};
 use crate::emulator::emulator;
-use crate::known;
+use ebbtide_interface::known;
 
 /// Why a program is not started as asked.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,6 @@ pub mod requests;
 
 use crate::base::config::Config;
 use crate::base::domains::Domains;
-use crate::base::known::{self, Known};
 use crate::base::report::Line;
 use crate::base::stats::{self, Figures};
 use crate::front::fork::Forks;
@@ -25,6 +24,7 @@ use crate::reclaim::workers::Workers;
 use crate::reclaim::{Heap, the_heap};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use ebbtide_interface::known::{self, Known};
 use ebbtide_sys::lock::{futex_wait, futex_wake};
 
 /// Exit status of a process that cannot work here: the loader's own for a program that it cannot start.
