@@ -73,7 +73,7 @@ pub struct Control {
     /// See there.
     pub left: AtomicUsize,
     /// Where the threads find what they share.
-    pub crew: AtomicUsize,
+    pub shared: AtomicUsize,
     /// Rings of requests of io_submit(2), how many, and the next one to end.
     pub rings: [AtomicUsize; RINGS],
     /// See there.

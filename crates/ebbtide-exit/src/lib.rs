@@ -12,7 +12,7 @@
 //! | [`arena`] | the helper's own memory: what it knows, its stacks, its list of pieces |
 //! | [`life`] | what it does from its beginning to the program's end |
 //! | [`teardown`] | the order in which memory goes |
-//! | [`crew`] | the threads that take it |
+//! | [`teardown_threads`] | the threads that take it |
 //! | [`maps`] | what is mapped |
 //! | [`turns`] | few helpers of a user at a time |
 //! | [`need`] | whether memory is short, so that it must go at once |
@@ -32,11 +32,11 @@
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod arena;
-mod crew;
 mod life;
 mod maps;
 mod need;
 mod teardown;
+mod teardown_threads;
 mod turns;
 
 use arena::Arena;

@@ -6,9 +6,9 @@
 //! the end of the process.
 
 use crate::arena::{self, Arena};
-use crate::crew::Crew;
 use crate::maps::{self, Kind, Mapping};
 use crate::need::Need;
+use crate::teardown_threads::TeardownThreads;
 use crate::turns::Turns;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper::{self, Descriptor};
@@ -99,7 +99,7 @@ impl Survey {
     pub fn take_memory(&self, turns: Turns, need: &mut Need) {
         let control = self.arena.control();
         let mut from = 0;
-        let mut crew = Crew::new(self.arena, turns);
+        let mut threads = TeardownThreads::new(self.arena, turns);
         loop {
             control.finished.clear();
             // Nobody begins with a piece that is being listed, and one that is done early is not the last.
@@ -112,7 +112,7 @@ impl Survey {
             control.count.store(count, Ordering::SeqCst);
             control.round.fetch_add(1, Ordering::SeqCst);
             helper::wake(control.round.as_ptr() as usize);
-            if count == 0 || !crew.finish(need) {
+            if count == 0 || !threads.finish(need) {
                 return;
             }
             let Some(next) = next else { return };

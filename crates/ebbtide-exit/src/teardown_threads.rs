@@ -28,7 +28,7 @@ const STUCK_MS: u64 = 10_000;
 const LONG_MS: u64 = 3_600_000;
 
 /// The threads, and the first one's view of them. It must not move once they are called.
-pub struct Crew {
+pub struct TeardownThreads {
     shared: Shared,
     called_ms: Option<u64>,
     turn_ms: Option<u64>,
@@ -41,7 +41,7 @@ struct Shared {
     affinity: Affinity,
 }
 
-impl Crew {
+impl TeardownThreads {
     /// Nobody yet.
     pub fn new(arena: Arena, turns: Turns) -> Self {
         Self {
@@ -111,7 +111,7 @@ impl Crew {
     fn spawn(&self, first: usize, count: usize, entry: helper::Entry) -> bool {
         let arena = self.shared.arena;
         let shared = &raw const self.shared as usize;
-        arena.control().crew.store(shared, Ordering::SeqCst);
+        arena.control().shared.store(shared, Ordering::SeqCst);
         let made = (first..first + count).filter(|&seat| {
             let argument = arena.address() | seat;
             // SAFETY: each seat is used once; the argument is the arena's address with the number of the seat in
@@ -134,7 +134,7 @@ fn is_late(now: u64, called: u64, turn: Option<u64>) -> bool {
 /// What a thread finds: all there is, and its seat's number.
 fn enter(argument: usize) -> (&'static Shared, usize) {
     let (address, seat) = (argument & !4095, argument & 4095);
-    let shared = Arena::at(address).map(|arena| arena.control().crew.load(Ordering::SeqCst));
+    let shared = Arena::at(address).map(|arena| arena.control().shared.load(Ordering::SeqCst));
     // SAFETY: `spawn` stored it, and it stays until the process ends.
     let shared = unsafe { &*(shared.unwrap_or(0) as *const Shared) };
     (shared, seat)
