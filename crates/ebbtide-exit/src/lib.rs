@@ -10,7 +10,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`arena`] | the helper's own memory: what it knows, its stacks, its list of pieces |
-//! | [`life`] | what it does from its beginning to the program's end |
+//! | [`lifecycle`] | what it does from its beginning to the program's end |
 //! | [`teardown`] | the order in which memory goes |
 //! | [`teardown_threads`] | the threads that take it |
 //! | [`maps`] | what is mapped |
@@ -32,7 +32,7 @@
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod arena;
-mod life;
+mod lifecycle;
 mod maps;
 mod need;
 mod teardown;
@@ -217,8 +217,8 @@ impl ExitHelper {
         let Some(arena) = self.arena() else { return };
         // SAFETY: no helper runs on it: none was made, or it has been collected.
         unsafe { arena.prepare(program, word, &heap.config) };
-        // SAFETY: the main seat is free, and the arena stays mapped; `life::main` keeps to what a helper may do.
-        match unsafe { helper::spawn_process(arena.seat(0), life::main, arena.address()) } {
+        // SAFETY: the main seat is free, and the arena stays mapped; `lifecycle::main` keeps to what a helper may do.
+        match unsafe { helper::spawn_process(arena.seat(0), lifecycle::main, arena.address()) } {
             Ok(id) => {
                 self.helper.store(id, Ordering::Relaxed);
                 ebbtide_core::base::stats::set_helper(id);
