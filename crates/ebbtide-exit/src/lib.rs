@@ -15,7 +15,7 @@
 //! | [`teardown_threads`] | the threads that take it |
 //! | [`maps`] | what is mapped |
 //! | [`turns`] | few helpers of a user at a time |
-//! | [`need`] | whether memory is short, so that it must go at once |
+//! | [`memory_shortage`] | whether memory is short, so that it must go at once |
 //!
 //! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: from a slow path
 //! ([`Hook::look`]), with no lock held. Whatever is refused, the process ends as the kernel ends it.
@@ -34,7 +34,7 @@
 mod arena;
 mod lifecycle;
 mod maps;
-mod need;
+mod memory_shortage;
 mod teardown;
 mod teardown_threads;
 mod turns;

@@ -6,7 +6,7 @@
 //! waiter of that word only, so the watcher passes it on, or a `pthread_join` of the main thread would hang.
 
 use crate::arena::Arena;
-use crate::need::Need;
+use crate::memory_shortage::MemoryShortage;
 use crate::teardown::{self, SMALL_BYTES, Survey};
 use crate::turns::Turns;
 use core::sync::atomic::Ordering;
@@ -39,7 +39,7 @@ struct Files {
     /// `/proc/self/maps`.
     maps: Descriptor,
     /// Whether memory is short.
-    need: Need,
+    shortage: MemoryShortage,
     /// Whose turn it is.
     turns: Turns,
 }
@@ -93,7 +93,7 @@ fn begin(arena: Arena) -> Option<(Files, Watcher)> {
     let files = Files {
         program,
         maps: Descriptor::open(c"/proc/self/maps").ok()?,
-        need: Need::open(),
+        shortage: MemoryShortage::open(),
         turns: Turns::open(),
     };
     helper::lock_down().then_some((files, Watcher { arena, stat }))
@@ -115,7 +115,7 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     control.ended.set();
     let mut grace = Grace::default();
     grace.give(files, FIRST_GRACE_US);
-    files.need.begin();
+    files.shortage.begin();
     join_watcher(arena)?;
     let left_ns = match control.left_ns.load(Ordering::Acquire) {
         // The watcher came late, or gave up as others seemed to go on.
@@ -135,7 +135,7 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
         survey.unmap_files(usize::MAX);
     }
     grace.give_calmly(files, GRACE_US);
-    survey.take_memory(files.turns, &mut files.need);
+    survey.take_memory(files.turns, &mut files.shortage);
     None
 }
 
@@ -161,7 +161,7 @@ impl Grace {
 
     /// The same if memory is not short.
     fn give_calmly(&mut self, files: &mut Files, us: u64) {
-        if !self.is_over && !files.need.is_pressing() {
+        if !self.is_over && !files.shortage.is_pressing() {
             self.give(files, us);
         }
     }

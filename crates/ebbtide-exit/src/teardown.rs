@@ -7,7 +7,7 @@
 
 use crate::arena::{self, Arena};
 use crate::maps::{self, Kind, Mapping};
-use crate::need::Need;
+use crate::memory_shortage::MemoryShortage;
 use crate::teardown_threads::TeardownThreads;
 use crate::turns::Turns;
 use core::sync::atomic::Ordering;
@@ -96,7 +96,7 @@ impl Survey {
     }
 
     /// Takes all private memory but the helper's.
-    pub fn take_memory(&self, turns: Turns, need: &mut Need) {
+    pub fn take_memory(&self, turns: Turns, shortage: &mut MemoryShortage) {
         let control = self.arena.control();
         let mut from = 0;
         let mut threads = TeardownThreads::new(self.arena, turns);
@@ -112,7 +112,7 @@ impl Survey {
             control.count.store(count, Ordering::SeqCst);
             control.round.fetch_add(1, Ordering::SeqCst);
             helper::wake(control.round.as_ptr() as usize);
-            if count == 0 || !threads.finish(need) {
+            if count == 0 || !threads.finish(shortage) {
                 return;
             }
             let Some(next) = next else { return };

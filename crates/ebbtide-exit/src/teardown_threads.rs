@@ -1,7 +1,7 @@
 //! The threads that take the pieces.
 //!
 //! While memory is not short: few helpers at a time ([`crate::turns`]), by threads that run only where nobody
-//! else wants to. At the first sign of need, or when that or the wait for a turn has taken long: by as many
+//! else wants to. At the first sign of shortage, or when that or the wait for a turn has taken long: by as many
 //! threads as there are CPUs, at the usual priority. The helper's own thread does not lower its priority, so that
 //! it can make them: there is no way back from the lowest.
 //!
@@ -9,7 +9,7 @@
 //! come to is done again by a hurried thread.
 
 use crate::arena::{Arena, FIRST_CALM, FIRST_HURRIED, HURRIED};
-use crate::need::Need;
+use crate::memory_shortage::MemoryShortage;
 use crate::turns::Turns;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper;
@@ -56,12 +56,12 @@ impl TeardownThreads {
     }
 
     /// Sees the pieces of this round done. `false`: they do not come on.
-    pub fn finish(&mut self, need: &mut Need) -> bool {
+    pub fn finish(&mut self, shortage: &mut MemoryShortage) -> bool {
         let control = self.shared.arena.control();
         let is_first = self.called_ms.is_none();
         let called_ms = *self.called_ms.get_or_insert_with(helper::now_ms);
         if is_first {
-            if need.is_pressing() {
+            if shortage.is_pressing() {
                 self.hurry();
             } else {
                 self.spawn(FIRST_CALM, control.workers, calm);
@@ -90,7 +90,7 @@ impl TeardownThreads {
             if control.turn.is_set() {
                 self.turn_ms.get_or_insert(now);
             }
-            if need.is_pressing() || is_late(now, called_ms, self.turn_ms) {
+            if shortage.is_pressing() || is_late(now, called_ms, self.turn_ms) {
                 since = now;
                 self.hurry();
             }

@@ -10,13 +10,13 @@ use ebbtide_sys::pressure::source::Trigger;
 use ebbtide_zone::plan::pressure::{Look, Policy, Stalls, is_ours};
 
 /// What it reads, and what it made of it.
-pub struct Need {
+pub struct MemoryShortage {
     files: Kept,
     stalls: Stalls,
     policy: Policy,
 }
 
-impl Need {
+impl MemoryShortage {
     /// Opens what there is.
     pub fn open() -> Self {
         Self {
