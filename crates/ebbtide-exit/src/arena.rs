@@ -58,8 +58,8 @@ pub struct Control {
     pub ended: Flag,
     /// Memory is short.
     pub hurry: Flag,
-    /// It is this helper's turn.
-    pub turn: Flag,
+    /// This helper may work: it has been admitted.
+    pub admitted: Flag,
     /// No piece is left.
     pub finished: Flag,
     /// When the main thread was seen to leave the memory, if the end followed at once; else 0.

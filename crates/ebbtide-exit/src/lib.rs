@@ -3,7 +3,7 @@
 //! ```text
 //!  program ──clone(CLONE_VM)──▶ helper: waits            the program ends: its parent knows at once
 //!                               │                        (the memory is the helper's too, so it stays)
-//!                               ├─ end ──▶ files unmapped ▶ turn ▶ anonymous memory zapped by threads ▶ exit
+//!                               ├─ end ──▶ files unmapped ▶ admission ▶ anonymous memory zapped by threads ▶ exit
 //!                               └─ exec ─▶ exit: the old memory goes with it
 //! ```
 //!
@@ -14,7 +14,7 @@
 //! | [`teardown`] | the order in which memory goes |
 //! | [`teardown_threads`] | the threads that take it |
 //! | [`maps`] | what is mapped |
-//! | [`turns`] | few helpers of a user at a time |
+//! | [`admission`] | few helpers of a user at a time |
 //! | [`memory_shortage`] | whether memory is short, so that it must go at once |
 //!
 //! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: from a slow path
@@ -31,13 +31,13 @@
 // Read by those who change it.
 #![allow(rustdoc::private_intra_doc_links)]
 
+mod admission;
 mod arena;
 mod lifecycle;
 mod maps;
 mod memory_shortage;
 mod teardown;
 mod teardown_threads;
-mod turns;
 
 use arena::Arena;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -5,10 +5,10 @@
 //! exec there is nothing to wait for, and the helper lets the old memory go by its own end. The kernel wakes one
 //! waiter of that word only, so the watcher passes it on, or a `pthread_join` of the main thread would hang.
 
+use crate::admission::Admission;
 use crate::arena::Arena;
 use crate::memory_shortage::MemoryShortage;
 use crate::teardown::{self, SMALL_BYTES, Survey};
-use crate::turns::Turns;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::file::{Digits, PathText};
 use ebbtide_sys::helper::{self, Descriptor, Waited};
@@ -40,8 +40,8 @@ struct Files {
     maps: Descriptor,
     /// Whether memory is short.
     shortage: MemoryShortage,
-    /// Whose turn it is.
-    turns: Turns,
+    /// Which helpers of the user work.
+    admission: Admission,
 }
 
 /// The first thread.
@@ -94,7 +94,7 @@ fn begin(arena: Arena) -> Option<(Files, Watcher)> {
         program,
         maps: Descriptor::open(c"/proc/self/maps").ok()?,
         shortage: MemoryShortage::open(),
-        turns: Turns::open(),
+        admission: Admission::open(),
     };
     helper::lock_down().then_some((files, Watcher { arena, stat }))
 }
@@ -135,7 +135,7 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
         survey.unmap_files(usize::MAX);
     }
     grace.give_calmly(files, GRACE_US);
-    survey.take_memory(files.turns, &mut files.shortage);
+    survey.take_memory(files.admission, &mut files.shortage);
     None
 }
 

@@ -5,11 +5,11 @@
 //! mapping, ours and others', by `MADV_DONTNEED` in pieces that several threads take from one list. The rest is
 //! the end of the process.
 
+use crate::admission::Admission;
 use crate::arena::{self, Arena};
 use crate::maps::{self, Kind, Mapping};
 use crate::memory_shortage::MemoryShortage;
 use crate::teardown_threads::TeardownThreads;
-use crate::turns::Turns;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper::{self, Descriptor};
 
@@ -96,10 +96,10 @@ impl Survey {
     }
 
     /// Takes all private memory but the helper's.
-    pub fn take_memory(&self, turns: Turns, shortage: &mut MemoryShortage) {
+    pub fn take_memory(&self, admission: Admission, shortage: &mut MemoryShortage) {
         let control = self.arena.control();
         let mut from = 0;
-        let mut threads = TeardownThreads::new(self.arena, turns);
+        let mut threads = TeardownThreads::new(self.arena, admission);
         loop {
             control.finished.clear();
             // Nobody begins with a piece that is being listed, and one that is done early is not the last.

@@ -1,16 +1,16 @@
 //! The threads that take the pieces.
 //!
-//! While memory is not short: few helpers at a time ([`crate::turns`]), by threads that run only where nobody
-//! else wants to. At the first sign of shortage, or when that or the wait for a turn has taken long: by as many
+//! While memory is not short: few helpers at a time ([`crate::admission`]), by threads that run only where nobody
+//! else wants to. At the first sign of shortage, or when that or the wait for admission has taken long: by as many
 //! threads as there are CPUs, at the usual priority. The helper's own thread does not lower its priority, so that
 //! it can make them: there is no way back from the lowest.
 //!
 //! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
 //! come to is done again by a hurried thread.
 
+use crate::admission::Admission;
 use crate::arena::{Arena, FIRST_CALM, FIRST_HURRIED, HURRIED};
 use crate::memory_shortage::MemoryShortage;
-use crate::turns::Turns;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper;
 use ebbtide_sys::thread::{self, Affinity};
@@ -18,10 +18,10 @@ use ebbtide_sys::vm;
 
 /// Between two looks at whether memory is short.
 const LOOK_MS: u64 = 50;
-/// Calm work may take this long once it is its turn.
+/// Calm work may take this long once the helper is admitted.
 const CALM_MS: u64 = 5000;
-/// A turn may be this long in coming: whoever has it may have been stopped.
-const TURN_MS: u64 = 60_000;
+/// Admission may be this long in coming: a helper that has a slot may have been stopped.
+const ADMISSION_MS: u64 = 60_000;
 /// Hurried work that has not come on for this long is left to the end of the process.
 const STUCK_MS: u64 = 10_000;
 /// For waits that end otherwise.
@@ -31,27 +31,27 @@ const LONG_MS: u64 = 3_600_000;
 pub struct TeardownThreads {
     shared: Shared,
     called_ms: Option<u64>,
-    turn_ms: Option<u64>,
+    admitted_ms: Option<u64>,
 }
 
 /// What the threads read.
 struct Shared {
     arena: Arena,
-    turns: Turns,
+    admission: Admission,
     affinity: Affinity,
 }
 
 impl TeardownThreads {
     /// Nobody yet.
-    pub fn new(arena: Arena, turns: Turns) -> Self {
+    pub fn new(arena: Arena, admission: Admission) -> Self {
         Self {
             shared: Shared {
                 arena,
-                turns,
+                admission,
                 affinity: Affinity::current(),
             },
             called_ms: None,
-            turn_ms: None,
+            admitted_ms: None,
         }
     }
 
@@ -87,10 +87,10 @@ impl TeardownThreads {
                 }
                 continue;
             }
-            if control.turn.is_set() {
-                self.turn_ms.get_or_insert(now);
+            if control.admitted.is_set() {
+                self.admitted_ms.get_or_insert(now);
             }
-            if shortage.is_pressing() || is_late(now, called_ms, self.turn_ms) {
+            if shortage.is_pressing() || is_late(now, called_ms, self.admitted_ms) {
                 since = now;
                 self.hurry();
             }
@@ -100,7 +100,7 @@ impl TeardownThreads {
     fn hurry(&self) {
         let control = self.shared.arena.control();
         control.hurry.set();
-        control.turn.wake();
+        control.admitted.wake();
         let cpus = self.shared.affinity.count().clamp(1, HURRIED);
         if !self.spawn(FIRST_HURRIED, cpus, hurried) {
             self.shared.take_what_is_left();
@@ -126,9 +126,9 @@ impl TeardownThreads {
     }
 }
 
-/// Whether calm work has had its time: since its turn began, or while none came.
-fn is_late(now: u64, called: u64, turn: Option<u64>) -> bool {
-    turn.map_or(now - called > TURN_MS, |turn| now - turn > CALM_MS)
+/// Whether calm work has had its time: since admission, or while waiting for it.
+fn is_late(now: u64, called: u64, admitted: Option<u64>) -> bool {
+    admitted.map_or(now - called > ADMISSION_MS, |since| now - since > CALM_MS)
 }
 
 /// What a thread finds: all there is, and its seat's number.
@@ -140,17 +140,17 @@ fn enter(argument: usize) -> (&'static Shared, usize) {
     (shared, seat)
 }
 
-/// While there is enough. The first one waits for the helper's turn, the others for that one.
+/// While there is enough. The first one waits for admission of the helper, the others for that one.
 extern "C" fn calm(argument: usize) {
     let (shared, seat) = enter(argument);
     thread::run_idly();
     let control = shared.arena.control();
     if seat == FIRST_CALM {
-        shared.turns.wait(u64::from(control.program));
-        control.turn.tell();
+        shared.admission.wait(u64::from(control.program));
+        control.admitted.tell();
     }
-    while !control.turn.is_set() && !control.hurry.is_set() {
-        control.turn.wait(LONG_MS);
+    while !control.admitted.is_set() && !control.hurry.is_set() {
+        control.admitted.wait(LONG_MS);
     }
     shared.work(|| {})
 }
@@ -216,11 +216,11 @@ mod tests {
 
     #[test]
     fn calm_work_and_the_wait_for_it_have_their_time() {
-        assert!(!is_late(TURN_MS, 0, None));
-        assert!(is_late(TURN_MS + 1, 0, None));
-        // However late the turn came.
-        assert!(!is_late(TURN_MS + CALM_MS, 0, Some(TURN_MS)));
-        assert!(is_late(TURN_MS + CALM_MS + 1, 0, Some(TURN_MS)));
+        assert!(!is_late(ADMISSION_MS, 0, None));
+        assert!(is_late(ADMISSION_MS + 1, 0, None));
+        // However late admission came.
+        assert!(!is_late(ADMISSION_MS + CALM_MS, 0, Some(ADMISSION_MS)));
+        assert!(is_late(ADMISSION_MS + CALM_MS + 1, 0, Some(ADMISSION_MS)));
         assert!(is_late(CALM_MS + 1, 0, Some(0)));
     }
 }
