@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::process::{self, Command};
 
-use super::{Check, trial, turns};
+use super::{Check, admission, trial};
 use crate::proc;
 use crate::stats_page::FEATURES;
 
@@ -20,7 +20,12 @@ const TRIAL_SECONDS: [&str; 2] = ["0.3", "2"];
 
 /// Every check; the library, if it was found.
 pub fn all(library: Option<&Path>) -> Vec<Check> {
-    vec![helper(library), turns::check(), first_process(), service()]
+    vec![
+        helper(library),
+        admission::check(),
+        first_process(),
+        service(),
+    ]
 }
 
 /// A process with a helper, really made.
