@@ -54,7 +54,7 @@ unsafe fn advise_ranges(mut ranges: &mut [vm::Range], advice: i32) -> Result<(),
         let many = many.then(|| unsafe { vm::advise_many(ranges, advice) });
         let done = match many {
             Some(Ok(done)) if done > 0 => {
-                let _ = RELEASE_MANY.latch(Ok::<_, Errno>(()));
+                RELEASE_MANY.note_success();
                 done
             }
             // Nothing done: the first range alone says why.
@@ -86,9 +86,7 @@ pub unsafe fn populate(place: Place, pages: u64, at: u32, n: u32) -> bool {
         }
         // SAFETY: populating changes no content.
         match unsafe { advise_ranges(ranges, vm::MADV_POPULATE_WRITE) } {
-            Ok(()) => {
-                let _ = POPULATE.latch(Ok::<_, Errno>(()));
-            }
+            Ok(()) => POPULATE.note_success(),
             Err(Errno::ENOMEM | Errno::EFAULT) => enough = false,
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => POPULATE.refuse(),
             // Not now: the first touch does it.
