@@ -10,6 +10,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_core::base::config::{AUTO, Config, MAX_TEARDOWN_WORKERS};
 use ebbtide_sys::helper::{self, Seat, Waited};
+use ebbtide_sys::{process, vm};
 
 const BUFFER_AT: usize = 4096;
 const BUFFER_BYTES: usize = 20 << 10;
@@ -191,9 +192,20 @@ impl Piece {
 pub struct Arena(usize);
 
 impl Arena {
-    /// The one that was mapped at `address`, or none for 0.
-    pub fn at(address: usize) -> Option<Self> {
-        (address != 0).then_some(Self(address))
+    /// A new one. `None`: there is no memory.
+    pub fn map() -> Option<Self> {
+        let address = vm::map(BYTES).ok()?;
+        // SAFETY: the mapping just made. A forked child has no use for it.
+        unsafe {
+            let _ = vm::advise(address, BYTES, libc::MADV_DONTFORK);
+            let _ = vm::advise(address, BYTES, libc::MADV_NOHUGEPAGE);
+        }
+        Some(Self(address))
+    }
+
+    /// The one that was mapped at `address`.
+    pub fn at(address: usize) -> Self {
+        Self(address)
     }
 
     /// Where it begins.
@@ -218,7 +230,7 @@ impl Arena {
     /// No helper lives on it.
     pub unsafe fn prepare(self, program: u32, word: usize, config: &Config) {
         let workers = match config.teardown_workers {
-            AUTO => ebbtide_sys::process::allowed_cpus().clamp(1, 4),
+            AUTO => process::allowed_cpus().clamp(1, 4),
             workers => workers,
         };
         // SAFETY: by contract nobody else reads it now; both places are inside the mapping.

@@ -45,7 +45,7 @@ use ebbtide_core::reclaim::Heap;
 use ebbtide_core::reclaim::sources::Hook;
 use ebbtide_sys::features::REAPER;
 use ebbtide_sys::file::{self, Digits, PathText};
-use ebbtide_sys::{clock, helper, process, thread, vm};
+use ebbtide_sys::{clock, helper, process, thread};
 
 /// Between two looks at the size of memory that is not ours.
 const LOOK_MS: u64 = 1000;
@@ -142,7 +142,9 @@ impl ExitHelper {
         if self.is_looking.swap(true, Ordering::Acquire) {
             return;
         }
-        if (self.helper.load(Ordering::Relaxed) == 0 || self.has_ended()) && self.is_large(heap) {
+        if self.helper.load(Ordering::Relaxed) != 0 {
+            self.check();
+        } else if self.is_large(heap) {
             self.make(heap);
         }
         self.is_looking.store(false, Ordering::Release);
@@ -170,12 +172,9 @@ impl ExitHelper {
         self.retry_at.store(at, Ordering::Relaxed);
     }
 
-    /// Whether the last helper is gone before its time: somebody killed it, or it could not work.
-    fn has_ended(&self) -> bool {
-        let Some(arena) = Arena::at(self.arena.load(Ordering::Relaxed)) else {
-            return true;
-        };
-        let control = arena.control();
+    /// Looks whether the helper is at work, or gone before its time: somebody killed it, or it could not work.
+    fn check(&self) {
+        let control = Arena::at(self.arena.load(Ordering::Relaxed)).control();
         let (helper, is_stuck) = (self.helper.load(Ordering::Relaxed), control.stuck.is_set());
         if control.is_alive() {
             if is_stuck && !helper::kill(helper) {
@@ -183,21 +182,17 @@ impl ExitHelper {
             }
             // Not before the next time that it is worth a look.
             if control.watching.is_set() {
-                let _ = REAPER.latch(Ok::<_, ()>(()));
+                REAPER.note_success();
                 self.retry_in(RETRY_MS);
             }
-            return false;
+        } else if helper::collect(helper) {
+            self.helper.store(0, Ordering::Relaxed);
+            if !control.watching.is_set() {
+                REAPER.refuse();
+            }
+            // The next one would be stuck, too.
+            self.retry_in(if is_stuck { u64::MAX } else { RETRY_MS });
         }
-        if !helper::collect(helper) {
-            return false;
-        }
-        self.helper.store(0, Ordering::Relaxed);
-        if !control.watching.is_set() {
-            REAPER.refuse();
-        }
-        // The next one would be stuck, too.
-        self.retry_in(if is_stuck { u64::MAX } else { RETRY_MS });
-        false
     }
 
     fn make(&self, heap: &Heap) {
@@ -205,11 +200,13 @@ impl ExitHelper {
         let program = self.process.load(Ordering::Relaxed);
         // The first process of a container takes everybody with it, and so would be the helper of a program that has
         // asked for its next child to be the first. By the `/proc` of others no exec would be noticed.
-        if word == 0 || program == 1 || !process::has_plain_children() || !process::proc_is_own() {
-            return;
-        }
-        // It would hand its priority on, from which there is no way back. Another thread comes.
-        if thread::gives_way_more_than(program) {
+        // A thread that gives way would hand its priority on, from which there is no way back. Another thread comes.
+        if word == 0
+            || program == 1
+            || !process::has_plain_children()
+            || !process::proc_is_own()
+            || thread::gives_way_more_than(program)
+        {
             return;
         }
         self.retry_in(RETRY_MS);
@@ -233,18 +230,10 @@ impl ExitHelper {
 
     /// That of the helper before, or a new one.
     fn arena(&self) -> Option<Arena> {
-        let address = self.arena.load(Ordering::Relaxed);
-        if address != 0 {
-            return Arena::at(address);
+        if self.arena.load(Ordering::Relaxed) == 0 {
+            self.arena.store(Arena::map()?.address(), Ordering::Relaxed);
         }
-        let address = vm::map(arena::BYTES).ok()?;
-        // SAFETY: the mapping just made. A forked child has no use for it.
-        unsafe {
-            let _ = vm::advise(address, arena::BYTES, libc::MADV_DONTFORK);
-            let _ = vm::advise(address, arena::BYTES, libc::MADV_NOHUGEPAGE);
-        }
-        self.arena.store(address, Ordering::Relaxed);
-        Arena::at(address)
+        Some(Arena::at(self.arena.load(Ordering::Relaxed)))
     }
 }
 

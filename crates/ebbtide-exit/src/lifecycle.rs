@@ -46,9 +46,7 @@ struct Files {
 
 /// The first thread.
 pub extern "C" fn main(arena: usize) {
-    let Some(arena) = Arena::at(arena) else {
-        helper::exit_process()
-    };
+    let arena = Arena::at(arena);
     let mut begun = begin(arena);
     if let Some((files, watcher)) = &mut begun {
         live(arena, files, watcher);

@@ -188,9 +188,7 @@ pub fn end_requests(arena: Arena) {
 }
 
 extern "C" fn end_rings(arena: usize) {
-    if let Some(arena) = Arena::at(arena) {
-        take_rings(arena);
-    }
+    take_rings(Arena::at(arena));
     helper::exit_thread()
 }
 
@@ -225,7 +223,7 @@ mod tests {
     #[test]
     fn pieces_are_all_there_is_and_not_the_arena() {
         let maps = Descriptor::open(c"/proc/self/maps").unwrap();
-        let arena = Arena::at(ebbtide_sys::vm::map(arena::BYTES).unwrap()).unwrap();
+        let arena = Arena::map().unwrap();
         let block = ebbtide_sys::vm::map(300 << 20).unwrap();
         let survey = Survey::make(arena, maps, Survey::make as *const () as usize);
         // A list from the middle of the block on has the rest of it.
@@ -248,8 +246,7 @@ mod tests {
     #[test]
     fn a_survey_finds_the_code_that_runs() {
         let maps = Descriptor::open(c"/proc/self/maps").unwrap();
-        let address = ebbtide_sys::vm::map(arena::BYTES).unwrap();
-        let arena = Arena::at(address).unwrap();
+        let arena = Arena::map().unwrap();
         let survey = Survey::make(arena, maps, Survey::make as *const () as usize);
         let mut keeps = 0;
         let mut buffer = [0; 4600];

@@ -134,9 +134,9 @@ fn is_late(now: u64, called: u64, admitted: Option<u64>) -> bool {
 /// What a thread finds: all there is, and its seat's number.
 fn enter(argument: usize) -> (&'static Shared, usize) {
     let (address, seat) = (argument & !4095, argument & 4095);
-    let shared = Arena::at(address).map(|arena| arena.control().shared.load(Ordering::SeqCst));
+    let shared = Arena::at(address).control().shared.load(Ordering::SeqCst);
     // SAFETY: `spawn` stored it, and it stays until the process ends.
-    let shared = unsafe { &*(shared.unwrap_or(0) as *const Shared) };
+    let shared = unsafe { &*(shared as *const Shared) };
     (shared, seat)
 }
 
