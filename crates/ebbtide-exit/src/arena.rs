@@ -7,6 +7,7 @@
 //! Zeroed memory is valid and says that nothing has begun. The program writes [`Control`] before the helper is
 //! made; afterwards only the helper does, and its threads through the atomic fields.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_core::base::config::{AUTO, Config, MAX_TEARDOWN_WORKERS};
 use ebbtide_sys::helper::{self, Seat, Waited};
@@ -14,27 +15,24 @@ use ebbtide_sys::{process, vm};
 
 const BUFFER_AT: usize = 4096;
 const BUFFER_BYTES: usize = 20 << 10;
-const STORAGE_AT: usize = BUFFER_AT + BUFFER_BYTES;
+/// In the middle: there is room on both sides of it.
+const STORAGE_AT: usize = BUFFER_AT + BUFFER_BYTES + STORAGE_BYTES / 2;
 const STORAGE_BYTES: usize = 8 << 10;
-const PIECES_AT: usize = STORAGE_AT + STORAGE_BYTES;
+const PIECES_AT: usize = BUFFER_AT + BUFFER_BYTES + STORAGE_BYTES;
 /// Pieces in one round of the teardown.
 pub const PIECES: usize = 32 << 10;
 const SEATS_AT: usize = (PIECES_AT + PIECES * size_of::<Piece>()).next_multiple_of(4096);
 const SEAT_BYTES: usize = 32 << 10;
-/// Threads at most: the helper, its watcher, [`CALM`], [`HURRIED`] and [`ENDERS`].
-const SEATS: usize = FIRST_ENDER + ENDERS;
-/// Threads that take memory while there is enough, at most.
-pub const CALM: usize = MAX_TEARDOWN_WORKERS;
-/// Threads that take over when there is not, at most.
-pub const HURRIED: usize = 32;
-/// Threads that end requests, at most.
-pub const ENDERS: usize = 16;
-/// The first seats of each kind.
-pub const FIRST_CALM: usize = 2;
-/// See there.
-pub const FIRST_HURRIED: usize = FIRST_CALM + CALM;
-/// See there.
-pub const FIRST_ENDER: usize = FIRST_HURRIED + HURRIED;
+/// The seat of the thread that watches for an exec. The helper's first thread has seat 0.
+pub const WATCHER: usize = 1;
+/// Seats of threads that take memory while there is enough.
+pub const CALM: Range<usize> = WATCHER + 1..WATCHER + 1 + MAX_TEARDOWN_WORKERS;
+/// Seats of threads that take over when there is not.
+pub const HURRIED: Range<usize> = CALM.end..CALM.end + 32;
+/// Seats of threads that end requests.
+pub const ENDERS: Range<usize> = HURRIED.end..HURRIED.end + 16;
+/// All seats.
+pub const SEATS: usize = ENDERS.end;
 /// Rings of requests at most; the end of the process ends the others.
 pub const RINGS: usize = 256;
 /// The whole.
@@ -73,12 +71,8 @@ pub struct Control {
     pub count: AtomicUsize,
     /// See there.
     pub left: AtomicUsize,
-    /// Where the threads find what they share.
-    pub shared: AtomicUsize,
-    /// Rings of requests of io_submit(2), how many, and the next one to end.
+    /// Rings of requests of io_submit(2), 0 behind the last one; and the next one to end.
     pub rings: [AtomicUsize; RINGS],
-    /// See there.
-    pub ring_count: AtomicUsize,
     /// See there.
     pub next_ring: AtomicUsize,
     /// The program's process id.
@@ -239,8 +233,8 @@ impl Arena {
             control.write_bytes(0, 1);
             (*control).program = program;
             (*control).word = word;
-            (*control).workers = workers.clamp(1, CALM);
-            let storage = self.0 + STORAGE_AT + STORAGE_BYTES / 2;
+            (*control).workers = workers;
+            let storage = self.0 + STORAGE_AT;
             (storage as *mut usize).write(storage);
         }
     }
@@ -249,7 +243,7 @@ impl Arena {
     pub fn seat(self, number: usize) -> Seat<'static> {
         Seat {
             stack: self.0 + SEATS_AT + (number + 1) * SEAT_BYTES,
-            storage: self.0 + STORAGE_AT + STORAGE_BYTES / 2,
+            storage: self.0 + STORAGE_AT,
             busy: &self.control().busy[number],
         }
     }

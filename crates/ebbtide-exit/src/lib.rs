@@ -10,6 +10,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`arena`] | the helper's own memory: what it knows, its stacks, its list of pieces |
+//! | [`resources`] | what it has open, and how its threads find that |
 //! | [`lifecycle`] | what it does from its beginning to the program's end |
 //! | [`teardown`] | the order in which memory goes |
 //! | [`teardown_threads`] | the threads that take it |
@@ -36,6 +37,7 @@ mod arena;
 mod lifecycle;
 mod maps;
 mod memory_shortage;
+mod resources;
 mod teardown;
 mod teardown_threads;
 

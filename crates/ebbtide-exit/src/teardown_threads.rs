@@ -8,9 +8,10 @@
 //! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
 //! come to is done again by a hurried thread.
 
-use crate::admission::Admission;
-use crate::arena::{Arena, FIRST_CALM, FIRST_HURRIED, HURRIED};
+use crate::arena::{Arena, CALM, HURRIED};
 use crate::memory_shortage::MemoryShortage;
+use crate::resources::Resources;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper;
 use ebbtide_sys::thread::{self, Affinity};
@@ -27,48 +28,41 @@ const STUCK_MS: u64 = 10_000;
 /// For waits that end otherwise.
 const LONG_MS: u64 = 3_600_000;
 
-/// The threads, and the first one's view of them. It must not move once they are called.
-pub struct TeardownThreads {
-    shared: Shared,
-    called_ms: Option<u64>,
+/// The first thread's view of them.
+pub struct TeardownThreads<'a> {
+    resources: &'a Resources,
+    /// Else the first thread does what they would.
+    are_made: bool,
+    called_ms: u64,
     admitted_ms: Option<u64>,
 }
 
-/// What the threads read.
-struct Shared {
-    arena: Arena,
-    admission: Admission,
-    affinity: Affinity,
-}
-
-impl TeardownThreads {
-    /// Nobody yet.
-    pub fn new(arena: Arena, admission: Admission) -> Self {
-        Self {
-            shared: Shared {
-                arena,
-                admission,
-                affinity: Affinity::current(),
-            },
-            called_ms: None,
+impl<'a> TeardownThreads<'a> {
+    /// Starts them.
+    pub fn call(resources: &'a Resources, shortage: &mut MemoryShortage) -> Self {
+        let mut threads = Self {
+            resources,
+            are_made: false,
+            called_ms: helper::now_ms(),
             admitted_ms: None,
+        };
+        if shortage.is_pressing() {
+            threads.hurry();
+        } else {
+            threads.make(CALM, resources.arena.control().workers, calm);
         }
+        threads
     }
 
     /// Sees the pieces of this round done. `false`: they do not come on.
     pub fn finish(&mut self, shortage: &mut MemoryShortage) -> bool {
-        let control = self.shared.arena.control();
-        let is_first = self.called_ms.is_none();
-        let called_ms = *self.called_ms.get_or_insert_with(helper::now_ms);
-        if is_first {
-            if shortage.is_pressing() {
-                self.hurry();
-            } else {
-                self.spawn(FIRST_CALM, control.workers, calm);
-            }
-        }
+        let arena = self.resources.arena;
+        let control = arena.control();
         let (mut left, mut since) = (control.left.load(Ordering::SeqCst), helper::now_ms());
         loop {
+            if !self.are_made {
+                take_what_is_left(arena);
+            }
             control.finished.wait(LOOK_MS);
             // Who was late with the round before may have told of that; who tells of this one after the count is read is
             // heard by the next wait.
@@ -90,39 +84,23 @@ impl TeardownThreads {
             if control.admitted.is_set() {
                 self.admitted_ms.get_or_insert(now);
             }
-            if shortage.is_pressing() || is_late(now, called_ms, self.admitted_ms) {
+            if shortage.is_pressing() || is_late(now, self.called_ms, self.admitted_ms) {
                 since = now;
                 self.hurry();
             }
         }
     }
 
-    fn hurry(&self) {
-        let control = self.shared.arena.control();
+    fn hurry(&mut self) {
+        let control = self.resources.arena.control();
         control.hurry.set();
         control.admitted.wake();
-        let cpus = self.shared.affinity.count().clamp(1, HURRIED);
-        if !self.spawn(FIRST_HURRIED, cpus, hurried) {
-            self.shared.take_what_is_left();
-        }
+        self.make(HURRIED, Affinity::current().count().max(1), hurried);
     }
 
-    /// Starts as many threads, in seats from `first` on. `false`: there is none, and this one has done what is listed.
-    fn spawn(&self, first: usize, count: usize, entry: helper::Entry) -> bool {
-        let arena = self.shared.arena;
-        let shared = &raw const self.shared as usize;
-        arena.control().shared.store(shared, Ordering::SeqCst);
-        let made = (first..first + count).filter(|&seat| {
-            let argument = arena.address() | seat;
-            // SAFETY: each seat is used once; the argument is the arena's address with the number of the seat in
-            // the bits that are 0 there. `shared` stays until the process ends.
-            unsafe { helper::spawn_thread(arena.seat(seat), entry, argument) }.is_ok()
-        });
-        let has_some = made.count() > 0;
-        if !has_some {
-            self.shared.take_pieces();
-        }
-        has_some
+    fn make(&mut self, seats: Range<usize>, count: usize, entry: helper::Entry) {
+        // SAFETY: each seat is used once; the entries keep to what a helper may do.
+        self.are_made = unsafe { self.resources.spawn(seats.take(count), entry) } > 0;
     }
 }
 
@@ -131,82 +109,73 @@ fn is_late(now: u64, called: u64, admitted: Option<u64>) -> bool {
     admitted.map_or(now - called > ADMISSION_MS, |since| now - since > CALM_MS)
 }
 
-/// What a thread finds: all there is, and its seat's number.
-fn enter(argument: usize) -> (&'static Shared, usize) {
-    let (address, seat) = (argument & !4095, argument & 4095);
-    let shared = Arena::at(address).control().shared.load(Ordering::SeqCst);
-    // SAFETY: `spawn` stored it, and it stays until the process ends.
-    let shared = unsafe { &*(shared as *const Shared) };
-    (shared, seat)
-}
-
 /// While there is enough. The first one waits for admission of the helper, the others for that one.
 extern "C" fn calm(argument: usize) {
-    let (shared, seat) = enter(argument);
+    // SAFETY: the argument of a thread made by `spawn`.
+    let (resources, seat) = unsafe { Resources::of_thread(argument) };
     thread::run_idly();
-    let control = shared.arena.control();
-    if seat == FIRST_CALM {
-        shared.admission.wait(u64::from(control.program));
+    let control = resources.arena.control();
+    if seat == CALM.start {
+        resources.admission.wait(u64::from(control.program));
         control.admitted.tell();
     }
     while !control.admitted.is_set() && !control.hurry.is_set() {
         control.admitted.wait(LONG_MS);
     }
-    shared.work(|| {})
+    work(resources.arena, |_| {})
 }
 
 extern "C" fn hurried(argument: usize) {
-    let (shared, seat) = enter(argument);
-    shared.affinity.pin(seat, usize::MAX);
-    shared.work(|| shared.take_what_is_left())
+    // SAFETY: as above.
+    let (resources, seat) = unsafe { Resources::of_thread(argument) };
+    Affinity::current().pin(seat, usize::MAX);
+    work(resources.arena, take_what_is_left)
 }
 
-impl Shared {
-    /// Works through rounds until the process ends.
-    fn work(&self, then: impl Fn()) -> ! {
-        let round = &self.arena.control().round;
-        loop {
-            let seen = round.load(Ordering::SeqCst);
-            self.take_pieces();
-            then();
-            helper::wait(round.as_ptr() as usize, seen, LONG_MS);
+/// Works through rounds until the process ends.
+fn work(arena: Arena, then: impl Fn(Arena)) -> ! {
+    let round = &arena.control().round;
+    loop {
+        let seen = round.load(Ordering::SeqCst);
+        take_pieces(arena);
+        then(arena);
+        helper::wait(round.as_ptr() as usize, seen, LONG_MS);
+    }
+}
+
+fn take_pieces(arena: Arena) {
+    let control = arena.control();
+    let more = |number| (number < control.count.load(Ordering::SeqCst)).then_some(number + 1);
+    while let Ok(number) = control
+        .next
+        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+    {
+        take(arena, number);
+    }
+}
+
+/// All that is not done, whether a thread has taken it and not come to it, or none has.
+fn take_what_is_left(arena: Arena) {
+    for number in 0..arena.control().count.load(Ordering::SeqCst) {
+        take(arena, number);
+    }
+}
+
+fn take(arena: Arena, number: usize) {
+    let control = arena.control();
+    let piece = arena.pieces().get(number);
+    let Some((piece, range)) = piece.and_then(|piece| Some((piece, piece.pending()?))) else {
+        return;
+    };
+    // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: not the helper's own. What is refused is
+    // left to the end of the process.
+    unsafe {
+        if vm::advise(range.start, range.bytes, libc::MADV_DONTNEED).is_err() {
+            let _ = vm::advise(range.start, range.bytes, vm::MADV_DONTNEED_LOCKED);
         }
     }
-
-    fn take_pieces(&self) {
-        let control = self.arena.control();
-        let more = |number| (number < control.count.load(Ordering::SeqCst)).then_some(number + 1);
-        while let Ok(number) = control
-            .next
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
-        {
-            self.take(number);
-        }
-    }
-
-    /// Those that somebody has taken and not come to.
-    fn take_what_is_left(&self) {
-        for number in 0..self.arena.control().count.load(Ordering::SeqCst) {
-            self.take(number);
-        }
-    }
-
-    fn take(&self, number: usize) {
-        let control = self.arena.control();
-        let piece = self.arena.pieces().get(number);
-        let Some((piece, range)) = piece.and_then(|piece| Some((piece, piece.pending()?))) else {
-            return;
-        };
-        // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: not the helper's own. What is refused is
-        // left to the end of the process.
-        unsafe {
-            if vm::advise(range.start, range.bytes, libc::MADV_DONTNEED).is_err() {
-                let _ = vm::advise(range.start, range.bytes, vm::MADV_DONTNEED_LOCKED);
-            }
-        }
-        if piece.finish(range) && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
-            control.finished.tell();
-        }
+    if piece.finish(range) && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+        control.finished.tell();
     }
 }
 
