@@ -139,16 +139,6 @@ pub struct Piece {
     done: AtomicU32,
 }
 
-/// What is to be taken, as it was when it was looked at.
-#[derive(Clone, Copy)]
-pub struct Pending {
-    /// Its first byte.
-    pub start: usize,
-    /// Its length.
-    pub bytes: usize,
-    state: u32,
-}
-
 impl Piece {
     /// Lists a range in this round, once the one before is done. Whoever sees the last store sees the others, and whoever sees
     /// one of the others sees that the last range was done.
@@ -158,23 +148,17 @@ impl Piece {
         self.done.store(round.wrapping_mul(2), Ordering::Release);
     }
 
-    /// The range, whole, if it has not been done.
-    pub fn pending(&self) -> Option<Pending> {
+    /// Calls `work` with the range's first byte and length if it has not been done, and notes that it has. `true`: nobody else
+    /// noted that meanwhile.
+    pub fn take(&self, work: impl FnOnce(usize, usize)) -> bool {
         let state = self.done.load(Ordering::SeqCst);
         let start = self.start.load(Ordering::Acquire);
         let bytes = self.bytes.load(Ordering::Acquire);
-        let range = Pending {
-            start,
-            bytes,
-            state,
-        };
-        // Else somebody has done it meanwhile, and this may be a piece of another round by now, in parts.
-        (state & 1 == 0 && self.done.load(Ordering::SeqCst) == state).then_some(range)
-    }
-
-    /// Notes that it is done. `true`: nobody else had.
-    pub fn finish(&self, range: Pending) -> bool {
-        let state = range.state;
+        // Somebody has done it meanwhile, and this may be a piece of another round by now, in parts.
+        if state & 1 == 1 || self.done.load(Ordering::SeqCst) != state {
+            return false;
+        }
+        work(start, bytes);
         self.done
             .compare_exchange(state, state | 1, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
@@ -264,13 +248,6 @@ impl Arena {
     }
 }
 
-impl Control {
-    /// Whether the helper's first thread runs.
-    pub fn is_alive(&self) -> bool {
-        self.busy[0].load(Ordering::Acquire) != 0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -283,15 +260,21 @@ mod tests {
             bytes: AtomicUsize::new(0),
             done: AtomicU32::new(1),
         };
-        assert!(piece.pending().is_none());
+        let never = |_, _| panic!("it is done");
+        assert!(!piece.take(never));
         piece.list(7, 8, 1);
-        let range = piece.pending().unwrap();
-        assert_eq!((range.start, range.bytes), (7, 8));
-        assert!(piece.finish(range) && !piece.finish(range));
-        assert!(piece.pending().is_none());
-        piece.list(9, 10, 2);
-        assert!(!piece.finish(range), "of another round");
-        assert_eq!(piece.pending().unwrap().start, 9);
+        assert!(piece.take(|start, bytes| assert_eq!((start, bytes), (7, 8))));
+        assert!(!piece.take(never));
+        // Two threads are at it, and the first one ends later.
+        piece.list(7, 8, 2);
+        assert!(!piece.take(|_, _| assert!(piece.take(|_, _| {}))));
+        // It is of another round by then.
+        piece.list(7, 8, 3);
+        assert!(!piece.take(|_, _| {
+            assert!(piece.take(|_, _| {}));
+            piece.list(9, 10, 4);
+        }));
+        assert!(piece.take(|start, bytes| assert_eq!((start, bytes), (9, 10))));
     }
 
     /// As when a thread that was held up in one round meets the list of the next.
@@ -307,20 +290,22 @@ mod tests {
             let looker = scope.spawn(|| {
                 let mut seen = 0u64;
                 while !is_over.load(Ordering::Relaxed) {
-                    if let Some(range) = piece.pending() {
-                        assert_eq!(range.bytes, !range.start);
+                    piece.take(|start, bytes| {
+                        assert_eq!(bytes, !start);
                         seen += 1;
-                    }
+                        // So it is held up.
+                        while piece.done.load(Ordering::Relaxed) & 1 == 0 {}
+                    });
                 }
                 seen
             });
-            let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
+            let until = std::time::Instant::now() + std::time::Duration::from_millis(600);
             let mut round = 0u32;
             while !looker.is_finished() && std::time::Instant::now() < until {
                 for _ in 0..1000 {
                     round = round.wrapping_add(1);
                     piece.list(round as usize, !(round as usize), round);
-                    assert!(piece.pending().is_some_and(|range| piece.finish(range)));
+                    assert!(piece.take(|_, _| {}));
                 }
             }
             is_over.store(true, Ordering::Relaxed);

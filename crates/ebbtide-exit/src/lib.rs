@@ -68,7 +68,7 @@ pub struct ExitHelper {
     process: AtomicU32,
     /// Where the kernel tells that the main thread has left this memory.
     main_word: AtomicUsize,
-    /// Whether a thread is at [`Self::look_now`].
+    /// Whether a thread is at [`Hook::look`].
     is_looking: AtomicBool,
     /// None is made before.
     retry_at: AtomicU64,
@@ -106,10 +106,23 @@ impl Hook for ExitHelper {
     }
 
     fn look(&self, heap: &Heap) {
-        let wanted = heap.config.exit_detached;
-        if wanted && clock::now_ms() >= self.retry_at.load(Ordering::Relaxed) {
-            self.look_now(heap);
+        if !heap.config.exit_detached
+            || clock::now_ms() < self.retry_at.load(Ordering::Relaxed)
+            || ebbtide_core::front::fork::is_forking()
+            || self.process.load(Ordering::Relaxed) != process::id()
+        {
+            return;
         }
+        self.note_main_thread();
+        if self.is_looking.swap(true, Ordering::Acquire) {
+            return;
+        }
+        if self.helper.load(Ordering::Relaxed) != 0 {
+            self.check();
+        } else if self.is_large(heap) {
+            self.make(heap);
+        }
+        self.is_looking.store(false, Ordering::Release);
     }
 
     /// The last moment for a process whose memory is not from here.
@@ -131,25 +144,6 @@ impl ExitHelper {
         {
             self.main_word.store(word, Ordering::Relaxed);
         }
-    }
-
-    #[cold]
-    fn look_now(&self, heap: &Heap) {
-        if ebbtide_core::front::fork::is_forking()
-            || self.process.load(Ordering::Relaxed) != process::id()
-        {
-            return;
-        }
-        self.note_main_thread();
-        if self.is_looking.swap(true, Ordering::Acquire) {
-            return;
-        }
-        if self.helper.load(Ordering::Relaxed) != 0 {
-            self.check();
-        } else if self.is_large(heap) {
-            self.make(heap);
-        }
-        self.is_looking.store(false, Ordering::Release);
     }
 
     fn is_large(&self, heap: &Heap) -> bool {
@@ -178,7 +172,8 @@ impl ExitHelper {
     fn check(&self) {
         let control = Arena::at(self.arena.load(Ordering::Relaxed)).control();
         let (helper, is_stuck) = (self.helper.load(Ordering::Relaxed), control.stuck.is_set());
-        if control.is_alive() {
+        // Whether its first thread runs.
+        if control.busy[0].load(Ordering::Acquire) != 0 {
             if is_stuck && !helper::kill(helper) {
                 control.may_trap.set();
             }
@@ -212,7 +207,10 @@ impl ExitHelper {
             return;
         }
         self.retry_in(RETRY_MS);
-        collect_earlier();
+        // An exec ends the helper, and no wait that the new program knows to make finds it. Behind another child of that
+        // kind that has ended and is not waited for it is not seen.
+        let collect = |id| is_helper(id) && helper::collect(id);
+        (0..EARLIER).all(|_| process::ended_clone().is_some_and(collect));
         let Some(arena) = self.arena() else { return };
         // SAFETY: no helper runs on it: none was made, or it has been collected.
         unsafe { arena.prepare(program, word, &heap.config) };
@@ -237,13 +235,6 @@ impl ExitHelper {
         }
         Some(Arena::at(self.arena.load(Ordering::Relaxed)))
     }
-}
-
-/// An exec ends the helper, and no wait that the new program knows to make finds it. Behind another child of that kind
-/// that has ended and is not waited for it is not seen.
-fn collect_earlier() {
-    let collect = |id| is_helper(id) && helper::collect(id);
-    (0..EARLIER).all(|_| process::ended_clone().is_some_and(collect));
 }
 
 /// By its name, which the end leaves.

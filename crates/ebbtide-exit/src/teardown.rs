@@ -245,12 +245,13 @@ mod tests {
             assert_eq!(next, None);
             let mut at = block.max(from);
             for piece in &arena.pieces()[..count] {
-                let range = piece.pending().unwrap();
-                let (start, end) = (range.start, range.start + range.bytes);
-                assert!(end <= arena.address() || start >= arena.end());
-                if start <= at && at < end {
-                    at = end;
-                }
+                assert!(piece.take(|start, bytes| {
+                    let end = start + bytes;
+                    assert!(end <= arena.address() || start >= arena.end());
+                    if start <= at && at < end {
+                        at = end;
+                    }
+                }));
             }
             assert!(at >= block + (300 << 20));
         }

@@ -163,18 +163,17 @@ fn take_what_is_left(arena: Arena) {
 
 fn take(arena: Arena, number: usize) {
     let control = arena.control();
-    let piece = arena.pieces().get(number);
-    let Some((piece, range)) = piece.and_then(|piece| Some((piece, piece.pending()?))) else {
-        return;
-    };
     // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: not the helper's own. What is refused is
     // left to the end of the process.
-    unsafe {
-        if vm::advise(range.start, range.bytes, libc::MADV_DONTNEED).is_err() {
-            let _ = vm::advise(range.start, range.bytes, vm::MADV_DONTNEED_LOCKED);
+    let zap = |start, bytes| unsafe {
+        if vm::advise(start, bytes, libc::MADV_DONTNEED).is_err() {
+            let _ = vm::advise(start, bytes, vm::MADV_DONTNEED_LOCKED);
         }
-    }
-    if piece.finish(range) && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+    };
+    let piece = arena.pieces().get(number);
+    if piece.is_some_and(|piece| piece.take(zap))
+        && control.left.fetch_sub(1, Ordering::SeqCst) == 1
+    {
         control.finished.tell();
     }
 }
