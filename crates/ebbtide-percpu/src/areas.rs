@@ -83,14 +83,12 @@ fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {
 
 /// Frees an area. Ends the process for what is none.
 pub fn free(handle: Handle) {
-    let Some(front) = started_heap() else {
+    let area = handle.place().and_then(space::chunk_of);
+    let area = area.filter(|area| area.1.is_multiple_of(GRANULE_BYTES));
+    let (Some(front), Some((place, offset))) = (started_heap(), area) else {
         refuse(FREE, handle, FOREIGN)
     };
     let heap = &front.enter_uncounted();
-    let area = handle.place().and_then(space::chunk_of);
-    let Some((place, offset)) = area.filter(|area| area.1.is_multiple_of(GRANULE_BYTES)) else {
-        refuse(FREE, handle, FOREIGN)
-    };
     match put(heap, place, (offset / GRANULE_BYTES) as u32, true) {
         Ok(Some(stock)) => PERCPU.emptied(heap, stock),
         Ok(None) | Err(Misuse::Abandoned) => {}
@@ -123,9 +121,8 @@ fn put(heap: &Heap, place: Place, at: u32, used: bool) -> Result<Option<u32>, Mi
 
 /// The figures now.
 pub fn stats() -> Stats {
-    started_heap().map_or_else(Stats::default, |heap| {
-        stats_inside(&heap.enter_uncounted()).0
-    })
+    let figures = |front: &Front| stats_inside(&front.enter_uncounted()).0;
+    started_heap().map(figures).unwrap_or_default()
 }
 
 /// The figures, and bytes of the chunks' records with them.

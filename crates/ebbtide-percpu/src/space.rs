@@ -238,12 +238,9 @@ impl PerCpuData {
             let page = vm::commit(place, FRAME_BYTES);
             page.map(|()| (place as *mut Plan).write(plan)).is_ok()
         };
-        let (first, order) = (&self.words.plan, Ordering::AcqRel);
-        if !is_written
-            || first
-                .compare_exchange(0, place, order, Ordering::Acquire)
-                .is_err()
-        {
+        let (word, order) = (&self.words.plan, Ordering::AcqRel);
+        let counts = || word.compare_exchange(0, place, order, Ordering::Acquire);
+        if !is_written || counts().is_err() {
             vm::unmap(base, all_bytes);
         }
         is_written
@@ -264,18 +261,16 @@ impl PerCpuData {
             return false;
         };
         let place = Place { shard, chunk };
-        let parts = [
-            (record(place), size_of::<Chunk>()),
-            (spill(place).as_ptr() as usize, 8),
-            (address(place, 0), (units() + 1) * UNIT_BYTES),
-        ];
-        let mut opened = parts.into_iter().map(|(from, bytes)| {
+        let commit = |from: usize, bytes: usize| {
             let start = from / FRAME_BYTES * FRAME_BYTES;
             let end = (from + bytes).next_multiple_of(FRAME_BYTES);
-            // SAFETY: a part of our own reservations; opening twice does no harm.
-            unsafe { vm::commit(start, end - start) }
-        });
-        if !opened.all(|part| part.is_ok()) || self.is_closed.load(Ordering::Relaxed) {
+            // SAFETY: a part of our own reservation; opening twice does no harm.
+            unsafe { vm::commit(start, end - start) }.is_ok()
+        };
+        let is_committed = commit(record(place), size_of::<Chunk>())
+            && commit(spill(place).as_ptr() as usize, 8)
+            && commit(address(place, 0), (units() + 1) * UNIT_BYTES);
+        if !is_committed || self.is_closed.load(Ordering::Relaxed) {
             return false;
         }
         // Untouched, so it is there only if the program locks its memory as it comes: all of it, then.
