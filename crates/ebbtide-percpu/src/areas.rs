@@ -6,6 +6,7 @@ use crate::space::{self, PERCPU, Place};
 use core::sync::atomic::Ordering;
 use ebbtide_core::front::{Front, started_heap};
 use ebbtide_core::reclaim::Heap;
+use ebbtide_sys::process;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{Chunk, GRANULE_BYTES, Misuse, Putting, Shard, Taken, UNIT_BYTES};
 
@@ -53,7 +54,7 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
     let granules = size.div_ceil(GRANULE_BYTES) as u32;
     let align = (align / GRANULE_BYTES).max(1) as u32;
     let shards = space::shards();
-    let first = space::current_cpu() % shards;
+    let first = process::current_cpu() % shards;
     for shard in (first..shards).chain(0..first) {
         if let Some(taken) = take(heap, shard, granules, align) {
             let (chunk, at, pages) = (taken.chunk, taken.at, taken.populate);

@@ -157,19 +157,6 @@ pub fn has_unit() -> bool {
     usize::try_from(cpu).is_ok_and(|cpu| cpu < units())
 }
 
-/// The CPU that this thread is on, or was a moment ago.
-#[inline]
-pub fn current_cpu() -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if rseq_offset() != 0 {
-        // SAFETY: sections are in use, so `struct rseq` lies there.
-        let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
-        // Without registration, libc may not know the thread either.
-        return usize::try_from(cpu).unwrap_or_else(|_| process::current_cpu_raw());
-    }
-    process::current_cpu()
-}
-
 /// A shard on cache lines of its own.
 #[repr(align(128))]
 struct Padded(Lock<ShardState>);

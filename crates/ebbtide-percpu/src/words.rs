@@ -3,6 +3,7 @@
 use crate::handle::Handle;
 use crate::space::{self, Place};
 use core::sync::atomic::{AtomicU64, Ordering};
+use ebbtide_sys::process;
 #[cfg(target_arch = "x86_64")]
 use ebbtide_sys::rseq::section;
 use ebbtide_zone::FRAME_BYTES;
@@ -38,7 +39,7 @@ pub unsafe fn add(handle: Handle, offset: usize, value: u64) {
 pub(crate) unsafe fn add_slowly(word: usize, value: u64) {
     let rseq_offset = space::rseq_offset();
     if rseq_offset == 0 {
-        let cpu = space::current_cpu() % space::units();
+        let cpu = process::current_cpu() % space::units();
         // SAFETY: by contract; INV-PERCPU-8.
         unsafe { copy(word, cpu) }.fetch_add(value, Ordering::Relaxed);
         return;
