@@ -19,8 +19,8 @@ const BUFFER_BYTES: usize = 20 << 10;
 const STORAGE_AT: usize = BUFFER_AT + BUFFER_BYTES + STORAGE_BYTES / 2;
 const STORAGE_BYTES: usize = 8 << 10;
 const PIECES_AT: usize = BUFFER_AT + BUFFER_BYTES + STORAGE_BYTES;
-/// Pieces in one round of the teardown.
-pub const PIECES: usize = 32 << 10;
+/// Pieces at most: a process has 65,530 mappings by default, and 8 TiB make as many. The end of the process takes the rest.
+pub const PIECES: usize = 256 << 10;
 const SEATS_AT: usize = (PIECES_AT + PIECES * size_of::<Piece>()).next_multiple_of(4096);
 const SEAT_BYTES: usize = 32 << 10;
 /// The seat of the thread that watches for an exec. The helper's first thread has seat 0.
@@ -63,9 +63,7 @@ pub struct Control {
     pub finished: Flag,
     /// When the main thread was seen to leave the memory, if the end followed at once; else 0.
     pub left_ns: AtomicU64,
-    /// Changes when there are new pieces.
-    pub round: AtomicU32,
-    /// The next piece to take; pieces of this round; those not done yet.
+    /// The next piece to take; how many are listed; those not done yet.
     pub next: AtomicUsize,
     /// See there.
     pub count: AtomicUsize,
@@ -104,11 +102,6 @@ impl Flag {
         self.wake();
     }
 
-    /// Not any more.
-    pub fn clear(&self) {
-        self.0.store(0, Ordering::SeqCst);
-    }
-
     /// Lets those who wait look again.
     pub fn wake(&self) {
         helper::wake(self.0.as_ptr() as usize);
@@ -130,38 +123,30 @@ impl Flag {
     }
 }
 
-/// A range to take. Listed anew each round, while a thread of the round before may still look at it.
+/// A range to take.
 #[repr(C)]
 pub struct Piece {
     start: AtomicUsize,
+    /// 0: it is done.
     bytes: AtomicUsize,
-    /// Odd: done. Even, another number each round: not yet.
-    done: AtomicU32,
 }
 
 impl Piece {
-    /// Lists a range in this round, once the one before is done. Whoever sees the last store sees the others, and whoever sees
-    /// one of the others sees that the last range was done.
-    pub fn list(&self, start: usize, bytes: usize, round: u32) {
-        self.start.store(start, Ordering::Release);
+    /// Lists a range. Nobody may take pieces yet.
+    pub fn list(&self, start: usize, bytes: usize) {
+        self.start.store(start, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Release);
-        self.done.store(round.wrapping_mul(2), Ordering::Release);
     }
 
     /// Calls `work` with the range's first byte and length if it has not been done, and notes that it has. `true`: nobody else
     /// noted that meanwhile.
     pub fn take(&self, work: impl FnOnce(usize, usize)) -> bool {
-        let state = self.done.load(Ordering::SeqCst);
-        let start = self.start.load(Ordering::Acquire);
-        let bytes = self.bytes.load(Ordering::Acquire);
-        // Somebody has done it meanwhile, and this may be a piece of another round by now, in parts.
-        if state & 1 == 1 || self.done.load(Ordering::SeqCst) != state {
+        let bytes = self.bytes.load(Ordering::SeqCst);
+        if bytes == 0 {
             return false;
         }
-        work(start, bytes);
-        self.done
-            .compare_exchange(state, state | 1, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
+        work(self.start.load(Ordering::Relaxed), bytes);
+        self.bytes.swap(0, Ordering::SeqCst) != 0
     }
 }
 
@@ -241,7 +226,7 @@ impl Arena {
         unsafe { core::slice::from_raw_parts_mut((self.0 + BUFFER_AT) as *mut u8, BUFFER_BYTES) }
     }
 
-    /// The list of pieces.
+    /// The list of pieces, with those that are not listed.
     pub fn pieces(self) -> &'static [Piece] {
         // SAFETY: inside the mapping, all fields atomic.
         unsafe { core::slice::from_raw_parts((self.0 + PIECES_AT) as *const Piece, PIECES) }
@@ -250,67 +235,21 @@ impl Arena {
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
     use super::*;
 
     #[test]
-    fn a_piece_is_done_once_and_listed_anew() {
+    fn a_piece_is_done_once() {
         let piece = Piece {
             start: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
-            done: AtomicU32::new(1),
         };
         let never = |_, _| panic!("it is done");
-        assert!(!piece.take(never));
-        piece.list(7, 8, 1);
+        assert!(!piece.take(never), "not listed");
+        piece.list(7, 8);
         assert!(piece.take(|start, bytes| assert_eq!((start, bytes), (7, 8))));
         assert!(!piece.take(never));
         // Two threads are at it, and the first one ends later.
-        piece.list(7, 8, 2);
+        piece.list(7, 8);
         assert!(!piece.take(|_, _| assert!(piece.take(|_, _| {}))));
-        // It is of another round by then.
-        piece.list(7, 8, 3);
-        assert!(!piece.take(|_, _| {
-            assert!(piece.take(|_, _| {}));
-            piece.list(9, 10, 4);
-        }));
-        assert!(piece.take(|start, bytes| assert_eq!((start, bytes), (9, 10))));
-    }
-
-    /// As when a thread that was held up in one round meets the list of the next.
-    #[test]
-    fn a_piece_is_not_seen_by_halves_of_two_rounds() {
-        let piece = Piece {
-            start: AtomicUsize::new(0),
-            bytes: AtomicUsize::new(0),
-            done: AtomicU32::new(1),
-        };
-        let is_over = core::sync::atomic::AtomicBool::new(false);
-        let seen = std::thread::scope(|scope| {
-            let looker = scope.spawn(|| {
-                let mut seen = 0u64;
-                while !is_over.load(Ordering::Relaxed) {
-                    piece.take(|start, bytes| {
-                        assert_eq!(bytes, !start);
-                        seen += 1;
-                        // So it is held up.
-                        while piece.done.load(Ordering::Relaxed) & 1 == 0 {}
-                    });
-                }
-                seen
-            });
-            let until = std::time::Instant::now() + std::time::Duration::from_millis(600);
-            let mut round = 0u32;
-            while !looker.is_finished() && std::time::Instant::now() < until {
-                for _ in 0..1000 {
-                    round = round.wrapping_add(1);
-                    piece.list(round as usize, !(round as usize), round);
-                    assert!(piece.take(|_, _| {}));
-                }
-            }
-            is_over.store(true, Ordering::Relaxed);
-            looker.join().unwrap()
-        });
-        assert!(seen > 0, "nothing was tested");
     }
 }

@@ -5,11 +5,11 @@
 //! mapping, ours and others', by `MADV_DONTNEED` in pieces that several threads take from one list. The rest is
 //! the end of the process.
 
-use crate::arena::{self, Arena, ENDERS};
+use crate::arena::{Arena, ENDERS, Piece};
 use crate::maps::{self, Kind, Mapping};
 use crate::memory_shortage::MemoryShortage;
 use crate::resources::Resources;
-use crate::teardown_threads::TeardownThreads;
+use crate::teardown_threads;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper;
 
@@ -114,50 +114,35 @@ impl<'a> Survey<'a> {
 
     /// Takes all private memory but the helper's.
     pub fn take_memory(&self, shortage: &mut MemoryShortage) {
-        let control = self.resources.arena.control();
-        let mut threads = TeardownThreads::call(self.resources, shortage);
-        let mut from = Some(0);
-        while let Some(start) = from {
-            control.finished.clear();
-            // Nobody begins with a piece that is being listed, and one that is done early is not the last.
-            control.count.store(0, Ordering::SeqCst);
-            control.left.store(arena::PIECES, Ordering::SeqCst);
-            let (count, next) = self.list_pieces(start);
-            let unused = arena::PIECES - count;
-            control.left.fetch_sub(unused, Ordering::SeqCst);
-            control.next.store(0, Ordering::SeqCst);
-            control.count.store(count, Ordering::SeqCst);
-            control.round.fetch_add(1, Ordering::SeqCst);
-            helper::wake(control.round.as_ptr() as usize);
-            if count == 0 || !threads.finish(shortage) {
-                return;
-            }
-            from = next;
+        let arena = self.resources.arena;
+        let count = self.list_pieces(arena.pieces());
+        arena.control().left.store(count, Ordering::SeqCst);
+        arena.control().count.store(count, Ordering::SeqCst);
+        if count > 0 {
+            teardown_threads::take_pieces(self.resources, shortage);
         }
     }
 
-    /// Lists what lies at or above `from`. How many pieces, and where the next list begins if this one is full.
-    fn list_pieces(&self, from: usize) -> (usize, Option<usize>) {
+    /// Lists it, as far as there are pieces for it. How many are listed.
+    fn list_pieces(&self, pieces: &[Piece]) -> usize {
         let Resources { arena, maps, .. } = self.resources;
-        let control = arena.control();
-        let round = control.round.load(Ordering::SeqCst).wrapping_add(1);
         let mut left_bytes = self.anonymous_bytes;
-        let (mut unlisted, mut next) = (arena.pieces().iter(), None);
+        let mut unlisted = pieces.iter();
         let mut add = |start: usize, end: usize, reserved: bool| {
-            let mut at = start.max(from);
+            let mut at = start;
             while at < end {
                 let most = if reserved {
                     RESERVED_BYTES
                 } else {
-                    piece_bytes(left_bytes.saturating_sub(at - start), control.workers)
+                    let left_bytes = left_bytes.saturating_sub(at - start);
+                    piece_bytes(left_bytes, arena.control().workers)
                 };
-                let piece_end = ((at + most) / PIECE_BYTES * PIECE_BYTES).min(end);
+                let next = ((at + most) / PIECE_BYTES * PIECE_BYTES).min(end);
                 let Some(piece) = unlisted.next() else {
-                    next = Some(at);
                     return false;
                 };
-                piece.list(at, piece_end - at, round);
-                at = piece_end;
+                piece.list(at, next - at);
+                at = next;
             }
             if !reserved {
                 left_bytes = left_bytes.saturating_sub(end.saturating_sub(start));
@@ -175,7 +160,7 @@ impl<'a> Survey<'a> {
                 _ => true,
             }
         });
-        (arena::PIECES - unlisted.len(), next)
+        pieces.len() - unlisted.len()
     }
 }
 
@@ -239,22 +224,40 @@ mod tests {
         let arena = resources.arena;
         let block = ebbtide_sys::vm::map(300 << 20).unwrap();
         let survey = Survey::make(&resources, Survey::make as *const () as usize);
-        // A list from the middle of the block on has the rest of it.
-        for from in [0, block + (100 << 20)] {
-            let (count, next) = survey.list_pieces(from);
-            assert_eq!(next, None);
-            let mut at = block.max(from);
-            for piece in &arena.pieces()[..count] {
-                assert!(piece.take(|start, bytes| {
-                    let end = start + bytes;
-                    assert!(end <= arena.address() || start >= arena.end());
-                    if start <= at && at < end {
-                        at = end;
-                    }
-                }));
-            }
-            assert!(at >= block + (300 << 20));
+        let count = survey.list_pieces(arena.pieces());
+        let mut at = block;
+        for piece in &arena.pieces()[..count] {
+            assert!(piece.take(|start, bytes| {
+                let end = start + bytes;
+                assert!(end <= arena.address() || start >= arena.end());
+                if start <= at && at < end {
+                    at = end;
+                }
+            }));
         }
+        assert!(at >= block + (300 << 20));
+    }
+
+    #[test]
+    fn what_there_are_no_pieces_for_is_not_listed() {
+        let resources = resources();
+        let pieces = resources.arena.pieces();
+        ebbtide_sys::vm::map(300 << 20).unwrap();
+        let survey = Survey::make(&resources, Survey::make as *const () as usize);
+        let all = survey.list_pieces(pieces);
+        assert!(all > 4);
+        for piece in &pieces[..all] {
+            assert!(piece.take(|_, _| {}));
+        }
+        assert_eq!(
+            (
+                survey.list_pieces(&pieces[..0]),
+                survey.list_pieces(&pieces[..4])
+            ),
+            (0, 4)
+        );
+        let listed = pieces.iter().filter(|piece| piece.take(|_, _| {}));
+        assert_eq!(listed.count(), 4);
     }
 
     #[test]
@@ -270,6 +273,6 @@ mod tests {
             true
         });
         assert!(keeps > 1, "the parts of a file are kept together");
-        assert!(survey.anonymous_bytes > arena::BYTES / 2);
+        assert!(survey.anonymous_bytes > crate::arena::BYTES / 2);
     }
 }

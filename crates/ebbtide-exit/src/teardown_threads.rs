@@ -6,9 +6,9 @@
 //! it can make them: there is no way back from the lowest.
 //!
 //! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
-//! come to is done again by a hurried thread.
+//! come to is done again by a hurried thread. Where no thread is to be had, the first one does it all.
 
-use crate::arena::{Arena, CALM, HURRIED};
+use crate::arena::{Arena, CALM, HURRIED, Piece};
 use crate::memory_shortage::MemoryShortage;
 use crate::resources::Resources;
 use core::ops::Range;
@@ -28,79 +28,51 @@ const STUCK_MS: u64 = 10_000;
 /// For waits that end otherwise.
 const LONG_MS: u64 = 3_600_000;
 
-/// The first thread's view of them.
-pub struct TeardownThreads<'a> {
-    resources: &'a Resources,
-    /// Else the first thread does what they would.
-    are_made: bool,
-    called_ms: u64,
-    admitted_ms: Option<u64>,
-}
-
-impl<'a> TeardownThreads<'a> {
-    /// Starts them.
-    pub fn call(resources: &'a Resources, shortage: &mut MemoryShortage) -> Self {
-        let mut threads = Self {
-            resources,
-            are_made: false,
-            called_ms: helper::now_ms(),
-            admitted_ms: None,
-        };
-        if shortage.is_pressing() {
-            threads.hurry();
-        } else {
-            threads.make(CALM, resources.arena.control().workers, calm);
-        }
-        threads
-    }
-
-    /// Sees the pieces of this round done. `false`: they do not come on.
-    pub fn finish(&mut self, shortage: &mut MemoryShortage) -> bool {
-        let arena = self.resources.arena;
-        let control = arena.control();
-        let (mut left, mut since) = (control.left.load(Ordering::SeqCst), helper::now_ms());
-        loop {
-            if !self.are_made {
-                take_what_is_left(arena);
-            }
-            control.finished.wait(LOOK_MS);
-            // Who was late with the round before may have told of that; who tells of this one after the count is read is
-            // heard by the next wait.
-            control.finished.clear();
-            let left_now = control.left.load(Ordering::SeqCst);
-            if left_now == 0 {
-                return true;
-            }
-            let now = helper::now_ms();
-            if left_now != left {
-                (left, since) = (left_now, now);
-            }
-            if control.hurry.is_set() {
-                if now - since > STUCK_MS {
-                    return false;
-                }
-                continue;
-            }
-            if control.admitted.is_set() {
-                self.admitted_ms.get_or_insert(now);
-            }
-            if shortage.is_pressing() || is_late(now, self.called_ms, self.admitted_ms) {
-                since = now;
-                self.hurry();
-            }
-        }
-    }
-
-    fn hurry(&mut self) {
-        let control = self.resources.arena.control();
+/// Has the listed pieces taken. Returns when all are done, or do not come on.
+pub fn take_pieces(resources: &Resources, shortage: &mut MemoryShortage) {
+    let (arena, control) = (resources.arena, resources.arena.control());
+    let make = |seats: Range<usize>, count: usize, entry: helper::Entry| {
+        // SAFETY: each seat is used once; the entries keep to what a helper may do.
+        unsafe { resources.spawn(seats.take(count), entry) > 0 }
+    };
+    let hurry = || {
         control.hurry.set();
         control.admitted.wake();
-        self.make(HURRIED, Affinity::current().count().max(1), hurried);
-    }
-
-    fn make(&mut self, seats: Range<usize>, count: usize, entry: helper::Entry) {
-        // SAFETY: each seat is used once; the entries keep to what a helper may do.
-        self.are_made = unsafe { self.resources.spawn(seats.take(count), entry) } > 0;
+        make(HURRIED, Affinity::current().count().max(1), hurried)
+    };
+    let called_ms = helper::now_ms();
+    let mut are_made = if shortage.is_pressing() {
+        hurry()
+    } else {
+        make(CALM, control.workers, calm)
+    };
+    let mut admitted_ms = None;
+    let (mut left, mut since) = (control.left.load(Ordering::SeqCst), called_ms);
+    loop {
+        if !are_made {
+            take_what_is_left(arena);
+        }
+        control.finished.wait(LOOK_MS);
+        let (left_now, now) = (control.left.load(Ordering::SeqCst), helper::now_ms());
+        if left_now == 0 {
+            return;
+        }
+        if left_now != left {
+            (left, since) = (left_now, now);
+        }
+        if control.hurry.is_set() {
+            if now - since > STUCK_MS {
+                return;
+            }
+            continue;
+        }
+        if control.admitted.is_set() {
+            admitted_ms.get_or_insert(now);
+        }
+        if shortage.is_pressing() || is_late(now, called_ms, admitted_ms) {
+            since = now;
+            are_made = hurry();
+        }
     }
 }
 
@@ -122,46 +94,37 @@ extern "C" fn calm(argument: usize) {
     while !control.admitted.is_set() && !control.hurry.is_set() {
         control.admitted.wait(LONG_MS);
     }
-    work(resources.arena, |_| {})
+    take_untaken(resources.arena);
+    helper::exit_thread()
 }
 
 extern "C" fn hurried(argument: usize) {
     // SAFETY: as above.
     let (resources, seat) = unsafe { Resources::of_thread(argument) };
     Affinity::current().pin(seat, usize::MAX);
-    work(resources.arena, take_what_is_left)
+    take_untaken(resources.arena);
+    take_what_is_left(resources.arena);
+    helper::exit_thread()
 }
 
-/// Works through rounds until the process ends.
-fn work(arena: Arena, then: impl Fn(Arena)) -> ! {
-    let round = &arena.control().round;
-    loop {
-        let seen = round.load(Ordering::SeqCst);
-        take_pieces(arena);
-        then(arena);
-        helper::wait(round.as_ptr() as usize, seen, LONG_MS);
+/// Those that no thread has taken.
+fn take_untaken(arena: Arena) {
+    while let Some(piece) = listed(arena).get(arena.control().next.fetch_add(1, Ordering::SeqCst)) {
+        take(arena, piece);
     }
 }
 
-fn take_pieces(arena: Arena) {
-    let control = arena.control();
-    let more = |number| (number < control.count.load(Ordering::SeqCst)).then_some(number + 1);
-    while let Ok(number) = control
-        .next
-        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
-    {
-        take(arena, number);
-    }
-}
-
-/// All that is not done, whether a thread has taken it and not come to it, or none has.
+/// Those that are not done, whether a thread has taken them and not come to them, or none has.
 fn take_what_is_left(arena: Arena) {
-    for number in 0..arena.control().count.load(Ordering::SeqCst) {
-        take(arena, number);
-    }
+    listed(arena).iter().for_each(|piece| take(arena, piece));
 }
 
-fn take(arena: Arena, number: usize) {
+fn listed(arena: Arena) -> &'static [Piece] {
+    let count = arena.control().count.load(Ordering::SeqCst);
+    arena.pieces().get(..count).unwrap_or_default()
+}
+
+fn take(arena: Arena, piece: &Piece) {
     let control = arena.control();
     // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: not the helper's own. What is refused is
     // left to the end of the process.
@@ -170,10 +133,7 @@ fn take(arena: Arena, number: usize) {
             let _ = vm::advise(start, bytes, vm::MADV_DONTNEED_LOCKED);
         }
     };
-    let piece = arena.pieces().get(number);
-    if piece.is_some_and(|piece| piece.take(zap))
-        && control.left.fetch_sub(1, Ordering::SeqCst) == 1
-    {
+    if piece.take(zap) && control.left.fetch_sub(1, Ordering::SeqCst) == 1 {
         control.finished.tell();
     }
 }
