@@ -180,12 +180,12 @@ fn doctor_looks_for_turns_as_helpers_do() {
     let (real, link) = (dir.path().join("real"), dir.path().join("link"));
     fs::DirBuilder::new().mode(0o700).create(&real).unwrap();
     symlink(&real, &link).unwrap();
-    let turns = |place: &Path| {
+    let admission = |place: &Path| {
         let mut doctor = ebbtide(&["doctor", "--json", "--lib", "/no/lib.so"]);
-        doctor_says(doctor.env("XDG_RUNTIME_DIR", place), "exit_turns")
+        doctor_says(doctor.env("XDG_RUNTIME_DIR", place), "exit_admission")
     };
-    assert_eq!(turns(&real), real.to_str().unwrap());
-    assert_ne!(turns(&link), link.to_str().unwrap());
+    assert_eq!(admission(&real), real.to_str().unwrap());
+    assert_ne!(admission(&link), link.to_str().unwrap());
 }
 
 #[test]

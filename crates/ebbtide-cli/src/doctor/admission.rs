@@ -1,4 +1,4 @@
-//! Where helpers of this user take turns: looked for as they do it (`reaper/turns.rs` in the library, and
+//! Where helpers of this user wait for admission: looked for as they do it (`admission.rs` of the crate `ebbtide-exit`, and
 //! `open_private` below that). What they would make is made.
 
 use std::env;
@@ -22,14 +22,14 @@ pub fn check() -> Check {
         .find(|(path, make)| open(path, *make).is_ok())
     {
         Some((path, _)) => Check::ok(
-            "exit_turns",
+            "exit_admission",
             path.display().to_string(),
             "few helpers at a time while memory is not short",
         ),
         None => Check::limited(
-            "exit_turns",
+            "exit_admission",
             "no private directory",
-            "helpers take no turns: all of them work at once",
+            "no helper waits for others: all of them work at once",
             "set XDG_RUNTIME_DIR to a directory of mode 700 that is yours, and no symbolic link",
         ),
     }

@@ -5,13 +5,15 @@
 //! exec there is nothing to wait for, and the helper lets the old memory go by its own end. The kernel wakes one
 //! waiter of that word only, so the watcher passes it on, or a `pthread_join` of the main thread would hang.
 
-use crate::arena::Arena;
-use crate::need::Need;
-use crate::teardown::{self, SMALL_BYTES, Survey};
-use crate::turns::Turns;
+use crate::admission::Admission;
+use crate::arena::{Arena, WATCHER};
+use crate::memory_shortage::MemoryShortage;
+use crate::resources::Resources;
+use crate::teardown::{SMALL_BYTES, Survey};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::file::{Digits, PathText};
 use ebbtide_sys::helper::{self, Descriptor, Waited};
+use ebbtide_sys::pressure::Kept;
 use ebbtide_sys::thread::Affinity;
 
 /// A wait for the word is looked at anew after this, should the kernel's wake-up have gone elsewhere.
@@ -32,28 +34,14 @@ const GRACE_US: u64 = 16_000;
 /// The kernel tells the helper in the middle of the parent's own call, on its CPU: so long it takes to return.
 const RETURN_US: u64 = 100;
 
-/// What the helper has open.
-struct Files {
-    /// The program.
-    program: Descriptor,
-    /// `/proc/self/maps`.
-    maps: Descriptor,
-    /// Whether memory is short.
-    need: Need,
-    /// Whose turn it is.
-    turns: Turns,
-}
-
 /// The first thread.
 pub extern "C" fn main(arena: usize) {
-    let Some(arena) = Arena::at(arena) else {
-        helper::exit_process()
-    };
-    let mut begun = begin(arena);
-    if let Some((files, watcher)) = &mut begun {
-        live(arena, files, watcher);
+    let arena = Arena::at(arena);
+    let resources = begin(arena);
+    if let Some(resources) = &resources {
+        live(resources);
     }
-    // With the watcher's data still in place.
+    // With what the threads look at still in place.
     end(arena)
 }
 
@@ -73,7 +61,7 @@ fn end(arena: Arena) -> ! {
 }
 
 /// Leaves the program and locks itself in. `None`: something was refused, and it must end.
-fn begin(arena: Arena) -> Option<(Files, Watcher)> {
+fn begin(arena: Arena) -> Option<Resources> {
     let control = arena.control();
     let left = helper::leave_program();
     control.apart.tell();
@@ -87,36 +75,37 @@ fn begin(arena: Arena) -> Option<(Files, Watcher)> {
     }
     let number = Digits::of(control.program as usize);
     let stat = PathText::join(&[b"/proc/", &number, b"/stat"])?;
-    let stat = Descriptor::open(stat.as_c_str()).ok()?;
     // The thread that made it may be bound to one CPU; the main one says what the program may use.
     Affinity::of(control.program).restore();
-    let files = Files {
+    let resources = Resources {
+        arena,
         program,
+        stat: Descriptor::open(stat.as_c_str()).ok()?,
         maps: Descriptor::open(c"/proc/self/maps").ok()?,
-        need: Need::open(),
-        turns: Turns::open(),
+        pressure: Kept::open(),
+        admission: Admission::open(),
     };
-    helper::lock_down().then_some((files, Watcher { arena, stat }))
+    helper::lock_down().then_some(resources)
 }
 
 /// Returns where it can do no more than end.
-fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
-    let control = arena.control();
-    // SAFETY: the watcher's seat is free; `watch` keeps to what a helper may do. The argument is on the stack of the
-    // first thread, which ends the process without leaving that frame.
-    unsafe {
-        helper::spawn_thread(arena.seat(1), watch, core::ptr::from_ref(watcher) as usize).ok()?;
+fn live(resources: &Resources) -> Option<()> {
+    let control = resources.arena.control();
+    // SAFETY: the watcher's seat is free, and `watch` keeps to what a helper may do. The first thread ends the process without
+    // leaving the frame that `resources` are in.
+    if unsafe { resources.spawn(WATCHER..WATCHER + 1, watch) } == 0 {
+        return None;
     }
     control.watching.set();
-    if !files.program.wait_for_end() {
+    if !resources.program.wait_for_end() {
         return None;
     }
     let ended_ns = helper::now_ns();
     control.ended.set();
     let mut grace = Grace::default();
-    grace.give(files, FIRST_GRACE_US);
-    files.need.begin();
-    join_watcher(arena)?;
+    grace.give(resources, FIRST_GRACE_US);
+    let mut shortage = MemoryShortage::begin(&resources.pressure);
+    join_watcher(resources.arena)?;
     let left_ns = match control.left_ns.load(Ordering::Acquire) {
         // The watcher came late, or gave up as others seemed to go on.
         0 if helper::holds(control.word, 0) => ended_ns,
@@ -127,15 +116,15 @@ fn live(arena: Arena, files: &mut Files, watcher: &Watcher) -> Option<()> {
     if !helper::is_alone() {
         return None;
     }
-    let survey = Survey::make(arena, files.maps, main as *const () as usize);
+    let survey = Survey::make(resources, main as *const () as usize);
     survey.unmap_files(SMALL_BYTES);
-    teardown::end_requests(arena);
+    survey.end_requests();
     if survey.has_large_files {
-        grace.give_calmly(files, LARGE_GRACE_US);
+        grace.give_calmly(resources, &mut shortage, LARGE_GRACE_US);
         survey.unmap_files(usize::MAX);
     }
-    grace.give_calmly(files, GRACE_US);
-    survey.take_memory(files.turns, &mut files.need);
+    grace.give_calmly(resources, &mut shortage, GRACE_US);
+    survey.take_memory(&mut shortage);
     None
 }
 
@@ -148,21 +137,18 @@ struct Grace {
 
 impl Grace {
     /// Waits until it knows, or until it has had `us` in all.
-    fn give(&mut self, files: &Files, us: u64) {
-        if self.is_over {
-            return;
-        }
-        self.is_over = files.program.wait_for_parent(us - self.given_us);
+    fn give(&mut self, resources: &Resources, us: u64) {
+        self.is_over = resources.program.wait_for_parent(us - self.given_us);
         self.given_us = us;
         if self.is_over {
             helper::pause(RETURN_US);
         }
     }
 
-    /// The same if memory is not short.
-    fn give_calmly(&mut self, files: &mut Files, us: u64) {
-        if !self.is_over && !files.need.is_pressing() {
-            self.give(files, us);
+    /// The same if it does not know yet, and memory is not short.
+    fn give_calmly(&mut self, resources: &Resources, shortage: &mut MemoryShortage, us: u64) {
+        if !self.is_over && !shortage.is_pressing() {
+            self.give(resources, us);
         }
     }
 }
@@ -171,10 +157,10 @@ impl Grace {
 fn join_watcher(arena: Arena) -> Option<()> {
     let control = arena.control();
     let began = helper::now_ms();
-    while control.busy[1].load(Ordering::Acquire) != 0 || !helper::is_single() {
+    while control.busy[WATCHER].load(Ordering::Acquire) != 0 || !helper::is_single() {
         helper::wake(control.word);
         control.ended.wake();
-        helper::wait(control.busy[1].as_ptr() as usize, 1, 1);
+        helper::wait(control.busy[WATCHER].as_ptr() as usize, 1, 1);
         if helper::now_ms() - began > JOIN_MS {
             return None;
         }
@@ -182,17 +168,12 @@ fn join_watcher(arena: Arena) -> Option<()> {
     Some(())
 }
 
-struct Watcher {
-    arena: Arena,
-    stat: Descriptor,
-}
-
-extern "C" fn watch(watcher: usize) {
+extern "C" fn watch(argument: usize) {
     // Its wake-up would come in between while the main thread is leaving, and hold up the end.
     ebbtide_sys::thread::wake_gently();
-    // SAFETY: the first thread's frame, which stays.
-    let watcher = unsafe { &*(watcher as *const Watcher) };
-    let control = watcher.arena.control();
+    // SAFETY: the argument of a thread made by `spawn`.
+    let (resources, _) = unsafe { Resources::of_thread(argument) };
+    let control = resources.arena.control();
     // The word holds the main thread's number until it leaves.
     while !control.ended.is_set() {
         let waited = helper::wait(control.word, control.program, LOOK_MS);
@@ -212,7 +193,7 @@ extern "C" fn watch(watcher: usize) {
     let mut pauses = BETWEEN_MS.into_iter();
     let began = helper::now_ms();
     while !control.ended.is_set() {
-        let memory = has_memory(&watcher.stat);
+        let memory = has_memory(&resources.stat);
         let pause = match memory {
             Some(true) => pauses.next(),
             Some(false) if helper::now_ms() - began < LEFT_SOON_MS => Some(LEFT_MS),
@@ -223,7 +204,7 @@ extern "C" fn watch(watcher: usize) {
         // Memory for long, other than this: an exec. Or no way to wait.
         let waited = pause.map(|ms| control.ended.wait(ms));
         if waited.is_none_or(|waited| waited == Waited::Refused) {
-            end(watcher.arena);
+            end(resources.arena);
         }
         if memory == Some(false) && waited == Some(Waited::Late) {
             // Others go on.

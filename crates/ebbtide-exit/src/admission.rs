@@ -1,8 +1,8 @@
-//! Turns: while memory is not short, few helpers of a user work at a time.
+//! Admission: while memory is not short, few helpers of a user work at a time.
 //!
 //! A file of locks in a directory that is the user's alone: one byte a slot, half as many as there are CPUs. A
 //! helper takes a free slot, or waits in the kernel for one. The locks go with their holder. No such file to be
-//! had: no turns.
+//! had: all are admitted.
 
 use ebbtide_sys::file::{Digits, PathText};
 use ebbtide_sys::helper::{self, Descriptor};
@@ -10,12 +10,12 @@ use ebbtide_sys::process::{self, CpuSet};
 
 /// The slots.
 #[derive(Clone, Copy)]
-pub struct Turns {
+pub struct Admission {
     file: Option<Descriptor>,
     slots: u64,
 }
 
-impl Turns {
+impl Admission {
     /// Opens the file, or makes it.
     pub fn open() -> Self {
         Self {
@@ -27,7 +27,7 @@ impl Turns {
     /// Waits for a slot. `at`: where to look first.
     pub fn wait(&self, at: u64) {
         let Some(file) = self.file else { return };
-        let mut slots = (0..self.slots).map(|turn| (at + turn) % self.slots);
+        let mut slots = (0..self.slots).map(|step| (at + step) % self.slots);
         if !slots.any(|slot| file.lock_byte(slot, false)) {
             file.lock_byte(at % self.slots, true);
         }

@@ -10,26 +10,22 @@ use ebbtide_sys::pressure::source::Trigger;
 use ebbtide_zone::plan::pressure::{Look, Policy, Stalls, is_ours};
 
 /// What it reads, and what it made of it.
-pub struct Need {
-    files: Kept,
+pub struct MemoryShortage<'a> {
+    files: &'a Kept,
     stalls: Stalls,
     policy: Policy,
 }
 
-impl Need {
-    /// Opens what there is.
-    pub fn open() -> Self {
-        Self {
-            files: Kept::open(),
+impl<'a> MemoryShortage<'a> {
+    /// Begins to look: what was lost long before does not count.
+    pub fn begin(files: &'a Kept) -> Self {
+        let mut shortage = Self {
+            files,
             stalls: Trigger::DEFAULT.stalls(),
             policy: Policy::new(),
-        }
-    }
-
-    /// Begins to look: what was lost long before does not count.
-    pub fn begin(&mut self) {
-        self.stalls = Trigger::DEFAULT.stalls();
-        self.has_stalled(helper::now_ms());
+        };
+        shortage.has_stalled(helper::now_ms());
+        shortage
     }
 
     /// Whether memory is short now.
