@@ -91,24 +91,6 @@ impl ZoneSlot {
         work(&mut view(region, &mut self.lock.lock().state, 0))
     }
 
-    /// What was taken, and how many frames of it may not be resident. `slack`: frames that are taken with the others and stay unused.
-    fn take<R>(
-        &self,
-        region: &Region,
-        slack: u64,
-        attempt: impl FnOnce(&mut Zone) -> Option<R>,
-    ) -> Option<(R, u64)> {
-        let mut data = self.lock.lock();
-        let before = data.state.counters();
-        let taken = attempt(&mut view(region, &mut data.state, 0))?;
-        let after = data.state.counters();
-        data.retain.rise(after.in_use);
-        let other = (before.free - before.dirty) - (after.free - after.dirty);
-        let fresh = other.saturating_sub(slack);
-        data.taken += fresh;
-        Some((taken, fresh))
-    }
-
     /// The zone's counts.
     pub fn counters(&self) -> Counters {
         self.lock.lock().state.counters()
@@ -170,70 +152,66 @@ impl Pages {
         })
     }
 
+    /// What `attempt` takes from a zone; `need` blocks are opened for it at least. `slack`: frames that are taken with the
+    /// others and stay unused.
     fn take<R>(
         &self,
         need: u32,
         slack: u64,
-        mut attempt: impl FnMut(&mut Zone) -> Option<R>,
+        attempt: impl Fn(&mut Zone) -> Option<R>,
     ) -> Option<R> {
         let zones = self.live_zones();
         let domains = &self.domains;
-        let at = if zones.len() == 1 {
-            0
-        } else {
-            domains.home(process::current_cpu())
+        let home = match zones.len() {
+            1 => 0,
+            _ => domains.home(process::current_cpu()),
         };
-        let home = &zones[at];
-        if let Some(taken) = self.take_from(home, slack, &mut attempt) {
+        let from = |zone: usize| self.take_from(&zones[zone], slack, &attempt);
+        let opening = |zone: usize| {
+            while self.open_more(&zones[zone], need) {
+                let taken = from(zone);
+                if taken.is_some() {
+                    return taken;
+                }
+            }
+            None
+        };
+        if let Some(taken) = from(home) {
             return Some(taken);
         }
-        let taken = domains
-            .siblings(at)
-            .take(FALLOVERS)
-            .find_map(|zone| self.take_from(&zones[zone], slack, &mut attempt));
-        if taken.is_some() {
-            stats::count_fallover();
-            return taken;
+        let mut taken = domains.siblings(home).take(FALLOVERS).find_map(from);
+        if taken.is_none() {
+            if let Some(taken) = opening(home) {
+                return Some(taken);
+            }
+            // Out of address space, or of what a limit allows: whatever there is.
+            let anywhere = |zone| from(zone).or_else(|| opening(zone));
+            taken = domains.siblings(home).find_map(anywhere);
         }
-        if let Some(taken) = self.take_opening(home, need, slack, &mut attempt) {
-            return Some(taken);
-        }
-        // Out of address space, or of what a limit allows: whatever there is.
-        let taken = domains.siblings(at).find_map(|zone| {
-            let taken = self.take_from(&zones[zone], slack, &mut attempt);
-            taken.or_else(|| self.take_opening(&zones[zone], need, slack, &mut attempt))
-        });
         if taken.is_some() {
             stats::count_fallover();
         }
         taken
     }
 
+    /// Counts what of it may not be resident.
     fn take_from<R>(
         &self,
         slot: &ZoneSlot,
         slack: u64,
         attempt: impl FnOnce(&mut Zone) -> Option<R>,
     ) -> Option<R> {
-        let (taken, fresh) = slot.take(self.region(), slack, attempt)?;
+        let mut data = slot.lock.lock();
+        let before = data.state.counters();
+        let taken = attempt(&mut view(self.region(), &mut data.state, 0))?;
+        let after = data.state.counters();
+        data.retain.rise(after.in_use);
+        let other = (before.free - before.dirty) - (after.free - after.dirty);
+        let fresh = other.saturating_sub(slack);
+        data.taken += fresh;
+        drop(data);
         self.allowance.count_fresh(fresh);
         Some(taken)
-    }
-
-    fn take_opening<R>(
-        &self,
-        slot: &ZoneSlot,
-        need: u32,
-        slack: u64,
-        mut attempt: impl FnMut(&mut Zone) -> Option<R>,
-    ) -> Option<R> {
-        while self.open_more(slot, need) {
-            let taken = self.take_from(slot, slack, &mut attempt);
-            if taken.is_some() {
-                return taken;
-            }
-        }
-        None
     }
 
     /// Opens the zone's next step, `need` blocks at least. `false`: at its end, or refused.
