@@ -13,6 +13,7 @@ use crate::base::ranks;
 use crate::base::stats;
 use crate::pages::Pages;
 use crate::pages::region::{Region, flag};
+use crate::pages::span::PER_BLOCK;
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
@@ -107,27 +108,26 @@ pub fn view<'a>(region: &'a Region, state: &'a mut ZoneState, more: u32) -> Zone
     Zone::new(state, blocks, words)
 }
 
-/// Blocks of a zone's range; the last one goes on to the end.
-pub fn zone_part(region: &Region, zones: usize) -> u32 {
-    let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
-    region.blocks / unit / zones as u32 * unit
-}
-
-/// First block and limit of a zone: equal parts of whole GiB.
-pub fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
-    let part = zone_part(region, zones);
-    let first = part * index as u32;
-    (
-        first,
-        if index + 1 == zones {
-            region.blocks
-        } else {
-            first + part
-        },
-    )
-}
-
 impl Pages {
+    /// Blocks of a zone's range, whole GiB; the last one goes on to the end.
+    fn zone_part(&self) -> u32 {
+        let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
+        self.region().blocks / unit / self.domains.zones() as u32 * unit
+    }
+
+    /// Gives the zones their ranges.
+    pub(super) fn begin_zones(&self) {
+        let part = self.zone_part();
+        let zones = self.domains.zones() as u32;
+        for (index, zone) in (0..zones).zip(&self.zones) {
+            let limit = match index + 1 {
+                next if next == zones => self.region().blocks,
+                next => part * next,
+            };
+            zone.begin(part * index, limit, self.config.lazy_ms);
+        }
+    }
+
     fn take_mode(&self) -> TakeMode {
         if self.config.cluster {
             TakeMode::Cluster
@@ -216,38 +216,24 @@ impl Pages {
 
     /// Opens the zone's next step, `need` blocks at least. `false`: at its end, or refused.
     fn open_more(&self, slot: &ZoneSlot, need: u32) -> bool {
-        let (first, start, opened, room) = {
+        let (start, opened, room) = {
             let state = &slot.lock.lock().state;
-            (
-                state.first_block().0,
-                state.open_end().0,
-                state.opened(),
-                state.unopened(),
-            )
+            (state.open_end().0, state.opened(), state.unopened())
         };
         if room < need {
             return false;
         }
         let region = self.region();
-        let mut step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
-        let open = |step| {
+        let step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
+        let open = |&step: &u32| {
             slot.opening.fetch_max(start + step, Ordering::Relaxed);
-            crate::pages::span::open_records(
-                &self.records,
-                region,
-                step * crate::pages::span::PER_BLOCK,
-            )
-            .is_some()
-                && region.open(start, step).is_ok()
+            self.open_records(step * PER_BLOCK).is_some() && region.open(start, step).is_ok()
         };
-        if !open(step) {
-            // Under a limit: as little as does.
-            step = need;
-            if !open(step) {
-                return false;
-            }
-        }
-        self.advise_huge(start - first, start, step);
+        // Under a limit: as little as does.
+        let Some(step) = [step, need].into_iter().find(open) else {
+            return false;
+        };
+        self.advise_huge(Block(start), step);
         // Where memory is locked, the kernel has populated it.
         let last = Frame((start + step) * BLOCK_FRAMES - 1);
         let resident = !self.config.basic_syscalls && vm::is_resident(region.address(last));
@@ -265,20 +251,21 @@ impl Pages {
         true
     }
 
-    /// Tells the kernel where huge pages are wanted, `into_zone` blocks behind the zone's start.
-    fn advise_huge(&self, into_zone: u32, block: u32, count: u32) {
+    /// Tells the kernel where huge pages are wanted.
+    fn advise_huge(&self, first: Block, count: u32) {
+        let into_zone = first.0 - self.zone_range_of(first).0;
         let small = if self.config.thp {
             START_BLOCKS.saturating_sub(into_zone).min(count)
         } else {
             count
         };
-        let parts = [
-            (block, small, libc::MADV_NOHUGEPAGE),
-            (block + small, count - small, libc::MADV_HUGEPAGE),
-        ];
-        for (block, count, advice) in parts {
-            self.advise_frames(Block(block).first_frame(), count * BLOCK_FRAMES, advice);
-        }
+        let behind = Block(first.0 + small).first_frame();
+        self.advise_frames(
+            first.first_frame(),
+            small * BLOCK_FRAMES,
+            libc::MADV_NOHUGEPAGE,
+        );
+        self.advise_frames(behind, (count - small) * BLOCK_FRAMES, libc::MADV_HUGEPAGE);
     }
 
     /// Gives one of the two advices on huge pages.
@@ -296,16 +283,14 @@ impl Pages {
 
     /// Whether a block lies where huge pages are asked for.
     pub fn is_in_growth_range(&self, block: Block) -> bool {
-        let (first, _) = self.zone_range_of(block);
-        block.0 - first >= START_BLOCKS
+        block.0 - self.zone_range_of(block).0 >= START_BLOCKS
     }
 
     /// The mapping of whole blocks is fresh, and they hold no memory: nothing is special about them any more.
     ///
     /// Nobody else has a part of them.
     pub fn note_fresh_blocks(&self, first: Block, count: u32) {
-        let (start, _) = self.zone_range_of(first);
-        self.advise_huge(first.0 - start, first.0, count);
+        self.advise_huge(first, count);
         for block in (first.0..first.0 + count).map(Block) {
             // SAFETY: the blocks are opened.
             let before = unsafe { self.region().flags(block) }.swap(0, Ordering::Relaxed);
@@ -320,9 +305,7 @@ impl Pages {
 
     /// The mapping of a part of a block is fresh: it gets the advice that the block has.
     pub fn note_fresh_part(&self, first: Frame, frames: u32) {
-        // SAFETY: the block is opened.
-        let flags = unsafe { self.region().flags(first.block()) }.load(Ordering::Relaxed);
-        let is_small = flags & flag::SMALL != 0 || !self.may_be_huge(first);
+        let is_small = self.flags_of(first.block()) & flag::SMALL != 0 || !self.may_be_huge(first);
         let advice = if is_small {
             libc::MADV_NOHUGEPAGE
         } else {
@@ -338,13 +321,10 @@ impl Pages {
 
     /// The first block and the number of a block's zone.
     fn zone_range_of(&self, block: Block) -> (u32, usize) {
-        let zones = self.domains.zones();
-        let part = zone_part(self.region(), zones);
-        let index = block
-            .0
-            .checked_div(part)
-            .map_or(0, |index| (index as usize).min(zones - 1));
-        (part * index as u32, index)
+        let part = self.zone_part();
+        let last = self.domains.zones() as u32 - 1;
+        let index = block.0.checked_div(part).unwrap_or(0).min(last);
+        (part * index, index as usize)
     }
 
     /// Returns a run, `touched` frames of it dirty, the rest as clean as it came.
@@ -416,7 +396,7 @@ impl Pages {
     /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
     pub fn may_be_huge(&self, frame: Frame) -> bool {
         self.config.thp
-            && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
+            && HUGE_PAGES.known() == Some(true)
             && self.is_in_growth_range(frame.block())
     }
 }

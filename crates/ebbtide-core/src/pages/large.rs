@@ -78,7 +78,7 @@ impl Pages {
                 clean: false,
             });
         }
-        let index = span::take_record(&self.records, region)?;
+        let index = self.take_record()?;
         let taken = if is_run {
             let run = self.take_run(frames, align_frames);
             run.map(|run| (run.first, 0, run.clean))
@@ -86,7 +86,7 @@ impl Pages {
             self.take_extent(frames, align_frames.div_ceil(BLOCK_FRAMES))
         };
         let Some((first, blocks, clean)) = taken else {
-            span::put_record(&self.records, region, index);
+            self.put_record(index);
             return None;
         };
         // SAFETY: the record and the frames are this allocation's, known to nobody else yet.
@@ -209,7 +209,7 @@ impl Pages {
         if touched && blocks == 0 && moved == 0 && self.keep_spare(head, frames) {
             return Some(bytes);
         }
-        span::put_record(&self.records, region, index);
+        self.put_record(index);
         crate::base::stats::large_freed(bytes);
         self.count_freed(bytes);
         if !touched || !self.undo_advice(head, 0, frames, frames) {

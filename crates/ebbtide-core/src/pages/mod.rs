@@ -22,7 +22,7 @@ use crate::base::config::{Config, MAX_ZONES};
 use crate::base::domains::Domains;
 use crate::base::ranks;
 use crate::pages::allowance::Allowance;
-use crate::pages::frames::{ZoneSlot, zone_range};
+use crate::pages::frames::ZoneSlot;
 use crate::pages::held::Held;
 use crate::pages::large::guard::Kept;
 use crate::pages::region::Region;
@@ -128,11 +128,7 @@ impl Pages {
     pub unsafe fn begin(&self, settings: Settings) {
         // SAFETY: by contract.
         unsafe { *self.settings.get() = settings };
-        let zones = self.domains.zones();
-        for (index, zone) in self.zones[..zones].iter().enumerate() {
-            let (first, limit) = zone_range(self.region(), zones, index);
-            zone.begin(first, limit, self.config.lazy_ms);
-        }
+        self.begin_zones();
     }
 
     /// The zones in use.

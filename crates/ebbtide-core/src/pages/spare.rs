@@ -225,7 +225,7 @@ impl Pages {
         }
         // SAFETY: as in `take_spare`.
         let index = unsafe { self.region().span_of(spare.head) }.load(Ordering::Relaxed);
-        span::put_record(&self.records, self.region(), index);
+        self.put_record(index);
         self.count_spare(spare.frames);
         self.put_run(spare.head, spare.frames, spare.frames);
     }

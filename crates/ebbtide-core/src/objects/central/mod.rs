@@ -201,11 +201,11 @@ impl Objects {
     /// Gets frames for a span and puts it on the list. `false`: out of memory.
     fn add_span(&self, class: usize) -> bool {
         let about = &CLASS[class];
-        let Some(index) = span::take_record(&self.records, self.region()) else {
+        let Some(index) = self.take_record() else {
             return false;
         };
         let Some(run) = self.take_run(about.frames as u32, 1) else {
-            span::put_record(&self.records, self.region(), index);
+            self.put_record(index);
             return false;
         };
         let region = self.region();
@@ -241,7 +241,7 @@ impl Objects {
             // SAFETY: frames of a span are opened.
             unsafe { region.class_of(Frame(frame)) }.store(0, Ordering::Relaxed);
         }
-        span::put_record(&self.records, region, index);
+        self.put_record(index);
         self.put_cluster(first, frames, dirty);
     }
 }
