@@ -3,9 +3,9 @@
 use crate::base::report::Line;
 use crate::base::size_class::MIN_ALIGN;
 use crate::objects::Objects;
-use crate::pages::large::Found;
 use crate::pages::region::LARGE;
 use core::sync::atomic::Ordering;
+use ebbtide_zone::FRAME_BYTES;
 
 /// What an address is.
 pub enum Allocation {
@@ -24,16 +24,17 @@ impl Objects {
     pub fn find(&self, address: usize) -> Allocation {
         let region = self.region();
         if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
+            let frame = region.frame(address);
             // SAFETY: inside the region.
-            let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
-            if class != 0 && class != LARGE {
-                return Allocation::Object(class as usize);
+            match unsafe { region.class_of(frame) }.load(Ordering::Acquire) {
+                LARGE if address.is_multiple_of(FRAME_BYTES) => return Allocation::Large(frame),
+                0 | LARGE => {}
+                class => return Allocation::Object(class as usize),
             }
         }
-        match self.find_large(address) {
-            Found::Head(head) => Allocation::Large(head),
-            Found::Nothing if self.reserve.contains(address) => Allocation::Reserve,
-            Found::Nothing => Allocation::None,
+        match self.reserve.contains(address) {
+            true => Allocation::Reserve,
+            false => Allocation::None,
         }
     }
 

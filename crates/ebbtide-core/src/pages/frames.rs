@@ -253,9 +253,10 @@ impl Pages {
 
     /// Tells the kernel where huge pages are wanted.
     fn advise_huge(&self, first: Block, count: u32) {
-        let into_zone = first.0 - self.zone_range_of(first).0;
         let small = if self.config.thp {
-            START_BLOCKS.saturating_sub(into_zone).min(count)
+            START_BLOCKS
+                .saturating_sub(self.into_zone(first))
+                .min(count)
         } else {
             count
         };
@@ -279,11 +280,6 @@ impl Pages {
                 let _ = HUGE_PAGES.latch(advised);
             }
         }
-    }
-
-    /// Whether a block lies where huge pages are asked for.
-    pub fn is_in_growth_range(&self, block: Block) -> bool {
-        block.0 - self.zone_range_of(block).0 >= START_BLOCKS
     }
 
     /// The mapping of whole blocks is fresh, and they hold no memory: nothing is special about them any more.
@@ -316,15 +312,19 @@ impl Pages {
 
     /// The zone that a block belongs to.
     pub fn zone_of(&self, block: Block) -> &ZoneSlot {
-        &self.live_zones()[self.zone_range_of(block).1]
+        &self.live_zones()[self.zone_number(block)]
     }
 
-    /// The first block and the number of a block's zone.
-    fn zone_range_of(&self, block: Block) -> (u32, usize) {
-        let part = self.zone_part();
-        let last = self.domains.zones() as u32 - 1;
-        let index = block.0.checked_div(part).unwrap_or(0).min(last);
-        (part * index, index as usize)
+    /// The number of that zone.
+    pub(super) fn zone_number(&self, block: Block) -> usize {
+        let last = self.domains.zones() - 1;
+        let number = block.0.checked_div(self.zone_part()).unwrap_or(0);
+        (number as usize).min(last)
+    }
+
+    /// Blocks between its zone's start and a block.
+    fn into_zone(&self, block: Block) -> u32 {
+        block.0 - self.zone_part() * self.zone_number(block) as u32
     }
 
     /// Returns a run, `touched` frames of it dirty, the rest as clean as it came.
@@ -397,7 +397,7 @@ impl Pages {
     pub fn may_be_huge(&self, frame: Frame) -> bool {
         self.config.thp
             && HUGE_PAGES.known() == Some(true)
-            && self.is_in_growth_range(frame.block())
+            && self.into_zone(frame.block()) >= START_BLOCKS
     }
 }
 

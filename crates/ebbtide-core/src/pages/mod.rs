@@ -87,7 +87,7 @@ pub struct Pages {
     /// Span records.
     pub records: Lock<SpanTable>,
     /// Large allocations freed lately, with `harden=on`.
-    pub kept: Kept,
+    pub kept: Lock<Kept>,
     /// Runs freed lately.
     pub spares: SpareRuns,
 }
@@ -116,7 +116,7 @@ impl Pages {
             allowance: Allowance::new(),
             zones: [const { ZoneSlot::new() }; MAX_ZONES],
             records: Lock::new(ranks::RECORDS, SpanTable::NEW),
-            kept: Kept::new(),
+            kept: Lock::new(ranks::FREED, Kept::NONE),
             spares: SpareRuns::new(),
         }
     }

@@ -21,6 +21,7 @@ mod run;
 use crate::base::size_class::{Class, MAX_OBJECTS};
 use crate::pages::Pages;
 use crate::pages::region::{RECORD_BYTES, Region};
+use core::sync::atomic::Ordering;
 use ebbtide_zone::{FRAME_BYTES, Frame};
 
 /// A record. Zeroed memory is valid.
@@ -339,6 +340,20 @@ impl Pages {
 pub unsafe fn record(region: &Region, index: u32) -> &mut Span {
     // SAFETY: by contract.
     unsafe { &mut *((region.spans + index as usize * size_of::<Span>()) as *mut Span) }
+}
+
+/// The number of a frame's record, and the record.
+///
+/// # Safety
+/// The frame has one, and as for [`record`].
+#[inline]
+#[allow(clippy::mut_from_ref)]
+pub unsafe fn of_frame(region: &Region, frame: Frame) -> (u32, &mut Span) {
+    // SAFETY: by contract.
+    unsafe {
+        let index = region.span_of(frame).load(Ordering::Relaxed);
+        (index, record(region, index))
+    }
 }
 
 #[cfg(test)]

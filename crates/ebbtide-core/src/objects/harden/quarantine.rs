@@ -13,6 +13,7 @@ use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, MAX_BATCH};
 use crate::base::source::{Cached, Round, Source};
 use crate::objects::Objects;
+use crate::pages::large::guard::Kept;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process, vm};
@@ -172,7 +173,7 @@ impl Source for Quarantined {
     fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::FREED {
             heap.quarantine.rings().for_each(|ring| each(ring));
-            each(heap.kept.lock());
+            each(&heap.kept);
         }
     }
 
@@ -197,7 +198,7 @@ impl Source for Quarantined {
     }
 
     unsafe fn abandon(&self, heap: &Objects) {
-        heap.kept.forget();
+        *heap.kept.lock() = Kept::NONE;
         for ring in heap.quarantine.rings() {
             let mut ring = ring.lock();
             let entries = ring.entries;

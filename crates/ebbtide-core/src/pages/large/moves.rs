@@ -8,7 +8,7 @@
 //! - `INV-LARGE-2`: memory of an allocation of 16 MiB or more that is put back can be written to, and a forked child
 //!   has it with its content.
 
-use super::{Large, OWN_BLOCKS_FRAMES, double_free};
+use super::{Large, OWN_BLOCKS_FRAMES, Place, double_free};
 use crate::pages::Pages;
 use crate::pages::region::flag;
 use core::sync::atomic::Ordering;
@@ -70,9 +70,8 @@ impl Pages {
         } else {
             (done / FRAME_BYTES) as u32
         };
-        if self.give_up_large(head, false).is_none() {
-            double_free(region, head);
-        }
+        self.give_up_large(head, false)
+            .unwrap_or_else(|| double_free(region, head));
         Some(to)
     }
 
@@ -104,9 +103,8 @@ impl Pages {
         }
         // Of what moved and came back nothing is known.
         self.large_span(head).tail = 0;
-        if self.give_up_large(head, true).is_none() {
-            double_free(self.region(), head);
-        }
+        self.give_up_large(head, true)
+            .unwrap_or_else(|| double_free(self.region(), head));
         Some(fresh)
     }
 
@@ -114,51 +112,41 @@ impl Pages {
     /// are released. (See `release`.)
     fn mark_moved(&self, address: usize, bytes: usize) {
         let region = self.region();
-        let first = region.frame(address).block().0;
-        for block in first..=region.frame(address + bytes - 1).block().0 {
-            let flags = if block == first {
-                flag::MOVED | flag::MOVE
-            } else {
-                flag::MOVED
-            };
+        let (first, last) = (region.frame(address), region.frame(address + bytes - 1));
+        let mut flags = flag::MOVED | flag::MOVE;
+        for block in first.block().0..=last.block().0 {
             // SAFETY: the blocks are opened.
             let before = unsafe { region.flags(Block(block)) }.fetch_or(flags, Ordering::Relaxed);
             if (flags & !before) & flag::MOVE != 0 {
                 self.moves.fetch_add(1, Ordering::Relaxed);
             }
+            flags = flag::MOVED;
         }
     }
 
-    /// Makes the place of an allocation that was just freed a fresh mapping (`INV-LARGE-1`). `false`: refused.
-    fn renew_place(&self, head: Frame, frames: u32, blocks: u32) -> bool {
-        let whole = blocks * BLOCK_FRAMES;
-        let end = owned_frames(frames, blocks);
+    /// Puts a place back whose content nobody needs: as a fresh mapping (`INV-LARGE-1`), or never.
+    pub(super) fn put_fresh(&self, place: Place) {
+        let Place { head, frames, .. } = place;
+        let whole = place.blocks * BLOCK_FRAMES;
+        // Up to the end of the last block that it owns whole, or of its tail.
+        let end = match frames > whole {
+            true => frames,
+            false => frames.next_multiple_of(BLOCK_FRAMES),
+        };
         let address = self.region().address(head);
         // SAFETY: the allocation's frames, and its slack; nothing in them is needed.
         if unsafe { vm::remap_fresh(address, end as usize * FRAME_BYTES) }.is_err() {
-            // The next place would be lost too.
+            // The place is given up. The next one would be lost too.
             MOVE_PAGES.refuse();
-            return false;
+            self.slack
+                .fetch_add(place.owned() as usize, Ordering::Relaxed);
+            return;
         }
-        let fresh = end.min(whole) / BLOCK_FRAMES;
-        if fresh > 0 {
-            self.note_fresh_blocks(head.block(), fresh);
-        }
+        self.note_fresh_blocks(head.block(), end.min(whole) / BLOCK_FRAMES);
         if end > whole {
             self.note_fresh_part(Frame(head.0 + whole), end - whole);
         }
-        true
-    }
-
-    /// Puts a place back whose content nobody needs: as a fresh mapping, or never.
-    pub(super) fn put_fresh(&self, head: Frame, frames: u32, blocks: u32) {
-        if self.renew_place(head, frames, blocks) {
-            self.put_large(head, 0, frames, blocks, false);
-        } else {
-            // The place is given up.
-            let owned = frames.max(blocks * BLOCK_FRAMES) as usize;
-            self.slack.fetch_add(owned, Ordering::Relaxed);
-        }
+        self.put_large(place, 0, false);
     }
 
     /// Takes back what the program may have done to the frames `[from, end)` of an allocation of `frames`
@@ -170,14 +158,6 @@ impl Pages {
         let address = self.region().address(Frame(head.0 + from));
         // SAFETY: frames of an allocation that was just freed, or is about to be cut off.
         unsafe { vm::make_ordinary(address, (end - from) as usize * FRAME_BYTES) }
-    }
-}
-
-/// Frames up to the end of the block that an allocation owns whole, or of its tail.
-fn owned_frames(frames: u32, blocks: u32) -> u32 {
-    match frames > blocks * BLOCK_FRAMES {
-        true => frames,
-        false => frames.next_multiple_of(BLOCK_FRAMES),
     }
 }
 
