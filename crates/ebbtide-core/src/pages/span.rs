@@ -18,7 +18,8 @@
 
 mod run;
 
-use crate::base::size_class::{Class, MAX_OBJECTS};
+use crate::base::report::Line;
+use crate::base::size_class::{CLASS, Class, MAX_OBJECTS};
 use crate::pages::Pages;
 use crate::pages::region::{RECORD_BYTES, Region};
 use core::sync::atomic::Ordering;
@@ -65,13 +66,35 @@ pub struct Span {
 
 const _: () = assert!(size_of::<Span>() == RECORD_BYTES);
 
-/// Why an address was not put back.
+/// What came back is not an object of the class that is out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// The object is in the span already.
-    InIt,
+pub enum Misuse {
+    /// It is in its span already.
+    DoubleFree(usize),
     /// It is inside an object, or behind the last one.
-    Interior,
+    Interior(usize),
+}
+
+impl Misuse {
+    /// Says so and aborts.
+    pub fn abort(self, class: usize) -> ! {
+        let (what, address) = match self {
+            Self::DoubleFree(address) => ("double free of ", address),
+            Self::Interior(address) => {
+                ("free of a pointer into the middle of an object: ", address)
+            }
+        };
+        line(what, address, class).abort()
+    }
+}
+
+/// Begins a line about an object of a class.
+pub fn line(what: &str, object: usize, class: usize) -> Line {
+    Line::new()
+        .text(what)
+        .address(object)
+        .text(", size class ")
+        .number(CLASS[class].size as usize)
 }
 
 impl Span {

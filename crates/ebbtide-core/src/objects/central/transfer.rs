@@ -3,8 +3,7 @@
 //! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
 //! back in.
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::base::source::{Cached, Round, Source};
@@ -151,11 +150,6 @@ impl Transfer {
     fn put_empty(&mut self, node: u8) {
         self.empty |= 1 << node;
     }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        (self.count, self.low, self.empty) = (0, LowWater(0), u64::MAX);
-    }
 }
 
 /// The full batches of all classes. Those of a class that moved none for [`IDLE_ROUNDS`] rounds go into its spans, and of
@@ -200,7 +194,7 @@ impl Source for Batches {
 
     unsafe fn abandon(&self, heap: &Objects) {
         for central in &heap.central {
-            central.transfer.lock().clear();
+            *central.transfer.lock() = Transfer::NEW;
         }
     }
 }

@@ -24,13 +24,12 @@
 
 pub mod quarantine;
 
-use crate::base::report::Line;
 use crate::base::size_class::CLASS;
 use crate::objects::Objects;
-use crate::objects::central::Misuse;
 use crate::pages::Settings;
 use crate::pages::large::guard::{GUARD, abort_by_guard};
 use crate::pages::region::STATES_BYTES;
+use crate::pages::span::{Misuse, line};
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_zone::{FRAME_BYTES, Frame};
 
@@ -203,14 +202,6 @@ fn interior(class: usize, address: usize, call: &str) -> ! {
     line(call, address, class)
         .text(", which is in the middle of an object")
         .abort()
-}
-
-fn line(what: &str, object: usize, class: usize) -> Line {
-    Line::new()
-        .text(what)
-        .address(object)
-        .text(", size class ")
-        .number(CLASS[class].size as usize)
 }
 
 #[cfg(test)]

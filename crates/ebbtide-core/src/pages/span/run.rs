@@ -5,7 +5,7 @@
 //! them is refused, all go in one by one up to that one. See
 //! [decision 0057](../../../../docs/decisions/0057-neighbours-in-a-run.md).
 
-use super::{Refused, Span, words_of};
+use super::{Misuse, Span, words_of};
 use crate::base::size_class::Class;
 use ebbtide_zone::FRAME_BYTES;
 
@@ -21,7 +21,7 @@ impl Span {
         class: &Class,
         span_address: usize,
         objects: &[usize],
-    ) -> (usize, Option<Refused>) {
+    ) -> (usize, Option<Misuse>) {
         if let Some(count) = self.put_neighbours(class, span_address, objects) {
             return (count, None);
         }
@@ -35,7 +35,7 @@ impl Span {
             }
             let (number, exact) = class.object_at(offset);
             if !exact || number >= class.objects as usize {
-                refused = Some(Refused::Interior);
+                refused = Some(Misuse::Interior(address));
                 break;
             }
             if number / 64 != at {
@@ -45,7 +45,7 @@ impl Span {
             }
             let bit = 1 << (number % 64);
             if bits & bit != 0 {
-                refused = Some(Refused::InIt);
+                refused = Some(Misuse::DoubleFree(address));
                 break;
             }
             bits |= bit;
