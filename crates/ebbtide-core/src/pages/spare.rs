@@ -127,11 +127,8 @@ impl Source for Spares {
         }
     }
 
-    fn cached(&self, heap: &Pages) -> Cached {
-        Cached {
-            objects: 0,
-            runs: heap.spares.bytes(),
-        }
+    fn cached(&self, heap: &Pages, sum: &mut Cached) {
+        sum.runs += heap.spares.bytes();
     }
 
     fn tend(&self, heap: &Pages, round: &Round, left: &mut Left) {

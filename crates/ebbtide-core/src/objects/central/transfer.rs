@@ -161,19 +161,15 @@ impl Source for Batches {
 
     fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::TRANSFER {
-            heap.central
-                .iter()
-                .for_each(|central| each(&central.transfer));
+            let all = heap.central.iter();
+            all.for_each(|central| each(&central.transfer));
         }
     }
 
-    fn cached(&self, heap: &Objects) -> Cached {
-        let batch = |class: usize| CLASS[class].batch as usize * CLASS[class].size as usize;
-        let bytes =
-            (1..CLASSES).map(|class| heap.central[class].transfer.lock().count() * batch(class));
-        Cached {
-            objects: bytes.sum(),
-            runs: 0,
+    fn cached(&self, heap: &Objects, sum: &mut Cached) {
+        for (central, about) in heap.central.iter().zip(&CLASS).skip(1) {
+            let objects = central.transfer.lock().count() * about.batch as usize;
+            sum.objects += objects * about.size as usize;
         }
     }
 

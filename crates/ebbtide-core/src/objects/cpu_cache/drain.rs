@@ -149,19 +149,15 @@ impl Source for CpuStacks {
             ranks::DRAIN => each(&caches.drain),
             // The portable mode's.
             ranks::CPU if !caches.uses_sections() => {
-                caches.locks[..caches.cpus()]
-                    .iter()
-                    .for_each(|lock| each(lock));
+                let locks = caches.locks[..caches.cpus()].iter();
+                locks.for_each(|lock| each(lock));
             }
             _ => {}
         }
     }
 
-    fn cached(&self, heap: &Objects) -> Cached {
-        Cached {
-            objects: heap.caches.bytes(),
-            runs: 0,
-        }
+    fn cached(&self, heap: &Objects, sum: &mut Cached) {
+        sum.objects += heap.caches.bytes();
     }
 
     fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {

@@ -175,11 +175,8 @@ impl Source for Quarantined {
         }
     }
 
-    fn cached(&self, heap: &Objects) -> Cached {
-        Cached {
-            objects: heap.quarantine.bytes(),
-            runs: 0,
-        }
+    fn cached(&self, heap: &Objects, sum: &mut Cached) {
+        sum.objects += heap.quarantine.bytes();
     }
 
     fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
