@@ -41,16 +41,13 @@ impl Objects {
     /// Ends the process over a pointer that is no allocation, with what is known of it.
     #[cold]
     pub fn mistaken(&self, address: usize, what: &str) -> ! {
-        let region = self.region();
-        let line = Line::new().text(what).address(address);
-        if !region.contains(address) {
-            line.text(", which is not from this allocator").abort();
-        }
-        if !address.is_multiple_of(MIN_ALIGN) {
-            line.text(", which is not aligned to 16 bytes and so no allocation")
-                .abort();
-        }
-        line.text(", where nothing is allocated: freed already, or inside a large allocation")
-            .abort();
+        let why = if !self.region().contains(address) {
+            ", which is not from this allocator"
+        } else if !address.is_multiple_of(MIN_ALIGN) {
+            ", which is not aligned to 16 bytes and so no allocation"
+        } else {
+            ", where nothing is allocated: freed already, or inside a large allocation"
+        };
+        Line::new().text(what).address(address).text(why).abort()
     }
 }

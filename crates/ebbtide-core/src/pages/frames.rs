@@ -378,15 +378,6 @@ impl Pages {
         }
     }
 
-    /// Whether a frame is in a part of the heap given up after a fork without handlers.
-    pub fn is_frozen(&self, frame: Frame) -> bool {
-        self.zone_of(frame.block())
-            .lock
-            .lock()
-            .state
-            .is_frozen(frame)
-    }
-
     /// See [`flag`]. The block is opened.
     pub fn flags_of(&self, block: Block) -> u8 {
         // SAFETY: only asked of opened blocks.

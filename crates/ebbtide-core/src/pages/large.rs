@@ -120,13 +120,14 @@ impl Pages {
     /// blocks owned, and whether all is clean.
     fn take_extent(&self, frames: u32, align_blocks: u32) -> Option<(Frame, u32, bool)> {
         let blocks = frames.div_ceil(BLOCK_FRAMES);
-        if frames >= OWN_BLOCKS_FRAMES {
-            let slack = if self.has_address_space() { blocks } else { 0 };
-            let extent = self.take_blocks(blocks, align_blocks, slack)?;
-            return Some((extent.first.first_frame(), extent.blocks, extent.clean));
-        }
-        let extent = self.take_blocks(blocks, align_blocks, 0)?;
+        let owns_last = frames >= OWN_BLOCKS_FRAMES;
+        let has_slack = owns_last && self.has_address_space();
+        let slack = if has_slack { blocks } else { 0 };
+        let extent = self.take_blocks(blocks, align_blocks, slack)?;
         let first = extent.first.first_frame();
+        if owns_last {
+            return Some((first, extent.blocks, extent.clean));
+        }
         let rest = blocks * BLOCK_FRAMES - frames;
         if rest > 0 {
             let first_rest = Frame(first.0 + frames);
@@ -140,12 +141,9 @@ impl Pages {
 
     /// Whether less than half of the address space has been opened.
     fn has_address_space(&self) -> bool {
-        let opened: u64 = self
-            .live_zones()
-            .iter()
-            .map(|zone| u64::from(zone.lock.lock().state.opened()))
-            .sum();
-        opened * 2 < u64::from(self.region().blocks)
+        let zones = self.live_zones().iter();
+        let opened: u32 = zones.map(|zone| zone.lock.lock().state.opened()).sum();
+        opened * 2 < self.region().blocks
     }
 
     /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
@@ -259,7 +257,7 @@ impl Pages {
         if frames < old && !self.shrink(head, frames) {
             return Resized::Never;
         }
-        if frames <= old || self.grow_in_place(head, frames) {
+        if frames <= old || self.grow_in_place(head, frames).is_some() {
             let span = self.large_span(head);
             if !self.is_abandoned(head) {
                 let more = span.slack().wrapping_sub(before);
@@ -276,33 +274,29 @@ impl Pages {
             .map_or(Resized::NoRoom, Resized::At)
     }
 
-    fn grow_in_place(&self, head: Frame, frames: u32) -> bool {
+    /// `None`: there is no room here.
+    fn grow_in_place(&self, head: Frame, frames: u32) -> Option<()> {
         let region = self.region();
         let zone = self.zone_of(head.block());
         let span = self.large_span(head);
         let whole = span.blocks * BLOCK_FRAMES;
-        let grown = if span.frames > whole {
+        if span.frames > whole {
             let tail = Frame(head.0 + whole);
             let (old, new) = (span.frames - whole, frames - whole);
-            tail.in_block() + new <= BLOCK_FRAMES
-                && zone
-                    .with(region, |zone| zone.grow_run(tail, old, new))
-                    .is_some()
+            if tail.in_block() + new > BLOCK_FRAMES {
+                return None;
+            }
+            zone.with(region, |zone| zone.grow_run(tail, old, new))?;
         } else {
             let (old, new) = (span.blocks, frames.div_ceil(BLOCK_FRAMES));
-            new <= old
-                || zone
-                    .with(region, |zone| zone.grow_blocks(head.block(), old, new))
-                    .is_some_and(|_| {
-                        span.blocks = new;
-                        true
-                    })
-        };
-        if grown {
-            self.allowance.count_fresh(u64::from(frames - span.frames));
-            span.frames = frames;
+            if new > old {
+                zone.with(region, |zone| zone.grow_blocks(head.block(), old, new))?;
+                span.blocks = new;
+            }
         }
-        grown
+        self.allowance.count_fresh(u64::from(frames - span.frames));
+        span.frames = frames;
+        Some(())
     }
 
     /// Cuts the tail off and gives its memory back. `false`: so much that copying is better.

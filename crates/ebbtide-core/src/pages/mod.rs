@@ -145,7 +145,11 @@ impl Pages {
     /// Whether a frame is in a part of the heap given up after a fork without handlers.
     #[inline]
     pub fn is_abandoned(&self, frame: Frame) -> bool {
-        self.abandoned.load(Ordering::Relaxed) && self.is_frozen(frame)
+        let is_frozen = || {
+            let zone = self.zone_of(frame.block()).lock.lock();
+            zone.state.is_frozen(frame)
+        };
+        self.abandoned.load(Ordering::Relaxed) && is_frozen()
     }
 }
 

@@ -155,7 +155,7 @@ impl Pages {
         let Some((cpu, place)) = self.spares.here(frames) else {
             return false;
         };
-        if self.allowance.is_limited() || self.allowance.is_short(clock::now_ms()) {
+        if self.allowance.limit().is_some() || self.allowance.is_short(clock::now_ms()) {
             return false;
         }
         if self.zone_number(head.block()) != self.domains.home(cpu) {

@@ -293,10 +293,7 @@ impl CpuCaches {
     /// # Safety
     /// No other thread exists in this process.
     pub unsafe fn forget_all(&self) {
-        for cpu in 0..self.place().cpus {
-            if self.states[cpu].load(Ordering::Relaxed) == COLD {
-                continue;
-            }
+        for cpu in (0..self.place().cpus).filter(|&cpu| self.is_warm(cpu)) {
             // SAFETY: by contract nobody else uses the slab.
             unsafe { self.reset(cpu) };
             self.states[cpu].store(LIVE, Ordering::Relaxed);

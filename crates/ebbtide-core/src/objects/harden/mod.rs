@@ -31,7 +31,7 @@ use crate::pages::large::guard::{GUARD, abort_by_guard};
 use crate::pages::region::STATES_BYTES;
 use crate::pages::span::{Misuse, line};
 use core::sync::atomic::{AtomicU32, Ordering};
-use ebbtide_zone::{FRAME_BYTES, Frame};
+use ebbtide_zone::Frame;
 
 const NEVER: u32 = 0;
 const FREED: u32 = 1;
@@ -105,13 +105,7 @@ impl Settings {
         let (region, about) = (self.region(), &CLASS[class]);
         let frame = region.frame(address);
         let offset = address.wrapping_sub(region.address(Frame(self.span_start(frame))));
-        if offset >= about.frames as usize * FRAME_BYTES {
-            return None;
-        }
-        let (number, exact) = about.object_at(offset);
-        if !exact || number >= about.objects as usize {
-            return None;
-        }
+        let number = about.object_at(offset)?;
         // SAFETY: the frame has a class, so it is opened, and its span has a record, with which its words were
         // opened; all access is atomic.
         unsafe {

@@ -38,9 +38,9 @@ impl Pages {
             && !self.config.basic_syscalls
             && self.moves.load(Ordering::Relaxed) < MAX_MOVES
             && !last
-            && pieces(moved, bytes).iter().all(|&(at, len)| {
+            && pieces(moved, bytes).all(|(at, len)| {
                 // SAFETY: the allocation, and the reservation goes on behind it.
-                len == 0 || unsafe { vm::is_one_mapping(address + at, len) }
+                unsafe { vm::is_one_mapping(address + at, len) }
             })
     }
 
@@ -52,9 +52,6 @@ impl Pages {
         let moved = self.large_span(head).moved_frames;
         let mut done = 0;
         for (at, len) in pieces(moved, bytes) {
-            if len == 0 {
-                continue;
-            }
             // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and
             // after an error it is never used again.
             let result = unsafe { vm::move_pages(from + at, to + at, len) };
@@ -65,11 +62,9 @@ impl Pages {
         }
         self.mark_moved(to, done);
         // Two mappings after the second move.
-        self.large_span(region.frame(to)).moved_frames = if moved > 0 {
-            MOVED_TWICE
-        } else {
-            (done / FRAME_BYTES) as u32
-        };
+        let frames = (done / FRAME_BYTES) as u32;
+        let moved_frames = if moved > 0 { MOVED_TWICE } else { frames };
+        self.large_span(region.frame(to)).moved_frames = moved_frames;
         self.give_up_large(head, false)
             .unwrap_or_else(|| double_free(region, head));
         Some(to)
@@ -89,10 +84,8 @@ impl Pages {
         head: Frame,
     ) -> Option<usize> {
         let Some(Large { address: fresh, .. }) = self.take_large(size, FRAME_BYTES) else {
-            if done > 0 {
-                // SAFETY: the moved pages are in the target; the source is mapped and reads zero there.
-                unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
-            }
+            // SAFETY: the moved pages are in the target; the source is mapped and reads zero there.
+            unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
             return None;
         };
         // SAFETY: each part from where it is, to a fresh allocation that is large enough.
@@ -163,7 +156,8 @@ impl Pages {
 
 /// The mappings that an allocation's first `bytes` lie in, as offset and length: what was moved before, and
 /// the rest.
-fn pieces(moved_frames: u32, bytes: usize) -> [(usize, usize); 2] {
+fn pieces(moved_frames: u32, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
     let first = (moved_frames as usize * FRAME_BYTES).min(bytes);
-    [(0, first), (first, bytes - first)]
+    let both = [(0, first), (first, bytes - first)];
+    both.into_iter().filter(|&(_, len)| len > 0)
 }

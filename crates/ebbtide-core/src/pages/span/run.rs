@@ -25,19 +25,15 @@ impl Span {
         if let Some(count) = self.put_neighbours(class, span_address, objects) {
             return (count, None);
         }
-        let bytes = self.frames as usize * FRAME_BYTES;
         let (mut at, mut bits) = (0, self.map[0]);
         let (mut count, mut refused) = (0, None);
         for &address in objects {
             let offset = address.wrapping_sub(span_address);
-            if offset >= bytes {
+            let Some(number) = class.object_at(offset) else {
+                let is_here = offset < self.frames as usize * FRAME_BYTES;
+                refused = is_here.then_some(Misuse::Interior(address));
                 break;
-            }
-            let (number, exact) = class.object_at(offset);
-            if !exact || number >= class.objects as usize {
-                refused = Some(Misuse::Interior(address));
-                break;
-            }
+            };
             if number / 64 != at {
                 self.map[at] = bits;
                 at = number / 64;
@@ -71,14 +67,7 @@ impl Span {
         if apart != far && apart != far.wrapping_neg() {
             return None;
         }
-        let offset = objects[0].wrapping_sub(span_address);
-        if offset >= self.frames as usize * FRAME_BYTES {
-            return None;
-        }
-        let (number, exact) = class.object_at(offset);
-        if !exact || number >= class.objects as usize {
-            return None;
-        }
+        let number = class.object_at(objects[0].wrapping_sub(span_address))?;
         let (first, count) = if apart == far {
             let behind = class.objects as usize - number;
             (number, in_steps(objects, size, behind))
