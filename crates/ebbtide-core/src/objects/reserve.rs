@@ -196,10 +196,8 @@ impl Reserve {
         while place != 0 {
             // SAFETY: a node that this thread took out of the queue is its own until it frees it.
             let node = unsafe { &*(place as *const Node) };
-            let (address, next) = (
-                node.address.load(Ordering::Relaxed),
-                node.next.load(Ordering::Relaxed),
-            );
+            let address = node.address.load(Ordering::Relaxed);
+            let next = node.next.load(Ordering::Relaxed);
             self.free(place);
             each(address);
             place = next;
@@ -216,15 +214,13 @@ impl Reserve {
 
     /// Where it is, made at its first use.
     fn base(&self) -> Option<usize> {
-        let base = self.base.load(Ordering::Acquire);
-        if base != 0 {
-            return Some(base);
+        let base = &self.base;
+        let known = base.load(Ordering::Acquire);
+        if known != 0 {
+            return Some(known);
         }
         let made = vm::reserve(BYTES, CHUNK).ok()?;
-        match self
-            .base
-            .compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire)
-        {
+        match base.compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(made),
             Err(others) => {
                 vm::unmap(made, BYTES);

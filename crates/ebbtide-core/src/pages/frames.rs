@@ -261,12 +261,9 @@ impl Pages {
             count
         };
         let behind = Block(first.0 + small).first_frame();
-        self.advise_frames(
-            first.first_frame(),
-            small * BLOCK_FRAMES,
-            libc::MADV_NOHUGEPAGE,
-        );
-        self.advise_frames(behind, (count - small) * BLOCK_FRAMES, libc::MADV_HUGEPAGE);
+        let (small, large) = (small * BLOCK_FRAMES, (count - small) * BLOCK_FRAMES);
+        self.advise_frames(first.first_frame(), small, libc::MADV_NOHUGEPAGE);
+        self.advise_frames(behind, large, libc::MADV_HUGEPAGE);
     }
 
     /// Gives one of the two advices on huge pages.

@@ -22,6 +22,7 @@ pub mod guard;
 mod moves;
 
 use crate::base::report::Line;
+use crate::base::stats;
 use crate::pages::region::{LARGE, Region};
 use crate::pages::span::{self, Span};
 use crate::pages::{Pages, Settings};
@@ -67,12 +68,8 @@ pub struct Place {
 
 impl Place {
     /// Frames that it keeps from others: behind those in use may be old content too.
-    fn owned(self) -> u32 {
-        self.frames.max(self.blocks * BLOCK_FRAMES)
-    }
-
-    fn owned_bytes(self) -> usize {
-        self.owned() as usize * FRAME_BYTES
+    fn owned(self) -> usize {
+        self.frames.max(self.blocks * BLOCK_FRAMES) as usize
     }
 }
 
@@ -110,10 +107,8 @@ impl Pages {
             region.span_of(first).store(index, Ordering::Relaxed);
             region.class_of(first).store(LARGE, Ordering::Release);
         }
-        Some(Large {
-            address: region.address(first),
-            clean,
-        })
+        let address = region.address(first);
+        Some(Large { address, clean })
     }
 
     /// Takes whole blocks, and gives the rest of the last one to others or adds slack. First frame,
@@ -177,12 +172,9 @@ impl Pages {
         let region = self.region();
         // SAFETY: a head's frame is opened.
         let class = unsafe { region.class_of(head) };
-        if class
+        class
             .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
-            return None;
-        }
+            .ok()?;
         if self.is_abandoned(head) {
             // Its record may be one that this process will hand out: another thread of the parent's took it later.
             return Some(0);
@@ -216,7 +208,7 @@ impl Pages {
     /// Notes that frames of large allocations were freed, for the next tick.
     pub(super) fn count_large_freed(&self, frames: u32) {
         let bytes = frames as usize * FRAME_BYTES;
-        crate::base::stats::large_freed(bytes);
+        stats::large_freed(bytes);
         self.count_freed(bytes);
     }
 
@@ -344,11 +336,8 @@ fn overcommits() -> bool {
 /// Frames that nobody else is given now, and whose content nobody needs.
 pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
     // SAFETY: by contract.
-    let done = unsafe { vm::release(address, bytes) }.is_ok();
-    if done {
-        crate::base::stats::count_released(bytes);
-    }
-    done
+    let released = unsafe { vm::release(address, bytes) };
+    released.inspect(|()| stats::count_released(bytes)).is_ok()
 }
 
 /// Ends the process over a large allocation that was freed twice.

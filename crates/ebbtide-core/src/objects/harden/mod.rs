@@ -78,7 +78,9 @@ impl Settings {
     #[inline(never)]
     pub fn size_hardened(&self, class: usize, object: usize, call: &str) -> usize {
         let Some(word) = self.word(class, object) else {
-            interior(class, object, call)
+            line(call, object, class)
+                .text(", which is in the middle of an object")
+                .abort()
         };
         size_of_live(word.load(Ordering::Acquire), class, object, call)
     }
@@ -178,24 +180,12 @@ fn size_of_live(word: u32, class: usize, object: usize, call: &str) -> usize {
 #[cold]
 #[inline(never)]
 fn not_live(word: u32, class: usize, object: usize, call: &str) -> ! {
-    if word == NEVER {
-        line(call, object, class)
-            .text(", which was never handed out")
-            .abort();
-    }
-    if call == "free of " {
-        Misuse::DoubleFree(object).abort(class);
-    }
-    line(call, object, class)
-        .text(", which was freed before")
-        .abort()
-}
-
-#[cold]
-fn interior(class: usize, address: usize, call: &str) -> ! {
-    line(call, address, class)
-        .text(", which is in the middle of an object")
-        .abort()
+    let why = match word {
+        NEVER => ", which was never handed out",
+        _ if call == "free of " => Misuse::DoubleFree(object).abort(class),
+        _ => ", which was freed before",
+    };
+    line(call, object, class).text(why).abort()
 }
 
 #[cfg(test)]

@@ -19,14 +19,14 @@ const ENTRIES: usize = 32;
 /// Larger ones are not: giving their memory back is for workers (64 MiB).
 const MOST_FRAMES: u32 = 16384;
 /// All together are at most this part of the address space.
-const SHARE: u32 = 16;
+const SHARE: usize = 16;
 
 /// Large allocations that were freed, first in, first out: the oldest is at `first`; `count` of them, round the end.
 pub struct Kept {
     places: [Place; ENTRIES],
     first: usize,
     count: usize,
-    frames: u32,
+    frames: usize,
 }
 
 impl Kept {
@@ -57,7 +57,7 @@ impl Kept {
         Some(place)
     }
 
-    fn take_excess(&mut self, most_frames: u32) -> Option<Place> {
+    fn take_excess(&mut self, most_frames: usize) -> Option<Place> {
         (self.count == ENTRIES || self.frames > most_frames)
             .then(|| self.take())
             .flatten()
@@ -115,7 +115,10 @@ impl Pages {
 
     #[cold]
     fn keep(&self, place: Place) -> bool {
-        let (address, bytes) = (self.region().address(place.head), place.owned_bytes());
+        let (address, bytes) = (
+            self.region().address(place.head),
+            place.owned() * FRAME_BYTES,
+        );
         // SAFETY: frames of an allocation that has just been freed, and that nobody is given before `put_kept`.
         if !unsafe { super::release_range(address, bytes) } {
             return false;
@@ -126,13 +129,12 @@ impl Pages {
         if !closed && unsafe { vm::commit(address, bytes) }.is_ok() {
             return false;
         }
-        self.slack
-            .fetch_add(place.owned() as usize, Ordering::Relaxed);
+        self.slack.fetch_add(place.owned(), Ordering::Relaxed);
         if !closed {
             // Too many mappings for either: the place is given up.
             return true;
         }
-        let most = self.region().blocks / SHARE * BLOCK_FRAMES;
+        let most = self.region().blocks as usize * BLOCK_FRAMES as usize / SHARE;
         let mut excess = {
             let mut kept = self.kept.lock();
             kept.put(place);
@@ -158,12 +160,11 @@ impl Pages {
     fn put_kept(&self, place: Place) {
         let address = self.region().address(place.head);
         // SAFETY: inside the region; nobody has these frames.
-        if unsafe { vm::commit(address, place.owned_bytes()) }.is_err() {
+        if unsafe { vm::commit(address, place.owned() * FRAME_BYTES) }.is_err() {
             // A limit was lowered meanwhile, or there are too many mappings: the place is given up.
             return;
         }
-        self.slack
-            .fetch_sub(place.owned() as usize, Ordering::Relaxed);
+        self.slack.fetch_sub(place.owned(), Ordering::Relaxed);
         self.put_large(place, 0, false);
     }
 }

@@ -131,8 +131,7 @@ impl Pages {
         if unsafe { vm::remap_fresh(address, end as usize * FRAME_BYTES) }.is_err() {
             // The place is given up. The next one would be lost too.
             MOVE_PAGES.refuse();
-            self.slack
-                .fetch_add(place.owned() as usize, Ordering::Relaxed);
+            self.slack.fetch_add(place.owned(), Ordering::Relaxed);
             return;
         }
         self.note_fresh_blocks(head.block(), end.min(whole) / BLOCK_FRAMES);

@@ -75,22 +75,15 @@ impl Span {
             let count = in_steps(objects, size.wrapping_neg(), number + 1);
             (number + 1 - count, count)
         };
-        if count < MANY || !self.put_range(first, first + count - 1) {
+        let words = || words_of(first, first + count - 1);
+        if count < MANY || words().any(|(word, mask)| self.map[word] & mask != 0) {
             return None;
+        }
+        for (word, mask) in words() {
+            self.map[word] |= mask;
         }
         self.free += count as u16;
         Some(count)
-    }
-
-    /// Sets the bits of these objects, unless one is set.
-    fn put_range(&mut self, first: usize, last: usize) -> bool {
-        if words_of(first, last).any(|(word, mask)| self.map[word] & mask != 0) {
-            return false;
-        }
-        for (word, mask) in words_of(first, last) {
-            self.map[word] |= mask;
-        }
-        true
     }
 }
 
