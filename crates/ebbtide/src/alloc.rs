@@ -67,11 +67,13 @@ fn fast_stacks() -> ebbtide_sys::rseq::Stacks {
 /// mode, `harden=on`, and the first call.
 #[inline(never)]
 pub fn allocate_slow(size: usize) -> *mut u8 {
-    match size {
-        ..=TABLE_MAX => refill(class_of(size), size, MIN_ALIGN),
-        ..=MAX_SMALL => allocate_class(class_of(size), size, MIN_ALIGN),
-        _ => allocate_large(size, 1).0,
+    if size > MAX_SMALL {
+        return allocate_large(size, 1).0;
     }
+    if size <= TABLE_MAX {
+        return refill(class_of(size), size, MIN_ALIGN);
+    }
+    allocate_class(class_of(size), size, MIN_ALIGN)
 }
 
 /// An object of the class for a request: from the CPU's cache if it has one.

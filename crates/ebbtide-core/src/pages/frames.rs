@@ -255,7 +255,7 @@ impl Pages {
     fn advise_huge(&self, first: Block, count: u32) {
         let small = if self.config.thp {
             START_BLOCKS
-                .saturating_sub(self.into_zone(first))
+                .saturating_sub(self.blocks_into_zone(first))
                 .min(count)
         } else {
             count
@@ -320,7 +320,7 @@ impl Pages {
     }
 
     /// Blocks between its zone's start and a block.
-    fn into_zone(&self, block: Block) -> u32 {
+    fn blocks_into_zone(&self, block: Block) -> u32 {
         block.0 - self.zone_part() * self.zone_number(block) as u32
     }
 
@@ -385,7 +385,7 @@ impl Pages {
     pub fn may_be_huge(&self, frame: Frame) -> bool {
         self.config.thp
             && HUGE_PAGES.known() == Some(true)
-            && self.into_zone(frame.block()) >= START_BLOCKS
+            && self.blocks_into_zone(frame.block()) >= START_BLOCKS
     }
 }
 
