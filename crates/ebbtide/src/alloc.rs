@@ -14,9 +14,8 @@ pub use ebbtide_core::base::size_class::MIN_ALIGN;
 use ebbtide_core::base::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
 #[cfg(target_arch = "x86_64")]
 use ebbtide_core::front::FAST;
-use ebbtide_core::front::Front;
-use ebbtide_core::front::fork;
 use ebbtide_core::front::requests::free_inside;
+use ebbtide_core::front::{Front, fork};
 use ebbtide_core::objects::find::Allocation;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_zone::FRAME_BYTES;

@@ -53,7 +53,7 @@ impl Central {
     pub fn bytes(&self, class: usize) -> ClassBytes {
         let about = &CLASS[class];
         let size = about.size as usize;
-        let batches = self.transfer.lock().count();
+        let batches = self.transfer.lock().count;
         let lists = self.spans.lock();
         ClassBytes {
             batches: batches * about.batch as usize * size,

@@ -44,7 +44,7 @@ impl Nodes {
 /// being filled or emptied.
 pub struct Transfer {
     full: [u8; NODES],
-    count: usize,
+    pub(super) count: usize,
     empty: u64,
     /// Rounds of the release engine since a batch came or went.
     idle_rounds: usize,
@@ -110,11 +110,6 @@ impl Transfer {
         low: LowWater(0),
     };
 
-    /// How many full batches there are.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
     /// A round, which may end a window. Full batches that go, and those that stay.
     fn tend(&mut self, ends_window: bool) -> (usize, usize) {
         let least = self.low.note(self.count, ends_window);
@@ -168,7 +163,7 @@ impl Source for Batches {
 
     fn cached(&self, heap: &Objects, sum: &mut Cached) {
         for (central, about) in heap.central.iter().zip(&CLASS).skip(1) {
-            let objects = central.transfer.lock().count() * about.batch as usize;
+            let objects = central.transfer.lock().count * about.batch as usize;
             sum.objects += objects * about.size as usize;
         }
     }
