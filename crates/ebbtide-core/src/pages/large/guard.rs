@@ -19,7 +19,7 @@ const ENTRIES: usize = 32;
 /// Larger ones are not: giving their memory back is for workers (64 MiB).
 const MOST_FRAMES: u32 = 16384;
 /// All together are at most this part of the address space.
-const SHARE: usize = 16;
+const SHARE: u32 = 16;
 
 /// Large allocations that were freed, first in, first out: the oldest is at `first`; `count` of them, round the end.
 pub struct Kept {
@@ -115,10 +115,8 @@ impl Pages {
 
     #[cold]
     fn keep(&self, place: Place) -> bool {
-        let (address, bytes) = (
-            self.region().address(place.head),
-            place.owned() * FRAME_BYTES,
-        );
+        let address = self.region().address(place.head);
+        let bytes = place.owned() * FRAME_BYTES;
         // SAFETY: frames of an allocation that has just been freed, and that nobody is given before `put_kept`.
         if !unsafe { super::release_range(address, bytes) } {
             return false;
@@ -134,7 +132,7 @@ impl Pages {
             // Too many mappings for either: the place is given up.
             return true;
         }
-        let most = self.region().blocks as usize * BLOCK_FRAMES as usize / SHARE;
+        let most = (self.region().blocks / SHARE * BLOCK_FRAMES) as usize;
         let mut excess = {
             let mut kept = self.kept.lock();
             kept.put(place);
