@@ -13,10 +13,8 @@ pub trait Source: Sync {
     /// Calls `each` for its locks of a rank.
     fn locks(&self, room: &Self::Room, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
 
-    /// What it keeps as it is: nothing, unless it is a cache. Takes its locks, one at a time.
-    fn cached(&self, _room: &Self::Room) -> Cached {
-        Cached::default()
-    }
+    /// Adds what it keeps as it is: nothing, unless it is a cache. Takes its locks, one at a time.
+    fn cached(&self, _room: &Self::Room, _sum: &mut Cached) {}
 
     /// Gives back what is due or idle, in a round of the coordinating worker. Notes what is left to wait for.
     fn tend(&self, room: &Self::Room, round: &Round, left: &mut Left);
@@ -40,8 +38,8 @@ pub trait Source: Sync {
     unsafe fn abandon(&self, room: &Self::Room);
 }
 
-/// What a cache keeps, in bytes.
-#[derive(Clone, Copy, Default)]
+/// What caches keep, in bytes.
+#[derive(Default)]
 pub struct Cached {
     /// Free objects of spans.
     pub objects: usize,

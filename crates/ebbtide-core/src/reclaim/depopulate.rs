@@ -9,6 +9,7 @@ use crate::base::ranks::ForkLock;
 use crate::base::releaser::Releaser;
 use crate::base::size_class::CLASSES;
 use crate::base::source::{Round, Source};
+use crate::objects::central::SpanLists;
 use crate::reclaim::Heap;
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
@@ -172,7 +173,7 @@ impl Source for Spans {
     unsafe fn abandon(&self, heap: &Heap) {
         heap.records.lock().abandon();
         for central in &heap.central {
-            central.spans.lock().clear();
+            *central.spans.lock() = SpanLists::NEW;
         }
     }
 }

@@ -176,7 +176,7 @@ impl Heap {
         Bounds {
             window_ms: self.config.retain_ms.into(),
             is_short: self.allowance.is_short(now),
-            is_limited: self.allowance.is_limited(),
+            is_limited: self.allowance.limit().is_some(),
             cap_frames: self.cap_frames(now),
         }
     }

@@ -29,7 +29,7 @@ pub trait AnySource: Sync {
     /// See [`Source::locks`].
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
     /// See [`Source::cached`].
-    fn cached(&self, heap: &Heap) -> Cached;
+    fn cached(&self, heap: &Heap, sum: &mut Cached);
     /// See [`Source::tend`].
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left);
     /// See [`Source::give_all`].
@@ -56,8 +56,8 @@ where
         Source::locks(self, heap.as_ref(), rank, each);
     }
 
-    fn cached(&self, heap: &Heap) -> Cached {
-        Source::cached(self, heap.as_ref())
+    fn cached(&self, heap: &Heap, sum: &mut Cached) {
+        Source::cached(self, heap.as_ref(), sum);
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
@@ -150,11 +150,10 @@ impl Heap {
 
     /// What all caches keep.
     pub fn cached(&self) -> Cached {
-        let all = self.parts().sources().map(|source| source.cached(self));
-        all.fold(Cached::default(), |sum, one| Cached {
-            objects: sum.objects + one.objects,
-            runs: sum.runs + one.runs,
-        })
+        let mut sum = Cached::default();
+        let sources = self.parts().sources();
+        sources.for_each(|source| source.cached(self, &mut sum));
+        sum
     }
 
     /// The heap may have grown. No lock may be held.

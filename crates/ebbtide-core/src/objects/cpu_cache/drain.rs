@@ -4,8 +4,7 @@
 //! A drainer parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on
 //! it, empties it, and lets it live again.
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::base::source::{Cached, Round, Source};
@@ -41,7 +40,7 @@ impl Objects {
         if !caches.is_warm(cpu) {
             return true;
         }
-        if !place.sections {
+        if !caches.uses_sections() {
             self.empty_stacks(most, |class, objects| {
                 let _held = caches.locks[cpu].lock();
                 // SAFETY: the CPU's lock is held.
@@ -55,8 +54,7 @@ impl Objects {
         let _draining = caches.drain.lock();
         let state = &caches.states[cpu];
         state.store(PARKED, Ordering::Relaxed);
-        let entry = caches.table_entry(cpu);
-        entry.store(0, Ordering::SeqCst);
+        caches.table_entry(cpu).store(0, Ordering::SeqCst);
         let fenced = MEMBARRIER.may_work() && MEMBARRIER.latch(membarrier::fence_cpu(cpu)).is_ok();
         if fenced {
             // SAFETY: `INV-RSEQ-3`: parked, and fenced after that.
@@ -68,7 +66,7 @@ impl Objects {
             }
         }
         state.store(LIVE, Ordering::Release);
-        entry.store(place.stacks.live_offset(cpu), Ordering::Release);
+        caches.unpark(cpu);
         fenced
     }
 
@@ -151,19 +149,15 @@ impl Source for CpuStacks {
             ranks::DRAIN => each(&caches.drain),
             // The portable mode's.
             ranks::CPU if !caches.uses_sections() => {
-                caches.locks[..caches.cpus()]
-                    .iter()
-                    .for_each(|lock| each(lock));
+                let locks = caches.locks[..caches.cpus()].iter();
+                locks.for_each(|lock| each(lock));
             }
             _ => {}
         }
     }
 
-    fn cached(&self, heap: &Objects) -> Cached {
-        Cached {
-            objects: heap.caches.bytes(),
-            runs: 0,
-        }
+    fn cached(&self, heap: &Objects, sum: &mut Cached) {
+        sum.objects += heap.caches.bytes();
     }
 
     fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {

@@ -26,7 +26,7 @@ fn is_live(heap: &Heap, cpu: usize) -> bool {
     let (caches, place) = (&heap.caches, heap.caches.place());
     let entry = caches.table_entry(cpu).load(Ordering::Relaxed);
     caches.states[cpu].load(Ordering::Relaxed) == LIVE
-        && (!place.sections || entry == place.stacks.live_offset(cpu))
+        && (!caches.uses_sections() || entry == place.stacks.live_offset(cpu))
 }
 
 /// Bytes of a class that are neither in a CPU's cache nor with the program.
