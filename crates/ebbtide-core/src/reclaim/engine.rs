@@ -37,12 +37,6 @@ const ROOM_MS: u64 = 1000;
 const LEAST_WINDOW_MS: u64 = 100;
 
 impl Heap {
-    /// Notes that memory was freed, for the next [`Self::tick`].
-    #[inline]
-    pub fn count_freed(&self, bytes: usize) {
-        self.freed.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     /// Slow paths call this: sees to it that what is due goes back. Does something at most once in
     /// [`TICK_MS`](plan::TICK_MS), or when much has been freed since: the program may do nothing after it.
     #[inline]
@@ -131,7 +125,7 @@ impl Heap {
                 self.look_at_held(now);
                 self.look_at_spares(now);
                 self.release_due(alone, Releaser::Program);
-                self.release_lazy(alone_lazy, Releaser::Program);
+                self.release_in_place(alone_lazy, Take::Lazy, Releaser::Program);
                 self.depopulate_some(now);
             }
         }

@@ -102,7 +102,7 @@ impl Slots {
 
     /// The gather that has waited longest, of those that are left to workers too if `left`.
     pub fn take_queued(&self, left: bool, owner: Owner) -> Option<Owned<'_>> {
-        while self.queued.load(Ordering::Acquire) > 0 {
+        while self.queued() > 0 {
             let waiting = self.slots.iter().enumerate().filter_map(|(index, slot)| {
                 let state = slot.state.load(Ordering::Acquire);
                 (state == QUEUED || state == LEFT && left).then_some((index, slot, state))
@@ -141,29 +141,22 @@ impl Slots {
 
     /// Puts a gather into the queue. `Err`: it is full, the caller releases the gather itself.
     pub fn hand_over<'a>(&'a self, owned: Owned<'a>) -> Result<(), Owned<'a>> {
-        if self.queued() >= MAX_QUEUED {
-            return Err(owned);
-        }
-        self.enqueue(owned, QUEUED);
-        Ok(())
+        self.enqueue(owned, QUEUED)
     }
 
     /// Puts a gather into the queue for workers alone. `Err`: it is full, and there is no worker, or the caller does
     /// not wait until there is room.
     pub fn leave<'a>(
         &'a self,
-        owned: Owned<'a>,
+        mut owned: Owned<'a>,
         waits: bool,
         has_worker: impl Fn() -> bool,
     ) -> Result<(), Owned<'a>> {
         loop {
             let done = self.done.load(Ordering::Acquire);
-            if self.queued() < MAX_QUEUED {
-                self.enqueue(owned, LEFT);
-                return Ok(());
-            }
-            if !waits || !has_worker() {
-                return Err(owned);
+            match self.enqueue(owned, LEFT) {
+                Err(back) if waits && has_worker() => owned = back,
+                queued_or_not => return queued_or_not,
             }
             self.wait(done, LOOK_MS);
         }
@@ -177,7 +170,11 @@ impl Slots {
         self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn enqueue<'a>(&'a self, owned: Owned<'a>, state: u32) {
+    /// `Err`: the queue is full.
+    fn enqueue<'a>(&'a self, owned: Owned<'a>, state: u32) -> Result<(), Owned<'a>> {
+        if self.queued() >= MAX_QUEUED {
+            return Err(owned);
+        }
         let slot = &self.slots[owned.index];
         slot.turn.store(
             self.turns.fetch_add(1, Ordering::Relaxed),
@@ -189,16 +186,12 @@ impl Slots {
         // Behind the state: who sees the count finds the gather. It may be taken already, and the count
         // below zero for a moment.
         self.queued.fetch_add(1, Ordering::AcqRel);
+        Ok(())
     }
 
     /// How many gathers wait.
     pub fn queued(&self) -> usize {
         self.queued.load(Ordering::Acquire).max(0) as usize
-    }
-
-    /// Whether a gather waits.
-    pub fn has_queued(&self) -> bool {
-        self.queued.load(Ordering::Acquire) > 0
     }
 
     /// Returns when every gather that is in use now has got free once; takes the oldest of the queue and
@@ -329,7 +322,7 @@ mod tests {
             let mut owned = SLOTS.take_queued(n % 2 == 0, Owner::PROGRAM).unwrap();
             assert_eq!(owned.gather().pop().unwrap().first, n * 2);
         }
-        assert!(SLOTS.take_queued(true, Owner::PROGRAM).is_none() && !SLOTS.has_queued());
+        assert!(SLOTS.take_queued(true, Owner::PROGRAM).is_none() && SLOTS.queued() == 0);
         SLOTS.join(|| false, Owner::PROGRAM, |_| false, |_| unreachable!());
     }
 
@@ -350,7 +343,7 @@ mod tests {
             owned.map(|mut owned| owned.gather().pop().unwrap().first)
         };
         assert_eq!((first(false), first(false)), (Some(1), None));
-        assert!(SLOTS.has_queued());
+        assert!(SLOTS.queued() > 0);
         assert_eq!((first(true), first(true)), (Some(0), None));
         SLOTS.wait_for_workers(LOOK_MS, || true, |_| unreachable!());
     }
@@ -364,7 +357,7 @@ mod tests {
             assert_eq!(SLOTS.leave(owned, true, || false).is_ok(), n < MAX_QUEUED);
         }
         SLOTS.wait_for_workers(0, || false, |_| helped += 1);
-        assert!(helped == MAX_QUEUED && !SLOTS.has_queued());
+        assert!(helped == MAX_QUEUED && SLOTS.queued() == 0);
         assert!(
             SLOTS
                 .leave(SLOTS.take(Owner::PROGRAM).unwrap(), true, || true)

@@ -12,6 +12,7 @@ use crate::base::source::{Round, Source};
 use crate::pages::frames::view;
 use crate::pages::region::flag;
 use crate::reclaim::Heap;
+use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::process;
 use ebbtide_zone::plan::Left;
@@ -43,11 +44,6 @@ impl Heap {
         self.release_in_place(frames, take, by);
     }
 
-    /// Releases up to `frames` lazy ones in this thread: a worker made them lazy and has ended since.
-    pub(super) fn release_lazy(&self, frames: u64, by: Releaser) {
-        self.release_in_place(frames, Take::Lazy, by);
-    }
-
     /// Releases up to `frames` in this thread. How many were claimed for that.
     pub(super) fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
         let mut left = frames;
@@ -65,10 +61,10 @@ impl Heap {
     }
 
     /// Releases `frames` at most, of which `dirty` are worth sharing out, by this thread and as many workers as may
-    /// be. Bytes given back by this thread.
+    /// be.
     ///
     /// Each piece is half a fair share of what is left: few calls, and all end together.
-    pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
+    pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) {
         let helpers = match by {
             Releaser::Asked | Releaser::Program => self.max_workers(),
             Releaser::Tick => 0,
@@ -80,11 +76,10 @@ impl Heap {
         // Whole blocks: nobody splits a huge page for a border between two pieces.
         let most = (u64::from(self.config.threshold) / block).max(1) * block;
         let (mut left, mut to_share) = (frames, dirty);
-        let mut released = 0;
         for zone in 0..self.live_zones().len() {
             while left > 0 {
                 let Some(mut owned) = self.slots.take(by.owner()) else {
-                    return released;
+                    return;
                 };
                 let piece = (to_share / (2 * (helpers as u64 + 1)))
                     .max(least)
@@ -102,10 +97,9 @@ impl Heap {
                         Err(back) => owned = back,
                     }
                 }
-                released += release_owned(self, owned, by);
+                release_owned(self, owned, by);
             }
         }
-        released
     }
 
     /// Hands a piece to the `helpers` workers. `Err`: there is none.
@@ -115,7 +109,8 @@ impl Heap {
         helpers: usize,
         by: Releaser,
     ) -> Result<(), Owned<'a>> {
-        self.workers.leave_cpu_alone(process::current_cpu_raw());
+        let here = process::current_cpu_raw();
+        self.workers.avoid_cpu.store(here, Ordering::Relaxed);
         let wanted = self.slots.queued() + 1 + usize::from(by.is_worker());
         self.slots.hand_over(owned)?;
         // Who is at work takes it next: its piece began before this one, and is larger than what the caller does now.
