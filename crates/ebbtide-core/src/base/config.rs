@@ -183,9 +183,7 @@ impl Config {
             return Self::DEFAULT;
         }
         let parsed = ebbtide_sys::process::environment(b"EBBTIDE_CONF", |text| {
-            Self::parse(text, |problem, item| {
-                complaint(problem, item).write();
-            })
+            Self::parse(text, |problem, item| complaint(problem, item).write())
         });
         parsed.unwrap_or(Self::DEFAULT)
     }
@@ -207,14 +205,16 @@ impl Config {
             }
         }
         if config.basic_syscalls {
-            if config.workers > 0 && config.workers != AUTO {
-                complain("not possible with syscalls=basic", b"workers");
+            let has_workers = ![0, AUTO].contains(&config.workers);
+            for (is_set, item) in [
+                (has_workers, "workers"),
+                (config.exit_detached, "exit=detached"),
+            ] {
+                if is_set {
+                    complain("not possible with syscalls=basic", item.as_bytes());
+                }
             }
-            config.workers = 0;
-            if config.exit_detached {
-                complain("not possible with syscalls=basic", b"exit=detached");
-            }
-            config.exit_detached = false;
+            (config.workers, config.exit_detached) = (0, false);
         }
         config
     }
@@ -223,10 +223,11 @@ impl Config {
 /// The line about an item. A long one is cut, the keys never are.
 fn complaint(problem: &str, item: &[u8]) -> Line {
     const MOST_BYTES: usize = 64;
-    let (shown, cut) = match item.get(..MOST_BYTES) {
-        Some(start) if item.len() > MOST_BYTES => (start, "..."),
-        _ => (item, ""),
-    };
+    let is_long = item.len() > MOST_BYTES;
+    let (shown, cut) = (
+        &item[..item.len().min(MOST_BYTES)],
+        if is_long { "..." } else { "" },
+    );
     Line::new()
         .text("EBBTIDE_CONF: ")
         .text(problem)

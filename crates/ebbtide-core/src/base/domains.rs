@@ -31,9 +31,8 @@ pub struct Domains {
     /// Number of zones.
     zones: u8,
     homes: [u8; CPUS],
-    /// First zone behind those of the same node, and the first of them, by zone.
+    /// The first zone of the same node, by zone.
     first: [u8; MAX_ZONES],
-    end: [u8; MAX_ZONES],
 }
 
 impl Domains {
@@ -42,7 +41,6 @@ impl Domains {
         zones: 1,
         homes: [0; CPUS],
         first: [0; MAX_ZONES],
-        end: [1; MAX_ZONES],
     };
 
     /// By what the machine says. One zone, when only one is wanted, asks it nothing.
@@ -71,9 +69,8 @@ impl Domains {
         let mut cpus = CpuSet::EMPTY;
         for node in 0..NODES {
             if fill(node, &mut cpus) {
-                (0..CPUS)
-                    .filter(|&cpu| cpus.has(cpu))
-                    .for_each(|cpu| node_of[cpu] = node as u8);
+                let here = (0..CPUS).filter(|&cpu| cpus.has(cpu));
+                here.for_each(|cpu| node_of[cpu] = node as u8);
             }
         }
         let may_run = |cpu: &usize| allowed.has(*cpu);
@@ -95,10 +92,7 @@ impl Domains {
         let used = (0..NODES).filter(|&node| counts[node] > 0);
         for (order, node) in used.enumerate() {
             let range = share(order, nodes, zones);
-            for zone in range.clone() {
-                domains.first[zone] = range.start as u8;
-                domains.end[zone] = range.end as u8;
-            }
+            domains.first[range.clone()].fill(range.start as u8);
             let own = |cpu: &usize| usize::from(node_of[*cpu]) == node;
             let here = (0..CPUS).filter(own).filter(may_run);
             for (at, cpu) in here.enumerate() {
@@ -131,13 +125,10 @@ impl Domains {
     /// All other zones, those of the same node first.
     pub fn siblings(&self, home: usize) -> impl Iterator<Item = usize> {
         let zones = self.zones();
-        let near = usize::from(self.first[home])..usize::from(self.end[home]);
         let around = (1..zones).map(move |turn| (home + turn) % zones);
-        let (nearby, far) = (near.clone(), near);
-        around
-            .clone()
-            .filter(move |zone| nearby.contains(zone))
-            .chain(around.filter(move |zone| !far.contains(zone)))
+        let is_near = move |zone: &usize| self.first[*zone] == self.first[home];
+        let near = around.clone().filter(is_near);
+        near.chain(around.filter(move |zone| !is_near(zone)))
     }
 }
 

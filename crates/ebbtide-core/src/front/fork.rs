@@ -39,16 +39,16 @@
 
 pub mod gate;
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::stats;
 use crate::front::{FRONT, Front, started_heap};
+use crate::reclaim::gather::Gather;
 use crate::reclaim::{Heap, the_heap};
 use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::streams;
+use ebbtide_sys::{process, streams};
 use gate::Inside;
 
 /// Longest time, in milliseconds, that a thread waits for another one's fork before the reserve serves it.
@@ -147,11 +147,8 @@ fn stop(heap: &Heap) {
     FRONT.gate.close();
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
-    let state = if fenced { 0 } else { UNFENCED };
-    FRONT
-        .forks
-        .forking
-        .store(this_thread() | state, Ordering::Relaxed);
+    let forking = this_thread() | if fenced { 0 } else { UNFENCED };
+    FRONT.forks.forking.store(forking, Ordering::Relaxed);
 }
 
 extern "C" fn parent() {
@@ -235,10 +232,9 @@ fn go_on(heap: &Heap) {
             heap.put_back(gather, false);
             gather.free_batches();
         });
-    }
-    for source in heap.parts().sources() {
-        // SAFETY: as above.
-        unsafe { source.child(heap) };
+        for source in heap.parts().sources() {
+            source.child(heap);
+        }
     }
     heap.caches.unpark_all();
     stats::forked(&heap.config);
@@ -386,8 +382,8 @@ fn recover(heap: &Heap) {
         // A handler that runs before ours allocates.
         return child();
     }
-    // A worker is a thread that the C library does not know of.
-    let alone = parent_had_one_thread() && heap.workers.count() == 0;
+    // Of the process as it was copied. A worker is a thread that the C library does not know of.
+    let alone = process::is_single_threaded() && heap.workers.count() == 0;
     heap.caches.forget_fork();
     // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
     unsafe {
@@ -410,18 +406,11 @@ unsafe fn give_up(heap: &Heap) {
     }
     // SAFETY: by contract. What was claimed is given up with the rest, batches and all.
     unsafe {
-        heap.slots
-            .reset(|gather| *gather = crate::reclaim::gather::Gather::NEW)
-    };
-    for source in heap.parts().sources() {
-        // SAFETY: by contract.
-        unsafe { source.abandon(heap) };
+        heap.slots.reset(|gather| *gather = Gather::NEW);
+        for source in heap.parts().sources() {
+            source.abandon(heap);
+        }
     }
-}
-
-/// Whether this process, as it was copied, had a single thread.
-fn parent_had_one_thread() -> bool {
-    ebbtide_sys::process::is_single_threaded()
 }
 
 #[cfg(test)]

@@ -4,8 +4,7 @@
 
 use super::gather::{self, Range};
 use super::owned::release_owned;
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::CLASSES;
 use crate::base::source::{Round, Source};
@@ -95,12 +94,8 @@ impl Heap {
         for class in 1..CLASSES {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {
-                self.depopulate(
-                    class,
-                    round,
-                    due.min(HELP_FRAMES as usize * FRAME_BYTES),
-                    Releaser::Program,
-                );
+                let due = due.min(HELP_FRAMES as usize * FRAME_BYTES);
+                self.depopulate(class, round, due, Releaser::Program);
                 return;
             }
         }

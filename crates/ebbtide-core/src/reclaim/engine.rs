@@ -14,6 +14,7 @@
 use super::lazy::Take;
 #[cfg(feature = "plan-log")]
 use super::log;
+use super::pacing::is_time;
 use super::workers;
 use crate::base::config::AUTO;
 use crate::base::releaser::Releaser;
@@ -113,11 +114,7 @@ impl Heap {
                 may_make_worker: true,
             } => self.release_due(frames, Releaser::Program),
             TickPlan::Little { frames, .. } => self.release_due(frames, Releaser::Tick),
-            TickPlan::Much { beside, .. } if called => {
-                if beside > 0 {
-                    self.release_due(beside, Releaser::Program);
-                }
-            }
+            TickPlan::Much { beside, .. } if called => self.release_due(beside, Releaser::Program),
             TickPlan::Much {
                 alone, alone_lazy, ..
             } => {
@@ -171,7 +168,7 @@ impl Heap {
             window_ms: self.config.retain_ms.into(),
             is_short: self.allowance.is_short(now),
             is_limited: self.allowance.is_limited(),
-            cap_frames: self.cap_frames(now),
+            cap_frames: self.room_frames(now).min(self.allowance.dirty_limit()),
         }
     }
 
@@ -234,11 +231,6 @@ impl Heap {
             return 0;
         }
         self.allowance.room_frames()
-    }
-
-    /// Dirty frames that may be kept, by that and by what the owner lets us.
-    fn cap_frames(&self, now: u64) -> u64 {
-        self.room_frames(now).min(self.allowance.dirty_limit())
     }
 
     /// Whether much more is kept than memory is left for: others have grown, or much was freed. While memory
@@ -332,14 +324,13 @@ impl Heap {
             self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
         }
         let window = bounds.window_ms.max(LEAST_WINDOW_MS);
-        let ends_window = self.pacing.ends_window(now, window);
         let mut left = Left {
             is_expecting: self.workers.is_expecting(),
             ..Left::default()
         };
         let round = Round {
             now,
-            ends_window,
+            ends_window: is_time(&self.pacing.window_ms, now, window),
             by,
         };
         for source in self.parts().sources() {
@@ -373,12 +364,9 @@ impl Heap {
     }
 
     fn look_at_room(&self, now: u64) {
-        let watched = self.config.pressure;
-        if watched || now.wrapping_sub(self.pacing.room_ms.load(Ordering::Relaxed)) < ROOM_MS {
-            return;
+        if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
+            self.look_at_limits();
         }
-        self.pacing.room_ms.store(now, Ordering::Relaxed);
-        self.look_at_limits();
     }
 }
 

@@ -131,10 +131,10 @@ impl Gather {
     /// Makes room for one more claim. `false`: no memory; release what is held.
     pub fn reserve(&mut self) -> bool {
         if self.spare.is_null() && self.room() < CLAIM_RANGES {
-            match take_batch() {
-                Some(batch) => self.spare = batch.as_ptr(),
-                None => return false,
-            }
+            let Some(batch) = take_batch() else {
+                return false;
+            };
+            self.spare = batch.as_ptr();
         }
         true
     }
@@ -229,10 +229,7 @@ impl Gather {
     /// Takes the newest range out. The way in which ranges are put back: whoever puts one back takes it
     /// out under the same lock.
     pub fn pop(&mut self) -> Option<Range> {
-        let range = match self.last_range() {
-            Some(last) => *last,
-            None => return None,
-        };
+        let range = self.peek()?;
         // SAFETY: our own batches.
         match unsafe { self.last.as_mut() } {
             Some(batch) => {

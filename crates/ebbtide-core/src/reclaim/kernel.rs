@@ -144,11 +144,10 @@ impl<const N: usize> Call<N> {
                 }
                 // Not now: the program changed a mapping, or memory is short.
                 Ok(_) | Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => break,
-                // One by one, to know what was refused.
-                Err(_) if advice == libc::MADV_FREE => break,
-                // Refused, or else it is the advice that is wrong, for memory that is locked.
+                // Refused, or else it is the advice that is wrong, for memory that is locked. What becomes lazy goes one
+                // by one, to know what was refused.
                 Err(error) => {
-                    refused = Some(error);
+                    refused = (advice != libc::MADV_FREE).then_some(error);
                     break;
                 }
             }
@@ -284,13 +283,8 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
         }
         let _ = vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD);
     }
-    let still_huge = match map.filter(|_| SCAN_PAGES.may_work()) {
-        Some(map) => SCAN_PAGES
-            .latch(map.has_huge_page(address, BLOCK_BYTES))
-            .unwrap_or(false),
-        None => false,
-    };
-    if still_huge {
+    let is_huge = |map: &PageMap| SCAN_PAGES.latch(map.has_huge_page(address, BLOCK_BYTES));
+    if map.is_some_and(|map| SCAN_PAGES.may_work() && is_huge(map).unwrap_or(false)) {
         // SAFETY: as above.
         let _ = unsafe { vm::advise(address, BLOCK_BYTES, libc::MADV_HUGEPAGE) };
         flags.fetch_or(flag::HELD, Ordering::Relaxed);

@@ -94,9 +94,8 @@ impl Slots {
     }
 
     fn own(&self, index: usize, owner: Owner) -> Owned<'_> {
-        self.slots[index]
-            .owner
-            .store(owner.word(), Ordering::Release);
+        let slot = &self.slots[index];
+        slot.owner.store(owner.0, Ordering::Release);
         Owned { slots: self, index }
     }
 
@@ -128,10 +127,10 @@ impl Slots {
             // Who is gone changes the word no more, and nobody is called the same later: it names the owner until one
             // thread has exchanged it.
             last != 0
-                && is_gone(Owner::of_word(last))
+                && is_gone(Owner(last))
                 && slot
                     .owner
-                    .compare_exchange(last, owner.word(), Ordering::AcqRel, Ordering::Relaxed)
+                    .compare_exchange(last, owner.0, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
         })?;
         let mut owned = Owned { slots: self, index };
@@ -213,7 +212,7 @@ impl Slots {
                 if state == FREE || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.word();
+                let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.0;
                 if state == OWNED && of_the_program && clock::now_ms() >= end {
                     break;
                 }
@@ -414,7 +413,7 @@ mod tests {
         core::mem::forget(claimed);
         drop(SLOTS.take(worker).unwrap());
         // As a child may find it: the owner of before, and the state of after.
-        SLOTS.slots[1].owner.store(worker.word(), Ordering::Relaxed);
+        SLOTS.slots[1].owner.store(worker.0, Ordering::Relaxed);
         let mut found = 0;
         // SAFETY: no other thread knows of these slots.
         unsafe {

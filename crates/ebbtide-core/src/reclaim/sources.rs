@@ -15,8 +15,7 @@
 //! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
 //!   in the list says when among locks of that rank.
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::source::{Cached, Round, Source};
 use crate::base::stats::Stats;

@@ -99,10 +99,7 @@ impl Watcher {
         }
         let group = self.hits.group.as_ref().and_then(Group::nearest);
         self.is_limited = group.is_some();
-        let room = match self.machine {
-            Some(machine) => Some(machine.nearer(group)),
-            None => group,
-        };
+        let room = self.machine.map(|machine| machine.nearer(group)).or(group);
         told |= self.is_told(now_ms);
         (room, told && self.watch != Watched::Nothing)
     }
@@ -132,9 +129,7 @@ impl Watcher {
             (self.notice.is_some(), source::NOTICE),
             (self.watch == Watched::Nothing, source::OFF),
         ];
-        have.iter()
-            .filter(|(there, _)| *there)
-            .fold(0, |mask, (_, bit)| mask | bit)
+        have.map(|(there, bit)| u64::from(there) * bit).iter().sum()
     }
 }
 
