@@ -205,15 +205,13 @@ impl Config {
             }
         }
         if config.basic_syscalls {
-            let has_workers = ![0, AUTO].contains(&config.workers);
-            for (is_set, item) in [
-                (has_workers, "workers"),
-                (config.exit_detached, "exit=detached"),
-            ] {
+            let mut refuse = |is_set: bool, item: &str| {
                 if is_set {
                     complain("not possible with syscalls=basic", item.as_bytes());
                 }
-            }
+            };
+            refuse(![0, AUTO].contains(&config.workers), "workers");
+            refuse(config.exit_detached, "exit=detached");
             (config.workers, config.exit_detached) = (0, false);
         }
         config
@@ -223,11 +221,8 @@ impl Config {
 /// The line about an item. A long one is cut, the keys never are.
 fn complaint(problem: &str, item: &[u8]) -> Line {
     const MOST_BYTES: usize = 64;
-    let is_long = item.len() > MOST_BYTES;
-    let (shown, cut) = (
-        &item[..item.len().min(MOST_BYTES)],
-        if is_long { "..." } else { "" },
-    );
+    let shown = &item[..item.len().min(MOST_BYTES)];
+    let cut = if shown == item { "" } else { "..." };
     Line::new()
         .text("EBBTIDE_CONF: ")
         .text(problem)

@@ -13,7 +13,6 @@
 //! kernel without NUMA) is one node.
 
 use crate::base::config::MAX_ZONES;
-use core::ops::Range;
 use ebbtide_sys::process::CpuSet;
 
 /// CPUs with a home of their own choosing; higher ones wrap round.
@@ -91,12 +90,13 @@ impl Domains {
         // Nodes of the process, in order; each has an equal share of the zones.
         let used = (0..NODES).filter(|&node| counts[node] > 0);
         for (order, node) in used.enumerate() {
-            let range = share(order, nodes, zones);
-            domains.first[range.clone()].fill(range.start as u8);
+            let start = order * zones / nodes;
+            let range = start..((order + 1) * zones / nodes).max(start + 1);
+            domains.first[range.clone()].fill(start as u8);
             let own = |cpu: &usize| usize::from(node_of[*cpu]) == node;
             let here = (0..CPUS).filter(own).filter(may_run);
             for (at, cpu) in here.enumerate() {
-                let zone = range.start + at * range.len() / counts[node];
+                let zone = start + at * range.len() / counts[node];
                 domains.homes[cpu] = zone as u8;
             }
         }
@@ -130,13 +130,6 @@ impl Domains {
         let near = around.clone().filter(is_near);
         near.chain(around.filter(move |zone| !is_near(zone)))
     }
-}
-
-/// The zones of node number `order` of `nodes`.
-fn share(order: usize, nodes: usize, zones: usize) -> Range<usize> {
-    let start = order * zones / nodes;
-    let end = (order + 1) * zones / nodes;
-    start..end.max(start + 1)
 }
 
 #[cfg(test)]

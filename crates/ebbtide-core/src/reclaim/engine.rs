@@ -269,8 +269,7 @@ impl Heap {
 
     /// Workers at most.
     pub fn max_workers(&self) -> usize {
-        let config = &self.config;
-        match config.workers {
+        match self.config.workers {
             AUTO => (self.most_releasers() / 2).clamp(1, 4),
             workers => workers,
         }
@@ -309,20 +308,18 @@ impl Heap {
     /// A coordinator's turn: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         self.look_at_cpus();
-        self.look_at_room(now);
+        if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
+            self.look_at_limits();
+        }
         self.look_at_held(now);
         self.keep_owners_limit(by);
         let bounds = self.bounds(now);
         let backlog = self.backlog(now, &bounds);
         let may_be_lazy = by.is_worker() && backlog.due > 0 && self.may_go_lazy();
         let plan = plan::round(&backlog, &bounds, may_be_lazy);
-        if plan.due > 0 {
-            let lazy_first = plan.lazy_first;
-            self.release_zones(plan.due, backlog.due, Take::Due { lazy_first }, by);
-        }
-        if plan.lazy > 0 {
-            self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
-        }
+        let lazy_first = plan.lazy_first;
+        self.release_zones(plan.due, backlog.due, Take::Due { lazy_first }, by);
+        self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
         let window = bounds.window_ms.max(LEAST_WINDOW_MS);
         let mut left = Left {
             is_expecting: self.workers.is_expecting(),
@@ -361,12 +358,6 @@ impl Heap {
             ],
         );
         next
-    }
-
-    fn look_at_room(&self, now: u64) {
-        if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
-            self.look_at_limits();
-        }
     }
 }
 

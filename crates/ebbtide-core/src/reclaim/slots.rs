@@ -42,6 +42,15 @@ struct Slot {
     gather: UnsafeCell<Gather>,
 }
 
+impl Slot {
+    /// Whether it was in `state`, and is this thread's from now on.
+    fn own(&self, state: u32) -> bool {
+        self.state
+            .compare_exchange(state, OWNED, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
 /// See the module's header.
 pub struct Slots {
     slots: [Slot; COUNT],
@@ -84,12 +93,7 @@ impl Slots {
 
     /// A free gather. `None`: all are in use; release later.
     pub fn take(&self, owner: Owner) -> Option<Owned<'_>> {
-        let index = self.slots.iter().position(|slot| {
-            let taken =
-                slot.state
-                    .compare_exchange(FREE, OWNED, Ordering::Acquire, Ordering::Relaxed);
-            taken.is_ok()
-        })?;
+        let index = self.slots.iter().position(|slot| slot.own(FREE))?;
         Some(self.own(index, owner))
     }
 
@@ -108,10 +112,7 @@ impl Slots {
             });
             let (index, slot, state) =
                 waiting.min_by_key(|(_, slot, _)| slot.turn.load(Ordering::Relaxed))?;
-            let taken =
-                slot.state
-                    .compare_exchange(state, OWNED, Ordering::Acquire, Ordering::Relaxed);
-            if taken.is_ok() {
+            if slot.own(state) {
                 self.queued.fetch_sub(1, Ordering::AcqRel);
                 return Some(self.own(index, owner));
             }
@@ -175,10 +176,8 @@ impl Slots {
             return Err(owned);
         }
         let slot = &self.slots[owned.index];
-        slot.turn.store(
-            self.turns.fetch_add(1, Ordering::Relaxed),
-            Ordering::Relaxed,
-        );
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        slot.turn.store(turn, Ordering::Relaxed);
         core::mem::forget(owned);
         slot.owner.store(0, Ordering::Relaxed);
         slot.state.store(state, Ordering::Release);
@@ -201,28 +200,19 @@ impl Slots {
         left: impl Fn() -> bool,
         owner: Owner,
         is_gone: impl Fn(Owner) -> bool,
-        mut help: impl FnMut(Owned),
+        help: impl FnMut(Owned),
     ) {
-        for slot in &self.slots {
-            let uses = slot.uses.load(Ordering::Acquire);
-            let end = clock::now_ms() + LOST_MS;
-            loop {
-                let done = self.done.load(Ordering::Acquire);
-                let state = slot.state.load(Ordering::Acquire);
-                if state == FREE || slot.uses.load(Ordering::Acquire) != uses {
-                    break;
-                }
-                let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.0;
-                if state == OWNED && of_the_program && clock::now_ms() >= end {
-                    break;
-                }
-                let queued = self.take_queued(left(), owner);
-                match queued.or_else(|| self.take_orphan(owner, &is_gone)) {
-                    Some(owned) => help(owned),
-                    None => self.wait(done, LOOK_MS),
-                }
-            }
-        }
+        let is_over = |slot: &Slot, since_ms| {
+            let state = slot.state.load(Ordering::Acquire);
+            let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.0;
+            let is_lost = || of_the_program && clock::now_ms() >= since_ms + LOST_MS;
+            state == FREE || state == OWNED && is_lost()
+        };
+        let take = || {
+            let queued = self.take_queued(left(), owner);
+            queued.or_else(|| self.take_orphan(owner, &is_gone))
+        };
+        self.wait_for_each(is_over, u64::MAX, take, help);
     }
 
     /// Whether so much waits for workers that more had better not.
@@ -236,24 +226,38 @@ impl Slots {
         &self,
         most_ms: u64,
         has_worker: impl Fn() -> bool,
+        help: impl FnMut(Owned),
+    ) {
+        let is_taken = |slot: &Slot, _| slot.state.load(Ordering::Acquire) != LEFT;
+        let take = || match has_worker() {
+            true => None,
+            false => self.take_queued(true, Owner::PROGRAM),
+        };
+        self.wait_for_each(is_taken, clock::now_ms() + most_ms, take, help);
+    }
+
+    /// Returns when each gather `is_over`, given since when it is waited for, or has got free once, or it is `end_ms` and
+    /// there is nothing to `take` and to `help` with.
+    fn wait_for_each<'a>(
+        &'a self,
+        is_over: impl Fn(&Slot, u64) -> bool,
+        end_ms: u64,
+        take: impl Fn() -> Option<Owned<'a>>,
         mut help: impl FnMut(Owned),
     ) {
-        let end = clock::now_ms() + most_ms;
         for slot in &self.slots {
             let uses = slot.uses.load(Ordering::Acquire);
+            let since_ms = clock::now_ms();
             loop {
                 let done = self.done.load(Ordering::Acquire);
-                let taken = slot.state.load(Ordering::Acquire) != LEFT;
-                if taken || slot.uses.load(Ordering::Acquire) != uses {
+                if is_over(slot, since_ms) || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                let orphan = (!has_worker())
-                    .then(|| self.take_queued(true, Owner::PROGRAM))
-                    .flatten();
-                let now = clock::now_ms();
-                match orphan {
+                let taken = take();
+                let left_ms = end_ms.saturating_sub(clock::now_ms());
+                match taken {
                     Some(owned) => help(owned),
-                    None if now < end => self.wait(done, LOOK_MS.min(end - now)),
+                    None if left_ms > 0 => self.wait(done, LOOK_MS.min(left_ms)),
                     None => return,
                 }
             }

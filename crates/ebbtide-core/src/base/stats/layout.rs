@@ -39,7 +39,7 @@ pub const LIMIT_LEFT: usize = 30;
 pub const LIMIT: usize = 31;
 /// Bytes that calls released because they had taken more afresh than there was room for.
 pub const PAID: usize = 128;
-/// What is looked at, bits of `release::pressure::watcher::source`.
+/// What is looked at, bits of `reclaim::pressure::watcher::Watcher::sources`.
 pub const PRESSURE_SOURCES: usize = 129;
 /// When the main thread left the memory at the program's end, as the helper saw it (`CLOCK_MONOTONIC`).
 pub const LEFT_NS: usize = 130;
