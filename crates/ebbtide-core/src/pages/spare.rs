@@ -131,36 +131,34 @@ impl SpareRuns {
 /// The spare runs of all CPUs.
 pub struct Spares;
 
-impl Source for Spares {
-    type Room = Pages;
-
-    fn locks(&self, heap: &Pages, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+impl<H: AsRef<Pages>> Source<H> for Spares {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::FREED {
-            heap.spares.places().for_each(|place| each(place));
+            heap.as_ref().spares.places().for_each(|place| each(place));
         }
     }
 
-    fn cached(&self, heap: &Pages) -> Cached {
+    fn cached(&self, heap: &H) -> Cached {
         Cached {
             objects: 0,
-            runs: heap.spares.bytes(),
+            runs: heap.as_ref().spares.bytes(),
         }
     }
 
-    fn tend(&self, heap: &Pages, round: &Round, left: &mut Left) {
-        left.dirty += heap.look_at_spares(round.now);
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        left.dirty += heap.as_ref().look_at_spares(round.now);
     }
 
-    fn give_all(&self, heap: &Pages, _by: Releaser) {
-        heap.drain_spares();
+    fn give_all(&self, heap: &H, _by: Releaser) {
+        heap.as_ref().drain_spares();
     }
 
-    fn left_alone(&self, pages: &Pages) {
-        pages.drain_spares();
+    fn left_alone(&self, heap: &H) {
+        heap.as_ref().drain_spares();
     }
 
-    unsafe fn abandon(&self, heap: &Pages) {
-        let places = heap.spares.places();
+    unsafe fn abandon(&self, heap: &H) {
+        let places = heap.as_ref().spares.places();
         places.for_each(|place| *place.lock() = Kept::NONE);
     }
 }

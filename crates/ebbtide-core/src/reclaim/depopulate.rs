@@ -141,9 +141,7 @@ impl Heap {
 /// Half-used spans, and their records.
 pub struct Spans;
 
-impl Source for Spans {
-    type Room = Heap;
-
+impl Source<Heap> for Spans {
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         match rank {
             ranks::SPANS => heap.central.iter().for_each(|central| each(&central.spans)),

@@ -122,12 +122,6 @@ impl Deref for Heap {
     }
 }
 
-impl AsRef<Self> for Heap {
-    fn as_ref(&self) -> &Self {
-        self
-    }
-}
-
 impl AsRef<Objects> for Heap {
     fn as_ref(&self) -> &Objects {
         self

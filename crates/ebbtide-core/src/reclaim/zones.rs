@@ -161,9 +161,7 @@ impl Heap {
 /// The zones, and the batches that claims are kept in.
 pub struct Zones;
 
-impl Source for Zones {
-    type Room = Heap;
-
+impl Source<Heap> for Zones {
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         match rank {
             ranks::ZONE => heap.live_zones().iter().for_each(|zone| each(&zone.lock)),
