@@ -101,13 +101,8 @@ impl Domains {
             }
         }
         // CPUs that the process may be given later are at home where their neighbours are.
-        let mut last = 0;
-        for cpu in 0..CPUS {
-            if allowed.has(cpu) {
-                last = domains.homes[cpu];
-            } else {
-                domains.homes[cpu] = last;
-            }
+        for cpu in (1..CPUS).filter(|&cpu| !allowed.has(cpu)) {
+            domains.homes[cpu] = domains.homes[cpu - 1];
         }
         domains
     }

@@ -152,7 +152,6 @@ fn stop(heap: &Heap) {
 }
 
 extern "C" fn parent() {
-    let Some(front) = started_heap() else { return };
     // The heap was not there when the fork began, or this fork is inside another one.
     if FRONT.forks.owner.load(Ordering::Relaxed) != this_thread()
         || FRONT.forks.depth.fetch_sub(1, Ordering::Relaxed) > 1
@@ -162,32 +161,17 @@ extern "C" fn parent() {
     resume();
     // SAFETY: `prepare` took it in this thread.
     unsafe { streams::unlock() };
-    front.workers().bar(false);
+    FRONT.workers().bar(false);
     FRONT.forks.owner.store(NO, Ordering::Relaxed);
     // SAFETY: `owner` said that this thread took it.
     unsafe { FRONT.forks.lock.free() };
-    free_queued(front);
-}
-
-/// Undoes [`stop`].
-///
-/// # Safety
-/// This thread has called it last.
-unsafe fn go(heap: &Heap) {
-    heap.forked.store(true, Ordering::Relaxed);
-    FRONT.forks.forking.store(NO, Ordering::Relaxed);
-    heap.caches.unpark_all();
-    // SAFETY: `stop` took them in this thread.
-    heap.for_each_lock(|lock| unsafe { lock.free() });
-    FRONT.gate.open();
+    free_queued(&FRONT);
 }
 
 extern "C" fn child() {
-    if started_heap().is_none() {
-        return;
-    }
     let state = FRONT.forks.forking.load(Ordering::Relaxed);
-    // Done already, or not prepared by the thread that this one was: its first slow path recovers.
+    // No heap has started, or it is done already, or not prepared by the thread that this one was: its first slow path
+    // recovers.
     if !is_mine(state) {
         return;
     }
@@ -347,7 +331,13 @@ fn resume() -> bool {
     let is_mine = is_mine(FRONT.forks.forking.load(Ordering::Relaxed));
     if is_mine {
         // SAFETY: `forking` says that this thread has stopped all. So it alone is at work inside.
-        unsafe { go(the_heap()) };
+        let heap = unsafe { the_heap() };
+        heap.forked.store(true, Ordering::Relaxed);
+        FRONT.forks.forking.store(NO, Ordering::Relaxed);
+        heap.caches.unpark_all();
+        // SAFETY: `stop` took them in this thread.
+        heap.for_each_lock(|lock| unsafe { lock.free() });
+        FRONT.gate.open();
     }
     is_mine
 }

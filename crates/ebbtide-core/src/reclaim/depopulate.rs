@@ -1,6 +1,6 @@
 //! Empty frames of half-used spans, class by class: claimed a few spans at a time and released.
 //!
-//! Rounds are numbered, so that each looks at a span once.
+//! Depopulations are numbered, so that each looks at a span once.
 
 use super::gather::{self, Range};
 use super::owned::release_owned;
@@ -9,6 +9,7 @@ use crate::base::releaser::Releaser;
 use crate::base::size_class::CLASSES;
 use crate::base::source::{Round, Source};
 use crate::reclaim::Heap;
+use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
@@ -49,7 +50,6 @@ impl Heap {
         if !self.config.depopulate {
             return 0;
         }
-        let round = self.pacing.number_depopulation();
         let window = u64::from(self.config.retain_ms);
         let (excess, kept) = self.excess_in_spans(now);
         let mut frames = 0;
@@ -60,15 +60,13 @@ impl Heap {
                 let waiting = spans.waiting(class);
                 // Of what there is no room for, each class gives its share.
                 let share = waiting as u128 * excess as u128 / kept.max(1) as u128;
-                let all = self.allowance.is_short(now) && waiting > 0;
-                if all {
-                    usize::MAX
-                } else {
-                    due.max(share as usize)
+                match waiting {
+                    1.. if self.allowance.is_short(now) => usize::MAX,
+                    _ => due.max(share as usize),
                 }
             };
             if due > 0 {
-                frames += self.depopulate(class, round, due, by);
+                frames += self.depopulate(class, due, by);
             }
         }
         frames
@@ -77,9 +75,8 @@ impl Heap {
     /// All empty frames of half-used spans.
     pub(super) fn depopulate_everything(&self, by: Releaser) {
         if self.config.depopulate {
-            let round = self.pacing.number_depopulation();
             for class in 1..CLASSES {
-                self.depopulate(class, round, usize::MAX, by);
+                self.depopulate(class, usize::MAX, by);
             }
         }
     }
@@ -90,19 +87,20 @@ impl Heap {
             return;
         }
         let window = u64::from(self.config.retain_ms);
-        let round = self.pacing.number_depopulation();
         for class in 1..CLASSES {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {
                 let due = due.min(HELP_FRAMES as usize * FRAME_BYTES);
-                self.depopulate(class, round, due, Releaser::Program);
+                self.depopulate(class, due, Releaser::Program);
                 return;
             }
         }
     }
 
     /// Claims and releases empty frames of a class's spans, `due` bytes or all. Frames claimed.
-    pub(super) fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
+    pub(super) fn depopulate(&self, class: usize, due: usize, by: Releaser) -> u64 {
+        let numbers = &self.pacing.depopulations;
+        let round = numbers.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let mut frames = 0;
         loop {
             if super::owned::holds_back(self, by) {

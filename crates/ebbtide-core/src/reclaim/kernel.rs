@@ -212,16 +212,12 @@ impl<const N: usize> Call<N> {
 
 /// A frame of each block that the range is a part of: one, or two at most.
 fn parts(range: Range) -> impl Iterator<Item = Frame> {
-    let end = range.first + range.frames();
-    let mut parts = [Some(range.first), None];
-    if !end.is_multiple_of(BLOCK_FRAMES) {
-        // The block of the end, if it is another one.
-        parts[1] =
-            Some((end - 1) / BLOCK_FRAMES * BLOCK_FRAMES).filter(|&start| start > range.first);
-    }
-    if range.first.is_multiple_of(BLOCK_FRAMES) && range.frames() >= BLOCK_FRAMES {
-        parts[0] = None;
-    }
+    let (first, end) = (range.first, range.first + range.frames());
+    let last = (end - 1) / BLOCK_FRAMES * BLOCK_FRAMES;
+    let cuts_first = !first.is_multiple_of(BLOCK_FRAMES) || range.frames() < BLOCK_FRAMES;
+    // The block of the end, if it is another one.
+    let cuts_last = !end.is_multiple_of(BLOCK_FRAMES) && last > first;
+    let parts = [cuts_first.then_some(first), cuts_last.then_some(last)];
     parts.into_iter().flatten().map(Frame)
 }
 
@@ -266,6 +262,10 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     if now & flag::HELD != 0 {
         return false;
     }
+    let hold = || {
+        flags.fetch_or(flag::HELD, Ordering::Relaxed);
+        false
+    };
     let region = heap.region();
     let address = region.address(block.first_frame());
     if heap.small_blocks.load(Ordering::Relaxed) >= MAX_SMALL_BLOCKS {
@@ -278,8 +278,7 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     // SAFETY: our own block; neither advice changes content.
     unsafe {
         if vm::advise(address, BLOCK_BYTES, libc::MADV_NOHUGEPAGE).is_err() {
-            flags.fetch_or(flag::HELD, Ordering::Relaxed);
-            return false;
+            return hold();
         }
         let _ = vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD);
     }
@@ -287,8 +286,7 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     if map.is_some_and(|map| SCAN_PAGES.may_work() && is_huge(map).unwrap_or(false)) {
         // SAFETY: as above.
         let _ = unsafe { vm::advise(address, BLOCK_BYTES, libc::MADV_HUGEPAGE) };
-        flags.fetch_or(flag::HELD, Ordering::Relaxed);
-        return false;
+        return hold();
     }
     if flags.fetch_or(flag::SMALL, Ordering::Relaxed) & flag::SMALL == 0 {
         heap.small_blocks.fetch_add(1, Ordering::Relaxed);

@@ -96,12 +96,10 @@ impl Heap {
 
     /// Whether a claim can become lazy without splitting a huge page.
     pub fn can_be_lazy(&self, claim: &Claim) -> bool {
-        match *claim {
-            Claim::Blocks { .. } => true,
-            Claim::Frames { block, .. } => {
-                !self.may_be_huge(block.first_frame()) || self.flags_of(block) & flag::SMALL != 0
-            }
-        }
+        let Claim::Frames { block, .. } = *claim else {
+            return true;
+        };
+        !self.may_be_huge(block.first_frame()) || self.flags_of(block) & flag::SMALL != 0
     }
 
     /// Lazy frames that were so for `lazy_ms`, or for which there is no room (`cap` frames).

@@ -14,7 +14,7 @@ pub struct Pacing {
     /// A window began in which the least that each cache kept is noted.
     pub window_ms: AtomicU64,
     /// How many times spans were depopulated: each time looks at a span once.
-    depopulations: AtomicU32,
+    pub(super) depopulations: AtomicU32,
 }
 
 impl Pacing {
@@ -27,12 +27,6 @@ impl Pacing {
             window_ms: AtomicU64::new(0),
             depopulations: AtomicU32::new(0),
         }
-    }
-
-    /// The number of a depopulation that begins.
-    pub(super) fn number_depopulation(&self) -> u32 {
-        let before = self.depopulations.fetch_add(1, Ordering::Relaxed);
-        before.wrapping_add(1)
     }
 
     /// Whether the program is at work: its own ticks call a worker when something is due.

@@ -9,7 +9,6 @@ use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::source::{Round, Source};
 use crate::pages::frames::view;
-use crate::pages::region::flag;
 use crate::reclaim::Heap;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Rank;
@@ -37,10 +36,8 @@ impl Heap {
     /// Releases up to `frames` that are due in this thread.
     pub(super) fn release_due(&self, frames: u64, by: Releaser) {
         // Seldom worth it for so little, but without a window this is all there is.
-        let take = Take::Due {
-            lazy_first: self.keeps_nothing() && self.may_go_lazy(),
-        };
-        self.release_in_place(frames, take, by);
+        let lazy_first = self.keeps_nothing() && self.may_go_lazy();
+        self.release_in_place(frames, Take::Due { lazy_first }, by);
     }
 
     /// Releases up to `frames` in this thread. How many were claimed for that.
@@ -141,8 +138,7 @@ impl Heap {
             };
             let Some(claim) = claim else { break };
             if let Claim::Frames { block, .. } = claim
-                && self.may_be_huge(block.first_frame())
-                && self.flags_of(block) & flag::SMALL == 0
+                && !self.can_be_lazy(&claim)
                 && gather.reserve()
             {
                 // All of a huge page is resident, touched or not.

@@ -137,12 +137,11 @@ impl Pressure {
 
     /// Whether worker `number` is the one that looks, from now on if nobody was.
     pub fn claim_watch(&self, number: usize) -> bool {
-        let mine = number + 1;
-        self.watched_by.load(Ordering::Relaxed) == mine
-            || self
-                .watched_by
-                .compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
+        let (mine, order) = (number + 1, Ordering::Acquire);
+        match self.watched_by.compare_exchange(0, mine, order, order) {
+            Ok(_) => true,
+            Err(other) => other == mine,
+        }
     }
 
     /// Worker `number` looks no more: there is nothing to give, so nothing bounds anybody, and what was left
@@ -239,14 +238,13 @@ impl Heap {
         let take = Take::Due { lazy_first: false };
         let mut released = self.release_in_place(frames, take, Releaser::Program);
         if released < frames && self.config.depopulate {
-            let round = self.pacing.number_depopulation();
             for class in self.news.classes() {
                 if released >= frames {
                     break;
                 }
                 if self.central[class].spans.lock().waiting(class) > 0 {
                     let bytes = (frames - released) as usize * FRAME_BYTES;
-                    released += self.depopulate(class, round, bytes, Releaser::Program);
+                    released += self.depopulate(class, bytes, Releaser::Program);
                 }
             }
         }

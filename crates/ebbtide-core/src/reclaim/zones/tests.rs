@@ -3,6 +3,7 @@
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run, resident};
 use crate::base::stats;
+use crate::pages::region::flag;
 use crate::reclaim::Heap;
 use ebbtide_zone::{FRAME_BYTES, Outcome};
 
