@@ -76,8 +76,10 @@ impl Heap {
             self.keep_owners_limit(Releaser::Program);
             spare = self.look_at_spares(now);
             waiting = self.waiting_frames();
-            // What the owner's limit leaves for the zones may have changed.
-            bounds = self.bounds(now);
+            if bounds.is_limited {
+                // What the owner's limit leaves for the zones may have changed.
+                bounds = self.bounds(now);
+            }
         }
         self.freed_since(tick.freed_bytes);
         self.refresh_page(now);
