@@ -15,6 +15,10 @@ pub trait Source<H>: Sync {
         Cached::default()
     }
 
+    /// A tick of the program's passes by, some ten times a second. Gives what nobody has wanted lately, and notes what else it
+    /// keeps.
+    fn tick(&self, _heap: &H, _now: u64, _outside: &mut Outside) {}
+
     /// Gives back what is due or idle, in a round of the coordinating worker. Notes what is left to wait for.
     fn tend(&self, heap: &H, round: &Round, left: &mut Left);
 
@@ -44,6 +48,15 @@ pub struct Cached {
     pub objects: usize,
     /// Free runs of frames.
     pub runs: usize,
+}
+
+/// What is kept outside the zones, in frames, as far as a tick asks.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Outside {
+    /// To be used again as it is.
+    pub spare: u64,
+    /// In half-used spans.
+    pub waiting: u64,
 }
 
 /// A round of the coordinating worker.

@@ -13,7 +13,7 @@ use crate::base::config::Config;
 use crate::base::ranks;
 use crate::base::ranks::ForkLock;
 use crate::base::releaser::Releaser;
-use crate::base::source::{Cached, Round, Source};
+use crate::base::source::{Cached, Outside, Round, Source};
 use crate::pages::Pages;
 use crate::pages::region::LARGE;
 use crate::pages::span;
@@ -143,6 +143,10 @@ impl<H: AsRef<Pages>> Source<H> for Spares {
             objects: 0,
             runs: heap.as_ref().spares.bytes(),
         }
+    }
+
+    fn tick(&self, heap: &H, now: u64, outside: &mut Outside) {
+        outside.spare += heap.as_ref().look_at_spares(now);
     }
 
     fn tend(&self, heap: &H, round: &Round, left: &mut Left) {

@@ -7,7 +7,7 @@ use super::owned::release_owned;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::CLASSES;
-use crate::base::source::{Round, Source};
+use crate::base::source::{Outside, Round, Source};
 use crate::reclaim::Heap;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
@@ -146,6 +146,10 @@ impl Source<Heap> for Spans {
             ranks::RECORDS => each(&heap.records),
             _ => {}
         }
+    }
+
+    fn tick(&self, heap: &Heap, _now: u64, outside: &mut Outside) {
+        outside.waiting += heap.waiting_frames();
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {

@@ -18,7 +18,7 @@ use super::pacing::is_time;
 use super::workers;
 use crate::base::config::AUTO;
 use crate::base::releaser::Releaser;
-use crate::base::source::Round;
+use crate::base::source::{Outside, Round};
 use crate::base::stats;
 use crate::reclaim::{Heap, the_heap};
 use core::sync::atomic::Ordering;
@@ -70,12 +70,11 @@ impl Heap {
             freed_bytes: self.freed.swap(0, Ordering::Relaxed),
             backlog: self.backlog(now, &bounds),
         };
-        let (mut spare, mut waiting) = (0, 0);
+        let mut outside = Outside::default();
         if tick.asks_outside() {
             self.pacing.asked_ms.store(now, Ordering::Relaxed);
             self.keep_owners_limit(Releaser::Program);
-            spare = self.look_at_spares(now);
-            waiting = self.waiting_frames();
+            outside = self.ask_sources(now);
             if bounds.is_limited {
                 // What the owner's limit leaves for the zones may have changed.
                 bounds = self.bounds(now);
@@ -83,31 +82,31 @@ impl Heap {
         }
         self.freed_since(tick.freed_bytes);
         self.refresh_page(now);
-        self.look_at_quarantine(now);
         self.look_at_growth();
+        let Outside { spare, waiting } = outside;
         if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
-            self.give_on_tick(&tick, (spare, waiting), &bounds);
+            self.give_on_tick(&tick, outside, &bounds);
         }
         stats::publish_released(&self.config);
     }
 
-    fn give_on_tick(&self, tick: &Tick, (spare, waiting): (u64, u64), bounds: &Bounds) {
+    /// What all sources keep outside the zones; they give what nobody has wanted lately.
+    fn ask_sources(&self, now: u64) -> Outside {
+        let mut outside = Outside::default();
+        let sources = self.parts().sources();
+        sources.for_each(|source| source.tick(self, now, &mut outside));
+        outside
+    }
+
+    fn give_on_tick(&self, tick: &Tick, outside: Outside, bounds: &Bounds) {
         let actors = self.actors();
-        let plan = tick.decide(spare, waiting, bounds, &actors);
+        let plan = tick.decide(outside.spare, outside.waiting, bounds, &actors);
         let called = matches!(plan, TickPlan::Much { wake, .. } if self.wake(wake));
         #[cfg(feature = "plan-log")]
         log::line(
             "t",
-            &[
-                tick,
-                &tick.asks_outside(),
-                &spare,
-                &waiting,
-                bounds,
-                &actors,
-                &plan,
-                &called,
-            ],
+            (tick, tick.asks_outside(), outside, bounds),
+            (&actors, &plan, called),
         );
         match plan {
             TickPlan::Nothing => {}
@@ -122,7 +121,7 @@ impl Heap {
             } => {
                 let now = tick.now_ms;
                 self.look_at_held(now);
-                self.look_at_spares(now);
+                self.ask_sources(now);
                 self.release_due(alone, Releaser::Program);
                 self.release_in_place(alone_lazy, Take::Lazy, Releaser::Program);
                 self.depopulate_some(now);
@@ -348,16 +347,8 @@ impl Heap {
         #[cfg(feature = "plan-log")]
         log::line(
             "r",
-            &[
-                &now,
-                &backlog,
-                &bounds,
-                &may_be_lazy,
-                &plan,
-                &left,
-                &pace,
-                &next,
-            ],
+            (now, &backlog, &bounds, may_be_lazy),
+            (&plan, &left, &pace, &next),
         );
         next
     }
@@ -372,7 +363,31 @@ pub(super) fn heap_workers() -> &'static workers::Workers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alone::alone;
     use crate::front::heap;
+    use crate::front::requests::free_inside;
+
+    #[test]
+    fn ticks_empty_rings_that_nobody_uses() {
+        alone("workers=0,pressure=off,harden=on", |heap| {
+            let object = heap.allocate_hardened(100, 16);
+            free_inside(heap, object);
+            assert!(heap.quarantine.bytes() > 0);
+            heap.tick_now(clock::now_ms() + 1000);
+            assert_eq!(heap.quarantine.bytes(), 0);
+        });
+    }
+
+    #[test]
+    fn ticks_put_back_runs_that_nobody_wants() {
+        alone("workers=0,pressure=off,thp=off", |heap| {
+            let run = heap.allocate_large(300 * FRAME_BYTES, 1).unwrap();
+            free_inside(heap, run.address);
+            assert_eq!(heap.spares.frames(), 300);
+            (1..20).for_each(|look| heap.tick_now(clock::now_ms() + look * plan::LOOK_MS));
+            assert_eq!(heap.spares.frames(), 0);
+        });
+    }
 
     #[test]
     fn cpus_that_come_and_go_are_seen() {

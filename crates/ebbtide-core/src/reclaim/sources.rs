@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Whatever concerns all of them goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
-//! everything, the owner's limit, a round, the figures. The list is a constant of the crate `ebbtide`. A new cache is a file with a
+//! everything, the owner's limit, a tick, a round, the figures. The list is a constant of the crate `ebbtide`. A new cache is a file with a
 //! [`Source`], and a line there.
 //!
 //! * `INV-SOURCE-1` Each source gives to sources behind it in the list, or to the kernel: one pass empties all.

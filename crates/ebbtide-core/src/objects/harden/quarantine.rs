@@ -11,7 +11,7 @@ use crate::base::ranks;
 use crate::base::ranks::ForkLock;
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, MAX_BATCH};
-use crate::base::source::{Cached, Round, Source};
+use crate::base::source::{Cached, Outside, Round, Source};
 use crate::objects::Objects;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
@@ -180,6 +180,10 @@ impl<H: AsRef<Objects>> Source<H> for Quarantined {
             objects: heap.as_ref().quarantine.bytes(),
             runs: 0,
         }
+    }
+
+    fn tick(&self, heap: &H, now: u64, _outside: &mut Outside) {
+        heap.as_ref().look_at_quarantine(now);
     }
 
     fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
