@@ -49,25 +49,24 @@ impl Domains {
         }
         let nodes = CpuSet::nodes();
         let several = !nodes.has_at_most_one();
-        Self::new(wanted, most, &CpuSet::allowed(), |node, into| {
-            let cpus = (several && nodes.has(node)).then(|| CpuSet::of_node(node));
-            cpus.flatten().inspect(|cpus| *into = *cpus).is_some()
+        Self::new(wanted, most, &CpuSet::allowed(), |node| {
+            let is_there = several && nodes.has(node);
+            is_there.then(|| CpuSet::of_node(node)).flatten()
         })
     }
 
-    /// As configured (`zones=N`, 0: by the machine), `most` zones at most. `fill` writes the CPUs of a node into a
-    /// set; `false`: there is no such node.
+    /// As configured (`zones=N`, 0: by the machine), `most` zones at most. `of_node` says which CPUs a node has;
+    /// `None`: there is no such node.
     pub fn new(
         wanted: usize,
         most: usize,
         allowed: &CpuSet,
-        mut fill: impl FnMut(usize, &mut CpuSet) -> bool,
+        of_node: impl Fn(usize) -> Option<CpuSet>,
     ) -> Self {
         let mut node_of = [0u8; CPUS];
         let mut counts = [0usize; NODES];
-        let mut cpus = CpuSet::EMPTY;
         for node in 0..NODES {
-            if fill(node, &mut cpus) {
+            if let Some(cpus) = of_node(node) {
                 let here = (0..CPUS).filter(|&cpu| cpus.has(cpu));
                 here.for_each(|cpu| node_of[cpu] = node as u8);
             }
@@ -141,10 +140,9 @@ mod tests {
 
     /// Nodes of `each` neighbouring CPUs.
     fn domains(wanted: usize, cpus: usize, each: usize) -> Domains {
-        Domains::new(wanted, 64, &set(0..cpus), |node, into| {
+        Domains::new(wanted, 64, &set(0..cpus), |node| {
             let first = node * each;
-            *into = set(first..(first + each).min(cpus));
-            first < cpus
+            (first < cpus).then(|| set(first..(first + each).min(cpus)))
         })
     }
 
@@ -156,9 +154,9 @@ mod tests {
         assert_eq!((by_default(16, 16), by_default(256, 256)), (4, 16));
         assert_eq!((by_default(2, 1), by_default(256, 8)), (2, 32));
         assert_eq!(domains(64, 2, 2).zones(), 64);
-        let under_a_limit = Domains::new(8, 3, &set(0..8), |_, _| false);
+        let under_a_limit = Domains::new(8, 3, &set(0..8), |_| None);
         assert_eq!(under_a_limit.zones(), 3);
-        assert_eq!(Domains::new(0, 8, &set([]), |_, _| false).zones(), 1);
+        assert_eq!(Domains::new(0, 8, &set([]), |_| None).zones(), 1);
     }
 
     #[test]
@@ -196,7 +194,7 @@ mod tests {
 
     #[test]
     fn cpus_that_are_given_later_have_a_home() {
-        let d = Domains::new(2, 64, &set([4, 5, 6, 7]), |_, _| false);
+        let d = Domains::new(2, 64, &set([4, 5, 6, 7]), |_| None);
         assert_eq!([4, 7, 900].map(|cpu| d.home(cpu)), [0, 1, 1]);
         assert!(d.home(5000) < 2);
     }

@@ -41,6 +41,7 @@ pub mod gate;
 
 use crate::base::ranks::{self, ForkLock};
 use crate::base::stats;
+use crate::front::requests::free_inside;
 use crate::front::{FRONT, Front, started_heap};
 use crate::reclaim::gather::Gather;
 use crate::reclaim::{Heap, the_heap};
@@ -362,7 +363,7 @@ fn free_queued(front: &Front) {
         && let Some(heap) = front.try_enter()
     {
         heap.reserve
-            .take_queued(|address| crate::front::requests::free_inside(&heap, address));
+            .take_queued(|address| free_inside(&heap, address));
     }
 }
 

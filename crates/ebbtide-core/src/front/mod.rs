@@ -154,26 +154,23 @@ pub fn end() {
 
 #[cold]
 fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
-    match STATE.compare_exchange(COLD, STARTING, Ordering::Acquire, Ordering::Acquire) {
-        Ok(_) => {
-            // SAFETY: only this thread is here, once.
-            let started = unsafe { start(parts) };
-            let state = started.map_or_else(refuse, |()| READY);
-            STATE.store(state, Ordering::Release);
-            futex_wake(&STATE, u32::MAX >> 1);
-            if state == READY {
-                // As early as that, so that other handlers run outside ours.
-                fork::register();
-                // SAFETY: it has just started.
-                let heap = unsafe { the_heap() };
-                parts.hooks.iter().for_each(|hook| hook.started(heap));
-            }
+    let before = STATE.compare_exchange(COLD, STARTING, Ordering::Acquire, Ordering::Acquire);
+    if before.is_ok() {
+        // SAFETY: only this thread is here, once.
+        let started = unsafe { start(parts) };
+        let state = started.map_or_else(refuse, |()| READY);
+        STATE.store(state, Ordering::Release);
+        futex_wake(&STATE, u32::MAX >> 1);
+        if state == READY {
+            // As early as that, so that other handlers run outside ours.
+            fork::register();
+            // SAFETY: it has just started.
+            let heap = unsafe { the_heap() };
+            parts.hooks.iter().for_each(|hook| hook.started(heap));
         }
-        Err(_) => {
-            while STATE.load(Ordering::Acquire) == STARTING {
-                futex_wait(&STATE, STARTING);
-            }
-        }
+    }
+    while STATE.load(Ordering::Acquire) == STARTING {
+        futex_wait(&STATE, STARTING);
     }
     started_heap()
 }

@@ -155,7 +155,7 @@ impl Heap {
                 count: self.workers.count() as u64,
                 most: self.max_workers() as u64,
                 can_be_made: WORKERS.may_work(),
-                next_ms: self.workers.next_ms(),
+                next_ms: self.workers.next_ms.load(Ordering::SeqCst),
                 are_watching: self.pressure.is_watched() || !config.pressure,
             },
             has_forked: self.forked.load(Ordering::Relaxed),
@@ -175,16 +175,14 @@ impl Heap {
 
     /// No worker is made for as little as slow paths take care of: the program may want to stay without.
     fn releaser_of_everything<'a>(&self, by: Releaser<'a>) -> Releaser<'a> {
-        if by.is_worker() || self.workers.count() > 0 {
-            return by;
-        }
-        let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
-        if frames + self.waiting_frames() > IN_PLACE_FRAMES {
-            return by;
-        }
-        match self.actors().for_little(true) {
-            Some(false) => Releaser::Tick,
-            _ => by,
+        let is_little = || {
+            let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
+            frames + self.waiting_frames() <= IN_PLACE_FRAMES
+        };
+        let has_worker = by.is_worker() || self.workers.count() > 0;
+        match !has_worker && is_little() && self.actors().for_little(true) == Some(false) {
+            true => Releaser::Tick,
+            false => by,
         }
     }
 
@@ -251,10 +249,8 @@ impl Heap {
 
     /// Two sums over the zones.
     pub(super) fn sum(&self, of: impl Fn(Counters) -> (u64, u64)) -> (u64, u64) {
-        self.live_zones()
-            .iter()
-            .map(|zone| of(zone.counters()))
-            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        let all = self.live_zones().iter().map(|zone| of(zone.counters()));
+        all.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// Parts of the heap look at it after it has grown; and after a step of [`EXPECT_BLOCKS`] or more a worker is made:

@@ -49,10 +49,7 @@ impl Range {
 
     /// The same range, to become lazy.
     pub fn to_lazy(self) -> Self {
-        Self {
-            frames: self.frames | LAZY,
-            ..self
-        }
+        Self::new(self.first, self.frames | LAZY)
     }
 
     /// How many frames.
@@ -100,10 +97,7 @@ unsafe impl Send for Gather {}
 impl Gather {
     /// Nothing.
     pub const NEW: Self = Self {
-        inline: [Range {
-            first: 0,
-            frames: 0,
-        }; INLINE],
+        inline: [Range::new(0, 0); INLINE],
         inline_len: 0,
         last: ptr::null_mut(),
         spare: ptr::null_mut(),
@@ -190,9 +184,8 @@ impl Gather {
 
     /// All ranges, for changes: those inline, then batch by batch, the newest first.
     pub fn for_each(&mut self, mut each: impl FnMut(&mut Range)) {
-        self.inline[..self.inline_len]
-            .iter_mut()
-            .for_each(&mut each);
+        let inline = &mut self.inline[..self.inline_len];
+        inline.iter_mut().for_each(&mut each);
         let mut batch = self.last;
         // SAFETY: our own batches.
         while let Some(here) = unsafe { batch.as_mut() } {

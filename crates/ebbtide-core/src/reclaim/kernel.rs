@@ -28,6 +28,7 @@ use ebbtide_sys::features::{LAZY_FREE, RELEASE_MANY, SCAN_PAGES};
 use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::{Errno, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
+use libc::{MADV_DONTNEED, MADV_FREE};
 
 /// Ranges of a call.
 const MAX_RANGES: usize = 1024;
@@ -58,7 +59,7 @@ fn release_with<const N: usize>(
         ranges: [vm::NO_RANGE; N],
         count: 0,
         bytes: 0,
-        advice: libc::MADV_DONTNEED,
+        advice: MADV_DONTNEED,
         released: 0,
         lazied: 0,
     };
@@ -78,26 +79,21 @@ fn release_with<const N: usize>(
         }
         let address = heap.region().address(Frame(range.first));
         let bytes = range.frames() as usize * FRAME_BYTES;
-        let advice = if range.is_lazy() && LAZY_FREE.may_work() {
-            libc::MADV_FREE
-        } else {
-            libc::MADV_DONTNEED
-        };
+        let is_lazy = range.is_lazy() && LAZY_FREE.may_work();
+        let advice = if is_lazy { MADV_FREE } else { MADV_DONTNEED };
         if call.advice != advice {
             call.flush();
             call.advice = advice;
         }
+        Gather::done(range);
         if !batched || bytes > MAX_BYTES || !RELEASE_MANY.may_work() {
             call.flush();
             // SAFETY: claimed frames.
-            if unsafe { call.one(address, bytes) } {
-                Gather::done(range);
-            } else {
+            if !unsafe { call.one(address, bytes) } {
                 Gather::keep(range);
             }
             return;
         }
-        Gather::done(range);
         if call.count == N || call.bytes + bytes > MAX_BYTES {
             call.flush();
         }
@@ -131,7 +127,7 @@ impl<const N: usize> Call<N> {
     fn flush(&mut self) {
         let (mut start, mut refused) = (0, None);
         let advice = match self.advice {
-            libc::MADV_FREE => libc::MADV_FREE,
+            MADV_FREE => MADV_FREE,
             _ => vm::release_advice(),
         };
         while start < self.count && RELEASE_MANY.may_work() {
@@ -147,7 +143,7 @@ impl<const N: usize> Call<N> {
                 // Refused, or else it is the advice that is wrong, for memory that is locked. What becomes lazy goes one
                 // by one, to know what was refused.
                 Err(error) => {
-                    refused = (advice != libc::MADV_FREE).then_some(error);
+                    refused = (advice != MADV_FREE).then_some(error);
                     break;
                 }
             }
@@ -178,8 +174,8 @@ impl<const N: usize> Call<N> {
     unsafe fn one(&mut self, address: usize, bytes: usize) -> bool {
         // SAFETY: by contract.
         unsafe {
-            if self.advice == libc::MADV_FREE {
-                match vm::advise(address, bytes, libc::MADV_FREE) {
+            if self.advice == MADV_FREE {
+                match vm::advise(address, bytes, MADV_FREE) {
                     Ok(()) => {
                         self.count(bytes);
                         return true;
@@ -195,7 +191,7 @@ impl<const N: usize> Call<N> {
     }
 
     fn count(&mut self, bytes: usize) {
-        if self.advice == libc::MADV_FREE {
+        if self.advice == MADV_FREE {
             let _ = LAZY_FREE.latch(Ok::<_, Errno>(()));
             self.lazied += bytes;
         } else {
@@ -307,7 +303,7 @@ mod tests {
             ranges: [vm::NO_RANGE; 8],
             count: 0,
             bytes: 0,
-            advice: libc::MADV_DONTNEED,
+            advice: MADV_DONTNEED,
             released: 0,
             lazied: 0,
         };

@@ -50,13 +50,6 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Before the start.
-    pub const NONE: Self = Self {
-        caches: &[],
-        keepers: &[],
-        hooks: &[],
-    };
-
     /// All sources, in the order in which they give.
     pub fn sources(&self) -> impl Iterator<Item = &'static dyn Source<Heap>> {
         self.caches.iter().chain(self.keepers).copied()

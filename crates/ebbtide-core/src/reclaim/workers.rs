@@ -40,7 +40,7 @@ pub struct Workers {
     /// Where they run, by number.
     places: [Place; MAX_WORKERS],
     /// When the coordinator looks again by itself; `u64::MAX`: not before it is woken.
-    next_ms: AtomicU64,
+    pub(super) next_ms: AtomicU64,
     /// Changes when there is something to do.
     wake: AtomicU32,
     /// Threads asleep on `wake`.
@@ -190,14 +190,9 @@ impl Workers {
         self.expecting.load(Ordering::Relaxed)
     }
 
-    /// When the coordinator looks again by itself; `u64::MAX`: when it is called.
-    pub fn next_ms(&self) -> u64 {
-        self.next_ms.load(Ordering::SeqCst)
-    }
-
     /// Whether a coordinator looks by itself until then.
     pub fn look_before(&self, ms: u64) -> bool {
-        self.count() > 0 && self.next_ms() <= ms
+        self.count() > 0 && self.next_ms.load(Ordering::SeqCst) <= ms
     }
 
     fn make_one(&'static self) -> bool {

@@ -119,10 +119,9 @@ impl Heap {
     /// Claims up to about `frames` frames of a zone. How many.
     fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64, take: Take) -> u64 {
         let before = gather.frames();
-        let mut room = if take == (Take::Due { lazy_first: true }) {
-            self.lazy_room(zone)
-        } else {
-            0
+        let mut room = match take {
+            Take::Due { lazy_first: true } => self.lazy_room(zone),
+            _ => 0,
         };
         while gather.frames() - before < frames && gather.reserve() {
             let left = (frames - (gather.frames() - before)).min(u64::from(u32::MAX)) as u32;
@@ -143,11 +142,8 @@ impl Heap {
             {
                 // All of a huge page is resident, touched or not.
                 let mut data = self.zones[zone].lock.lock();
-                add(
-                    gather,
-                    view(self.region(), &mut data.state, 0).claim_free(block),
-                    false,
-                );
+                let rest = view(self.region(), &mut data.state, 0).claim_free(block);
+                add(gather, rest, false);
             }
         }
         gather.frames() - before

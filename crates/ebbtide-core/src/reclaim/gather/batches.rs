@@ -82,13 +82,10 @@ pub(in crate::reclaim) fn take_batch() -> Option<NonNull<Batch>> {
     if let Some(batch) = pop_batch() {
         return Some(batch);
     }
-    let start = vm::map(CHUNK * size_of::<Batch>()).ok()?;
-    for index in 1..CHUNK {
-        put_batch(NonNull::new(
-            (start + index * size_of::<Batch>()) as *mut Batch,
-        )?);
-    }
-    NonNull::new(start as *mut Batch)
+    let chunk = NonNull::new(vm::map(CHUNK * size_of::<Batch>()).ok()? as *mut Batch)?;
+    // SAFETY: inside the mapping, each batch once.
+    (1..CHUNK).for_each(|index| put_batch(unsafe { chunk.add(index) }));
+    Some(chunk)
 }
 
 fn pop_batch() -> Option<NonNull<Batch>> {

@@ -159,11 +159,8 @@ impl Heap {
     /// Looks at pressure, by the worker that has claimed to, and tells the program.
     pub fn look_at_pressure(&self, watcher: &mut Watcher, now: u64) -> Verdict {
         let (room, told) = watcher.look(now);
-        match room {
-            Some(room) => self.note_room(room),
-            // Nothing tells any more: nothing is known to be bounded.
-            None => self.allowance.set_room(u64::MAX),
-        }
+        // Where nothing tells any more, nothing is known to be bounded.
+        self.allowance.set_room(room.map_or(u64::MAX, for_reuse));
         self.note_limit(|| watcher.limit());
         let look = Look {
             now_ms: now,
@@ -185,12 +182,6 @@ impl Heap {
         verdict
     }
 
-    /// What is left bounds what is kept for reuse.
-    fn note_room(&self, room: pressure::Room) {
-        let half = room.least / 2 / FRAME_BYTES as u64;
-        self.allowance.set_room(half);
-    }
-
     /// The owner's limit may be a part of `limit`, which may have changed.
     fn note_limit(&self, limit: impl FnOnce() -> Option<u64>) {
         if let part @ Limit::Percent(_) = self.config.limit {
@@ -204,7 +195,7 @@ impl Heap {
         let nearest = group.as_ref().and_then(Group::nearest);
         let machine = pressure::machine();
         if let Some(room) = machine.map(|machine| machine.nearer(nearest)).or(nearest) {
-            self.note_room(room);
+            self.allowance.set_room(for_reuse(room));
         }
         self.note_limit(|| group.and_then(|group| group.smallest_limit()));
     }
@@ -286,6 +277,11 @@ impl Heap {
     pub(super) fn waiting_frames(&self) -> u64 {
         (self.waiting_in_spans() / FRAME_BYTES) as u64
     }
+}
+
+/// Frames that may be kept for reuse, by what is left.
+fn for_reuse(room: pressure::Room) -> u64 {
+    room.least / 2 / FRAME_BYTES as u64
 }
 
 /// A percentage is of the `smallest` limit of the process's groups, at most of RAM.
