@@ -25,10 +25,8 @@ impl Heap {
         if !self.config.depopulate {
             return 0;
         }
-        self.news
-            .classes()
-            .map(|class| self.central[class].spans.lock().waiting(class))
-            .sum()
+        let waiting = |class: usize| self.central[class].spans.lock().waiting(class);
+        self.news.classes().map(waiting).sum()
     }
 
     /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes

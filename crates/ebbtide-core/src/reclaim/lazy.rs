@@ -67,9 +67,8 @@ impl Take {
 impl Heap {
     /// Whether frames may become lazy in this process now.
     pub fn may_go_lazy(&self) -> bool {
-        let config = &self.config;
         let short = self.allowance.is_short(ebbtide_sys::clock::now_ms());
-        if config.lazyfree == LazyFree::Off || self.max_workers() == 0 || short {
+        if self.config.lazyfree == LazyFree::Off || self.max_workers() == 0 || short {
             return false;
         }
         if !KERNEL_ASKED.load(Ordering::Acquire) {
