@@ -91,9 +91,7 @@ fn allowed(heap: &Heap, scope: Scope) -> Scope {
     }
 }
 
-impl Source for PerCpuData {
-    type Room = Heap;
-
+impl Source<Heap> for PerCpuData {
     fn locks(&self, _heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::PERCPU {
             self.locks().for_each(|shard| each(shard));

@@ -12,7 +12,7 @@
 use crate::base::config::Config;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
-use crate::base::source::{Cached, Round, Source};
+use crate::base::source::{Cached, Outside, Round, Source};
 use crate::pages::Pages;
 use crate::pages::region::LARGE;
 use crate::pages::span;
@@ -118,33 +118,35 @@ impl SpareRuns {
 /// The spare runs of all CPUs.
 pub struct Spares;
 
-impl Source for Spares {
-    type Room = Pages;
-
-    fn locks(&self, heap: &Pages, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+impl<H: AsRef<Pages>> Source<H> for Spares {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::FREED {
-            heap.spares.places().for_each(|place| each(place));
+            heap.as_ref().spares.places().for_each(|place| each(place));
         }
     }
 
-    fn cached(&self, heap: &Pages, sum: &mut Cached) {
-        sum.runs += heap.spares.bytes();
+    fn cached(&self, heap: &H, sum: &mut Cached) {
+        sum.runs += heap.as_ref().spares.bytes();
     }
 
-    fn tend(&self, heap: &Pages, round: &Round, left: &mut Left) {
-        left.dirty += heap.look_at_spares(round.now);
+    fn tick(&self, heap: &H, now: u64, outside: &mut Outside) {
+        outside.spare += heap.as_ref().look_at_spares(now);
     }
 
-    fn give_all(&self, heap: &Pages, _by: Releaser) {
-        heap.drain_spares();
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        left.dirty += heap.as_ref().look_at_spares(round.now);
     }
 
-    fn left_alone(&self, pages: &Pages) {
-        pages.drain_spares();
+    fn give_all(&self, heap: &H, _by: Releaser) {
+        heap.as_ref().drain_spares();
     }
 
-    unsafe fn abandon(&self, heap: &Pages) {
-        let places = heap.spares.places();
+    fn left_alone(&self, heap: &H) {
+        heap.as_ref().drain_spares();
+    }
+
+    unsafe fn abandon(&self, heap: &H) {
+        let places = heap.as_ref().spares.places();
         places.for_each(|place| *place.lock() = Kept::NONE);
     }
 }

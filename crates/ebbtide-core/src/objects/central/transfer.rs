@@ -151,24 +151,24 @@ impl Transfer {
 /// the others what nobody needed in the last window.
 pub struct Batches;
 
-impl Source for Batches {
-    type Room = Objects;
-
-    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+impl<H: AsRef<Objects>> Source<H> for Batches {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        let heap = heap.as_ref();
         if rank == ranks::TRANSFER {
             let all = heap.central.iter();
             all.for_each(|central| each(&central.transfer));
         }
     }
 
-    fn cached(&self, heap: &Objects, sum: &mut Cached) {
-        for (central, about) in heap.central.iter().zip(&CLASS).skip(1) {
+    fn cached(&self, heap: &H, sum: &mut Cached) {
+        for (central, about) in heap.as_ref().central.iter().zip(&CLASS).skip(1) {
             let objects = central.transfer.lock().count * about.batch as usize;
             sum.objects += objects * about.size as usize;
         }
     }
 
-    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        let heap = heap.as_ref();
         for (class, about) in CLASS.iter().enumerate().skip(1) {
             let transfer = &heap.central[class].transfer;
             let (going, kept) = transfer.lock().tend(round.ends_window);
@@ -177,14 +177,14 @@ impl Source for Batches {
         }
     }
 
-    fn give_all(&self, heap: &Objects, _by: Releaser) {
+    fn give_all(&self, heap: &H, _by: Releaser) {
         for class in 1..CLASSES {
-            heap.drain_transfer(class, usize::MAX);
+            heap.as_ref().drain_transfer(class, usize::MAX);
         }
     }
 
-    unsafe fn abandon(&self, heap: &Objects) {
-        for central in &heap.central {
+    unsafe fn abandon(&self, heap: &H) {
+        for central in &heap.as_ref().central {
             *central.transfer.lock() = Transfer::NEW;
         }
     }

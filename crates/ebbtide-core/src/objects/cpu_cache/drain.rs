@@ -140,11 +140,9 @@ impl Objects {
 /// needed in the last window.
 pub struct CpuStacks;
 
-impl Source for CpuStacks {
-    type Room = Objects;
-
-    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
-        let caches = &heap.caches;
+impl<H: AsRef<Objects>> Source<H> for CpuStacks {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        let caches = &heap.as_ref().caches;
         match rank {
             ranks::DRAIN => each(&caches.drain),
             // The portable mode's.
@@ -156,11 +154,12 @@ impl Source for CpuStacks {
         }
     }
 
-    fn cached(&self, heap: &Objects, sum: &mut Cached) {
-        sum.objects += heap.caches.bytes();
+    fn cached(&self, heap: &H, sum: &mut Cached) {
+        sum.objects += heap.as_ref().caches.bytes();
     }
 
-    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        let heap = heap.as_ref();
         for cpu in 0..heap.caches.cpus() {
             if !heap.drain_if_idle(cpu) {
                 heap.drain_surplus(cpu, round.ends_window);
@@ -169,16 +168,17 @@ impl Source for CpuStacks {
         }
     }
 
-    fn give_all(&self, heap: &Objects, _by: Releaser) {
+    fn give_all(&self, heap: &H, _by: Releaser) {
+        let heap = heap.as_ref();
         for cpu in 0..heap.caches.cpus() {
             heap.drain_cpu(cpu);
         }
     }
 
     /// The sections are stopped and started by the fork itself.
-    unsafe fn abandon(&self, heap: &Objects) {
+    unsafe fn abandon(&self, heap: &H) {
         // SAFETY: by contract.
-        unsafe { heap.caches.forget_all() };
+        unsafe { heap.as_ref().caches.forget_all() };
     }
 }
 

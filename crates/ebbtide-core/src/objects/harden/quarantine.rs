@@ -10,7 +10,7 @@ use super::check_poison;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, MAX_BATCH};
-use crate::base::source::{Cached, Round, Source};
+use crate::base::source::{Cached, Outside, Round, Source};
 use crate::objects::Objects;
 use crate::pages::large::guard::Kept;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -165,34 +165,38 @@ impl Quarantine {
 /// The rings of all CPUs, and large allocations.
 pub struct Quarantined;
 
-impl Source for Quarantined {
-    type Room = Objects;
-
-    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+impl<H: AsRef<Objects>> Source<H> for Quarantined {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        let heap = heap.as_ref();
         if rank == ranks::FREED {
             heap.quarantine.rings().for_each(|ring| each(ring));
             each(&heap.kept);
         }
     }
 
-    fn cached(&self, heap: &Objects, sum: &mut Cached) {
-        sum.objects += heap.quarantine.bytes();
+    fn cached(&self, heap: &H, sum: &mut Cached) {
+        sum.objects += heap.as_ref().quarantine.bytes();
     }
 
-    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
-        left.cached_bytes += heap.drain_idle_quarantine(round.now) as u64;
+    fn tick(&self, heap: &H, now: u64, _outside: &mut Outside) {
+        heap.as_ref().look_at_quarantine(now);
     }
 
-    fn give_all(&self, heap: &Objects, _by: Releaser) {
-        heap.drain_quarantine();
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        left.cached_bytes += heap.as_ref().drain_idle_quarantine(round.now) as u64;
+    }
+
+    fn give_all(&self, heap: &H, _by: Releaser) {
+        heap.as_ref().drain_quarantine();
     }
 
     /// Whoever wrote to a freed object is found now or never.
-    fn left_alone(&self, objects: &Objects) {
-        objects.drain_quarantine();
+    fn left_alone(&self, heap: &H) {
+        heap.as_ref().drain_quarantine();
     }
 
-    unsafe fn abandon(&self, heap: &Objects) {
+    unsafe fn abandon(&self, heap: &H) {
+        let heap = heap.as_ref();
         *heap.kept.lock() = Kept::NONE;
         for ring in heap.quarantine.rings() {
             let mut ring = ring.lock();

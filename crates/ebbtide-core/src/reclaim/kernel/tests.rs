@@ -1,5 +1,7 @@
 //! Tests: which ranges the kernel gets with which call, and what follows from a refusal.
 
+extern crate std;
+
 use super::*;
 use crate::alone::{CALM, alone, dirty_run, fill, holds, refuse, refuse_release, resident};
 use crate::base::releaser::Releaser;
@@ -159,4 +161,52 @@ fn every_range_of_many_is_released() {
         while gather.pop().is_some() {}
         gather.free_batches();
     });
+}
+
+fn call(lengths: &[usize]) -> Call<8> {
+    let mut call = Call::<8> {
+        ranges: [vm::NO_RANGE; 8],
+        count: 0,
+        bytes: 0,
+        advice: MADV_DONTNEED,
+        released: 0,
+        lazied: 0,
+    };
+    for (index, &len) in lengths.iter().enumerate() {
+        call.ranges[index] = vm::Range {
+            iov_base: ((index + 1) << 20) as *mut _,
+            iov_len: len,
+        };
+        call.count += 1;
+    }
+    call
+}
+
+#[test]
+fn short_returns_are_resumed_behind_what_was_done() {
+    let mut call = call(&[4096, 8192, 4096]);
+    assert_eq!(call.resume(0, 4096), 1);
+    assert_eq!(call.resume(1, 4096), 1);
+    assert_eq!(call.ranges[1].iov_base as usize, (2 << 20) + 4096);
+    assert_eq!(call.ranges[1].iov_len, 4096);
+    assert_eq!(call.resume(1, 8192), 3);
+    assert_eq!(call.released, 16384);
+}
+
+#[test]
+fn of_each_block_that_is_cut_one_frame_is_looked_at() {
+    for (first, frames, expected) in [
+        (0, 512, &[][..]),
+        (512, 3 * 512, &[]),
+        (10, 5, &[10]),
+        (500, 12, &[500]),
+        (512, 10, &[512]),
+        (500, 24, &[500, 512]),
+        (512, 513, &[1024]),
+        (100, 412 + 512, &[100]),
+        (511, 1 + 512 + 1, &[511, 1024]),
+    ] {
+        let parts: std::vec::Vec<u32> = parts(Range::new(first, frames)).map(|at| at.0).collect();
+        assert_eq!(parts, expected, "{frames} frames from {first} on");
+    }
 }
