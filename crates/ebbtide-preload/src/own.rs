@@ -1,5 +1,8 @@
 //! The C API beyond `malloc`: `include/ebbtide.h`.
 
+use crate::standard::set_errno;
+use core::ffi::c_int;
+
 /// Gives all free memory of the process back; the bytes given back.
 #[unsafe(no_mangle)]
 pub extern "C" fn ebb_release() -> usize {
@@ -55,12 +58,13 @@ pub struct ebb_stats {
 /// # Safety
 /// `result` can be written to for `size` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core::ffi::c_int {
-    if result.is_null() || size < size_of::<u64>() {
-        // SAFETY: the C library's own word of this thread.
-        unsafe { *libc::__errno_location() = libc::EINVAL };
-        return -1;
-    }
+pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> c_int {
+    // SAFETY: by contract.
+    unsafe { fill(result, size, || figures(size)) }
+}
+
+/// Those that fit into `size` bytes.
+fn figures(size: usize) -> ebb_stats {
     let stats = ebbtide::stats::Stats::collect();
     // The kernel walks the page tables for these two: only for who asks.
     let (rss, lazy) = if size > core::mem::offset_of!(ebb_stats, rss_bytes) {
@@ -68,7 +72,7 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
     } else {
         (0, 0)
     };
-    let figures = ebb_stats {
+    ebb_stats {
         version: 1,
         live_bytes: stats.live as u64,
         large_bytes: stats.large as u64,
@@ -105,11 +109,24 @@ pub unsafe extern "C" fn ebb_stats(result: *mut ebb_stats, size: usize) -> core:
         zone_wait_ns: stats.zone_locks.wait_ns,
         zone_hold_ns: stats.zone_locks.hold_ns,
         reserved: 0,
-    };
-    let count = size.min(size_of::<ebb_stats>());
+    }
+}
+
+/// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or a size without room
+/// for a word.
+///
+/// # Safety
+/// `result` can be written to for `size` bytes.
+pub(crate) unsafe fn fill<T>(result: *mut T, size: usize, figures: impl FnOnce() -> T) -> c_int {
+    if result.is_null() || size < size_of::<u64>() {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    let figures = figures();
+    let count = size.min(size_of::<T>());
     // SAFETY: by contract, and both have that many bytes.
     unsafe {
         core::ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), result.cast(), count);
     }
-    count as core::ffi::c_int
+    count as c_int
 }
