@@ -201,11 +201,9 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
     let domains = Domains::of_machine(config.zones, most as usize);
     let (ram, swap) = process::memory_total().unwrap_or((usize::MAX, 0));
-    let cpus = match config.basic_syscalls {
-        true => usize::MAX,
-        false => process::allowed_cpus(),
-    };
-    heap.cpus.store(cpus, Ordering::Relaxed);
+    if !config.basic_syscalls {
+        heap.cpus.store(process::allowed_cpus(), Ordering::Relaxed);
+    }
     let settings = Settings {
         config,
         region,

@@ -131,9 +131,8 @@ impl<const N: usize> Call<N> {
             _ => vm::release_advice(),
         };
         while start < self.count && RELEASE_MANY.may_work() {
-            let ranges = &self.ranges[start..self.count];
             // SAFETY: claimed frames.
-            match unsafe { vm::advise_many(ranges, advice) } {
+            match unsafe { vm::advise_many(&self.ranges[start..self.count], advice) } {
                 Ok(done) if done > 0 => {
                     let _ = RELEASE_MANY.latch(Ok::<_, Errno>(()));
                     start = self.resume(start, done);
@@ -237,14 +236,10 @@ fn prepare(
 ) -> bool {
     parts(range).all(|frame| {
         let block = frame.block();
-        match split {
-            Some((last, done)) if *last == block => *done,
-            _ => {
-                let done = split_block(heap, block, frame, map);
-                *split = Some((block, done));
-                done
-            }
+        if split.is_none_or(|(last, _)| last != block) {
+            *split = Some((block, split_block(heap, block, frame, map)));
         }
+        split.is_some_and(|(_, done)| done)
     })
 }
 

@@ -72,7 +72,7 @@ static HEAP: Heap = Heap {
     objects: Objects::new(),
     parts: AtomicPtr::new(ptr::null_mut()),
     forked: AtomicBool::new(false),
-    cpus: AtomicUsize::new(1),
+    cpus: AtomicUsize::new(usize::MAX),
     pacing: Pacing::new(),
     changes: Changes::new(),
     slots: Slots::new(),

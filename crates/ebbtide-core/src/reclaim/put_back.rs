@@ -47,10 +47,9 @@ impl Heap {
     fn put_back_to_zone(&self, gather: &mut Gather, range: Range, outcome: Outcome) {
         let end = range.first + range.frames();
         let last = Frame(end - 1).block();
-        let whole = if end.is_multiple_of(BLOCK_FRAMES) {
-            (range.frames() / BLOCK_FRAMES).min(64)
-        } else {
-            0
+        let whole = match end % BLOCK_FRAMES {
+            0 => (range.frames() / BLOCK_FRAMES).min(64),
+            _ => 0,
         };
         if outcome == Outcome::Clean && whole > 0 {
             self.heal(Block(last.0 + 1 - whole), whole);

@@ -291,12 +291,14 @@ impl Workers {
 
     /// Whether nobody makes a thread, or who did is gone, and this thread does from now on.
     fn begin_creating(&self) -> bool {
-        let (before, me) = (self.creating.load(Ordering::Relaxed), process::thread_id());
-        (before == 0 || thread::is_gone(before))
-            && self
-                .creating
-                .compare_exchange(before, me, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
+        let before = self.creating.load(Ordering::Relaxed);
+        if before != 0 && !thread::is_gone(before) {
+            return false;
+        }
+        let me = process::thread_id();
+        self.creating
+            .compare_exchange(before, me, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
     }
 
     fn sleep(&self, seen: u32, ms: u64) {

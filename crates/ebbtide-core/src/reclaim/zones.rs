@@ -77,10 +77,8 @@ impl Heap {
                 let Some(mut owned) = self.slots.take(by.owner()) else {
                     return;
                 };
-                let piece = (to_share / (2 * (helpers as u64 + 1)))
-                    .max(least)
-                    .next_multiple_of(block)
-                    .min(most);
+                let half_share = to_share / (2 * (helpers as u64 + 1));
+                let piece = half_share.max(least).next_multiple_of(block).min(most);
                 let claimed = self.gather_zone(zone, owned.gather(), left.min(piece), take);
                 if claimed == 0 {
                     break;
