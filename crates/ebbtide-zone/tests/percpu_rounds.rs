@@ -200,6 +200,22 @@ fn free_chunks_go_when_a_round_has_passed() {
 }
 
 #[test]
+fn a_free_chunk_is_unused_as_soon_as_its_pages_have_gone() {
+    let mut pages = Pages::full(2);
+    (0..2).for_each(|id| pages.put(id, 0..64));
+    pages.shard().begin_round(Scope::Everything);
+    let claimed = pages.shard().claim(Scope::Everything, 64).expect("one");
+    let id = claimed.chunk;
+    pages.shard().finish(claimed, claimed.pages);
+    assert_eq!(pages.states()[id as usize], State::Unused);
+    assert_eq!(pages.shard().counters().chunks, 1);
+    assert_eq!(pages.shard().wanted(2), Some(id), "it is opened again");
+    // The last one stays without its pages.
+    assert_eq!(pages.claims(Scope::Everything, 64).len(), 1);
+    assert_eq!(pages.states()[1 - id as usize], State::Free);
+}
+
+#[test]
 fn the_kernel_may_keep_pages() {
     let mut pages = Pages::full(2);
     pages.put(0, 0..20);
