@@ -1,0 +1,96 @@
+//! Which chunk and which place an area of per-CPU data gets.
+
+#![allow(unexpected_cfgs)]
+#![cfg(not(loom))]
+
+use ebbtide_zone::percpu::*;
+
+struct Storage {
+    state: ShardState,
+    chunks: Vec<Chunk>,
+}
+
+impl Storage {
+    fn new(chunks: usize) -> Self {
+        Self {
+            state: ShardState::NEW,
+            chunks: vec![Chunk::ZERO; chunks],
+        }
+    }
+
+    fn shard(&mut self) -> Shard<'_> {
+        Shard::new(&mut self.state, &mut self.chunks)
+    }
+
+    /// Takes `n` granules of the chunks that are open.
+    fn take(&mut self, n: u32, align: u32) -> Option<(u32, u32)> {
+        let taken = self.shard().take(n, align)?;
+        Some((taken.chunk, taken.at))
+    }
+
+    fn put(&mut self, chunk: u32, at: u32) {
+        let area = self.shard().disown(chunk, at).expect("an area");
+        self.shard().put(area);
+        self.shard().check_invariants().unwrap();
+    }
+
+    /// Opens the next chunk and fills it with areas of `n` granules.
+    fn fill(&mut self, n: u32) {
+        let id = self.shard().end();
+        assert!(self.shard().open(id, false));
+        (0..UNIT_GRANULES / n).for_each(|i| assert_eq!(self.take(n, 1), Some((id, i * n))));
+        self.shard().check_invariants().unwrap();
+    }
+}
+
+#[test]
+fn the_fuller_of_two_chunks_gives_the_area() {
+    for (fuller, emptier) in [(0, 1), (1, 0)] {
+        for fuller_first in [true, false] {
+            let mut s = Storage::new(2);
+            (0..2).for_each(|_| s.fill(PAGE_GRANULES));
+            if fuller_first {
+                s.put(fuller, 7 * PAGE_GRANULES);
+            }
+            (0..40).for_each(|page| s.put(emptier, page * PAGE_GRANULES));
+            if !fuller_first {
+                s.put(fuller, 7 * PAGE_GRANULES);
+            }
+            let place = Some((fuller, 7 * PAGE_GRANULES));
+            assert_eq!(s.take(PAGE_GRANULES, 1), place);
+            assert_eq!(s.take(PAGE_GRANULES, 1), Some((emptier, 0)));
+        }
+    }
+}
+
+#[test]
+fn a_single_free_granule_is_found_behind_full_chunks() {
+    let mut s = Storage::new(9);
+    s.fill(SMALL_GRANULES);
+    s.put(0, 32);
+    assert_eq!(s.take(SMALL_GRANULES - 1, 1), Some((0, 32)));
+    assert_eq!(s.take(2, 1), None, "one granule is left");
+    (0..8).for_each(|_| s.fill(SMALL_GRANULES));
+    assert_eq!(s.take(1, 1), Some((0, 47)));
+    assert_eq!(s.take(1, 1), None);
+}
+
+#[test]
+fn the_number_of_opened_chunks_is_known_with_and_without_the_lock() {
+    let mut s = Storage::new(4);
+    for end in 0..4 {
+        assert_eq!((s.state.end(), s.shard().end()), (end, end));
+        s.fill(PAGE_GRANULES);
+    }
+    // A chunk that is opened again is none of them.
+    (0..64).for_each(|page| {
+        [1, 2]
+            .iter()
+            .for_each(|&id| s.put(id, page * PAGE_GRANULES))
+    });
+    s.shard().begin_round(Scope::Everything);
+    let claimed = s.shard().claim(Scope::Everything, 64).expect("a free one");
+    s.shard().finish(claimed, claimed.pages);
+    assert_eq!(s.shard().wanted(9), Some(claimed.chunk));
+    assert_eq!((s.state.end(), s.shard().counters().chunks), (4, 3));
+}
