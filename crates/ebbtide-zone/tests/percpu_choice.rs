@@ -80,6 +80,8 @@ fn the_number_of_opened_chunks_is_known_with_and_without_the_lock() {
     let mut s = Storage::new(4);
     for end in 0..4 {
         assert_eq!((s.state.end(), s.shard().end()), (end, end));
+        assert_eq!(s.shard().wanted(end), None, "there are no more");
+        assert_eq!(s.shard().wanted(end + 1), Some(end));
         s.fill(PAGE_GRANULES);
     }
     // A chunk that is opened again is none of them.
