@@ -96,3 +96,47 @@ fn the_number_of_opened_chunks_is_known_with_and_without_the_lock() {
     assert_eq!(s.shard().wanted(9), Some(claimed.chunk));
     assert_eq!((s.state.end(), s.shard().counters().chunks), (4, 3));
 }
+
+#[test]
+fn an_area_lies_in_every_page_that_it_touches() {
+    let mut s = Storage::new(1);
+    assert!(s.shard().open(0, false));
+    for (n, align, pages) in [
+        (PAGE_GRANULES - 1, 1, 0b1),
+        (2 * PAGE_GRANULES, PAGE_GRANULES, 0b110),
+        (PAGE_GRANULES + 1, PAGE_GRANULES, 0b11000),
+    ] {
+        let taken = s.shard().take(n, align).expect("room");
+        assert_eq!(taken.populate, pages, "{n} granules");
+        let area = s.shard().disown(0, taken.at).expect("an area");
+        assert_eq!((area.granules, Shard::pages(area)), (n, pages));
+    }
+}
+
+/// In a forked child that skipped the fork handlers the parent's chunks are nobody's.
+#[test]
+fn chunks_that_were_given_up_are_left_alone() {
+    let mut s = Storage::new(4);
+    (0..2).for_each(|_| s.fill(PAGE_GRANULES));
+    (1..64).for_each(|page| s.put(0, page * PAGE_GRANULES));
+    s.shard().abandon();
+    let before = [0, 1].map(|id: usize| s.chunks[id].state());
+    for (chunk, at) in [(0, 0), (0, 7), (1, PAGE_GRANULES)] {
+        assert_eq!(s.shard().disown(chunk, at), Err(Misuse::Abandoned));
+    }
+    assert_eq!(s.shard().disown(2, 0), Err(Misuse::NotAnArea), "not open");
+    // The round that was going on finds none of their pages, nor does the next.
+    assert_eq!(s.shard().claim(Scope::Everything, 64), None);
+    s.shard().begin_round(Scope::Everything);
+    assert_eq!(s.shard().claim(Scope::Everything, 64), None);
+    s.shard().take_back();
+    assert_eq!(s.shard().counters(), Counters::default());
+    assert_eq!(s.take(1, 1), None);
+    // The child's own chunks come behind them.
+    assert_eq!((s.shard().end(), s.shard().wanted(4)), (2, Some(2)));
+    s.fill(PAGE_GRANULES);
+    s.put(2, 0);
+    assert_eq!(s.shard().disown(1, 0), Err(Misuse::Abandoned));
+    let after = [0, 1].map(|id: usize| s.chunks[id].state());
+    assert_eq!(before, after);
+}
