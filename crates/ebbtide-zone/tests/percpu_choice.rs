@@ -172,10 +172,25 @@ fn an_area_lies_in_one_page_if_it_can() {
     // 512 granules across the border of two pages are free.
     s.put(0, 300);
     s.put(0, 512);
+    // An aligned area of 257 granules fits into any 512.
+    assert_eq!(s.take(257, 256), Some((0, 512)));
+    s.put(0, 512);
     assert_eq!(s.take(400, 32), Some((0, 320)));
     assert_eq!(s.take(93, 1), None);
     assert_eq!(s.take(92, 1), Some((0, 720)));
     assert_eq!(s.take(20, 1), Some((0, 300)));
     assert_eq!(s.take(17, 1), None, "full");
     s.shard().check_invariants().unwrap();
+}
+
+#[test]
+fn an_aligned_area_of_pages_fits_between_its_neighbours() {
+    let mut s = Storage::new(1);
+    s.fill(PAGE_GRANULES);
+    [4, 5, 10, 11, 12]
+        .iter()
+        .for_each(|page| s.put(0, page * PAGE_GRANULES));
+    assert_eq!(s.take(2 * PAGE_GRANULES, 512), Some((0, 4 * 512)));
+    assert_eq!(s.take(3 * PAGE_GRANULES, 512), Some((0, 10 * 512)));
+    assert_eq!(s.take(17, 1), None, "full");
 }
