@@ -58,7 +58,7 @@ struct ebb_stats {
     uint64_t dirty_bytes;           /* free pages that may be resident */
     uint64_t lazy_bytes;            /* free pages that the kernel may take (MADV_FREE) */
     uint64_t pending_bytes;         /* free pages that are being released now */
-    uint64_t held_bytes;            /* free, but in huge pages that could not be split at the last attempt */
+    uint64_t unsplit_bytes;         /* free, but in huge pages that could not be split at the last attempt */
     uint64_t metadata_bytes;        /* the allocator's own records */
     uint64_t opened_bytes;          /* address space made usable so far */
     uint64_t percpu_bytes;          /* per-CPU data: pages of it that may be resident, on all CPUs */

@@ -103,7 +103,7 @@ static uint64_t figure(int place)
     CHECK(stats && stats(all, sizeof all) == sizeof all);
     return all[place];
 }
-enum { CACHED = 3, DIRTY = 5, HELD = 8 };
+enum { CACHED = 3, DIRTY = 5, UNSPLIT = 8 };
 
 /* ebb_release(). */
 static size_t release(void)
@@ -431,16 +431,16 @@ int main(int argc, char **argv)
         if (sharer == 0) { alarm(40); pause(); _exit(0); }
         size_t before = usage ? number_in(usage) : 0, most = rss(), said = release();
         size_t now = usage ? number_in(usage) : 0, fell = most - rss();
-        printf("said %zu MiB, RSS fell by %zu, held %zu\n", said / MIB, fell / MIB, (size_t)figure(HELD) / MIB);
+        printf("said %zu MiB, RSS fell by %zu, held %zu\n", said / MIB, fell / MIB, (size_t)figure(UNSPLIT) / MIB);
         fflush(stdout);
-        if (figure(HELD) < 64 * MIB && fell < 64 * MIB) { puts("skipped: no huge pages"); kill(sharer, SIGKILL); return 0; }
+        if (figure(UNSPLIT) < 64 * MIB && fell < 64 * MIB) { puts("skipped: no huge pages"); kill(sharer, SIGKILL); return 0; }
         /* Where the heap begins there are 16 MiB of small pages; those count, and go with the child. */
-        CHECK(figure(HELD) > 64 * MIB && said < 32 * MIB && fell < 32 * MIB, "a shared huge page counts as given back");
+        CHECK(figure(UNSPLIT) > 64 * MIB && said < 32 * MIB && fell < 32 * MIB, "a shared huge page counts as given back");
         if (usage) CHECK(said < before - now + 48 * MIB, "the system got %zd MiB", (ssize_t)(before - now) / (ssize_t)MIB);
         verify();
         CHECK(kill(sharer, SIGKILL) == 0 && waitpid(sharer, NULL, 0) == sharer);
-        for (int i = 0; i < 1000 && figure(HELD); i++) { usleep(10000); said += release(); }
-        CHECK(figure(HELD) == 0 && said > 128 * MIB, "%zu MiB in all", said / MIB);
+        for (int i = 0; i < 1000 && figure(UNSPLIT); i++) { usleep(10000); said += release(); }
+        CHECK(figure(UNSPLIT) == 0 && said > 128 * MIB, "%zu MiB in all", said / MIB);
         CHECK(rss() < most - 128 * MIB);
         if (usage) {
             size_t got = before - number_in(usage);
@@ -469,11 +469,11 @@ int main(int argc, char **argv)
         fill_and_free(4096, 16384, 256 * MIB);
         pid_t sharer = fork();
         if (sharer == 0) { alarm(50); pause(); _exit(0); }
-        for (int i = 0; i < 300 && !figure(HELD); i++) usleep(10000);
-        if (!figure(HELD)) { puts("skipped: nothing is held"); kill(sharer, SIGKILL); return 0; }
+        for (int i = 0; i < 300 && !figure(UNSPLIT); i++) usleep(10000);
+        if (!figure(UNSPLIT)) { puts("skipped: nothing is held"); kill(sharer, SIGKILL); return 0; }
         /* All that stays is told of, whichever span was the first of its block to be tried. One zone only. */
-        for (int i = 0; top - base < 8 * GIB && figure(HELD) < left_behind() * PAGE / 4 * 3; i++) {
-            CHECK(i < 2000, "%zu of %zu MiB are told of", (size_t)figure(HELD) / MIB, left_behind() * PAGE / MIB);
+        for (int i = 0; top - base < 8 * GIB && figure(UNSPLIT) < left_behind() * PAGE / 4 * 3; i++) {
+            CHECK(i < 2000, "%zu of %zu MiB are told of", (size_t)figure(UNSPLIT) / MIB, left_behind() * PAGE / MIB);
             usleep(10000);
         }
         pid_t pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
@@ -485,8 +485,8 @@ int main(int argc, char **argv)
         }
         must_end_well(pid);
         CHECK(kill(sharer, SIGKILL) == 0 && waitpid(sharer, NULL, 0) == sharer);
-        for (int i = 0; i < 3000 && figure(HELD); i++) usleep(10000);
-        CHECK(figure(HELD) == 0, "%zu bytes stay held", (size_t)figure(HELD));
+        for (int i = 0; i < 3000 && figure(UNSPLIT); i++) usleep(10000);
+        CHECK(figure(UNSPLIT) == 0, "%zu bytes stay held", (size_t)figure(UNSPLIT));
         verify();
     } else CHECK(0, "what is %s?", mode);
     puts("ok");

@@ -71,7 +71,7 @@ figures! {
     Now dirty_bytes: "free pages that may be resident";
     Now lazy_bytes: "free pages that the kernel may take (MADV_FREE)";
     Now pending_bytes: "free pages that are being released now";
-    Now held_bytes: "free, but in huge pages that could not be split at the last attempt";
+    Now unsplit_bytes: "free, but in huge pages that could not be split at the last attempt";
     Now metadata_bytes: "the allocator's own records";
     Now opened_bytes: "address space made usable so far";
     Now percpu_bytes: "per-CPU data: pages of it that may be resident, on all CPUs";

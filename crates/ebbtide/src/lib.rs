@@ -55,7 +55,7 @@ static PARTS: Parts = Parts {
         &objects::cpu_cache::drain::CpuStacks,
         &objects::central::transfer::Batches,
     ],
-    keepers: &[
+    holders: &[
         &ebbtide_percpu::PERCPU,
         &reclaim::depopulate::Spans,
         &reclaim::zones::Zones,

@@ -117,7 +117,7 @@ pub fn heap() -> Option<&'static Front> {
             &crate::objects::cpu_cache::drain::CpuStacks,
             &crate::objects::central::transfer::Batches,
         ],
-        keepers: &[
+        holders: &[
             &crate::reclaim::depopulate::Spans,
             &crate::reclaim::zones::Zones,
         ],
@@ -141,7 +141,7 @@ pub fn end() {
     let Some(heap) = started_heap() else { return };
     let heap = &heap.enter_uncounted();
     stats::ends();
-    heap.leave_alone();
+    heap.leave_unattended();
     heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
     let config = &heap.config;
     if !config.stats_dir.as_bytes().is_empty() {

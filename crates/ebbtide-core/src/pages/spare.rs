@@ -19,7 +19,7 @@ use crate::pages::span;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process};
-use ebbtide_zone::plan::Left;
+use ebbtide_zone::plan::Remaining;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
 
 /// CPUs beyond so many share.
@@ -133,7 +133,7 @@ impl<H: AsRef<Pages>> Source<H> for Spares {
         outside.spare += heap.as_ref().look_at_spares(now);
     }
 
-    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+    fn give_due(&self, heap: &H, round: &Round, left: &mut Remaining) {
         left.dirty += heap.as_ref().look_at_spares(round.now);
     }
 
@@ -141,7 +141,7 @@ impl<H: AsRef<Pages>> Source<H> for Spares {
         heap.as_ref().drain_spares();
     }
 
-    fn left_alone(&self, heap: &H) {
+    fn unattended(&self, heap: &H) {
         heap.as_ref().drain_spares();
     }
 

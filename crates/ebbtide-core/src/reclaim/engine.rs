@@ -26,7 +26,7 @@ use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::thread::Affinity;
 use ebbtide_sys::{clock, process};
 use ebbtide_zone::plan::{
-    self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Left, Next, Pace, Tick, TickPlan, Wake,
+    self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Next, Pace, Remaining, Tick, TickPlan, Wake,
 };
 use ebbtide_zone::{BLOCK_FRAMES, Counters, FRAME_BYTES};
 
@@ -120,7 +120,7 @@ impl Heap {
                 alone, alone_lazy, ..
             } => {
                 let now = tick.now_ms;
-                self.look_at_held(now);
+                self.retry_unsplit(now);
                 self.ask_sources(now);
                 self.release_due(alone, Releaser::Program);
                 self.release_in_place(alone_lazy, Take::Lazy, Releaser::Program);
@@ -180,7 +180,7 @@ impl Heap {
             frames + self.waiting_frames() <= IN_PLACE_FRAMES
         };
         let has_worker = by.is_worker() || self.workers.count() > 0;
-        match !has_worker && is_little() && self.actors().for_little(true) == Some(false) {
+        match !has_worker && is_little() && self.actors().small_release(true) == Some(false) {
             true => Releaser::Tick,
             false => by,
         }
@@ -218,7 +218,7 @@ impl Heap {
                     .due(now, bounds.window_ms, counters.in_use, dirty, Some(cap));
         }
         // What is held is not to be had for now. It lies in blocks that are used in part.
-        let held = (self.held.frames() as u64).min(in_parts);
+        let held = (self.unsplit.frames() as u64).min(in_parts);
         backlog.dirty -= held;
         backlog.due = backlog.due.min(backlog.dirty);
         backlog
@@ -295,7 +295,7 @@ impl Heap {
         let before = stats::released();
         self.drain_all(by);
         let by = self.releaser_of_everything(by);
-        for source in self.parts().keepers {
+        for source in self.parts().holders {
             source.give_all(self, by);
         }
         stats::publish_released(&self.config);
@@ -308,7 +308,7 @@ impl Heap {
         if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
             self.look_at_limits();
         }
-        self.look_at_held(now);
+        self.retry_unsplit(now);
         self.keep_owners_limit(by);
         let bounds = self.bounds(now);
         let backlog = self.backlog(now, &bounds);
@@ -318,9 +318,9 @@ impl Heap {
         self.release_zones(plan.due, backlog.due, Take::Due { lazy_first }, by);
         self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
         let window = bounds.window_ms.max(LEAST_WINDOW_MS);
-        let mut left = Left {
+        let mut left = Remaining {
             is_expecting: self.workers.is_expecting(),
-            ..Left::default()
+            ..Remaining::default()
         };
         let round = Round {
             now,
@@ -328,7 +328,7 @@ impl Heap {
             by,
         };
         for source in self.parts().sources() {
-            source.tend(self, &round, &mut left);
+            source.give_due(self, &round, &mut left);
         }
         // The program went on meanwhile.
         left.quarantined_bytes = self.quarantine.bytes() as u64;

@@ -70,7 +70,7 @@ impl Heap {
             dirty_bytes: frames.dirty as u64,
             lazy_bytes: frames.lazy as u64,
             pending_bytes: (frames.claimed + claimed) as u64,
-            held_bytes: (self.held.all() * FRAME_BYTES) as u64,
+            unsplit_bytes: (self.unsplit.all() * FRAME_BYTES) as u64,
             metadata_bytes: records as u64,
             opened_bytes: frames.opened as u64,
             percpu_bytes: 0,

@@ -45,7 +45,7 @@ pub struct Parts {
     /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
     pub caches: &'static [&'static dyn Source<Heap>],
     /// All others, in the order in which they give.
-    pub keepers: &'static [&'static dyn Source<Heap>],
+    pub holders: &'static [&'static dyn Source<Heap>],
     /// See [`Hook`].
     pub hooks: &'static [&'static dyn Hook],
 }
@@ -53,7 +53,7 @@ pub struct Parts {
 impl Parts {
     /// All sources, in the order in which they give.
     pub fn sources(&self) -> impl Iterator<Item = &'static dyn Source<Heap>> {
-        self.caches.iter().chain(self.keepers).copied()
+        self.caches.iter().chain(self.holders).copied()
     }
 }
 
@@ -75,9 +75,9 @@ impl Heap {
     }
 
     /// Nobody looks at any source from now on.
-    pub fn leave_alone(&self) {
+    pub fn leave_unattended(&self) {
         let sources = self.parts().sources();
-        sources.for_each(|source| source.left_alone(self));
+        sources.for_each(|source| source.unattended(self));
     }
 
     /// What all caches keep.

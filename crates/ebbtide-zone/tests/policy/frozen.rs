@@ -85,10 +85,10 @@ fn words_of_frozen_blocks_are_left_alone() {
         let mut s = Storage::new(200, 0);
         s.zone().reset_above(Block(FIRST + border));
         let mut old = Storage::new(200, 128);
-        old.zone().hold(Block(FIRST + 5));
-        old.zone().hold(Block(FIRST + 70));
+        old.zone().mark_unsplit(Block(FIRST + 5));
+        old.zone().mark_unsplit(Block(FIRST + 70));
         s.words[..2].copy_from_slice(&old.words[..2]);
-        s.zone().end_holds();
+        s.zone().clear_unsplit();
         assert_eq!(
             format!("{:?}", &s.words[..2]),
             format!("{:?}", &old.words[..2])

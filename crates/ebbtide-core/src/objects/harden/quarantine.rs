@@ -16,7 +16,7 @@ use crate::pages::large::guard::Kept;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process, vm};
-use ebbtide_zone::plan::Left;
+use ebbtide_zone::plan::Remaining;
 
 /// CPUs with a ring of their own; higher ones share them.
 const MAX_RINGS: usize = 64;
@@ -182,7 +182,7 @@ impl<H: AsRef<Objects>> Source<H> for Quarantined {
         heap.as_ref().look_at_quarantine(now);
     }
 
-    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+    fn give_due(&self, heap: &H, round: &Round, left: &mut Remaining) {
         left.cached_bytes += heap.as_ref().drain_idle_quarantine(round.now) as u64;
     }
 
@@ -191,7 +191,7 @@ impl<H: AsRef<Objects>> Source<H> for Quarantined {
     }
 
     /// Whoever wrote to a freed object is found now or never.
-    fn left_alone(&self, heap: &H) {
+    fn unattended(&self, heap: &H) {
         heap.as_ref().drain_quarantine();
     }
 

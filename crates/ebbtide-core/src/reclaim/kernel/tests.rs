@@ -29,7 +29,7 @@ fn what_nothing_gives_back_reads_zero_or_stays_dirty() {
 
         let again = heap.region().address(dirty_run(heap, 300));
         assert_eq!(heap.release_everything(Releaser::Asked), 0);
-        assert_eq!((dirty(heap), heap.held.frames()), (300, 300));
+        assert_eq!((dirty(heap), heap.unsplit.frames()), (300, 300));
         assert!(holds(again, bytes, 0xa5));
         let large = heap.allocate_large(bytes, 1).unwrap();
         assert!(large.address == again && !large.clean);
@@ -49,7 +49,7 @@ fn where_no_call_takes_many_each_gets_its_own() {
         let address = heap.region().address(dirty_run(heap, 300));
         assert_eq!(heap.release_everything(Releaser::Asked), all);
         assert_eq!((dirty(heap), resident(address, all)), (0, 0));
-        assert_eq!(heap.held.all(), 0);
+        assert_eq!(heap.unsplit.all(), 0);
     });
 }
 

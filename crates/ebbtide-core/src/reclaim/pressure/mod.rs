@@ -16,7 +16,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`plan::pressure`] | the decisions: a pure state machine |
-//! | [`watcher`] | the eyes of a worker |
+//! | [`watcher`] | the files that a worker watches |
 
 pub mod watcher;
 
@@ -97,8 +97,8 @@ impl Pressure {
         unsafe { *self.policy.get() = Policy::new() };
     }
 
-    /// The eyes of a worker.
-    pub fn open_eyes(&self, now_ms: u64) -> Watcher {
+    /// The watcher of a worker.
+    pub fn open_watcher(&self, now_ms: u64) -> Watcher {
         // SAFETY: written before there was a worker.
         Watcher::open(unsafe { &*self.told.get() }, now_ms)
     }
@@ -108,7 +108,7 @@ impl Pressure {
         self.watched_by.load(Ordering::Relaxed) != 0
     }
 
-    /// A worker was called: if none had its eyes open, not much may happen until it has looked.
+    /// A worker was called: if none watched pressure, not much may happen until it has looked.
     pub fn expect_look(&self, allowance: &Allowance) {
         if !self.is_watched() {
             allowance.lower_budget(FIRST_BUDGET);
@@ -189,7 +189,7 @@ impl Heap {
         }
     }
 
-    /// Without eyes: the limits alone. By a worker.
+    /// Without a watcher: the limits alone. By a worker.
     pub fn look_at_limits(&self) {
         let group = Groups::find().memory;
         let nearest = group.as_ref().and_then(Group::nearest);
@@ -229,7 +229,7 @@ impl Heap {
         let take = Take::Due { lazy_first: false };
         let mut released = self.release_in_place(frames, take, Releaser::Program);
         if released < frames && self.config.depopulate {
-            for class in self.news.classes() {
+            for class in self.reclaimable.marked() {
                 if released >= frames {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! The eyes: what a worker opens to look at pressure, and one look.
+//! What a worker opens to watch memory pressure, and one sample of it.
 //!
 //! Exists while there is memory to give, in the worker that waits for the window, in that thread's own
 //! descriptor table.
@@ -210,7 +210,7 @@ mod tests {
 
     impl Fake {
         fn new(name: &str) -> Self {
-            let name = std::format!("ebbtide-eyes-{name}-{}", std::process::id());
+            let name = std::format!("ebbtide-watcher-{name}-{}", std::process::id());
             let fake = Self(std::env::temp_dir().join(name));
             std::fs::create_dir_all(&fake.0).unwrap();
             fake.write("memory.max", 1 << 30);

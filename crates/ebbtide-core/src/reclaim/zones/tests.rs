@@ -62,9 +62,9 @@ fn what_is_due_is_dirty_and_lazy_memory_is_released_by_itself() {
 fn held_frames_are_not_to_be_had() {
     alone(CALM, |heap| {
         dirty_run(heap, 100);
-        heap.held.add(60);
+        heap.unsplit.add(60);
         assert_eq!(heap.kept_frames(), 40);
-        heap.held.add(60);
+        heap.unsplit.add(60);
         assert_eq!(heap.kept_frames(), 0);
     });
 }
