@@ -75,7 +75,7 @@ struct ebb_stats {
     uint64_t fallovers;             /* runs of pages that another zone than the CPU's own provided */
     uint64_t pressure_events;       /* checks that found memory short */
     uint64_t pressure_state;        /* 0: never checked, 1: calm, 2: short, so nothing is kept for reuse */
-    uint64_t pressure_sources;      /* what is watched, a bit each: machine, cgroup limit, PSI, pressure level, notice, events not wanted */
+    uint64_t pressure_sources;      /* what is watched, a bit each: machine, cgroup limit, PSI, pressure level, event channel, events not wanted */
     uint64_t limit_left_bytes;      /* left of the nearest limit (cgroup or machine) at the last check; 0 with limit_bytes 0: unknown */
     uint64_t limit_bytes;           /* that limit */
     uint64_t lock_acquisitions;     /* acquisitions of all locks (lockstat) */

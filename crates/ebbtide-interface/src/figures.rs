@@ -89,7 +89,7 @@ figures! {
     Total fallovers: "runs of pages that another zone than the CPU's own provided";
     Total pressure_events: "checks that found memory short";
     Fact pressure_state: "0: never checked, 1: calm, 2: short, so nothing is kept for reuse";
-    Fact pressure_sources: "what is watched, a bit each: machine, cgroup limit, PSI, pressure level, notice, events not wanted";
+    Fact pressure_sources: "what is watched, a bit each: machine, cgroup limit, PSI, pressure level, event channel, events not wanted";
     Fact limit_left_bytes: "left of the nearest limit (cgroup or machine) at the last check; 0 with limit_bytes 0: unknown";
     Fact limit_bytes: "that limit";
     // Locks: zeros without EBBTIDE_CONF=dev=lockstat:on.

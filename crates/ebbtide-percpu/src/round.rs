@@ -44,7 +44,7 @@ impl PerCpuData {
         let called = heap.max_workers() > 0 && heap.call_workers(1);
         if !called
             && self.is_due(now)
-            && self.depopulate(heap, Scope::Due, Releaser::Program, IN_PLACE)
+            && self.depopulate(heap, Scope::Due, Releaser::SlowPath, IN_PLACE)
         {
             self.last_round_ms.store(now, Ordering::Relaxed);
         }
@@ -152,7 +152,7 @@ impl Source<Heap> for PerCpuData {
 }
 
 impl Hook for PerCpuData {
-    fn account(&self, heap: &Heap, figures: &mut Figures) {
+    fn add_figures(&self, heap: &Heap, figures: &mut Figures) {
         let (own, record_bytes) = areas::stats_inside(heap);
         figures.metadata_bytes += record_bytes as u64;
         figures.percpu_bytes = own.populated_bytes as u64;

@@ -32,7 +32,7 @@ const AT_ONCE_BYTES: usize = 256 << 10;
 /// Milliseconds between ticks.
 pub const TICK_MS: u64 = 10;
 /// Milliseconds between the times at which ticks ask what is kept outside the zones.
-pub const LOOK_MS: u64 = 100;
+pub const OUTSIDE_CHECK_MS: u64 = 100;
 /// Milliseconds after which a worker that watches pressure looks again by itself.
 pub const WATCH_MS: u64 = 40;
 
@@ -180,7 +180,7 @@ impl Tick {
     pub fn asks_outside(&self) -> bool {
         let much = self.freed_bytes >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
         self.backlog.kept() <= IN_PLACE_FRAMES
-            && (much || self.now_ms.wrapping_sub(self.asked_ms) >= LOOK_MS)
+            && (much || self.now_ms.wrapping_sub(self.asked_ms) >= OUTSIDE_CHECK_MS)
     }
 
     /// Whether nothing is to be done, whoever could do it.
@@ -222,7 +222,7 @@ impl Tick {
     /// soon.
     fn wake(&self, bounds: &Bounds, workers: &Workers) -> Wake {
         let soon = if workers.are_watching {
-            bounds.window_ms.max(LOOK_MS)
+            bounds.window_ms.max(OUTSIDE_CHECK_MS)
         } else {
             WATCH_MS
         };

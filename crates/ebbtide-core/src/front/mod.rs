@@ -11,7 +11,7 @@ pub mod requests;
 
 use crate::base::config::Config;
 use crate::base::domains::Domains;
-use crate::base::report::Line;
+use crate::base::message::Message;
 use crate::base::size_class::{MIN_ALIGN, TABLE_MAX};
 use crate::base::stats::{self, Figures};
 use crate::front::fork::Forks;
@@ -142,7 +142,10 @@ pub fn end() {
     let heap = &heap.enter_uncounted();
     stats::ends();
     heap.leave_unattended();
-    heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
+    heap.parts()
+        .hooks
+        .iter()
+        .for_each(|hook| hook.on_exit(heap));
     let config = &heap.config;
     if !config.stats_dir.as_bytes().is_empty() {
         heap.write_page();
@@ -164,7 +167,7 @@ fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
             fork::register();
             // SAFETY: it has just started.
             let heap = unsafe { the_heap() };
-            parts.hooks.iter().for_each(|hook| hook.started(heap));
+            parts.hooks.iter().for_each(|hook| hook.on_start(heap));
         }
     }
     while STATE.load(Ordering::Acquire) == STARTING {
@@ -240,7 +243,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
 /// them later, without a word. Returns, with [`FAILED`], only where a filter refuses `exit_group`.
 #[cold]
 fn refuse(why: &Known) -> u32 {
-    Line::new()
+    Message::new()
         .text(known::REFUSED)
         .text(why.what)
         .text(": ")

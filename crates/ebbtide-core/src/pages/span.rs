@@ -18,7 +18,7 @@
 
 mod run;
 
-use crate::base::report::Line;
+use crate::base::message::Message;
 use crate::base::size_class::{CLASS, Class, MAX_OBJECTS};
 use crate::base::stats::{self, word};
 use crate::pages::Pages;
@@ -90,8 +90,8 @@ impl Misuse {
 }
 
 /// Begins a line about an object of a class.
-pub fn line(what: &str, object: usize, class: usize) -> Line {
-    Line::new()
+pub fn line(what: &str, object: usize, class: usize) -> Message {
+    Message::new()
         .text(what)
         .address(object)
         .text(", size class ")

@@ -90,7 +90,7 @@ impl Heap {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {
                 let due = due.min(HELP_FRAMES as usize * FRAME_BYTES);
-                self.depopulate(class, due, Releaser::Program);
+                self.depopulate(class, due, Releaser::SlowPath);
                 return;
             }
         }

@@ -73,7 +73,7 @@ impl Heap {
         let mut outside = Outside::default();
         if tick.asks_outside() {
             self.pacing.asked_ms.store(now, Ordering::Relaxed);
-            self.keep_owners_limit(Releaser::Program);
+            self.keep_owners_limit(Releaser::SlowPath);
             outside = self.ask_sources(now);
             if bounds.is_limited {
                 // What the owner's limit leaves for the zones may have changed.
@@ -113,17 +113,17 @@ impl Heap {
             TickPlan::Little {
                 frames,
                 may_make_worker: true,
-            } => self.release_due(frames, Releaser::Program),
+            } => self.release_due(frames, Releaser::SlowPath),
             TickPlan::Little { frames, .. } => self.release_due(frames, Releaser::Tick),
-            TickPlan::Much { beside, .. } if called => self.release_due(beside, Releaser::Program),
+            TickPlan::Much { beside, .. } if called => self.release_due(beside, Releaser::SlowPath),
             TickPlan::Much {
                 alone, alone_lazy, ..
             } => {
                 let now = tick.now_ms;
                 self.retry_unsplit(now);
                 self.ask_sources(now);
-                self.release_due(alone, Releaser::Program);
-                self.release_in_place(alone_lazy, Take::Lazy, Releaser::Program);
+                self.release_due(alone, Releaser::SlowPath);
+                self.release_in_place(alone_lazy, Take::Lazy, Releaser::SlowPath);
                 self.depopulate_some(now);
             }
         }
@@ -302,7 +302,7 @@ impl Heap {
         stats::released() - before
     }
 
-    /// A coordinator's turn: releases what is due. What is left to wait for.
+    /// One round of the coordinator: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         self.look_at_cpus();
         if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
@@ -380,7 +380,7 @@ mod tests {
             let run = heap.allocate_large(300 * FRAME_BYTES, 1).unwrap();
             free_inside(heap, run.address);
             assert_eq!(heap.spares.frames(), 300);
-            (1..20).for_each(|look| heap.tick_now(clock::now_ms() + look * plan::LOOK_MS));
+            (1..20).for_each(|look| heap.tick_now(clock::now_ms() + look * plan::OUTSIDE_CHECK_MS));
             assert_eq!(heap.spares.frames(), 0);
         });
     }

@@ -88,7 +88,7 @@ impl Heap {
             figures.lazy_zones += u64::from(refaults.lazy_first());
         }
         let hooks = self.parts().hooks.iter();
-        hooks.for_each(|hook| hook.account(self, &mut figures));
+        hooks.for_each(|hook| hook.add_figures(self, &mut figures));
         (figures, frames)
     }
 }

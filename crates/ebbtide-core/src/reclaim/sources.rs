@@ -25,19 +25,19 @@ use ebbtide_sys::lock::Rank;
 /// What is told of the process's life, and of nothing in between. By default it does nothing.
 pub trait Hook: Sync {
     /// The heap has started: once, mostly in the main thread.
-    fn started(&self, _heap: &Heap) {}
+    fn on_start(&self, _heap: &Heap) {}
 
     /// In a forked child, which is whole again.
-    fn forked(&self, _heap: &Heap) {}
+    fn on_fork_child(&self, _heap: &Heap) {}
 
     /// On slow paths, when the heap may have grown. No lock is held.
-    fn look(&self, _heap: &Heap) {}
+    fn on_growth(&self, _heap: &Heap) {}
 
     /// The process ends in order.
-    fn ends(&self, _heap: &Heap) {}
+    fn on_exit(&self, _heap: &Heap) {}
 
     /// Adds its share of the figures.
-    fn account(&self, _heap: &Heap, _figures: &mut Figures) {}
+    fn add_figures(&self, _heap: &Heap, _figures: &mut Figures) {}
 }
 
 /// What the process's heap is made of: one constant, given to its start.
@@ -90,7 +90,10 @@ impl Heap {
 
     /// The heap may have grown. No lock may be held.
     pub fn look_at_growth(&self) {
-        self.parts().hooks.iter().for_each(|hook| hook.look(self));
+        self.parts()
+            .hooks
+            .iter()
+            .for_each(|hook| hook.on_growth(self));
     }
 }
 
@@ -107,7 +110,7 @@ mod tests {
             let object = heap.allocate_object(crate::base::size_class::class_of(100));
             assert!(object != 0);
             crate::front::requests::free_inside(heap, object);
-            heap.drain_all(Releaser::Asked);
+            heap.drain_all(Releaser::Explicit);
             heap.cached().objects == 0
         });
         assert!(emptied);

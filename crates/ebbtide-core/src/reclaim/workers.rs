@@ -176,7 +176,7 @@ impl Workers {
     }
 
     /// Makes the first worker in advance: in a call that takes long anyway. While the heap grows it looks every
-    /// [`LOOK_MS`](ebbtide_zone::plan::pressure::LOOK_MS) whether there is much to give, so that `free` need not even wake it (30 µs); after that ever more
+    /// [`SAMPLE_MS`](ebbtide_zone::plan::pressure::SAMPLE_MS) whether there is much to give, so that `free` need not even wake it (30 µs); after that ever more
     /// seldom, and `free` does. It ends like any other when nothing comes of it.
     pub fn expect(&'static self) {
         if self.count() == 0 {

@@ -62,7 +62,7 @@ impl Heap {
     /// Each piece is half a fair share of what is left: few calls, and all end together.
     pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) {
         let helpers = match by {
-            Releaser::Asked | Releaser::Program => self.max_workers(),
+            Releaser::Explicit | Releaser::SlowPath => self.max_workers(),
             Releaser::Tick => 0,
             Releaser::Worker { .. } => self.max_workers().saturating_sub(1),
         };

@@ -31,7 +31,7 @@ use crate::pages::allowance::Allowance;
 use crate::reclaim::Heap;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use ebbtide_sys::pressure::{Group, Groups, Told};
+use ebbtide_sys::pressure::{Group, Groups, PressureEnvironment};
 use ebbtide_sys::{clock, pressure};
 use ebbtide_zone::plan::pressure::{Look, Policy, Verdict};
 use ebbtide_zone::plan::{self, LimitPlan};
@@ -52,7 +52,7 @@ pub struct Pressure {
     /// Guarded by `watched_by`.
     policy: UnsafeCell<Policy>,
     /// What the environment said. Written at the start only.
-    told: UnsafeCell<Told>,
+    told: UnsafeCell<PressureEnvironment>,
     /// When a worker was last called for.
     called_ms: AtomicU64,
 }
@@ -67,7 +67,7 @@ impl Pressure {
         Self {
             watched_by: AtomicUsize::new(0),
             policy: UnsafeCell::new(Policy::new()),
-            told: UnsafeCell::new(Told::NOTHING),
+            told: UnsafeCell::new(PressureEnvironment::NOTHING),
             called_ms: AtomicU64::new(0),
         }
     }
@@ -79,7 +79,7 @@ impl Pressure {
     pub unsafe fn start(&self, config: &Config, ram: usize, allowance: &Allowance) {
         if config.pressure && !config.basic_syscalls {
             // SAFETY: by contract.
-            unsafe { *self.told.get() = Told::from_environment() };
+            unsafe { *self.told.get() = PressureEnvironment::from_environment() };
         }
         let is_part = matches!(config.limit, Limit::Percent(_));
         let group = is_part.then(|| Groups::find().memory).flatten();
@@ -227,7 +227,7 @@ impl Heap {
     /// spans. How many.
     fn release_some(&self, frames: u64) -> u64 {
         let take = Take::Due { lazy_first: false };
-        let mut released = self.release_in_place(frames, take, Releaser::Program);
+        let mut released = self.release_in_place(frames, take, Releaser::SlowPath);
         if released < frames && self.config.depopulate {
             for class in self.reclaimable.marked() {
                 if released >= frames {
@@ -235,7 +235,7 @@ impl Heap {
                 }
                 if self.central[class].spans.lock().waiting(class) > 0 {
                     let bytes = (frames - released) as usize * FRAME_BYTES;
-                    released += self.depopulate(class, bytes, Releaser::Program);
+                    released += self.depopulate(class, bytes, Releaser::SlowPath);
                 }
             }
         }
@@ -244,7 +244,7 @@ impl Heap {
         let has_worker = || self.workers.count() > 0;
         self.slots
             .wait_for_workers(PATIENCE_MS, has_worker, |owned| {
-                release_owned(self, owned, Releaser::Program);
+                release_owned(self, owned, Releaser::SlowPath);
             });
         stats::raise(word!(longest_stall_ns), clock::precise_ns() - start);
         released

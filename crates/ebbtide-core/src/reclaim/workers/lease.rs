@@ -3,7 +3,7 @@
 //! A worker inherits the filters and the user of the thread that made it. A program that locks itself in later with
 //! seccomp(2), or that changes its user, binds its own threads; libc does not know a worker, and a filter without
 //! `SECCOMP_FILTER_FLAG_TSYNC` binds one thread. Whoever can write to the program's memory could make a worker do what
-//! the program may not. So once in [`LOOK_MS`] a worker compares the main thread's rights with what it found at its own
+//! the program may not. So once in [`CHECK_MS`] a worker compares the main thread's rights with what it found at its own
 //! start, and ends when they differ. The next one is made by a thread of the program, and inherits.
 //!
 //! A program that binds itself through the C library's functions finds no worker: those in front of them
@@ -24,7 +24,7 @@ use ebbtide_sys::clock;
 use ebbtide_sys::thread::{self, Rights};
 
 /// A worker looks so often.
-pub const LOOK_MS: u64 = 1000;
+pub const CHECK_MS: u64 = 1000;
 /// So long lives one that is not sure.
 const UNSURE_MS: u64 = 10_000;
 
@@ -97,7 +97,7 @@ impl Lease {
         Self {
             made_ms,
             rights: rights.map(|rights| rights.digest),
-            next_ms: now + LOOK_MS,
+            next_ms: now + CHECK_MS,
             end_ms,
         }
     }
@@ -120,7 +120,7 @@ impl Lease {
         if now_ms < self.next_ms && now_ms < self.end_ms {
             return true;
         }
-        self.next_ms = now_ms + LOOK_MS;
+        self.next_ms = now_ms + CHECK_MS;
         if now_ms >= self.end_ms || !self.look(terms) {
             self.end_ms = 0;
         }
@@ -164,8 +164,8 @@ mod tests {
         let terms = LeaseTerms::new();
         let mut lease = Lease::new(false, 1, &terms);
         let now = clock::now_ms();
-        assert!(lease.holds(now, &terms) && lease.pause_ms(now) <= LOOK_MS);
-        assert!(lease.holds(now + LOOK_MS, &terms));
+        assert!(lease.holds(now, &terms) && lease.pause_ms(now) <= CHECK_MS);
+        assert!(lease.holds(now + CHECK_MS, &terms));
         assert!(!lease.holds(now + UNSURE_MS + 1, &terms) && lease.is_over());
         assert!(!lease.holds(now, &terms), "for good");
     }
@@ -178,10 +178,10 @@ mod tests {
         if lease.rights.is_none() {
             return;
         }
-        assert!(lease.holds(now + LOOK_MS, &terms));
+        assert!(lease.holds(now + CHECK_MS, &terms));
         lease.rights = lease.rights.map(|digest| digest ^ 1);
-        assert!(lease.holds(now + LOOK_MS, &terms), "not looked at yet");
-        assert!(!lease.holds(now + 2 * LOOK_MS, &terms));
+        assert!(lease.holds(now + CHECK_MS, &terms), "not looked at yet");
+        assert!(!lease.holds(now + 2 * CHECK_MS, &terms));
     }
     #[test]
     fn who_was_made_before_all_had_to_end_ends() {

@@ -6,7 +6,7 @@ use crate::reclaim::pressure::watcher::Watcher;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
 use ebbtide_zone::plan::IDLE_MS;
-use ebbtide_zone::plan::pressure::LOOK_MS;
+use ebbtide_zone::plan::pressure::SAMPLE_MS;
 
 /// A round that comes early, because memory is getting short, waits for so many times what the last one took.
 const EARLY_ROUND_FACTOR: u64 = 8;
@@ -40,9 +40,9 @@ impl WatchSchedule {
     /// grown may free it all at once; on busy CPUs each look interrupts it.
     pub(super) fn pause(&mut self, open: u64) -> u64 {
         self.pause_ms = if open > self.open {
-            LOOK_MS.0
+            SAMPLE_MS.0
         } else {
-            (self.pause_ms * 2).clamp(LOOK_MS.0, IDLE_MS)
+            (self.pause_ms * 2).clamp(SAMPLE_MS.0, IDLE_MS)
         };
         self.open = open;
         self.pause_ms
@@ -54,7 +54,7 @@ impl Worker<'_> {
     pub(super) fn watch(&mut self) -> bool {
         let (heap, watch) = (self.heap, &mut self.watch);
         let now = clock::now_ms();
-        watch.sample_at_ms = now + LOOK_MS.0;
+        watch.sample_at_ms = now + SAMPLE_MS.0;
         if !heap.pressure.claim_watch(self.number) {
             return false;
         }

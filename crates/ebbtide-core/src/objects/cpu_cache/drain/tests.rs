@@ -314,7 +314,7 @@ fn a_drain_of_everything_puts_spare_runs_back() {
         let large = heap.allocate_large(100 << 12, 1).unwrap();
         heap.free_large(heap.region().frame(large.address));
         assert_eq!(heap.spares.frames(), 100);
-        heap.drain_all(Releaser::Asked);
+        heap.drain_all(Releaser::Explicit);
         assert_eq!(heap.spares.frames(), 0);
         let dirty = heap.live_zones().iter().map(|zone| zone.counters().dirty);
         assert_eq!(dirty.sum::<u64>(), 100);
