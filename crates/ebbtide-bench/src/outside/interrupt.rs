@@ -14,6 +14,8 @@ use std::thread;
 use std::time::Duration;
 use std::{mem, ptr};
 
+use rustix::process::{Pid, Signal, getpgid, kill_process_group};
+
 use crate::measured::link::now_ns;
 use crate::outside::pidfd::{is_own_child, open_process, signal};
 
@@ -157,14 +159,11 @@ fn end(pid: u32) {
     if !is_own_child(&process) {
         return;
     }
-    let pid = pid as libc::pid_t;
-    // SAFETY: takes numbers.
-    unsafe {
-        if libc::getpgid(pid) == pid {
-            libc::kill(-pid, libc::SIGTERM);
-        }
+    let group = getpgid(Pid::from_raw(pid as i32));
+    if let Some(group) = group.ok().filter(|group| group.as_raw_pid() == pid as i32) {
+        let _ = kill_process_group(group, Signal::TERM);
     }
-    let _ = signal(&process, libc::SIGTERM);
+    let _ = signal(&process, Signal::TERM);
 }
 
 #[cfg(test)]
