@@ -36,7 +36,7 @@ use ebbtide_tools::out;
 use crate::harness::peers::Entry;
 use crate::harness::process::{Starter, warm_host};
 use crate::harness::progress::Progress;
-use crate::measured::{Curve, Output, Random};
+use crate::measured::{Curve, Output};
 use crate::outside::interrupt::{self, Listening};
 
 /// One figure that a case gives; less is better. An infinite value is one that
@@ -271,12 +271,8 @@ pub fn run(
 
 /// The numbers below `len`, shuffled for the `turn`th time.
 fn order(len: usize, turn: usize) -> Vec<usize> {
-    // Spread: the generator's first values for neighbouring seeds are alike.
-    let mut random = Random((turn as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut all: Vec<usize> = (0..len).collect();
-    for last in (1..len).rev() {
-        all.swap(last, (random.next() >> 32) as usize % (last + 1));
-    }
+    fastrand::Rng::with_seed(turn as u64).shuffle(&mut all);
     all
 }
 
