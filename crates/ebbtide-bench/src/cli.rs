@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Command, FromArgMatches, Subcommand};
+use ebbtide_tools::program::Shell;
 
 use crate::families::{self, Asked, FAMILIES};
 use crate::measured::WorkerArgs;
@@ -26,7 +27,7 @@ pub enum Other {
     /// Print a completion script for a shell
     Completions {
         /// The shell
-        shell: clap_complete::Shell,
+        shell: Shell,
     },
     /// Print the manual page, or write all of them to a directory
     Man {

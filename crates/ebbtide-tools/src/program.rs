@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Command;
+pub use clap_complete::Shell;
 
 use crate::out;
 
@@ -31,7 +32,7 @@ pub fn ended(result: Result<u8>) -> ExitCode {
 }
 
 /// Prints a completion script.
-pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<u8> {
+pub fn completions(mut command: Command, shell: Shell) -> Result<u8> {
     let mut text = Vec::new();
     let name = command.get_name().to_owned();
     clap_complete::generate(shell, &mut command, name, &mut text);
