@@ -9,17 +9,17 @@ pub use clap_complete::Shell;
 
 use crate::out;
 
-/// Exit status for an error of a program's own, as `env` and `timeout` use it.
+/// Exit status of an error of the program itself, as in `env` and `timeout`.
 pub const EXIT_OWN: u8 = 125;
 
-/// Tells what is wrong with a command line, or the help that it asks for; the status to end with.
+/// Prints a usage error, or the help that was asked for. Returns the exit status.
 pub fn told(error: &clap::Error) -> ExitCode {
     // Help and version go to stdout and are no error.
     let _ = error.print();
     ExitCode::from(if error.use_stderr() { EXIT_OWN } else { 0 })
 }
 
-/// Tells the error, if there is one; the status to end with.
+/// Prints the error, if there is one. Returns the exit status.
 pub fn ended(result: Result<u8>) -> ExitCode {
     match result {
         Ok(0) if out::is_lost() => ExitCode::from(EXIT_OWN),
@@ -55,7 +55,7 @@ pub fn man(command: Command, dir: Option<&Path>) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes the page of the command alone.
+/// Writes the page of the command, without those of its subcommands.
 pub fn man_page(command: Command, dir: &Path) -> Result<u8> {
     let page = clap_mangen::Man::new(command);
     page.generate_to(dir).with_context(|| told_of(dir))?;

@@ -54,20 +54,20 @@ pub const fn metric(id: &'static str, unit: &'static str) -> Metric {
     Metric { id, unit }
 }
 
-/// What is run for a case. Those that several families have are in [`runs`]; a family may have one of its own.
+/// What is run for a case. [`runs`] has the kinds that several families use. A family may add its own.
 pub trait Run: Debug {
-    /// Makes ready, once, what all measurements need; `dir` is there as long as they go on.
+    /// Called once before the first measurement. `dir` exists until the last one has ended.
     fn prepare(&self, _case: &Case, _dir: &Path) {}
 
-    /// One process, or what belongs together, under the entry's allocator: its figures.
+    /// Runs one process, or several that belong together, under the entry's allocator. Returns the figures.
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output>;
 
-    /// How long it certainly does nothing.
+    /// Least time that one measurement waits.
     fn idle(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// What it fills at most.
+    /// Most bytes that one measurement fills.
     fn filled_bytes(&self) -> u64 {
         0
     }

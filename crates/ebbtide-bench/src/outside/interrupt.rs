@@ -31,9 +31,9 @@ const TOGETHER: Duration = Duration::from_millis(500);
 
 /// The signal that came, or 0.
 static CAME: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
-/// Whether a signal ends this process: when nobody listens, and some time after the first.
+/// Whether a signal ends this process: true while no `Listening` lives, and from [`TOGETHER`] after the first signal on.
 static ENDS: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
-/// How many listen.
+/// Number of `Listening` that live.
 static LISTENING: AtomicUsize = AtomicUsize::new(0);
 
 /// The signal that broke off the run.
@@ -46,7 +46,7 @@ pub fn name(signal: i32) -> &'static str {
     signal_name(signal).unwrap_or("a signal")
 }
 
-/// While one lives, signals break off the run.
+/// While a value lives, signals break off the run.
 pub struct Listening(());
 
 impl Listening {

@@ -86,7 +86,7 @@ impl Run for Crowd {
         };
         let plain = Entry::plain("foreground");
         let mut foreground = starter.worker("foreground", self.foreground_bytes, &plain, "");
-        foreground.arg("--file").arg(&self.file);
+        foreground.arg(&self.file);
         let processes = match entry.name.as_str() {
             NOBODY => 0,
             _ => self.processes,
