@@ -45,48 +45,57 @@ extern "C" {
 size_t ebb_release(void);
 
 /*
- * Where the process's memory is, in bytes. The parts are taken one after the other while the program runs: each is
- * right, their sum is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the
- * kernel counts, within what was never touched of each part and what huge pages hold beside it.
+ * What the process holds and has given back. The figures are taken one after the other while the program runs: each is right, their sum
+ * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
+ * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.
  */
 struct ebb_stats {
-    uint64_t version;          /* 1; a later version only adds fields at the end */
-    uint64_t live_bytes;       /* with the program, rounded up to size classes and pages */
-    uint64_t large_bytes;      /* of that, allocations above 256 KiB */
-    uint64_t cached_bytes;     /* free objects in per-CPU caches and full batches, spare runs, quarantine (harden=on) */
-    uint64_t in_spans_bytes;   /* free objects in spans */
-    uint64_t dirty_bytes;      /* free pages that may be resident */
-    uint64_t lazy_bytes;       /* free pages that the kernel may take */
-    uint64_t pending_bytes;    /* on their way to the kernel now */
-    uint64_t held_bytes;       /* free, but in huge pages that could not be split at the last try */
-    uint64_t metadata_bytes;   /* the allocator's own records */
-    uint64_t opened_bytes;     /* address space made usable so far */
-    uint64_t released_bytes;   /* given back since the process began */
-    uint64_t refaulted_bytes;  /* empty pages of spans that were given back and then needed again */
-    uint64_t worker_ns;        /* nanoseconds that workers spent giving back */
-    uint64_t longest_stall_ns; /* the longest that a thread of the program gave back in one go */
-    uint64_t lazied_bytes;     /* made lazy (MADV_FREE) since the process began */
-    uint64_t lazy_zones;       /* zones whose freed memory becomes lazy first, by what was measured: */
-    uint64_t reused_bytes;     /* given up lately and wanted again within 10 s; older evidence counts less */
-    uint64_t unused_bytes;     /* given up lately and not wanted again in that time */
-    uint64_t rss_bytes;        /* resident, as the kernel counts it; 0: it does not tell */
-    uint64_t rss_without_lazy_bytes; /* of that, what the kernel cannot take at once */
-    uint64_t fallovers;        /* runs of pages that another zone than the CPU's own gave */
-    /* What all locks cost; zeros without EBBTIDE_CONF=lockstat=on|cpu. By rank: malloc_stats(), the statistics page. */
-    uint64_t lock_acquisitions;
-    uint64_t lock_contended;
-    uint64_t lock_wait_ns;
-    uint64_t lock_hold_ns;
-    uint64_t pressure_events;  /* looks at which memory was found to be short */
-    uint64_t pressure_state;   /* 0: nobody has looked, 1: calm, 2: short, so nothing is kept for reuse */
-    uint64_t limit_left_bytes; /* left of the nearest limit (cgroup or machine) at the last look; 0 with limit_bytes 0: unknown */
-    uint64_t limit_bytes;      /* that limit */
-    uint64_t percpu_bytes;     /* per-CPU data: pages of it that may be resident, on all CPUs */
-    uint64_t zone_acquisitions; /* of the locks above, those of zones */
-    uint64_t zone_contended;
-    uint64_t zone_wait_ns;
-    uint64_t zone_hold_ns;
-    uint64_t reserved;         /* 0 */
+    uint64_t version;               /* version of this struct and of the statistics page; a later one only adds fields at the end */
+    uint64_t live_bytes;            /* in use by the program, rounded up to size classes and pages */
+    uint64_t large_bytes;           /* of that, allocations above 256 KiB */
+    uint64_t cached_bytes;          /* free objects in per-CPU caches and full batches, spare runs, quarantine (harden=on) */
+    uint64_t in_spans_bytes;        /* free objects in spans, and what objects leave over there */
+    uint64_t dirty_bytes;           /* free pages that may be resident */
+    uint64_t lazy_bytes;            /* free pages that the kernel may take (MADV_FREE) */
+    uint64_t pending_bytes;         /* free pages that are being released now */
+    uint64_t held_bytes;            /* free, but in huge pages that could not be split at the last attempt */
+    uint64_t metadata_bytes;        /* the allocator's own records */
+    uint64_t opened_bytes;          /* address space made usable so far */
+    uint64_t percpu_bytes;          /* per-CPU data: pages of it that may be resident, on all CPUs */
+    uint64_t lazy_zones;            /* zones whose freed memory becomes lazy first, decided from the next two */
+    uint64_t reused_bytes;          /* released lately and wanted again within 10 s; older evidence counts less */
+    uint64_t unused_bytes;          /* released lately and not wanted again in that time */
+    uint64_t released_bytes;        /* released to the kernel since the process began */
+    uint64_t release_calls;         /* system calls that released memory */
+    uint64_t refaulted_bytes;       /* empty pages of spans that were released and then needed again */
+    uint64_t lazied_bytes;          /* made lazy since the process began */
+    uint64_t paid_bytes;            /* released by calls that had taken more fresh memory than a limit had room for */
+    uint64_t worker_ns;             /* time that workers spent releasing */
+    uint64_t longest_stall_ns;      /* longest time that a thread of the program spent releasing at once */
+    uint64_t fallovers;             /* runs of pages that another zone than the CPU's own provided */
+    uint64_t pressure_events;       /* checks that found memory short */
+    uint64_t pressure_state;        /* 0: never checked, 1: calm, 2: short, so nothing is kept for reuse */
+    uint64_t pressure_sources;      /* what is watched, a bit each: machine, cgroup limit, PSI, pressure level, notice, events not wanted */
+    uint64_t limit_left_bytes;      /* left of the nearest limit (cgroup or machine) at the last check; 0 with limit_bytes 0: unknown */
+    uint64_t limit_bytes;           /* that limit */
+    uint64_t lock_acquisitions;     /* acquisitions of all locks (lockstat) */
+    uint64_t lock_contended;        /* of these, acquisitions that had to wait */
+    uint64_t lock_wait_ns;          /* time spent waiting for locks */
+    uint64_t lock_hold_ns;          /* time during which locks were held */
+    uint64_t zone_acquisitions;     /* of the lock figures, those of zones: acquisitions */
+    uint64_t zone_contended;        /* acquisitions that had to wait */
+    uint64_t zone_wait_ns;          /* time spent waiting */
+    uint64_t zone_hold_ns;          /* time held */
+    uint64_t pid;                   /* the process */
+    uint64_t rseq_mode;             /* 1: per-CPU caches by restartable sequences, 0: portable mode under locks */
+    uint64_t worked;                /* optional kernel features that were tried and worked, a bit each */
+    uint64_t refused;               /* optional kernel features that were tried and refused, a bit each */
+    uint64_t helper;                /* the process that releases memory after the end (exit=detached); 0: none */
+    uint64_t end_ns;                /* when the end began, if it was in order, on CLOCK_MONOTONIC */
+    uint64_t left_ns;               /* when the main thread left the memory at the end, as the helper saw it, on CLOCK_MONOTONIC */
+    uint64_t written_ms;            /* when the page was last written, on CLOCK_MONOTONIC */
+    uint64_t rss_bytes;             /* resident, as the kernel counts it; 0: unknown */
+    uint64_t rss_without_lazy_bytes;/* of that, what the kernel cannot take at once */
 };
 
 /*
@@ -100,7 +109,7 @@ int ebb_stats(struct ebb_stats *stats, size_t size);
 /*
  * Data with a copy for each CPU: counters, reference counts, statistics that many threads write to without sharing a
  * cache line. All copies of an area lie at the same place of their CPU's part of the memory, and pages without an area
- * go back to the kernel, also while others of the same part are in use (EBBTIDE_CONF=percpu_depopulate=off: not those).
+ * go back to the kernel, also while others of the same part are in use (EBBTIDE_CONF=dev=percpu_depopulate:off: not those).
  *
  * An ebb_percpu * is a number, not an address: it must not be dereferenced or computed with.
  */

@@ -6,6 +6,7 @@
  *   nproc DIR      as a user who may have no thread more: memory goes back all the same, and the page of figures in
  *                  DIR says why there is no worker */
 #include "check.h"
+#include "../../include/ebbtide.h"
 #include <fcntl.h>
 #include <grp.h>
 #include <malloc.h>
@@ -74,7 +75,8 @@ static void *thread(void *arg)
     return NULL;
 }
 
-/* A word of this process's page of figures. */
+/* A word of this process's statistics page, by its place there. */
+#define FIGURE(name) (1 + offsetof(struct ebb_stats, name) / 8)
 static uint64_t figure(const char *dir, int place)
 {
     static int fd = -1;
@@ -88,7 +90,7 @@ static uint64_t figure(const char *dir, int place)
 
 static void nproc(const char *dir)
 {
-    enum { WORKER_NS = 13, REFUSED = 19, WORKERS = 6 };
+    enum { WORKER_NS = FIGURE(worker_ns), REFUSED = FIGURE(refused), WORKERS = 6 };
     struct rlimit one = { 1, 1 };
     pthread_t t;
     churn(1, 5000, 300, 16);

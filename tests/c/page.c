@@ -1,18 +1,17 @@
 /* The statistics page where much comes or goes and nothing follows, and what that costs: page DIR. Without workers, with
- * lockstat=on. */
+ * dev=lockstat:on. */
 #include "check.h"
 #include "../../include/ebbtide.h"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 
-enum { LIVE = 4, DIRTY = 5 };
-static volatile uint64_t *words;
+static volatile struct ebb_stats *page;
 
-static void is_about(int place, size_t mib, size_t slack_mib)
+static void is_live(size_t mib, size_t slack_mib)
 {
-    size_t said = words[place] / MIB;
-    CHECK(said <= mib + slack_mib && said + slack_mib >= mib, "word %d says %zu MiB, not %zu", place, said, mib);
+    size_t said = page->live_bytes / MIB;
+    CHECK(said <= mib + slack_mib && said + slack_mib >= mib, "%zu MiB are live, not %zu", said, mib);
 }
 
 static uint64_t locks_taken(void)
@@ -31,25 +30,26 @@ int main(int argc, char **argv)
     free(malloc(1));
     int fd = open(path, O_RDONLY);
     CHECK(fd >= 0, "%s", path);
-    words = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 0);
+    uint64_t *words = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(words != MAP_FAILED);
+    page = (struct ebb_stats *)(words + 1);
 
     enum { N = 8, SMALL = 1000 };
     static char *large[N], *small[SMALL];
     for (int i = 0; i < N; i++) CHECK((large[i] = malloc(64 * MIB)));
-    is_about(LIVE, 512, 20);
+    is_live(512, 20);
     CHECK((large[0] = realloc(large[0], 100 * MIB)));
-    is_about(LIVE, 548, 20);
+    is_live(548, 20);
     memset(large[0], 1, 100 * MIB);
     for (int i = 0; i < N; i++) free(large[i]);
-    is_about(LIVE, 0, 20);
-    CHECK(words[DIRTY] >= 100 * MIB);
+    is_live(0, 20);
+    CHECK(page->dirty_bytes >= 100 * MIB);
 
     for (int i = 0; i < SMALL; i++) CHECK((small[i] = malloc(100 * KIB)));
     CHECK((large[0] = malloc(64 * MIB)));
-    is_about(LIVE, 98 + 64, 30);
+    is_live(98 + 64, 30);
     for (int i = 0; i < SMALL; i++) free(small[i]);
-    is_about(LIVE, 64, 30);
+    is_live(64, 30);
     free(large[0]);
 
     enum { PAIRS = 10000 };

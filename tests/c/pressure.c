@@ -22,6 +22,7 @@
  *   hog M, reader FILE  the other process
  *   end      holds memory to give and ends: is its end late? */
 #include "check.h"
+#include "../../include/ebbtide.h"
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -33,14 +34,11 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-struct stats { uint64_t version, live, large, cached, in_spans, dirty, lazy, pending, held, metadata, opened, released,
-    refaulted, worker_ns, longest_stall_ns, lazied, lazy_zones, reused, unused, rss, rss_without_lazy, fallovers, locks[4], pressure_events, pressure_state, limit_left, limit; };
-
-static struct stats stats(void)
+static struct ebb_stats stats(void)
 {
-    static int (*get)(struct stats *, size_t);
-    struct stats s = {0};
-    if (!get) get = (int (*)(struct stats *, size_t))dlsym(RTLD_DEFAULT, "ebb_stats");
+    static int (*get)(struct ebb_stats *, size_t);
+    struct ebb_stats s = {0};
+    if (!get) get = (int (*)(struct ebb_stats *, size_t))dlsym(RTLD_DEFAULT, "ebb_stats");
     if (get) get(&s, sizeof s);
     return s;
 }
@@ -149,7 +147,7 @@ static double keep_until_told(int told)
     for (int i = 0; i < COUNT; i++) free(small[i]);
     usleep(300000);
     CHECK(resident() > 64 * MIB, "%zu resident: given back early", resident());
-    cached_before = stats().cached;
+    cached_before = stats().cached_bytes;
     double t = now();
     if (told) {
         int fd = open(getenv("MEMORY_PRESSURE_WATCH"), O_RDWR);
@@ -358,8 +356,8 @@ int main(int argc, char **argv)
         printf("%.1f ms after the event\n", took * 1e3);
         CHECK(took < SOON, "%.3f s", took);
         CHECK(stats().pressure_state == 2 && stats().pressure_events == 1, "%lu events", stats().pressure_events);
-        for (double t = now(); stats().cached > cached_before / 4 && now() - t < 2;) usleep(1000);
-        CHECK(cached_before > 16 * KIB && stats().cached <= cached_before / 4, "%lu of %lu bytes cached", stats().cached, cached_before);
+        for (double t = now(); stats().cached_bytes > cached_before / 4 && now() - t < 2;) usleep(1000);
+        CHECK(cached_before > 16 * KIB && stats().cached_bytes <= cached_before / 4, "%lu of %lu bytes cached", stats().cached_bytes, cached_before);
         /* Nothing is kept now. */
         char *block = malloc(64 * MIB);
         memset(block, 1, 64 * MIB);
@@ -375,15 +373,15 @@ int main(int argc, char **argv)
         garbage(100 * MIB);
         free(start_block((argc > 3 ? atol(argv[3]) : 100) * MIB));
         uint64_t kept = 0;
-        struct stats last = {0};
+        struct ebb_stats last = {0};
         for (int i = 0; i < 300; i++) {
             usleep(10000);
             free(malloc(300 * KIB));
             last = stats();
-            kept = last.dirty + last.lazy + last.cached;
+            kept = last.dirty_bytes + last.lazy_bytes + last.cached_bytes;
             if (kept <= most && resident() < most + 60 * MIB) break;
         }
-        CHECK(kept <= most, "kept: %zu dirty, %zu lazy, %zu cached", (size_t)last.dirty, (size_t)last.lazy, (size_t)last.cached);
+        CHECK(kept <= most, "kept: %zu dirty, %zu lazy, %zu cached", (size_t)last.dirty_bytes, (size_t)last.lazy_bytes, (size_t)last.cached_bytes);
         CHECK(resident() < most + 60 * MIB, "%zu resident", resident());
     } else if (!strcmp(mode, "bumped") || !strcmp(mode, "ignored")) {
         int wanted = mode[0] == 'b';
@@ -428,14 +426,14 @@ int main(int argc, char **argv)
         ends_well(pid);
         printf("%.0f ms after the limit was met\n", took * 1e3);
         CHECK(took < 1, "%.3f s", took);
-        CHECK(stats().limit_left > stats().limit / 4, "%lu MiB left: not by an event", stats().limit_left / MIB);
+        CHECK(stats().limit_left_bytes > stats().limit_bytes / 4, "%lu MiB left: not by an event", stats().limit_left_bytes / MIB);
     } else if (!strcmp(mode, "level")) {
         keep_free(atol(argv[2]) * MIB);
         pid_t pid = beside("reader", argv[3]);
         double took = gone_within(atol(argv[2]) * MIB, 10);
         ends_well(pid);
         CHECK(took < 10 && stats().pressure_state == 2, "%.3f s", took);
-        CHECK(stats().limit_left > stats().limit / 4, "%lu MiB left: not by an event", stats().limit_left / MIB);
+        CHECK(stats().limit_left_bytes > stats().limit_bytes / 4, "%lu MiB left: not by an event", stats().limit_left_bytes / MIB);
     } else if (!strcmp(mode, "lowered")) {
         find_version();
         lowered(atol(argv[2]) * MIB, is_v2 ? "memory.max" : "memory.limit_in_bytes");
@@ -464,18 +462,18 @@ int main(int argc, char **argv)
         find_version();
         free(first);
         double t = now();
-        while (stats().lazy < each / 2 && now() - t < 20) usleep(10000);
-        CHECK(stats().lazy > each / 2, "%lu bytes are lazy", stats().lazy);
+        while (stats().lazy_bytes < each / 2 && now() - t < 20) usleep(10000);
+        CHECK(stats().lazy_bytes > each / 2, "%lu bytes are lazy", stats().lazy_bytes);
         free(second);
         usleep(300000);
-        struct stats s = stats();
-        CHECK(s.lazy + s.dirty > each / 2 * 3, "%lu bytes are lazy, %lu dirty", s.lazy, s.dirty);
+        struct ebb_stats s = stats();
+        CHECK(s.lazy_bytes + s.dirty_bytes > each / 2 * 3, "%lu bytes are lazy, %lu dirty", s.lazy_bytes, s.dirty_bytes);
         set_limit(is_v2 ? "memory.max" : "memory.limit_in_bytes", used() + each / 2 * 5);
         /* What is asked for is not that all goes: it is not short. */
         size_t most = each / 4 * 5 + 12 * MIB;
-        for (t = now(), s = stats(); s.lazy + s.dirty > most && now() - t < 2; s = stats()) usleep(10000);
-        CHECK(s.lazy + s.dirty <= most, "%lu MiB are lazy, %lu dirty", s.lazy / MIB, s.dirty / MIB);
-        CHECK(s.lazy + s.dirty > 0 && s.pressure_state != 2, "short");
+        for (t = now(), s = stats(); s.lazy_bytes + s.dirty_bytes > most && now() - t < 2; s = stats()) usleep(10000);
+        CHECK(s.lazy_bytes + s.dirty_bytes <= most, "%lu MiB are lazy, %lu dirty", s.lazy_bytes / MIB, s.dirty_bytes / MIB);
+        CHECK(s.lazy_bytes + s.dirty_bytes > 0 && s.pressure_state != 2, "short");
     } else if (!strcmp(mode, "stalled")) {
         size_t kept = atol(argv[2]) * MIB;
         keep_free(kept);

@@ -27,7 +27,7 @@ pub use build::{c_library, c_program, c_program_with, c_variant, compile};
 pub use guest::{Guest, Machine};
 pub use machine::{Cgroup, Sysctl, core_files_here, ensure_installed, have, is_root};
 pub use processor::Processor;
-pub use run::{Outcome, Run, command_line, configuration_help, is_ebbtide, library, understands};
+pub use run::{Outcome, Run, command_line, is_ebbtide, library, understands};
 
 use std::io::Write;
 

@@ -1,5 +1,6 @@
 //! Runs one program under the library, with limits and a time limit, and keeps what it said.
 
+use ebbtide_interface::keys;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Seek};
 use std::os::fd::OwnedFd;
@@ -7,7 +8,6 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::machine;
@@ -55,36 +55,16 @@ pub fn is_ebbtide() -> bool {
     })
 }
 
-/// What Ebbtide says of a configuration that it does not understand: it lists its keys.
-pub fn configuration_help() -> &'static str {
-    static HELP: OnceLock<String> = OnceLock::new();
-    HELP.get_or_init(|| {
-        Run::new("ls")
-            .arg("/dev/null")
-            .env("EBBTIDE_CONF", "nosuchkey=1")
-            .run()
-            .stderr
-    })
-}
-
-/// Whether the library understands every key of `conf`; says `skipped: …` where it does not. A stand-in,
+/// Whether the library understands all of `conf`; says `skipped: …` where it does not. A stand-in,
 /// which reads no configuration, is taken to understand everything.
 pub fn understands(conf: &str) -> bool {
-    if !is_ebbtide() {
-        return true;
+    let mut items = keys::items(conf.as_bytes());
+    let problem = items.find_map(|item| keys::read(item).err());
+    if let Some(problem) = problem.filter(|_| is_ebbtide()) {
+        crate::skip(&format!("{conf}: {problem}"));
+        return false;
     }
-    let unknown = conf
-        .split(',')
-        .filter_map(|item| Some(item.split_once('=')?.0))
-        .find(|key| {
-            !configuration_help()
-                .split_whitespace()
-                .any(|word| word.split_once('=').is_some_and(|(known, _)| known == *key))
-        });
-    if let Some(key) = unknown {
-        crate::skip(&format!("this library has no {key}="));
-    }
-    unknown.is_none()
+    true
 }
 
 /// One program to run. Preloads [`library`] unless told otherwise.

@@ -66,10 +66,10 @@ fn sized_frees() {
 fn the_same_in_every_mode() {
     for conf in [
         "rseq=off",
-        "cluster=off",
+        "dev=cluster:off",
         "thp=off",
         "syscalls=basic",
-        "zones=1",
+        "dev=zones:1",
         "harden=on",
     ] {
         if !understands(conf) {
@@ -100,7 +100,7 @@ fn figures_grow_and_fall_and_malloc_info_is_xml() {
     let root = document.root_element();
     assert_eq!(root.tag_name().name(), "malloc");
     assert!(root.has_attribute("version"));
-    for name in ["live", "lazy", "released", "refaulted", "workers", "stall"] {
+    for name in ["live_bytes", "released_bytes", "worker_ns"] {
         let is_told = |line: &str| line.split_whitespace().next() == Some(name);
         assert!(outcome.stderr.lines().any(is_told), "malloc_stats: {name}");
     }

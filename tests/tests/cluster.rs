@@ -8,14 +8,14 @@ fn locks(arg: &str) -> Run {
 
 #[test]
 fn lock_figures_are_kept_when_asked_for() {
-    if !understands("lockstat=on") {
+    if !understands("dev=lockstat:on") {
         return;
     }
     for conf in [
-        "lockstat=on",
-        "lockstat=cpu",
-        "lockstat=on,rseq=off",
-        "lockstat=on,cluster=off",
+        "dev=lockstat:on",
+        "dev=lockstat:cpu",
+        "dev=lockstat:on,rseq=off",
+        "dev=lockstat:on,dev=cluster:off",
     ] {
         let outcome = locks("on").conf(conf).ok();
         let line = outcome
@@ -32,7 +32,7 @@ fn lock_figures_are_kept_when_asked_for() {
 
 #[test]
 fn without_them_nothing_is_counted() {
-    if !understands("lockstat=off") {
+    if !understands("dev=lockstat:off") {
         return;
     }
     let outcome = locks("off").ok();
@@ -46,7 +46,7 @@ fn any_number_of_zones() {
     }
     for zones in [1, 2, 3, 4, 5, 7, 8, 11, 12, 64] {
         let seed = format!("seed={zones} threads=6 seconds=1 gens=3 migrate trim back");
-        let conf = format!("zones={zones}");
+        let conf = format!("dev=zones:{zones}");
         Run::new(c_program("stress"))
             .args(&seed)
             .conf(&conf)
@@ -57,14 +57,14 @@ fn any_number_of_zones() {
 
 #[test]
 fn zones_under_a_limit_help_each_other() {
-    if !understands("zones=12") {
+    if !understands("dev=zones:12") {
         return;
     }
     // Each zone's part is too small for one block; the region as a whole is not.
     Run::new(c_program("limits"))
         .args("work 1000")
         .limit(libc::RLIMIT_AS, 4 << 30)
-        .conf("zones=12")
+        .conf("dev=zones:12")
         .timeout(60)
         .ok();
 }

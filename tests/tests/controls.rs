@@ -121,7 +121,7 @@ fn a_cache_that_is_not_the_callers() {
 /// must be seen to break them.
 #[test]
 fn vfork_without_the_guard() {
-    let conf = "vfork_guard=off";
+    let conf = "dev=vfork_guard:off";
     if !is_ebbtide() || !understands(conf) {
         return skip("the vfork guard is Ebbtide's");
     }

@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
+use ebbtide_interface::word;
 use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, skip};
 
-/// Where the figures stand in the page: see `stats/layout.rs`.
-const RELEASED: usize = 3;
-const REFUSED: usize = 19;
-const HELPER: usize = 106;
-const END_NS: usize = 107;
-const LEFT_NS: usize = 130;
+/// Where the figures stand in the page.
+const RELEASED: usize = word!(released_bytes);
+const REFUSED: usize = word!(refused);
+const HELPER: usize = word!(helper);
+const END_NS: usize = word!(end_ns);
+const LEFT_NS: usize = word!(left_ns);
 
 fn figures(mode: &str, conf: &str, dir: &Path) -> Run {
     let dir = dir.display();
@@ -42,7 +43,7 @@ fn word(outcome: &Outcome, dir: &Path, place: usize) -> u64 {
 #[test]
 fn a_file_that_is_cut_short() {
     survives(&["cut", "half"], "");
-    survives(&["cut", "half"], ",workers=0,lockstat=on");
+    survives(&["cut", "half"], ",workers=0,dev=lockstat:on");
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn many_zones() {
         for args in ["main 4 10", "_fork 4 10", "clone 0 10"] {
             Run::new(c_program("fork"))
                 .args(args)
-                .conf(&format!("zones={zones}"))
+                .conf(&format!("dev=zones:{zones}"))
                 .timeout(150)
                 .ok();
         }

@@ -26,13 +26,13 @@ fn a_large_block_of_small_pages() {
 
 #[test]
 fn a_large_block_with_many_workers() {
-    give_back("large", "workers=8,threshold=4096");
+    give_back("large", "workers=8,dev=threshold:4096");
 }
 
 /// They start each other, without any thread-local storage of libc's.
 #[test]
 fn many_workers_without_rseq() {
-    give_back("large", "workers=8,threshold=4096,rseq=off");
+    give_back("large", "workers=8,dev=threshold:4096,rseq=off");
 }
 
 #[test]
@@ -41,13 +41,13 @@ fn many_workers_beside_much_thread_local_storage() {
         return skip("only Ebbtide promises this");
     }
     Run::new(c_program("tls"))
-        .conf("workers=8,threshold=4096")
+        .conf("workers=8,dev=threshold:4096")
         .ok();
 }
 
 #[test]
 fn large_blocks_with_calls_of_their_own() {
-    give_back("large", "gather=inline");
+    give_back("large", "dev=gather:inline");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn spans_of_pages_without_rseq() {
 
 #[test]
 fn spans_of_pages_without_huge_pages() {
-    give_back("objects", "thp=off,zones=2");
+    give_back("objects", "thp=off,dev=zones:2");
 }
 
 #[test]
@@ -97,19 +97,22 @@ fn setuid_beside_a_worker() {
 
 #[test]
 fn forks_beside_workers() {
-    give_back("fork", "retain_ms=20,workers=4,threshold=512");
+    give_back("fork", "retain_ms=20,workers=4,dev=threshold:512");
 }
 
 #[test]
 fn children_that_skip_the_handlers_beside_workers() {
-    give_back("clone", "retain_ms=20,workers=4,threshold=512");
-    give_back("clone", "retain_ms=20,workers=4,threshold=512,zones=12");
+    give_back("clone", "retain_ms=20,workers=4,dev=threshold:512");
+    give_back(
+        "clone",
+        "retain_ms=20,workers=4,dev=threshold:512,dev=zones:12",
+    );
 }
 
 #[test]
 fn one_cpu_and_others() {
     give_back("cpu", "");
-    give_back("cpu", "workers=4,threshold=4096");
+    give_back("cpu", "workers=4,dev=threshold:4096");
 }
 
 #[test]
@@ -196,7 +199,7 @@ fn a_worker_that_waits_for_a_cpu_at_its_start() {
 #[test]
 fn huge_pages_that_cannot_be_split() {
     give_back("held", "");
-    give_back("held", "zones=12");
+    give_back("held", "dev=zones:12");
 }
 
 /// The program's own thread sees no huge page that could not be split: a worker must, or what is told is wrong.
@@ -230,10 +233,10 @@ fn what_release_says_is_what_the_system_got() {
 #[test]
 fn release_gives_back_every_page_without_a_live_byte() {
     for conf in [
-        "zones=1,retain_ms=60000",
-        "zones=1,retain_ms=60000,workers=0",
-        "zones=1,retain_ms=60000,gather=inline",
-        "zones=1,retain_ms=60000,workers=4,threshold=4096",
+        "dev=zones:1,retain_ms=60000",
+        "dev=zones:1,retain_ms=60000,workers=0",
+        "dev=zones:1,retain_ms=60000,dev=gather:inline",
+        "dev=zones:1,retain_ms=60000,workers=4,dev=threshold:4096",
     ] {
         give_back("release", conf);
     }
@@ -260,9 +263,9 @@ fn traced(mode: &str, conf: &str) -> Option<(Outcome, [u64; 3])> {
 #[test]
 fn calls_that_return_short() {
     for conf in [
-        "zones=1,retain_ms=60000",
-        "zones=1,retain_ms=60000,workers=0",
-        "zones=1,retain_ms=60000,thp=off",
+        "dev=zones:1,retain_ms=60000",
+        "dev=zones:1,retain_ms=60000,workers=0",
+        "dev=zones:1,retain_ms=60000,thp=off",
     ] {
         let Some((outcome, [cut, calls, _])) = traced("release", conf) else {
             return;
@@ -320,7 +323,7 @@ fn a_spare_run_goes_when_it_is_not_wanted() {
 
 #[test]
 fn no_run_is_kept_where_nothing_shall_stay() {
-    for conf in ["retain_ms=0", "limit=64M", "retain_max=1M", "harden=on"] {
+    for conf in ["retain_ms=0", "limit=64M", "dev=retain_max:1M", "harden=on"] {
         spare("never", conf);
     }
 }

@@ -73,7 +73,7 @@ fn stress_without_rseq() {
 #[test]
 fn stress_with_more_zones() {
     wide_with(
-        "zones=8",
+        "dev=zones:8",
         "stress seed=24 threads=12 seconds=1.5 live=128 gens=3 migrate trim",
         40,
     );

@@ -241,7 +241,7 @@ fn the_interface_is_the_same() {
 fn no_false_alarm_over_released_pages() {
     for back in [
         "retain_ms=0",
-        "retain_ms=0,lazyfree=always,lazy_ms=0",
+        "retain_ms=0,lazyfree=always,dev=lazy_ms:0",
         "retain_ms=10,workers=0",
         "thp=off,retain_ms=5",
     ] {
@@ -269,7 +269,7 @@ fn everything_at_once() {
     for (seed, back) in [
         "",
         ",retain_ms=0,lazyfree=always",
-        ",zones=2,thp=off",
+        ",dev=zones:2,thp=off",
         ",syscalls=basic",
     ]
     .iter()

@@ -13,7 +13,7 @@ fn lazy(mode: &str, conf: &str) {
         .ok();
 }
 
-const ALWAYS: &str = "lazyfree=always,retain_ms=20,lazy_ms=600000,workers=1";
+const ALWAYS: &str = "lazyfree=always,retain_ms=20,dev=lazy_ms:600000,workers=1";
 
 #[test]
 fn pages_hold_old_content_or_zero() {
@@ -27,20 +27,23 @@ fn pages_hold_old_content_or_zero_in_huge_pages_or_not() {
 
 #[test]
 fn ranges_with_calls_of_their_own() {
-    lazy("content", &format!("{ALWAYS},gather=inline,zones=2"));
+    lazy(
+        "content",
+        &format!("{ALWAYS},dev=gather:inline,dev=zones:2"),
+    );
 }
 
 #[test]
 fn forked_children_have_their_own() {
     lazy(
         "fork",
-        "lazyfree=always,retain_ms=20,lazy_ms=2000,workers=2",
+        "lazyfree=always,retain_ms=20,dev=lazy_ms:2000,workers=2",
     );
 }
 
 #[test]
 fn lazy_memory_goes_without_a_call() {
-    lazy("goes", "lazyfree=always,retain_ms=100,lazy_ms=1000");
+    lazy("goes", "lazyfree=always,retain_ms=100,dev=lazy_ms:1000");
 }
 
 #[test]
@@ -60,12 +63,12 @@ fn locked_memory_is_released() {
 
 #[test]
 fn memory_that_comes_back_soon_becomes_lazy() {
-    lazy("auto", "lazyfree=auto,retain_ms=20,lazy_ms=1000");
+    lazy("auto", "lazyfree=auto,retain_ms=20,dev=lazy_ms:1000");
 }
 
 #[test]
 fn huge_pages_stay_whole() {
-    lazy("huge", "lazyfree=always,retain_ms=50,lazy_ms=600000");
+    lazy("huge", "lazyfree=always,retain_ms=50,dev=lazy_ms:600000");
 }
 
 /// What an idle program has resident, in MiB: after 2.5 s without lazy pages, after 8 s with them, and how much was lazy.

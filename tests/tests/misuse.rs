@@ -1,9 +1,8 @@
 //! Misuse ends with SIGABRT and one line that says what and where; a bad `EBBTIDE_CONF` is one line
 //! and the default. Only Ebbtide promises this: skipped on stand-ins.
 
-use ebbtide_tests::{
-    Outcome, Run, c_program, configuration_help, is_ebbtide, is_root, library, skip, understands,
-};
+use ebbtide_interface::keys::{KEYS, Kind};
+use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, library, skip, understands};
 
 /// SIGABRT, and exactly one line on stderr: `ebbtide: … 0x<the bad pointer> …`.
 fn judge(outcome: &Outcome) -> Result<(), String> {
@@ -139,44 +138,42 @@ fn bad_configuration_is_one_line_and_the_default() {
     }
 }
 
-/// Every key that the complaint offers (`key=a|b`, `key=PLACEHOLDER`) is taken without a word, and a
-/// value beside those is not.
+/// Every key takes its values without a word, and another value costs one line, as does a name of another kind.
 #[test]
-fn the_offered_configuration_is_silent() {
+fn each_key_is_silent_with_its_values() {
     if !is_ebbtide() {
         return skip("EBBTIDE_CONF is not read by this library");
     }
-    let is_key = |text: &str| text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-    let words = configuration_help().split_whitespace();
-    let offers: Vec<(&str, &str)> = words
-        .filter_map(|word| word.split_once('='))
-        .filter(|(key, _)| is_key(key))
-        .collect();
-    for key in ["rseq", "cluster", "thp", "syscalls", "harden", "stats_dir"] {
-        assert!(
-            offers.iter().any(|(offer, _)| *offer == key),
-            "{key} is not offered: {offers:?}"
-        );
-    }
-    for (key, values) in offers {
-        for value in values.trim_end_matches(['.', ',', ';', ')']).split('|') {
-            let value = match value {
-                lower
-                    if lower
-                        .bytes()
-                        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) =>
-                {
-                    lower
-                }
-                "/PATH" | "PATH" => "/tmp",
-                "SIZE" => "64M",
-                range if range.starts_with(|c: char| c.is_ascii_digit()) => &range[..1],
-                _ => "1",
-            };
-            let lines = conf_lines(&format!("{key}={value}"));
-            assert!(lines.is_empty(), "{key}={value}: {lines:?}");
+    for key in KEYS {
+        let item = |value: &str| {
+            let (before, between) = key.prefix();
+            format!("{before}{}{between}{value}", key.name)
+        };
+        let number;
+        let values: &[&str] = match key.kind {
+            Kind::Word(words) => words,
+            Kind::Number(low, _) => {
+                number = low.to_string();
+                &[&number]
+            }
+            Kind::Size => &["64M"],
+            Kind::SizeOrPercent => &["64M", "10%"],
+            Kind::Path => &["/tmp"],
+        };
+        for value in values {
+            let lines = conf_lines(&item(value));
+            assert!(lines.is_empty(), "{}: {lines:?}", item(value));
         }
-        assert_eq!(conf_lines(&format!("{key}=!?")).len(), 1, "{key}=!?");
+        assert_eq!(conf_lines(&item("!?")).len(), 1, "{}", key.name);
+    }
+    for (item, remedy) in [
+        ("zones=2", "write dev=zones:VALUE"),
+        ("dev=thp:on", "write thp=VALUE"),
+        ("guard=1", "a key of a later version"),
+        ("nosuchkey=1", "the keys are"),
+    ] {
+        let lines = conf_lines(item);
+        assert!(lines.len() == 1 && lines[0].contains(remedy), "{lines:?}");
     }
 }
 

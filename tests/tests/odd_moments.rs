@@ -134,7 +134,7 @@ fn lazy_memory_goes_where_no_worker_can_be_made() {
     }
     Run::new(c_program("sandbox"))
         .args("lazy")
-        .conf("retain_ms=100,lazyfree=always,lazy_ms=4000")
+        .conf("retain_ms=100,lazyfree=always,dev=lazy_ms:4000")
         .timeout(30)
         .ok();
 }

@@ -44,7 +44,7 @@ fn arguments_and_alignments() {
 
 #[test]
 fn arguments_with_copies_for_more_cpus() {
-    topic("arguments", "percpu_units=64");
+    topic("arguments", "dev=percpu_units:64");
 }
 
 /// Exact ones: a worker would have sums of its own there.
@@ -60,7 +60,7 @@ fn figures_with_few_system_calls() {
 
 #[test]
 fn figures_with_copies_for_more_cpus() {
-    topic("figures", "percpu_units=64,workers=0");
+    topic("figures", "dev=percpu_units:64,workers=0");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn nothing_goes_back_without_depopulation() {
     if let Some(program) = program() {
         let outcome = Run::new(program)
             .arg("calm")
-            .conf("percpu_depopulate=off")
+            .conf("dev=percpu_depopulate:off")
             .timeout(60)
             .run();
         assert!(

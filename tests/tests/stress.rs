@@ -73,13 +73,13 @@ fn glibc_keeps_rseq_to_itself() {
 
 #[test]
 fn frame_by_frame() {
-    stress_in("cluster=off", "seed=10 threads=8 seconds=3 gens=4 trim");
+    stress_in("dev=cluster:off", "seed=10 threads=8 seconds=3 gens=4 trim");
 }
 
 #[test]
 fn no_workers_inline_gather() {
     stress_in(
-        "workers=0,gather=inline",
+        "workers=0,dev=gather:inline",
         "seed=11 threads=8 seconds=3 gens=4 trim",
     );
 }
@@ -91,7 +91,10 @@ fn lazyfree_always() {
 
 #[test]
 fn depopulate_off() {
-    stress_in("depopulate=off", "seed=13 threads=4 seconds=2 gens=4 trim");
+    stress_in(
+        "dev=depopulate:off",
+        "seed=13 threads=4 seconds=2 gens=4 trim",
+    );
 }
 
 #[test]

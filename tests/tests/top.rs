@@ -134,7 +134,7 @@ fn a_short_command_is_told_of_too() {
     let (process, all) = first(&output);
     assert!(process["ended"] == true && process["name"] != "?", "{all}");
     assert!(
-        process["figures"]["region_opened_bytes"].as_u64().unwrap() > 0,
+        process["figures"]["opened_bytes"].as_u64().unwrap() > 0,
         "{all}"
     );
 }
@@ -201,7 +201,7 @@ fn the_page_follows_large_allocations_cheaply() {
     Run::new(c_program("page"))
         .arg(dir.path())
         .conf(&format!(
-            "workers=0,retain_ms=60000,lockstat=on,stats_dir={page}"
+            "workers=0,retain_ms=60000,dev=lockstat:on,stats_dir={page}"
         ))
         .ok();
 }

@@ -71,7 +71,7 @@ fn the_registration_cannot_be_put_on_again() {
 fn a_filter_that_kills_for_rseq() {
     rules("killed");
     unguarded("killed", "rseq=off");
-    unguarded("killed", "vfork_guard=off");
+    unguarded("killed", "dev=vfork_guard:off");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use rustix::fs::{StatVfs, StatVfsMountFlags, getxattr_query, statvfs};
 use rustix::process::{getgid, getuid};
 use rustix::thread::no_new_privs;
 
-use crate::known::{self, Known};
+use ebbtide_interface::known::{self, Known};
 
 /// No table of a program is longer.
 const MAX_TABLE_BYTES: usize = 256 << 20;

@@ -7,7 +7,6 @@
 //! | `top` | watches the processes that run under Ebbtide |
 //! | `doctor` | probes the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
-//! | `known` | combinations that cannot work: the library's own table |
 //! | `elf` | what kind of program a file is |
 //! | `emulator` | emulators that this program may run under |
 //!
@@ -17,7 +16,6 @@ mod cli;
 mod doctor;
 mod elf;
 mod emulator;
-mod known;
 mod laboratory;
 mod run;
 mod top;

@@ -112,14 +112,14 @@ fn standard_streams_pass_through() {
 fn environment_has_library_and_configuration() {
     let f = Fixture::new();
     let show = ["--", "sh", "-c", "echo $LD_PRELOAD $EBBTIDE_CONF"];
-    let mut args = vec!["--conf", "zones=2", "--conf=rseq=off"];
+    let mut args = vec!["--conf", "dev=zones:2", "--conf=rseq=off"];
     args.extend(show);
     let lib = f.lib.canonicalize().unwrap().display().to_string();
     f.run(&args)
-        .env("EBBTIDE_CONF", "zones=1,thp=off")
+        .env("EBBTIDE_CONF", "dev=zones:1,thp=off")
         .env("LD_PRELOAD", &lib)
         .assert()
-        .stdout(format!("{lib} thp=off,zones=2,rseq=off\n"));
+        .stdout(format!("{lib} thp=off,dev=zones:2,rseq=off\n"));
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn own_errors_name_the_remedy() {
     f.run(&["--conf", "rseq=2", "--", "true"])
         .assert()
         .code(125)
-        .stderr(says("on, off"));
+        .stderr(says("on|off"));
     f.run(&["--lib", "/no/lib.so", "--", "true"])
         .assert()
         .code(125)

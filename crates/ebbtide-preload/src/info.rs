@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use core::fmt::Write;
-use ebbtide::stats::Stats;
+use ebbtide::stats::{FIGURES, Kind, figures};
 
 /// malloc_trim(3): gives back everything free, from all caches too; `pad` is ignored. 1 if any was.
 #[unsafe(no_mangle)]
@@ -38,15 +38,16 @@ pub struct mallinfo2 {
 /// mallinfo2(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> mallinfo2 {
-    let stats = Stats::collect();
-    let free = stats.cached + stats.in_spans + stats.dirty + stats.lazy;
+    let stats = figures();
+    let free = stats.cached_bytes + stats.in_spans_bytes + stats.dirty_bytes + stats.lazy_bytes;
+    let small = stats.live_bytes.saturating_sub(stats.large_bytes);
     mallinfo2 {
-        arena: stats.live - stats.large.min(stats.live) + free,
-        hblkhd: stats.large,
-        fsmblks: stats.cached,
-        uordblks: stats.live - stats.large.min(stats.live),
-        fordblks: free,
-        keepcost: stats.dirty,
+        arena: (small + free) as usize,
+        hblkhd: stats.large_bytes as usize,
+        fsmblks: stats.cached_bytes as usize,
+        uordblks: small as usize,
+        fordblks: free as usize,
+        keepcost: stats.dirty_bytes as usize,
         ..mallinfo2::default()
     }
 }
@@ -122,57 +123,22 @@ impl Text {
     }
 }
 
-/// The figures by name, in bytes.
-fn figures(stats: &Stats) -> [(&'static str, usize); 13] {
-    [
-        ("live", stats.live),
-        ("large", stats.large),
-        ("cached", stats.cached),
-        ("in_spans", stats.in_spans),
-        ("dirty", stats.dirty),
-        ("lazy", stats.lazy),
-        ("pending", stats.pending),
-        ("metadata", stats.metadata),
-        ("opened", stats.opened),
-        ("released", stats.released),
-        ("refaulted", stats.refaulted),
-        ("lazied", stats.lazied),
-        ("held", stats.held),
-    ]
-}
-
-/// What is no number of bytes, with its unit.
-fn others(stats: &Stats) -> [(&'static str, u64, &'static str); 4] {
-    [
-        ("workers", stats.worker_ns, "ns of releasing"),
-        (
-            "stall",
-            stats.longest_stall_ns,
-            "ns in the longest release by the program",
-        ),
-        (
-            "zones",
-            stats.fallovers,
-            "runs of pages from another zone than the CPU's",
-        ),
-        (
-            "pressure",
-            stats.pressure_events,
-            "looks that found memory short",
-        ),
-    ]
+/// The figures by name, without those that only readers of the page need.
+fn shown() -> impl Iterator<Item = (&'static str, u64)> {
+    let values = figures().values();
+    FIGURES
+        .iter()
+        .zip(values)
+        .filter(|(figure, _)| figure.kind != Kind::Fact && !figure.name.starts_with("rss"))
+        .map(|(figure, value)| (figure.name, value))
 }
 
 /// malloc_stats(3): the figures on stderr, a line each.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_stats() {
     let mut text = Text::new();
-    let stats = Stats::collect();
-    for (name, bytes) in figures(&stats) {
-        let _ = writeln!(text, "{name:<9} {bytes:>16} bytes");
-    }
-    for (name, number, unit) in others(&stats) {
-        let _ = writeln!(text, "{name:<9} {number:>16} {unit}");
+    for (name, value) in shown() {
+        let _ = writeln!(text, "{name:<17} {value:>16}");
     }
     for (name, lock) in ebbtide::stats::locks().filter(|(_, lock)| lock.taken > 0) {
         let (waits, holds) = (&lock.waits, &lock.holds);
@@ -206,8 +172,10 @@ pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut libc::FILE) ->
         text,
         "<malloc version=\"1\">\n<allocator name=\"ebbtide\"/>"
     );
-    for (name, bytes) in figures(&Stats::collect()) {
-        let _ = writeln!(text, "<size type=\"{name}\" bytes=\"{bytes}\"/>");
+    for (name, value) in shown() {
+        if let Some(name) = name.strip_suffix("_bytes") {
+            let _ = writeln!(text, "<size type=\"{name}\" bytes=\"{value}\"/>");
+        }
     }
     let _ = writeln!(text, "</malloc>");
     let bytes = text.as_bytes();

@@ -12,7 +12,7 @@
 //! Who comes by takes a free lock before one that was woken for it gets there: that is fast, and unfair. So that a
 //! loop cannot keep others out, a waiter that was woken in vain says so, and the next unlock hands the lock on:
 //! only threads that slept may take it then. Should there be none any more (a process that shares the memory was
-//! killed), any thread may after a moment of sleep. See `docs/decisions/0016-handed-on.md`.
+//! killed), any thread may after a moment of sleep. See `docs/decisions/0016-a-starved-waiter-gets-the-lock.md`.
 //!
 //! Works before libc is ready, allocates nothing, starts nothing, and keeps `errno`. It does not
 //! poison and is not re-entrant.

@@ -1,27 +1,10 @@
-//! What the library's locks cost, as its page of figures tells it (`lockstat=on|cpu`).
+//! What the library's locks cost, as its page of figures tells it (`dev=lockstat:on|cpu`).
 
+use ebbtide_interface::page::{BUCKETS, LOCK_HEAD, LOCK_WORDS};
+use ebbtide_interface::ranks;
 use serde::Serialize;
 
 use crate::out;
-
-/// Buckets of a histogram: below 32 ns, then one for each doubling.
-pub const BUCKETS: usize = 20;
-/// Words of a rank's record on the page.
-const RECORD_WORDS: usize = 8 + 2 * BUCKETS;
-
-/// The library's lock ranks, in the order in which locks are taken.
-const NAMES: &[(u64, &str)] = &[
-    (1, "FORK"),
-    (5, "DRAIN"),
-    (10, "TRANSFER"),
-    (20, "SPANS"),
-    (30, "ZONE"),
-    (40, "RECORDS"),
-    (50, "BATCHES"),
-    (56, "PERCPU"),
-    (58, "FREED"),
-    (60, "CPU"),
-];
 
 /// Durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -51,7 +34,7 @@ pub struct RankFigures {
 
 /// Reads the records; `words` are those of the page's second half.
 pub fn parse(words: &[u64]) -> Vec<RankFigures> {
-    let records = words.chunks_exact(RECORD_WORDS);
+    let records = words.chunks_exact(LOCK_WORDS);
     records
         .take_while(|record| record[0] != 0)
         .map(|record| {
@@ -60,13 +43,15 @@ pub fn parse(words: &[u64]) -> Vec<RankFigures> {
                 longest_ns: record[at + 1],
                 histogram: record[buckets..buckets + BUCKETS].to_vec(),
             };
-            let known = NAMES.iter().find(|(rank, _)| rank + 1 == record[0]);
+            let known = ranks::ALL
+                .iter()
+                .find(|(rank, _)| u64::from(*rank) + 1 == record[0]);
             RankFigures {
                 rank: known.map_or("unknown", |(_, name)| name),
                 taken: record[1],
                 contended: record[2],
-                waits: times(3, 8),
-                holds: times(5, 8 + BUCKETS),
+                waits: times(3, LOCK_HEAD),
+                holds: times(5, LOCK_HEAD + BUCKETS),
             }
         })
         .collect()
@@ -114,7 +99,7 @@ pub fn sum<'a>(processes: impl Iterator<Item = &'a [RankFigures]>) -> Vec<RankFi
         sum.waits.add(&one.waits);
         sum.holds.add(&one.holds);
     }
-    let place = |rank: &str| NAMES.iter().position(|(_, name)| *name == rank);
+    let place = |rank: &str| ranks::ALL.iter().position(|(_, name)| *name == rank);
     sums.sort_by_key(|sum| place(sum.rank));
     sums
 }
@@ -185,25 +170,5 @@ mod tests {
         let text = table(&both);
         assert!(text.contains("ZONE") && text.contains("2.000%"), "{text}");
         assert!(parse(&[0; 512]).is_empty() && table(&[]).is_empty());
-    }
-
-    #[test]
-    fn the_library_has_the_same_ranks() {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../ebbtide-core/src/base/ranks.rs"
-        );
-        let source = std::fs::read_to_string(path).expect("the library's ranks");
-        let theirs: Vec<(u64, &str)> = source
-            .lines()
-            .filter_map(|line| {
-                line.strip_prefix("pub const ")?
-                    .split_once(": Rank = Rank(")
-            })
-            .map(|(name, rank)| (rank.trim_end_matches(");").parse().unwrap(), name))
-            .collect();
-        assert_eq!(NAMES, theirs);
-        let listed = |name: &str| source.contains(&format!("({name}, \"{name}\")"));
-        assert!(theirs.iter().all(|(_, name)| listed(name)));
     }
 }

@@ -1,17 +1,18 @@
 //! The page of figures that each process under Ebbtide keeps in `stats_dir`.
 //!
-//! A file `PID.ebb` of 8,192 bytes, little-endian 64-bit words, which the process
-//! writes every now and then. The words are read one by one, without a
-//! lock: each is exact, two of them need not be from the same instant.
+//! A file `PID.ebb`, laid out by [`ebbtide_interface::page`].
 
 use std::env;
 use std::fs::{self, Permissions};
+use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
-use serde::Serialize;
+use anyhow::Context;
+use ebbtide_interface::figures::{self, FIGURES, Kind};
+use ebbtide_interface::{Figures, page};
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use tempfile::TempDir;
 
 use crate::conf::Conf;
@@ -20,177 +21,74 @@ use crate::lock_figures::{self, RankFigures};
 /// Leaves room for a name of its own below what a configuration carries.
 const MAX_BASE_BYTES: usize = 150;
 
-/// First word of the page: "EBBSTAT1".
-pub const MAGIC: u64 = 0x3154_4154_5342_4245;
-
-/// Length of the single figures; those of locks follow.
-pub const LEN_BYTES: usize = 4096;
-
-/// One process's figures.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+/// One process's page.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatsPage {
-    /// The process.
-    pub pid: u64,
-    /// Bytes given back to the kernel so far.
-    pub released_bytes: u64,
-    /// Bytes the program holds.
-    pub live_bytes: u64,
-    /// Freed bytes that are still resident.
-    pub dirty_bytes: u64,
-    /// Address space opened in the region.
-    pub region_opened_bytes: u64,
-    /// 1: per-CPU caches by restartable sequences; 0: the portable model.
-    pub rseq_mode: u64,
-    /// Calls that gave memory back.
-    pub release_calls: u64,
-    /// Bytes in per-CPU caches, and of spare runs.
-    pub cached_bytes: u64,
-    /// Bytes of the manager's own records.
-    pub metadata_bytes: u64,
-    /// Free bytes that the kernel may take.
-    pub lazy_bytes: u64,
-    /// Bytes on their way to the kernel.
-    pub pending_bytes: u64,
-    /// Time that workers spent releasing.
-    pub worker_ns: u64,
-    /// The longest that one call of the program spent releasing.
-    pub longest_inline_stall_ns: u64,
-    /// Bytes that were given back and then used again.
-    pub refaulted_bytes: u64,
-    /// Bytes in huge pages that could not be split.
-    pub held_bytes: u64,
-    /// Free objects in spans, and what objects leave over there.
-    pub in_spans_bytes: u64,
-    /// Optional kernel calls that were tried and worked, one bit each in the order of [`FEATURES`].
-    pub worked: u64,
-    /// Those that were tried and refused.
-    pub refused: u64,
-    /// The process that takes memory back after the end, or 0.
-    pub helper: u64,
-    /// When the end began, if in order: nanoseconds of the monotonic clock.
-    pub end_ns: u64,
-    /// Bytes made lazy.
-    pub lazied_bytes: u64,
-    /// Zones whose freed memory becomes lazy first.
-    pub lazy_zones: u64,
-    /// Bytes given up lately and soon wanted again.
-    pub reused_bytes: u64,
-    /// Bytes given up lately and not wanted again.
-    pub unused_bytes: u64,
-    /// Runs of frames that another zone than the CPU's own gave.
-    pub fallovers: u64,
-    /// Bytes of per-CPU data that may be resident.
-    pub percpu_bytes: u64,
+    /// The figures of the process.
+    pub figures: Figures,
     /// What the locks of each rank cost; empty without `lockstat`.
     pub locks: Vec<RankFigures>,
-    /// Looks at which memory was found to be short.
-    pub pressure_events: u64,
-    /// 0: nobody has looked, 1: calm, 2: short.
-    pub pressure_state: u64,
-    /// Left of the nearest limit at the last look.
-    pub limit_left_bytes: u64,
-    /// That limit; 0: unknown.
-    pub limit_bytes: u64,
-    /// Released by calls that had taken more afresh than there was room for.
-    pub paid_bytes: u64,
-    /// What is looked at, one bit each: the machine, a cgroup limit, PSI, `memory.pressure_level`, the FIFO or
-    /// socket of systemd's protocol; and 32: the environment wants no events.
-    pub pressure_sources: u64,
-    /// When the main thread left the memory at the end, as the helper saw it; 0: not known. Same clock as `end_ns`.
-    pub left_ns: u64,
-    /// When the figures were written that are not counted as they come; 0: not known. Same clock, in milliseconds.
-    pub written_ms: u64,
 }
 
-/// The optional kernel calls in the order of the library's own list.
-pub const FEATURES: [&str; 14] = [
-    "membarrier",
-    "mremap",
-    "hugepage",
-    "wipeonfork",
-    "process_madvise",
-    "pagemap_scan",
-    "workers",
-    "madvise_free",
-    "dontneed_locked",
-    "reaper",
-    "populate",
-    "dontneed",
-    "rseq_unregister",
-    "process_vm_writev",
-];
+impl Deref for StatsPage {
+    type Target = Figures;
 
-/// The bits of [`StatsPage::pressure_sources`].
-pub const PRESSURE_SOURCES: [&str; 6] = [
-    "machine",
-    "cgroup limit",
-    "PSI",
-    "pressure level",
-    "notice",
-    "events not wanted",
-];
+    fn deref(&self) -> &Figures {
+        &self.figures
+    }
+}
+
+impl From<Figures> for StatsPage {
+    fn from(figures: Figures) -> Self {
+        StatsPage {
+            figures,
+            locks: Vec::new(),
+        }
+    }
+}
+
+impl Serialize for StatsPage {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let values = FIGURES.iter().zip(self.figures.values());
+        let mut map = serializer.serialize_map(None)?;
+        for (figure, value) in values {
+            // The page never has what the kernel counts, and a sum of processes has no facts.
+            if !figure.name.starts_with("rss") && (figure.kind != Kind::Fact || self.pid != 0) {
+                map.serialize_entry(figure.name, &value)?;
+            }
+        }
+        map.serialize_entry("locks", &self.locks)?;
+        map.end()
+    }
+}
 
 impl StatsPage {
-    /// Reads the words; `None` if this is not such a page.
+    /// The sum of several processes.
+    pub fn sum(pages: &[StatsPage]) -> Self {
+        let mut sum = StatsPage::default();
+        pages.iter().for_each(|page| sum.figures.add(&page.figures));
+        sum.locks = lock_figures::sum(pages.iter().map(|page| page.locks.as_slice()));
+        sum
+    }
+
+    /// Reads the words; `None` if this is not such a page, or one of another version.
     pub fn parse(page: &[u8]) -> Option<Self> {
-        if page.len() < LEN_BYTES {
+        let words: Vec<u64> = page
+            .chunks_exact(8)
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")))
+            .collect();
+        if words.len() < page::LOCKS || words[0] != page::MAGIC {
             return None;
         }
-        let word = |i: usize| -> u64 {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&page[i * 8..i * 8 + 8]);
-            u64::from_le_bytes(bytes)
-        };
-        if word(0) != MAGIC || word(1) != 1 {
-            return None;
-        }
-        Some(StatsPage {
-            pid: word(2),
-            released_bytes: word(3),
-            live_bytes: word(4),
-            dirty_bytes: word(5),
-            region_opened_bytes: word(6),
-            rseq_mode: word(7),
-            release_calls: word(8),
-            cached_bytes: word(9),
-            metadata_bytes: word(10),
-            lazy_bytes: word(11),
-            pending_bytes: word(12),
-            worker_ns: word(13),
-            longest_inline_stall_ns: word(14),
-            refaulted_bytes: word(15),
-            held_bytes: word(16),
-            in_spans_bytes: word(17),
-            worked: word(18),
-            refused: word(19),
-            helper: word(106),
-            end_ns: word(107),
-            lazied_bytes: word(24),
-            lazy_zones: word(25),
-            reused_bytes: word(26),
-            unused_bytes: word(27),
-            fallovers: word(32),
-            percpu_bytes: word(96),
-            locks: lock_figures::parse(
-                &(LEN_BYTES / 8..page.len() / 8)
-                    .map(word)
-                    .collect::<Vec<_>>(),
-            ),
-            pressure_events: word(28),
-            pressure_state: word(29),
-            limit_left_bytes: word(30),
-            limit_bytes: word(31),
-            paid_bytes: word(128),
-            pressure_sources: word(129),
-            left_ns: word(130),
-            written_ms: word(140),
-        })
+        let figures = Figures::from_values(|at| words[page::FIRST + at]);
+        let locks = lock_figures::parse(&words[page::LOCKS..]);
+        (figures.version == figures::VERSION).then_some(StatsPage { figures, locks })
     }
 }
 
 /// A private directory for pages, gone when dropped. Its path is one that a
 /// configuration can carry: absolute, short, without a comma.
-pub fn private_dir() -> Result<TempDir> {
+pub fn private_dir() -> anyhow::Result<TempDir> {
     let base = env::temp_dir().canonicalize().ok();
     let base = base
         .filter(|b| Conf::parse(&format!("stats_dir={}", b.display())).is_ok())
@@ -234,37 +132,37 @@ pub fn read_all(dir: &Path, since: SystemTime) -> Vec<StatsPage> {
 mod tests {
     use super::*;
 
-    fn page(words: &[u64]) -> Vec<u8> {
-        let mut page: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
-        page.resize(LEN_BYTES, 0);
-        page
+    /// A page whose figures are those.
+    fn page(figures: &Figures) -> Vec<u8> {
+        let mut words = vec![page::MAGIC];
+        words.extend(figures.values());
+        words.resize(page::WORDS, 0);
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
     #[test]
-    fn reads_the_words_in_order() {
-        assert_eq!(&MAGIC.to_le_bytes(), b"EBBSTAT1");
-        let p = StatsPage::parse(&page(&[
-            MAGIC, 1, 42, 3, 4, 5, 6, 1, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
-        ]))
-        .unwrap();
-        assert_eq!(
-            (p.pid, p.released_bytes, p.live_bytes, p.dirty_bytes),
-            (42, 3, 4, 5)
-        );
-        assert_eq!(
-            (p.region_opened_bytes, p.rseq_mode, p.release_calls),
-            (6, 1, 8)
-        );
-        assert_eq!((p.cached_bytes, p.metadata_bytes), (9, 10));
-        assert_eq!((p.lazy_bytes, p.pending_bytes, p.worker_ns), (11, 12, 13));
-        assert_eq!((p.longest_inline_stall_ns, p.refaulted_bytes), (14, 15));
-        assert_eq!((p.held_bytes, p.in_spans_bytes), (16, 17));
+    fn reads_the_figures() {
+        let figures = Figures {
+            version: figures::VERSION,
+            pid: 42,
+            written_ms: 9,
+            ..Figures::default()
+        };
+        let read = StatsPage::parse(&page(&figures)).unwrap();
+        assert_eq!(read.figures, figures);
+        let json = serde_json::to_value(&read).unwrap();
+        assert_eq!((&json["pid"], &json["written_ms"]), (&42.into(), &9.into()));
+        assert!(json["locks"].as_array().unwrap().is_empty() && json.get("rss_bytes").is_none());
     }
 
     #[test]
     fn refuses_other_files() {
-        assert_eq!(StatsPage::parse(&page(&[MAGIC, 2, 42])), None);
-        assert_eq!(StatsPage::parse(&page(&[0, 1, 42])), None);
+        let other = Figures {
+            version: figures::VERSION + 1,
+            ..Figures::default()
+        };
+        assert_eq!(StatsPage::parse(&page(&other)), None);
+        assert_eq!(StatsPage::parse(&[0; 8192]), None);
         assert_eq!(StatsPage::parse(&[0; 100]), None);
     }
 
@@ -282,9 +180,16 @@ mod tests {
     fn reads_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         let since = SystemTime::now() - std::time::Duration::from_secs(10);
-        fs::write(dir.path().join("7.ebb"), page(&[MAGIC, 1, 7, 100])).unwrap();
-        fs::write(dir.path().join("8.ebb"), page(&[MAGIC, 1, 8, 50])).unwrap();
-        fs::write(dir.path().join("junk"), page(&[MAGIC, 1, 9, 50])).unwrap();
+        let with = |released_bytes| {
+            page(&Figures {
+                version: figures::VERSION,
+                released_bytes,
+                ..Figures::default()
+            })
+        };
+        fs::write(dir.path().join("7.ebb"), with(100)).unwrap();
+        fs::write(dir.path().join("8.ebb"), with(50)).unwrap();
+        fs::write(dir.path().join("junk"), with(50)).unwrap();
         fs::write(dir.path().join("9.ebb"), b"short").unwrap();
         let total: u64 = read_all(dir.path(), since)
             .iter()

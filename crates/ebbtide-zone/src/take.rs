@@ -16,7 +16,7 @@ pub enum TakeMode {
     /// By words: up to a cluster in one step.
     #[default]
     Cluster,
-    /// Each frame by itself, with all the bookkeeping, as a page-by-page allocator does (`cluster=off`).
+    /// Each frame by itself, with all the bookkeeping, as a page-by-page allocator does (`dev=cluster:off`).
     FrameByFrame,
 }
 

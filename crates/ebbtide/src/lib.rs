@@ -32,7 +32,14 @@ pub mod alloc;
 mod global;
 pub mod percpu;
 
-pub use ebbtide_core::base::{config, known, report, size_class, stats};
+/// What the process holds and has given back.
+pub mod stats {
+    pub use ebbtide_core::base::stats::locks;
+    pub use ebbtide_core::front::figures;
+    pub use ebbtide_interface::figures::{FIGURES, Figure, Figures, Kind};
+}
+
+pub use ebbtide_core::base::{config, report, size_class};
 pub use global::Ebbtide;
 
 use ebbtide_core::base::releaser::Releaser;
@@ -96,11 +103,13 @@ pub fn end() {
 mod tests {
     use super::*;
     use ebbtide_core::base::ranks;
+    use ebbtide_sys::lock::Rank;
 
     #[test]
     fn every_rank_of_the_heap_has_a_source() {
         let heap = &*heap().unwrap().enter_uncounted();
-        for (rank, name) in ranks::NAMES {
+        for (number, name) in ranks::ALL {
+            let rank = Rank(number);
             let mut count = 0;
             for source in PARTS.sources() {
                 source.locks(heap, rank, &mut |_| count += 1);

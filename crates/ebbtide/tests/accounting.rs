@@ -2,7 +2,7 @@
 //!
 //! One test in a process of its own: nothing else may allocate meanwhile.
 
-use ebbtide::stats::Stats;
+use ebbtide::stats::figures;
 
 #[global_allocator]
 static GLOBAL: ebbtide::Ebbtide = ebbtide::Ebbtide;
@@ -32,14 +32,17 @@ fn others() -> isize {
 
 /// What the allocator says may be resident.
 fn accounted() -> usize {
-    let stats = Stats::collect();
-    stats.live
-        + stats.cached
-        + stats.in_spans
-        + stats.dirty
-        + stats.lazy
-        + stats.pending
-        + stats.metadata
+    let stats = figures();
+    let parts = [
+        stats.live_bytes,
+        stats.cached_bytes,
+        stats.in_spans_bytes,
+        stats.dirty_bytes,
+        stats.lazy_bytes,
+        stats.pending_bytes,
+        stats.metadata_bytes,
+    ];
+    parts.iter().sum::<u64>() as usize
 }
 
 /// Each part is an upper bound of what is resident of it: objects in spans and caches that were never
@@ -47,7 +50,7 @@ fn accounted() -> usize {
 /// its untouched frames. The slack is what both can be here.
 fn assert_accounted(when: &str, others: isize, slack: usize) {
     let (kernel, own) = ((anonymous() as isize - others) as usize, accounted());
-    let stats = Stats::collect();
+    let stats = figures();
     assert!(
         own + slack >= kernel,
         "{when}: the kernel counts {kernel} and {others} of others, more than {own}: {stats:?}"
@@ -80,7 +83,7 @@ fn the_parts_add_up_to_what_the_kernel_counts() {
         }
         assert_accounted("filled", others, huge_slack.max(12 * MIB));
     }
-    let live = Stats::collect().live;
+    let live = figures().live_bytes as usize;
     let list = held.len() * size_of::<Vec<u8>>();
     let asked = list + held.iter().map(Vec::len).sum::<usize>();
     assert!(
@@ -104,9 +107,14 @@ fn the_parts_add_up_to_what_the_kernel_counts() {
 
     drop(held);
     ebbtide::release_all();
-    let stats = Stats::collect();
+    let stats = figures();
     assert_eq!(
-        (stats.cached, stats.dirty, stats.lazy, stats.pending),
+        (
+            stats.cached_bytes,
+            stats.dirty_bytes,
+            stats.lazy_bytes,
+            stats.pending_bytes
+        ),
         (0, 0, 0, 0)
     );
     let left = anonymous() as isize - others;

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use ebbtide::stats::Stats;
+use ebbtide::stats::figures;
 
 #[global_allocator]
 static GLOBAL: ebbtide::Ebbtide = ebbtide::Ebbtide;
@@ -29,12 +29,12 @@ fn main() {
 
 /// One line: what the kernel counts, and what the allocator knows of it.
 fn show(when: &str) {
-    let stats = Stats::collect();
+    let stats = figures();
     println!(
         "resident {:>7} KiB, live {:>7} KiB, kept for reuse {:>7} KiB  {when}",
         resident_kib(),
-        stats.live >> 10,
-        (stats.cached + stats.in_spans + stats.dirty) >> 10,
+        stats.live_bytes >> 10,
+        (stats.cached_bytes + stats.in_spans_bytes + stats.dirty_bytes) >> 10,
     );
 }
 

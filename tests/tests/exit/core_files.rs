@@ -49,7 +49,7 @@ fn core_files_are_whole() {
         return skip("no core file is written here");
     };
     assert_eq!(usual, 48);
-    for conf in ["", ",teardown_workers=4", ",thp=off"] {
+    for conf in ["", ",dev=teardown_workers:4", ",thp=off"] {
         let conf = format!("{DETACHED}{conf}");
         let blocks = blocks_in_core(Run::new(&program).conf(&conf));
         assert_eq!(blocks, Some(48), "{conf}");

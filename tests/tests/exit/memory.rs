@@ -39,7 +39,7 @@ fn many_programs_leave_nothing() {
 #[test]
 fn memory_is_the_systems_again() {
     detached("exit_system", "returned");
-    detached_with("exit_system", "returned", ",thp=off,teardown_workers=4");
+    detached_with("exit_system", "returned", ",thp=off,dev=teardown_workers:4");
 }
 
 /// A cgroup with this limit, and the file of its usage; or says why not.
@@ -76,7 +76,7 @@ fn memory_is_the_cgroups_again() {
 
 /// A program of 1 GiB dies in a cgroup of 1.25 while its user's other helpers have the slots; then so much more is
 /// used there.
-pub(super) fn turns(name: &str, more_mib: u32, check: impl Fn(Run)) {
+pub(super) fn admitted(name: &str, more_mib: u32, check: impl Fn(Run)) {
     let Some((group, usage)) = limited(name, 1280 * MIB) else {
         return;
     };
@@ -93,8 +93,8 @@ pub(super) fn turns(name: &str, more_mib: u32, check: impl Fn(Run)) {
 }
 
 #[test]
-fn turns_are_kept_until_memory_is_short() {
-    turns("turns", 200, |run| {
+fn admission_is_waited_for_until_memory_is_short() {
+    admitted("admitted", 200, |run| {
         run.ok();
     });
 }
@@ -154,7 +154,7 @@ fn for_everybody(dir: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((program, library))
 }
 
-/// Runs as other users; what their helpers left for their turns is removed.
+/// Runs as other users; what their helpers left for admission is removed.
 fn as_users(args: &str, set: impl Fn(Run, &Path) -> Run) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let Some((program, library)) = for_everybody(dir.path()) else {

@@ -222,7 +222,7 @@ fn a_limit_that_is_lowered_and_raised() {
 /// Lazy and dirty memory share one bound.
 #[test]
 fn lazy_and_dirty_memory_together_stay_below_half_of_what_is_left() {
-    let conf = "retain_ms=6000,lazy_ms=60000,lazyfree=always";
+    let conf = "retain_ms=6000,dev=lazy_ms:60000,lazyfree=always";
     if let Some(outcome) = in_group_of(1024 * MIB, "both 64", conf) {
         outcome.ok();
     }

@@ -102,7 +102,7 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     let own = entries[0].clone();
     let mut variants = vec![
         own.variant("workers=0", &[]),
-        own.variant("gather=inline", &[]),
+        own.variant("dev=gather:inline", &[]),
         own.variant("thp=off", ALONE),
     ];
     for workers in [1, 2, 4, 8, 16, 32] {

@@ -66,7 +66,7 @@ pub const DESIGNS: [Design; 5] = [
             worth(
                 ("return", "small_random", "t90_ms"),
                 OWN,
-                "ebbtide, gather=inline",
+                "ebbtide, dev=gather:inline",
             ),
             worth(
                 ("neighbour", "pause", "kills"),
@@ -86,20 +86,24 @@ pub const DESIGNS: [Design; 5] = [
         worth: &[
             worth(
                 ("cluster", "hold_64", "turn_ns"),
-                "ebbtide, lockstat=cpu",
-                "ebbtide, lockstat=cpu,cluster=off",
+                "ebbtide, dev=lockstat:cpu",
+                "ebbtide, dev=lockstat:cpu,dev=cluster:off",
             ),
             worth(
                 ("cluster", "take_1_untouched", "cpu_ns"),
                 OWN,
-                "ebbtide, cluster=off",
+                "ebbtide, dev=cluster:off",
             ),
             worth(
                 ("cluster", "take_2_untouched", "wall_ns"),
                 OWN,
-                "ebbtide, cluster=off",
+                "ebbtide, dev=cluster:off",
             ),
-            worth(("cluster", "python", "cpu_s"), OWN, "ebbtide, cluster=off"),
+            worth(
+                ("cluster", "python", "cpu_s"),
+                OWN,
+                "ebbtide, dev=cluster:off",
+            ),
         ],
     },
     Design {
@@ -140,22 +144,22 @@ pub const DESIGNS: [Design; 5] = [
             worth(
                 ("return", "mix_random", "final_ratio"),
                 OWN,
-                "ebbtide, depopulate=off",
+                "ebbtide, dev=depopulate:off",
             ),
             worth(
                 ("return", "small_random", "final_ratio"),
                 OWN,
-                "ebbtide, depopulate=off",
+                "ebbtide, dev=depopulate:off",
             ),
             worth(
                 ("percpu", "groups_any", "after_mib"),
                 OWN,
-                "ebbtide, percpu_depopulate=off",
+                "ebbtide, dev=percpu_depopulate:off",
             ),
             worth(
                 ("percpu", "groups_children", "after_to_live"),
                 OWN,
-                "ebbtide, percpu_depopulate=off",
+                "ebbtide, dev=percpu_depopulate:off",
             ),
         ],
     },
@@ -307,7 +311,7 @@ mod tests {
 
     #[test]
     fn worth_is_what_it_takes_without() {
-        let rows = [(OWN, 10.0), ("ebbtide, percpu_depopulate=off", 45.0)];
+        let rows = [(OWN, 10.0), ("ebbtide, dev=percpu_depopulate:off", 45.0)];
         let one = report("percpu", "groups_any", "after_mib", &rows);
         let text = table(&DESIGNS[3], &[&one]);
         let line = |name: &str| {
@@ -326,7 +330,7 @@ mod tests {
             line("return: mix_random").contains("not measured"),
             "{text}"
         );
-        let rows = [(OWN, 10.0), ("ebbtide, percpu_depopulate=off", 10.5)];
+        let rows = [(OWN, 10.0), ("ebbtide, dev=percpu_depopulate:off", 10.5)];
         let same = report("percpu", "groups_any", "after_mib", &rows);
         assert!(table(&DESIGNS[3], &[&same]).contains("≈ 1.05"));
     }

@@ -27,7 +27,7 @@ fn bench_cluster_measures_threads_and_real_programs() {
     let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     for (case, metric) in [("take_2_touched", "cpu_ns"), ("python", "cpu_s")] {
         let found = values(&v, case, metric);
-        for name in ["ebbtide", "ebbtide, cluster=off", "glibc"] {
+        for name in ["ebbtide", "ebbtide, dev=cluster:off", "glibc"] {
             let one = found.iter().find(|(n, _)| *n == name);
             assert!(one.unwrap().1.unwrap() > 0.0, "{name} {found:?}");
         }

@@ -10,7 +10,7 @@ use ebbtide_tools::machine::SMALL_PAGE_BYTES;
 use super::rseq::Owner;
 use super::{Check, State};
 use crate::elf;
-use crate::known::{self, Known, Refused};
+use ebbtide_interface::known::{self, Known, Refused};
 
 /// What decides.
 #[derive(Clone, Debug)]

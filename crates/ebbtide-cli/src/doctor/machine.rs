@@ -4,7 +4,7 @@ use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, read};
 use ebbtide_tools::{out, proc};
 
 use super::Check;
-use crate::known;
+use ebbtide_interface::known;
 
 /// Every fact about the machine.
 pub fn all() -> Vec<Check> {

@@ -8,11 +8,12 @@
 //! | `machine` | huge pages, overcommit, swap, processors |
 //! | `limits` | resource limits and control groups |
 //! | `ending` | exit beside the program |
-//! | `turns` | where its helpers take turns |
+//! | `admission` | where its helpers wait for admission |
 //! | `sandbox` | filters, containers, emulators |
 //! | `combinations` | which of the known-broken combinations are met here |
 //! | `trial` | the library, in a process of its own |
 
+mod admission;
 mod advice;
 mod combinations;
 mod ending;
@@ -22,7 +23,6 @@ mod probe;
 mod rseq;
 mod sandbox;
 mod trial;
-mod turns;
 
 use std::io;
 

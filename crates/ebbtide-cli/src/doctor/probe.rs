@@ -8,7 +8,7 @@ use ebbtide_tools::machine;
 
 use super::advice::{self, PAGE_BYTES, Pages};
 use super::{Check, State, reason, rseq};
-use crate::known;
+use ebbtide_interface::known;
 
 const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
 /// `_IOWR('f', 16, struct pm_scan_arg)`.

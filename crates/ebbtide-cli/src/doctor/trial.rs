@@ -14,7 +14,7 @@ use ebbtide_tools::{conf, library, out};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::Check;
-use crate::known::{self, Known};
+use ebbtide_interface::known::{self, Known};
 
 /// Longer than this, and the trial process hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,12 +75,12 @@ pub fn run(given: Option<&Path>) -> Trial {
                 "trial_memory",
                 format!(
                     "{} opened, {} of records",
-                    out::bytes(page.region_opened_bytes),
+                    out::bytes(page.opened_bytes),
                     out::bytes(page.metadata_bytes)
                 ),
             ));
             let names = |mask: u64| {
-                let all = stats_page::FEATURES.iter().enumerate();
+                let all = ebbtide_interface::FEATURES.iter().enumerate();
                 let named: Vec<&str> = all
                     .filter(|(bit, _)| mask >> bit & 1 == 1)
                     .map(|(_, name)| *name)

@@ -110,6 +110,7 @@ pub fn is_at_work(stat: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ebbtide_interface::Figures;
     use std::slice::from_ref;
 
     #[test]
@@ -122,11 +123,13 @@ mod tests {
 
     #[test]
     fn ends_are_measured_where_they_are_known() {
-        let page = |end_ns, left_ns| StatsPage {
-            pid: 7,
-            end_ns,
-            left_ns,
-            ..StatsPage::default()
+        let page = |end_ns, left_ns| {
+            StatsPage::from(Figures {
+                pid: 7,
+                end_ns,
+                left_ns,
+                ..Figures::default()
+            })
         };
         let end = |pid, signal| End {
             pid,
@@ -163,9 +166,11 @@ mod tests {
             seen: Instant::now(),
             seen_ns: 0,
         };
-        let with_helper = |helper| StatsPage {
-            helper,
-            ..StatsPage::default()
+        let with_helper = |helper| {
+            StatsPage::from(Figures {
+                helper,
+                ..Figures::default()
+            })
         };
         assert_eq!(end.wait_for_memory(&[with_helper(0)]), Some(0));
         // This process is none: one that has gone already.

@@ -19,7 +19,7 @@ use rustix::fs::{Access, access};
 
 use crate::elf::{self, Obstacle};
 use crate::emulator::emulator;
-use crate::known;
+use ebbtide_interface::known;
 
 /// Why a program is not started as asked.
 #[derive(Clone, Debug, PartialEq, Eq)]

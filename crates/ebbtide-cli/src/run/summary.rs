@@ -1,12 +1,13 @@
 //! What a run used, as text for people or as JSON with stable field names.
 
-use ebbtide_tools::lock_figures::{self, RankFigures};
+use ebbtide_tools::lock_figures;
 use ebbtide_tools::out;
-use ebbtide_tools::stats_page::{PRESSURE_SOURCES, StatsPage};
+use ebbtide_tools::stats_page::StatsPage;
 use serde::Serialize;
 
 use crate::run::end::{End, Since};
 use crate::run::sample::Samples;
+use ebbtide_interface::PRESSURE_SOURCES;
 
 /// Version of the JSON form; raised when a field changes its meaning.
 const SCHEMA: u32 = 1;
@@ -67,46 +68,9 @@ pub struct LibraryFigures {
     pub processes: u64,
     /// Of these, with per-CPU caches by restartable sequences.
     pub processes_rseq: u64,
-    /// Bytes given back to the kernel.
-    pub released_bytes: u64,
-    /// Calls that gave memory back.
-    pub release_calls: u64,
-    /// Bytes still held by the programs at the end.
-    pub live_end_bytes: u64,
-    /// Freed and still resident at the end.
-    pub dirty_end_bytes: u64,
-    /// In per-CPU caches at the end.
-    pub cached_end_bytes: u64,
-    /// The manager's own records.
-    pub metadata_end_bytes: u64,
-    /// Free objects in spans at the end.
-    pub in_spans_end_bytes: u64,
-    /// Free, resident and the kernel's to take, at the end.
-    pub lazy_end_bytes: u64,
-    /// On the way to the kernel at the end.
-    pub pending_end_bytes: u64,
-    /// In huge pages that could not be split, at the end.
-    pub held_end_bytes: u64,
-    /// Given back and then used again.
-    pub refaulted_bytes: u64,
-    /// Made lazy.
-    pub lazied_bytes: u64,
-    /// Zones whose freed memory becomes lazy first, at the end.
-    pub lazy_zones_end: u64,
-    /// What decides it: given up lately and soon wanted again.
-    pub reused_end_bytes: u64,
-    /// Given up lately and not wanted again.
-    pub unused_end_bytes: u64,
-    /// Time that workers spent releasing.
-    pub worker_ns: u64,
-    /// The longest that one call of a program spent releasing, over all processes.
-    pub longest_inline_stall_ns: u64,
-    /// Runs of frames that another zone than the CPU's own gave.
-    pub fallovers: u64,
-    /// What the locks cost, by rank; empty without `lockstat`.
-    pub locks: Vec<RankFigures>,
-    /// Looks at which memory was found to be short.
-    pub pressure_events: u64,
+    /// Their figures, those that are amounts as of the end.
+    #[serde(flatten)]
+    pub sum: StatsPage,
     /// What told the processes about memory; nothing where nobody had enough to give to look.
     pub pressure_sources: Vec<&'static str>,
 }
@@ -114,34 +78,10 @@ pub struct LibraryFigures {
 impl LibraryFigures {
     /// Sums the pages; `None` if there are none.
     pub fn sum(pages: &[StatsPage]) -> Option<Self> {
-        let total = |f: fn(&StatsPage) -> u64| pages.iter().map(f).sum();
         (!pages.is_empty()).then(|| LibraryFigures {
             processes: pages.len() as u64,
-            processes_rseq: total(|p| u64::from(p.rseq_mode == 1)),
-            released_bytes: total(|p| p.released_bytes),
-            release_calls: total(|p| p.release_calls),
-            live_end_bytes: total(|p| p.live_bytes),
-            dirty_end_bytes: total(|p| p.dirty_bytes),
-            cached_end_bytes: total(|p| p.cached_bytes),
-            metadata_end_bytes: total(|p| p.metadata_bytes),
-            in_spans_end_bytes: total(|p| p.in_spans_bytes),
-            lazy_end_bytes: total(|p| p.lazy_bytes),
-            pending_end_bytes: total(|p| p.pending_bytes),
-            held_end_bytes: total(|p| p.held_bytes),
-            refaulted_bytes: total(|p| p.refaulted_bytes),
-            lazied_bytes: total(|p| p.lazied_bytes),
-            lazy_zones_end: total(|p| p.lazy_zones),
-            reused_end_bytes: total(|p| p.reused_bytes),
-            unused_end_bytes: total(|p| p.unused_bytes),
-            worker_ns: total(|p| p.worker_ns),
-            longest_inline_stall_ns: pages
-                .iter()
-                .map(|p| p.longest_inline_stall_ns)
-                .max()
-                .unwrap_or(0),
-            fallovers: total(|p| p.fallovers),
-            locks: lock_figures::sum(pages.iter().map(|p| p.locks.as_slice())),
-            pressure_events: total(|p| p.pressure_events),
+            processes_rseq: pages.iter().map(|page| page.rseq_mode).sum(),
+            sum: StatsPage::sum(pages),
             pressure_sources: sources(pages.iter().fold(0, |mask, p| mask | p.pressure_sources)),
         })
     }
@@ -247,7 +187,8 @@ impl Summary {
         }
         let alone = self.without_ebbtide.is_some().then_some(("", ""));
         if let Some(lib) = &self.with_ebbtide.ebbtide {
-            let kept = lib.dirty_end_bytes + lib.lazy_end_bytes + lib.pending_end_bytes;
+            let sum = &lib.sum;
+            let kept = sum.dirty_bytes + sum.lazy_bytes + sum.pending_bytes + sum.held_bytes;
             let rows = [
                 ("end seen after", duration(self.with_ebbtide.end_seen_ns)),
                 (
@@ -261,14 +202,14 @@ impl Summary {
                     "then memory after",
                     duration(self.with_ebbtide.memory_back_ns),
                 ),
-                ("given back", out::bytes(lib.released_bytes)),
-                ("in calls", out::count(lib.release_calls)),
-                ("and used again", out::bytes(lib.refaulted_bytes)),
-                ("made lazy", out::bytes(lib.lazied_bytes)),
-                ("worker time", out::duration(lib.worker_ns)),
-                ("longest stall", out::duration(lib.longest_inline_stall_ns)),
-                ("from other zones", out::count(lib.fallovers)),
-                ("kept at the end", out::bytes(kept + lib.held_end_bytes)),
+                ("given back", out::bytes(sum.released_bytes)),
+                ("in calls", out::count(sum.release_calls)),
+                ("and used again", out::bytes(sum.refaulted_bytes)),
+                ("made lazy", out::bytes(sum.lazied_bytes)),
+                ("worker time", out::duration(sum.worker_ns)),
+                ("longest stall", out::duration(sum.longest_stall_ns)),
+                ("from other zones", out::count(sum.fallovers)),
+                ("kept at the end", out::bytes(kept)),
             ];
             for (name, value) in rows {
                 text.push_str(&line(name, &value, alone));
@@ -281,9 +222,9 @@ impl Summary {
                 lib.pressure_sources.join(", ")
             };
             text.push_str(&line("memory watched by", &watched, alone));
-            let short = out::count(lib.pressure_events);
+            let short = out::count(sum.pressure_events);
             text.push_str(&line("found to be short", &short, alone));
-            text.push_str(&lock_figures::table(&lib.locks));
+            text.push_str(&lock_figures::table(&sum.locks));
         } else {
             text.push_str(&line("given back", "unknown", alone));
         }
@@ -405,14 +346,15 @@ mod tests {
     #[test]
     fn text_has_the_figures() {
         let mut with = figures(2_000_000_000, 3 << 20);
-        with.ebbtide = LibraryFigures::sum(&[StatsPage {
+        with.ebbtide = LibraryFigures::sum(&[ebbtide_interface::Figures {
             released_bytes: 1 << 30,
             rseq_mode: 1,
             dirty_bytes: 1 << 20,
             held_bytes: 2 << 20,
-            longest_inline_stall_ns: 7_000_000,
-            ..StatsPage::default()
-        }]);
+            longest_stall_ns: 7_000_000,
+            ..ebbtide_interface::Figures::default()
+        }
+        .into()]);
         with.end_seen_ns = Some(41_000_000);
         let one = Summary::new(vec!["x".into()], with.clone(), None).text();
         assert!(one.contains("2.000 s") && one.contains("1.0 GiB") && one.contains("1 (1 rseq)"));

@@ -8,10 +8,11 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use ebbtide_tools::stats_page::{LEN_BYTES, StatsPage};
+use ebbtide_tools::stats_page::StatsPage;
 use ebbtide_tools::{library, proc};
 
 use crate::run::end::HELPER_NAME;
+use ebbtide_interface::page;
 
 /// What `/proc/PID/stat` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ pub struct OpenPage(File);
 impl OpenPage {
     /// The figures as they are.
     pub fn read(&self) -> Option<StatsPage> {
-        let mut page = [0; 2 * LEN_BYTES];
+        let mut page = [0; page::WORDS * 8];
         let len = read_all(&self.0, &mut page)?;
         StatsPage::parse(&page[..len])
     }
@@ -275,6 +276,7 @@ impl MappedPage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ebbtide_interface::{figures, word};
 
     const MAPS: &str = "\
 55e0 r-xp 00000000 08:01 11 /usr/bin/python3
@@ -316,10 +318,12 @@ mod tests {
     fn a_mapped_page_is_found_without_configuration() {
         let dir = tempfile::tempdir().unwrap();
         let own = std::process::id();
-        let page = |number: u32| {
+        let map = |number: u32| {
             let path = dir.path().join(format!("{number}.ebb"));
             let mut words = vec![0u64; 1024];
-            words[..6].copy_from_slice(&[ebbtide_tools::stats_page::MAGIC, 1, 7, 99, 5, 6]);
+            words[0] = page::MAGIC;
+            words[word!(version)] = figures::VERSION;
+            words[word!(released_bytes)] = 99;
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             fs::write(&path, bytes).unwrap();
             let file = File::options().read(true).write(true).open(&path).unwrap();
@@ -334,10 +338,10 @@ mod tests {
         };
         let only = Scope::Pids(vec![own]);
         assert!(search(&only).found.is_empty());
-        page(1);
+        map(1);
         let found = search(&only).found;
         assert_eq!(found[0].page.as_ref().unwrap_err(), &Without::NotYet);
-        let path = page(own);
+        let path = map(own);
         let all = search(&Scope::All).found;
         let this = all.iter().find(|found| found.pid == own).unwrap();
         assert_eq!(

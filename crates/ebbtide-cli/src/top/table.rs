@@ -347,8 +347,8 @@ pub mod tests {
         let mut process = Process::new(pid, 0);
         process.name = name.into();
         process.rss_bytes = rss;
-        process.figures.live_bytes = live;
-        process.figures.dirty_bytes = dirty;
+        process.figures.figures.live_bytes = live;
+        process.figures.figures.dirty_bytes = dirty;
         process
     }
 

@@ -248,7 +248,7 @@ impl View {
             .rates
             .map_or(0.0, |rates| rates.worker_share * 100.0);
         lines.push(line("of a CPU now", format!("{busy:.1} %")));
-        lines.push(line("longest stall", duration(f.longest_inline_stall_ns)));
+        lines.push(line("longest stall", duration(f.longest_stall_ns)));
         if let Some(age_ms) = process.figures_age_ms {
             lines.push(line(
                 "figures of",

@@ -35,7 +35,7 @@ fn version_help_and_usage_errors() {
     ebbtide(&["run", "--help"])
         .assert()
         .success()
-        .stdout(says("retain_max=SIZE"));
+        .stdout(says("limit=SIZE|PERCENT%"));
     ebbtide(&["frobnicate"])
         .assert()
         .code(125)
@@ -180,12 +180,12 @@ fn doctor_looks_for_turns_as_helpers_do() {
     let (real, link) = (dir.path().join("real"), dir.path().join("link"));
     fs::DirBuilder::new().mode(0o700).create(&real).unwrap();
     symlink(&real, &link).unwrap();
-    let turns = |place: &Path| {
+    let admission = |place: &Path| {
         let mut doctor = ebbtide(&["doctor", "--json", "--lib", "/no/lib.so"]);
-        doctor_says(doctor.env("XDG_RUNTIME_DIR", place), "exit_turns")
+        doctor_says(doctor.env("XDG_RUNTIME_DIR", place), "exit_admission")
     };
-    assert_eq!(turns(&real), real.to_str().unwrap());
-    assert_ne!(turns(&link), link.to_str().unwrap());
+    assert_eq!(admission(&real), real.to_str().unwrap());
+    assert_ne!(admission(&link), link.to_str().unwrap());
 }
 
 #[test]

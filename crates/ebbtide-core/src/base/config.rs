@@ -4,19 +4,21 @@
 //! An unknown key or a bad value costs one line on stderr and leaves the default.
 
 use crate::base::report::Line;
-use core::ops::RangeInclusive;
-use core::str::FromStr;
+use core::fmt::Display;
+use ebbtide_interface::keys::{self, Setting, Value};
 use ebbtide_sys::lockstat::Holds;
 
-/// Longest times that can be set.
-const HOUR_MS: u32 = 3_600_000;
 /// Zones at most.
-pub const MAX_ZONES: usize = 64;
+pub const MAX_ZONES: usize = keys::MAX_ZONES as usize;
+/// Workers at most.
+pub const MAX_WORKERS: usize = keys::MAX_WORKERS as usize;
+/// Threads of the exit helper that take memory, at most.
+pub const MAX_TEARDOWN_WORKERS: usize = keys::MAX_TEARDOWN_WORKERS as usize;
 
-/// Declares [`Config`], what holds without `EBBTIDE_CONF`, the reader of a key, and the list of keys, from one entry for
-/// each key: `key = "values" => field: type = default, reader`.
-macro_rules! keys {
-    ($($(#[$doc:meta])* $key:ident = $values:literal => $field:ident: $type:ty = $default:expr, $read:expr;)*) => {
+/// Declares [`Config`], what holds without `EBBTIDE_CONF`, and what a setting changes, from one entry for each key:
+/// `key => field: type = default`.
+macro_rules! settings {
+    ($($(#[$doc:meta])* $key:ident => $field:ident: $type:ty = $default:expr;)*) => {
         /// All settings.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub struct Config {
@@ -27,80 +29,138 @@ macro_rules! keys {
             /// What holds without `EBBTIDE_CONF`.
             pub const DEFAULT: Self = Self { $($field: $default,)* };
 
-            /// `None`: no such key. `Some(false)`: not a value for it.
-            fn set(&mut self, key: &[u8], value: &[u8]) -> Option<bool> {
-                $(if key == stringify!($key).as_bytes() {
-                    let read: fn(&[u8]) -> Option<$type> = $read;
-                    return Some(read(value).map(|read| self.$field = read).is_some());
-                })*
-                None
+            fn set(&mut self, setting: &Setting) {
+                match setting.key.name {
+                    $(stringify!($key) => self.$field = Read::from(setting.value),)*
+                    _ => {}
+                }
             }
         }
-
-        const KEYS: &str = concat!($(" ", stringify!($key), "=", $values),*);
     };
 }
 
-keys! {
+// What a key means stands in `ebbtide_interface::keys`.
+settings! {
     /// Restartable sections where they work.
-    rseq = "on|off" => rseq: bool = true, on_off;
+    rseq => rseq: bool = true;
     /// Runs of frames taken as a whole or, for comparison, frame by frame.
-    cluster = "on|off" => cluster: bool = true, on_off;
+    cluster => cluster: bool = true;
     /// Huge pages for the growth range.
-    thp = "on|off" => thp: bool = true, on_off;
+    thp => thp: bool = true;
     /// Milliseconds that the recent peak keeps memory.
-    retain_ms = "MS" => retain_ms: u32 = 1000, |value| number(value, 0..=HOUR_MS);
+    retain_ms => retain_ms: u32 = 1000;
     /// Most bytes kept for reuse, beside what the recent peak says.
-    retain_max = "SIZE" => retain_max: usize = usize::MAX, size;
+    retain_max => retain_max: usize = usize::MAX;
     /// Threads that release memory beside the program, at most; 0 leaves all of it to slow paths. Default: half the CPUs,
     /// 1 to 4 ([`AUTO`]).
-    workers = "0..64" => workers: usize = AUTO, |value| number(value, 0..=MAX_WORKERS);
+    workers => workers: usize = AUTO;
     /// Most bytes kept beyond live memory.
-    limit = "SIZE|PERCENT%" => limit: Limit = Limit::None, Limit::parse;
+    limit => limit: Limit = Limit::None;
     /// Limits and events are watched while there is memory to give.
-    pressure = "on|off" => pressure: bool = true, on_off;
+    pressure => pressure: bool = true;
     /// Empty pages of half-used spans go back too.
-    depopulate = "on|off" => depopulate: bool = true, on_off;
+    depopulate => depopulate: bool = true;
     /// Whether due frames become lazy before they become clean.
-    lazyfree = "auto|off|always" => lazyfree: LazyFree = LazyFree::Auto, |value| {
-        choice(value, [("auto", LazyFree::Auto), ("off", LazyFree::Off), ("always", LazyFree::Always)])
-    };
+    lazyfree => lazyfree: LazyFree = LazyFree::Auto;
     /// Milliseconds that a frame stays lazy.
-    lazy_ms = "MS" => lazy_ms: u32 = 5000, |value| number(value, 0..=HOUR_MS);
-    /// Ranges are gathered and released many at a time or, for comparison, each with a call of its own (`inline`).
-    gather = "batched|inline" => gather: bool = true, |value| choice(value, [("batched", true), ("inline", false)]);
+    lazy_ms => lazy_ms: u32 = 5000;
+    /// Ranges are gathered and released many at a time or, for comparison, each with a call of its own.
+    gather => gather: bool = true;
     /// Frames of one gather at most, at least 512: what is more is another piece, for another worker.
-    threshold = "FRAMES" => threshold: u32 = 256 << 10, |value| number(value, 1..=u32::MAX);
+    threshold => threshold: u32 = 256 << 10;
     /// Number of zones; 0 chooses by the number of CPUs.
-    zones = "N" => zones: usize = 0, |value| number(value, 1..=MAX_ZONES);
-    /// Only mmap, munmap, mprotect, madvise and futex (`basic`).
-    syscalls = "all|basic" => basic_syscalls: bool = false, |value| choice(value, [("all", false), ("basic", true)]);
-    /// The `vfork` guard; `off` shows what it prevents.
-    vfork_guard = "on|off" => vfork_guard: bool = true, on_off;
-    /// Memory is taken back after the program's end, beside its parent (`detached`), or as the kernel does it, before the
-    /// end is seen.
-    exit = "detached|inline" => exit_detached: bool = false, |value| {
-        choice(value, [("detached", true), ("inline", false)])
-    };
+    zones => zones: usize = 0;
+    /// Only mmap, munmap, mprotect, madvise and futex.
+    syscalls => basic_syscalls: bool = false;
+    /// The `vfork` guard; without it, what it prevents shows.
+    vfork_guard => vfork_guard: bool = true;
+    /// Memory is taken back after the program's end, beside its parent, or as the kernel does it, before the end is seen.
+    exit => exit_detached: bool = false;
     /// Bytes from which on a process gets a helper for that.
-    exit_threshold = "SIZE" => exit_threshold: usize = 256 << 20, size;
+    exit_threshold => exit_threshold: usize = 256 << 20;
     /// Threads of the helper while memory is not short. Default: as many as CPUs, 1 to 4 ([`AUTO`]): they run only where
     /// nobody else wants to.
-    teardown_workers = "1..16" => teardown_workers: usize = AUTO, |value| number(value, 1..=MAX_TEARDOWN_WORKERS);
-    /// Empty pages of per-CPU data go back; `off` gives only whole chunks back.
-    percpu_depopulate = "on|off" => percpu_depopulate: bool = true, on_off;
+    teardown_workers => teardown_workers: usize = AUTO;
+    /// Empty pages of per-CPU data go back; otherwise only whole chunks do.
+    percpu_depopulate => percpu_depopulate: bool = true;
     /// Copies of per-CPU data at least; as many as CPUs are possible if that is more.
-    percpu_units = "1..1024" => percpu_units: usize = 1, |value| number(value, 1..=1024);
-    /// Figures of what locks cost, holds by the wall (`on`) or by CPU time.
-    lockstat = "off|on|cpu" => lockstat: Option<Holds> = None, |value| {
-        choice(value, [("off", None), ("on", Some(Holds::Wall)), ("cpu", Some(Holds::Cpu))])
-    };
+    percpu_units => percpu_units: usize = 1;
+    /// Figures of what locks cost, and the clock of holds.
+    lockstat => lockstat: Option<Holds> = None;
     /// Mistakes of the program are found at once or soon: see `harden`.
-    harden = "on|off" => harden: bool = false, on_off;
-    /// Libraries opened with `RTLD_DEEPBIND` are opened so (`keep`), or without it.
-    deepbind = "drop|keep" => deepbind_kept: bool = false, |value| choice(value, [("drop", false), ("keep", true)]);
+    harden => harden: bool = false;
+    /// Libraries opened with `RTLD_DEEPBIND` are opened so.
+    deepbind => deepbind_kept: bool = false;
     /// Directory for one statistics file per process.
-    stats_dir = "/PATH" => stats_dir: Path = Path::EMPTY, Path::new;
+    stats_dir => stats_dir: Path = Path::EMPTY;
+}
+
+/// A field of [`Config`], from a value of its key's kind.
+trait Read {
+    fn from(value: Value) -> Self;
+}
+
+/// The first of two words says yes.
+impl Read for bool {
+    fn from(value: Value) -> Self {
+        value == Value::Word(0)
+    }
+}
+
+impl Read for u32 {
+    fn from(value: Value) -> Self {
+        <usize as Read>::from(value) as u32
+    }
+}
+
+impl Read for usize {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Number(number) => number as usize,
+            _ => 0,
+        }
+    }
+}
+
+impl Read for LazyFree {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Word(1) => Self::Off,
+            Value::Word(2) => Self::Always,
+            _ => Self::Auto,
+        }
+    }
+}
+
+impl Read for Option<Holds> {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Word(1) => Some(Holds::Wall),
+            Value::Word(2) => Some(Holds::Cpu),
+            _ => None,
+        }
+    }
+}
+
+impl Read for Limit {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Percent(percent) => Self::Percent(percent as u32),
+            Value::Number(bytes) => Self::Bytes(bytes as usize),
+            _ => Self::None,
+        }
+    }
+}
+
+impl Read for Path {
+    fn from(value: Value) -> Self {
+        let mut path = Self::EMPTY;
+        if let Value::Path(text) = value {
+            path.bytes[..text.len()].copy_from_slice(text);
+            path.len = text.len();
+        }
+        path
+    }
 }
 
 /// See [`Config::lazyfree`].
@@ -134,41 +194,23 @@ impl Limit {
             Self::Percent(percent) => Some(total / 100 * u64::from(percent)),
         }
     }
-
-    fn parse(value: &[u8]) -> Option<Self> {
-        match value.strip_suffix(b"%") {
-            Some(percent) => number(percent, 0..=100).map(Self::Percent),
-            None => size(value).map(Self::Bytes),
-        }
-    }
 }
 
 /// [`Config::workers`] by the number of CPUs.
 pub const AUTO: usize = usize::MAX;
-/// Workers at most.
-pub const MAX_WORKERS: usize = 64;
-/// Threads of the exit helper that take memory, at most.
-pub const MAX_TEARDOWN_WORKERS: usize = 16;
 
 /// A short path, kept without allocating.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
-    bytes: [u8; 200],
+    bytes: [u8; keys::MAX_PATH_BYTES],
     len: usize,
 }
 
 impl Path {
     const EMPTY: Self = Self {
-        bytes: [0; 200],
+        bytes: [0; keys::MAX_PATH_BYTES],
         len: 0,
     };
-
-    fn new(text: &[u8]) -> Option<Self> {
-        let mut path = Self::EMPTY;
-        path.bytes.get_mut(..text.len())?.copy_from_slice(text);
-        path.len = text.len();
-        (text.first() == Some(&b'/')).then_some(path)
-    }
 
     /// The path, empty when none was set.
     pub fn as_bytes(&self) -> &[u8] {
@@ -183,83 +225,46 @@ impl Config {
             return Self::DEFAULT;
         }
         let parsed = ebbtide_sys::process::environment(b"EBBTIDE_CONF", |text| {
-            Self::parse(text, |problem, item| {
-                complaint(problem, item).write();
-            })
+            Self::parse(text, |item, problem| complaint(item, problem).write())
         });
         parsed.unwrap_or(Self::DEFAULT)
     }
 
-    /// Parses `text`, telling `complain` of each item that is not understood.
-    pub fn parse(text: &[u8], mut complain: impl FnMut(&str, &[u8])) -> Self {
+    /// Parses `text`, and calls `complain` for each item that has no effect.
+    pub fn parse(text: &[u8], mut complain: impl FnMut(&[u8], &dyn Display)) -> Self {
+        const NO_CALLS: &str = "not possible with syscalls=basic";
         let mut config = Self::DEFAULT;
-        for item in text.split(|&byte| byte == b',') {
-            let item = item.trim_ascii();
-            if item.is_empty() {
-                continue;
-            }
-            let split = item.iter().position(|&byte| byte == b'=');
-            let (key, value) = split.map_or((item, &b""[..]), |at| (&item[..at], &item[at + 1..]));
-            match config.set(key, value) {
-                Some(true) => {}
-                Some(false) => complain("bad value", item),
-                None => complain("unknown key", item),
+        for item in keys::items(text) {
+            match keys::read(item) {
+                Ok(setting) => config.set(&setting),
+                Err(problem) => complain(item, &problem),
             }
         }
         if config.basic_syscalls {
-            if config.workers > 0 && config.workers != AUTO {
-                complain("not possible with syscalls=basic", b"workers");
-            }
-            config.workers = 0;
-            if config.exit_detached {
-                complain("not possible with syscalls=basic", b"exit=detached");
-            }
-            config.exit_detached = false;
+            let mut refuse = |is_set: bool, item: &str| {
+                if is_set {
+                    complain(item.as_bytes(), &NO_CALLS);
+                }
+            };
+            refuse(![0, AUTO].contains(&config.workers), "workers");
+            refuse(config.exit_detached, "exit=detached");
+            (config.workers, config.exit_detached) = (0, false);
         }
         config
     }
 }
 
-/// The line about an item. A long one is cut, the keys never are.
-fn complaint(problem: &str, item: &[u8]) -> Line {
+/// The line about an item. A long item is cut, the reason never is.
+fn complaint(item: &[u8], problem: &dyn Display) -> Line {
     const MOST_BYTES: usize = 64;
-    let (shown, cut) = match item.get(..MOST_BYTES) {
-        Some(start) if item.len() > MOST_BYTES => (start, "..."),
-        _ => (item, ""),
-    };
+    let shown = &item[..item.len().min(MOST_BYTES)];
+    let cut = if shown == item { "" } else { "..." };
     Line::new()
-        .text("EBBTIDE_CONF: ")
-        .text(problem)
-        .text(" in \"")
+        .text("EBBTIDE_CONF: \"")
         .bytes(shown)
         .text(cut)
-        .text("\"; ignored. Keys:")
-        .text(KEYS)
-}
-
-fn on_off(value: &[u8]) -> Option<bool> {
-    choice(value, [("on", true), ("off", false)])
-}
-
-fn choice<T, const N: usize>(value: &[u8], all: [(&str, T); N]) -> Option<T> {
-    let mut all = all.into_iter();
-    all.find_map(|(name, choice)| (name.as_bytes() == value).then_some(choice))
-}
-
-fn number<T: FromStr + PartialOrd>(value: &[u8], range: RangeInclusive<T>) -> Option<T> {
-    let number = core::str::from_utf8(value).ok()?.parse().ok()?;
-    range.contains(&number).then_some(number)
-}
-
-/// A number of bytes with an optional k, m or g behind it.
-fn size(value: &[u8]) -> Option<usize> {
-    let (digits, shift) = match value.split_last()? {
-        (b'k' | b'K', digits) => (digits, 10),
-        (b'm' | b'M', digits) => (digits, 20),
-        (b'g' | b'G', digits) => (digits, 30),
-        _ => (value, 0),
-    };
-    number(digits, 0..=usize::MAX >> shift).map(|count| count << shift)
+        .text("\" is ignored: ")
+        .display(problem)
 }
 
 #[cfg(test)]
@@ -271,8 +276,8 @@ mod tests {
 
     fn parse(text: &str) -> (Config, Vec<String>) {
         let mut complaints = Vec::new();
-        let config = Config::parse(text.as_bytes(), |problem, item| {
-            complaints.push(std::format!("{problem}: {}", String::from_utf8_lossy(item)));
+        let config = Config::parse(text.as_bytes(), |item, problem| {
+            complaints.push(std::format!("{}: {problem}", String::from_utf8_lossy(item)));
         });
         (config, complaints)
     }
@@ -280,7 +285,7 @@ mod tests {
     #[test]
     fn keys_and_values() {
         let (config, complaints) =
-            parse(" rseq=off, zones=3,retain_max=64m,stats_dir=/tmp/x ,syscalls=basic,");
+            parse(" rseq=off, dev=zones:3,dev=retain_max:64m,stats_dir=/tmp/x ,syscalls=basic,");
         assert!(complaints.is_empty());
         assert!(!config.rseq && config.basic_syscalls && config.cluster);
         assert_eq!((config.zones, config.retain_max), (3, 64 << 20));
@@ -293,13 +298,13 @@ mod tests {
         for text in ["syscalls=basic,workers=2", "workers=64,syscalls=basic"] {
             let (config, complaints) = parse(text);
             assert_eq!(config.workers, 0);
-            assert_eq!(complaints, ["not possible with syscalls=basic: workers"]);
+            assert_eq!(complaints, ["workers: not possible with syscalls=basic"]);
         }
         let (config, complaints) = parse("exit=detached,syscalls=basic");
         assert!(!config.exit_detached);
         assert_eq!(
             complaints,
-            ["not possible with syscalls=basic: exit=detached"]
+            ["exit=detached: not possible with syscalls=basic"]
         );
         for text in [
             "syscalls=basic",
@@ -314,10 +319,44 @@ mod tests {
 
     #[test]
     fn a_complaint_has_all_keys() {
-        let long = [b'x'; 1000];
-        for item in [&long[..], b"retan_ms=5"] {
-            let line = complaint("not possible with syscalls=basic", item);
-            assert!(line.shown().ends_with(KEYS.as_bytes()));
+        let line = complaint(&[b'x'; 1000], &keys::Problem::UnknownKey);
+        let shown = String::from_utf8_lossy(line.shown());
+        let users = keys::KEYS.iter().filter(|key| !key.is_dev);
+        assert!(
+            users.into_iter().all(|key| shown.contains(key.name)),
+            "{shown}"
+        );
+    }
+
+    /// Each key has a field that takes it, and the default of the table is the field's, but where it is in words.
+    #[test]
+    fn each_key_is_taken_and_has_its_default() {
+        const IN_WORDS: [&str; 7] = [
+            "limit",
+            "workers",
+            "stats_dir",
+            "retain_max",
+            "zones",
+            "teardown_workers",
+            "percpu_units",
+        ];
+        for key in keys::KEYS {
+            let (before, between) = key.prefix();
+            let item = |value: &str| std::format!("{before}{}{between}{value}", key.name);
+            let (config, complaints) = parse(&item(key.default));
+            let is_value = complaints.is_empty();
+            assert_eq!(config, Config::DEFAULT, "{}", key.name);
+            assert_eq!(is_value, !IN_WORDS.contains(&key.name), "{}", key.name);
+            let other = match key.kind {
+                keys::Kind::Word(words) => words
+                    .iter()
+                    .copied()
+                    .find(|&word| word != key.default)
+                    .unwrap(),
+                keys::Kind::Path => "/tmp",
+                _ => "7",
+            };
+            assert_ne!(parse(&item(other)).0, Config::DEFAULT, "{}", key.name);
         }
     }
 
@@ -334,11 +373,12 @@ mod tests {
     #[test]
     fn each_mistake_is_told_and_changes_nothing() {
         let (config, complaints) = parse(
-            "rsek=on,rseq=maybe,retain_max=1t,zones=0,retain_ms=-1,stats_dir=here,thp,lazyfree=on",
+            "rsek=on,rseq=maybe,exit_threshold=1t,zones=3,retain_ms=-1,stats_dir=here,thp,lazyfree=on",
         );
         assert_eq!(config, Config::DEFAULT);
         assert_eq!(complaints.len(), 8);
-        assert_eq!(complaints[0], "unknown key: rsek=on");
-        assert_eq!(complaints[1], "bad value: rseq=maybe");
+        assert!(complaints[0].starts_with("rsek=on: unknown key; the keys are retain_ms"));
+        assert_eq!(complaints[1], "rseq=maybe: bad value; rseq takes on|off");
+        assert!(complaints[3].ends_with("write dev=zones:VALUE"));
     }
 }

@@ -1,44 +1,32 @@
 //! The one order of locks. A thread takes them downwards in this list; a fork takes all of them, in
 //! this order, `FORK` before all others, which [`crate::reclaim::Heap::for_each_lock`] names.
 
+use ebbtide_interface::ranks;
+pub use ebbtide_interface::ranks::ALL;
 use ebbtide_sys::lock::{Lock, Rank};
 
 /// Forks with handlers, one at a time; held from the first handler to the last, also while a handler inside ours
 /// allocates. Not one of those that [`crate::reclaim::Heap::for_each_lock`] names.
-pub const FORK: Rank = Rank(1);
+pub const FORK: Rank = Rank(ranks::FORK);
 /// Drains of other CPUs' caches, one at a time. The one lock that is held across a system call
 /// (membarrier, which does not sleep), so that a fork finds no drain half done.
-pub const DRAIN: Rank = Rank(5);
+pub const DRAIN: Rank = Rank(ranks::DRAIN);
 /// The full batches of a class; one lock a class.
-pub const TRANSFER: Rank = Rank(10);
+pub const TRANSFER: Rank = Rank(ranks::TRANSFER);
 /// The spans of a class; one lock a class.
-pub const SPANS: Rank = Rank(20);
+pub const SPANS: Rank = Rank(ranks::SPANS);
 /// A zone; one lock a zone.
-pub const ZONE: Rank = Rank(30);
+pub const ZONE: Rank = Rank(ranks::ZONE);
 /// The table of span records.
-pub const RECORDS: Rank = Rank(40);
+pub const RECORDS: Rank = Rank(ranks::RECORDS);
 /// Free batches of gathers.
-pub const BATCHES: Rank = Rank(50);
+pub const BATCHES: Rank = Rank(ranks::BATCHES);
 /// The chunks of per-CPU data of a shard; one lock a shard.
-pub const PERCPU: Rank = Rank(56);
+pub const PERCPU: Rank = Rank(ranks::PERCPU);
 /// What a CPU freed lately: its spare run, one lock a CPU up to 64; with `harden=on` its quarantine, one lock a CPU.
-pub const FREED: Rank = Rank(58);
+pub const FREED: Rank = Rank(ranks::FREED);
 /// A CPU's cache in the portable mode; one lock a CPU.
-pub const CPU: Rank = Rank(60);
-
-/// All of them by name, in order.
-pub const NAMES: [(Rank, &str); 10] = [
-    (FORK, "FORK"),
-    (DRAIN, "DRAIN"),
-    (TRANSFER, "TRANSFER"),
-    (SPANS, "SPANS"),
-    (ZONE, "ZONE"),
-    (RECORDS, "RECORDS"),
-    (BATCHES, "BATCHES"),
-    (PERCPU, "PERCPU"),
-    (FREED, "FREED"),
-    (CPU, "CPU"),
-];
+pub const CPU: Rank = Rank(ranks::CPU);
 
 /// A lock as the fork handlers see it.
 pub trait ForkLock {

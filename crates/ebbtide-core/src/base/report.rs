@@ -1,8 +1,8 @@
 //! One line on stderr, made and written without allocating, and the end of the process.
 
-use core::fmt::Write;
+use core::fmt::{Display, Write};
 
-/// Room for all keys of the configuration.
+/// Room for the names of all keys.
 const LINE_BYTES: usize = 640;
 
 /// A line that begins with `ebbtide: `; what does not fit is cut.
@@ -42,10 +42,15 @@ impl Line {
         }
     }
 
-    /// Adds a number, decimal.
-    pub fn number(mut self, number: usize) -> Self {
-        let _ = write!(self, "{number}");
+    /// Adds what a value shows.
+    pub fn display(mut self, value: &dyn Display) -> Self {
+        let _ = write!(self, "{value}");
         self
+    }
+
+    /// Adds a number, decimal.
+    pub fn number(self, number: usize) -> Self {
+        self.display(&number)
     }
 
     /// Adds an address, hexadecimal.

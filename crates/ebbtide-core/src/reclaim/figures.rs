@@ -1,40 +1,40 @@
 //! The figures of the whole heap, and when the page that tells them is written.
 
 use crate::base::size_class::CLASSES;
-use crate::base::stats::{self, Stats};
+use crate::base::stats::{self, Figures};
 use crate::reclaim::Heap;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::clock;
-use ebbtide_zone::FRAME_BYTES;
+use ebbtide_zone::{BLOCK_BYTES, FRAME_BYTES};
 
 const REFRESH_MS: u64 = 100;
 /// So much is told at once: nothing else may follow.
 const CHANGED_BYTES: usize = 16 << 20;
 
 /// What has changed since the page was written.
-pub struct Figures {
+pub struct Changes {
     last_ms: AtomicU64,
     /// Bytes of objects that were freed.
     changed: AtomicUsize,
     /// Bytes of large allocations that came, went, or changed since the page's figures of frames were written.
     large_changed: AtomicUsize,
     /// Live bytes less [`FrameBytes::used`] then.
-    live_less_used: AtomicUsize,
+    live_less_used: AtomicU64,
     /// What was cached beside spare runs then.
-    cached_objects: AtomicUsize,
+    cached_objects: AtomicU64,
     /// What had been given back then.
     released: AtomicUsize,
 }
 
-impl Figures {
+impl Changes {
     /// Nothing.
     pub const fn new() -> Self {
         Self {
             last_ms: AtomicU64::new(0),
             changed: AtomicUsize::new(0),
             large_changed: AtomicUsize::new(0),
-            live_less_used: AtomicUsize::new(0),
-            cached_objects: AtomicUsize::new(0),
+            live_less_used: AtomicU64::new(0),
+            cached_objects: AtomicU64::new(0),
             released: AtomicUsize::new(0),
         }
     }
@@ -42,7 +42,7 @@ impl Figures {
 
 impl Heap {
     /// The figures, and those of frames with them.
-    pub fn stats(&self) -> (Stats, FrameBytes) {
+    pub fn figures(&self) -> (Figures, FrameBytes) {
         let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
         let mut claimed = 0;
         for class in 1..CLASSES {
@@ -54,35 +54,42 @@ impl Heap {
             span_bytes += bytes.frames * FRAME_BYTES;
         }
         let cached = self.cached().objects;
-        let mut stats = Stats::default();
-        for zone in self.live_zones() {
-            let refaults = zone.lock.lock().refaults;
-            let (reused, unused) = refaults.evidence();
-            stats.reused += reused as usize * FRAME_BYTES;
-            stats.unused += unused as usize * FRAME_BYTES;
-            stats.lazy_zones += usize::from(refaults.lazy_first());
-        }
         let frames = self.frame_bytes();
-        (stats.dirty, stats.lazy) = (frames.dirty, frames.lazy);
-        (stats.pending, stats.opened) = (frames.claimed, frames.opened);
-        stats.large = frames.used.saturating_sub(span_bytes);
+        let large = frames.used.saturating_sub(span_bytes);
         let small = objects.saturating_sub(in_spans + cached);
-        stats.live = small + stats.large + self.reserve.live_bytes();
-        stats.in_spans = span_bytes.saturating_sub(small + cached + claimed);
-        stats.pending += claimed;
-        // Spare runs are read once: the page's figures subtract them again.
-        stats.cached = cached + frames.spare;
-        stats.metadata = self
-            .region()
-            .array_bytes(stats.opened / ebbtide_zone::BLOCK_BYTES)
+        let records = self.region().array_bytes(frames.opened / BLOCK_BYTES)
             + self.record_bytes()
             + self.caches.slab_bytes()
             + batches / 64;
+        let mut figures = Figures {
+            live_bytes: (small + large + self.reserve.live_bytes()) as u64,
+            large_bytes: large as u64,
+            // Spare runs are read once: the page's figures subtract them again.
+            cached_bytes: (cached + frames.spare) as u64,
+            in_spans_bytes: span_bytes.saturating_sub(small + cached + claimed) as u64,
+            dirty_bytes: frames.dirty as u64,
+            lazy_bytes: frames.lazy as u64,
+            pending_bytes: (frames.claimed + claimed) as u64,
+            held_bytes: (self.held.all() * FRAME_BYTES) as u64,
+            metadata_bytes: records as u64,
+            opened_bytes: frames.opened as u64,
+            percpu_bytes: 0,
+            lazy_zones: 0,
+            reused_bytes: 0,
+            unused_bytes: 0,
+            rseq_mode: self.caches.uses_sections().into(),
+            ..stats::counted(self.allowance.is_short(clock::now_ms()))
+        };
+        for zone in self.live_zones() {
+            let refaults = zone.lock.lock().refaults;
+            let (reused, unused) = refaults.evidence();
+            figures.reused_bytes += reused * FRAME_BYTES as u64;
+            figures.unused_bytes += unused * FRAME_BYTES as u64;
+            figures.lazy_zones += u64::from(refaults.lazy_first());
+        }
         let hooks = self.parts().hooks.iter();
-        hooks.for_each(|hook| hook.account(self, &mut stats));
-        stats.held = self.held.all() * FRAME_BYTES;
-        stats::fill(&mut stats, self.allowance.is_short(clock::now_ms()));
-        (stats, frames)
+        hooks.for_each(|hook| hook.account(self, &mut figures));
+        (figures, frames)
     }
 }
 
@@ -135,7 +142,7 @@ impl Heap {
             return;
         }
         let bytes = bytes.saturating_sub(stats::take_large_freed());
-        let changed = &self.figures.changed;
+        let changed = &self.changes.changed;
         if changed.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
             self.write_page();
         }
@@ -145,7 +152,7 @@ impl Heap {
     /// is written. No lock may be held.
     #[inline]
     pub fn large_changed(&self, bytes: usize) {
-        let changed = &self.figures.large_changed;
+        let changed = &self.changes.large_changed;
         if stats::is_shown() && changed.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES
         {
             self.write_frames();
@@ -157,12 +164,12 @@ impl Heap {
         if !stats::is_shown() {
             return;
         }
-        let last = self.figures.last_ms.load(Ordering::Relaxed);
+        let last = self.changes.last_ms.load(Ordering::Relaxed);
         // After a large release all may be idle for long.
         let released =
-            stats::released().wrapping_sub(self.figures.released.load(Ordering::Relaxed));
+            stats::released().wrapping_sub(self.changes.released.load(Ordering::Relaxed));
         if now.wrapping_sub(last) >= REFRESH_MS || released >= CHANGED_BYTES {
-            self.figures.last_ms.store(now, Ordering::Relaxed);
+            self.changes.last_ms.store(now, Ordering::Relaxed);
             self.write_page();
         }
     }
@@ -173,34 +180,33 @@ impl Heap {
         if stats::wants_file() || !stats::is_written() {
             return self.write_page();
         }
-        let figures = &self.figures;
-        figures.large_changed.store(0, Ordering::Relaxed);
+        let changes = &self.changes;
+        changes.large_changed.store(0, Ordering::Relaxed);
         let frames = self.frame_bytes();
-        let live = figures.live_less_used.load(Ordering::Relaxed);
-        let stats = Stats {
-            live: (live.wrapping_add(frames.used) as isize).max(0) as usize,
-            cached: figures.cached_objects.load(Ordering::Relaxed) + frames.spare,
-            dirty: frames.dirty,
-            lazy: frames.lazy,
-            opened: frames.opened,
-            ..Stats::default()
+        let live = changes.live_less_used.load(Ordering::Relaxed);
+        let new = Figures {
+            live_bytes: live.wrapping_add(frames.used as u64).cast_signed().max(0) as u64,
+            cached_bytes: changes.cached_objects.load(Ordering::Relaxed) + frames.spare as u64,
+            dirty_bytes: frames.dirty as u64,
+            lazy_bytes: frames.lazy as u64,
+            opened_bytes: frames.opened as u64,
+            ..Figures::default()
         };
-        stats::write_some(&stats, &self.config);
+        stats::write_frames(&new, &self.config);
     }
 
     /// Writes the whole page.
     pub fn write_page(&self) {
-        let figures = &self.figures;
-        figures.changed.store(0, Ordering::Relaxed);
-        figures.large_changed.store(0, Ordering::Relaxed);
-        figures.released.store(stats::released(), Ordering::Relaxed);
-        let (stats, frames) = self.stats();
-        let live = stats.live.wrapping_sub(frames.used);
-        figures.live_less_used.store(live, Ordering::Relaxed);
-        let objects = stats.cached - frames.spare;
-        figures.cached_objects.store(objects, Ordering::Relaxed);
-        let config = &self.config;
-        stats::write(&stats, self.caches.uses_sections(), config);
+        let changes = &self.changes;
+        changes.changed.store(0, Ordering::Relaxed);
+        changes.large_changed.store(0, Ordering::Relaxed);
+        changes.released.store(stats::released(), Ordering::Relaxed);
+        let (figures, frames) = self.figures();
+        let live = figures.live_bytes.wrapping_sub(frames.used as u64);
+        changes.live_less_used.store(live, Ordering::Relaxed);
+        let objects = figures.cached_bytes - frames.spare as u64;
+        changes.cached_objects.store(objects, Ordering::Relaxed);
+        stats::write(&figures, &self.config);
     }
 }
 
@@ -227,8 +233,8 @@ mod tests {
             let heap = crate::front::heap().unwrap();
             let inside = heap.enter_uncounted();
             let is_whole = (0..5000).all(|_| {
-                let (stats, frames) = inside.stats();
-                stats.cached >= frames.spare
+                let (figures, frames) = inside.figures();
+                figures.cached_bytes >= frames.spare as u64
             });
             ends.store(true, Ordering::Relaxed);
             assert!(is_whole);

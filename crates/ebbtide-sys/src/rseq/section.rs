@@ -6,7 +6,7 @@
 //!
 //! `pop` and `push` have the header's address in one register, without an index: recent processors forward such a
 //! store to the next such load of the word without delay
-//! ([decision 0050](../../../../docs/decisions/0050-hot-pair.md)).
+//! ([decision 0050](../../../../docs/decisions/0050-malloc-and-free-need-25-and-28-instructions.md)).
 //!
 //! The descriptor is not cleared at the end: the kernel does that when it finds the instruction
 //! pointer outside. The library must therefore never be unmapped (it is linked `nodelete`).

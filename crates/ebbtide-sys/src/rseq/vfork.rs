@@ -18,7 +18,7 @@
 //! - The kernel refuses to register again, or a signal handler jumps out in between: −1 stays, and the thread uses
 //!   the slow path for good.
 //!
-//! See [decision 0064](../../../../docs/decisions/0064-vfork-unregisters.md).
+//! See [decision 0064](../../../../docs/decisions/0064-vfork-unregisters-from-rseq.md).
 
 use crate::call::{Errno, Sysno, syscall};
 use crate::features::UNREGISTER;

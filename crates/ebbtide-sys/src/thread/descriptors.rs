@@ -5,7 +5,7 @@
 //! file's *flush* operation, in the name of the process. Most files have none. A message queue takes the process's
 //! `mq_notify` away, FUSE, NFS and others write to their server, and a driver may do anything. A worker stays with the
 //! program's table while such a file is among the 64, and opens nothing
-//! ([decision 0067](../../../../docs/decisions/0067-workers-copy-no-file-that-notices.md)).
+//! ([decision 0067](../../../../docs/decisions/0067-workers-copy-no-file-that-notices-a-close.md)).
 
 use crate::call::{Errno, Sysno, syscall};
 use core::sync::atomic::Ordering;

@@ -9,7 +9,7 @@
 //! The C library keeps `struct rseq` at one distance from every thread's pointer: inside its thread block before glibc
 //! 2.41, from then on beyond all static TLS, whatever the size of that. Both `below` and `above` reach so far, and it
 //! says −1 there: not registered. So sections find the parked slab, and `sched_getcpu` asks the kernel
-//! ([decision 0066](../../../../docs/decisions/0066-threads-that-libc-does-not-know.md)). `INV-THREAD-1`: where code in
+//! ([decision 0066](../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md)). `INV-THREAD-1`: where code in
 //! such a thread looks for `struct rseq`, there is memory of its own that says −1.
 
 use super::is_gone;

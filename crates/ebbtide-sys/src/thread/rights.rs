@@ -20,7 +20,7 @@ pub struct Rights {
 
 impl Rights {
     /// From `/proc/self/status`, which is about the main thread: a look at a thread's own file there would make the end of
-    /// the process slow ([decision 0049](../../../../docs/decisions/0049-nobody-looks-at-threads.md)). By a thread with a
+    /// the process slow ([decision 0049](../../../../docs/decisions/0049-the-command-line-reads-no-threads-in-proc.md)). By a thread with a
     /// table of descriptors of its own. `None`: it cannot be read.
     pub fn of_main_thread() -> Option<Self> {
         let mut rights = Self {

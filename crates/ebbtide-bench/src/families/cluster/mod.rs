@@ -191,11 +191,11 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
         entry.only = if entry.is_own() { &OWN_ONLY } else { &OPEN };
     }
     let variants = [
-        own.variant("cluster=off", &OWN_ONLY),
-        own.variant("lockstat=on", &COUNTED),
-        own.variant("lockstat=on,cluster=off", &COUNTED),
-        own.variant("lockstat=cpu", &CLOCKED),
-        own.variant("lockstat=cpu,cluster=off", &CLOCKED),
+        own.variant("dev=cluster:off", &OWN_ONLY),
+        own.variant("dev=lockstat:on", &COUNTED),
+        own.variant("dev=lockstat:on,dev=cluster:off", &COUNTED),
+        own.variant("dev=lockstat:cpu", &CLOCKED),
+        own.variant("dev=lockstat:cpu,dev=cluster:off", &CLOCKED),
         own.variant("thp=off", &[FILL]),
     ];
     // Behind Ebbtide and Ebbtide again.

@@ -134,7 +134,7 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     let own = entries[0].clone();
     let mut variants = vec![own.variant("exit=detached", &[])];
     for workers in 1..=4 {
-        let conf = format!("exit=detached,teardown_workers={workers}");
+        let conf = format!("exit=detached,dev=teardown_workers:{workers}");
         variants.push(own.variant(&conf, &[]));
     }
     // Behind Ebbtide and Ebbtide again.

@@ -161,8 +161,13 @@ fn cases(plan: Plan, loop_bytes: u64, victim_bytes: u64) -> Vec<Case> {
 fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     let mut entries = peers::rotation(&args.bench, true)?;
     let own = entries[0].clone();
-    let variants = ["workers=0", "gather=inline", "depopulate=off", "thp=off"];
-    let idle = own.variant("workers=0,depopulate=off", &["churn"]);
+    let variants = [
+        "workers=0",
+        "dev=gather:inline",
+        "dev=depopulate:off",
+        "thp=off",
+    ];
+    let idle = own.variant("workers=0,dev=depopulate:off", &["churn"]);
     let variants = variants.map(|conf| own.variant(conf, &[]));
     entries.splice(2..2, variants.into_iter().chain([idle]));
     Ok(entries)

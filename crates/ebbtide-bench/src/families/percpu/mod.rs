@@ -124,9 +124,9 @@ fn entries(bench: &BenchArgs) -> Result<Vec<Entry>> {
     entries.retain(Entry::is_own);
     let own = entries[0].clone();
     for conf in [
-        "percpu_depopulate=off",
-        "percpu_units=64",
-        "percpu_units=64,percpu_depopulate=off",
+        "dev=percpu_depopulate:off",
+        "dev=percpu_units:64",
+        "dev=percpu_units:64,dev=percpu_depopulate:off",
     ] {
         entries.push(own.variant(conf, ONLY));
     }

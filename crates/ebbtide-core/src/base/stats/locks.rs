@@ -1,50 +1,41 @@
-//! What the locks cost (`lockstat=on`): sums for [`super::Stats`], and the second half of the page.
+//! What the locks cost (`dev=lockstat:on`): sums in [`Figures`], and a record for each rank in the page's second half.
 
-use super::layout::WORDS;
-use super::set;
+use super::page::set;
+use crate::base::ranks::{ALL, ZONE};
+use ebbtide_interface::Figures;
+use ebbtide_interface::page::{BUCKETS, LOCK_WORDS, LOCKS};
+use ebbtide_sys::lock::Rank;
 use ebbtide_sys::lockstat;
 
-/// What each lock rank cost: see [`write_locks`].
-const RANKS: usize = 512;
-const RANK_WORDS: usize = 8 + 2 * lockstat::BUCKETS;
-const _: () = assert!(RANKS + crate::base::ranks::NAMES.len() * RANK_WORDS <= WORDS);
-
-/// Sums over all locks.
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub struct LockTotals {
-    /// Acquisitions.
-    pub taken: u64,
-    /// Of these, such that had to wait.
-    pub contended: u64,
-    /// How long they waited.
-    pub wait_ns: u64,
-    /// How long locks were held.
-    pub hold_ns: u64,
-}
-
-impl LockTotals {
-    pub(super) fn add(&mut self, rank: &lockstat::Figures) {
-        self.taken += rank.taken;
-        self.contended += rank.contended;
-        self.wait_ns += rank.waits.sum_ns;
-        self.hold_ns += rank.holds.sum_ns;
-    }
-}
+const _: () = assert!(BUCKETS == lockstat::BUCKETS);
 
 /// What the locks of each rank cost so far, by name; zeros without `lockstat`.
 pub fn locks() -> impl Iterator<Item = (&'static str, lockstat::Figures)> {
-    let ranks = crate::base::ranks::NAMES.iter();
-    ranks.map(|&(rank, name)| (name, lockstat::figures(rank)))
+    ALL.iter()
+        .map(|&(rank, name)| (name, lockstat::figures(Rank(rank))))
 }
 
-/// A record a rank: the rank and one, acquisitions, contended ones, sum and longest of waits, the same of holds, a
-/// spare word; then the histograms of waits and of holds.
+/// Sums over all locks, and those of zones.
+pub(super) fn sum_up(figures: &mut Figures) {
+    (figures.lock_acquisitions, figures.lock_contended) = (0, 0);
+    (figures.lock_wait_ns, figures.lock_hold_ns) = (0, 0);
+    for (_, rank) in locks() {
+        figures.lock_acquisitions += rank.taken;
+        figures.lock_contended += rank.contended;
+        figures.lock_wait_ns += rank.waits.sum_ns;
+        figures.lock_hold_ns += rank.holds.sum_ns;
+    }
+    let zones = lockstat::figures(ZONE);
+    (figures.zone_acquisitions, figures.zone_contended) = (zones.taken, zones.contended);
+    (figures.zone_wait_ns, figures.zone_hold_ns) = (zones.waits.sum_ns, zones.holds.sum_ns);
+}
+
+/// Writes a record for each rank: see [`ebbtide_interface::page`].
 pub(super) fn write_locks() {
-    for (at, &(rank, _)) in crate::base::ranks::NAMES.iter().enumerate() {
-        let figures = lockstat::figures(rank);
+    for (at, (&(rank, _), (_, figures))) in ALL.iter().zip(locks()).enumerate() {
         let (waits, holds) = (&figures.waits, &figures.holds);
         let head = [
-            u64::from(rank.0) + 1,
+            u64::from(rank) + 1,
             figures.taken,
             figures.contended,
             waits.sum_ns,
@@ -55,7 +46,7 @@ pub(super) fn write_locks() {
         ];
         let words = head.iter().chain(&waits.buckets).chain(&holds.buckets);
         for (word, &value) in words.enumerate() {
-            set(RANKS + at * RANK_WORDS + word, value as usize);
+            set(LOCKS + at * LOCK_WORDS + word, value);
         }
     }
 }

@@ -12,10 +12,11 @@
 //!
 //! - `INV-STATS-1`: only system calls touch the mapping of the file.
 
-use super::layout::*;
 use crate::base::config::Config;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use ebbtide_interface::page::{MAGIC, WORDS};
+use ebbtide_interface::{figures, word};
 use ebbtide_sys::features::COPY_PAGE;
 use ebbtide_sys::{Errno, file, process, vm};
 
@@ -26,7 +27,7 @@ struct Page([AtomicU64; WORDS]);
 static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 /// Where the file is mapped; 0: there is none.
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
-/// What [`RELEASED`] was when the page was copied last.
+/// What `released_bytes` was when the page was copied last.
 static RELEASED_SHOWN: AtomicU64 = AtomicU64::new(0);
 /// Bytes of a path: those of `stats_dir`, and of a number.
 const PATH_BYTES: usize = 240;
@@ -42,8 +43,8 @@ pub fn at(place: usize) -> &'static AtomicU64 {
 }
 
 /// Stores a word.
-pub fn set(place: usize, value: usize) {
-    at(place).store(value as u64, Ordering::Relaxed);
+pub fn set(place: usize, value: u64) {
+    at(place).store(value, Ordering::Relaxed);
 }
 
 /// Whether others can see the page.
@@ -62,9 +63,9 @@ pub fn forget() {
 
 /// Makes the file. Where there is no room for all of it there is none.
 pub fn open(config: &Config) {
-    set(0, MAGIC as usize);
-    set(1, VERSION as usize);
-    set(PID, process::id() as usize);
+    set(0, MAGIC);
+    set(word!(version), figures::VERSION);
+    set(word!(pid), process::id().into());
     let mut path = [0; PATH_BYTES];
     if has_room()
         && let Some(path) = path_of(config, &mut path)
@@ -111,7 +112,7 @@ pub fn publish(config: &Config) {
 
 /// Copies the page if memory was released since it was copied: all may be idle from now on.
 pub fn publish_released(config: &Config) {
-    if is_open() && word(RELEASED) != RELEASED_SHOWN.load(Ordering::Relaxed) {
+    if is_open() && word(word!(released_bytes)) != RELEASED_SHOWN.load(Ordering::Relaxed) {
         publish(config);
     }
 }
@@ -124,7 +125,7 @@ pub fn publish_last(config: &Config) {
 }
 
 /// Stores a word, and copies it at once.
-pub fn tell(place: usize, value: usize) {
+pub fn tell(place: usize, value: u64) {
     set(place, value);
     if is_open() {
         copy(place, 1);
@@ -137,7 +138,7 @@ fn copy(first: usize, count: usize) -> bool {
         return false;
     }
     if count == WORDS {
-        RELEASED_SHOWN.store(word(RELEASED), Ordering::Relaxed);
+        RELEASED_SHOWN.store(word(word!(released_bytes)), Ordering::Relaxed);
     }
     let to = SHOWN.load(Ordering::Acquire) + first * 8;
     // SAFETY: words of the file's mapping, which are written so only (INV-STATS-1). Should the program have unmapped it,

@@ -234,7 +234,7 @@ fn what_is_called_clean_reads_zero() {
 
 #[test]
 fn what_is_called_clean_reads_zero_among_huge_pages() {
-    let conf = "workers=0,pressure=off,lazyfree=off,retain_ms=3600000,zones=2";
+    let conf = "workers=0,pressure=off,lazyfree=off,retain_ms=3600000,dev=zones:2";
     alone(conf, |heap| {
         content_follows(heap, 2);
     });
@@ -243,7 +243,7 @@ fn what_is_called_clean_reads_zero_among_huge_pages() {
 #[test]
 fn what_is_called_clean_reads_zero_where_nothing_is_kept() {
     alone(
-        "workers=0,thp=off,retain_ms=0,gather=inline,cluster=off",
+        "workers=0,thp=off,retain_ms=0,dev=gather:inline,dev=cluster:off",
         |heap| {
             content_follows(heap, 3);
         },

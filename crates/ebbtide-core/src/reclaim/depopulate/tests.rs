@@ -98,37 +98,40 @@ fn frames_with_a_byte_in_use_stay() {
 }
 
 #[test]
-fn a_round_claims_what_is_due_and_looks_at_a_span_once() {
+fn a_depopulation_claims_what_is_due_or_all() {
     alone(CALM, |heap| {
         let class = class_of(FRAME_BYTES);
         let (live, freed) = half_used(heap, class, 2048, 16);
-        let claimed = heap.depopulate(class, 1, 1, Releaser::Asked);
+        let claimed = heap.depopulate(class, 1, Releaser::Asked);
         assert!(claimed > 0 && claimed < freed.len() as u64 / 2, "{claimed}");
-        // As many spans at once are looked at as may be; none of them again in this round.
-        let rest = heap.depopulate(class, 1, usize::MAX, Releaser::Asked);
+        // As many spans at once are looked at as may be.
+        let rest = heap.depopulate(class, usize::MAX, Releaser::Asked);
         assert_eq!(claimed + rest, freed.len() as u64);
-        assert_eq!(heap.depopulate(class, 2, usize::MAX, Releaser::Asked), 0);
+        assert_eq!(heap.depopulate(class, usize::MAX, Releaser::Asked), 0);
         live_stays(&live, class);
     });
 }
 
 #[test]
 fn nothing_goes_where_it_is_switched_off() {
-    alone("workers=0,pressure=off,thp=off,depopulate=off", |heap| {
-        let class = class_of(FRAME_BYTES);
-        let (_, freed) = half_used(heap, class, 1024, 8);
-        assert_eq!(heap.waiting_in_spans(), 0);
-        heap.depopulate_everything(Releaser::Asked);
-        heap.depopulate_some(1 << 40);
-        for now in [1 << 40, 1 << 41] {
-            assert_eq!(heap.depopulate_due(now, Releaser::Asked), 0);
-        }
-        assert!(
-            freed
-                .iter()
-                .all(|&object| resident(object, FRAME_BYTES) == 1)
-        );
-    });
+    alone(
+        "workers=0,pressure=off,thp=off,dev=depopulate:off",
+        |heap| {
+            let class = class_of(FRAME_BYTES);
+            let (_, freed) = half_used(heap, class, 1024, 8);
+            assert_eq!(heap.waiting_in_spans(), 0);
+            heap.depopulate_everything(Releaser::Asked);
+            heap.depopulate_some(1 << 40);
+            for now in [1 << 40, 1 << 41] {
+                assert_eq!(heap.depopulate_due(now, Releaser::Asked), 0);
+            }
+            assert!(
+                freed
+                    .iter()
+                    .all(|&object| resident(object, FRAME_BYTES) == 1)
+            );
+        },
+    );
 }
 
 /// What the recent peak explains is not due; a window later all of it is.

@@ -8,7 +8,7 @@ use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_zone::Outcome;
 use ebbtide_zone::refault::WINDOW_MS;
 
-const ONE_ZONE: &str = "workers=0,pressure=off,lazyfree=auto,thp=off,retain_ms=3600000,zones=1";
+const ONE_ZONE: &str = "workers=0,pressure=off,lazyfree=auto,thp=off,retain_ms=3600000,dev=zones:1";
 
 /// Claims up to `frames`. How many.
 fn claim(heap: &Heap, take: Take, frames: u32) -> Option<Claim> {
@@ -89,7 +89,7 @@ fn nothing_becomes_lazy_where_that_is_switched_off() {
 
 #[test]
 fn no_huge_page_is_split_for_lazy_frames() {
-    alone("workers=0,pressure=off,lazyfree=off,zones=1", |heap| {
+    alone("workers=0,pressure=off,lazyfree=off,dev=zones:1", |heap| {
         let start = heap.zones[0].lock.lock().state.first_block();
         // Behind the first blocks of the zone, huge pages are asked for.
         heap.take_blocks(9, 1, 0).unwrap();

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run, resident};
+use crate::base::stats;
+use crate::pages::region::flag;
 use crate::reclaim::Heap;
 use ebbtide_zone::{FRAME_BYTES, Outcome};
 
@@ -49,9 +51,9 @@ fn what_is_due_is_dirty_and_lazy_memory_is_released_by_itself() {
         heap.release_due(50, Releaser::Asked);
         assert_eq!(counts(heap), (0, 30));
         assert_eq!(heap.kept_frames(), 30);
-        heap.release_lazy(20, Releaser::Asked);
+        heap.release_in_place(20, Take::Lazy, Releaser::Asked);
         assert_eq!(counts(heap), (0, 10));
-        heap.release_lazy(20, Releaser::Asked);
+        heap.release_in_place(20, Take::Lazy, Releaser::Asked);
         assert_eq!(counts(heap), (0, 0));
     });
 }
@@ -71,21 +73,21 @@ fn held_frames_are_not_to_be_had() {
 #[test]
 fn large_releases_go_in_pieces() {
     alone(
-        "workers=0,pressure=off,thp=off,retain_ms=3600000,threshold=1024,zones=2",
+        "workers=0,pressure=off,thp=off,retain_ms=3600000,dev=threshold:1024,dev=zones:2",
         |heap| {
             dirty_run(heap, 77);
             let block = dirty_blocks(heap, 20);
             let all = 20 * 512 + 77;
             let address = heap.region().address(block.first_frame());
             assert_eq!(counts(heap), (all, 0));
-            let released = heap.release_zones(5 * 512, 5 * 512, Take::All, Releaser::Asked);
-            assert_eq!(released, 5 * 512 * FRAME_BYTES);
+            heap.release_zones(5 * 512, 5 * 512, Take::All, Releaser::Asked);
+            assert_eq!(stats::released(), 5 * 512 * FRAME_BYTES);
             assert_eq!(counts(heap), (all - 5 * 512, 0));
-            let rest = heap.release_zones(1 << 30, all, Take::All, Releaser::Asked);
-            assert_eq!(released + rest, all as usize * FRAME_BYTES);
+            heap.release_zones(1 << 30, all, Take::All, Releaser::Asked);
+            assert_eq!(stats::released(), all as usize * FRAME_BYTES);
             assert_eq!(counts(heap), (0, 0));
             assert_eq!(resident(address, 20 * 512 * FRAME_BYTES), 0);
-            assert!(!heap.slots.has_queued());
+            assert!(heap.slots.queued() == 0);
         },
     );
 }
@@ -137,7 +139,7 @@ fn spare_runs_are_kept_frames() {
 /// The first claims of a gather become lazy, until there is room for no more.
 #[test]
 fn as_much_becomes_lazy_as_there_is_room_for() {
-    let conf = "workers=0,pressure=off,thp=off,retain_ms=3600000,zones=1";
+    let conf = "workers=0,pressure=off,thp=off,retain_ms=3600000,dev=zones:1";
     alone(conf, |heap| {
         {
             let mut data = heap.zones[0].lock.lock();
@@ -167,7 +169,7 @@ fn as_much_becomes_lazy_as_there_is_room_for() {
 /// All of a huge page is resident, so its clean free frames are claimed with the dirty ones.
 #[test]
 fn the_rest_of_a_huge_page_is_claimed_with_it() {
-    let conf = "workers=0,pressure=off,lazyfree=off,retain_ms=3600000,zones=1";
+    let conf = "workers=0,pressure=off,lazyfree=off,retain_ms=3600000,dev=zones:1";
     alone(conf, |heap| {
         // The first blocks of a zone have small pages.
         heap.take_blocks(8, 1, 0).unwrap();
