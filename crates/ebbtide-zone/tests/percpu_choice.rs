@@ -140,3 +140,57 @@ fn chunks_that_were_given_up_are_left_alone() {
     let after = [0, 1].map(|id: usize| s.chunks[id].state());
     assert_eq!(before, after);
 }
+
+#[test]
+fn populated_pages_come_first_and_then_low_ones() {
+    let mut s = Storage::new(1);
+    s.fill(PAGE_GRANULES);
+    for page in [3, 5, 9] {
+        s.put(0, page * PAGE_GRANULES);
+    }
+    s.shard().begin_round(Scope::Everything);
+    let claimed = s.shard().claim(Scope::Everything, 64).expect("pages");
+    assert_eq!(claimed.pages, 1 << 3 | 1 << 5 | 1 << 9);
+    // One page stays.
+    s.shard().finish(claimed, 1 << 3 | 1 << 9);
+    for page in [5, 3, 9] {
+        let taken = s.shard().take(PAGE_GRANULES, 1).expect("a page");
+        assert_eq!(taken.at, page * PAGE_GRANULES);
+        assert_eq!(taken.populate, if page == 5 { 0 } else { 1 << page });
+    }
+}
+
+#[test]
+fn an_area_lies_in_one_page_if_it_can() {
+    let mut s = Storage::new(1);
+    assert!(s.shard().open(0, false));
+    assert_eq!(s.take(300, 1), Some((0, 0)));
+    assert_eq!(s.take(300, 1), Some((0, 512)), "not across a border");
+    assert_eq!(s.take(212, 1), Some((0, 300)));
+    assert_eq!(s.take(212, 1), Some((0, 812)));
+    (2..64).for_each(|page| assert_eq!(s.take(512, 1), Some((0, page * 512))));
+    // 512 granules across the border of two pages are free.
+    s.put(0, 300);
+    s.put(0, 512);
+    // An aligned area of 257 granules fits into any 512.
+    assert_eq!(s.take(257, 256), Some((0, 512)));
+    s.put(0, 512);
+    assert_eq!(s.take(400, 32), Some((0, 320)));
+    assert_eq!(s.take(93, 1), None);
+    assert_eq!(s.take(92, 1), Some((0, 720)));
+    assert_eq!(s.take(20, 1), Some((0, 300)));
+    assert_eq!(s.take(17, 1), None, "full");
+    s.shard().check_invariants().unwrap();
+}
+
+#[test]
+fn an_aligned_area_of_pages_fits_between_its_neighbours() {
+    let mut s = Storage::new(1);
+    s.fill(PAGE_GRANULES);
+    [4, 5, 10, 11, 12]
+        .iter()
+        .for_each(|page| s.put(0, page * PAGE_GRANULES));
+    assert_eq!(s.take(2 * PAGE_GRANULES, 512), Some((0, 4 * 512)));
+    assert_eq!(s.take(3 * PAGE_GRANULES, 512), Some((0, 10 * 512)));
+    assert_eq!(s.take(17, 1), None, "full");
+}

@@ -97,6 +97,63 @@ fn words_of_frozen_blocks_are_left_alone() {
 }
 
 #[test]
+fn frozen_blocks_up_to_the_border_are_ignored() {
+    let mut s = Storage::new(200, 100);
+    let mut z = s.zone();
+    z.take_blocks(100, 1, 0).unwrap();
+    z.reset_above(Block(FIRST + 100));
+    assert_eq!(z.open(10), 10);
+    let before = z.counters();
+    for (first, blocks) in [(98, 2), (99, 1), (0, 100)] {
+        let put = z.put_blocks(Block(FIRST + first), blocks, blocks);
+        assert_eq!(put, Ok(Put::Frozen), "{blocks} blocks from {first} on");
+    }
+    let last = Block(FIRST + 99).first_frame().0;
+    for (first, frames) in [(last, 512), (last + 511, 1)] {
+        let put = z.put_run(Frame(first), frames, true, TakeMode::Cluster);
+        assert_eq!(put, Ok(Put::Frozen));
+    }
+    assert_eq!(z.counters(), before);
+    z.check_invariants().unwrap();
+}
+
+#[test]
+fn a_zone_knows_its_borders() {
+    let mut s = Storage::new(200, 3);
+    let borders =
+        |s: &ZoneState| [s.first_block(), s.open_end(), s.limit_block()].map(|b| b.0 - FIRST);
+    assert_eq!(borders(&s.state), [0, 3, 200]);
+    assert_eq!((s.state.opened(), s.state.unopened()), (3, 197));
+    assert_eq!((s.zone().opened(), s.zone().unopened()), (3, 197));
+    s.zone().reset_above(Block(FIRST + 150));
+    assert_eq!(borders(&s.state), [0, 150, 200]);
+    assert_eq!(s.zone().open(7), 7);
+    assert_eq!(borders(s.zone().state()), [0, 157, 200]);
+    assert_eq!((s.zone().opened(), s.zone().unopened()), (7, 43));
+    // The largest one.
+    assert_eq!(ZoneState::new(0, 1 << 23).unopened(), 1 << 23);
+    assert_eq!(ZoneState::new(512, 512).unopened(), 0);
+}
+
+#[test]
+#[should_panic(expected = "is_multiple_of")]
+fn a_zone_begins_at_an_aligned_block() {
+    ZoneState::new(FIRST + 256, FIRST + 600);
+}
+
+#[test]
+#[should_panic(expected = "first_block <= limit_block")]
+fn a_zone_does_not_end_before_it_begins() {
+    ZoneState::new(FIRST, FIRST - 1);
+}
+
+#[test]
+#[should_panic(expected = "frame numbers have 32 bits")]
+fn frames_behind_the_last_number_are_refused() {
+    ZoneState::new(0, (1 << 23) + 1);
+}
+
+#[test]
 fn a_reset_trusts_no_torn_state() {
     let mut s = Storage::new(200, 100);
     take(&mut s.zone(), 64);
