@@ -4,22 +4,23 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use ebbtide_tests::{is_ebbtide, library, skip};
-use object::{Object, ObjectSymbol};
+use goblin::elf::Elf;
+use goblin::elf::section_header::SHN_UNDEF;
 
 type Names = BTreeSet<String>;
 
 /// The dynamic symbols of a library: those it defines, those it needs.
 fn dynamic_symbols(path: &Path) -> (Names, Names) {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let file = object::File::parse(&*bytes).expect("an ELF file");
+    let file = Elf::parse(&bytes).expect("an ELF file");
     let (mut defined, mut needed) = (Names::new(), Names::new());
-    for symbol in file.dynamic_symbols() {
-        let name = symbol.name().unwrap_or_default();
+    for symbol in &file.dynsyms {
+        let name = file.dynstrtab.get_at(symbol.st_name).unwrap_or_default();
         let name = name.split('@').next().unwrap_or_default();
         if name.is_empty() {
             continue;
         }
-        if symbol.is_undefined() {
+        if symbol.st_shndx == SHN_UNDEF as usize {
             &mut needed
         } else {
             &mut defined
