@@ -4,7 +4,6 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 
 enum { KEPT = 400, LIVE = 64 * MIB };
 static unsigned char *kept[KEPT];
@@ -72,8 +71,7 @@ int main(int argc, char **argv)
             for (int k = 0; k < KEPT; k++) VERIFY(kept[k], kept_n[k], k);
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child %d ended with %#x", i, status);
+        must_end_well(pid);
         churn(i + 2, 1000, 100, 16);
     }
     free(live);

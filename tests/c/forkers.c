@@ -2,7 +2,6 @@
    allocate: forkers [threads] [forks]. */
 #include "check.h"
 #include <pthread.h>
-#include <sys/wait.h>
 
 static pthread_mutex_t of_handlers = PTHREAD_MUTEX_INITIALIZER;
 static int ready, forks;
@@ -39,8 +38,7 @@ static void *forker(void *arg)
             free(object);
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+        must_end_well(pid);
     }
     return arg;
 }

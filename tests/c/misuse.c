@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -80,18 +79,10 @@ static void twice_now(size_t n)
     returned();
 }
 
-static void stay_on(int cpu)
-{
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
-}
-
 /* On one CPU: what it freed waits for what this CPU frees later. */
 static void write_freed(size_t n, size_t at)
 {
-    stay_on(sched_getcpu());
+    pin(sched_getcpu());
     volatile char *p = tell(malloc(n));
     free((void *)p);
     p[at]++;
@@ -196,18 +187,18 @@ static int hardened(const char *c)
         free(p);
         returned();
     } else if (!strcmp(c, "now-write-freed-elsewhere")) { /* nothing more is freed on the CPU that it was freed on */
-        stay_on(0);
+        pin(0);
         volatile char *q = tell(malloc(300));
         free((void *)q);
         q[200] = 0;
-        stay_on(1);
+        pin(1);
         for (int i = 0; i < 200; i++) {
             for (int k = 0; k < 10; k++) CHECK(malloc(9000));
             usleep(10000);
         }
         returned();
     } else if (!strcmp(c, "now-write-freed-limit")) { /* not enough to push it out, and the quarantine stays in use */
-        stay_on(0);
+        pin(0);
         malloc_trim(0); /* next to nothing is kept elsewhere */
         volatile char *q = tell(malloc(300));
         free((void *)q);

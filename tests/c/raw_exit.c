@@ -2,7 +2,6 @@
 #include "check.h"
 #include <pthread.h>
 #include <signal.h>
-#include <sys/wait.h>
 
 extern pid_t _Fork(void);
 

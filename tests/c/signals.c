@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 #include <sys/ptrace.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 
 static _Atomic int stop, hits;
 

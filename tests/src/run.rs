@@ -38,11 +38,16 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
-/// The program `ebbtide` that was built with the library. Says `skipped: …` where there is none.
+/// The program `ebbtide` beside the library under test, else the one that was built here. Says `skipped: …` where there
+/// is none.
 pub fn command_line() -> Option<PathBuf> {
-    let path = target_dir().join("release/ebbtide").canonicalize().ok();
+    let path = match library() {
+        Some(library) => library.with_file_name("ebbtide"),
+        None => target_dir().join("release/ebbtide"),
+    };
+    let path = path.canonicalize().ok();
     if path.is_none() {
-        crate::skip("target/release/ebbtide is missing");
+        crate::skip("the program ebbtide is not built");
     }
     path
 }
@@ -53,6 +58,15 @@ pub fn is_ebbtide() -> bool {
         path.file_name()
             .is_some_and(|name| name.to_string_lossy().contains("ebbtide"))
     })
+}
+
+/// The same; says `skipped: only Ebbtide …` where it is not. `what` is what it alone does.
+pub fn only_ebbtide(what: &str) -> bool {
+    let is_it = is_ebbtide();
+    if !is_it {
+        crate::skip(&format!("only Ebbtide {what}"));
+    }
+    is_it
 }
 
 /// Whether the library understands all of `conf`; says `skipped: …` where it does not. A stand-in,
@@ -275,6 +289,21 @@ impl Run {
     pub fn ok(self) -> Outcome {
         let outcome = self.run();
         outcome.ok();
+        outcome
+    }
+
+    /// [`Run::ok`] under Ebbtide; elsewhere says what [`only_ebbtide`] does.
+    pub fn ok_with_ebbtide(self, what: &str) {
+        if only_ebbtide(what) {
+            self.ok();
+        }
+    }
+
+    /// [`Run::run`], for a positive control: panics unless the program fails or is killed. `otherwise` says what it does.
+    pub fn must_fail(self, otherwise: &str) -> Outcome {
+        let outcome = self.run();
+        let failed = outcome.timed_out || !outcome.status.success();
+        assert!(failed, "{}", outcome.describe(otherwise));
         outcome
     }
 }

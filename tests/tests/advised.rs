@@ -4,15 +4,8 @@ use ebbtide_tests::{Run, c_program, is_ebbtide, skip};
 
 fn advised(how: &str, what: &[&str], conf: &str) {
     for what in what {
-        let run = Run::new(c_program("advised"))
-            .arg(how)
-            .arg(what)
-            .timeout(60);
-        if conf.is_empty() {
-            run.ok();
-        } else {
-            run.conf(conf).ok();
-        }
+        let run = Run::new(c_program("advised")).arg(how).arg(what);
+        run.conf(conf).timeout(60).ok();
     }
 }
 

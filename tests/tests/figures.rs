@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ebbtide_interface::word;
-use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, skip};
+use ebbtide_tests::{Outcome, Run, c_program, needs_root, only_ebbtide};
 
 /// Where the figures stand in the page.
 const RELEASED: usize = word!(released_bytes);
@@ -21,8 +21,8 @@ fn figures(mode: &str, conf: &str, dir: &Path) -> Run {
 }
 
 fn survives(modes: &[&str], conf: &str) {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
+    if !only_ebbtide("keeps figures") {
+        return;
     }
     for mode in modes {
         let outer = tempfile::tempdir().expect("temporary directory");
@@ -62,11 +62,11 @@ fn a_file_that_is_cut_short_under_a_helper() {
 
 #[test]
 fn a_full_file_system() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
+    if !only_ebbtide("keeps figures") {
+        return;
     }
-    if !is_root() {
-        return skip("a mount needs root");
+    if !needs_root("a mount") {
+        return;
     }
     for taken in [4096, 8192] {
         let dir = tempfile::tempdir().expect("temporary directory");
@@ -80,8 +80,8 @@ fn a_full_file_system() {
 /// A write beyond it would end the program by SIGXFSZ.
 #[test]
 fn a_limit_for_sizes_of_files() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
+    if !only_ebbtide("keeps figures") {
+        return;
     }
     let dir = tempfile::tempdir().expect("temporary directory");
     figures("none", "", dir.path())
@@ -92,8 +92,8 @@ fn a_limit_for_sizes_of_files() {
 /// What the figures say at the end, written by the process and by its helper.
 #[test]
 fn the_last_figures_are_there() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
+    if !only_ebbtide("keeps figures") {
+        return;
     }
     let dir = tempfile::tempdir().expect("temporary directory");
     let outcome = figures("kept", ",exit=detached,exit_threshold=32M", dir.path()).ok();
@@ -111,8 +111,8 @@ fn the_last_figures_are_there() {
 /// A process goes on when its first thread has ended, which has no memory any more.
 #[test]
 fn the_first_thread_has_ended() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
+    if !only_ebbtide("keeps figures") {
+        return;
     }
     for conf in ["", ",workers=0"] {
         let dir = tempfile::tempdir().expect("temporary directory");
@@ -124,8 +124,8 @@ fn the_first_thread_has_ended() {
 
 #[test]
 fn a_filter_that_refuses_the_copies() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
+    if !only_ebbtide("keeps figures") {
+        return;
     }
     for conf in ["", ",workers=0"] {
         let dir = tempfile::tempdir().expect("temporary directory");

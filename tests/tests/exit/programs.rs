@@ -3,9 +3,9 @@
 use std::fs;
 use std::process::Command;
 
-use ebbtide_tests::{Run, ensure_installed, skip};
+use ebbtide_tests::{Run, command_line, ensure_installed, skip};
 
-use super::{command_line, has_helper};
+use super::has_helper;
 
 /// Runs a program whose memory is not all from malloc, and checks what it says.
 fn real(words: &[&str], says: &str) {
