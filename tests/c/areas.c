@@ -184,13 +184,6 @@ static void locked(void)
     for (unsigned cpu = 0; cpu < ebb_percpu_cpus(); cpu++) CHECK(not_zero(ebb_percpu_ptr(area, cpu), 200000) < 0);
 }
 
-static ebb_percpu *tell(ebb_percpu *area)
-{
-    printf("%p\n", (void *)area);
-    fflush(stdout);
-    return area;
-}
-
 int main(int argc, char **argv)
 {
     const char *topic = argc > 1 ? argv[1] : "";

@@ -49,10 +49,10 @@ static void *busy(void *arg)
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 0;
+    int is_last = argc > 1 && is(argv[1], "ends"), threads = argc > 1 && !is_last ? number(argv[1]) : 0;
     pthread_t t[16];
     churn(1, 3000, 300, 16);
-    if (argc > 1 && !strcmp(argv[1], "ends")) {
+    if (is_last) {
         ends = 1;
         fork();
         CHECK(0, "the handler came back");

@@ -45,6 +45,18 @@ static inline int skipped(const char *reason) { printf("skipped: %s\n", reason);
 
 static inline int is(const char *a, const char *b) { return !strcmp(a, b); }
 
+/* A number of the command line. A misspelt argument must not pass for "nothing to do". */
+static inline double number(const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+    CHECK(end != text && !*end, "%s is no number", text);
+    return value;
+}
+
+/* Prints a pointer that is misused next: the test looks for it in what the library says. */
+static inline void *tell(void *p) { printf("%p\n", p); fflush(stdout); return p; }
+
 static inline uint64_t mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;

@@ -127,12 +127,16 @@ static void at_a_border(void)
     }
 }
 
+static const char *const kinds[] = {"main", "nested", "thread", "exec", "_fork", "clone", "spawn", "border", NULL};
+
 int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "main";
-    int threads = argc > 2 ? atoi(argv[2]) : 0;
-    if (argc > 3) rounds = atoi(argv[3]);
+    int threads = argc > 2 ? number(argv[2]) : 0, is_known = 0;
+    if (argc > 3) rounds = number(argv[3]);
     if (!strcmp(kind, "child")) { churn(1, 3000, 300, 16); return 0; }
+    for (const char *const *known = kinds; *known; known++) is_known |= is(kind, *known);
+    CHECK(is_known, "what is %s?", kind);
     pthread_t t[64], forker;
     keep_some(42);
     for (int i = 0; i < threads; i++)

@@ -45,8 +45,8 @@ static void *forker(void *arg)
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 2;
-    forks = argc > 2 ? atoi(argv[2]) : 100;
+    int threads = argc > 1 ? number(argv[1]) : 2;
+    forks = argc > 2 ? number(argv[2]) : 100;
     pthread_t t[16];
     free(malloc(10));
     ready = 1;

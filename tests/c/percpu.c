@@ -29,12 +29,13 @@ static void *writer(void *arg)
 int main(int argc, char **argv)
 {
     static ebb_percpu *areas[AREAS];
-    double end = now() + (argc > 1 ? atof(argv[1]) : 1);
+    double end = now() + (argc > 1 ? number(argv[1]) : 1);
     int processors = 0, rounds = 0;
     uint64_t s = 9;
     for (int i = 2; i < argc; i++) {
-        if (!strcmp(argv[i], "move")) move = 1;
-        if (!strcmp(argv[i], "processors")) processors = 1;
+        if (is(argv[i], "move")) move = 1;
+        else if (is(argv[i], "processors")) processors = 1;
+        else CHECK(0, "what is %s?", argv[i]);
     }
     if (!find_areas()) return skipped("no per-CPU data in this library");
     cpus = sysconf(_SC_NPROCESSORS_CONF);

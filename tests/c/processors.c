@@ -62,7 +62,7 @@ static void cache_of_a_gone_processor(int cpu, cpu_set_t all)
 
 int main(int argc, char **argv)
 {
-    double end = now() + (argc > 1 ? atof(argv[1]) : 2);
+    double end = now() + (argc > 1 ? number(argv[1]) : 2);
     cpu_set_t all;
     pthread_t t[THREADS];
     int configured = sysconf(_SC_NPROCESSORS_CONF), turns = 0;

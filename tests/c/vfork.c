@@ -82,12 +82,13 @@ __attribute__((noinline)) static void child(int r, int hop)
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 2, rounds = argc > 2 ? atoi(argv[2]) : 200, hop = 0;
+    int threads = argc > 1 ? number(argv[1]) : 2, rounds = argc > 2 ? number(argv[2]) : 200, hop = 0;
     ncpu = sysconf(_SC_NPROCESSORS_ONLN);
     for (int i = 3; i < argc; i++) {
-        if (!strcmp(argv[i], "pin=same")) { try_pin(0); busy_cpu = 0; }
-        if (!strcmp(argv[i], "pin=other")) { try_pin(0); busy_cpu = 1; }
-        if (!strcmp(argv[i], "hop")) hop = 1;
+        if (is(argv[i], "pin=same")) { try_pin(0); busy_cpu = 0; }
+        else if (is(argv[i], "pin=other")) { try_pin(0); busy_cpu = 1; }
+        else if (is(argv[i], "hop")) hop = 1;
+        else CHECK(0, "what is %s?", argv[i]);
     }
     pthread_t t[32];
     unsigned char *kept[KEPT];

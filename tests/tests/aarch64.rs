@@ -92,14 +92,8 @@ fn sums_over_eight_processors() {
     ok("percpu 1 move", 60);
 }
 
-/// For looking closer: the lines of `GUEST` in a machine, and what they say.
 #[test]
 #[ignore = "runs the commands in the variable GUEST"]
 fn by_hand() {
-    let commands = std::env::var("GUEST").expect("GUEST holds lines of shell");
-    for command in commands.lines() {
-        if let Some(mut guest) = Guest::of(&MACHINE) {
-            eprintln!("{}", guest.run(command, 300).describe("ended"));
-        }
-    }
+    ebbtide_tests::by_hand(&MACHINE, 300);
 }

@@ -154,6 +154,15 @@ fn processors_that_could_be() {
     );
 }
 
+/// For what only Ebbtide promises.
+fn sparse_with_ebbtide() -> Option<Guest> {
+    if only_ebbtide("watches for pressure") {
+        Guest::of(&SPARSE)
+    } else {
+        None
+    }
+}
+
 /// Makes a group of version 2, with the shell in it.
 fn in_group(name: &str) -> String {
     format!(
@@ -182,10 +191,7 @@ fn a_group_nearly_full() {
 /// Version 2: what would not fit goes back in time; without that, somebody is killed.
 #[test]
 fn garbage_goes_before_the_limit() {
-    if !only_ebbtide("promises this") {
-        return;
-    }
-    let Some(mut guest) = Guest::of(&SPARSE) else {
+    let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
     let limited = format!("{} echo 256M > t/memory.max; ", in_group("t"));
@@ -207,10 +213,7 @@ fn garbage_goes_before_the_limit() {
 /// Version 2: limits that change under a program that does nothing. `memory.high` may be set below what is used.
 #[test]
 fn limits_that_change() {
-    if !only_ebbtide("promises this") {
-        return;
-    }
-    let Some(mut guest) = Guest::of(&SPARSE) else {
+    let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
     // A group of its own: others end with somebody killed on purpose, and it is counted.
@@ -235,10 +238,7 @@ fn limits_that_change() {
 /// group, and only then.
 #[test]
 fn stalls_of_others() {
-    if !only_ebbtide("promises this") {
-        return;
-    }
-    let Some(mut guest) = Guest::of(&SPARSE) else {
+    let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
     let beside_a_stall = |command: &str| {
@@ -262,10 +262,7 @@ fn stalls_of_others() {
 /// Version 2: another group below the same parent meets its own limit. That is not this one's need.
 #[test]
 fn a_neighbour_at_its_limit() {
-    if !only_ebbtide("promises this") {
-        return;
-    }
-    let Some(mut guest) = Guest::of(&SPARSE) else {
+    let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
     guest.ok(
@@ -324,14 +321,8 @@ fn sums_over_processors_that_go_and_come_back() {
     wide("percpu 2 processors", 60);
 }
 
-/// For looking closer: the lines of `GUEST` in a machine, and what they say.
 #[test]
 #[ignore = "runs the commands in the variable GUEST"]
 fn by_hand() {
-    let commands = std::env::var("GUEST").expect("GUEST holds lines of shell");
-    for command in commands.lines() {
-        if let Some(mut guest) = Guest::of(&WIDE) {
-            eprintln!("{}", guest.run(command, 120).describe("ended"));
-        }
-    }
+    ebbtide_tests::by_hand(&WIDE, 120);
 }

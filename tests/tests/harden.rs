@@ -13,7 +13,7 @@ fn is_there() -> bool {
 }
 
 fn misuse(case: &str, conf: &str) -> Outcome {
-    let program = c_program("misuse");
+    let program = c_program("misuse_now");
     Run::new(program).arg(case).conf(conf).timeout(20).run()
 }
 
@@ -154,7 +154,7 @@ fn no_handler_runs_on_a_worker() {
 #[test]
 fn a_workers_line_reaches_a_socket() {
     if is_there() {
-        let run = Run::new(c_program("misuse")).arg("now-write-freed-idle-handled");
+        let run = Run::new(c_program("misuse_now")).arg("now-write-freed-idle-handled");
         let outcome = run.conf(ON).timeout(20).stderr_is_socket().run();
         judge(&outcome, ", byte 200").unwrap_or_else(|why| panic!("{why}"));
     }
