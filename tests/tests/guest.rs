@@ -298,14 +298,14 @@ const DETACHED: &str = "exit=detached,exit_threshold=32M";
 
 #[test]
 fn a_killed_program_is_gone_before_its_memory() {
-    if is_ebbtide() {
+    if only_ebbtide("has a helper") {
         wide_with(DETACHED, "reaper kill", 40);
     }
 }
 
 #[test]
 fn a_large_child_makes_a_helper_of_its_own() {
-    if is_ebbtide() {
+    if only_ebbtide("has a helper") {
         wide_with(DETACHED, "reaper_beside fork", 40);
     }
 }

@@ -1,15 +1,12 @@
 //! `harden=on`: each mistake is found in the call that makes it or soon after; correct programs run as ever.
 //! Only Ebbtide has it: skipped on stand-ins.
 
-use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, is_ebbtide, skip};
+use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, only_ebbtide};
 
 const ON: &str = "harden=on";
 
 fn is_there() -> bool {
-    if !is_ebbtide() {
-        skip("harden=on is Ebbtide's");
-    }
-    is_ebbtide()
+    only_ebbtide("has harden=on")
 }
 
 fn misuse(case: &str, conf: &str) -> Outcome {

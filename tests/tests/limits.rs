@@ -4,8 +4,8 @@
 use std::os::unix::fs::MetadataExt;
 
 use ebbtide_tests::{
-    Cgroup, Outcome, Run, Sysctl, c_program, core_files_here, is_ebbtide, needs_root, only_ebbtide,
-    skip, understands,
+    Cgroup, Outcome, Run, Sysctl, c_program, core_files_here, needs_root, only_ebbtide, skip,
+    understands,
 };
 
 const MIB: u64 = 1 << 20;
@@ -173,8 +173,8 @@ fn core_dump_of_a_small_program_is_small() {
 /// The same limits with fewer system calls, and without restartable sequences.
 #[test]
 fn limits_in_fallback_modes() {
-    if !is_ebbtide() {
-        return skip("modes of Ebbtide");
+    if !only_ebbtide("has these modes") {
+        return;
     }
     for conf in ["syscalls=basic", "rseq=off", "workers=0", "thp=off"] {
         if !understands(conf) {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ebbtide_tests::{
-    Run, c_library, c_program_with, compile, is_ebbtide, library, skip, understands,
+    Run, c_library, c_program_with, compile, is_ebbtide, library, only_ebbtide, skip, understands,
 };
 
 fn program() -> PathBuf {
@@ -165,8 +165,8 @@ fn answers_are_the_loaders() {
 /// A namespace of its own has its own libc, and that its own malloc: such memory must stay there.
 #[test]
 fn other_namespaces_have_another_malloc() {
-    if !is_ebbtide() {
-        return skip("libc's malloc is the program's own");
+    if !only_ebbtide("is preloaded") {
+        return;
     }
     with_plugin("namespace").ok();
     let outcome = with_plugin("across").run();
