@@ -69,16 +69,16 @@ pub fn only_ebbtide(what: &str) -> bool {
     is_it
 }
 
-/// Whether the library understands all of `conf`; says `skipped: …` where it does not. A stand-in,
-/// which reads no configuration, is taken to understand everything.
-pub fn understands(conf: &str) -> bool {
+/// A configuration, which is returned.
+///
+/// # Panics
+/// When the library would ignore an item of it: the test would check the default.
+pub fn known(conf: &str) -> &str {
     let mut items = keys::items(conf.as_bytes());
-    let problem = items.find_map(|item| keys::read(item).err());
-    if let Some(problem) = problem.filter(|_| is_ebbtide()) {
-        crate::skip(&format!("{conf}: {problem}"));
-        return false;
+    if let Some(problem) = items.find_map(|item| keys::read(item).err()) {
+        panic!("{conf}: {problem}");
     }
-    true
+    conf
 }
 
 /// One program to run. Preloads [`library`] unless told otherwise.
@@ -131,12 +131,12 @@ impl Run {
         self
     }
 
-    /// Sets `EBBTIDE_CONF`.
+    /// Sets `EBBTIDE_CONF` to a configuration that is [`known`].
     pub fn conf(self, conf: &str) -> Self {
         if conf.is_empty() {
             self
         } else {
-            self.env("EBBTIDE_CONF", conf)
+            self.env("EBBTIDE_CONF", known(conf))
         }
     }
 
@@ -389,4 +389,32 @@ impl Outcome {
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::known;
+
+    #[test]
+    fn a_configuration_that_is_known() {
+        for conf in [
+            "",
+            "thp=off,dev=zones:2",
+            "exit=detached,exit_threshold=32M",
+        ] {
+            assert_eq!(known(conf), conf);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "write dev=zones:VALUE")]
+    fn a_key_that_needs_dev() {
+        known("thp=off,zones=2");
+    }
+
+    #[test]
+    #[should_panic(expected = "the keys are")]
+    fn a_misspelt_key() {
+        known("retian_ms=0");
+    }
 }

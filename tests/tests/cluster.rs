@@ -1,6 +1,6 @@
 //! Lock figures, zones by lock domain, and frame by frame: what a process shows of them.
 
-use ebbtide_tests::{Run, c_program, only_ebbtide, understands};
+use ebbtide_tests::{Run, c_program, only_ebbtide};
 
 fn locks(arg: &str) -> Run {
     Run::new(c_program("locks")).args(arg)
@@ -57,9 +57,6 @@ fn any_number_of_zones() {
 
 #[test]
 fn zones_under_a_limit_help_each_other() {
-    if !understands("dev=zones:12") {
-        return;
-    }
     // Each zone's part is too small for one block; the region as a whole is not.
     Run::new(c_program("limits"))
         .args("work 1000")

@@ -5,7 +5,6 @@ use std::os::unix::fs::MetadataExt;
 
 use ebbtide_tests::{
     Cgroup, Outcome, Run, Sysctl, c_program, core_files_here, needs_root, only_ebbtide, skip,
-    understands,
 };
 
 const MIB: u64 = 1 << 20;
@@ -177,9 +176,6 @@ fn limits_in_fallback_modes() {
         return;
     }
     for conf in ["syscalls=basic", "rseq=off", "workers=0", "thp=off"] {
-        if !understands(conf) {
-            continue;
-        }
         limits("work 300").conf(conf).ok();
         limits("work 64")
             .conf(conf)

@@ -2,9 +2,8 @@
 
 use std::fs;
 
-use ebbtide_tests::{Run, c_library, c_program, is_ebbtide, skip, understands};
+use ebbtide_tests::{Run, c_library, c_program, is_ebbtide, skip};
 
-use super::DETACHED;
 use super::core_files::blocks_in_core;
 use super::memory::turns;
 
@@ -16,7 +15,7 @@ fn fails(run: Run) -> bool {
 #[test]
 fn control_the_kernels_own_end_is_seen_late() {
     let run = Run::new(c_program("exit_seen")).args("seen 5 alone");
-    let run = if is_ebbtide() && understands(DETACHED) {
+    let run = if is_ebbtide() {
         run.conf("exit=inline,thp=off")
     } else {
         run
