@@ -49,6 +49,8 @@ size_t ebb_release(void);
  * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
  * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.
  */
+#define EBB_STATS_VERSION 2
+
 struct ebb_stats {
     uint64_t version;               /* version of this struct and of the statistics page; a later one only adds fields at the end */
     uint64_t live_bytes;            /* in use by the program, rounded up to size classes and pages */

@@ -27,6 +27,7 @@ int main(int argc, char **argv)
     static char *large[N], *small[SMALL];
     for (int i = 0; i < N; i++) CHECK((large[i] = malloc(64 * MIB)));
     is_live(512, 20);
+    CHECK(page->large_bytes >= 500 * MIB && page->large_bytes <= page->live_bytes, "%zu large", (size_t)page->large_bytes);
     CHECK((large[0] = realloc(large[0], 100 * MIB)));
     is_live(548, 20);
     memset(large[0], 1, 100 * MIB);

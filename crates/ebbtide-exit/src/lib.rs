@@ -184,6 +184,7 @@ impl ExitHelper {
             }
         } else if helper::collect(helper) {
             self.helper.store(0, Ordering::Relaxed);
+            ebbtide_core::base::stats::set_helper(0);
             if !control.watching.is_set() {
                 REAPER.refuse();
             }

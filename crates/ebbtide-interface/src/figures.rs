@@ -182,6 +182,8 @@ mod tests {
             .split_once("struct ebb_stats {\n")
             .expect("the struct");
         let (body, _) = rest.split_once("};").expect("its end");
+        let version = std::format!("#define EBB_STATS_VERSION {VERSION}\n");
+        assert!(header.contains(&version), "{version}");
         let lines: Vec<String> = FIGURES
             .iter()
             .map(|figure| {

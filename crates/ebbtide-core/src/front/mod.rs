@@ -133,7 +133,10 @@ pub fn started_heap() -> Option<&'static Front> {
 
 /// The figures now, without the last two, which the kernel knows. Walks the CPUs' caches; a few microseconds to a millisecond.
 pub fn figures() -> Figures {
-    started_heap().map_or_else(Figures::default, |heap| heap.enter_uncounted().figures().0)
+    started_heap().map_or_else(
+        || stats::counted(false),
+        |heap| heap.enter_uncounted().figures().0,
+    )
 }
 
 /// The process ends in order: parts of the heap are told, and the last figures are written.

@@ -42,7 +42,7 @@ pub trait Hook: Sync {
 
 /// What the process's heap is made of: one constant, given to its start.
 pub struct Parts {
-    /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
+    /// Sources that give to spans and zones, not to the kernel. They give first, in this order.
     pub caches: &'static [&'static dyn Source<Heap>],
     /// All others, in the order in which they give.
     pub holders: &'static [&'static dyn Source<Heap>],
