@@ -4,6 +4,7 @@
 //!   slow path ──▶ Tick ─┬─ decide ──▶ nothing | a little in place | wake a worker, or do it alone
 //!                       └─ asks_outside: whether more than the zones is worth asking
 //!   worker ─────▶ round ────────────▶ what goes now, dirty or lazy first
+//!   request ────▶ request ──────────▶ with workers, or by the caller alone
 //!                 Remaining ── next ────▶ when to look again
 //!                 Iteration ── sleep ───▶ how the worker sleeps, or that it ends
 //! ```
@@ -251,6 +252,25 @@ impl Actors {
             (true, true) => Some(true),
             (true, false) => None,
         }
+    }
+}
+
+/// How a request to release everything is carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RequestPlan {
+    /// By the caller and workers, one of which is made if there is none.
+    WithWorkers,
+    /// By the caller alone: no worker is made for as little as slow paths take care of, as the program may want to stay
+    /// without.
+    InPlace,
+}
+
+/// Who carries out a request to release everything. `kept` frames are dirty or lazy, `waiting` in half-used spans.
+pub fn request(kept: u64, waiting: u64, actors: &Actors) -> RequestPlan {
+    let is_little = actors.workers.count == 0 && kept + waiting <= IN_PLACE_FRAMES;
+    match actors.small_release(true) {
+        Some(false) if is_little => RequestPlan::InPlace,
+        _ => RequestPlan::WithWorkers,
     }
 }
 

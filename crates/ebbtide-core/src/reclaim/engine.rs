@@ -26,7 +26,8 @@ use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::thread::Affinity;
 use ebbtide_sys::{clock, process};
 use ebbtide_zone::plan::{
-    self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Next, Pace, Remaining, Tick, TickPlan, Wake,
+    self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Next, Pace, Remaining, RequestPlan, Tick,
+    TickPlan, Wake,
 };
 use ebbtide_zone::{BLOCK_FRAMES, Counters, FRAME_BYTES};
 
@@ -173,16 +174,15 @@ impl Heap {
         }
     }
 
-    /// No worker is made for as little as slow paths take care of: the program may want to stay without.
+    /// Who carries out a request to release everything.
     fn releaser_of_everything<'a>(&self, by: Releaser<'a>) -> Releaser<'a> {
-        let is_little = || {
-            let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
-            frames + self.waiting_frames() <= IN_PLACE_FRAMES
-        };
-        let has_worker = by.is_worker() || self.workers.count() > 0;
-        match !has_worker && is_little() && self.actors().small_release(true) == Some(false) {
-            true => Releaser::Tick,
-            false => by,
+        if by.is_worker() {
+            return by;
+        }
+        let (kept, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
+        match plan::request(kept, self.waiting_frames(), &self.actors()) {
+            RequestPlan::InPlace => Releaser::Tick,
+            RequestPlan::WithWorkers => by,
         }
     }
 

@@ -167,6 +167,21 @@ fn a_shared_huge_page_waits_for_a_worker_unless_nothing_is_kept() {
     }
 }
 
+/// A request makes no worker for up to 8 MiB, unless a huge page may be shared, which only a worker sees.
+#[test]
+fn a_request_for_little_makes_no_worker() {
+    let none = actors(NONE_YET);
+    assert_eq!(request(2000, 48, &none), RequestPlan::InPlace);
+    assert_eq!(request(2000, 49, &none), RequestPlan::WithWorkers);
+    assert_eq!(request(0, 0, &actors(WORKERS)), RequestPlan::WithWorkers);
+    let forked = Actors {
+        has_forked: true,
+        has_huge_pages: true,
+        ..none
+    };
+    assert_eq!(request(10, 0, &forked), RequestPlan::WithWorkers);
+}
+
 #[test]
 fn a_worker_that_looks_soon_enough_is_not_called() {
     let wake = |due, window_ms, workers| match decide(
