@@ -63,6 +63,24 @@ fn the_fuller_of_two_chunks_gives_the_area() {
     }
 }
 
+/// One area is free in one chunk, two neighbours in the other: the hints must be exact to tell them apart.
+#[test]
+fn the_chunk_with_the_smaller_hole_gives_the_area() {
+    for (n, hole) in [PAGE_GRANULES, 32]
+        .iter()
+        .flat_map(|&n| [0, 6, 7, 62, 63].map(|hole| (n, hole)))
+    {
+        for (smaller, larger) in [(0, 1), (1, 0)] {
+            let mut s = Storage::new(2);
+            (0..2).for_each(|_| s.fill(n));
+            s.put(smaller, hole * n);
+            [1, 2].iter().for_each(|at| s.put(larger, at * n));
+            assert_eq!(s.take(n, 1), Some((smaller, hole * n)), "{n} granules");
+            assert_eq!(s.take(n, 1), Some((larger, n)));
+        }
+    }
+}
+
 #[test]
 fn a_single_free_granule_is_found_behind_full_chunks() {
     let mut s = Storage::new(9);
