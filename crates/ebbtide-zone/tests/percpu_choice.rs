@@ -190,6 +190,7 @@ fn an_area_lies_in_one_page_if_it_can() {
     // 512 granules across the border of two pages are free.
     s.put(0, 300);
     s.put(0, 512);
+    assert_eq!(s.take(513, 1), None);
     // An aligned area of 257 granules fits into any 512.
     assert_eq!(s.take(257, 256), Some((0, 512)));
     s.put(0, 512);
