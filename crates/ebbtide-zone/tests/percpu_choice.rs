@@ -191,9 +191,9 @@ fn an_area_lies_in_one_page_if_it_can() {
     s.put(0, 300);
     s.put(0, 512);
     assert_eq!(s.take(513, 1), None);
-    // An aligned area of 257 granules fits into any 512.
-    assert_eq!(s.take(257, 256), Some((0, 512)));
-    s.put(0, 512);
+    // Any 512 granules hold an aligned area of 385.
+    assert_eq!(s.take(385, 128), Some((0, 384)));
+    s.put(0, 384);
     assert_eq!(s.take(400, 32), Some((0, 320)));
     assert_eq!(s.take(93, 1), None);
     assert_eq!(s.take(92, 1), Some((0, 720)));
