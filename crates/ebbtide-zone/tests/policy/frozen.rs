@@ -88,10 +88,14 @@ fn words_of_frozen_blocks_are_left_alone() {
         old.zone().mark_unsplit(Block(FIRST + 5));
         old.zone().mark_unsplit(Block(FIRST + 70));
         s.words[..2].copy_from_slice(&old.words[..2]);
+        let (below, after) = (border as usize / 64, format!("{:?}", &old.words[..2]));
         s.zone().clear_unsplit();
+        assert_eq!(format!("{:?}", &s.words[..2]), after);
+        // Only the word of the border is written.
+        assert_eq!(s.zone().open(10), 10);
         assert_eq!(
-            format!("{:?}", &s.words[..2]),
-            format!("{:?}", &old.words[..2])
+            format!("{:?}", &s.words[..below]),
+            format!("{:?}", &old.words[..below])
         );
     }
 }
@@ -165,6 +169,42 @@ fn a_reset_trusts_no_torn_state() {
     assert_eq!((s.zone().opened(), s.zone().unopened()), (0, 72));
     assert_eq!(s.zone().open(1), 1);
     assert_eq!(take(&mut s.zone(), 1).first.0, BASE + 128 * 512);
+}
+
+#[test]
+fn a_reset_leaves_no_block_above_the_border() {
+    let claimed = |z: &mut Zone<'_>| {
+        let e = z.take_blocks(200, 1, 0).unwrap();
+        z.put_blocks(e.first, 200, 200).unwrap();
+        while z.claim_dirty(u32::MAX, false).is_some() {}
+    };
+    let partial = |z: &mut Zone<'_>| (0..200).for_each(|_| assert_eq!(take(z, 511).frames, 511));
+    for leave in [claimed, partial] {
+        let (mut s, mut torn) = (Storage::new(200, 64), Storage::new(200, 200));
+        leave(&mut torn.zone());
+        s.words.copy_from_slice(&torn.words);
+        s.zone().reset_above(Block(FIRST + 64));
+        s.zone().check_invariants().unwrap();
+    }
+}
+
+#[test]
+fn free_frames_of_frozen_blocks_are_not_found() {
+    let mut s = Storage::new(300, 200);
+    let mut z = s.zone();
+    let e = z.take_blocks(200, 1, 0).unwrap();
+    z.put_blocks(e.first, 200, 200).unwrap();
+    z.reset_above(Block(FIRST + 200));
+    assert_eq!(z.open(50), 50);
+    let e = z.take_blocks(5, 1, 0).unwrap();
+    assert_eq!(e.first, Block(FIRST + 200));
+    z.put_blocks(Block(FIRST + 202), 1, 1).unwrap();
+    // Dirty before clean, but not the dirty ones below.
+    assert_eq!(take(&mut z, 10).first, Block(FIRST + 202).first_frame());
+    assert_eq!(z.take_blocks(1, 1, 0).unwrap().first, Block(FIRST + 205));
+    assert_eq!(z.claim_dirty(u32::MAX, true).unwrap().frames(), 502);
+    assert_eq!(z.claim_dirty(u32::MAX, true), None);
+    z.check_invariants().unwrap();
 }
 
 /// The words of what another thread was opening lie behind the view of the reset, and the border may lie in one.
