@@ -97,6 +97,34 @@ fn lazy_frames_come_before_clean_ones_and_after_dirty_ones() {
 }
 
 #[test]
+fn a_free_block_may_be_half_dirty_and_half_lazy() {
+    let mut s = Storage::new(4, 4);
+    let mut z = s.zone();
+    let [lazy, dirty] = [0, 1].map(|_| take(&mut z, 256).first.0);
+    assert_eq!((lazy, dirty), (BASE, BASE + 256));
+    put(&mut z, lazy, 256, true);
+    let claim = z.claim_dirty(256, false).unwrap();
+    z.put_claim(claim, Outcome::Lazy).unwrap();
+    let check = |z: &Zone<'_>| {
+        z.check_invariants().unwrap();
+        let c = z.counters();
+        assert_eq!((c.dirty, c.lazy), (256, 256));
+        assert_eq!((c.free_blocks, c.resident_free_blocks), (4, 1));
+    };
+    put(&mut z, dirty, 256, true);
+    check(&z);
+    let run = take(&mut z, 100);
+    assert_eq!(run.first.0, BASE + 256, "a dirty place");
+    assert_eq!(z.counters().resident_free_blocks, 0);
+    put(&mut z, run.first.0, 100, true);
+    check(&z);
+    let extent = z.take_blocks(2, 1, 0).unwrap();
+    assert_eq!((extent.dirty_blocks, extent.clean), (1, false));
+    assert_eq!((z.counters().dirty, z.counters().lazy), (0, 0));
+    z.check_invariants().unwrap();
+}
+
+#[test]
 fn both_modes_do_the_same() {
     let mut s = [Storage::new(4, 4), Storage::new(4, 4)];
     let modes = [TakeMode::Cluster, TakeMode::FrameByFrame];
