@@ -1,8 +1,8 @@
-//! Unit tests in a process of their own.
+//! Runs a unit test in a process of its own.
 //!
-//! The heap, its configuration and the latches of `features` are one for the whole process, and a refusal stays. So a
-//! test that counts frames, needs a configuration or makes the kernel refuse calls runs in a second process: the test
-//! binary itself, with a filter that names this one test.
+//! The heap, its configuration and the latches of `features` exist once for the whole process, and a latch never clears
+//! after a refusal. So some tests run in a second process: tests that count frames, need a configuration, or make the
+//! kernel refuse calls. The second process is the test binary itself, with a filter that names this one test.
 
 extern crate std;
 

@@ -1,8 +1,8 @@
 //! Admission: while memory is not short, few helpers of a user work at a time.
 //!
-//! A file of locks in a directory that is the user's alone: one byte a slot, half as many as there are CPUs. A
-//! helper takes a free slot, or waits in the kernel for one. The locks go with their holder. No such file to be
-//! had: all are admitted.
+//! A directory that is the user's alone has a file of locks. Each slot is one byte; there are half as many slots as CPUs. A
+//! helper takes a free slot, or waits in the kernel for one. The kernel drops a lock when its holder ends. If no such file
+//! can be opened, all helpers are admitted.
 
 use ebbtide_sys::file::{Digits, PathText};
 use ebbtide_sys::helper::{self, Descriptor};

@@ -1,11 +1,11 @@
-//! The helper's own memory: one mapping, which it never takes away.
+//! The helper's own memory: one mapping, which the helper never unmaps.
 //!
 //! ```text
 //!  Control │ buffer │ storage │ pieces                │ seats: stacks of SEAT_BYTES each
 //! ```
 //!
-//! Zeroed memory is valid and says that nothing has begun. The program writes [`Control`] before the helper is
-//! made; afterwards only the helper does, and its threads through the atomic fields.
+//! Zeroed memory is valid and means that nothing has begun. The program writes [`Control`] before the helper is made.
+//! Afterwards only the helper writes it, and its threads through the atomic fields.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Exit beside the program: a helper process takes memory back after the program's end.
+//! Exit beside the program: a helper process returns memory after the program's end.
 //!
 //! ```text
 //!  program ──clone(CLONE_VM)──▶ helper: waits            the program ends: its parent knows at once
@@ -7,25 +7,25 @@
 //!                               └─ exec ─▶ exit: the old memory goes with it
 //! ```
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`arena`] | the helper's own memory: what it knows, its stacks, its list of pieces |
-//! | [`resources`] | what it has open, and how its threads find that |
-//! | [`lifecycle`] | what it does from its beginning to the program's end |
-//! | [`teardown`] | the order in which memory goes |
-//! | [`teardown_threads`] | the threads that take it |
-//! | [`maps`] | what is mapped |
+//! | [`arena`] | the helper's own memory: its state, its stacks, its list of pieces |
+//! | [`resources`] | the files that the helper has open, and how its threads find them |
+//! | [`lifecycle`] | the helper's work from its beginning to the program's end |
+//! | [`teardown`] | the order in which memory is released |
+//! | [`teardown_threads`] | the threads that release it |
+//! | [`maps`] | the list of mappings |
 //! | [`admission`] | few helpers of a user at a time |
-//! | [`memory_shortage`] | whether memory is short, so that it must go at once |
+//! | [`memory_shortage`] | whether memory is short, so that it must be released at once |
 //!
-//! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: from a slow path
-//! ([`Hook::look`]), with no lock held. Whatever is refused, the process ends as the kernel ends it.
+//! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: on a slow path
+//! ([`Hook::on_growth`]), with no lock held. If anything is refused, the process ends in the kernel's usual way.
 //!
-//! - `INV-REAPER-1`: the helper takes nothing away while anybody else uses the memory. The kernel says so
-//!   ([`ebbtide_sys::helper::is_alone`]) after the program's end.
-//! - `INV-REAPER-2`: it touches only its arena, its own stacks and code that it keeps mapped; nothing of libc
-//!   but the functions that the compiler calls (`memcpy` and its like), which it keeps mapped too. Before it
-//!   unmaps anything it writes one word of the statistics.
+//! - `INV-REAPER-1`: the helper releases nothing while any other process uses the memory. After the program's end the
+//!   kernel confirms that ([`ebbtide_sys::helper::is_alone`]).
+//! - `INV-REAPER-2`: the helper touches only its arena, its own stacks and code that it keeps mapped. From libc it uses
+//!   only the functions that the compiler calls (`memcpy` and similar ones), which it keeps mapped too. Before it unmaps
+//!   anything it writes one word of the statistics.
 
 #![no_std]
 #![warn(missing_docs)]

@@ -1,9 +1,11 @@
-//! The helper's life: it leaves everything of the program's but its memory, locks itself in, and waits.
+//! The helper's life: it leaves everything of the program's but its memory, restricts itself, and waits.
 //!
-//! Two threads. The first waits for the program's end (its pidfd). The second, the *watcher*, waits for the word
-//! that the kernel clears when the main thread leaves the memory, which it does by an end or by an exec: after an
-//! exec there is nothing to wait for, and the helper lets the old memory go by its own end. The kernel wakes one
-//! waiter of that word only, so the watcher passes it on, or a `pthread_join` of the main thread would hang.
+//! The helper has two threads. The first waits for the program's end (its pidfd). The second, the *watcher*, waits for a
+//! word that the kernel clears when the main thread leaves the memory, by an end or by an exec. After an exec there is
+//! nothing to wait for: the helper ends, and the old memory is released with it.
+//!
+//! The kernel wakes only one waiter of that word. So the watcher wakes the next one; otherwise a `pthread_join` of the
+//! main thread would hang.
 
 use crate::admission::Admission;
 use crate::arena::{Arena, WATCHER};

@@ -1,4 +1,4 @@
-//! What is mapped: lines of `/proc/self/maps`.
+//! Reads the list of mappings: lines of `/proc/self/maps`.
 
 use ebbtide_sys::file::{each_line, parse_number};
 use ebbtide_sys::helper::Descriptor;

@@ -1,8 +1,8 @@
-//! Whether memory is short, for the machine or for the cgroup that the dying process is in.
+//! Whether memory is short, for the machine or for the cgroup of the dying process.
 //!
-//! The same files as workers read, opened before the helper locked itself in ([`Kept`]), and the same rule
-//! ([`plan::pressure`](ebbtide_zone::plan::pressure)). The helper does not hear of what only its program was told of: the
-//! environment's file or socket, the pressure level and the hits of version 1.
+//! The helper reads the same files as workers do, opened before it restricted itself ([`Kept`]), and applies the same rule
+//! ([`plan::pressure`](ebbtide_zone::plan::pressure)). Some sources of events reach only the program, not the helper: the
+//! file or socket that the environment names, and the pressure level and limit hits of cgroup version 1.
 
 use ebbtide_sys::helper;
 use ebbtide_sys::pressure::Kept;

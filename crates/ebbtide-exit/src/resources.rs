@@ -1,5 +1,5 @@
-//! What the helper has: its memory, and what it opened before it locked itself in. Its threads find that through their
-//! argument.
+//! The helper's resources: its memory, and the files that it opened before it restricted itself. Its threads find them
+//! through their argument.
 
 use crate::admission::Admission;
 use crate::arena::{Arena, SEATS};

@@ -1,9 +1,12 @@
-//! The order in which the memory goes.
+//! The order in which the helper releases the memory:
 //!
-//! Files and shared memory first, by unmapping: they pin locks, devices and mounts; and requests that are under way, which pin
-//! sockets and pipes. Then every private anonymous
-//! mapping, ours and others', by `MADV_DONTNEED` in pieces that several threads take from one list. The rest is
-//! the end of the process.
+//! 1. Small mappings of files and shared memory, by unmapping: they pin locks, devices and mounts.
+//! 2. Asynchronous requests that are under way: they pin sockets and pipes.
+//! 3. Large mappings of files and shared memory.
+//! 4. Every private anonymous mapping, Ebbtide's and others', by `MADV_DONTNEED`, in pieces that several threads take from
+//!    one list.
+//!
+//! The end of the process releases the rest.
 
 use crate::arena::{Arena, ENDERS, Piece};
 use crate::maps::{self, Kind, Mapping};

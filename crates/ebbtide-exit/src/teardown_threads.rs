@@ -1,12 +1,12 @@
-//! The threads that take the pieces.
+//! The threads that release the pieces.
 //!
-//! While memory is not short: few helpers at a time ([`crate::admission`]), by threads that run only where nobody
-//! else wants to. At the first sign of shortage, or when that or the wait for admission has taken long: by as many
-//! threads as there are CPUs, at the usual priority. The helper's own thread does not lower its priority, so that
-//! it can make them: there is no way back from the lowest.
+//! While memory is not short, few helpers work at a time ([`crate::admission`]), with threads that run only on idle CPUs.
+//! In a hurry, as many threads as there are CPUs work at the usual priority. The hurry begins at the first sign of
+//! shortage, or when the calm work or the wait for admission has taken long. The helper's own thread keeps its priority so
+//! that it can make these threads: a thread at the lowest priority cannot raise it again.
 //!
-//! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
-//! come to is done again by a hurried thread. Where no thread is to be had, the first one does it all.
+//! A thread takes a piece by number, without a lock that a thread without a CPU could hold. If a thread has taken a piece
+//! and does not get to it, a hurried thread releases it. If no thread can be made, the first thread releases all pieces.
 
 use crate::arena::{Arena, CALM, HURRIED, Piece};
 use crate::memory_shortage::MemoryShortage;

@@ -1,4 +1,4 @@
-//! Allocate and free.
+//! Allocates and frees areas.
 
 use crate::handle::{FOREIGN, Handle, refuse};
 use crate::memory;

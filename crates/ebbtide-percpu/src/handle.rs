@@ -1,11 +1,11 @@
-//! What areas are called.
+//! The handles of areas.
 //!
 //! ```text
 //!  63..60   59 … 40                   39 … 0
 //!   0xE     whole words, in bytes     address of the area for CPU 0, from the start of the reservation
 //! ```
 //!
-//! No address looks like that, so a pointer from elsewhere is found, and using a handle as a pointer faults.
+//! No address has this form. So a pointer from elsewhere is detected, and using a handle as a pointer faults.
 
 use crate::space::{self, LIMIT_BYTES};
 use ebbtide_core::base::message::Message;

@@ -1,4 +1,4 @@
-//! The memory behind areas: populate, zero, give back. On all units of a chunk at once.
+//! The memory behind areas: populates, zeroes and releases it, in all units of a chunk at once.
 
 use crate::space::{self, Place};
 use core::sync::atomic::{AtomicU8, Ordering};

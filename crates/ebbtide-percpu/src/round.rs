@@ -1,4 +1,4 @@
-//! Depopulation: the coordinating worker does it, in its rounds; without workers, slow paths do.
+//! Depopulation of per-CPU data: the coordinating worker does it in its rounds. Without workers, slow paths do it.
 
 use crate::areas;
 use crate::memory::{self, RANGES};

@@ -1,9 +1,11 @@
-//! `prctl`, `unshare` and `setns`, where they bind one thread or want no other: the workers end first.
+//! `prctl`, `unshare` and `setns`: calls that apply to one thread, or that need a single thread, end the workers first.
 //!
-//! Whoever locks itself in with a filter binds its own thread, and a worker would stay outside. Nearly all set
-//! `PR_SET_NO_NEW_PRIVS` before: without privilege the kernel wants it for filters and for Landlock, so that counts, and
-//! covers what is then called by its number. A namespace for users, and some others, the kernel gives only to a single
-//! thread. The C library's functions are these system calls and nothing else, and so are ours.
+//! A filter applies only to the thread that installs it, and a worker would stay outside. Nearly all programs set
+//! `PR_SET_NO_NEW_PRIVS` before: without privilege the kernel requires it for filters and for Landlock. So that call ends
+//! the workers too. This covers programs that then call seccomp(2) or Landlock by system call number.
+//!
+//! The kernel gives a user namespace, and some others, only to a process with a single thread. The C library's functions
+//! are plain system calls and nothing else, and so are ours.
 
 use core::ffi::{c_int, c_long, c_ulong};
 

@@ -1,4 +1,4 @@
-//! What programs ask an allocator about itself, in glibc's forms.
+//! Figures and settings of the allocator, in glibc's forms.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::fmt::Write;

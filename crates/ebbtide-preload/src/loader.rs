@@ -1,7 +1,8 @@
 //! `dlopen` without `RTLD_DEEPBIND`.
 //!
-//! A library that is opened with that flag finds libc's `free` before ours, and calls it with pointers of ours. So the flag
-//! is taken out, and the library finds the program's symbols first, as without it. `deepbind=keep` leaves it in.
+//! A library that is opened with that flag finds libc's `free` before ours, and calls it with pointers of ours. So this
+//! `dlopen` removes the flag, and the library finds the program's symbols first, as it does without the flag.
+//! `deepbind=keep` keeps the flag.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};

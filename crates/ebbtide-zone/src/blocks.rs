@@ -1,4 +1,4 @@
-//! Whole pageblocks: taken, extended and put back by block words, 64 at a time.
+//! Whole pageblocks: takes, extends and puts them back by block words, 64 at a time.
 
 use crate::bits;
 use crate::frame::{BLOCK_FRAMES, Block, WORD_BLOCKS};

@@ -1,7 +1,8 @@
-//! Claims: free frames taken out of the free map to be worked on (released, made lazy), and put back after it.
+//! Claims: free frames are taken out of the free map, released or made lazy, and put back afterwards.
 //!
-//! Whole-free blocks go first and the highest first, so that low addresses stay populated; then the resident free
-//! frames of one partial block. A claim is plain data; the zone counts what is out, its places are in the claim.
+//! Whole-free blocks are claimed first, the highest first, so that low addresses stay populated. Then the resident free
+//! frames of one partial block are claimed. A claim is plain data. The zone counts the claimed frames; the claim says
+//! where they are.
 
 use crate::bits::{self, Map};
 use crate::frame::{BLOCK_CLUSTERS, BLOCK_FRAMES, Block, Frame};

@@ -1,7 +1,7 @@
 //! The two kinds of record: [`Pageblock`], one per pageblock, and [`BlockWord`], one per 64 of them.
 //!
-//! See the crate's header for the states and invariants. A record's first line of cache is its header; each bit map
-//! is a line of its own, so that a look at the header alone chooses a block.
+//! See the crate's header for the states and invariants. A record's first cache line is its header. Each bit map is a
+//! cache line of its own, so that choosing a block reads only the header.
 
 use crate::bits::{self, Map};
 use crate::frame::{BLOCK_CLUSTERS, BLOCK_FRAMES};

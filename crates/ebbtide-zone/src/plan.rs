@@ -1,19 +1,20 @@
-//! What to do with free memory, and when: decisions without memory, locks or clocks.
+//! The plan: which free memory is released, how, and when. It makes decisions without memory, locks or clocks.
 //!
 //! ```text
 //!   slow path ──▶ Tick ─┬─ decide ──▶ nothing | a little in place | wake a worker, or do it alone
 //!                       └─ asks_outside: whether more than the zones is worth asking
-//!   worker ─────▶ round ────────────▶ what goes now, dirty or lazy first
-//!                 Remaining ── next ────▶ when to look again
+//!   worker ─────▶ round ────────────▶ what is released now, dirty or lazy first
+//!                 Remaining ── next ────▶ when to check again
 //!                 Iteration ── sleep ───▶ how the worker sleeps, or that it ends
 //! ```
 //!
-//! The caller fills a snapshot, asks, and carries the decision out. The same snapshot gives the same decision, so a
-//! log of both can be replayed (`tests/plan`). Amounts are frames, times are milliseconds of one monotonic clock.
+//! The caller fills a snapshot, calls the plan, and carries the decision out. The same snapshot gives the same decision,
+//! so a log of both can be replayed (`tests/plan`). Amounts are frames, times are milliseconds of one monotonic clock.
 //!
-//! * `INV-PLAN-1` At most [`HELP_FRAMES`] of each kind of frame go in place at once.
-//! * `INV-PLAN-2` Where no worker may be, none is called. A worker that looks in time is not called for little.
-//! * `INV-PLAN-3` While more than [`FLOOR_FRAMES`] wait, the next look has a time.
+//! * `INV-PLAN-1` At most [`HELP_FRAMES`] of each kind of frame are released in place at once.
+//! * `INV-PLAN-2` Where no worker may exist, none is called. A worker that will check in time is not called for a small
+//!   backlog.
+//! * `INV-PLAN-3` While more than [`FLOOR_FRAMES`] wait, the next check has a time.
 
 pub mod pressure;
 

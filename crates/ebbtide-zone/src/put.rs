@@ -1,4 +1,4 @@
-//! Putting runs of frames back, and what is said of a put that cannot be right.
+//! Puts runs of frames back, and reports puts that cannot be right.
 
 use crate::bits;
 use crate::frame::{BLOCK_FRAMES, Frame};

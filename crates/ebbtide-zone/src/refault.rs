@@ -1,16 +1,17 @@
-//! Whether frames that are due go lazy first: from how many of those given up were soon wanted again.
+//! Decides whether due frames become lazy first, from the number of given-up frames that were soon needed again.
 //!
-//! A frame is *given up* when it stops being dirty and free: it becomes lazy or clean. While frames given up less than
-//! [`WINDOW_MS`] ago have not been replaced, each frame taken that is not dirty replaces one of them: it is *reused*,
-//! whichever frame it is, for had they stayed dirty, it would have cost nothing. What is not reused in time is *unused*.
-//! No frame has a clock: frames are counted by the eighth of the window in which they were given up.
+//! A frame is *given up* when it stops being dirty and free: it becomes lazy or clean. A given-up frame counts as replaced
+//! when an allocation takes a frame that is not dirty. If this happens within [`WINDOW_MS`], the given-up frame is
+//! *reused*, whichever frame was taken: had the frame stayed dirty, the allocation would have cost nothing. A frame that is
+//! not reused in time is *unused*. No frame has a clock: frames are counted by the eighth of the window in which they were
+//! given up.
 //!
 //! | ns a frame | straight to clean | lazy first |
 //! |---|---|---|
 //! | the calls | [`RELEASE_NS`] | [`LAZY_NS`], and [`RELEASE_NS`] if unused |
 //! | touched again, if reused | [`REFAULT_NS`] | [`RETOUCH_NS`] |
 //!
-//! * `INV-LAZY-1` What was added to a [`Recent`] counts for its window and at most an eighth longer.
+//! * `INV-LAZY-1` An amount added to a [`Recent`] counts for its window and at most an eighth longer.
 //! * `INV-LAZY-2` Every frame given up is judged once: reused, or unused after the window.
 
 /// Reuse within this is what counts: 10 s.

@@ -1,7 +1,8 @@
-//! Retain by demand: how many dirty frames to keep, from what the recent past needed.
+//! Retain by demand: computes how many dirty frames to keep, from the demand of the recent past.
 //!
-//! Keep what the peak of frames in use over a sliding window says will be wanted again; the rest is due. The peak is
-//! kept in sub-windows of an eighth of the window, so it may count up to an eighth too long and never too short.
+//! The peak of frames in use over a sliding window predicts how many frames will be needed again. These are kept; the rest
+//! is due. The peak is stored in sub-windows of an eighth of the window, so it may count up to an eighth too long and
+//! never too short.
 //!
 //! * `INV-RETAIN-1` While the peak inside the window covers the dirty frames, none is due.
 //! * `INV-RETAIN-2` A window after the last [`Retain::observe`] all dirty frames are due.

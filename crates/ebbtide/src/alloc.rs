@@ -1,9 +1,10 @@
-//! Requests: what the C functions and the Rust allocator are made of.
+//! Requests: the functions that the C functions and the Rust allocator call.
 //!
-//! Nothing here touches `errno`; a null pointer is the only error. Concurrency: any thread, any time
-//! after the loader has mapped the library. Costs: a few nanoseconds where the CPU's cache serves
-//! (no lock, no atomic instruction), a lock or two per [`CLASS`] batch otherwise; large
-//! allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
+//! Nothing here touches `errno`; a null pointer is the only error.
+//!
+//! Concurrency: any thread may call at any time after the loader has mapped the library. Cost: a few nanoseconds if the
+//! CPU's cache serves the request (no lock, no atomic instruction). Otherwise one or two locks for each [`CLASS`] batch.
+//! Large allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
 
 use crate::heap;
 use core::ptr;

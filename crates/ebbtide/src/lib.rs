@@ -1,4 +1,4 @@
-//! A memory manager for Linux processes that gives memory back.
+//! A memory manager for Linux processes that releases free memory.
 //!
 //! As a Rust program's allocator:
 //!
@@ -10,19 +10,19 @@
 //! assert_eq!(words[999], "999");
 //! ```
 //!
-//! As a drop-in `malloc` it is the crate `ebbtide-preload`, which calls what is here.
+//! The crate `ebbtide-preload` is the drop-in `malloc`; it calls this crate.
 //!
-//! The way of a request, top to bottom; each layer knows only those below:
+//! The path of a request, top to bottom. Each layer knows only those below:
 //!
 //! ```text
 //!  alloc               requests: size → class or whole frames; the fast paths
 //!  ebbtide_core        the heap
-//!  ebbtide_zone        which frames are free, handed out, given back: decisions without memory
+//!  ebbtide_zone        which frames are free, handed out, released: decisions without memory
 //!  ebbtide_sys         the kernel and the processor
 //! ```
 //!
-//! Beside them: [`percpu`] (data for each CPU, of `ebbtide_percpu`), `ebbtide_exit` (what is left after the program's end).
-//! This crate puts them together.
+//! Beside them: [`percpu`] (data for each CPU, from `ebbtide_percpu`) and `ebbtide_exit` (returns memory after the
+//! program's end). This crate puts them together.
 //!
 //! `no_std`; allocates nothing from elsewhere. See `ARCHITECTURE.md`.
 #![no_std]

@@ -1,12 +1,12 @@
-//! Per-CPU data: areas with a copy for each CPU, and what stands on them.
+//! Per-CPU data: areas with a copy for each CPU, and the types that use them.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `cells` | [`PerCpu`]: a value for each CPU |
 //! | `counter` | [`Counter`] |
 //! | `refcount` | [`RefCount`] |
 //!
-//! The engine below is the crate `ebbtide_percpu`.
+//! The crate `ebbtide_percpu` is the engine below.
 
 mod cells;
 mod counter;

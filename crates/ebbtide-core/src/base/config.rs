@@ -1,7 +1,7 @@
-//! `EBBTIDE_CONF="key=value,…"`, parsed once at the first call.
+//! Parses `EBBTIDE_CONF="key=value,…"`, once, at the first call.
 //!
-//! Nothing is taken from the environment of a program that runs with more rights than its caller.
-//! An unknown key or a bad value costs one line on stderr and leaves the default.
+//! The environment is ignored in a program that runs with more rights than its caller. For an unknown key or a bad value,
+//! one line is written to stderr, and the default stays.
 
 use crate::base::message::Message;
 use core::fmt::Display;

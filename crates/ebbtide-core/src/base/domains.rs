@@ -5,12 +5,12 @@
 //!  node 1   CPUs 8 … 15             zones 2 3
 //! ```
 //!
-//! By default a zone for each four CPUs that the process may use, at least one for each node of theirs. With fewer
-//! zones than nodes, neighbouring nodes share one. With more zones than CPUs the rest stay unopened, until a home
-//! has no address space left.
+//! By default there is one zone for each four CPUs that the process may use, and at least one for each node of these
+//! CPUs. With fewer zones than nodes, neighbouring nodes share a zone. With more zones than CPUs, the surplus zones stay
+//! unopened until a home zone has no address space left.
 //!
-//! Read once, at the start, from `/sys/devices/system/node` without allocating; what cannot be read (a sandbox, a
-//! kernel without NUMA) is one node.
+//! The nodes are read once, at the start, from `/sys/devices/system/node`, without allocation. If they cannot be read
+//! (in a sandbox, or on a kernel without NUMA), all CPUs count as one node.
 
 use crate::base::config::MAX_ZONES;
 use ebbtide_sys::process::CpuSet;

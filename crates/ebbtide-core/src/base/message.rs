@@ -1,4 +1,4 @@
-//! One line on stderr, made and written without allocating, and the end of the process.
+//! One line on stderr, built and written without allocation, and the end of the process after misuse.
 
 use core::fmt::{Display, Write};
 

@@ -1,5 +1,5 @@
-//! The one order of locks. A thread takes them downwards in this list; a fork takes all of them, in
-//! this order, `FORK` before all others, which [`crate::reclaim::Heap::for_each_lock`] names.
+//! The one order of locks. A thread takes locks downwards in this list. A fork takes all of them in this order, `FORK`
+//! before all others; [`crate::reclaim::Heap::for_each_lock`] names them.
 
 use ebbtide_interface::ranks;
 pub use ebbtide_interface::ranks::ALL;

@@ -1,4 +1,4 @@
-//! Who releases memory.
+//! Names the thread that releases memory, and which means it may use: a thread of the program, or a worker.
 
 use crate::base::stats::{self, word};
 use ebbtide_sys::pages::PageMap;

@@ -2,7 +2,7 @@
 //!
 //! A request is rounded up to its class, which wastes at most 1/9 above 128 B. Every class is a
 //! multiple of 16. A span of a class is a run of at most 64 frames with at most 512 objects.
-//! Class 0 is "no class"; the spacing is that of jemalloc's classes with twice the steps.
+//! Class 0 means "no class". The spacing is that of jemalloc's classes with twice the steps.
 
 use ebbtide_zone::FRAME_BYTES;
 

@@ -1,4 +1,4 @@
-//! What each holder of free memory provides, and is asked by. The list of them is [`Parts`](crate::reclaim::sources::Parts).
+//! The interface of a source: a holder of free memory. [`Parts`](crate::reclaim::sources::Parts) lists all sources.
 
 use crate::base::ranks::ForkLock;
 use crate::base::releaser::Releaser;

@@ -1,7 +1,7 @@
-//! What is counted, and the statistics page that shows it to other processes.
+//! The statistics, and the statistics page that shows them to other processes.
 //!
-//! The words are those of [`Figures`]. Some are counted as they come, here; the rest is computed when it is asked for and when the page
-//! is written, in `reclaim::figures`.
+//! The words are those of [`Figures`]. Some words are counted here, at each event. `reclaim::figures` computes the others
+//! when a caller asks for them and when the page is written.
 
 mod locks;
 mod page;

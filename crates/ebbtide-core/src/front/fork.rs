@@ -1,41 +1,39 @@
-//! Fork: what a child finds, and how it goes on.
+//! Fork: the state that a child finds, and how the child continues.
 //!
-//! With handlers (`fork`): the parent takes all locks in the order of `ranks` and stops the
-//! restartable sections of all CPUs; then every structure is whole and memory is copied. Parent and
-//! child free the locks and let the sections run. The child has none of the parent's other threads:
-//! what they had claimed goes back to the zones.
+//! With handlers (`fork`): the parent takes all locks in the order of `ranks`, and stops the restartable sections of all
+//! CPUs. Every structure is whole then, and the kernel copies the memory. Parent and child release the locks and let the
+//! sections run. The child has none of the parent's other threads: ranges that they had claimed go back to the zones.
 //!
-//! Why the sections must stop: the kernel copies page after page while other threads run on. A header
-//! and its stack could be copied at different moments, and the child would be given objects that are
-//! in use.
+//! Why the sections must stop: the kernel copies page after page while other threads run on. A header and its stack could
+//! be copied at different moments. The child would then allocate objects that are in use.
 //!
-//! Without handlers (`_Fork`, a raw clone): the kernel has wiped the page with the CPUs' table and a
-//! word beside it, so the child's fast paths find all slabs parked, and the first slow path sees the
-//! word (`recover`). If the parent had one thread, all is whole. If it had more, they may have been
-//! anywhere: the child gives the heap so far up (what is live there stays live, what is freed there
-//! stays) and begins a new one behind it.
+//! Without handlers (`_Fork`, a raw clone): the kernel has wiped the page with the CPUs' table and a word beside it. So
+//! the child's fast paths find all slabs parked, and its first slow path sees the word (`recover`). If the parent had one
+//! thread, all structures are whole. If it had more, they may have been in the middle of any operation. The child then
+//! gives up the old part of the heap: live allocations in it stay live, and freed ones stay as they are. It begins a new
+//! part behind the old one.
 //!
-//! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
-//! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
-//! when it is done (`Entered`): whether the memory has been copied meanwhile makes no difference. Other threads' forks
-//! wait until the last handler is done ([`Forks`]).
+//! Handlers that were registered before ours run inside ours, on the forking thread, and may allocate. In the child they
+//! find the same state as in a child without handlers. In the parent each slow path undoes the preparation, and prepares
+//! anew when it is done (`Entered`). This is correct whether or not the memory has been copied meanwhile. Forks of other
+//! threads wait until the last handler is done ([`Forks`]).
 //!
-//! Other threads may allocate while they hold a lock of libc's, and libc's `fork` waits for such locks. So `prepare` closes
-//! the `gate` before it takes the heap's locks, and waits until the requests inside are done. From then on the
+//! Other threads may allocate while they hold a lock of libc's, and libc's `fork` waits for such locks. So `prepare`
+//! closes the `gate` before it takes the heap's locks, and waits until the requests inside are done. From then on the
 //! `reserve` serves other threads. `parent` opens the gate.
 //!
-//! # Ways in
+//! # Entry points
 //!
-//! The heap's locks are fields behind a `&Heap`. Three ways lead to one:
+//! The heap's locks are fields behind a `&Heap`. Three entry points lead to one:
 //!
-//! | way in | for | while another thread forks |
+//! | entry point | for | while another thread forks |
 //! |---|---|---|
-//! | `Front::enter`, which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves. Where it is full, `Front::enter_after_fork` waits |
-//! | `Front::enter_uncounted` | other calls: figures, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
+//! | `Front::enter`, which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves; if it is full, `Front::enter_after_fork` waits |
+//! | `Front::enter_uncounted` | other calls: statistics, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
 //! | `the_heap`, which is unsafe | the handlers here, and workers | the worker waits at the locks |
 //!
-//! The first two look for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
-//! and does not look again.
+//! The first two check for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
+//! and does not check again.
 
 pub mod gate;
 

@@ -1,10 +1,11 @@
-//! The one static that holds everything, and its start.
+//! The one static that holds the whole heap, and its start.
 //!
-//! The first call can come from the dynamic loader, before libc is ready, and from several threads at
-//! once: one of them starts the heap with raw system calls only, the others wait. Until then the fast
-//! paths fail their first compare ([`Fast`]) and come to the slow paths, which call [`heap_of`].
+//! The first call can come from the dynamic loader, before libc is ready, and from several threads at once. One thread
+//! starts the heap with raw system calls only; the others wait. Until the heap has started, the first compare of the fast
+//! paths fails ([`Fast`]), and they take the slow paths, which call [`heap_of`].
 //!
-//! [`heap_of`] gives the [`Front`] alone. A thread that needs more enters first ([`crate::front::fork`]), and gets a [`Heap`].
+//! [`heap_of`] returns only the [`Front`]. A thread that needs more enters first ([`crate::front::fork`]), and gets a
+//! [`Heap`].
 
 pub mod fork;
 pub mod requests;

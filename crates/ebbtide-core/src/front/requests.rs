@@ -1,7 +1,7 @@
 //! Requests of the program that its fast paths do not serve.
 //!
-//! What fails is tried once more after everything free was given back. Each request ends with a
-//! [`tick`](crate::reclaim::Heap::tick): no lock is held there.
+//! If a request fails, Ebbtide releases all free memory and tries the request once more. Each request ends with a
+//! [`tick`](crate::reclaim::Heap::tick); the thread holds no lock at that point.
 
 use crate::base::releaser::Releaser;
 use crate::base::size_class::aligned_class_of;

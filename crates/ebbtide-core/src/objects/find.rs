@@ -1,4 +1,4 @@
-//! What an address is.
+//! Finds which kind of allocation an address is, without a lock.
 
 use crate::base::message::Message;
 use crate::base::size_class::MIN_ALIGN;

@@ -1,12 +1,12 @@
 //! Objects of size classes: per-CPU stacks, full batches, spans.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`central`] | per class: full batches, and spans by fullness |
+//! | [`central`] | the central lists of a class: full batches, and spans by fullness |
 //! | [`cpu_cache`] | per-CPU stacks of objects; refill and overflow |
-//! | [`harden`] | mistakes found at once |
-//! | [`reserve`] | for threads that allocate while another one forks |
-//! | [`find`] | what an address is |
+//! | [`harden`] | detection of heap misuse |
+//! | [`reserve`] | memory for threads that allocate while another thread forks |
+//! | [`find`] | the kind of allocation at an address |
 
 pub mod central;
 pub mod cpu_cache;

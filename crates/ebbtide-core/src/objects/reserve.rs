@@ -1,26 +1,27 @@
-//! Memory for threads that allocate while another thread forks, and a list of what they free.
+//! The reserve: memory for threads that allocate while another thread forks, and a queue of what they free.
 //!
-//! A fork holds every lock of the heap, so the heap cannot serve them ([`crate::front::fork::gate`]). The reserve has no
-//! lock. It is small, made at its first use, and lies outside of the heap's region:
+//! A forking thread holds every lock of the heap, so the heap cannot serve other threads
+//! ([`crate::front::fork::gate`]). The reserve has no lock. It is small, made at its first use, and lies outside of the
+//! heap's region:
 //!
 //! ```text
 //!  chunk 0         chunk 1 (current)            chunk 2 …
 //!  ┌──────────────┬───────────────────────────┬─────────
 //!  │h object│h obj│h object│h object│ ▲ free    │
 //!  └──────────────┴──────────────────┼────────┴─────────
-//!   uses: objects                    cursor      0: anybody may take it
+//!   uses: objects                    cursor      0: any thread may take it
 //! ```
 //!
-//! An object has a header (`h`) in front of it. Objects are cut from the current chunk in ascending order, or take
-//! whole chunks. A chunk counts its objects, and one more while it is current. It is emptied when the count falls to
-//! zero, and may be taken again.
+//! Each object has a header (`h`) in front of it. Small objects are cut from the current chunk in ascending order; a
+//! larger object takes whole chunks. A chunk counts its objects, and one more use while it is current. When the count
+//! falls to zero, the chunk is emptied and may be taken again.
 //!
-//! What is freed while the gate is closed is queued: a node from the reserve holds the address, because freed memory
-//! is never written. The fork's thread frees what is queued when the gate is open again.
+//! Memory that is freed while the gate is closed is queued: a node from the reserve holds its address, because freed
+//! memory is never written. The forking thread frees the queued memory after it has opened the gate again.
 //!
-//! - `INV-RESERVE-1`: an object lies in one chunk or in chunks of its own; a chunk with a use is nobody else's.
-//! - `INV-RESERVE-2`: all of it is atomic words and memory that one thread has, so a child that is copied in the
-//!   middle of an operation finds a reserve that works. What was under way is lost to it.
+//! - `INV-RESERVE-1`: an object lies in one chunk or in chunks of its own. A chunk with a use belongs to nothing else.
+//! - `INV-RESERVE-2`: the reserve consists of atomic words and of memory that one thread owns. So a child that is copied
+//!   in the middle of an operation finds a reserve that works. The child loses the operation that was under way.
 
 use crate::base::message::Message;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! How much free memory may be kept, and how much may be taken afresh: what was last found out, for whoever frees and
-//! takes.
+//! How much free memory may be kept, and how many frames may be taken fresh. The last sample sets both; threads that free
+//! or allocate read them.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 

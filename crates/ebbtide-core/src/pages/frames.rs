@@ -1,13 +1,15 @@
-//! Runs of frames from the zones, and the opening of new ones.
+//! Runs of frames from the zones, and the opening of new frames.
 //!
-//! A request goes to the zone that is home to its CPU, then to [`FALLOVERS`] siblings at most, those of the same
-//! node first; when none has room, the home opens the next step of its range (4 MiB, doubling to 64 MiB). Only when
-//! that is refused, all siblings are asked, and open more. A run that a sibling gave is counted; it goes home
-//! when it is put back, because its zone is known by its number. No lock is held across the opening: threads that find the same zone full may open the same step, the first to come back
-//! adds it.
+//! A request goes to the zone that is home to its CPU, then to at most [`FALLOVERS`] siblings, those of the same node
+//! first. If none of these has a fitting run, the home zone opens the next step of its range (4 MiB, doubling to 64 MiB).
+//! Only if that is refused, all siblings are asked, and open more. A run from a sibling is counted. When it is put back, it
+//! goes to that sibling, because the run's number shows its zone.
 //!
-//! The first 16 MiB of a zone are kept from huge pages, so that small processes stay small; what
-//! is opened behind asks for them.
+//! No lock is held while a step is opened. Threads that find the same zone full may open the same step; the first to
+//! finish adds it.
+//!
+//! The first 16 MiB of a zone are kept from huge pages, so that small processes stay small. Ebbtide asks for huge pages in
+//! the part behind them.
 
 use crate::base::ranks;
 use crate::base::stats::{self, word};

@@ -1,22 +1,20 @@
 //! Large allocations: whole frames straight from a zone.
 //!
-//! Below 2 MiB they lie inside one pageblock; from 2 MiB up they begin with whole pageblocks. What is
-//! left of the last block goes to others up to 16 MiB, because a huge page there would be wasted; above,
-//! the allocation owns all its blocks, and as much clean address space behind them to grow into while the
-//! region is less than half used.
+//! Below 2 MiB an allocation lies inside one pageblock. From 2 MiB up it begins with whole pageblocks. Up to 16 MiB, the
+//! rest of its last block goes to other runs, because a huge page there would be wasted. Above 16 MiB, the allocation owns
+//! all its blocks. While the region is less than half used, it also owns as much clean address space behind them to grow
+//! into.
 //!
 //! ```text
 //!   blocks = 0          [..tail..]                 a run inside a block
-//!   frames > blocks     [block][block][tail..]     the rest of the last block is somebody else's
+//!   frames > blocks     [block][block][tail..]     the rest of the last block belongs to other runs
 //!   frames <= blocks    [block][block][slack ]     whole blocks, used up to `frames`
 //! ```
 //!
-//! Only the head
-//! frame has a class byte ([`LARGE`]) and a span record; whoever exchanges the byte for 0 has freed the
-//! allocation, so a second `free` is always found.
+//! Only the head frame has a class byte ([`LARGE`]) and a span record. The thread that exchanges the byte for 0 has freed
+//! the allocation, so a second `free` is always found.
 //!
-//! Growing tries, in order: the slack, free neighbours, moving the pages to a new place
-//! (mremap), copying.
+//! Growing tries, in order: the slack, free neighbours, moving the pages to a new place (mremap), copying.
 
 pub mod guard;
 mod moves;

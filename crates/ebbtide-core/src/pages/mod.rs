@@ -1,13 +1,13 @@
-//! Runs of frames: the region, its zones, and what takes whole frames from them.
+//! Runs of frames: the region, its zones, and the users of whole frames.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`region`] | address space, and the flat arrays beside it |
-//! | [`frames`] | runs of frames from the zones; opens new ones |
+//! | [`frames`] | runs of frames from the zones; opens new frames |
 //! | [`span`] | records of runs that are in use |
 //! | [`unsplit`] | blocks whose huge page could not be split |
-//! | [`allowance`] | what may be kept and taken |
-//! | [`large`] | whole frames, without spans |
+//! | [`allowance`] | how much free memory may be kept, how many frames may be taken fresh |
+//! | [`large`] | large allocations: whole frames, without spans |
 //! | [`spare`] | the last run that each CPU freed |
 
 pub mod allowance;

@@ -1,4 +1,4 @@
-//! The one reservation of address space and the flat arrays beside it.
+//! The one reservation of address space, and the flat arrays beside it.
 //!
 //! ```text
 //!  region    ├ zone 0 ────────────────┼ zone 1 ────────────┤      frame = (ptr - base) >> 12
@@ -12,12 +12,12 @@
 //!            states          2 KiB a span    words of objects, with `harden=on`: see `harden`
 //! ```
 //!
-//! Everything is reserved once without memory; [`Region::open`] makes parts usable as zones grow.
-//! Array entries are read as zero where nothing was written, and zero means "nothing there".
+//! All of it is reserved once, without memory. [`Region::open`] makes parts usable as zones grow. An array entry that was
+//! never written reads as zero, and zero means "nothing there".
 //!
 //! - `INV-REGION-1`: `base` is a multiple of 1 GiB (2 MiB in a region below 4 GiB), so the alignment of
 //!   a frame number is that of its address.
-//! - `INV-REGION-2`: array entries are touched only for frames below their zone's opened end; class
+//! - `INV-REGION-2`: array entries are touched only for frames below their zone's opened end. Class
 //!   bytes can be read for all of the region.
 
 use ebbtide_sys::{Errno, process, vm};

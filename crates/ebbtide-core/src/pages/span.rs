@@ -1,8 +1,7 @@
-//! Span records: what is known of a run of frames that holds objects, or of a large allocation.
+//! Span records: the description of a run of frames that holds objects, or of a large allocation.
 //!
-//! A record is found from a frame through `span_of_frame`. Objects are tracked by a bit map here,
-//! out of line: free objects hold no links, so freed memory is never written, and any empty page of
-//! a span can go.
+//! A record is found from a frame through `span_of_frame`. A bit map in the record, outside of the objects, tracks them.
+//! Free objects hold no links, so freed memory is never written, and any empty page of a span can be released.
 //!
 //! | owner | fields | guarded by |
 //! |---|---|---|
@@ -13,8 +12,7 @@
 //! - `INV-SPAN-1`: bit set = the object is in the span; clear = with a cache or the program.
 //!   `free` is the number of set bits.
 //! - `INV-SPAN-3`: a frame in `released` is clean, and every object that overlaps it is in the span.
-//! - `INV-SPAN-2`: objects from `high` on were never handed out; their frames are as the zone gave
-//!   them.
+//! - `INV-SPAN-2`: objects from `high` on were never handed out. Their frames are as they came from the zone.
 
 mod run;
 

@@ -1,12 +1,14 @@
 //! Spare runs: the last run below 2 MiB that each CPU freed, kept for its next request of as many frames.
 //!
-//! A program that takes a buffer, fills it and frees it again would pay for a search in its zone and for four locks each
-//! time; here it takes one lock twice that no other CPU wants. One run a CPU bounds what others could have used and what the release
-//! engine does not see. A spare run goes to its zone when the next one comes, when nobody wanted it for some scans, and
-//! when everything is drained. None is kept where freed memory shall not stay (`retain_ms=0`, a small `retain_max`, an owner's
-//! limit, short memory), or where it is closed instead (`harden=on`).
+//! A program may take a buffer, fill it and free it again and again. Without a spare run, each time costs a search in the
+//! zone and four locks. With a spare run it costs one lock, taken twice, that no other CPU wants. One run for each CPU
+//! bounds the memory that other CPUs cannot use and that the release engine does not see.
 //!
-//! - `INV-SPARE-1`: a spare run has the record that it had, and the class byte 0, so that freeing it once more is found. It is
+//! A spare run goes to its zone in three cases: the CPU frees the next run, no request took it during several scans, or
+//! everything is drained. No spare run is kept where freed memory must not stay (`retain_ms=0`, a small `retain_max`, a
+//! user's limit, short memory), or where freed runs are closed to access instead (`harden=on`).
+//!
+//! - `INV-SPARE-1`: a spare run keeps its record, and has the class byte 0, so that a second `free` of it is found. It is
 //!   in one place only: with its owner, here, or in its zone.
 
 use crate::base::config::Config;

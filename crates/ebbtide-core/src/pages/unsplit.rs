@@ -1,7 +1,8 @@
 //! Pageblocks whose huge page could not be split, because a forked child shares it or it is pinned: *unsplit* blocks.
 //!
-//! An unsplit block has [`flag::UNSPLIT`]: none of its frames is claimed until the next retry. Retries come at growing intervals,
-//! [`FIRST_MS`] to [`MOST_MS`], so that children that share much memory with their parent do not try again and again.
+//! An unsplit block has [`flag::UNSPLIT`]: none of its frames is claimed until the next retry. Retries come at growing
+//! intervals, [`FIRST_MS`] to [`MOST_MS`]. So processes that share much memory with a parent or child do not retry in
+//! vain again and again.
 
 use crate::pages::Pages;
 use crate::pages::region::flag;

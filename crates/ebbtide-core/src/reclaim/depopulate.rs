@@ -1,6 +1,6 @@
-//! Empty frames of half-used spans, class by class: claimed a few spans at a time and released.
+//! Depopulates half-used spans, class by class: claims empty frames of a few spans at a time, and releases them.
 //!
-//! Depopulations are numbered, so that each looks at a span once.
+//! Depopulations are numbered, so that each depopulation scans a span once.
 
 use super::gather::{self, Range};
 use super::owned::release_owned;

@@ -1,15 +1,17 @@
-//! Free memory back to the kernel: what, when, and by whom.
+//! The release engine: decides which free memory is released to the kernel, when, and by which thread.
 //!
 //! | due | calm | past the backlog cap | memory is short ([`pressure`](super::pressure)) |
 //! |---|---|---|---|
 //! | up to 1 MiB ([`FLOOR_FRAMES`](plan::FLOOR_FRAMES)) | kept | kept | in place on the next slow path |
 //! | to 8 MiB ([`IN_PLACE_FRAMES`]) | in place on a slow path, 1 MiB a call | the same | the same |
-//! | above | a worker, after the window; the program does nothing | the thread that frees takes pieces | workers at once, and that too |
+//! | above | a worker, after the window; the program does nothing | the freeing thread takes pieces | workers at once, and the freeing thread takes pieces |
 //!
-//! *Due* is what the recent peak does not explain ([`ebbtide_zone::retain`]), and all of it while memory is short: free frames of the zones, and
-//! empty frames of half-used spans. Where huge pages must be split for that, threads of the program leave it to a worker ([`kernel`](super::kernel)).
-//! Frames are *claimed* first, under their zone's or class's lock, into a
-//! [`gather`](super::gather); no lock is held while the kernel works; then they are put back, clean.
+//! *Due* is the free memory that the recent peak does not explain ([`ebbtide_zone::retain`]), and all of it while memory
+//! is short. It consists of free frames of the zones and of empty frames of half-used spans. If huge pages must be split
+//! for a release, threads of the program leave it to a worker ([`kernel`](super::kernel)).
+//!
+//! Frames are *claimed* first, under their zone's or class's lock, into a [`gather`](super::gather). No lock is held while
+//! the kernel works. Then the frames are put back, clean.
 
 use super::lazy::Take;
 #[cfg(feature = "plan-log")]

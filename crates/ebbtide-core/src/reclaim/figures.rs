@@ -1,4 +1,4 @@
-//! The figures of the whole heap, and when the page that tells them is written.
+//! The statistics of the whole heap, and the times at which the statistics page is written.
 
 use crate::base::size_class::CLASSES;
 use crate::base::stats::{self, Figures};

@@ -4,13 +4,12 @@
 //!  Gather  ┌ 8 ranges inline ┐ ──▶ newest Batch (4 KiB, 510 ranges) ──▶ the one before ──▶ …
 //! ```
 //!
-//! Ranges that touch are merged (whole blocks with whole blocks, others inside a block), frames are
-//! counted. Room is made *before* ranges are claimed
-//! ([`Gather::reserve`], no lock held), because claiming and adding happen under a zone's lock, where
-//! nothing may ask for memory.
+//! Ranges that touch are merged: whole blocks with whole blocks, other ranges only inside one block. Frames are counted.
+//! Space for ranges is reserved *before* ranges are claimed ([`Gather::reserve`], with no lock held). Claiming and adding
+//! happen under a zone's lock, where nothing may ask for memory.
 //!
 //! - `INV-GATHER-1`: a gather holds exactly the ranges that were claimed for it and not put back.
-//! - `INV-GATHER-2`: adding never fails within the room that was reserved.
+//! - `INV-GATHER-2`: adding never fails within the space that was reserved.
 //!
 //! The term and the batches are those of the kernel's `mmu_gather`.
 

@@ -1,22 +1,23 @@
-//! A gather's ranges to the kernel: many at a time, huge pages split first.
+//! Releases a gather's ranges to the kernel: many ranges in one call, after huge pages are split.
 //!
-//! Ranges that become lazy get `MADV_FREE`, in calls of their own; where that is refused (locked memory, a
-//! filter) they are released like the others.
+//! Ranges that become lazy get `MADV_FREE`, in calls of their own. If that call is refused (locked memory, a filter), the
+//! ranges are released like the others.
 //!
-//! One `process_madvise` takes up to 1,024 ranges and 1 GiB, never a part of a range: the kernel would
-//! cut a call at 2 GiB, inside a huge page. Short returns are resumed behind what was done. Where the
-//! call is refused, and for a range above 1 GiB, one madvise a range.
+//! One `process_madvise` takes up to 1,024 ranges and 1 GiB, never a part of a range: the kernel would cut a call at
+//! 2 GiB, inside a huge page. After a short return, the next call continues behind the finished part. If the call is
+//! refused, and for a range above 1 GiB, each range gets one `madvise`.
 //!
-//! `MADV_DONTNEED` on a part of a huge page lowers RSS and gives nothing back: the page stays whole. So
-//! before part of a block is released,
-//! 1. the block is kept from huge pages from now on (khugepaged would fill it again within seconds),
-//! 2. `MADV_COLD` on one page splits the huge page without losing content,
-//! 3. the pagemap tells whether it did. What could not be split (shared with a forked child, pinned) is
-//!    *held*: left as it is, not counted as released, tried again later,
-//! 4. what nobody has touched was resident with the rest and has to go too: it counts as dirty from now on.
+//! `MADV_DONTNEED` on a part of a huge page lowers RSS, but the kernel gets no memory: the page stays whole. So before a
+//! part of a block is released:
+//! 1. The block is kept from huge pages from now on (khugepaged would fill it again within seconds).
+//! 2. `MADV_COLD` on one page splits the huge page without losing content.
+//! 3. The pagemap shows whether the page was split. If it could not be split (shared with a forked child, pinned), the
+//!    block is *unsplit*: left as it is, not counted as released, tried again later.
+//! 4. Pages that the program never touched were resident with the rest of the huge page, and must be released too. They
+//!    count as dirty from now on.
 //!
-//! A thread of the program opens no descriptor, so it has no pagemap: it leaves such ranges to a worker. Where
-//! none can be had it splits them without looking.
+//! A thread of the program opens no descriptor, so it has no pagemap: it leaves such ranges to a worker. If no worker can
+//! be made, it splits huge pages without a check.
 
 use super::gather::{Gather, Range};
 use crate::base::releaser::Releaser;

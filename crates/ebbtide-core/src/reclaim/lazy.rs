@@ -1,21 +1,23 @@
-//! Dirty to lazy to clean: which way due frames take.
+//! Decides whether due frames become lazy first, or clean at once.
 //!
 //! ```text
-//!          due, wanted again often                lazy_ms over, room short, pressure
+//!          due, wanted again often                lazy_ms over, headroom short, pressure
 //!   dirty ────────────────────────▶ lazy ───────────────────────────────────────────▶ clean
 //!     └──────────────────────────────────────────────────────────────────────────────▶
 //!          due, else
 //! ```
 //!
-//! A lazy frame (`MADV_FREE`) can be handed out at once: the first store takes it back, and costs a quarter
-//! of a fault. Until then it reads as before or zero, so it counts as dirty for whoever gets it: `calloc`
-//! clears it. It stays in RSS until the kernel wants it, so it is for frames that come back soon
-//! ([`ebbtide_zone::refault`] decides for each zone), and not for long: workers make it clean without a
-//! call of the program's. Without workers nothing becomes lazy. If a worker ends and no other can be made, slow
-//! paths of the program make clean what is due.
+//! A lazy frame (`MADV_FREE`) can be allocated at once. The first store takes it back from the kernel, and costs a quarter
+//! of a page fault. Until that store the frame reads as before or as zero. So an allocation counts it as dirty: `calloc`
+//! clears it.
 //!
-//! Only whole pageblocks become lazy, and frames where no huge page can be: the kernel would split one.
-//! Pages that a forked child shares stay as they are; they go clean with the others.
+//! A lazy frame stays in RSS until the kernel takes it. So only frames that are soon reused become lazy
+//! ([`ebbtide_zone::refault`] decides for each zone), and not for long: workers make them clean without a call of the
+//! program. Without workers no frame becomes lazy. If a worker ends and no other can be made, slow paths of the program
+//! make the due frames clean.
+//!
+//! Only whole pageblocks become lazy, and frames where no huge page can be: the kernel would split a huge page.
+//! Pages that a forked child shares stay as they are. They become clean together with the other frames.
 
 use super::Heap;
 use super::gather::{Gather, Range};

@@ -1,22 +1,22 @@
-//! The whole heap, and how its free memory goes back.
+//! The whole heap, and the release of its free memory.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`sources`] | all that holds free memory, in one list |
+//! | [`sources`] | all holders of free memory, in one list |
 //! | [`engine`] | ticks, rounds, and the release of everything |
-//! | [`gather`] | claimed ranges, and what they are kept in |
+//! | [`gather`] | claimed ranges, and their storage |
 //! | [`slots`] | the process's gathers, and the queue for workers |
 //! | [`kernel`] | the system calls, and the splitting of huge pages |
 //! | [`zones`] | free frames of the zones: claimed and released |
-//! | [`depopulate`] | empty frames of half-used spans: the same |
-//! | [`put_back`] | claimed ranges back to zones and spans |
-//! | [`retry_unsplit`] | unsplit blocks, claimed again |
-//! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
-//! | [`pacing`] | when ticks and rounds last did what they do seldom |
-//! | [`owned`] | one gather, released by whoever owns it |
-//! | [`workers`] | the threads |
-//! | [`pressure`] | whether memory is short, and the owner's limit |
-//! | [`figures`] | the figures of the whole heap |
+//! | [`depopulate`] | empty frames of half-used spans: claimed and released |
+//! | [`put_back`] | puts claimed ranges back to zones and spans |
+//! | [`retry_unsplit`] | claims unsplit blocks again |
+//! | [`lazy`] | whether due frames become lazy first, or clean at once |
+//! | [`pacing`] | the last times of the periodic work of ticks and rounds |
+//! | [`owned`] | releases one gather, by the thread that owns it |
+//! | [`workers`] | the threads that release beside the program |
+//! | [`pressure`] | whether memory is short, and the user's limit |
+//! | [`figures`] | the statistics of the whole heap |
 
 pub mod depopulate;
 pub mod engine;

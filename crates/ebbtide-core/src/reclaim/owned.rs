@@ -1,4 +1,4 @@
-//! One gather, released by whoever owns it.
+//! Releases one gather, by the thread that owns it.
 
 use super::slots::Owned;
 use crate::base::releaser::{Owner, Releaser};

@@ -1,4 +1,4 @@
-//! When ticks and rounds last did what they do seldom.
+//! The times at which ticks and rounds last did their periodic work.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_zone::plan::TICK_MS;

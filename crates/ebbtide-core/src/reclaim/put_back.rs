@@ -1,8 +1,8 @@
-//! Claimed ranges back to where they came from, each under its lock: to a zone or to a span.
+//! Puts claimed ranges back to their zone or their span, each under its lock.
 //!
-//! Ranges carry no note of their origin: the class byte of a frame tells. What was released is clean, what could not be is
-//! dirty and held, what nobody came to is dirty. Whoever puts a range back takes it out of the gather under the same lock
-//! (`INV-GATHER-1`).
+//! Ranges carry no note of their origin: the class byte of a frame identifies it. A released range comes back clean. A
+//! range that could not be released comes back dirty and unsplit. A range that was not tried comes back dirty. The thread
+//! that puts a range back takes it out of the gather under the same lock (`INV-GATHER-1`).
 
 use super::gather::{Gather, Range};
 use crate::pages::frames::view;

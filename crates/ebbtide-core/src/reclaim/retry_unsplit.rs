@@ -1,4 +1,4 @@
-//! Unsplit blocks, claimed again: see [`crate::pages::unsplit`].
+//! Claims unsplit blocks again: see [`crate::pages::unsplit`].
 
 use crate::base::size_class::CLASSES;
 use crate::pages::region::flag;

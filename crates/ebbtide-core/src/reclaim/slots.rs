@@ -1,9 +1,9 @@
-//! The gathers of the process, in a fixed table, so that a forked child finds what its parent's threads
-//! had claimed, and so that a gather can be handed to somebody else.
+//! The gathers of the process, in a fixed table of slots. A forked child finds in it what its parent's threads had
+//! claimed, and a thread can hand a gather to another thread.
 //!
-//! | state | meaning | who leads into it |
+//! | state | meaning | set by |
 //! |---|---|---|
-//! | [`FREE`] | empty | whoever put its last range back |
+//! | [`FREE`] | empty | the thread that put its last range back |
 //! | [`OWNED`] | one thread fills or releases it | [`Slots::take`], [`Slots::take_queued`]; from a worker that was killed, [`Slots::take_orphan`] |
 //! | [`QUEUED`] | waits for a worker, or for a thread that helps | its owner, by [`Slots::hand_over`] |
 //! | [`LEFT`] | waits for a worker, because only a worker sees whether a huge page was split | its owner, by [`Slots::leave`] |

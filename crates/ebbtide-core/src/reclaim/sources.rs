@@ -1,4 +1,4 @@
-//! The sources: all that holds free memory, in one list.
+//! The sources: all holders of free memory, in one list.
 //!
 //! ```text
 //!   quarantine ─┐
@@ -7,13 +7,13 @@
 //!   per-CPU data ────────────────────────────────▲
 //! ```
 //!
-//! Whatever concerns all of them goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
-//! everything, the owner's limit, a tick, a round, the figures. The list is a constant of the crate `ebbtide`. A new cache is a file with a
-//! [`Source`], and a line there.
+//! Every operation on all sources goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
+//! everything, the user's limit, a tick, a round, the statistics. The list is a constant of the crate `ebbtide`. A new
+//! cache is a file with a [`Source`], and a line in that list.
 //!
 //! * `INV-SOURCE-1` Each source gives to sources behind it in the list, or to the kernel: one pass empties all.
-//! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
-//!   in the list says when among locks of that rank.
+//! * `INV-SOURCE-2` Every lock of the heap belongs to one source. A fork takes the locks by rank, and the locks of one
+//!   rank in the order of their sources in the list.
 
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;

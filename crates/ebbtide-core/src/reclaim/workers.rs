@@ -1,11 +1,16 @@
-//! Threads that release memory beside the program.
+//! Workers: threads that release memory beside the program.
 //!
-//! None exists before there is something to do, or the heap has grown by so much ([`Workers::expect`]) that the
-//! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time
-//! *coordinates*: it waits for the retain window, decides what is due, and hands pieces to the others. They end
-//! after [`IDLE_MS`](ebbtide_zone::plan::IDLE_MS) without work or with little to wait for ([`Next`]). Until then they wake up once a second, to see whether they
-//! may stay ([`lease`]). They are threads of the process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
-//! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
+//! No worker exists before there is work, with one exception: a heap that has grown by a certain amount makes a worker in
+//! advance ([`Workers::expect`]), so that a later `free` does not have to. That worker checks now and then whether much
+//! was freed. One worker at a time *coordinates*: it waits for the retain window, decides what is due, and hands ranges
+//! to the others.
+//!
+//! A worker ends after [`IDLE_MS`](ebbtide_zone::plan::IDLE_MS) without work or with only a small backlog ([`Next`]).
+//! Until then it wakes up once a second to check whether it may stay ([`lease`]).
+//!
+//! Workers are threads of the process: its cgroup and its priority pay for them. They hold no allocator lock across a
+//! system call. Libc does not know them ([`ebbtide_sys::thread`]): they use no `errno`, no allocation and no per-CPU
+//! cache.
 
 mod lease;
 mod watch;

@@ -1,4 +1,4 @@
-//! Free frames of the zones: claimed into gathers, in pieces for several threads or step by step.
+//! Claims free frames of the zones into gathers: in pieces for several threads, or step by step.
 
 use super::gather::Gather;
 use super::gather::batches::BATCHES;

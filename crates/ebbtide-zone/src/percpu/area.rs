@@ -1,4 +1,4 @@
-//! The area map of a chunk: where areas are, and where one fits.
+//! The area map of a chunk: records where areas are, and finds where a new one fits.
 
 use super::chunk::Chunk;
 use super::{PAGE_GRANULES, UNIT_GRANULES, UNIT_PAGES};

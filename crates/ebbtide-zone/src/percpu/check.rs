@@ -1,4 +1,4 @@
-//! Recounts everything.
+//! Recounts a shard: checks every invariant of the module's header.
 
 use super::{Chunk, Counters, NONE, PAGE_GRANULES, Shard, State, UNIT_GRANULES, UNIT_PAGES};
 

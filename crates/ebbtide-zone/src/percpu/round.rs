@@ -1,4 +1,4 @@
-//! Depopulation: which pages go back, and what becomes of their chunks.
+//! Depopulation: chooses the pages to release, and the state of their chunks afterwards.
 
 use super::{Chunk, HIGH, Shard, State};
 use crate::bits;

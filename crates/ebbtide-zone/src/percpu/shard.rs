@@ -1,4 +1,4 @@
-//! A shard: areas taken and put, chunks on their lists.
+//! A shard: takes and puts areas, and keeps its chunks on their lists.
 
 use super::area::for_pages;
 use super::chunk::{SLOTS, slot};

@@ -1,25 +1,25 @@
-//! Whether memory is short, and what that means: a pure state machine, fed with looks.
+//! Decides whether memory is short, and what follows: a pure state machine, fed with samples.
 //!
-//! | state | meaning | into it |
+//! | state | meaning | entered |
 //! |---|---|---|
 //! | calm | releases wait for the window | 10 s ([`CALM_MS`]) after the last event |
-//! | pressed | nothing is deferred | an event, or a limit nearer than its low mark |
+//! | pressed | nothing is deferred | at an event, or when a limit is nearer than its low mark |
 //!
-//! Into pressed, everything goes at once; while it lasts, again at growing intervals, so that a storm of
-//! events costs no more than its first. What is left until the low mark is handed out as a *budget* of
-//! frames that may be taken afresh before somebody looks again: half of it, so that looks come closer
-//! together as the limit does.
+//! Entering *pressed* releases everything at once. While the state lasts, everything is released again at growing
+//! intervals, so that a storm of events costs no more than its first event.
 //!
-//! This is the one rule for "memory is short", for workers and for the exit helper: less is left of a limit than its low mark
-//! ([`Room::low_mark`]: a sixteenth of it, 8 to 512 MiB), or an event, by default a stall of 150 ms within 2 s ([`Stalls`],
-//! [`is_ours`]); for 10 s from then on.
+//! The memory left until the low mark is the base of the *budget*: the frames that may be taken fresh before the next
+//! sample. The budget is half of that memory, so that samples come closer together as the limit does.
 //!
-//! Usage lags behind what was handed out: memory counts when it is touched. So the growth that has not
-//! shown up as resident yet is taken off what is left; it is forgotten over seconds, because some programs
-//! never touch what they ask for.
+//! This is the only rule for "memory is short", for workers and for the exit helper. Memory is short if less is left of a
+//! limit than its low mark ([`Room::low_mark`]: a sixteenth of the limit, 8 to 512 MiB), or at an event, by default a stall
+//! of 150 ms within 2 s ([`Stalls`], [`is_ours`]). The state lasts 10 s from then on.
 //!
-//! Others grow without asking. The next look is due before they have taken a quarter of what is left above
-//! the low mark, at the speed since the last one.
+//! Usage lags behind allocation: memory counts when it is touched. So growth that is not resident yet is subtracted from
+//! the memory that is left. It is forgotten over seconds, because some programs never touch what they allocate.
+//!
+//! Other processes grow without asking. The next sample is due before they have taken a quarter of the memory that is left
+//! above the low mark, at their speed since the last sample.
 
 use super::WATCH_MS;
 

@@ -1,4 +1,4 @@
-//! Typed areas.
+//! Typed areas: [`PerCpu`], a value for each CPU.
 
 use super::{Handle, Problem};
 use core::marker::PhantomData;

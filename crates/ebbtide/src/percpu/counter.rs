@@ -1,4 +1,4 @@
-//! A counter that many threads count on.
+//! A counter to which many threads add.
 
 use super::{PerCpu, Problem};
 

@@ -2,15 +2,16 @@
 //!
 //! | `killed` | references are counted | the last one is noticed |
 //! |---|---|---|
-//! | 0 | on the CPU, by a section that looks at `killed` first; in `count` without a registration | no |
+//! | 0 | on the CPU, by a section that reads `killed` first; without an rseq registration, in `count` | no |
 //! | 1 | in `count` | once `kill` has folded the CPUs' words into it |
 //!
-//! `count` begins with [`BIAS`] above the truth, so it cannot reach zero before the fold. Why the fold misses
-//! nothing: `kill` sets the flag and fences all CPUs. A section that read the flag before is then either over,
-//! and its addition is seen, or aborted, and reads the flag anew. What is counted in `count` meanwhile is right
-//! whenever it happens. The CPUs' words do not change any more when they are summed.
+//! `count` begins with [`BIAS`] above the true count, so it cannot reach zero before the fold.
 //!
-//! Origin: the kernel's `percpu-refcount`, whose grace period is the fence here.
+//! Why the fold misses nothing: `kill` sets the flag and fences all CPUs. A section that read the flag before the fence
+//! is in one of two states. Either it is over, and its addition is visible. Or the fence aborts it, and it reads the flag
+//! anew. Additions to `count` meanwhile are correct at any time. The CPUs' words no longer change when they are summed.
+//!
+//! Origin: the kernel's `percpu-refcount`. Its grace period is the fence here.
 
 use super::{PerCpu, Problem};
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};

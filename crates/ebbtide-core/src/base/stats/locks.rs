@@ -1,4 +1,4 @@
-//! What the locks cost (`dev=lockstat:on`): sums in [`Figures`], and a record for each rank in the page's second half.
+//! The cost of the locks (`dev=lockstat:on`): sums in [`Figures`], and a record for each rank in the page's second half.
 
 use super::page::set;
 use crate::base::ranks::{ALL, ZONE};

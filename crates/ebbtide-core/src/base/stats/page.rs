@@ -1,14 +1,14 @@
-//! The page of figures: words in this process's memory, and the file in `stats_dir` that others read.
+//! The statistics page: words in this process's memory, and the file in `stats_dir` that other processes read.
 //!
 //! ```text
 //!   counters ──store──▶ LOCAL ──process_vm_writev──▶ the file's shared mapping ◀── ebbtide top, ebbtide run
 //! ```
 //!
-//! The file may be cut short at any time, or its file system may be full. A store to its mapping would then end the
-//! process with SIGBUS; a system call that copies returns an error in its place. No descriptor stays open.
+//! The file may be truncated at any time, or its file system may be full. A store to its mapping would then end the
+//! process with SIGBUS. A system call that copies returns an error instead. No descriptor stays open.
 //!
-//! Where the call is refused, threads with a descriptor table of their own open the file for each copy, and so does
-//! the end of the process.
+//! If the kernel refuses this call, the file is opened for each copy. Only threads with a descriptor table of their own
+//! do this, and the end of the process.
 //!
 //! - `INV-STATS-1`: only system calls touch the mapping of the file.
 

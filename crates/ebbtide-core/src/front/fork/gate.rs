@@ -1,26 +1,26 @@
 //! The gate of the heap's slow paths: closed while a thread forks.
 //!
-//! A fork holds every lock of the heap while libc waits for locks of its own. A thread that holds one of those and
-//! allocates must not wait for that fork. So each request of a program's thread that its fast path does not serve passes
-//! this gate first ([`Front::enter`](crate::front::Front::enter)):
+//! A forking thread holds every lock of the heap while libc waits for locks of its own. A thread that holds one of libc's
+//! locks and allocates must not wait for that fork. So each request that a fast path does not serve passes this gate
+//! first ([`Front::enter`](crate::front::Front::enter)):
 //!
 //! ```text
 //!  open    the request counts itself in, works, and counts itself out
-//!  closed  it does not come in: the reserve serves it (crate::objects::reserve)
+//!  closed  the request stays outside: the reserve serves it (crate::objects::reserve)
 //! ```
 //!
-//! A fork closes the gate, waits until those inside are out, and takes the locks then. Workers do not pass the gate:
-//! they hold no lock of libc's, so they may wait for a fork. Neither do calls such as `malloc_trim`, which libc never
-//! makes under a lock of its own.
+//! A fork closes the gate, waits until the requests inside have left, and then takes the locks. Workers do not pass the
+//! gate: they hold no lock of libc's, so they may wait for a fork. Neither do calls such as `malloc_trim`, which libc
+//! never makes under a lock of its own.
 //!
-//! - `INV-GATE-1`: no thread that counted itself in waits for a lock that a fork holds, unless it, or a thread that
-//!   uses the same counter, was inside for longer than [`PATIENCE_MS`].
+//! - `INV-GATE-1`: no thread that counted itself in waits for a lock that a fork holds. The exception is a thread that
+//!   was inside for longer than [`PATIENCE_MS`], or shares its counter with such a thread.
 //!
-//! A thread that was killed inside never counts itself out. A fork waits for it once, and leaves it out of account from
-//! then on (`Shard::lost`).
+//! A thread that was killed inside never counts itself out. A fork waits for it once. Later forks leave it out of the
+//! count (`Shard::lost`).
 //!
-//! Orderings: counting in and closing are sequentially consistent. Either the fork sees the count, or the
-//! slow path sees the gate closed.
+//! Orderings: counting in and closing are sequentially consistent. Either the fork sees the count, or the slow path sees
+//! the gate closed.
 
 use ebbtide_sys::lock::futex_wake;
 use ebbtide_sys::{clock, thread};

@@ -1,4 +1,4 @@
-//! The central lists of a class: full batches in front, spans behind.
+//! The central lists of a class: a transfer list of full batches in front, spans behind it.
 //!
 //! ```text
 //!  cpu_cache ── full batch ──▶ transfer: 64 nodes of 64 pointers, handed over by number
@@ -8,14 +8,14 @@
 //!                                          frames
 //! ```
 //!
-//! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder
-//! outside, and put back in. Spans are worked on under a lock of their own, at most
-//! [`MAX_BATCH`] objects at a time; frames are fetched and returned without it.
+//! A batch moves in O(1) under the lock: a thread takes a node out, fills or empties it without the lock, and puts it
+//! back. Spans have a lock of their own, held for at most [`MAX_BATCH`] objects at a time. Frames are fetched and
+//! returned without that lock.
 //!
-//! - `INV-CENTRAL-1`: a span with free objects is on the list of its fullness, once; a full one is on
-//!   none; an empty one goes back to its zone at once.
-//! - `INV-CENTRAL-2`: an object that comes back lies in a span of this class, at an object's start, and
-//!   is not in the span already. What breaks this is the program's mistake; nothing is changed then.
+//! - `INV-CENTRAL-1`: a span with free objects is on the list of its fullness, once. A full span is on no list. An empty
+//!   span goes back to its zone at once.
+//! - `INV-CENTRAL-2`: a returned object lies in a span of this class, at an object's start, and is not in the span
+//!   already. Only misuse by the program breaks this; nothing is changed then.
 
 pub mod reclaimable;
 mod spans;

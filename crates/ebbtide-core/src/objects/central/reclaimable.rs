@@ -1,8 +1,9 @@
-//! The marked whose spans got enough back to be looked at, one bit each, so that who asks what waits in all spans need not
-//! take the locks of all marked: without marks there is nothing.
+//! One bit for each class whose spans hold enough free objects to be depopulated. It lets callers estimate reclaimable
+//! span memory without taking every class lock: a class without its bit has nothing to release.
 //!
-//! A class's bit is written under the lock of its spans, read without. Reading and setting are ordered with what a worker says of its next
-//! look, and whoever puts memory into spans reads: one of the two sees the other.
+//! A class's bit is written under the lock of its spans and read without a lock. A thread that sets a bit then reads when
+//! the worker will check next; a worker writes that time and then reads the bits. Both sides are sequentially consistent,
+//! so at least one of the two sees the other's write.
 
 use crate::base::size_class::CLASSES;
 use core::sync::atomic::{AtomicU64, Ordering};

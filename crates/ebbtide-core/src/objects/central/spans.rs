@@ -1,4 +1,4 @@
-//! The spans of a class that have free objects, by fullness, and the depopulation of their empty frames.
+//! The spans of a class with free objects, in lists by fullness. The empty frames of these spans are depopulated here.
 
 use crate::base::size_class::{CLASS, Class};
 use crate::objects::Objects;

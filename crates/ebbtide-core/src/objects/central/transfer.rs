@@ -1,7 +1,7 @@
 //! The transfer list of a class: full batches, handed over by number.
 //!
-//! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
-//! back in.
+//! A batch moves in O(1) under the lock: a thread takes a node out, fills or empties it without the lock, and puts it
+//! back.
 
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;

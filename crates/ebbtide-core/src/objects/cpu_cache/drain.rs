@@ -1,8 +1,8 @@
-//! Taking everything out of CPUs' caches, from whatever thread: for a release of everything, and for what
-//! has been idle.
+//! Drains CPU caches: any thread can move all objects of any CPU's cache to the central lists. Caches are drained when
+//! everything is released, and when they have been idle.
 //!
-//! A drainer parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on
-//! it, empties it, and lets it live again.
+//! The draining thread parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on it,
+//! empties it, and makes it live again.
 
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;

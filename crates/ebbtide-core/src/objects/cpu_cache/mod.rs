@@ -1,29 +1,28 @@
 //! Per-CPU caches of objects: the slow side of the fast paths.
 //!
-//! The stacks and their operations are [`ebbtide_sys::rseq`]; here is who calls them when: [`traffic`]
-//! refills on a miss and takes what overflows, [`drain`] empties caches from anywhere. This file has the
-//! slabs, their states and their bounds.
+//! The stacks and their operations are in [`ebbtide_sys::rseq`]. This file has the slabs, their states and their bounds.
+//! [`traffic`] refills empty stacks and takes the overflow of full ones. [`drain`] empties caches from any thread.
 //!
 //! The mode is chosen once, before the first push, and never changes:
-//! - **sections**: restartable sections on the CPU's slab. A thread without registration, and a
-//!   `vfork` child, finds its slab parked and is served by the central lists.
-//! - **portable**: the same operations in plain Rust under a lock per CPU.
+//! - **sections**: restartable sections on the CPU's slab. A thread without an rseq registration, and a `vfork` child,
+//!   find the slab parked; the central lists serve them.
+//! - **portable**: the same operations in plain Rust, under a lock for each CPU.
 //!
 //! States of a slab in the section mode, in [`CpuCaches::states`]:
 //!
-//! | state | table entry | who leads into it |
+//! | state | table entry | set by |
 //! |---|---|---|
-//! | [`COLD`] | 0 | initial; a fork without handlers |
-//! | [`LIVE`] | its offset | [`Objects::warm`](crate::objects::Objects) from cold, the drainer from parked |
-//! | [`PARKED`] | 0 | a drainer, under its lock; it alone touches the slab after its fence |
+//! | [`COLD`] | 0 | initial state; a fork without handlers |
+//! | [`LIVE`] | its offset | [`Objects::warm`](crate::objects::Objects) from cold, the draining thread from parked |
+//! | [`PARKED`] | 0 | a draining thread, under its lock; after its fence no other thread touches the slab |
 //!
-//! Capacity is bounded per class and, over all classes, per CPU ([`CPU_BYTES`]): a stack starts with
-//! room for one batch and doubles when it is refilled empty, while the CPU's budget lasts. A drain
-//! starts that anew.
+//! Capacity is bounded for each class and, over all classes, for each CPU ([`CPU_BYTES`]). A stack starts with the
+//! capacity of one batch. The capacity doubles when an empty stack is refilled, while the CPU's budget lasts. A drain
+//! resets all capacities.
 //!
-//! - `INV-CLASS-1`: the stacks of class 0 and [`LARGE`](crate::pages::region::LARGE), which no object has, are empty and
-//!   full in every slab, for ever: nothing is added to them in batches. `free` pushes without looking whether the
-//!   class is one.
+//! - `INV-CLASS-1`: no object has class 0 or [`LARGE`](crate::pages::region::LARGE). The stacks of these two are always
+//!   empty and full in every slab, because nothing is added to them in batches. So `free` pushes without a check of the
+//!   class.
 
 pub mod drain;
 mod traffic;

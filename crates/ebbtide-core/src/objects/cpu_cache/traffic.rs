@@ -1,4 +1,4 @@
-//! What goes between a CPU's stacks and the central lists: refill on a miss, overflow on a full stack.
+//! Moves objects between a CPU's stacks and the central lists: refill when a stack is empty, overflow when it is full.
 
 use crate::base::size_class::{CLASS, MAX_BATCH};
 use crate::objects::Objects;

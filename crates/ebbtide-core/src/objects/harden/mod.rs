@@ -1,7 +1,8 @@
-//! `harden=on`: mistakes of the program are found when they are made, or soon after.
+//! `harden=on`: finds heap misuse when it happens, or soon after.
 //!
-//! The fast paths know nothing of it: their limits stay 0, as in the portable mode, so every call comes by the
-//! slow paths of the crate `ebbtide`, and objects of a class from there to here. Large allocations: [`crate::pages::large::guard`].
+//! The fast paths do not know this mode. Their limits stay 0, as in the portable mode, so every call takes the slow paths
+//! of the crate `ebbtide`, which call this module for objects of a class. Large allocations are handled in
+//! [`crate::pages::large::guard`].
 //!
 //! ```text
 //!  malloc(n)   an object for n + 1 bytes ──▶ its word: live, n ──▶ guard bytes behind the n
@@ -9,18 +10,18 @@
 //!              ──▶ poison read ──▶ caches
 //! ```
 //!
-//! What is known of an object is a word out of line, [`STATES_BYTES`] of them beside each span record:
+//! Each object has a word outside of it. [`STATES_BYTES`] of words lie beside each span record:
 //!
-//! | word | meaning | who leads there |
+//! | word | meaning | set by |
 //! |---|---|---|
-//! | 0 | never handed out | initial; the words of a record stay when it serves another span |
-//! | 1 | freed | who exchanges it for a live one has freed the object: a second `free` sees it, from whatever thread |
-//! | 2 + n | live, n bytes were asked for | who allocates it, or resizes it in place |
+//! | 0 | never handed out | initial state; the words of a record stay when it serves another span |
+//! | 1 | freed | the thread that exchanges it for a live word has freed the object; any thread's second `free` sees it |
+//! | 2 + n | live, n bytes were requested | the thread that allocates the object, or resizes it in place |
 //!
-//! - `INV-HARDEN-1`: a word says live from before the object is handed out until it is freed.
-//! - `INV-HARDEN-2`: an object in a [`quarantine`] is in no span, so nobody gives its pages back: its poison is
-//!   there unless the program wrote to it. Of what has left the quarantine nothing is assumed: it may read old or
-//!   zero.
+//! - `INV-HARDEN-1`: a word says live from before the object is handed out until the object is freed.
+//! - `INV-HARDEN-2`: an object in a [`quarantine`] is in no span, so its pages are not released. Its poison is there
+//!   unless the program wrote to it. Nothing is assumed about an object that has left the quarantine: it may read as old
+//!   content or as zero.
 
 pub mod quarantine;
 

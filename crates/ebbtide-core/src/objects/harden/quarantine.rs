@@ -1,10 +1,11 @@
-//! Where freed objects wait, poisoned, before anybody can have them again.
+//! The quarantine: freed objects wait here, poisoned, before they can be allocated again.
 //!
-//! A ring for each CPU, first in, first out, bounded in objects and in bytes; what falls out at the end has its poison
-//! read (`INV-HARDEN-2`) and goes to the caches. A ring's lock is held for moving entries only: no other lock is taken
-//! under it, no object is touched.
+//! Each CPU has a ring: first in, first out, bounded in objects and in bytes. When an object leaves the ring, its poison
+//! is checked (`INV-HARDEN-2`), and the object goes to the caches. A ring's lock is held only to move entries: no other
+//! lock is taken under it, and no object is touched.
 //!
-//! What has been idle, and everything on a release of everything and at the end of the program, goes to the spans.
+//! The objects of an idle ring go to the spans. So do all objects when everything is released, and at the end of the
+//! program.
 
 use super::check_poison;
 use crate::base::ranks::{self, ForkLock};

@@ -1,4 +1,4 @@
-//! Words, guards and poison of objects. What ends the process: `tests/tests/harden.rs`.
+//! Words, guards and poison of objects. Misuse that ends the process is tested in `tests/tests/harden.rs`.
 
 extern crate std;
 

@@ -1,8 +1,8 @@
 //! Large allocations with `harden=on`.
 //!
-//! What was not asked for of the last frame is a guard, read when the allocation is freed or resized. What is freed keeps
-//! its place for a while, with neither memory nor access: whoever uses it gets SIGSEGV. It counts with the frames that
-//! large allocations own and do not use ([`Pages::slack`]).
+//! The part of the last frame behind the requested size is a guard. It is checked when the allocation is freed or resized.
+//! A freed allocation keeps its place for a while, without memory and without access: any use of it causes SIGSEGV. Its
+//! frames count as frames that large allocations own and do not use ([`Pages::slack`]).
 
 use super::Place;
 use crate::base::message::Message;

@@ -1,10 +1,10 @@
-//! Moving the pages of a large allocation to a larger place, and making places ordinary mappings again.
+//! Moves the pages of a large allocation to a larger place, and makes the old place an ordinary mapping again.
 //!
-//! What the program did to its allocation (`madvise`, `mprotect`, `mlock`, a name) moves with the pages, and stays at
-//! the old place as well.
+//! Settings that the program made on its allocation (`madvise`, `mprotect`, `mlock`, a name) move with the pages, and also
+//! stay at the old place.
 //!
-//! - `INV-LARGE-1`: a place that pages were moved away from is a fresh mapping before its frames are put back. Where
-//!   that is refused, nobody ever gets the place.
+//! - `INV-LARGE-1`: a place that pages were moved away from becomes a fresh mapping before its frames are put back. If
+//!   that is refused, the place is never used again.
 //! - `INV-LARGE-2`: memory of an allocation of 16 MiB or more that is put back can be written to, and a forked child
 //!   has it with its content.
 

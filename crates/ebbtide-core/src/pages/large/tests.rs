@@ -1,4 +1,4 @@
-//! What large allocations say of their memory when they shrink, grow and go.
+//! The state of a large allocation's memory when it shrinks, grows and is freed.
 
 extern crate std;
 

@@ -1,8 +1,8 @@
-//! Objects that come back to a span in runs.
+//! Objects that return to a span in runs.
 //!
-//! What is freed in the order in which it was allocated, or backwards, lies side by side: such objects are tested and put
-//! back as one range of bits. Each is still tested for its place and its bit before any bit is set, and where one of
-//! them is refused, all go in one by one up to that one. See
+//! Objects that are freed in the order of their allocation, or in reverse, lie side by side. Such objects are tested and
+//! put back as one range of bits. Each object is still tested for its place and its bit before any bit is set. If one of
+//! them is refused, the objects before it are put back one by one. See
 //! [decision 0057](../../../../docs/decisions/0057-neighbours-return-as-one-range.md).
 
 use super::{Misuse, Span, words_of};

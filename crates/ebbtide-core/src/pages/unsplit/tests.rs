@@ -1,4 +1,4 @@
-//! When held blocks are tried again.
+//! When unsplit blocks are tried again.
 
 use super::*;
 use crate::alone::{CALM, alone, dirty_run};

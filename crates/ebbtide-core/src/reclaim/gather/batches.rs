@@ -1,4 +1,5 @@
-//! Batches: what gathers keep their ranges in beyond the first few. A free list for the process, behind one lock.
+//! Batches: storage for the ranges of a gather beyond the first few. The process has one free list of them, behind one
+//! lock.
 
 use super::Range;
 use crate::base::ranks;

@@ -1,19 +1,21 @@
-//! Memory that is short: who looks, who is told, what then happens.
+//! Memory pressure: how workers detect that memory is short, and what the program's threads then do.
 //!
 //! ```text
-//!   limits, PSI, levels ── looked at by ──▶ Watcher ──▶ Policy ──▶ pressed?  ──▶ nothing is deferred
-//!   (a worker, 25 times a second while      │                 └─▶ budget ──▶ calls that take fresh frames
-//!    there is memory to give; more often    └─ room ─▶ half of it bounds what is kept
-//!    while others grow near the limit)
+//!   limits, PSI, levels ── sampled by ──▶ Watcher ──▶ Policy ──▶ pressed?  ──▶ nothing is deferred
+//!   (a worker, 25 times a second while    │                 └─▶ budget ──▶ calls that take fresh frames
+//!    there is memory to return; more      └─ headroom ─▶ at most half of it is retained
+//!    often while others grow near the limit)
 //! ```
 //!
-//! Only workers look: reading a file needs a descriptor, and the program's table is its own. The program
-//! is told by two words. While [`Allowance::is_short`], all that is free is due. And every frame that is taken
-//! afresh is paid from a budget: who finds it spent wakes the worker, and meanwhile releases as much as was
-//! taken beyond it, so that usage does not grow however late the worker comes. A call waits for that share, and,
-//! where huge pages must be split for it, until workers have taken what is left to them, for [`PATIENCE_MS`] at most.
+//! Only workers sample: reading a file needs a descriptor, and the descriptor table of the program is its own. The
+//! program's threads read two words of [`Allowance`]:
+//! - While [`Allowance::is_short`], all free memory is due.
+//! - Every frame that is taken fresh is paid from a budget. A thread that finds the budget spent wakes a worker.
+//!   Meanwhile it releases as much as was taken beyond the budget, so that usage does not grow however late the worker
+//!   comes. If huge pages must be split for that share, the call waits until workers have taken the part that is left to
+//!   them, for at most [`PATIENCE_MS`].
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`plan::pressure`] | the decisions: a pure state machine |
 //! | [`watcher`] | the files that a worker watches |

@@ -1,7 +1,7 @@
-//! What a worker opens to watch memory pressure, and one sample of it.
+//! The files that a worker opens to watch memory pressure, and one sample of them.
 //!
-//! Exists while there is memory to give, in the worker that waits for the window, in that thread's own
-//! descriptor table.
+//! A watcher exists while there is memory to return. It belongs to the worker that waits for the window, and its files
+//! are in that thread's own descriptor table.
 
 use ebbtide_sys::pressure::source::{Stalled, Trigger};
 use ebbtide_sys::pressure::{

@@ -1,4 +1,4 @@
-//! What claimed ranges are once they are back.
+//! The state of claimed ranges after they were put back.
 
 extern crate std;
 

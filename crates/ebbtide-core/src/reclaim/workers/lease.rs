@@ -1,21 +1,22 @@
-//! How long a worker may live: while it may do no more than the main thread.
+//! The lease: how long a worker may live. It lives only while its rights are the main thread's.
 //!
-//! A worker inherits the filters and the user of the thread that made it. A program that locks itself in later with
-//! seccomp(2), or that changes its user, binds its own threads; libc does not know a worker, and a filter without
-//! `SECCOMP_FILTER_FLAG_TSYNC` binds one thread. Whoever can write to the program's memory could make a worker do what
-//! the program may not. So once in [`CHECK_MS`] a worker compares the main thread's rights with what it found at its own
-//! start, and ends when they differ. The next one is made by a thread of the program, and inherits.
+//! A worker inherits the filters and the user of the thread that made it. A program that later restricts itself with
+//! seccomp(2), or changes its user, changes only its own threads. Libc does not know a worker, and a filter without
+//! `SECCOMP_FILTER_FLAG_TSYNC` applies to one thread. An attacker that can write to the program's memory could make a
+//! worker do what the program may not. So every [`CHECK_MS`] a worker compares the main thread's rights with those that it
+//! read at its own start, and ends when they differ. A thread of the program makes the next worker, which inherits the new
+//! rights.
 //!
-//! A program that binds itself through the C library's functions finds no worker: those in front of them
-//! ([`Workers::end_all`](super::Workers::end_all)) end all workers first.
+//! A program that restricts itself through the C library's functions has no worker then: Ebbtide's functions in front of
+//! them end all workers first ([`Workers::end_all`](super::Workers::end_all)).
 //!
-//! Signals are blocked in workers. One that is sent to a worker means that the program waits for all threads to handle
-//! it, as libpsx does: the worker ends, and is waited for no longer.
+//! Signals are blocked in workers. A signal to a worker means that the program waits for all threads to handle it, as
+//! libpsx does. The worker then ends, and the program no longer waits for it.
 //!
-//! A worker that cannot be sure of its own rights ends [`UNSURE_MS`] after its start:
-//! - It has no table of its own, or cannot read `/proc`.
-//! - The main thread had a filter at the first look, and no worker saw the same rights before this one was made. The
-//!   main thread may have installed the filter in between.
+//! A worker that cannot be sure of its own rights ends [`UNSURE_MS`] after its start. There are two cases:
+//! - The worker has no descriptor table of its own, or cannot read `/proc`.
+//! - The main thread had a filter at the worker's first check, and no worker saw the same rights before this worker was
+//!   made. The main thread may have installed the filter in between.
 //!
 //! [Decision 0066](../../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md).
 

@@ -1,4 +1,4 @@
-//! What dead workers leave, and who does what they did.
+//! The state that dead workers leave, and which thread takes over their work.
 
 use super::*;
 use ebbtide_zone::plan::pressure::SAMPLE_MS;

@@ -1,4 +1,4 @@
-//! What a worker looks at while it waits: pressure, and whether much has been freed.
+//! What a worker checks while it waits: memory pressure, and whether much has been freed.
 
 use super::Worker;
 use crate::base::stats;

@@ -1,4 +1,4 @@
-//! How much is released at once, and of what.
+//! How much is released at once, and which frames.
 
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run, resident};

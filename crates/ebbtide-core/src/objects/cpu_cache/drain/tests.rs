@@ -1,4 +1,4 @@
-//! What a drain takes, when it comes, and what it waits for.
+//! Which objects a drain takes, when a drain happens, and which threads it waits for.
 
 extern crate std;
 

@@ -1,4 +1,4 @@
-//! Cold slabs, capacities, and what refill and overflow move.
+//! Cold slabs, capacities, and the objects that refill and overflow move.
 
 extern crate std;
 
