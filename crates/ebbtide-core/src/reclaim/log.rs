@@ -5,7 +5,7 @@
 use crate::base::message::Message;
 use core::fmt::{Debug, Write};
 
-/// A line of `kind`: what was seen, then what was decided.
+/// Writes a line of `kind`: the input of a decision, then the decision.
 pub fn line(kind: &str, seen: impl Debug, decided: impl Debug) {
     let mut line = Message::new().text("plan ").text(kind);
     let _ = write!(line, " {seen:?} {decided:?}");

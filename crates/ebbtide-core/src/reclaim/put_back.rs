@@ -13,8 +13,8 @@ use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, Frame, Outcome};
 
 impl Heap {
-    /// Puts a gather's ranges back to where they were claimed, each under its lock. `released` is false for
-    /// what a forked child finds: what was noted may not have come to pass.
+    /// Puts a gather's ranges back to where they were claimed, each under its lock. `released` is false for the
+    /// gathers that a forked child finds: a range that is marked may not have been released.
     pub fn put_back(&self, gather: &mut Gather, released: bool) {
         while let Some(range) = gather.peek() {
             let outcome = match released && range.is_done() && !range.is_kept() {
@@ -86,7 +86,7 @@ impl Heap {
         self.expect_put(put.map(drop));
     }
 
-    /// Whole blocks that were released: special mappings become ordinary ones again.
+    /// Makes special mappings of released whole blocks ordinary again.
     fn heal(&self, first: Block, count: u32) {
         for block in (first.0..first.0 + count).map(Block) {
             // SAFETY: claimed blocks are opened.
@@ -102,7 +102,8 @@ impl Heap {
         }
     }
 
-    /// A huge page was split that was resident as a whole: free frames in it that were clean so far are dirty.
+    /// A huge page that was resident as a whole was split. Its free frames that counted as clean count as dirty
+    /// from now on.
     pub fn count_resident(&self, block: Block) {
         let mut data = self.zone_of(block).lock.lock();
         let mut zone = view(self.region(), &mut data.state, 0);

@@ -22,29 +22,30 @@ use crate::base::stats::Figures;
 use crate::reclaim::Heap;
 use ebbtide_sys::lock::Rank;
 
-/// What is told of the process's life, and of nothing in between. By default it does nothing.
+/// A part of the heap that is called at a few events of the process's life, and at no others. By default a hook
+/// does nothing.
 pub trait Hook: Sync {
-    /// The heap has started: once, mostly in the main thread.
+    /// The heap has started. Called once, mostly in the main thread.
     fn on_start(&self, _heap: &Heap) {}
 
-    /// In a forked child, which is whole again.
+    /// Called in a forked child, whose heap is whole again.
     fn on_fork_child(&self, _heap: &Heap) {}
 
-    /// On slow paths, when the heap may have grown. No lock is held.
+    /// Called on slow paths, when the heap may have grown. No lock is held.
     fn on_growth(&self, _heap: &Heap) {}
 
     /// The process ends in order.
     fn on_exit(&self, _heap: &Heap) {}
 
-    /// Adds its share of the figures.
+    /// Adds its share of the statistics.
     fn add_figures(&self, _heap: &Heap, _figures: &mut Figures) {}
 }
 
-/// What the process's heap is made of: one constant, given to its start.
+/// The parts of the process's heap: one constant, passed to its start.
 pub struct Parts {
-    /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
+    /// Sources that give to spans and zones, without a system call. They give first, in this order.
     pub caches: &'static [&'static dyn Source<Heap>],
-    /// All others, in the order in which they give.
+    /// All other sources, in the order in which they give.
     pub holders: &'static [&'static dyn Source<Heap>],
     /// See [`Hook`].
     pub hooks: &'static [&'static dyn Hook],
@@ -74,13 +75,13 @@ impl Heap {
         }
     }
 
-    /// Nobody looks at any source from now on.
+    /// Called when no worker scans the sources from now on.
     pub fn leave_unattended(&self) {
         let sources = self.parts().sources();
         sources.for_each(|source| source.unattended(self));
     }
 
-    /// What all caches keep.
+    /// The memory that all caches keep.
     pub fn cached(&self) -> Cached {
         let mut sum = Cached::default();
         let sources = self.parts().sources();
@@ -88,7 +89,7 @@ impl Heap {
         sum
     }
 
-    /// The heap may have grown. No lock may be held.
+    /// Calls the hooks after the heap may have grown. No lock may be held.
     pub fn look_at_growth(&self) {
         self.parts()
             .hooks

@@ -24,21 +24,21 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
 use ebbtide_sys::thread::{self, Rights};
 
-/// A worker looks so often.
+/// Interval between two checks of a worker.
 pub const CHECK_MS: u64 = 1000;
-/// So long lives one that is not sure.
+/// Lifetime of a worker that is not sure of its rights.
 const UNSURE_MS: u64 = 10_000;
 
-/// What all workers of a process go by.
+/// The state that the leases of all workers of a process share.
 pub struct LeaseTerms {
-    /// The main thread's rights, as a worker saw them last.
+    /// The main thread's rights, as a worker last read them.
     seen: AtomicU64,
-    /// A worker made by then ends.
+    /// Workers made up to this time end.
     ended_ms: AtomicU64,
 }
 
 impl LeaseTerms {
-    /// No worker has seen anything, and none must end.
+    /// No worker has read the rights, and no worker must end.
     pub const fn new() -> Self {
         Self {
             seen: AtomicU64::new(0),
@@ -46,13 +46,13 @@ impl LeaseTerms {
         }
     }
 
-    /// As at the start.
+    /// Resets to the state at the start.
     pub fn reset(&self) {
         self.seen.store(0, Ordering::Relaxed);
         self.ended_ms.store(0, Ordering::Relaxed);
     }
 
-    /// Every worker that was made until now ends.
+    /// Ends every worker that was made until now.
     pub fn end(&self) {
         self.ended_ms.store(clock::now_ms(), Ordering::SeqCst);
     }
@@ -61,26 +61,27 @@ impl LeaseTerms {
 /// See the module's header.
 pub struct Lease {
     made_ms: u64,
-    /// What the main thread might do at the start; `None`: cannot be read.
+    /// The main thread's rights at the worker's start. `None`: they cannot be read.
     rights: Option<u32>,
     next_ms: u64,
-    /// The end, if nothing comes before it.
+    /// The latest end of the worker.
     end_ms: u64,
 }
 
-/// A sight of the main thread's rights: the digest, and when it was over, in milliseconds modulo 2^32.
+/// One reading of the main thread's rights: the digest, and the time when the reading was finished, in milliseconds
+/// modulo 2^32.
 fn sight(digest: u32, ms: u64) -> u64 {
     u64::from(digest) << 32 | u64::from(ms as u32)
 }
 
-/// Whether that digest was seen before a moment less than 24 days ago.
+/// Whether `last` shows that digest, read before `ms`, by less than 24 days.
 fn was_seen_before(last: u64, digest: u32, ms: u64) -> bool {
     let age = (ms as u32).wrapping_sub(last as u32);
     (last >> 32) as u32 == digest && age != 0 && age < 1 << 31
 }
 
 impl Lease {
-    /// For a worker made at `made_ms`.
+    /// The lease of a worker made at `made_ms`.
     pub fn new(may_open: bool, made_ms: u64, terms: &LeaseTerms) -> Self {
         let seen = terms.seen.load(Ordering::Acquire);
         let now = clock::now_ms();
@@ -108,12 +109,12 @@ impl Lease {
         self.end_ms == 0
     }
 
-    /// How long a worker may sleep now.
+    /// How long the worker may sleep before the next check.
     pub fn pause_ms(&self, now_ms: u64) -> u64 {
         self.next_ms.min(self.end_ms).saturating_sub(now_ms)
     }
 
-    /// Whether the worker may go on. Looks, when it is time to.
+    /// Whether the worker may go on. Checks the rights when a check is due.
     pub fn holds(&mut self, now_ms: u64, terms: &LeaseTerms) -> bool {
         if self.made_ms <= terms.ended_ms.load(Ordering::SeqCst) {
             self.end_ms = 0;
@@ -129,12 +130,13 @@ impl Lease {
     }
 
     fn look(&mut self, terms: &LeaseTerms) -> bool {
-        // Before the process's own: what is taken in between seems to be this thread's, and a worker ends in vain.
+        // Read before the process's pending signals. In the other order, a signal that the process takes in between
+        // would seem to be this thread's, and the worker would end without need.
         let pending = thread::pending_signals();
         let seen = self.rights.is_some().then(Rights::of_main_thread).flatten();
         let Some(rights) = seen else {
             if self.rights.take().is_some() {
-                // A filter that has come for all threads.
+                // A filter was installed for all threads meanwhile.
                 self.end_ms = self.end_ms.min(clock::now_ms() + UNSURE_MS);
             }
             return pending & thread::SIGNAL_TO_ALL == 0;
