@@ -20,9 +20,9 @@
 //! `ARCHITECTURE.md`.
 #![no_std]
 #![warn(missing_docs)]
-// Read by those who change it.
+// Maintainers read this documentation with its private items.
 #![allow(rustdoc::private_intra_doc_links)]
-// What is made here is made in the one static.
+// These types are made only in the one static.
 #![allow(clippy::new_without_default)]
 
 #[cfg(test)]

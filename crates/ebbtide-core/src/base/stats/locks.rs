@@ -9,7 +9,7 @@ use ebbtide_sys::lockstat;
 
 const _: () = assert!(BUCKETS == lockstat::BUCKETS);
 
-/// What the locks of each rank cost so far, by name; zeros without `lockstat`.
+/// The cost of the locks of each rank so far, by name; zeros without `lockstat`.
 pub fn locks() -> impl Iterator<Item = (&'static str, lockstat::Figures)> {
     ALL.iter()
         .map(|&(rank, name)| (name, lockstat::figures(Rank(rank))))

@@ -105,7 +105,8 @@ fn pop_batch() -> Option<NonNull<Batch>> {
         }
     };
     // Emptied under the lock. If another thread forks meanwhile, its child finds the batch on the list or empty,
-    // never handed out with its previous link. SAFETY: off the list, and not handed out yet.
+    // never handed out with its previous link.
+    // SAFETY: off the list, and not handed out yet.
     unsafe { ((*batch.as_ptr()).next, (*batch.as_ptr()).len) = (ptr::null_mut(), 0) };
     Some(batch)
 }
