@@ -24,16 +24,16 @@ use crate::objects::reserve::Reserve;
 use crate::pages::Pages;
 use core::ops::Deref;
 
-/// All objects of the process, and who has them.
+/// All objects of the process, and their places.
 pub struct Objects {
     pages: Pages,
     /// Serves requests while another thread forks.
     pub reserve: Reserve,
     /// By class.
     pub central: [Central; CLASSES],
-    /// Where their full batches are.
+    /// The storage of their full batches.
     pub nodes: Nodes,
-    /// Which of them have spans to look at.
+    /// The classes whose spans are worth a scan.
     pub reclaimable: ReclaimableClasses,
     /// Objects freed lately, with `harden=on`.
     pub quarantine: Quarantine,

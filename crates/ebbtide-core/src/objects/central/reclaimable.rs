@@ -15,12 +15,12 @@ const WORDS: usize = CLASSES.div_ceil(64);
 pub struct ReclaimableClasses([AtomicU64; WORDS]);
 
 impl ReclaimableClasses {
-    /// No class has any.
+    /// No class has its bit.
     pub const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; WORDS])
     }
 
-    /// The class has some.
+    /// Sets the bit of a class: its spans hold enough free objects.
     #[inline]
     pub fn mark(&self, class: usize) {
         let (word, bit) = (&self.0[class / 64], 1 << (class % 64));
@@ -29,12 +29,12 @@ impl ReclaimableClasses {
         }
     }
 
-    /// The class has none any more.
+    /// Clears the bit of a class.
     pub fn unmark(&self, class: usize) {
         self.0[class / 64].fetch_and(!(1 << (class % 64)), Ordering::Relaxed);
     }
 
-    /// The marked that have some. What is noted meanwhile may be missed.
+    /// The classes with their bit. A bit that is set meanwhile may be missed.
     pub fn marked(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(index, word)| {
             let mut left = word.load(Ordering::SeqCst);
