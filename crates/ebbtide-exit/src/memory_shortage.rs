@@ -9,7 +9,7 @@ use ebbtide_sys::pressure::Kept;
 use ebbtide_sys::pressure::source::Trigger;
 use ebbtide_zone::plan::pressure::{Look, Policy, Stalls, is_ours};
 
-/// What it reads, and what it made of it.
+/// The files that the helper reads, and the state of its decision.
 pub struct MemoryShortage<'a> {
     files: &'a Kept,
     stalls: Stalls,
@@ -17,7 +17,7 @@ pub struct MemoryShortage<'a> {
 }
 
 impl<'a> MemoryShortage<'a> {
-    /// Begins to look: what was lost long before does not count.
+    /// Begins: stalls from before do not count.
     pub fn begin(files: &'a Kept) -> Self {
         let mut shortage = Self {
             files,
@@ -36,7 +36,7 @@ impl<'a> MemoryShortage<'a> {
         let look = Look {
             now_ms,
             room: machine.map(|machine| machine.nearer(group)).or(group),
-            // Nothing grows any more.
+            // The heap no longer grows.
             potential: 0,
             resident: 0,
             told,

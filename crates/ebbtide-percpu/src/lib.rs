@@ -30,7 +30,7 @@
 //! | `words` | addition and sum |
 #![no_std]
 #![warn(missing_docs)]
-// Read by those who change it.
+// Maintainers read this documentation with its private items.
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod areas;

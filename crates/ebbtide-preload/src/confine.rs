@@ -9,17 +9,17 @@
 
 use core::ffi::{c_int, c_long, c_ulong};
 
-/// Those for which the caller must be the only thread.
+/// Flags of unshare(2) for which the caller must be the only thread.
 const UNSHARED_ALONE: c_int =
     libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
-/// Those for which it must share nothing; 0 is any.
+/// Flags of setns(2) for which the caller must be the only thread, or share nothing; 0 stands for any flag.
 const ENTERED_ALONE: c_int = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | CLONE_NEWTIME;
 const CLONE_NEWTIME: c_int = 0x80;
 
-/// prctl(2). `PR_SET_SECCOMP` and `PR_SET_NO_NEW_PRIVS` end the workers first, and wait for that: a second at most.
+/// prctl(2). `PR_SET_SECCOMP` and `PR_SET_NO_NEW_PRIVS` end the workers first, and wait for that, at most one
+/// second.
 ///
-/// # Safety
-/// As prctl(2).
+/// # Safety As prctl(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(
     option: c_int,
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn prctl(
     unsafe { libc::syscall(libc::SYS_prctl, c_long::from(option), a, b, c, d) as c_int }
 }
 
-/// unshare(2). Where the kernel wants a single thread, the workers end first, as in [`prctl`].
+/// unshare(2). If the kernel requires a single thread, the workers end first, as in [`prctl`].
 #[unsafe(no_mangle)]
 pub extern "C" fn unshare(flags: c_int) -> c_int {
     if flags & UNSHARED_ALONE != 0 {
@@ -45,7 +45,7 @@ pub extern "C" fn unshare(flags: c_int) -> c_int {
     unsafe { libc::syscall(libc::SYS_unshare, c_long::from(flags)) as c_int }
 }
 
-/// setns(2). Where the kernel may want a single thread, the workers end first, as in [`prctl`].
+/// setns(2). If the kernel may require a single thread, the workers end first, as in [`prctl`].
 #[unsafe(no_mangle)]
 pub extern "C" fn setns(file: c_int, kind: c_int) -> c_int {
     if kind == 0 || kind & ENTERED_ALONE != 0 {

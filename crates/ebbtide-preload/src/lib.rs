@@ -42,7 +42,7 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
         .abort()
 }
 
-/// Runs when the process ends in order: the last figures for whoever watches.
+/// Runs when the process ends in order: writes the last statistics for other processes.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static FINISH: extern "C" fn() = {

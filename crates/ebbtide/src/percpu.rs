@@ -17,16 +17,15 @@ pub use counter::Counter;
 pub use ebbtide_percpu::{Handle, Problem, Stats, add, free, pointer, stats, sum};
 pub use refcount::RefCount;
 
-/// An area of `size` bytes, zeroed, for each CPU.
+/// Allocates an area of `size` bytes, zeroed, for each CPU.
 ///
-/// # Errors
-/// See [`Problem`].
+/// # Errors See [`Problem`].
 pub fn allocate(size: usize, align: usize) -> Result<Handle, Problem> {
     let front = crate::heap().ok_or(Problem::NoMemory)?;
     ebbtide_percpu::allocate(front, size, align)
 }
 
-/// How many CPUs areas have copies for: CPU numbers are below it.
+/// The number of copies of an area. CPU numbers are below it.
 pub fn cpus() -> usize {
     crate::heap().map_or(1, |front| ebbtide_percpu::cpus(front))
 }

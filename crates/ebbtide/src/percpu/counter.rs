@@ -28,7 +28,7 @@ impl Counter {
         self.0.add(0, value);
     }
 
-    /// What was added, by all threads; what others add meanwhile may be in it or not.
+    /// The sum of all additions by all threads. Concurrent additions may be included or not.
     pub fn sum(&self) -> u64 {
         self.0.sum(0)
     }

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::membarrier;
 
-/// More than there will ever be references.
+/// More than the number of references can ever be.
 const BIAS: i64 = 1 << 62;
 #[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: u32 = 100;
@@ -38,7 +38,7 @@ pub struct RefCount {
     killed: AtomicU32,
 }
 
-/// The kernel refuses the fence: the count stays per CPU, and its end goes unnoticed.
+/// The kernel refuses the fence. The count stays per CPU, and its end goes unnoticed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused;
 
@@ -55,7 +55,7 @@ impl RefCount {
         })
     }
 
-    /// One reference more, for whoever has one.
+    /// Adds a reference. The caller must have one.
     #[inline]
     pub fn get(&self) {
         if !self.on_cpu(1) {
@@ -63,7 +63,7 @@ impl RefCount {
         }
     }
 
-    /// One reference more, unless the last one is gone.
+    /// Adds a reference, unless the last one is gone.
     pub fn try_get(&self) -> bool {
         if self.on_cpu(1) {
             return true;
@@ -74,8 +74,8 @@ impl RefCount {
             .is_ok()
     }
 
-    /// One reference less. `true`: it was the last one, which only one caller is told; what others did before
-    /// their `put` is seen by it.
+    /// Drops a reference. `true`: it was the last one; only one caller gets `true`. That caller sees everything
+    /// that other threads did before their `put`.
     #[inline]
     pub fn put(&self) -> bool {
         if self.on_cpu(1u64.wrapping_neg()) {
@@ -84,11 +84,10 @@ impl RefCount {
         self.count.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Makes the count exact and gives the first reference back: `true` if it was the last one. Later calls do
-    /// nothing and say `false`.
+    /// Makes the count exact and drops the first reference: `true` if it was the last one. Later calls do nothing
+    /// and return `false`.
     ///
-    /// # Errors
-    /// The fence is refused: nothing has changed.
+    /// # Errors The fence is refused: nothing has changed.
     pub fn kill(&self) -> Result<bool, Refused> {
         if self.killed.swap(1, Ordering::SeqCst) != 0 {
             return Ok(false);
@@ -103,7 +102,7 @@ impl RefCount {
         Ok(self.put())
     }
 
-    /// Counts on this CPU. `false`: count in `count`.
+    /// Counts on this CPU. `false`: the caller must count in `count`.
     #[inline]
     fn on_cpu(&self, value: u64) -> bool {
         #[cfg(target_arch = "x86_64")]
