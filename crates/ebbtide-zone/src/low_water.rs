@@ -8,14 +8,15 @@
 //! sliding window does not need again. Caches that are emptied as a whole, after some rounds or milliseconds without any
 //! use, need neither. One use restarts their count, also a use that adds.
 
-/// The least that was kept since the window began, in units of the caller's. Plain data: the caller's lock guards it,
+/// The least that was kept since the window began, in the caller's units. Plain data: the caller's lock guards it,
 /// or the caller keeps the number in an atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LowWater<T>(pub T);
 
 impl<T: Copy + Ord> LowWater<T> {
-    /// Notes what is kept now, and says what the window did without so far. To be called after each decrease, or as
-    /// often as the caller looks. `ends`: a new window begins, with what is kept now.
+    /// Notes the amount that is kept now, and returns the amount that the window has not needed so far. Call it
+    /// after each decrease, or as often as the caller scans. `ends`: a new window begins with the amount that is
+    /// kept now.
     #[inline]
     pub fn note(&mut self, kept: T, ends: bool) -> T {
         let least = self.0.min(kept);

@@ -54,11 +54,11 @@ pub const UNIT_PAGES: usize = 64;
 pub const PAGE_GRANULES: u32 = 512;
 /// Granules of a unit.
 pub const UNIT_GRANULES: u32 = UNIT_PAGES as u32 * PAGE_GRANULES;
-/// Areas up to this are small.
+/// Areas of up to this many granules are small.
 pub const SMALL_GRANULES: u32 = 16;
-/// Populated empty pages that rounds leave to a shard.
+/// Populated empty pages that rounds leave in a shard.
 pub const HIGH: u32 = 4;
-/// The number of no chunk.
+/// A number that no chunk has.
 pub const NONE: u32 = u32::MAX;
 
 const _: () = assert!(UNIT_BYTES == UNIT_GRANULES as usize * GRANULE_BYTES);
