@@ -190,7 +190,8 @@ impl Arena {
 
     /// Writes the data that a new helper needs.
     ///
-    /// # Safety No helper lives on it.
+    /// # Safety
+    /// No helper lives on it.
     pub unsafe fn prepare(self, program: u32, word: usize, config: &Config) {
         let workers = match config.teardown_workers {
             AUTO => process::allowed_cpus().clamp(1, 4),
@@ -219,7 +220,8 @@ impl Arena {
 
     /// A buffer for text from the kernel; only for the helper's own thread.
     ///
-    /// # Safety One user at a time.
+    /// # Safety
+    /// One user at a time.
     pub unsafe fn buffer(self) -> &'static mut [u8] {
         // SAFETY: inside the mapping; by contract no other user has it.
         unsafe { core::slice::from_raw_parts_mut((self.0 + BUFFER_AT) as *mut u8, BUFFER_BYTES) }
@@ -247,7 +249,7 @@ mod tests {
         piece.list(7, 8);
         assert!(piece.take(|start, bytes| assert_eq!((start, bytes), (7, 8))));
         assert!(!piece.take(never));
-        // Two threads are at it, and the first one ends later.
+        // Two threads work on the piece, and the first one ends later.
         piece.list(7, 8);
         assert!(!piece.take(|_, _| assert!(piece.take(|_, _| {}))));
     }

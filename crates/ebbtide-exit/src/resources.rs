@@ -29,7 +29,8 @@ const _: () = assert!(SEATS <= align_of::<Resources>());
 impl Resources {
     /// Starts a thread in each of these seats. Returns the number of threads started.
     ///
-    /// # Safety Each seat is used once, and `self` stays until the process ends. `entry` does only what a helper
+    /// # Safety
+    /// Each seat is used once, and `self` stays until the process ends. `entry` does only what a helper
     /// may do, and takes its argument by [`Self::of_thread`].
     pub unsafe fn spawn(&self, seats: impl Iterator<Item = usize>, entry: Entry) -> usize {
         let address = core::ptr::from_ref(self) as usize;
@@ -43,7 +44,8 @@ impl Resources {
 
     /// The resources that a thread was started with, and the number of its seat.
     ///
-    /// # Safety `argument` is that of a thread that [`Self::spawn`] made.
+    /// # Safety
+    /// `argument` is that of a thread that [`Self::spawn`] made.
     pub unsafe fn of_thread(argument: usize) -> (&'static Self, usize) {
         let seat = argument % align_of::<Self>();
         // SAFETY: by contract.

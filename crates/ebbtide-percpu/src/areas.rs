@@ -41,7 +41,8 @@ pub struct Stats {
 
 /// Allocates an area of `size` bytes, zeroed, for each CPU.
 ///
-/// # Errors See [`Problem`].
+/// # Errors
+/// See [`Problem`].
 pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Problem> {
     if size == 0 || size > UNIT_BYTES || !align.is_power_of_two() || align > FRAME_BYTES {
         return Err(Problem::BadArguments);

@@ -34,7 +34,8 @@ fn for_ranges(place: Place, pages: u64, units: usize, mut flush: impl FnMut(&mut
 
 /// Gives one advice for many ranges with as few calls as possible. Stops at the first range that refuses it.
 ///
-/// # Safety As [`vm::advise`].
+/// # Safety
+/// As [`vm::advise`].
 unsafe fn advise_ranges(mut ranges: &mut [vm::Range], advice: i32) -> Result<(), Errno> {
     while let Some(&first) = ranges.first() {
         let many = ranges.len() > 1 && RELEASE_MANY.may_work();
@@ -64,7 +65,8 @@ unsafe fn advise_ranges(mut ranges: &mut [vm::Range], advice: i32) -> Result<(),
 
 /// Populates pages of an area on all CPUs. `false`: there is no memory.
 ///
-/// # Safety The caller has the area, granules `at` to `at + n`, and `pages` are pages of it.
+/// # Safety
+/// The caller has the area, granules `at` to `at + n`, and `pages` are pages of it.
 pub unsafe fn populate(place: Place, pages: u64, at: u32, n: u32) -> bool {
     let mut enough = true;
     for_ranges(place, pages, space::units(), |ranges| {
@@ -98,7 +100,8 @@ pub unsafe fn populate(place: Place, pages: u64, at: u32, n: u32) -> bool {
 
 /// Zeroes an area in all units.
 ///
-/// # Safety Only the caller may access it now.
+/// # Safety
+/// Only the caller may access it now.
 pub unsafe fn zero(place: Place, area: Putting) {
     let [offset, len] = [area.at, area.granules].map(|granules| granules as usize * GRANULE_BYTES);
     let spilled = space::spill(place).load(Ordering::Acquire) & Shard::pages(area) != 0;
@@ -110,7 +113,8 @@ pub unsafe fn zero(place: Place, area: Putting) {
 
 /// Releases pages of all units. Returns the pages that were released.
 ///
-/// # Safety They were claimed: no area lies in them.
+/// # Safety
+/// They were claimed: no area lies in them.
 pub unsafe fn release(place: Place, pages: u64) -> u64 {
     let spills = space::spill(place);
     let spilled = spills.load(Ordering::Acquire) & pages;

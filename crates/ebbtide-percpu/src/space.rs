@@ -104,7 +104,8 @@ pub fn finish_start() -> bool {
 /// Releases the memory behind a shard's last chunk: another thread of a forked child's parent may have opened
 /// chunks there and written to them (INV-PERCPU-7).
 ///
-/// # Safety No other thread exists, and no area lies there.
+/// # Safety
+/// No other thread exists, and no area lies there.
 pub unsafe fn empty_behind(shard: usize, end: u32) {
     let limit = 1 << plan().shift;
     if end < limit {
@@ -328,8 +329,8 @@ mod tests {
     use ebbtide_core::front::heap_of;
     use ebbtide_core::reclaim::sources::Parts;
 
-    /// No other test of this binary starts it. A thread that had to wait for the one that began would wait for good:
-    /// that one has been killed, or is the thread of a forked child's parent.
+    /// No other test of this binary starts it. A thread that had to wait for the first thread would wait for ever:
+    /// the first thread has been killed, or belongs to a forked child's parent.
     #[test]
     fn what_another_thread_has_begun_is_carried_out_by_anybody() {
         static PARTS: Parts = Parts {
@@ -339,11 +340,11 @@ mod tests {
         };
         let heap: &Heap = &heap_of(&PARTS).unwrap().enter_uncounted();
         let locks = PERCPU.locks().count();
-        // The thread ends here: nothing stands in the words yet.
+        // The thread ends here: nothing is stored in the words yet.
         assert!(PERCPU.make_plan(heap));
         let begun = plan();
         assert_eq!((base(), bytes(), units()), (0, 0, 0));
-        // Or in the middle of them.
+        // The thread ends in the middle of the words.
         PERCPU.words.units.store(begun.units, Ordering::Relaxed);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -354,7 +355,7 @@ mod tests {
             (base(), bytes(), units()),
             (begun.base, begun.bytes, begun.units)
         );
-        // One that comes too late with a plan of its own drops it.
+        // A thread that comes too late with a plan of its own drops it.
         assert!(PERCPU.make_plan(heap) && plan().base == begun.base);
         finish_start();
         assert_eq!((base(), units()), (begun.base, begun.units));

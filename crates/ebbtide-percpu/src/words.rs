@@ -80,7 +80,8 @@ fn page_of(word: usize) -> (Place, u64) {
 /// The sum over all CPUs of the words at `offset`, wrapping. It includes all additions before the call; concurrent
 /// additions may be included or not. Ends the process when there is no aligned word there.
 ///
-/// # Safety The area is allocated.
+/// # Safety
+/// The area is allocated.
 pub unsafe fn sum(handle: Handle, offset: usize) -> u64 {
     let word = handle.word(offset);
     let (place, bit) = page_of(word);

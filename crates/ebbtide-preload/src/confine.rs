@@ -19,7 +19,8 @@ const CLONE_NEWTIME: c_int = 0x80;
 /// prctl(2). `PR_SET_SECCOMP` and `PR_SET_NO_NEW_PRIVS` end the workers first, and wait for that, at most one
 /// second.
 ///
-/// # Safety As prctl(2).
+/// # Safety
+/// As prctl(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(
     option: c_int,

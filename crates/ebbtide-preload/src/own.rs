@@ -13,7 +13,8 @@ pub extern "C" fn ebb_release() -> usize {
 /// Fills the first `size` bytes of `*result`. Returns the bytes filled, or -1 with `EINVAL` for a null pointer or a
 /// size too small for the version.
 ///
-/// # Safety `result` can be written to for `size` bytes.
+/// # Safety
+/// `result` can be written to for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ebb_stats(result: *mut Figures, size: usize) -> c_int {
     // SAFETY: by contract.
@@ -35,7 +36,8 @@ fn figures(size: usize) -> Figures {
 /// Fills the first `size` bytes of `*result`. Returns the bytes filled, or -1 with `EINVAL` for a null pointer or a
 /// size too small for a word.
 ///
-/// # Safety `result` can be written to for `size` bytes.
+/// # Safety
+/// `result` can be written to for `size` bytes.
 pub(crate) unsafe fn fill<T>(result: *mut T, size: usize, figures: impl FnOnce() -> T) -> c_int {
     if result.is_null() || size < size_of::<u64>() {
         set_errno(libc::EINVAL);

@@ -79,7 +79,8 @@ pub struct ebb_percpu_stats {
 /// Fills the first `size` bytes of `*result`. Returns the bytes filled, or -1 with `EINVAL` for a null pointer or a
 /// size too small for a field.
 ///
-/// # Safety `result` can be written to for `size` bytes.
+/// # Safety
+/// `result` can be written to for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ebb_percpu_stats(result: *mut ebb_percpu_stats, size: usize) -> c_int {
     let figures = || {

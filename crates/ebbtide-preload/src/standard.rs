@@ -189,7 +189,8 @@ pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
 
 /// malloc_usable_size(3): the program may use all of these bytes.
 ///
-/// # Safety `address` is null or a live allocation.
+/// # Safety
+/// `address` is null or a live allocation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(address: *mut c_void) -> usize {
     // SAFETY: by contract.

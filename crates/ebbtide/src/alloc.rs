@@ -164,7 +164,8 @@ pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
 /// Frees an allocation; null is ignored. Any other address that is not an allocation ends the process with one line
 /// on stderr, at the latest when the address reaches its span.
 ///
-/// # Safety `address` is null or a live allocation of this allocator, not used afterwards.
+/// # Safety
+/// `address` is null or a live allocation of this allocator, not used afterwards.
 #[inline]
 pub unsafe fn free(address: *mut u8) {
     #[cfg(target_arch = "x86_64")]
@@ -213,7 +214,8 @@ unsafe fn free_slow(address: *mut u8) {
 
 /// The usable bytes at `address`, at least the requested bytes; 0 for null.
 ///
-/// # Safety As [`free`], but the allocation stays live.
+/// # Safety
+/// As [`free`], but the allocation stays live.
 pub unsafe fn usable_size(address: *const u8) -> usize {
     if address.is_null() {
         return 0;
@@ -236,7 +238,8 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
 /// An object that shrinks to no less than half of its class stays where it is. Large allocations grow in place or
 /// have their pages moved, if that works.
 ///
-/// # Safety As [`free`].
+/// # Safety
+/// As [`free`].
 pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
     let heap = heap_with(address as usize);
     if size > isize::MAX as usize {
@@ -282,7 +285,8 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
 /// Checks that `address` can have been allocated with `size` (and with an alignment, if `aligned`), and ends the
 /// process if not: callers of the sized forms of `free` promise it.
 ///
-/// # Safety As [`usable_size`].
+/// # Safety
+/// As [`usable_size`].
 pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     if address.is_null() {
         return;

@@ -19,7 +19,8 @@ pub use refcount::RefCount;
 
 /// Allocates an area of `size` bytes, zeroed, for each CPU.
 ///
-/// # Errors See [`Problem`].
+/// # Errors
+/// See [`Problem`].
 pub fn allocate(size: usize, align: usize) -> Result<Handle, Problem> {
     let front = crate::heap().ok_or(Problem::NoMemory)?;
     ebbtide_percpu::allocate(front, size, align)

@@ -329,7 +329,8 @@ mod tests {
         );
     }
 
-    /// Each key has a field that takes it, and the default of the table is the field's, but where it is in words.
+    /// Each key has a field that takes it, and the table shows the field's default, except where the table
+    /// describes the default in words.
     #[test]
     fn each_key_is_taken_and_has_its_default() {
         const IN_WORDS: [&str; 7] = [

@@ -175,7 +175,7 @@ mod tests {
         // Fewer zones than nodes: neighbours share.
         let d = domains(2, 16, 4);
         assert_eq!([0, 4, 8, 12].map(|cpu| d.home(cpu)), [0, 0, 1, 1]);
-        // Each zone is used where there are CPUs enough.
+        // Each zone is used if there are enough CPUs.
         let d = domains(4, 16, 8);
         assert_eq!(
             [0, 3, 4, 7, 8, 12, 15].map(|c| d.home(c)),

@@ -35,11 +35,13 @@ pub trait ForkLock {
     fn take(&self);
     /// Frees the lock.
     ///
-    /// # Safety This thread took it before the fork.
+    /// # Safety
+    /// This thread took it before the fork.
     unsafe fn free(&self);
     /// Makes the lock free, whichever thread held it.
     ///
-    /// # Safety No other thread exists.
+    /// # Safety
+    /// No other thread exists.
     unsafe fn force_free(&self);
 }
 

@@ -32,12 +32,14 @@ pub trait Source<H>: Sync {
     /// Makes the source whole in a forked child whose parent's locks were held during the copy, if that is not
     /// enough.
     ///
-    /// # Safety No other thread exists in this process.
+    /// # Safety
+    /// No other thread exists in this process.
     unsafe fn child(&self, _heap: &H) {}
 
     /// Forgets all memory that it keeps, in a child that cannot know what the parent's threads were doing.
     ///
-    /// # Safety No other thread exists in this process, and all locks are free.
+    /// # Safety
+    /// No other thread exists in this process, and all locks are free.
     unsafe fn abandon(&self, heap: &H);
 }
 

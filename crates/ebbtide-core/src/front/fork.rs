@@ -192,7 +192,8 @@ extern "C" fn child() {
 
 /// Notes that no fork is under way, in a child.
 ///
-/// # Safety No other thread exists.
+/// # Safety
+/// No other thread exists.
 unsafe fn forget_forks(heap: &Heap) {
     FRONT.gate.reset();
     heap.reserve.begin_in_child();

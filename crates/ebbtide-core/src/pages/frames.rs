@@ -395,7 +395,8 @@ impl Pages {
 mod tests {
     use super::*;
 
-    /// What a thread of the parent's opens may be of any size, and may have content that the child takes for none.
+    /// A step that another thread of the parent opens may have any size, and may have content in frames that the
+    /// child takes for clean.
     #[test]
     fn a_child_goes_on_behind_what_others_were_opening() {
         let region = *crate::front::heap().unwrap().region();

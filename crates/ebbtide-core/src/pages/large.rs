@@ -333,7 +333,8 @@ fn overcommits() -> bool {
 
 /// Releases a range and counts it. `false`: refused.
 ///
-/// # Safety The frames cannot be allocated meanwhile, and their content is not needed.
+/// # Safety
+/// The frames cannot be allocated meanwhile, and their content is not needed.
 pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
     // SAFETY: by contract.
     let released = unsafe { vm::release(address, bytes) };

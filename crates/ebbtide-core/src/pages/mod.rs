@@ -123,7 +123,8 @@ impl Pages {
 
     /// Writes the settings that are constant from now on, and gives the zones their ranges.
     ///
-    /// # Safety Called once, before any other thread has the heap.
+    /// # Safety
+    /// Called once, before any other thread has the heap.
     pub unsafe fn begin(&self, settings: Settings) {
         // SAFETY: by contract.
         unsafe { *self.settings.get() = settings };

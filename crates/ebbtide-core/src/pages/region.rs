@@ -87,7 +87,8 @@ impl Region {
 
     /// Reserves 16 times the RAM, or as much as limits and the kernel allow.
     ///
-    /// # Errors Not even 16 MiB were available.
+    /// # Errors
+    /// Not even 16 MiB were available.
     pub fn reserve(hardened: bool) -> Result<Self, Errno> {
         let ram = process::memory_total().map_or(4 * GIB, |(ram, _)| ram);
         let mut size = ram
@@ -186,7 +187,8 @@ impl Region {
     /// Makes the blocks `[first, first + count)` and their array entries readable and writable. A second call for
     /// the same blocks does no harm.
     ///
-    /// # Errors `ENOMEM` under a limit; parts may have been opened, which does no harm either.
+    /// # Errors
+    /// `ENOMEM` under a limit; parts may have been opened, which does no harm either.
     pub fn open(&self, first: u32, count: u32) -> Result<(), Errno> {
         let (first, count) = (first as usize, count as usize);
         let frames = BLOCK_FRAMES as usize;
@@ -216,7 +218,8 @@ impl Region {
     /// Makes up to `count` span records from `first` on usable, with the words beside them. Returns the number of
     /// the first record that is not usable.
     ///
-    /// # Errors `ENOMEM` under a limit.
+    /// # Errors
+    /// `ENOMEM` under a limit.
     pub fn open_spans(&self, first: u32, count: u32) -> Result<u32, Errno> {
         let count = count.min(self.max_spans - first);
         if count > 0 {

@@ -355,7 +355,8 @@ impl Pages {
 
 /// The record `index`.
 ///
-/// # Safety `index` came from [`Pages::take_record`], and the caller may use the record now (see the table in the
+/// # Safety
+/// `index` came from [`Pages::take_record`], and the caller may use the record now (see the table in the
 /// module's header).
 #[inline]
 #[allow(clippy::mut_from_ref)]

@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(heap.most_releasers(), allowed + 1000);
         heap.round(clock::now_ms(), Releaser::Tick);
         assert_eq!(heap.most_releasers(), allowed);
-        // Not to be asked, for want of system calls.
+        // The number of CPUs must not be read, because the system call is not allowed.
         heap.cpus.store(usize::MAX, Ordering::Relaxed);
         heap.round(clock::now_ms(), Releaser::Tick);
         assert_eq!(heap.most_releasers(), usize::MAX);

@@ -218,7 +218,7 @@ mod tests {
     use super::*;
     use core::sync::atomic::AtomicBool;
 
-    /// Otherwise the page's figure of objects would be what is left below zero.
+    /// If spare runs were read twice, the page's figure of objects could be negative.
     #[test]
     fn spare_runs_that_come_and_go_are_read_once() {
         let ends = AtomicBool::new(false);

@@ -304,7 +304,7 @@ mod tests {
         assert!(other.add(Range::new(500, 12)) && other.add(Range::new(512, 3)));
         assert!(other.add(Range::new(1024, 512)) && other.add(Range::new(1536, 1024)));
         assert_eq!(ranges(&mut other), [(500, 12), (512, 3), (1024, 1536)]);
-        // What becomes lazy stays apart, through merging and cutting.
+        // Ranges that become lazy stay apart, through merging and cutting.
         let mut mixed = Gather::NEW;
         assert!(mixed.add(Range::new(10, 2)) && mixed.add(Range::new(12, 2).to_lazy()));
         assert!(mixed.add(Range::new(14, 3).to_lazy()));
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(all, expected);
         assert_eq!(gather.len(), 2002);
 
-        // Without memory for a batch, what was reserved can still be added, no more.
+        // Without memory for a batch, the reserved ranges can still be added, and no more.
         REFUSE_BATCHES.store(true, Ordering::Relaxed);
         let room = gather.room();
         for n in 0..room as u32 {

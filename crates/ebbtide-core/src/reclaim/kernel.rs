@@ -170,7 +170,8 @@ impl<const N: usize> Call<N> {
 
     /// Releases one range by itself. `false`: it cannot be released.
     ///
-    /// # Safety Claimed frames.
+    /// # Safety
+    /// Claimed frames.
     unsafe fn one(&mut self, address: usize, bytes: usize) -> bool {
         // SAFETY: by contract.
         unsafe {

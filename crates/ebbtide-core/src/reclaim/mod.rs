@@ -83,7 +83,8 @@ static HEAP: Heap = Heap {
 
 /// The heap of this process.
 ///
-/// # Safety The heap has started, or this thread starts it. In addition, one of these holds: the thread has checked
+/// # Safety
+/// The heap has started, or this thread starts it. In addition, one of these holds: the thread has checked
 /// for forks; or it is a worker (no child has one, and a worker may wait for a fork); or it takes no lock.
 #[inline]
 pub unsafe fn the_heap() -> &'static Heap {
@@ -99,7 +100,8 @@ impl Heap {
 
     /// Writes the parts, and the settings that are constant from now on.
     ///
-    /// # Safety Called once, before any other thread has the heap.
+    /// # Safety
+    /// Called once, before any other thread has the heap.
     pub unsafe fn begin(&self, parts: &'static Parts, settings: Settings) {
         let parts = ptr::from_ref(parts).cast_mut();
         self.parts.store(parts, Ordering::Relaxed);

@@ -275,7 +275,7 @@ impl Slots {
             // been copied at different moments.
             slot.owner.store(0, Ordering::Relaxed);
             if slot.state.load(Ordering::Relaxed) != FREE {
-                // SAFETY: by contract nobody owns it.
+                // SAFETY: by contract no other thread owns it.
                 each(unsafe { &mut *slot.gather.get() });
                 slot.state.store(FREE, Ordering::Relaxed);
             }
@@ -367,7 +367,7 @@ mod tests {
                 .leave(SLOTS.take(Owner::PROGRAM).unwrap(), true, || true)
                 .is_ok()
         );
-        // The worker is there at first, and found gone while others sleep.
+        // There is a worker at first; later the waiting thread finds it gone.
         let looks = core::cell::Cell::new(0);
         let left = || looks.replace(looks.get() + 1) > 1;
         SLOTS.join(left, Owner::PROGRAM, |_| false, |_| helped += 1);
@@ -417,7 +417,7 @@ mod tests {
         assert!(claimed.gather().add(Range::new(7, 1)));
         core::mem::forget(claimed);
         drop(SLOTS.take(worker).unwrap());
-        // As a child may find it: the owner of before, and the state of after.
+        // A child may find this: the old owner with the new state.
         SLOTS.slots[1].owner.store(worker.0, Ordering::Relaxed);
         let mut found = 0;
         // SAFETY: no other thread knows of these slots.
@@ -428,7 +428,8 @@ mod tests {
             });
         }
         assert_eq!(found, 1);
-        // Or the free slot would be owned twice: by whoever takes it, and by whoever comes for what is gone.
+        // Otherwise the free slot would have two owners: the thread that takes it, and the thread that takes over a
+        // dead worker's gathers.
         let _owned = SLOTS.take(Owner::PROGRAM).unwrap();
         assert!(SLOTS.take_orphan(Owner::PROGRAM, |_| true).is_none());
     }
@@ -451,12 +452,12 @@ mod tests {
         let range = owned.gather().pop().unwrap();
         assert_eq!((range.first, range.is_done()), (0, false));
         drop(owned);
-        // What it had handed over, or put back, is nobody's.
+        // Gathers that the dead worker had handed over or put back have no owner.
         assert!(SLOTS.hand_over(SLOTS.take(dead).unwrap()).is_ok());
         drop(SLOTS.take(dead).unwrap());
         assert!(SLOTS.take_orphan(alive, is_gone).is_none());
         drop(of_the_program);
-        // Another one is found gone by whoever waits for it.
+        // The waiting thread finds that another owner is gone.
         let (mut helped, looks) = (0, core::cell::Cell::new(0));
         let gone_later = |owner| {
             assert_eq!(owner, alive);

@@ -455,7 +455,8 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
                 }
                 heap.leave_unattended();
                 stats::publish(&heap.config);
-                // Whoever calls from now on makes a new one; whoever called just before is heard.
+                // A thread that calls from now on makes a new worker. A thread that called just before has changed
+                // `wake`, which is checked below.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
                 if workers.wake.load(Ordering::SeqCst) == seen {
                     return;

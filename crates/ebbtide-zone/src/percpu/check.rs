@@ -5,7 +5,8 @@ use super::{Chunk, Counters, NONE, PAGE_GRANULES, Shard, State, UNIT_GRANULES, U
 impl Shard<'_> {
     /// Checks every invariant of [the module](super). Reads the whole shard.
     ///
-    /// # Errors The violated invariant, and its chunk.
+    /// # Errors
+    /// The violated invariant, and its chunk.
     pub fn check_invariants(&self) -> Result<(), (&'static str, u32)> {
         let (mut counters, mut stock) = (Counters::default(), 0);
         for id in self.state.base..self.state.end {

@@ -243,7 +243,8 @@ impl<'a> Shard<'a> {
     /// Takes an area from its owner. It has no owner and is not free until [`Self::put`], so that it can be zeroed
     /// without the lock.
     ///
-    /// # Errors It is no area.
+    /// # Errors
+    /// It is no area.
     pub fn disown(&mut self, id: u32, at: u32) -> Result<Putting, Misuse> {
         if id < self.state.base {
             return Err(Misuse::Abandoned);

@@ -289,7 +289,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A process with a heap, in a group, whose looks are made up.
+    /// A process with a heap, in a group, with made-up samples.
     struct Fake {
         now_ms: u64,
         room: Option<Room>,
@@ -391,7 +391,7 @@ mod tests {
         }
         // At 0, 1, 3, 7, 15, 25, 35, 45, 55 s.
         assert_eq!(releases, 9);
-        // After a calm time the next event counts at once again, and so does the one a second later.
+        // After a calm time the next event counts at once again, and so does the event a second later.
         fake.after(CALM_MS);
         assert!(fake.tell().look().release);
         assert!(!fake.tell().after(20).look().release);
@@ -492,23 +492,23 @@ mod tests {
         // 2 MiB a millisecond: a quarter of 120 MiB is gone in 15 of them.
         take(&mut fake, 80 * MIB);
         assert_eq!(fake.after(40).look().next_ms, 15);
-        // What this process has given back meanwhile does not hide it.
+        // Memory that this process has released meanwhile does not hide the others' growth.
         take(&mut fake, 30 * MIB);
         fake.resident -= 30 * MIB;
         fake.room.as_mut().unwrap().left += 30 * MIB;
         assert_eq!(fake.after(15).look().next_ms, 15);
-        // Nor does its own growth look like theirs.
+        // Its own growth does not count as theirs.
         fake.touch(20 * MIB);
         assert_eq!(fake.after(15).look().next_ms, SAMPLE_MS.0);
         take(&mut fake, 90 * MIB);
         assert_eq!(fake.after(40).look().next_ms, SAMPLE_MS.1);
-        // Nor does a second look at once look like rest, as a round that comes early takes it.
+        // A second sample right after the first, as an early round takes it, does not count as rest.
         assert_eq!(fake.look().next_ms, SAMPLE_MS.1);
         assert_eq!(fake.after(1).look().next_ms, SAMPLE_MS.1);
         assert_eq!(fake.after(SAMPLE_MS.1 - 2).look().next_ms, SAMPLE_MS.1);
         assert_eq!(fake.after(1).look().next_ms, SAMPLE_MS.0);
         take(&mut fake, 5 * MIB);
-        // Another limit is another count.
+        // Another limit begins a new count.
         fake.room = Some(Room::new(100 * MIB, 4096 * MIB));
         assert_eq!(fake.after(5).look().next_ms, SAMPLE_MS.0);
     }
@@ -527,7 +527,7 @@ mod tests {
     #[test]
     fn stalls_are_counted_over_a_window() {
         let mut stalls = Stalls::new(150_000, 2_000_000);
-        // What had happened before does not count.
+        // Stalls from before do not count.
         assert!(!stalls.look(0, 1_000_000));
         // 5 % of the time: 100 ms in 2 s.
         let mut total = 1_000_000;
@@ -542,7 +542,7 @@ mod tests {
             events += u32::from(stalls.look(step * 40, total));
         }
         assert!((3..=4).contains(&events), "{events} in four windows");
-        // Not looked at for a long time: the mean counts.
+        // After a long time without a sample, the mean counts.
         let mut stalls = Stalls::new(150_000, 2_000_000);
         stalls.look(0, 0);
         assert!(!stalls.look(100_000, 1_000_000));

@@ -7,7 +7,8 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Types whose bytes are the whole value: they can be zero, copied word by word, and shared by threads.
 ///
-/// # Safety Every pattern of bytes is a value, there are no padding bytes, no pointers that are followed, and
+/// # Safety
+/// Every pattern of bytes is a value, there are no padding bytes, no pointers that are followed, and
 /// nothing to drop.
 pub unsafe trait PlainData: Copy + Send + 'static {}
 
@@ -56,7 +57,8 @@ impl<T: PlainData> PerCpu<T> {
 
     /// The copy of `cpu`. Its words may be changing: use it through atomics, or know which threads write.
     ///
-    /// # Panics Ends the process if there is no such CPU: they are below [`super::cpus`].
+    /// # Panics
+    /// Ends the process if there is no such CPU: they are below [`super::cpus`].
     pub fn pointer(&self, cpu: usize) -> *mut T {
         super::pointer(self.handle, cpu).cast()
     }

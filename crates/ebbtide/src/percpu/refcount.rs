@@ -28,7 +28,7 @@ const MAX_ABORTS: u32 = 100;
 /// ```
 /// let references = ebbtide::percpu::RefCount::new().unwrap();
 /// references.get();
-/// assert_eq!(references.kill(), Ok(false)); // gives the first one back
+/// assert_eq!(references.kill(), Ok(false)); // drops the first one
 /// assert!(references.put()); // the last one
 /// ```
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct RefCount {
     killed: AtomicU32,
 }
 
-/// The kernel refuses the fence. The count stays per CPU, and its end goes unnoticed.
+/// The kernel refuses the fence. The count stays per CPU, and no thread notices its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused;
 
@@ -87,7 +87,8 @@ impl RefCount {
     /// Makes the count exact and drops the first reference: `true` if it was the last one. Later calls do nothing
     /// and return `false`.
     ///
-    /// # Errors The fence is refused: nothing has changed.
+    /// # Errors
+    /// The fence is refused: nothing has changed.
     pub fn kill(&self) -> Result<bool, Refused> {
         if self.killed.swap(1, Ordering::SeqCst) != 0 {
             return Ok(false);

@@ -191,7 +191,7 @@ mod tests {
         });
     }
 
-    /// One that never comes out is waited for once, and those that come later are waited for all the same.
+    /// A fork waits once for a thread that never leaves, and still waits for threads that enter later.
     #[test]
     fn the_lost_are_waited_for_once() {
         let gate = Gate::new();

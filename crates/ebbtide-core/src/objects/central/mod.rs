@@ -134,7 +134,8 @@ impl Objects {
 
     /// Puts frames back into the span from which a depopulation claimed them.
     ///
-    /// # Safety A depopulation claimed them, and they have not been put back.
+    /// # Safety
+    /// A depopulation claimed them, and they have not been put back.
     pub unsafe fn put_span_frames(
         &self,
         first: Frame,
@@ -187,7 +188,8 @@ impl Objects {
         Some(())
     }
 
-    /// # Safety Only the caller knows the span, which is empty and on no list.
+    /// # Safety
+    /// Only the caller knows the span, which is empty and on no list.
     unsafe fn return_span(&self, class: usize, index: u32) {
         let region = self.region();
         // SAFETY: by contract.

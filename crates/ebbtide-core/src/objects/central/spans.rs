@@ -69,7 +69,8 @@ impl SpanLists {
     /// Puts objects back. `emptied` gets the spans that became empty and were taken off their list. Memory that the
     /// program frees together often lies together, so consecutive objects of one span are put back in one step.
     ///
-    /// # Safety As [`Self::take`].
+    /// # Safety
+    /// As [`Self::take`].
     pub(super) unsafe fn put(
         &mut self,
         heap: &Objects,
@@ -255,7 +256,8 @@ impl SpanLists {
     /// Scans up to `spans` spans that round `round` has not scanned, emptiest first, and claims their empty frames:
     /// `each` gets first frame and count of every run. `false`: all spans are scanned.
     ///
-    /// # Safety As [`Self::take`].
+    /// # Safety
+    /// As [`Self::take`].
     pub unsafe fn depopulate(
         &mut self,
         heap: &Objects,
@@ -310,7 +312,8 @@ impl SpanLists {
     /// Puts frames of one span back that [`Self::depopulate`] claimed. Returns whether the span became empty and
     /// was taken off.
     ///
-    /// # Safety As [`Self::take`], and the frames were claimed.
+    /// # Safety
+    /// As [`Self::take`], and the frames were claimed.
     pub(super) unsafe fn repopulate(
         &mut self,
         heap: &Objects,

@@ -291,7 +291,8 @@ impl CpuCaches {
 
     /// Empties all stacks by forgetting their objects.
     ///
-    /// # Safety No other thread exists in this process.
+    /// # Safety
+    /// No other thread exists in this process.
     pub unsafe fn forget_all(&self) {
         for cpu in (0..self.place().cpus).filter(|&cpu| self.is_warm(cpu)) {
             // SAFETY: by contract no other thread uses the slab.
@@ -300,7 +301,8 @@ impl CpuCaches {
         }
     }
 
-    /// # Safety Only the caller has the slab (`INV-RSEQ-3`).
+    /// # Safety
+    /// Only the caller has the slab (`INV-RSEQ-3`).
     unsafe fn reset(&self, cpu: usize) {
         // SAFETY: by contract.
         unsafe { rseq::reset_slab(self.place().stacks.slab(cpu)) };

@@ -76,7 +76,8 @@ impl Pressure {
 
     /// Called at the start, when a descriptor may be opened and closed.
     ///
-    /// # Safety This thread is alone.
+    /// # Safety
+    /// This thread is alone.
     pub unsafe fn start(&self, config: &Config, ram: usize, allowance: &Allowance) {
         if config.pressure && !config.basic_syscalls {
             // SAFETY: by contract.
@@ -313,7 +314,7 @@ mod tests {
         let (pressure, allowance) = (Pressure::new(), Allowance::new());
         assert!(pressure.claim_watch(0));
         allowance.set_room(1);
-        // SAFETY: nobody else knows of it.
+        // SAFETY: no other thread knows of it.
         unsafe { pressure.begin() };
         allowance.begin_in_child();
         assert_eq!(allowance.room_frames(), u64::MAX);
@@ -323,7 +324,8 @@ mod tests {
     #[test]
     fn nobody_pays_for_a_look_that_never_comes() {
         let (pressure, allowance) = (Pressure::new(), Allowance::new());
-        // A thread finds nobody; a worker finds that it may open nothing; then the thread lowers the budget.
+        // A thread finds no watching worker; a worker finds that it may open no file; then the thread lowers the
+        // budget.
         let found_nobody = !pressure.is_watched();
         pressure.expect_no_look(&allowance);
         assert!(found_nobody);

@@ -268,7 +268,8 @@ mod tests {
         fake.hit(8);
         assert!(!hits.follow(fake.group()), "it is the same group");
         assert!(hits.look() && !hits.look());
-        // Its limit goes, or it is moved: what it met before counts, what others met before does not.
+        // The group's limit is removed, or the process is moved: hits of its own group before that count, hits of
+        // the other group before that do not.
         fake.hit(9);
         fake.write("memory.max", "max");
         assert!(hits.follow(fake.group()) && !hits.look());

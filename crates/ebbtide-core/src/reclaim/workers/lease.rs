@@ -158,7 +158,7 @@ mod tests {
         assert!(!was_seen_before(last, 7, 1 << 40));
         assert!(!was_seen_before(last, 7, (1 << 40) - 1));
         assert!(!was_seen_before(last, 8, (1 << 40) + 1));
-        // Across the end of the count.
+        // Across the wrap of the millisecond counter.
         assert!(was_seen_before(sight(7, u64::from(u32::MAX)), 7, 1 << 32));
     }
 
