@@ -37,7 +37,7 @@ pub enum Claim {
 pub enum Outcome {
     /// Released: zero on next touch.
     Clean,
-    /// Unchanged: the release failed or was given up.
+    /// Unchanged: the release failed or was not tried.
     Dirty,
     /// `MADV_FREE` was given.
     Lazy,

@@ -1,8 +1,8 @@
 //! Low water: the part of a cache that was not needed for a whole window.
 //!
 //! The least that a cache kept at any moment of a window is the part that no request needed in it. CPU stacks, full
-//! batches and empty pages of per-CPU data give up that much at the end of each window. The caller decides when a window
-//! ends: at a time, or with a round. Unused memory is given up after one to two windows.
+//! batches and empty pages of per-CPU data pass on that much at the end of each window. The caller decides when a window
+//! ends: at a time, or with a round. Unused memory is passed on after one to two windows.
 //!
 //! [`Retain`](crate::retain::Retain) is the counterpart for spans and zones: it finds the part that the peak of use over a
 //! sliding window does not need again. Caches that are emptied as a whole, after some rounds or milliseconds without any

@@ -308,7 +308,7 @@ pub struct Remaining {
     pub lazy: u64,
     /// Bytes in caches that were used lately.
     pub cached_bytes: u64,
-    /// The largest amount that any other source keeps and may give up later.
+    /// The largest amount that any other source keeps and may release later.
     pub elsewhere: u64,
     /// Bytes in quarantine. Writes to them are found when it is emptied.
     pub quarantined_bytes: u64,
@@ -351,7 +351,7 @@ impl Pace {
 }
 
 impl Remaining {
-    /// Notes that a source other than zones and caches keeps `frames` that it may give up later.
+    /// Notes that a source other than zones and caches keeps `frames` that it may release later.
     pub fn note(&mut self, frames: u64) {
         self.elsewhere = self.elsewhere.max(frames);
     }

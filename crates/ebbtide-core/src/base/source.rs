@@ -14,18 +14,18 @@ pub trait Source<H>: Sync {
     /// time.
     fn cached(&self, _heap: &H, _sum: &mut Cached) {}
 
-    /// Called on a tick of the program, about ten times a second. Gives up memory that was not used lately, and
+    /// Called on a tick of the program, about ten times a second. Passes on memory that was not used lately, and
     /// notes what else the source keeps.
     fn tick(&self, _heap: &H, _now: u64, _outside: &mut Outside) {}
 
-    /// Gives up memory that is due or idle, in a round of the coordinating worker. Notes the memory that is left to
+    /// Passes on memory that is due or idle, in a round of the coordinating worker. Notes the memory that is left to
     /// wait for.
     fn give_due(&self, heap: &H, round: &Round, left: &mut Remaining);
 
-    /// Gives up all memory that it keeps.
+    /// Passes on all memory that it keeps.
     fn give_all(&self, heap: &H, by: Releaser);
 
-    /// Called when a worker or the process ends, so that no worker scans the source from now on. Gives up the
+    /// Called when a worker or the process ends, so that no worker scans the source from now on. Passes on the
     /// memory that it keeps only until the next scan.
     fn unattended(&self, _heap: &H) {}
 

@@ -204,7 +204,7 @@ unsafe fn forget_forks(heap: &Heap) {
     unsafe { FRONT.forks.lock.force_free() };
 }
 
-/// What the child of a parent with whole state does before it continues.
+/// Prepares the child of a parent whose state was whole, before the child continues.
 fn go_on(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
     heap.workers.begin();

@@ -92,7 +92,7 @@ impl Heap {
         stats::publish_released(&self.config);
     }
 
-    /// Memory that all sources keep outside the zones. The sources also give up what was not used lately.
+    /// Memory that all sources keep outside the zones. The sources also pass on what was not used lately.
     fn ask_sources(&self, now: u64) -> Outside {
         let mut outside = Outside::default();
         let sources = self.parts().sources();

@@ -27,7 +27,7 @@ const MAX_QUEUED: usize = 32;
 /// A waiting thread checks this often whether there still is a worker. An expected worker may not have been made,
 /// or a filter may have killed it.
 const RECHECK_MS: u64 = 100;
-/// A thread that waits for all gathers gives up a gather that a thread of the program has owned for this long. A
+/// A thread that waits for all gathers takes a gather for lost that a thread of the program has owned for this long. A
 /// filter may have killed that thread, and nothing would show it.
 const LOST_MS: u64 = if cfg!(test) { 300 } else { 10_000 };
 

@@ -137,8 +137,8 @@ impl Objects {
     }
 }
 
-/// The stacks of all CPUs. Stacks that were not used for [`IDLE_ROUNDS`] rounds are drained. The others give up the
-/// objects that were not needed in the last window.
+/// The stacks of all CPUs. Stacks that were not used for [`IDLE_ROUNDS`] rounds are drained. The others lose the
+/// objects that were not needed in the last window: these go to the spans.
 pub struct CpuStacks;
 
 impl<H: AsRef<Objects>> Source<H> for CpuStacks {

@@ -129,7 +129,7 @@ impl Pages {
         }
         self.slack.fetch_add(place.owned(), Ordering::Relaxed);
         if !closed {
-            // There are too many mappings for either call: the place is given up.
+            // There are too many mappings for either call: the place is lost.
             return true;
         }
         let most = (self.region().blocks / SHARE * BLOCK_FRAMES) as usize;
@@ -159,7 +159,7 @@ impl Pages {
         let address = self.region().address(place.head);
         // SAFETY: inside the region; no allocation has these frames.
         if unsafe { vm::commit(address, place.owned() * FRAME_BYTES) }.is_err() {
-            // A limit was lowered meanwhile, or there are too many mappings: the place is given up.
+            // A limit was lowered meanwhile, or there are too many mappings: the place is lost.
             return;
         }
         self.slack.fetch_sub(place.owned(), Ordering::Relaxed);

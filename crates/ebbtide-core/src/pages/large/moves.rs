@@ -71,7 +71,7 @@ impl Pages {
     }
 
     /// The kernel may have unmapped the target, and another mapping may be there now. So the target is never
-    /// touched again. It is given up, except for the `done` bytes at its start, which hold content. This process
+    /// touched again. It is lost, except for the `done` bytes at its start, which hold content. This process
     /// does not try moves again.
     #[cold]
     fn copy_after_failed_move(
@@ -129,7 +129,7 @@ impl Pages {
         let address = self.region().address(head);
         // SAFETY: the allocation's frames, and its slack; their content is not needed.
         if unsafe { vm::remap_fresh(address, end as usize * FRAME_BYTES) }.is_err() {
-            // The place is given up. The next one would be lost too.
+            // The place is lost. The next one would be lost too.
             MOVE_PAGES.refuse();
             self.slack.fetch_add(place.owned(), Ordering::Relaxed);
             return;

@@ -34,7 +34,7 @@ pub struct Watcher {
 enum Watched {
     /// The process's own groups, and the machine.
     Own,
-    /// What the environment named.
+    /// The file or socket that the environment names.
     Environment,
     /// There are no events: only the distance to the limits counts.
     Nothing,

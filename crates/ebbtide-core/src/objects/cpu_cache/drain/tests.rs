@@ -282,7 +282,7 @@ fn a_part_of_a_cache_is_taken_out() {
     });
 }
 
-/// At the end of a window, its low water is given up: of a CPU's stack, and of the full batches.
+/// At the end of a window, its low water goes to the spans: of a CPU's stack, and of the full batches.
 #[test]
 fn windows_end_by_the_clock() {
     alone(CALM, |heap| {
