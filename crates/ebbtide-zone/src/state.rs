@@ -234,8 +234,8 @@ impl<'a> Zone<'a> {
             return 0;
         }
         let words = &mut *self.words;
-        // Bits may be set above the opened end if an `open` was interrupted by the fork of this child, and in the
-        // same word below the frozen blocks' end.
+        // If the fork of this child interrupted an `open`, bits may be set above the opened end. They may also be
+        // set in the same word below the end of the frozen blocks.
         let first = match begin == self.state.base {
             true => begin / WORD_BLOCKS * WORD_BLOCKS,
             false => begin,

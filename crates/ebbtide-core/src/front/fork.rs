@@ -337,7 +337,8 @@ fn look() -> &'static Heap {
 fn resume() -> bool {
     let is_mine = is_mine(FRONT.forks.forking.load(Ordering::Relaxed));
     if is_mine {
-        // SAFETY: `forking` says that this thread has stopped all others. So no other thread works inside.
+        // SAFETY: `forking` says that this thread has taken all locks and stopped all sections. So no other thread
+        // works inside.
         let heap = unsafe { the_heap() };
         heap.forked.store(true, Ordering::Relaxed);
         FRONT.forks.forking.store(NO, Ordering::Relaxed);

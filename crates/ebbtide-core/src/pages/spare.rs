@@ -5,8 +5,8 @@
 //! bounds the memory that other CPUs cannot use and that the release engine does not see.
 //!
 //! A spare run goes to its zone in three cases: the CPU frees the next run, no request took it during several scans, or
-//! everything is drained. No spare run is kept where freed memory must not stay (`retain_ms=0`, a small `retain_max`, a
-//! user's limit, short memory), or where freed runs are closed to access instead (`harden=on`).
+//! everything is drained. No spare run is kept where freed memory must not stay: with `retain_ms=0`, a small
+//! `retain_max`, a user's limit, or short memory. With `harden=on` freed runs are closed to access instead.
 //!
 //! - `INV-SPARE-1`: a spare run keeps its record, and has the class byte 0, so that a second `free` of it is found. It is
 //!   in one place only: with its owner, here, or in its zone.

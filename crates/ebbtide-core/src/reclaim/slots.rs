@@ -275,7 +275,7 @@ impl Slots {
             // been copied at different moments.
             slot.owner.store(0, Ordering::Relaxed);
             if slot.state.load(Ordering::Relaxed) != FREE {
-                // SAFETY: by contract no other thread owns it.
+                // SAFETY: by contract no thread owns it.
                 each(unsafe { &mut *slot.gather.get() });
                 slot.state.store(FREE, Ordering::Relaxed);
             }

@@ -17,9 +17,9 @@
 //! | free | free | after those | yes |
 //! | isolated | none | no: its empty pages are being released | no |
 //!
-//! A round isolates an active chunk with many empty pages, releases them from the end, and sidelines the chunk. A
-//! sidelined chunk becomes active again when the first area is taken from it, or when the stock falls below [`HIGH`].
-//! Areas can be freed in all states. Small and large areas have chunks of their own ([`SMALL_GRANULES`]), so that small
+//! A round isolates an active chunk with many empty pages, releases them from the end, and sidelines the chunk. If the
+//! stock is below [`HIGH`] at that moment and the chunk has empty pages left, it becomes active instead. A sidelined chunk
+//! becomes active again when the first area is taken from it. Areas can be freed in all states. Small and large areas have chunks of their own ([`SMALL_GRANULES`]), so that small
 //! areas, which tend to live long, pin no pages of large ones.
 //!
 //! # Invariants

@@ -18,8 +18,8 @@
 //! Usage lags behind allocation: memory counts when it is touched. So growth that is not resident yet is subtracted from
 //! the memory that is left. It is forgotten over seconds, because some programs never touch what they allocate.
 //!
-//! Other processes grow without asking. The next sample is due before they have taken a quarter of the memory that is left
-//! above the low mark, at their speed since the last sample.
+//! Other processes grow without asking. At their speed since the last sample, they take a quarter of the memory left above the
+//! low mark in a certain time. The next sample is due before that time.
 
 use super::WATCH_MS;
 

@@ -1,7 +1,7 @@
 //! `harden=on`: finds heap misuse when it happens, or soon after.
 //!
 //! The fast paths do not know this mode. Their limits stay 0, as in the portable mode, so every call takes the slow paths
-//! of the crate `ebbtide`, which call this module for objects of a class. Large allocations are handled in
+//! of the crate `ebbtide`. They call this module for objects of a class. Large allocations are handled in
 //! [`crate::pages::large::guard`].
 //!
 //! ```text

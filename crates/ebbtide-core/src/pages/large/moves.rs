@@ -5,8 +5,8 @@
 //!
 //! - `INV-LARGE-1`: a place that pages were moved away from becomes a fresh mapping before its frames are put back. If
 //!   that is refused, the place is never used again.
-//! - `INV-LARGE-2`: memory of an allocation of 16 MiB or more that is put back can be written to, and a forked child
-//!   has it with its content.
+//! - `INV-LARGE-2`: when an allocation of 16 MiB or more is put back, its memory is writable. A forked child has this
+//!   memory with its content.
 
 use super::{Large, OWN_BLOCKS_FRAMES, Place, double_free};
 use crate::pages::Pages;
