@@ -1,7 +1,7 @@
 //! Fork: the state that a child finds, and how the child continues.
 //!
 //! With handlers (`fork`): the parent takes all locks in the order of `ranks`, and stops the restartable sections of all
-//! CPUs. Every structure is whole then, and the kernel copies the memory. Parent and child release the locks and let the
+//! CPUs. Every structure is whole then, and the kernel copies the memory. Parent and child free the locks and let the
 //! sections run. The child has none of the parent's other threads: ranges that they had claimed go back to the zones.
 //!
 //! Why the sections must stop: the kernel copies page after page while other threads run on. A header and its stack could

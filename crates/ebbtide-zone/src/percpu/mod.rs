@@ -19,8 +19,10 @@
 //!
 //! A round isolates an active chunk with many empty pages, releases them from the end, and sidelines the chunk. If the
 //! stock is below [`HIGH`] at that moment and the chunk has empty pages left, it becomes active instead. A sidelined chunk
-//! becomes active again when the first area is taken from it. Areas can be freed in all states. Small and large areas have chunks of their own ([`SMALL_GRANULES`]), so that small
-//! areas, which tend to live long, pin no pages of large ones.
+//! becomes active again when the first area is taken from it. Areas can be freed in all states.
+//!
+//! Small and large areas have chunks of their own ([`SMALL_GRANULES`]), so that small areas, which tend to live long, pin
+//! no pages of large ones.
 //!
 //! # Invariants
 //! Checked by [`Shard::check_invariants`].
