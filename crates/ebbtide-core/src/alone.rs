@@ -1,8 +1,8 @@
-//! Unit tests in a process of their own.
+//! Runs a unit test in a process of its own.
 //!
-//! The heap, its configuration and the latches of `features` are one for the whole process, and a refusal stays. So a
-//! test that counts frames, needs a configuration or makes the kernel refuse calls runs in a second process: the test
-//! binary itself, with a filter that names this one test.
+//! The heap, its configuration and the latches of `features` exist once for the whole process, and a latch never clears
+//! after a refusal. So some tests run in a second process: tests that count frames, need a configuration, or make the
+//! kernel refuse calls. The second process is the test binary itself, with a filter that names this one test.
 
 extern crate std;
 
@@ -16,14 +16,14 @@ use std::{env, eprint};
 /// Set in the second process to the name of its test.
 const MARK: &str = "EBBTIDE_TEST_ALONE";
 
-/// A configuration under which nothing goes back to the kernel unless the test asks for it.
+/// A configuration under which nothing is released to the kernel unless the test asks for it.
 pub const CALM: &str = "workers=0,pressure=off,lazyfree=off,thp=off,retain_ms=3600000";
 
 /// The same without restartable sections.
 pub const PORTABLE: &str = "rseq=off,workers=0,pressure=off,lazyfree=off,thp=off,retain_ms=3600000";
 
-/// Runs a test on a heap of its own under the configuration `conf`. The test is a closure of the test function, whose
-/// path the closure's type names; a function instead of a closure would name itself.
+/// Runs a test on a heap of its own under the configuration `conf`. The test is a closure in the test function; the
+/// closure's type names the path of that function. A function in place of a closure would name itself.
 pub fn alone<T: FnOnce(&'static Heap)>(conf: &str, test: T) {
     let path = core::any::type_name::<T>();
     let path = path.strip_suffix("::{{closure}}").expect("a closure");
@@ -45,7 +45,7 @@ pub fn alone<T: FnOnce(&'static Heap)>(conf: &str, test: T) {
     // A filter that matches no test is a success for the test runner.
     let passed = output.status.success() && stdout.contains("1 passed");
     assert!(passed, "{name} in a process of its own: {stdout}{stderr}");
-    // It may say that it was skipped.
+    // The test may print that it was skipped.
     eprint!("{stderr}");
 }
 
@@ -89,14 +89,14 @@ pub fn refuse(call: libc::c_long, index: u32, bits: u32) {
     }
 }
 
-/// From now on nothing gives memory of this thread's calls back: neither advice nor a fresh mapping.
+/// From now on the kernel refuses this thread's releases: neither advice nor a fresh mapping works.
 pub fn refuse_release() {
     refuse(libc::SYS_madvise, 0, 0);
     refuse(libc::SYS_process_madvise, 0, 0);
     refuse(libc::SYS_mmap, 3, libc::MAP_FIXED as u32);
 }
 
-/// Keeps this thread on the CPU that it is on. Its number.
+/// Keeps this thread on its current CPU. Returns the CPU's number.
 pub fn stay_here() -> usize {
     let cpu = process::current_cpu_raw();
     stay_on(cpu);
@@ -130,8 +130,8 @@ pub fn holds(address: usize, bytes: usize, value: u8) -> bool {
         .all(|chunk| chunk == &page[..chunk.len()])
 }
 
-/// Frees a run of `frames` that was written to, behind every cache. The frame behind it stays in use, so that their block
-/// is free in part only. Its first frame.
+/// Frees a run of `frames` that was written to, past every cache. The frame behind the run stays in use, so that
+/// the block is only partly free. Returns the run's first frame.
 pub fn dirty_run(heap: &Heap, frames: u32) -> Frame {
     let run = heap.take_run(frames + 1, 1).expect("memory");
     fill(

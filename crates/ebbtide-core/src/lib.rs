@@ -1,27 +1,28 @@
-//! The heap of the memory manager: objects, pages, and how they go back to the kernel.
+//! The heap of the memory manager: objects, pages, and their release to the kernel.
 //!
-//! What programs link is the crate `ebbtide`, which enters here, and says what the heap is made of
-//! ([`reclaim::sources::Parts`]). What is public here is so for `ebbtide` and its parts alone.
+//! Programs link the crate `ebbtide`. It calls this crate, and defines the list of the heap's sources
+//! ([`reclaim::sources::Parts`]). The public items of this crate are public only for `ebbtide` and its parts.
 //!
-//! The crate is five rooms, each a folder. A room imports those below it and none above; `scripts/check-rooms` sees to it.
+//! The crate has five layers, one folder each. A layer imports only those below it; `scripts/check-rooms` checks this.
 //!
 //! ```text
-//!  front      the heap's start, the ways in, forks, requests        whole heap, entered
-//!  reclaim    free memory back: sources, engine, workers, pressure  Heap
+//!  front      the heap's start, its entry points, forks, requests   whole heap, entered
+//!  reclaim    release of free memory: engine, workers, pressure     Heap
 //!  objects    size classes: per-CPU stacks, full batches, spans     Objects
 //!  pages      the region, zones, large allocations, spare runs      Pages
-//!  base       configuration, size classes, lock ranks, figures      no state of the heap
+//!  base       configuration, size classes, lock ranks, statistics   no state of the heap
 //! ```
 //!
-//! [`reclaim::Heap`] holds an [`objects::Objects`], which holds a [`pages::Pages`]: what is in a room takes a reference to that room's
-//! struct, and reaches those below through it.
+//! [`reclaim::Heap`] holds an [`objects::Objects`], which holds a [`pages::Pages`]. Code of a layer takes a reference to
+//! that layer's struct, and reaches the layers below through it.
 //!
-//! `no_std`; allocates nothing from elsewhere; starts no thread. See `ARCHITECTURE.md`.
+//! The crate is `no_std` and allocates nothing from elsewhere. It starts no threads but the workers. See
+//! `ARCHITECTURE.md`.
 #![no_std]
 #![warn(missing_docs)]
-// Read by those who change it.
+// Maintainers read this documentation with its private items.
 #![allow(rustdoc::private_intra_doc_links)]
-// What is made here is made in the one static.
+// These types are made only in the one static.
 #![allow(clippy::new_without_default)]
 
 #[cfg(test)]

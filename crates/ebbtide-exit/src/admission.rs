@@ -1,14 +1,14 @@
 //! Admission: while memory is not short, few helpers of a user work at a time.
 //!
-//! A file of locks in a directory that is the user's alone: one byte a slot, half as many as there are CPUs. A
-//! helper takes a free slot, or waits in the kernel for one. The locks go with their holder. No such file to be
-//! had: all are admitted.
+//! A directory that is the user's alone has a file of locks. Each slot is one byte; there are half as many slots as CPUs. A
+//! helper takes a free slot, or waits in the kernel for one. The kernel drops a lock when its holder ends. If no such file
+//! can be opened, all helpers are admitted.
 
 use ebbtide_sys::file::{Digits, PathText};
 use ebbtide_sys::helper::{self, Descriptor};
 use ebbtide_sys::process::{self, CpuSet};
 
-/// The slots.
+/// The slots of the user's helpers.
 #[derive(Clone, Copy)]
 pub struct Admission {
     file: Option<Descriptor>,
@@ -16,7 +16,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Opens the file, or makes it.
+    /// Opens the file of locks, or makes it.
     pub fn open() -> Self {
         Self {
             file: open(),
@@ -24,7 +24,7 @@ impl Admission {
         }
     }
 
-    /// Waits for a slot. `at`: where to look first.
+    /// Waits for a slot. `at`: the slot to try first.
     pub fn wait(&self, at: u64) {
         let Some(file) = self.file else { return };
         let mut slots = (0..self.slots).map(|step| (at + step) % self.slots);
@@ -34,7 +34,7 @@ impl Admission {
     }
 }
 
-/// Never inlined: a seat's stack has no room for its frame and the next one's.
+/// Never inlined: a seat's stack is too small for this frame together with the next one.
 #[inline(never)]
 fn open() -> Option<Descriptor> {
     let given = process::environment(b"XDG_RUNTIME_DIR", |value| {

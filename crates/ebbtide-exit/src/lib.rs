@@ -1,4 +1,4 @@
-//! Exit beside the program: a helper process takes memory back after the program's end.
+//! Exit beside the program: a helper process returns memory after the program's end.
 //!
 //! ```text
 //!  program ──clone(CLONE_VM)──▶ helper: waits            the program ends: its parent knows at once
@@ -7,29 +7,29 @@
 //!                               └─ exec ─▶ exit: the old memory goes with it
 //! ```
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`arena`] | the helper's own memory: what it knows, its stacks, its list of pieces |
-//! | [`resources`] | what it has open, and how its threads find that |
-//! | [`lifecycle`] | what it does from its beginning to the program's end |
-//! | [`teardown`] | the order in which memory goes |
-//! | [`teardown_threads`] | the threads that take it |
-//! | [`maps`] | what is mapped |
+//! | [`arena`] | the helper's own memory: its state, its stacks, its list of pieces |
+//! | [`resources`] | the files that the helper has open, and how its threads find them |
+//! | [`lifecycle`] | the helper's work from its beginning to the program's end |
+//! | [`teardown`] | the order in which memory is released |
+//! | [`teardown_threads`] | the threads that release it |
+//! | [`maps`] | the list of mappings |
 //! | [`admission`] | few helpers of a user at a time |
-//! | [`memory_shortage`] | whether memory is short, so that it must go at once |
+//! | [`memory_shortage`] | whether memory is short, so that it must be released at once |
 //!
-//! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: from a slow path
-//! ([`Hook::look`]), with no lock held. Whatever is refused, the process ends as the kernel ends it.
+//! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: on a slow path
+//! ([`Hook::on_growth`]), with no lock held. If anything is refused, the process ends in the kernel's usual way.
 //!
-//! - `INV-REAPER-1`: the helper takes nothing away while anybody else uses the memory. The kernel says so
-//!   ([`ebbtide_sys::helper::is_alone`]) after the program's end.
-//! - `INV-REAPER-2`: it touches only its arena, its own stacks and code that it keeps mapped; nothing of libc
-//!   but the functions that the compiler calls (`memcpy` and its like), which it keeps mapped too. Before it
-//!   unmaps anything it writes one word of the statistics.
+//! - `INV-REAPER-1`: the helper releases nothing while any other process uses the memory. After the program's end the
+//!   kernel confirms that ([`ebbtide_sys::helper::is_alone`]).
+//! - `INV-REAPER-2`: the helper touches only its arena, its own stacks and code that it keeps mapped. From libc it uses
+//!   only the functions that the compiler calls (`memcpy` and similar ones), which it keeps mapped too. Before it unmaps
+//!   anything it writes one word of the statistics.
 
 #![no_std]
 #![warn(missing_docs)]
-// Read by those who change it.
+// Maintainers read this documentation with its private items.
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod admission;
@@ -49,34 +49,34 @@ use ebbtide_sys::features::REAPER;
 use ebbtide_sys::file::{self, Digits, PathText};
 use ebbtide_sys::{clock, helper, process, thread};
 
-/// Between two looks at the size of memory that is not ours.
+/// Interval between checks of the size of memory that is not Ebbtide's.
 const SIZE_CHECK_MS: u64 = 1000;
-/// After a refusal, or the helper's early end, none is made during this.
+/// After a refusal, or the helper's early end, no helper is made for this time.
 const RETRY_MS: u64 = 10_000;
-/// A new helper has the program's descriptors until it runs: so long it is waited for, at most.
+/// A new helper has the program's descriptors until it runs. The program waits for it at most this long.
 const APART_MS: u64 = 100;
-/// As many helpers from before an exec are collected at a time.
+/// Most helpers from before an exec that are collected at a time.
 const EARLIER: usize = 8;
 
-/// A process that is large has a helper.
+/// The exit helper of a large process, as the process sees it.
 pub struct ExitHelper {
-    /// The helper's memory, kept for the next one. 0: none yet.
+    /// The address of the helper's memory, kept for the next helper. 0: none yet.
     arena: AtomicUsize,
-    /// The helper's number; 0: there is none.
+    /// The helper's process id; 0: there is none.
     helper: AtomicU32,
-    /// The process that all this is true of: a `vfork` child is another one.
+    /// The process to which this state belongs: a `vfork` child is another process.
     process: AtomicU32,
-    /// Where the kernel tells that the main thread has left this memory.
+    /// The address of the word that the kernel clears when the main thread has left this memory.
     main_word: AtomicUsize,
-    /// Whether a thread is at [`Hook::look`].
+    /// Whether a thread is in [`Hook::on_growth`].
     is_looking: AtomicBool,
-    /// None is made before.
+    /// No helper is made before this time.
     retry_at: AtomicU64,
-    /// The last look at the size of memory that is not ours.
+    /// The last check of the size of memory that is not Ebbtide's.
     checked_ms: AtomicU64,
 }
 
-/// The one of this process.
+/// The state of this process.
 pub static EXIT: ExitHelper = ExitHelper {
     arena: AtomicUsize::new(0),
     helper: AtomicU32::new(0),
@@ -95,7 +95,7 @@ impl Hook for ExitHelper {
         }
     }
 
-    /// The child makes its own when it is large.
+    /// The child makes a helper of its own when it is large.
     fn on_fork_child(&self, heap: &Heap) {
         self.arena.store(0, Ordering::Relaxed);
         self.helper.store(0, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl Hook for ExitHelper {
         self.is_looking.store(false, Ordering::Release);
     }
 
-    /// The last moment for a process whose memory is not from here.
+    /// The last chance to make a helper for a process whose memory is not Ebbtide's.
     fn on_exit(&self, heap: &Heap) {
         if self.helper.load(Ordering::Relaxed) == 0 {
             self.checked_ms.store(0, Ordering::Relaxed);
@@ -153,7 +153,7 @@ impl ExitHelper {
         if opened as usize * ebbtide_zone::FRAME_BYTES >= threshold {
             return true;
         }
-        // Memory that is not from here: seldom, and with a descriptor only if it may be so.
+        // Memory that is not Ebbtide's: checked rarely, and with a descriptor only if the process may be large.
         let now = clock::now_ms();
         if now.wrapping_sub(self.checked_ms.load(Ordering::Relaxed)) < SIZE_CHECK_MS {
             return false;
@@ -168,7 +168,8 @@ impl ExitHelper {
         self.retry_at.store(at, Ordering::Relaxed);
     }
 
-    /// Looks whether the helper is at work, or gone before its time: somebody killed it, or it could not work.
+    /// Checks whether the helper is at work. It may have ended early: another process killed it, or it could not
+    /// work.
     fn check(&self) {
         let control = Arena::at(self.arena.load(Ordering::Relaxed)).control();
         let (helper, is_stuck) = (self.helper.load(Ordering::Relaxed), control.stuck.is_set());
@@ -177,7 +178,7 @@ impl ExitHelper {
             if is_stuck && !helper::kill(helper) {
                 control.may_trap.set();
             }
-            // Not before the next time that it is worth a look.
+            // The next check comes only after `RETRY_MS`.
             if control.watching.is_set() {
                 REAPER.note_success();
                 self.retry_in(RETRY_MS);
@@ -188,7 +189,7 @@ impl ExitHelper {
             if !control.watching.is_set() {
                 REAPER.refuse();
             }
-            // The next one would be stuck, too.
+            // The next helper would be stuck, too.
             self.retry_in(if is_stuck { u64::MAX } else { RETRY_MS });
         }
     }
@@ -196,9 +197,11 @@ impl ExitHelper {
     fn make(&self, heap: &Heap) {
         let word = self.main_word.load(Ordering::Relaxed);
         let program = self.process.load(Ordering::Relaxed);
-        // The first process of a container takes everybody with it, and so would be the helper of a program that has
-        // asked for its next child to be the first. By the `/proc` of others no exec would be noticed.
-        // A thread that gives way would hand its priority on, from which there is no way back. Another thread comes.
+        // No helper is made in these cases. The first process of a container ends all others with it, and so would
+        // end the helper. If a program has asked for its next child to be the first process, its helper would be
+        // one. With the `/proc` of another process namespace no exec would be noticed. A thread that gives way more
+        // than the main thread would pass its priority on, which cannot be raised again; another thread will make
+        // the helper.
         if word == 0
             || program == 1
             || !process::has_plain_children()
@@ -208,8 +211,8 @@ impl ExitHelper {
             return;
         }
         self.retry_in(RETRY_MS);
-        // An exec ends the helper, and no wait that the new program knows to make finds it. Behind another child of that
-        // kind that has ended and is not waited for it is not seen.
+        // An exec ends the helper, but no wait that the new program makes collects it. A helper is not found if it
+        // is behind another child of that kind that has ended and was not waited for.
         let collect = |id| is_helper(id) && helper::collect(id);
         (0..EARLIER).all(|_| process::ended_clone().is_some_and(collect));
         let Some(arena) = self.arena() else { return };
@@ -220,16 +223,16 @@ impl ExitHelper {
             Ok(id) => {
                 self.helper.store(id, Ordering::Relaxed);
                 ebbtide_core::base::stats::set_helper(id);
-                // Or the program's end, if it comes now, would leave ports and pipes open for a while.
+                // Otherwise, if the program ended now, its ports and pipes would stay open for a while.
                 arena.control().apart.wait_at_most(APART_MS);
-                // Whether it came to work is seen at the next look.
+                // The next check sees whether the helper came to work.
                 self.retry_in(100);
             }
             Err(_) => REAPER.refuse(),
         }
     }
 
-    /// That of the helper before, or a new one.
+    /// The arena of the previous helper, or a new one.
     fn arena(&self) -> Option<Arena> {
         if self.arena.load(Ordering::Relaxed) == 0 {
             self.arena.store(Arena::map()?.address(), Ordering::Relaxed);
@@ -238,7 +241,7 @@ impl ExitHelper {
     }
 }
 
-/// By its name, which the end leaves.
+/// Recognises a helper by its name, which stays after its end.
 fn is_helper(id: u32) -> bool {
     let path = PathText::join(&[b"/proc/", &Digits::of(id as usize), b"/comm"]);
     let mut name = [0; 16];

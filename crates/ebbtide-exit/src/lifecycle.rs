@@ -1,9 +1,11 @@
-//! The helper's life: it leaves everything of the program's but its memory, locks itself in, and waits.
+//! The helper's life: it leaves everything of the program's but its memory, restricts itself, and waits.
 //!
-//! Two threads. The first waits for the program's end (its pidfd). The second, the *watcher*, waits for the word
-//! that the kernel clears when the main thread leaves the memory, which it does by an end or by an exec: after an
-//! exec there is nothing to wait for, and the helper lets the old memory go by its own end. The kernel wakes one
-//! waiter of that word only, so the watcher passes it on, or a `pthread_join` of the main thread would hang.
+//! The helper has two threads. The first waits for the program's end (its pidfd). The second, the *watcher*, waits for a
+//! word that the kernel clears when the main thread leaves the memory, by an end or by an exec. After an exec there is
+//! nothing to wait for: the helper ends, and the old memory is released with it.
+//!
+//! The kernel wakes only one waiter of that word. So the watcher wakes the next one; otherwise a `pthread_join` of the
+//! main thread would hang.
 
 use crate::admission::Admission;
 use crate::arena::{Arena, WATCHER};
@@ -16,37 +18,40 @@ use ebbtide_sys::helper::{self, Descriptor, Waited};
 use ebbtide_sys::pressure::Kept;
 use ebbtide_sys::thread::Affinity;
 
-/// A wait for the word is looked at anew after this, should the kernel's wake-up have gone elsewhere.
+/// A wait for the word checks it again after this time, in case another waiter got the kernel's wake-up.
 const END_CHECK_MS: u64 = 10_000;
-/// The same once the main thread has left and others go on: at first, for how long that is, and later.
+/// Check intervals once the main thread has left and other threads go on: `LEFT_MS` at first, for `LEFT_SOON_MS`,
+/// and `LEFT_LATER_MS` afterwards.
 const LEFT_MS: u64 = 100;
 const LEFT_SOON_MS: u64 = 2000;
 const LEFT_LATER_MS: u64 = 1000;
-/// How long the main thread may be seen between its last look at memory and its being without.
+/// Pauses during which the main thread may still have memory, between its last use of it and its leaving.
 const BETWEEN_MS: [u64; 3] = [1, 1, 1];
-/// How long threads of its own may take to go.
+/// Longest time for the watcher to end.
 const JOIN_MS: u64 = 1000;
-/// How long after the end a parent that does not look is waited for, as what follows would hold it up: at first
-/// (it may wait for a CPU), before large files are unmapped, and before anything is zapped.
+/// How long after the end the helper waits for a parent that has not noticed it, because the helper's next steps
+/// would delay the parent. The times are for the beginning (the parent may wait for a CPU), before large files are
+/// unmapped, and before memory is zapped.
 const FIRST_GRACE_US: u64 = 1000;
 const LARGE_GRACE_US: u64 = 4000;
 const GRACE_US: u64 = 16_000;
-/// The kernel tells the helper in the middle of the parent's own call, on its CPU: so long it takes to return.
+/// The kernel wakes the helper in the middle of the parent's own call, on its CPU: the call takes this long to
+/// return.
 const RETURN_US: u64 = 100;
 
-/// The first thread.
+/// The helper's first thread.
 pub extern "C" fn main(arena: usize) {
     let arena = Arena::at(arena);
     let resources = begin(arena);
     if let Some(resources) = &resources {
         live(resources);
     }
-    // With what the threads look at still in place.
+    // The memory that the threads read is still in place.
     end(arena)
 }
 
-/// Ends the helper. Where nothing but a trap would, and the program lives, that is left to the program, which a trap could
-/// end too.
+/// Ends the helper. If only a trap would end it while the program lives, the decision is left to the program: a
+/// trap could end the program too.
 fn end(arena: Arena) -> ! {
     helper::try_to_end();
     let control = arena.control();
@@ -60,7 +65,7 @@ fn end(arena: Arena) -> ! {
     helper::exit_process()
 }
 
-/// Leaves the program and locks itself in. `None`: something was refused, and it must end.
+/// Leaves the program and restricts itself. `None`: a call was refused, and the helper must end.
 fn begin(arena: Arena) -> Option<Resources> {
     let control = arena.control();
     let left = helper::leave_program();
@@ -75,7 +80,8 @@ fn begin(arena: Arena) -> Option<Resources> {
     }
     let number = Digits::of(control.program as usize);
     let stat = PathText::join(&[b"/proc/", &number, b"/stat"])?;
-    // The thread that made it may be bound to one CPU; the main one says what the program may use.
+    // The thread that made the helper may be bound to one CPU. The main thread shows which CPUs the program may
+    // use.
     Affinity::of(control.program).restore();
     let resources = Resources {
         arena,
@@ -88,11 +94,11 @@ fn begin(arena: Arena) -> Option<Resources> {
     helper::lock_down().then_some(resources)
 }
 
-/// Returns where it can do no more than end.
+/// Does the helper's work. Returns when it can only end.
 fn live(resources: &Resources) -> Option<()> {
     let control = resources.arena.control();
-    // SAFETY: the watcher's seat is free, and `watch` keeps to what a helper may do. The first thread ends the process without
-    // leaving the frame that `resources` are in.
+    // SAFETY: the watcher's seat is free, and `watch` keeps to what a helper may do. The first thread ends the
+    // process without leaving the stack frame of `resources`.
     if unsafe { resources.spawn(WATCHER..WATCHER + 1, watch) } == 0 {
         return None;
     }
@@ -107,7 +113,7 @@ fn live(resources: &Resources) -> Option<()> {
     let mut shortage = MemoryShortage::begin(&resources.pressure);
     join_watcher(resources.arena)?;
     let left_ns = match control.left_ns.load(Ordering::Acquire) {
-        // The watcher came late, or gave up as others seemed to go on.
+        // The watcher was late, or gave up because other threads seemed to go on.
         0 if helper::holds(control.word, 0) => ended_ns,
         left_ns => left_ns.min(ended_ns),
     };
@@ -128,7 +134,7 @@ fn live(resources: &Resources) -> Option<()> {
     None
 }
 
-/// The parent's time to hear of the end.
+/// The time that the parent gets to notice the end.
 #[derive(Default)]
 struct Grace {
     is_over: bool,
@@ -136,7 +142,7 @@ struct Grace {
 }
 
 impl Grace {
-    /// Waits until it knows, or until it has had `us` in all.
+    /// Waits until the parent has noticed the end, or until it has had `us` in all.
     fn give(&mut self, resources: &Resources, us: u64) {
         self.is_over = resources.program.wait_for_parent(us - self.given_us);
         self.given_us = us;
@@ -145,7 +151,7 @@ impl Grace {
         }
     }
 
-    /// The same if it does not know yet, and memory is not short.
+    /// As [`Self::give`], if the parent has not noticed the end yet and memory is not short.
     fn give_calmly(&mut self, resources: &Resources, shortage: &mut MemoryShortage, us: u64) {
         if !self.is_over && !shortage.is_pressing() {
             self.give(resources, us);
@@ -153,7 +159,7 @@ impl Grace {
     }
 }
 
-/// The watcher is needed no more, and would be a second thread.
+/// Ends the watcher. It is no longer needed, and would be a second thread.
 fn join_watcher(arena: Arena) -> Option<()> {
     let control = arena.control();
     let began = helper::now_ms();
@@ -169,7 +175,7 @@ fn join_watcher(arena: Arena) -> Option<()> {
 }
 
 extern "C" fn watch(argument: usize) {
-    // Its wake-up would come in between while the main thread is leaving, and hold up the end.
+    // An urgent wake-up of this thread would interrupt the main thread while it leaves, and delay the end.
     ebbtide_sys::thread::wake_gently();
     // SAFETY: the argument of a thread made by `spawn`.
     let (resources, _) = unsafe { Resources::of_thread(argument) };
@@ -185,7 +191,7 @@ extern "C" fn watch(argument: usize) {
             break;
         }
         if waited == Waited::Woken {
-            // Another word than it was taken for: it would not hold up the next wait either.
+            // The word at this address is another one now: it would not hold up the next wait either.
             control.ended.wait(LEFT_MS);
         }
     }
@@ -198,29 +204,29 @@ extern "C" fn watch(argument: usize) {
             Some(true) => pauses.next(),
             Some(false) if helper::now_ms() - began < LEFT_SOON_MS => Some(LEFT_MS),
             Some(false) => Some(LEFT_LATER_MS),
-            // It has ended, and its parent knows.
+            // The program has ended, and its parent knows.
             None => break,
         };
-        // Memory for long, other than this: an exec. Or no way to wait.
+        // If the main thread has memory for long, and not this one, there was an exec. Or waiting is not possible.
         let waited = pause.map(|ms| control.ended.wait(ms));
         if waited.is_none_or(|waited| waited == Waited::Refused) {
             end(resources.arena);
         }
         if memory == Some(false) && waited == Some(Waited::Late) {
-            // Others go on.
+            // Other threads go on.
             control.left_ns.store(0, Ordering::Release);
         }
     }
     helper::exit_thread()
 }
 
-/// Whether the program's main thread has memory, by the size in its `stat`, which anybody may read.
-/// `None`: there is no such process any more.
+/// Whether the program's main thread has memory, by the size in its `stat`, which any process may read. `None`:
+/// there is no such process any more.
 fn has_memory(stat: &Descriptor) -> Option<bool> {
     const SIZE: usize = 23;
     let mut text = [0u8; 1024];
     let text = stat.read_start(&mut text)?;
-    // The name, field 2, may hold anything; the rest is numbers.
+    // The name, field 2, may hold any bytes; the rest is numbers.
     let name_end = text.iter().rposition(|&byte| byte == b')')?;
     let mut fields = text[name_end + 1..].split(|&byte| byte == b' ').skip(1);
     fields.nth(SIZE - 3).map(|size| size != b"0")

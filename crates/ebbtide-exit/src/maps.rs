@@ -1,4 +1,4 @@
-//! What is mapped: lines of `/proc/self/maps`.
+//! Reads the list of mappings: lines of `/proc/self/maps`.
 
 use ebbtide_sys::file::{each_line, parse_number};
 use ebbtide_sys::helper::Descriptor;
@@ -10,40 +10,40 @@ pub struct Mapping {
     pub start: usize,
     /// Behind its last byte.
     pub end: usize,
-    /// What stands behind it.
+    /// The content of the mapping.
     pub kind: Kind,
 }
 
-/// What stands behind a mapping.
+/// The content of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Memory of this process alone. `reserved`: it cannot be touched, so it is mostly empty.
     Anonymous {
-        /// See there.
+        /// Whether it cannot be touched.
         reserved: bool,
     },
-    /// A file, by device and number, or memory that may be shared.
+    /// A file, by device and inode, or memory that may be shared.
     File {
         /// Major and minor number.
         device: (usize, usize),
-        /// The file's number on it.
+        /// The file's inode number on the device.
         inode: u64,
     },
-    /// A ring of requests by io_setup(2), which unmapping does not end.
+    /// A ring of requests by io_setup(2). Unmapping does not end the ring.
     Requests,
     /// The kernel's own: the vDSO and its data.
     Kernel,
 }
 
-/// Calls `each` for every mapping in ascending order until it says `false`. It may take mappings away, those it
-/// has been told of.
+/// Calls `each` for every mapping in ascending order until it returns `false`. `each` may unmap mappings that it
+/// has already been called for.
 pub fn for_each(maps: &Descriptor, buffer: &mut [u8], mut each: impl FnMut(Mapping) -> bool) {
     maps.rewind();
     let read = |rest: &mut [u8]| maps.read(rest);
     each_line(buffer, read, |line| parse(line).is_none_or(&mut each));
 }
 
-/// `start-end perms offset major:minor inode   path`
+/// Parses `start-end perms offset major:minor inode   path`.
 fn parse(line: &[u8]) -> Option<Mapping> {
     let mut fields = line.split(|&byte| byte == b' ');
     let (start, end) = numbers(fields.next()?, b'-')?;
@@ -71,7 +71,7 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     (start < end).then_some(Mapping { start, end, kind })
 }
 
-/// Two hexadecimal numbers.
+/// Parses two hexadecimal numbers.
 fn numbers(text: &[u8], between: u8) -> Option<(usize, usize)> {
     let (first, second) = core::str::from_utf8(text)
         .ok()?

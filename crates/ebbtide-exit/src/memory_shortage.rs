@@ -1,15 +1,15 @@
-//! Whether memory is short, for the machine or for the cgroup that the dying process is in.
+//! Whether memory is short, for the machine or for the cgroup of the dying process.
 //!
-//! The same files as workers read, opened before the helper locked itself in ([`Kept`]), and the same rule
-//! ([`plan::pressure`](ebbtide_zone::plan::pressure)). The helper does not hear of what only its program was told of: the
-//! environment's file or socket, the pressure level and the hits of version 1.
+//! The helper reads the same files as workers do, opened before it restricted itself ([`Kept`]), and applies the same rule
+//! ([`plan::pressure`](ebbtide_zone::plan::pressure)). Some sources of events reach only the program, not the helper: the
+//! file or socket that the environment names, and the pressure level and limit hits of cgroup version 1.
 
 use ebbtide_sys::helper;
 use ebbtide_sys::pressure::Kept;
 use ebbtide_sys::pressure::source::Trigger;
 use ebbtide_zone::plan::pressure::{Look, Policy, Stalls, is_ours};
 
-/// What it reads, and what it made of it.
+/// The files that the helper reads, and the state of its decision.
 pub struct MemoryShortage<'a> {
     files: &'a Kept,
     stalls: Stalls,
@@ -17,7 +17,7 @@ pub struct MemoryShortage<'a> {
 }
 
 impl<'a> MemoryShortage<'a> {
-    /// Begins to look: what was lost long before does not count.
+    /// Begins: stalls from before do not count.
     pub fn begin(files: &'a Kept) -> Self {
         let mut shortage = Self {
             files,
@@ -36,7 +36,7 @@ impl<'a> MemoryShortage<'a> {
         let look = Look {
             now_ms,
             room: machine.map(|machine| machine.nearer(group)).or(group),
-            // Nothing grows any more.
+            // The heap no longer grows.
             potential: 0,
             resident: 0,
             told,

@@ -1,15 +1,16 @@
-//! What the helper has: its memory, and what it opened before it locked itself in. Its threads find that through their
-//! argument.
+//! The helper's resources: its memory, and the files that it opened before it restricted itself. Its threads find them
+//! through their argument.
 
 use crate::admission::Admission;
 use crate::arena::{Arena, SEATS};
 use ebbtide_sys::helper::{self, Descriptor, Entry};
 use ebbtide_sys::pressure::Kept;
 
-/// They stand in the first thread's frame, which it does not leave. Aligned so that a seat's number fits beside their address.
+/// The resources lie in the first thread's stack frame, which that thread does not leave. Aligned so that a seat's
+/// number fits beside their address.
 #[repr(align(128))]
 pub struct Resources {
-    /// Its memory.
+    /// The helper's memory.
     pub arena: Arena,
     /// The program.
     pub program: Descriptor,
@@ -17,20 +18,20 @@ pub struct Resources {
     pub stat: Descriptor,
     /// `/proc/self/maps`.
     pub maps: Descriptor,
-    /// What tells whether memory is short.
+    /// The files that show whether memory is short.
     pub pressure: Kept,
-    /// Which helpers of the user work.
+    /// The slots of the user's helpers.
     pub admission: Admission,
 }
 
 const _: () = assert!(SEATS <= align_of::<Resources>());
 
 impl Resources {
-    /// Starts a thread in each of these seats. How many there are.
+    /// Starts a thread in each of these seats. Returns the number of threads started.
     ///
     /// # Safety
-    /// Each seat is used once, and `self` stays until the process ends. `entry` does only what a helper may do, and takes its
-    /// argument by [`Self::of_thread`].
+    /// Each seat is used once, and `self` stays until the process ends. `entry` does only what a helper
+    /// may do, and takes its argument by [`Self::of_thread`].
     pub unsafe fn spawn(&self, seats: impl Iterator<Item = usize>, entry: Entry) -> usize {
         let address = core::ptr::from_ref(self) as usize;
         seats
@@ -41,7 +42,7 @@ impl Resources {
             .count()
     }
 
-    /// What a thread finds, and the number of its seat.
+    /// The resources that a thread was started with, and the number of its seat.
     ///
     /// # Safety
     /// `argument` is that of a thread that [`Self::spawn`] made.

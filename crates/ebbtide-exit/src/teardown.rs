@@ -1,9 +1,12 @@
-//! The order in which the memory goes.
+//! The order in which the helper releases the memory:
 //!
-//! Files and shared memory first, by unmapping: they pin locks, devices and mounts; and requests that are under way, which pin
-//! sockets and pipes. Then every private anonymous
-//! mapping, ours and others', by `MADV_DONTNEED` in pieces that several threads take from one list. The rest is
-//! the end of the process.
+//! 1. Small mappings of files and shared memory, by unmapping: they pin locks, devices and mounts.
+//! 2. Asynchronous requests that are under way: they pin sockets and pipes.
+//! 3. Large mappings of files and shared memory.
+//! 4. Every private anonymous mapping, Ebbtide's and others', by `MADV_DONTNEED`, in pieces that several threads take from
+//!    one list.
+//!
+//! The end of the process releases the rest.
 
 use crate::arena::{Arena, ENDERS, Piece};
 use crate::maps::{self, Kind, Mapping};
@@ -13,32 +16,33 @@ use crate::teardown_threads;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::helper;
 
-/// Pieces end at a multiple of this, and are about this long at least.
+/// Pieces end at a multiple of this. It is also about their least length.
 const PIECE_BYTES: usize = 32 << 20;
-/// Large ones cost less with huge pages. A thread may be at one for long that hurried ones could share.
+/// With huge pages, large pieces cost less. But a thread may be busy for long with a large piece that several
+/// hurried threads could share.
 const MAX_PIECE_BYTES: usize = 256 << 20;
 /// The size of pieces of memory that cannot be touched and is mostly empty.
 const RESERVED_BYTES: usize = 64 << 30;
-/// Up to this a mapping of a file goes at once.
+/// Smaller mappings of files are unmapped at once.
 pub const SMALL_BYTES: usize = 64 << 20;
 
-/// What was mapped when the program had ended.
+/// The mappings of the program when it had ended.
 pub struct Survey<'a> {
     resources: &'a Resources,
-    /// Where the code is that the helper runs: this library, and what the compiler calls.
+    /// Addresses of the code that the helper runs: this library, and the functions that the compiler calls.
     places: [usize; 5],
-    /// The files that hold it.
+    /// The files that hold this code.
     kept: [Option<Kind>; 5],
-    /// Whether there are files that do not go quickly.
+    /// Whether there are files whose unmapping takes long.
     pub has_large_files: bool,
-    /// The size of private memory that can be touched.
+    /// Bytes of private memory that can be touched.
     anonymous_bytes: usize,
-    /// Rings of requests.
+    /// Number of rings of requests.
     rings: usize,
 }
 
 impl<'a> Survey<'a> {
-    /// Looks. `code` is a place in this library.
+    /// Reads the mappings. `code` is an address in this library.
     pub fn make(resources: &'a Resources, code: usize) -> Self {
         let mut survey = Self {
             resources,
@@ -54,7 +58,7 @@ impl<'a> Survey<'a> {
             anonymous_bytes: 0,
             rings: 0,
         };
-        // SAFETY: the first thread's, and not in use.
+        // SAFETY: the buffer is the first thread's, and not in use.
         maps::for_each(&resources.maps, unsafe { resources.arena.buffer() }, |it| {
             survey.add(it);
             true
@@ -88,8 +92,8 @@ impl<'a> Survey<'a> {
             || matches!(mapping.kind, Kind::File { .. }) && self.kept.contains(&Some(mapping.kind))
     }
 
-    /// Has requests ended that pin ports and pipes. Each ring takes a grace period of the kernel's, some 30 ms, which
-    /// several threads wait for together, and nobody else.
+    /// Ends requests that pin ports and pipes. Each ring takes a grace period of the kernel, some 30 ms. Several
+    /// threads wait for these periods together, and no other process waits.
     pub fn end_requests(&self) {
         // SAFETY: each seat is used once; `end_rings` keeps to what a helper may do.
         let made = unsafe { self.resources.spawn(ENDERS.take(self.rings), end_rings) };
@@ -98,21 +102,21 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Unmaps files and shared memory, mappings of up to `most` bytes.
+    /// Unmaps files and shared memory: mappings of up to `most` bytes.
     pub fn unmap_files(&self, most: usize) {
         let Resources { arena, maps, .. } = self.resources;
-        // SAFETY: the first thread's, and not in use.
+        // SAFETY: the buffer is the first thread's, and not in use.
         maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
             let is_file = matches!(mapping.kind, Kind::File { .. });
             if is_file && mapping.end - mapping.start <= most && !self.keeps(&mapping) {
-                // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: this is not the helper's.
+                // SAFETY: INV-REAPER-1: no other process uses the memory; INV-REAPER-2: this is not the helper's.
                 unsafe { helper::unmap(mapping.start, mapping.end) };
             }
             true
         });
     }
 
-    /// Takes all private memory but the helper's.
+    /// Releases all private memory but the helper's.
     pub fn take_memory(&self, shortage: &mut MemoryShortage) {
         let arena = self.resources.arena;
         let count = self.list_pieces(arena.pieces());
@@ -123,7 +127,7 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Lists it, as far as there are pieces for it. How many are listed.
+    /// Lists private memory, as far as there are pieces for it. Returns the number of listed pieces.
     fn list_pieces(&self, pieces: &[Piece]) -> usize {
         let Resources { arena, maps, .. } = self.resources;
         let mut left_bytes = self.anonymous_bytes;
@@ -149,7 +153,7 @@ impl<'a> Survey<'a> {
             }
             true
         };
-        // SAFETY: the first thread's, and not in use.
+        // SAFETY: the buffer is the first thread's, and not in use.
         maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
             match mapping.kind {
                 // INV-REAPER-2: not the arena, which the kernel may have merged with its neighbours.
@@ -179,13 +183,13 @@ fn take_rings(arena: Arena) {
         (ring != 0).then_some(ring)
     };
     while let Some(ring) = next() {
-        // SAFETY: INV-REAPER-1: nobody else uses the memory.
+        // SAFETY: INV-REAPER-1: no other process uses the memory.
         unsafe { helper::end_requests(ring) };
     }
 }
 
-/// The size of the next piece, with so much left for so many threads: half of a fair share, so that all end at the
-/// same time.
+/// The size of the next piece, for `left_bytes` and this many threads: half of a fair share, so that all threads
+/// end at the same time.
 fn piece_bytes(left_bytes: usize, workers: usize) -> usize {
     let half = left_bytes / (2 * workers.max(1));
     (half / PIECE_BYTES * PIECE_BYTES).clamp(PIECE_BYTES, MAX_PIECE_BYTES)

@@ -1,12 +1,12 @@
-//! The threads that take the pieces.
+//! The threads that release the pieces.
 //!
-//! While memory is not short: few helpers at a time ([`crate::admission`]), by threads that run only where nobody
-//! else wants to. At the first sign of shortage, or when that or the wait for admission has taken long: by as many
-//! threads as there are CPUs, at the usual priority. The helper's own thread does not lower its priority, so that
-//! it can make them: there is no way back from the lowest.
+//! While memory is not short, few helpers work at a time ([`crate::admission`]), with threads that run only on idle CPUs.
+//! In a hurry, as many threads as there are CPUs work at the usual priority. The hurry begins at the first sign of
+//! shortage, or when the calm work or the wait for admission has taken long. The helper's own thread keeps its priority so
+//! that it can make these threads: a thread at the lowest priority cannot raise it again.
 //!
-//! A piece is taken by number, without a lock that an idle thread could hold. One that it has taken and does not
-//! come to is done again by a hurried thread. Where no thread is to be had, the first one does it all.
+//! A thread takes a piece by number, without a lock that a thread without a CPU could hold. If a thread has taken a piece
+//! and does not get to it, a hurried thread releases it. If no thread can be made, the first thread releases all pieces.
 
 use crate::arena::{Arena, CALM, HURRIED, Piece};
 use crate::memory_shortage::MemoryShortage;
@@ -17,18 +17,18 @@ use ebbtide_sys::helper;
 use ebbtide_sys::thread::{self, Affinity};
 use ebbtide_sys::vm;
 
-/// Between two looks at whether memory is short.
+/// Interval between checks for memory shortage.
 const SHORTAGE_CHECK_MS: u64 = 50;
-/// Calm work may take this long once the helper is admitted.
+/// Longest time of calm work, from the helper's admission on.
 const CALM_MS: u64 = 5000;
-/// Admission may be this long in coming: a helper that has a slot may have been stopped.
+/// Longest wait for admission: a helper that has a slot may have been stopped.
 const ADMISSION_MS: u64 = 60_000;
-/// Hurried work that has not come on for this long is left to the end of the process.
+/// Hurried work without progress for this long is left to the end of the process.
 const STUCK_MS: u64 = 10_000;
-/// For waits that end otherwise.
+/// For waits that end by a wake-up.
 const LONG_MS: u64 = 3_600_000;
 
-/// Has the listed pieces taken. Returns when all are done, or do not come on.
+/// Has the listed pieces released by threads. Returns when all pieces are done, or there is no progress.
 pub fn take_pieces(resources: &Resources, shortage: &mut MemoryShortage) {
     let (arena, control) = (resources.arena, resources.arena.control());
     let make = |seats: Range<usize>, count: usize, entry: helper::Entry| {
@@ -76,12 +76,13 @@ pub fn take_pieces(resources: &Resources, shortage: &mut MemoryShortage) {
     }
 }
 
-/// Whether calm work has had its time: since admission, or while waiting for it.
+/// Whether the calm work has used up its time, from admission on, or the wait for admission has.
 fn is_late(now: u64, called: u64, admitted: Option<u64>) -> bool {
     admitted.map_or(now - called > ADMISSION_MS, |since| now - since > CALM_MS)
 }
 
-/// While there is enough. The first one waits for admission of the helper, the others for that one.
+/// A thread that works while memory is not short. The first such thread waits for the admission of the helper; the
+/// others wait for the first.
 extern "C" fn calm(argument: usize) {
     // SAFETY: the argument of a thread made by `spawn`.
     let (resources, seat) = unsafe { Resources::of_thread(argument) };
@@ -107,14 +108,14 @@ extern "C" fn hurried(argument: usize) {
     helper::exit_thread()
 }
 
-/// Those that no thread has taken.
+/// Releases the pieces that no thread has taken.
 fn take_untaken(arena: Arena) {
     while let Some(piece) = listed(arena).get(arena.control().next.fetch_add(1, Ordering::SeqCst)) {
         take(arena, piece);
     }
 }
 
-/// Those that are not done, whether a thread has taken them and not come to them, or none has.
+/// Releases the pieces that are not done: a thread may have taken them without getting to them, or none has.
 fn take_what_is_left(arena: Arena) {
     listed(arena).iter().for_each(|piece| take(arena, piece));
 }
@@ -126,8 +127,8 @@ fn listed(arena: Arena) -> &'static [Piece] {
 
 fn take(arena: Arena, piece: &Piece) {
     let control = arena.control();
-    // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: not the helper's own. What is refused is
-    // left to the end of the process.
+    // SAFETY: INV-REAPER-1: no other process uses the memory; INV-REAPER-2: it is not the helper's own. If the call
+    // is refused, the end of the process releases the memory.
     let zap = |start, bytes| unsafe {
         if vm::advise(start, bytes, libc::MADV_DONTNEED).is_err() {
             let _ = vm::advise(start, bytes, vm::MADV_DONTNEED_LOCKED);

@@ -1,4 +1,4 @@
-//! Allocate and free.
+//! Allocates and frees areas.
 
 use crate::handle::{FOREIGN, Handle, refuse};
 use crate::memory;
@@ -10,15 +10,15 @@ use ebbtide_sys::process;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{Chunk, GRANULE_BYTES, Misuse, Putting, Shard, Taken, UNIT_BYTES};
 
-/// Bytes on all CPUs that are zeroed under the shard's lock.
+/// Areas of up to this many bytes, over all CPUs, are zeroed under the shard's lock.
 const ZERO_AT_ONCE: usize = 2048;
 
 const FREE: &str = "ebb_percpu_free";
 
-/// Why there is no area.
+/// The reason why there is no area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Problem {
-    /// Size 0 or above a unit, or an alignment that is no power of two or above a page.
+    /// Size 0 or above a unit, or an alignment that is not a power of two or is above a page.
     BadArguments,
     /// No memory, or no address space.
     NoMemory,
@@ -27,19 +27,19 @@ pub enum Problem {
 /// Figures of the per-CPU areas, in bytes over all CPUs.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Chunks with memory behind them, and those of them that serve only when others are full.
+    /// Chunks with memory behind them, and the sidelined ones among them.
     pub chunks: usize,
-    /// See `chunks`.
+    /// See [`Self::chunks`].
     pub sidelined_chunks: usize,
     /// In areas, rounded up to 8 bytes.
     pub allocated_bytes: usize,
     /// In pages that may be resident.
     pub populated_bytes: usize,
-    /// In pages given back so far.
+    /// In pages released so far.
     pub depopulated_bytes: usize,
 }
 
-/// An area of `size` bytes, zeroed, for each CPU.
+/// Allocates an area of `size` bytes, zeroed, for each CPU.
 ///
 /// # Errors
 /// See [`Problem`].
@@ -59,7 +59,7 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
         if let Some(taken) = take(heap, shard, granules, align) {
             let (chunk, at, pages) = (taken.chunk, taken.at, taken.populate);
             let place = Place { shard, chunk };
-            // SAFETY: taken just now.
+            // SAFETY: the area was taken just now.
             if pages == 0 || unsafe { memory::populate(place, pages, at, granules) } {
                 let start = space::address(place, 0) - space::base();
                 return Ok(Handle::new(start + at as usize * GRANULE_BYTES, size));
@@ -75,14 +75,14 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
 fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {
     loop {
         let taken = PERCPU.with(heap, shard, |shard| shard.take(granules, align));
-        // Opened chunks may be taken by others first.
+        // Other threads may take areas of the opened chunk first.
         if taken.is_some() || !PERCPU.open(heap, shard) {
             return taken;
         }
     }
 }
 
-/// Frees an area. Ends the process for what is none.
+/// Frees an area. Ends the process if `handle` is no area.
 pub fn free(handle: Handle) {
     let area = handle.place().and_then(space::chunk_of);
     let area = area.filter(|area| area.1.is_multiple_of(GRANULE_BYTES));
@@ -97,11 +97,11 @@ pub fn free(handle: Handle) {
     }
 }
 
-/// Puts an area back, zeroed unless it was never used. The shard's stock, if a page became empty.
+/// Puts an area back, zeroed unless it was never used. Returns the shard's stock, if a page became empty.
 fn put(heap: &Heap, place: Place, at: u32, used: bool) -> Result<Option<u32>, Misuse> {
     let zero = |area: Putting| {
         if used {
-            // SAFETY: disowned, so nobody has it, and not yet free.
+            // SAFETY: the area is disowned, so no caller has it, and it is not free yet.
             unsafe { memory::zero(place, area) }
         }
     };
@@ -126,7 +126,7 @@ pub fn stats() -> Stats {
     started_heap().map(figures).unwrap_or_default()
 }
 
-/// The figures, and bytes of the chunks' records with them.
+/// The figures, together with the bytes of the chunks' records.
 pub(crate) fn stats_inside(heap: &Heap) -> (Stats, usize) {
     let (mut stats, mut record_bytes) = (Stats::default(), 0);
     let units = space::units();

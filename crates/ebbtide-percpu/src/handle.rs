@@ -1,11 +1,11 @@
-//! What areas are called.
+//! The handles of areas.
 //!
 //! ```text
 //!  63..60   59 … 40                   39 … 0
 //!   0xE     whole words, in bytes     address of the area for CPU 0, from the start of the reservation
 //! ```
 //!
-//! No address looks like that, so a pointer from elsewhere is found, and using a handle as a pointer faults.
+//! No address has this form. So a pointer from elsewhere is detected, and using a handle as a pointer faults.
 
 use crate::space::{self, LIMIT_BYTES};
 use ebbtide_core::base::message::Message;
@@ -28,7 +28,7 @@ impl Handle {
         Self(TAG | (size & !7) << SIZE_SHIFT | place)
     }
 
-    /// The place of the area from the start of the reservation, if it can be one.
+    /// The offset of the area from the start of the reservation. `None`: the handle cannot be valid.
     #[inline]
     pub(crate) fn place(self) -> Option<usize> {
         let place = self.0 & PLACE_MASK;
@@ -51,7 +51,7 @@ impl Handle {
     }
 }
 
-/// The address of the area for `cpu`. Ends the process for what is no area or no CPU.
+/// The address of the area for `cpu`. Ends the process if there is no such area or CPU.
 pub fn pointer(handle: Handle, cpu: usize) -> *mut u8 {
     let Some(place) = handle.place() else {
         refuse("ebb_percpu_ptr", handle, FOREIGN)
@@ -67,10 +67,10 @@ pub fn pointer(handle: Handle, cpu: usize) -> *mut u8 {
     (space::base() + place + cpu * UNIT_BYTES) as *mut u8
 }
 
-/// Of what is no area.
+/// The message about a handle that is no area.
 pub(crate) const FOREIGN: &str = " is not from ebb_percpu_alloc";
 
-/// Ends the process over what a function was given.
+/// Ends the process over a bad argument of `function`.
 #[cold]
 pub(crate) fn refuse(function: &str, handle: Handle, problem: &str) -> ! {
     let line = Message::new().text(function).text(": ");

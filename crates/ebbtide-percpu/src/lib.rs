@@ -1,4 +1,4 @@
-//! Per-CPU data for the program: areas with a copy for each CPU, and what stands on them.
+//! Per-CPU data for the program: areas with a copy for each CPU, and operations on them.
 //!
 //! ```text
 //!  reservation, by shard            a chunk: one unit a CPU, and the spill unit
@@ -7,29 +7,30 @@
 //!  handle: tag │ size │ address of the area for CPU 0, from the reservation's start
 //! ```
 //!
-//! Where areas lie and which pages go back is policy: [`ebbtide_zone::percpu`], one shard of chunks behind one
-//! lock (`PERCPU`), taken by the CPU that asks. No system call is made under it.
+//! [`ebbtide_zone::percpu`] is the policy: where areas lie, and which pages are released. Each shard of chunks has one
+//! lock (`PERCPU`); the calling CPU selects the shard. No system call is made under the lock.
 //!
-//! Additions are restartable sections without an atomic instruction. A thread without registration (a worker, a
-//! `vfork` child), or on a CPU that was not counted at the start, must not touch a word that sections write. It
-//! adds to the *spill* unit with an atomic instruction. In the portable mode all additions are atomic.
+//! Additions are restartable sections without an atomic instruction. Two kinds of threads must not touch a word that
+//! sections write: a thread without an rseq registration (a worker, a `vfork` child), and a thread on a CPU that was not
+//! counted at the start. Such a thread adds to the *spill* unit with an atomic instruction. In the portable mode all
+//! additions are atomic.
 //!
 //! - `INV-PERCPU-7`: a free granule reads zero in every unit: areas are zeroed when they are freed, pages by the
 //!   kernel.
 //! - `INV-PERCPU-8`: a word of a CPU's unit is written by sections or, in the portable mode, by atomic
 //!   instructions; a word of the spill unit by atomic instructions.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `space` | address space: chunks, units, records |
 //! | `areas` | allocate, free, figures |
-//! | `memory` | populate, zero, give back |
-//! | `round` | depopulation: who does it, when |
-//! | `handle` | what areas are called |
+//! | `memory` | populate, zero, release |
+//! | `round` | depopulation: by which thread, and when |
+//! | `handle` | the handles of areas |
 //! | `words` | addition and sum |
 #![no_std]
 #![warn(missing_docs)]
-// Read by those who change it.
+// Maintainers read this documentation with its private items.
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod areas;

@@ -1,4 +1,4 @@
-//! The memory behind areas: populate, zero, give back. On all units of a chunk at once.
+//! The memory behind areas: populates, zeroes and releases it, in all units of a chunk at once.
 
 use crate::space::{self, Place};
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -7,7 +7,7 @@ use ebbtide_sys::{Errno, vm};
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{GRANULE_BYTES, Putting, Shard, UNIT_PAGES, runs};
 
-/// Ranges of one call. Threads of programs may have the smallest of stacks.
+/// Most ranges in one call. Threads of the program may have very small stacks.
 pub const RANGES: usize = 128;
 
 /// Calls `flush` with the ranges of `pages` in units `0..units`, [`RANGES`] at a time.
@@ -32,7 +32,7 @@ fn for_ranges(place: Place, pages: u64, units: usize, mut flush: impl FnMut(&mut
     }
 }
 
-/// Gives one advice for many ranges with as few calls as work; stops at the first range that refuses it.
+/// Gives one advice for many ranges with as few calls as possible. Stops at the first range that refuses it.
 ///
 /// # Safety
 /// As [`vm::advise`].
@@ -46,7 +46,7 @@ unsafe fn advise_ranges(mut ranges: &mut [vm::Range], advice: i32) -> Result<(),
                 RELEASE_MANY.note_success();
                 done
             }
-            // Nothing done: the first range alone says why.
+            // Nothing was done: the first range alone shows the reason.
             _ => {
                 // SAFETY: by contract.
                 unsafe { vm::advise(first.iov_base as usize, first.iov_len, advice) }?;
@@ -63,7 +63,7 @@ unsafe fn advise_ranges(mut ranges: &mut [vm::Range], advice: i32) -> Result<(),
     Ok(())
 }
 
-/// Gets memory for pages of an area on all CPUs. `false`: there is none.
+/// Populates pages of an area on all CPUs. `false`: there is no memory.
 ///
 /// # Safety
 /// The caller has the area, granules `at` to `at + n`, and `pages` are pages of it.
@@ -78,7 +78,7 @@ pub unsafe fn populate(place: Place, pages: u64, at: u32, n: u32) -> bool {
             Ok(()) => POPULATE.note_success(),
             Err(Errno::ENOMEM | Errno::EFAULT) => enough = false,
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => POPULATE.refuse(),
-            // Not now: the first touch does it.
+            // Not possible now: the first touch populates the page.
             Err(_) => {}
         }
     });
@@ -101,7 +101,7 @@ pub unsafe fn populate(place: Place, pages: u64, at: u32, n: u32) -> bool {
 /// Zeroes an area in all units.
 ///
 /// # Safety
-/// It is nobody's now, but the caller's to zero.
+/// Only the caller may access it now.
 pub unsafe fn zero(place: Place, area: Putting) {
     let [offset, len] = [area.at, area.granules].map(|granules| granules as usize * GRANULE_BYTES);
     let spilled = space::spill(place).load(Ordering::Acquire) & Shard::pages(area) != 0;
@@ -111,7 +111,7 @@ pub unsafe fn zero(place: Place, area: Putting) {
     }
 }
 
-/// Gives pages of all units back. Those that went.
+/// Releases pages of all units. Returns the pages that were released.
 ///
 /// # Safety
 /// They were claimed: no area lies in them.

@@ -1,4 +1,4 @@
-//! Depopulation: the coordinating worker does it, in its rounds; without workers, slow paths do.
+//! Depopulation of per-CPU data: the coordinating worker does it in its rounds. Without workers, slow paths do it.
 
 use crate::areas;
 use crate::memory::{self, RANGES};
@@ -16,9 +16,9 @@ use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::Scope;
 use ebbtide_zone::plan::{FLOOR_FRAMES, Remaining};
 
-/// Milliseconds between rounds: a page that was empty from one to the next goes.
+/// Milliseconds between rounds: a page that was empty from one round to the next is released.
 const ROUND_MS: u64 = 250;
-/// Empty bytes of a shard that are not worth a thread.
+/// Fewer empty bytes of a shard than this are not worth a thread.
 const FLOOR_BYTES: usize = 1 << 20;
 /// Milliseconds between calls for a worker.
 const CALL_MS: u64 = 10;
@@ -26,7 +26,8 @@ const CALL_MS: u64 = 10;
 const IN_PLACE: usize = 4;
 
 impl PerCpuData {
-    /// Frees call this when a page became empty: sees to it that a thread looks, if the shard's stock is worth one.
+    /// Called by a free when a page became empty: ensures that a thread depopulates, if the shard's stock is worth
+    /// it.
     pub(crate) fn emptied(&self, heap: &Heap, stock: u32) {
         if stock as usize * space::units() * FRAME_BYTES <= FLOOR_BYTES {
             return;
@@ -36,7 +37,7 @@ impl PerCpuData {
         let last = call.load(order);
         if now.wrapping_sub(last) < CALL_MS
             || call.compare_exchange(last, now, order, order).is_err()
-            // One that waits for a free does not look at these pages.
+            // A worker made in advance does not scan these pages.
             || !heap.workers.is_expecting() && heap.workers.look_before(now + ROUND_MS)
         {
             return;
@@ -54,7 +55,7 @@ impl PerCpuData {
         now.wrapping_sub(self.last_round_ms.load(Ordering::Relaxed)) >= ROUND_MS
     }
 
-    /// A round through all shards, until `most` chunks have given pages back. `false`: it was cut short.
+    /// One round through all shards, until `most` chunks have released pages. `false`: the round was cut short.
     fn depopulate(&self, heap: &Heap, scope: Scope, by: Releaser, mut most: usize) -> bool {
         let scope = allowed(heap, scope);
         let runs = (RANGES / (space::units() + 1)).max(1) as u32;
@@ -82,7 +83,7 @@ impl PerCpuData {
     }
 }
 
-/// What of it the configuration allows.
+/// The part of `scope` that the configuration allows.
 fn allowed(heap: &Heap, scope: Scope) -> Scope {
     if heap.config.percpu_depopulate {
         scope
@@ -98,8 +99,8 @@ impl Source<Heap> for PerCpuData {
         }
     }
 
-    /// Notes the frames that another round will find, more than the floor if any: one or two rounds end it. So too shortly
-    /// after a call: what becomes empty within [`CALL_MS`] of it makes no other.
+    /// Notes the frames that another round will find, more than the floor if any: one or two rounds then release
+    /// them. This also covers pages that become empty within [`CALL_MS`] of a call, which make no other call.
     fn give_due(&self, heap: &Heap, round: &Round, left: &mut Remaining) {
         let now = round.now;
         if heap.allowance.is_short(now) {
@@ -124,9 +125,9 @@ impl Source<Heap> for PerCpuData {
         self.depopulate(heap, Scope::Everything, by, usize::MAX);
     }
 
-    /// What the parent's threads were giving back is as populated as before, and what one was starting is carried out.
-    /// Pages are copied at different moments: a spill unit's word may have been seen with what a thread added, and the
-    /// note of its page without.
+    /// Pages that the parent's threads were releasing count as populated again. A start that a thread had begun is
+    /// completed. Pages are copied at different moments: a word of a spill unit may have been copied with an
+    /// addition, and the mark of its page without it.
     unsafe fn child(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
@@ -140,12 +141,12 @@ impl Source<Heap> for PerCpuData {
         }
     }
 
-    /// The areas so far stay readable, and freeing them does nothing.
+    /// The old areas stay readable, and freeing them does nothing.
     unsafe fn abandon(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
             let end = self.with(heap, shard, |shard| shard.abandon());
-            // SAFETY: by contract. What this thread has is in chunks that it saw open.
+            // SAFETY: by contract. This thread's areas are in chunks that it saw open.
             unsafe { space::empty_behind(shard, end) };
         }
     }

@@ -10,11 +10,11 @@ use ebbtide_sys::{process, vm};
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{Chunk, Shard, ShardState, UNIT_BYTES};
 
-/// A handle has room for that.
+/// The largest address range that a handle can hold.
 pub const LIMIT_BYTES: usize = 1 << 40;
-/// Shards at most.
+/// Most shards.
 const MAX_SHARDS: usize = 16;
-/// Chunks of a shard at most.
+/// Most chunks in a shard.
 const MAX_CHUNKS: usize = 1 << 15;
 
 const _: () = assert!(UNIT_BYTES == 1 << ebbtide_sys::rseq::UNIT_SHIFT);
@@ -22,16 +22,16 @@ const _: () = assert!(UNIT_BYTES == 1 << ebbtide_sys::rseq::UNIT_SHIFT);
 /// Per-CPU data of the program.
 pub struct PerCpuData {
     words: Words,
-    /// Set where memory behind the chunks may have content that nobody could take away: none is opened then.
+    /// Set if memory behind the chunks may have content that could not be removed: no chunk is opened then.
     is_closed: AtomicBool,
     shards: [Padded; MAX_SHARDS],
     /// The last round, and the last call for a worker.
     pub(crate) last_round_ms: AtomicU64,
-    /// See there.
+    /// See [`Self::last_round_ms`].
     pub(crate) last_call_ms: AtomicU64,
 }
 
-/// The one of this process.
+/// The per-CPU data of this process.
 pub static PERCPU: PerCpuData = PerCpuData {
     words: Words {
         base: AtomicUsize::new(0),
@@ -46,20 +46,21 @@ pub static PERCPU: PerCpuData = PerCpuData {
     last_call_ms: AtomicU64::new(0),
 };
 
-/// What additions read: one cache line, set once.
+/// The words that additions read: one cache line, set once.
 #[repr(C, align(64))]
 struct Words {
     /// 0 before the first use.
     base: AtomicUsize,
     bytes: AtomicUsize,
     units: AtomicUsize,
-    /// 0: no sections.
+    /// 0: sections are not in use.
     rseq_offset: AtomicUsize,
-    /// Where the [`Plan`] is, in memory of its own: complete before its address stands here. 0: nobody has begun.
+    /// The address of the [`Plan`], in memory of its own. The plan is complete before its address is stored here.
+    /// 0: no thread has begun.
     plan: AtomicUsize,
 }
 
-/// What all threads start by. Whoever finds it carries it out, so that nobody waits for the thread that made it.
+/// The plan of the start. A thread that finds it carries it out, so that no thread waits for the one that made it.
 #[derive(Clone, Copy, Default)]
 struct Plan {
     base: usize,
@@ -67,7 +68,7 @@ struct Plan {
     units: usize,
     rseq_offset: usize,
     shards: usize,
-    /// Chunks of a shard, as a shift.
+    /// Chunks in a shard, as a shift.
     shift: usize,
     records: usize,
     spills: usize,
@@ -79,15 +80,15 @@ impl Plan {
     }
 }
 
-/// The plan that counts; zeros before there is one.
+/// The valid plan; zeros before there is one.
 fn plan() -> Plan {
     let place = PERCPU.words.plan.load(Ordering::Acquire) as *const Plan;
-    // SAFETY: none, or written before its address was published, and never again.
+    // SAFETY: there is none, or it was written before its address was published, and never again.
     unsafe { place.as_ref() }.copied().unwrap_or_default()
 }
 
-/// Carries out what any thread has begun, of a forked child's parent too. Several may do so at once: all write the same,
-/// the length last. `false`: nobody has.
+/// Carries out the plan that any thread has made, also a thread of a forked child's parent. Several threads may do
+/// so at once: all write the same values, the length last. `false`: there is no plan.
 pub fn finish_start() -> bool {
     let (plan, words) = (plan(), &PERCPU.words);
     if plan.bytes == 0 {
@@ -100,11 +101,11 @@ pub fn finish_start() -> bool {
     true
 }
 
-/// Takes the memory behind a shard's last chunk away: another thread of a forked child's parent may have opened
+/// Releases the memory behind a shard's last chunk: another thread of a forked child's parent may have opened
 /// chunks there and written to them (INV-PERCPU-7).
 ///
 /// # Safety
-/// No other thread exists, and nobody has an area there.
+/// No other thread exists, and no area lies there.
 pub unsafe fn empty_behind(shard: usize, end: u32) {
     let limit = 1 << plan().shift;
     if end < limit {
@@ -123,19 +124,19 @@ pub fn base() -> usize {
     PERCPU.words.base.load(Ordering::Relaxed)
 }
 
-/// Its length; 0 before the first use.
+/// The length of the reservation; 0 before the first use.
 #[inline]
 pub fn bytes() -> usize {
     PERCPU.words.bytes.load(Ordering::Acquire)
 }
 
-/// Copies of an area, without the spill unit.
+/// Number of copies of an area, without the spill unit.
 #[inline]
 pub fn units() -> usize {
     PERCPU.words.units.load(Ordering::Relaxed)
 }
 
-/// How many CPUs areas have copies for, also before the first use: CPU numbers are below it.
+/// Number of copies of an area, also before the first use. CPU numbers are below it.
 pub fn cpus(settings: &Settings) -> usize {
     match units() {
         0 => process::cpu_limit().max(settings.config.percpu_units),
@@ -143,13 +144,14 @@ pub fn cpus(settings: &Settings) -> usize {
     }
 }
 
-/// Where `struct rseq` is; 0 when additions are atomic instructions.
+/// The offset of `struct rseq`; 0 when additions are atomic instructions.
 #[inline]
 pub fn rseq_offset() -> isize {
     PERCPU.words.rseq_offset.load(Ordering::Relaxed) as isize
 }
 
-/// Whether the CPU that this thread is on has a unit, by the kernel's word for a registered thread. Sections are in use.
+/// Whether this thread's CPU has a unit. For a registered thread, the kernel stores the CPU's number. Sections are
+/// in use.
 #[cfg(target_arch = "x86_64")]
 pub fn has_unit() -> bool {
     // SAFETY: sections are in use, so `struct rseq` lies there.
@@ -161,7 +163,7 @@ pub fn has_unit() -> bool {
 #[repr(align(128))]
 struct Padded(Lock<ShardState>);
 
-/// A chunk by shard and number in it.
+/// A chunk, named by its shard and its number there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub shard: usize,
@@ -169,20 +171,20 @@ pub struct Place {
 }
 
 impl PerCpuData {
-    /// The locks of all shards, in use or not: a fork frees what it has taken, and another thread may start the
-    /// shards meanwhile.
+    /// The locks of all shards, in use or not: a fork frees the locks that it has taken, and another thread may
+    /// start more shards meanwhile.
     pub fn locks(&self) -> impl Iterator<Item = &Lock<ShardState>> {
         self.shards.iter().map(|shard| &shard.0)
     }
 
-    /// Reserves the address space, once. `false`: there is none to be had. No thread waits for another one: each
-    /// reserves, the first one's plan counts, and all carry that one out.
+    /// Reserves the address space, once. `false`: there is none. No thread waits for another one: each reserves,
+    /// the first thread's plan is valid, and all carry out that plan.
     pub fn start(&self, heap: &Heap) -> bool {
         bytes() != 0 || finish_start() || self.make_plan(heap) && finish_start()
     }
 
-    /// Makes a plan for as many chunks as there is address space for, unless another thread is faster. `false`: there is not
-    /// enough for one chunk of each shard.
+    /// Makes a plan for as many chunks as there is address space for, unless another thread is faster. `false`:
+    /// there is not enough for one chunk in each shard.
     fn make_plan(&self, heap: &Heap) -> bool {
         let units = cpus(heap);
         let shards = units.min(MAX_SHARDS);
@@ -190,14 +192,14 @@ impl PerCpuData {
         let limit = process::soft_limit(libc::RLIMIT_AS).map_or(LIMIT_BYTES, |limit| limit / 16);
         let wanted = ram.saturating_mul(4).min(LIMIT_BYTES).min(limit);
         let chunks = wanted / ((units + 1) * UNIT_BYTES) / shards;
-        // Powers of two, so that a chunk's number says its shard.
+        // Powers of two, so that a chunk's number shows its shard.
         let most = chunks.clamp(1, MAX_CHUNKS).ilog2() as usize;
         let mut shifts = (0..=most).rev();
         shifts.any(|shift| self.reserve(units, shards, shift))
     }
 
-    /// Reserves address space for `1 << shift` chunks in each shard, and writes the plan into it. The data come first, then
-    /// the plan, the records, the spills. `false`: there is none.
+    /// Reserves address space for `1 << shift` chunks in each shard, and writes the plan into it. The data come
+    /// first, then the plan, the records, the spills. `false`: there is no address space.
     fn reserve(&self, units: usize, shards: usize, shift: usize) -> bool {
         let count = shards << shift;
         let bytes = count * (units + 1) * UNIT_BYTES;
@@ -220,7 +222,7 @@ impl PerCpuData {
         };
         // SAFETY: our own reservation, without content; the plan has a page of its own.
         let is_written = unsafe {
-            // What is populated shall be what is needed.
+            // Only needed pages should be populated, so no huge pages.
             let _ = vm::advise(base, bytes, libc::MADV_NOHUGEPAGE);
             let page = vm::commit(place, FRAME_BYTES);
             page.map(|()| (place as *mut Plan).write(plan)).is_ok()
@@ -233,7 +235,7 @@ impl PerCpuData {
         is_written
     }
 
-    /// Calls `work` with a shard, under its lock, in a thread that has looked for forks.
+    /// Calls `work` with a shard, under its lock, in a thread that has checked for forks.
     pub fn with<R>(&self, _inside: &Heap, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> R {
         let mut state = self.shards[shard].0.lock();
         // SAFETY: the lock is held, and the records below the end were opened.
@@ -260,7 +262,8 @@ impl PerCpuData {
         if !is_committed || self.is_closed.load(Ordering::Relaxed) {
             return false;
         }
-        // Untouched, so it is there only if the program locks its memory as it comes: all of it, then.
+        // The memory is untouched. If it is resident, the program locks its memory when it is mapped, so all of it
+        // is resident.
         let resident = !heap.config.basic_syscalls && vm::is_resident(address(place, 0));
         let mut state = self.shards[shard].0.lock();
         // SAFETY: as in `with`; the record behind the end was opened just now.
@@ -293,7 +296,7 @@ unsafe fn records<'a>(shard: usize, end: u32) -> &'a mut [Chunk] {
     unsafe { core::slice::from_raw_parts_mut(first, end as usize) }
 }
 
-/// Pages of a chunk's spill unit that may be resident. Opened with the chunk.
+/// Pages of a chunk's spill unit that may be resident. Its memory is opened with the chunk.
 pub fn spill(place: Place) -> &'static AtomicU64 {
     let plan = plan();
     let address = plan.spills + plan.index(place) * 8;
@@ -301,13 +304,13 @@ pub fn spill(place: Place) -> &'static AtomicU64 {
     unsafe { &*(address as *const AtomicU64) }
 }
 
-/// The address of a chunk's unit; that with the number [`units`] is the spill unit.
+/// The address of a chunk's unit. The unit with the number [`units`] is the spill unit.
 pub fn address(place: Place, unit: usize) -> usize {
     let plan = plan();
     plan.base + (plan.index(place) * (plan.units + 1) + unit) * UNIT_BYTES
 }
 
-/// The chunk of a handle's place, and the offset in it. `None`: it is not in the unit of CPU 0.
+/// The chunk at a handle's place, and the offset in it. `None`: the place is not in the unit of CPU 0.
 pub fn chunk_of(place: usize) -> Option<(Place, usize)> {
     let unit = place / UNIT_BYTES;
     let plan = plan();
@@ -326,8 +329,8 @@ mod tests {
     use ebbtide_core::front::heap_of;
     use ebbtide_core::reclaim::sources::Parts;
 
-    /// No other test of this binary starts it. A thread that had to wait for the one that began would wait for good:
-    /// that one has been killed, or is the thread of a forked child's parent.
+    /// No other test of this binary starts it. A thread that had to wait for the first thread would wait for ever:
+    /// the first thread has been killed, or belongs to a forked child's parent.
     #[test]
     fn what_another_thread_has_begun_is_carried_out_by_anybody() {
         static PARTS: Parts = Parts {
@@ -337,11 +340,11 @@ mod tests {
         };
         let heap: &Heap = &heap_of(&PARTS).unwrap().enter_uncounted();
         let locks = PERCPU.locks().count();
-        // The thread ends here: nothing stands in the words yet.
+        // The thread ends here: nothing is stored in the words yet.
         assert!(PERCPU.make_plan(heap));
         let begun = plan();
         assert_eq!((base(), bytes(), units()), (0, 0, 0));
-        // Or in the middle of them.
+        // The thread ends in the middle of the words.
         PERCPU.words.units.store(begun.units, Ordering::Relaxed);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -352,7 +355,7 @@ mod tests {
             (base(), bytes(), units()),
             (begun.base, begun.bytes, begun.units)
         );
-        // One that comes too late with a plan of its own drops it.
+        // A thread that comes too late with a plan of its own drops it.
         assert!(PERCPU.make_plan(heap) && plan().base == begun.base);
         finish_start();
         assert_eq!((base(), units()), (begun.base, begun.units));

@@ -9,7 +9,7 @@ use ebbtide_sys::rseq::section;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::UNIT_BYTES;
 
-/// A section that is interrupted so often in a row is being stepped through: the spill unit, then.
+/// A section that is interrupted this often in a row is being single-stepped: then the spill unit is used.
 #[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: u32 = 100;
 
@@ -55,7 +55,7 @@ pub(crate) unsafe fn add_slowly(word: usize, value: u64) {
         }
     }
     let (place, bit) = page_of(word);
-    // Its page is noted as resident from now on.
+    // Marks the page as resident from now on.
     space::spill(place).fetch_or(bit, Ordering::AcqRel);
     // SAFETY: by contract; the spill unit is opened with the others; INV-PERCPU-8.
     unsafe { copy(word, space::units()) }.fetch_add(value, Ordering::Relaxed);
@@ -77,8 +77,8 @@ fn page_of(word: usize) -> (Place, u64) {
     (place, 1 << (offset / FRAME_BYTES))
 }
 
-/// The sum over all CPUs of the words at `offset`, wrapping: what was added before the call, and what of the
-/// additions beside it has been seen. Ends the process when there is no aligned word there.
+/// The sum over all CPUs of the words at `offset`, wrapping. It includes all additions before the call; concurrent
+/// additions may be included or not. Ends the process when there is no aligned word there.
 ///
 /// # Safety
 /// The area is allocated.

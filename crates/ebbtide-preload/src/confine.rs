@@ -1,20 +1,23 @@
-//! `prctl`, `unshare` and `setns`, where they bind one thread or want no other: the workers end first.
+//! `prctl`, `unshare` and `setns`: calls that apply to one thread, or that need a single thread, end the workers first.
 //!
-//! Whoever locks itself in with a filter binds its own thread, and a worker would stay outside. Nearly all set
-//! `PR_SET_NO_NEW_PRIVS` before: without privilege the kernel wants it for filters and for Landlock, so that counts, and
-//! covers what is then called by its number. A namespace for users, and some others, the kernel gives only to a single
-//! thread. The C library's functions are these system calls and nothing else, and so are ours.
+//! A filter applies only to the thread that installs it, and a worker would stay outside. Nearly all programs set
+//! `PR_SET_NO_NEW_PRIVS` before: without privilege the kernel requires it for filters and for Landlock. So that call ends
+//! the workers too. This covers programs that then call seccomp(2) or Landlock by system call number.
+//!
+//! The kernel gives a user namespace, and some others, only to a process with a single thread. The C library's functions
+//! are plain system calls and nothing else, and so are ours.
 
 use core::ffi::{c_int, c_long, c_ulong};
 
-/// Those for which the caller must be the only thread.
+/// Flags of unshare(2) for which the caller must be the only thread.
 const UNSHARED_ALONE: c_int =
     libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
-/// Those for which it must share nothing; 0 is any.
+/// Flags of setns(2) for which the caller must be the only thread, or share nothing; 0 stands for any flag.
 const ENTERED_ALONE: c_int = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | CLONE_NEWTIME;
 const CLONE_NEWTIME: c_int = 0x80;
 
-/// prctl(2). `PR_SET_SECCOMP` and `PR_SET_NO_NEW_PRIVS` end the workers first, and wait for that: a second at most.
+/// prctl(2). `PR_SET_SECCOMP` and `PR_SET_NO_NEW_PRIVS` end the workers first, and wait for that, at most one
+/// second.
 ///
 /// # Safety
 /// As prctl(2).
@@ -33,7 +36,7 @@ pub unsafe extern "C" fn prctl(
     unsafe { libc::syscall(libc::SYS_prctl, c_long::from(option), a, b, c, d) as c_int }
 }
 
-/// unshare(2). Where the kernel wants a single thread, the workers end first, as in [`prctl`].
+/// unshare(2). If the kernel requires a single thread, the workers end first, as in [`prctl`].
 #[unsafe(no_mangle)]
 pub extern "C" fn unshare(flags: c_int) -> c_int {
     if flags & UNSHARED_ALONE != 0 {
@@ -43,7 +46,7 @@ pub extern "C" fn unshare(flags: c_int) -> c_int {
     unsafe { libc::syscall(libc::SYS_unshare, c_long::from(flags)) as c_int }
 }
 
-/// setns(2). Where the kernel may want a single thread, the workers end first, as in [`prctl`].
+/// setns(2). If the kernel may require a single thread, the workers end first, as in [`prctl`].
 #[unsafe(no_mangle)]
 pub extern "C" fn setns(file: c_int, kind: c_int) -> c_int {
     if kind == 0 || kind & ENTERED_ALONE != 0 {

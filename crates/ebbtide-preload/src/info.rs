@@ -1,16 +1,16 @@
-//! What programs ask an allocator about itself, in glibc's forms.
+//! Figures and settings of the allocator, in glibc's forms.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::fmt::Write;
 use ebbtide::stats::{FIGURES, Kind, figures};
 
-/// malloc_trim(3): gives back everything free, from all caches too; `pad` is ignored. 1 if any was.
+/// malloc_trim(3): releases all free memory, including all caches; `pad` is ignored. Returns 1 if any was released.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
     c_int::from(ebbtide::release_all() > 0)
 }
 
-/// `struct mallinfo2` of glibc 2.33. What each field means here is beside it.
+/// `struct mallinfo2` of glibc 2.33. Each field's doc says what it means here.
 #[repr(C)]
 #[derive(Default)]
 #[allow(missing_docs)]
@@ -31,7 +31,7 @@ pub struct mallinfo2 {
     pub uordblks: usize,
     /// Bytes kept for reuse.
     pub fordblks: usize,
-    /// Bytes that `malloc_trim` would give back at least.
+    /// Bytes that `malloc_trim` would release at least.
     pub keepcost: usize,
 }
 
@@ -94,7 +94,7 @@ pub extern "C" fn mallopt(parameter: c_int, _value: c_int) -> c_int {
     c_int::from(matches!(parameter, 1 | -8..=-1))
 }
 
-/// Text for a person or a parser, made on the stack.
+/// Text for a person or a parser, built on the stack.
 struct Text {
     bytes: [u8; 4096],
     len: usize,
@@ -123,7 +123,7 @@ impl Text {
     }
 }
 
-/// The figures by name, without those that only readers of the page need.
+/// The statistics by name, without those that only readers of the page need.
 fn shown() -> impl Iterator<Item = (&'static str, u64)> {
     let values = figures().values();
     FIGURES

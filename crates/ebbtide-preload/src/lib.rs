@@ -1,14 +1,14 @@
 //! `libebbtide.so`: the C ABI of the memory manager, and nothing else.
 //!
-//! The only crate that defines `malloc`. Corner cases are glibc's: `malloc(0)` is a distinct pointer,
+//! This is the only crate that defines `malloc`. Corner cases are glibc's: `malloc(0)` is a distinct pointer,
 //! `realloc(p, 0)` frees, overflow is `ENOMEM`, a bad alignment is `EINVAL`, `free` keeps `errno`.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`standard`] | `malloc`, `free`, `calloc`, `realloc` and the aligned and sized forms |
 //! | [`info`] | `malloc_trim`, `mallinfo2`, `malloc_info`, `malloc_stats`, `mallopt` |
 //! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
-//! | [`confine`] | `prctl`, `unshare`, `setns`, which bind one thread or want no other |
+//! | [`confine`] | `prctl`, `unshare`, `setns`, which apply to one thread or need a single one |
 //! | `loader` | `dlopen`, where glibc is the C library |
 //! | [`percpu`] | `ebb_percpu_*`, see there |
 #![no_std]
@@ -42,7 +42,7 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
         .abort()
 }
 
-/// Runs when the process ends in order: the last figures for whoever watches.
+/// Runs when the process ends in order: writes the last statistics for other processes.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static FINISH: extern "C" fn() = {

@@ -1,7 +1,8 @@
 //! `dlopen` without `RTLD_DEEPBIND`.
 //!
-//! A library that is opened with that flag finds libc's `free` before ours, and calls it with pointers of ours. So the flag
-//! is taken out, and the library finds the program's symbols first, as without it. `deepbind=keep` leaves it in.
+//! A library that is opened with that flag finds libc's `free` before ours, and calls it with pointers of ours. So this
+//! `dlopen` removes the flag, and the library finds the program's symbols first, as it does without the flag.
+//! `deepbind=keep` keeps the flag.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -9,10 +10,10 @@ use ebbtide_sys::loader::{Onward, next_function};
 
 ebbtide_sys::define_dlopen!(onward);
 
-/// The next `dlopen`, where that stays; 0: not known. (`INV-LOADER-2`)
+/// The address of the next `dlopen`, if it does not change; 0: not known. (`INV-LOADER-2`)
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Before `main`: later, a search in a forked child could wait for a lock that nobody will give back.
+/// Runs before `main`: a later search in a forked child could wait for a lock that no thread will free.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static FIND: extern "C" fn() = {

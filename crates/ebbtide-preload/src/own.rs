@@ -4,14 +4,14 @@ use crate::standard::set_errno;
 use core::ffi::c_int;
 use ebbtide::stats::Figures;
 
-/// Gives all free memory of the process back; the bytes given back.
+/// Releases all free memory of the process. Returns the bytes released.
 #[unsafe(no_mangle)]
 pub extern "C" fn ebb_release() -> usize {
     ebbtide::release_all()
 }
 
-/// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or
-/// a size without room for the version.
+/// Fills the first `size` bytes of `*result`. Returns the bytes filled, or -1 with `EINVAL` for a null pointer or a
+/// size too small for the version.
 ///
 /// # Safety
 /// `result` can be written to for `size` bytes.
@@ -21,7 +21,8 @@ pub unsafe extern "C" fn ebb_stats(result: *mut Figures, size: usize) -> c_int {
     unsafe { fill(result, size, || figures(size)) }
 }
 
-/// The figures, those that the kernel knows only for a caller with room for them: it walks the page tables.
+/// The statistics. The figures that only the kernel knows are included only if `size` has space for them: they need
+/// a walk of the page tables.
 fn figures(size: usize) -> Figures {
     let mut figures = ebbtide::stats::figures();
     if size > core::mem::offset_of!(Figures, rss_bytes) {
@@ -32,8 +33,8 @@ fn figures(size: usize) -> Figures {
     figures
 }
 
-/// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or a size without room
-/// for a word.
+/// Fills the first `size` bytes of `*result`. Returns the bytes filled, or -1 with `EINVAL` for a null pointer or a
+/// size too small for a word.
 ///
 /// # Safety
 /// `result` can be written to for `size` bytes.

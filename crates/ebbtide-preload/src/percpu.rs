@@ -5,11 +5,11 @@ use crate::standard::set_errno;
 use core::ffi::{c_int, c_uint, c_void};
 use ebbtide::percpu::{self, Handle, Problem};
 
-/// What C calls an area: no address, but a number in a pointer's clothes.
+/// A handle of an area in C: it has the type of a pointer, but is a number and no address.
 #[allow(non_camel_case_types)]
 pub type ebb_percpu = c_void;
 
-/// An area of `size` bytes, zeroed, for each CPU; null with `EINVAL` or `ENOMEM`.
+/// Allocates an area of `size` bytes, zeroed, for each CPU; null with `EINVAL` or `ENOMEM`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ebb_percpu_alloc(size: usize, align: usize) -> *mut ebb_percpu {
     match percpu::allocate(size, align) {
@@ -76,8 +76,8 @@ pub struct ebb_percpu_stats {
     pub depopulated_bytes: usize,
 }
 
-/// Fills the first `size` bytes of `*result`; the bytes filled, or -1 with `EINVAL` for a null pointer or a size
-/// without room for a field.
+/// Fills the first `size` bytes of `*result`. Returns the bytes filled, or -1 with `EINVAL` for a null pointer or a
+/// size too small for a field.
 ///
 /// # Safety
 /// `result` can be written to for `size` bytes.

@@ -30,7 +30,7 @@ fn no_memory() {
 pub extern "C" fn malloc(size: usize) -> *mut c_void {
     let object = alloc::allocate_fast(size);
     if object.is_null() {
-        // The last call of this function, and so no frame is made on the fast path.
+        // A tail call, so that the fast path makes no stack frame.
         return malloc_slow(size);
     }
     object.cast()
@@ -166,7 +166,7 @@ pub extern "C" fn memalign(alignment: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// aligned_alloc(3), which glibc up to 2.37 makes [`memalign`].
+/// aligned_alloc(3), which in glibc up to 2.37 is [`memalign`].
 #[unsafe(no_mangle)]
 pub extern "C" fn aligned_alloc(alignment: usize, size: usize) -> *mut c_void {
     memalign(alignment, size)
@@ -187,7 +187,7 @@ pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
     }
 }
 
-/// malloc_usable_size(3): all of it may be used.
+/// malloc_usable_size(3): the program may use all of these bytes.
 ///
 /// # Safety
 /// `address` is null or a live allocation.

@@ -25,8 +25,8 @@ pub fn for_words(from: u32, n: u32, mut f: impl FnMut(usize, u64)) {
     }
 }
 
-/// The number of set bits of a word. Nearly all words are full or empty, and where the processor's own instruction may not
-/// be used a count takes a dozen.
+/// The number of set bits of a word. Nearly all words are full or empty. Without the processor's own instruction, a
+/// count takes a dozen instructions.
 #[inline]
 pub fn ones(word: u64) -> u32 {
     match word {
@@ -64,7 +64,7 @@ fn aligned(word: u64, align: u64) -> u64 {
     u64::MAX / (u64::MAX >> (64 - align))
 }
 
-/// The lowest aligned place where `n` set bits stand in `word(from..to)`, as a position from word 0.
+/// The lowest aligned place where `n` set bits follow each other in `word(from..to)`, as a position from word 0.
 ///
 /// `base_words` is added to the word number for the alignment only. Costs O(words). Every word between `from` and
 /// the result is read once or twice.
@@ -116,7 +116,7 @@ pub fn find_run_by(
             }
             i += 1;
         }
-        // The word that ended the run is looked at again: its top may begin another.
+        // The word that ended the run is checked again: another run may begin at its top.
     }
     None
 }
@@ -137,12 +137,12 @@ fn find_in(map: &Map, n: u32, align: u32) -> Option<u32> {
     find_run_by(|i| map[i], 0, 8, u64::from(n), u64::from(align), 0).map(|p| p as u32)
 }
 
-/// The length of the longest run, if it is at most `at_most`; the search ends when it finds that many.
+/// The length of the longest run, at most `at_most`: the search ends when it has found a run of that length.
 #[inline]
 pub fn longest_run(map: &Map, at_most: u32) -> u32 {
     let mut best = 0;
     let mut run = 0;
-    // From the top: takes go low, so the longest rest tends to lie high.
+    // From the top: allocations take low frames, so the longest free run tends to lie high.
     for &w in map.iter().rev() {
         if w == u64::MAX {
             run += 64;
@@ -158,7 +158,7 @@ pub fn longest_run(map: &Map, at_most: u32) -> u32 {
         if best >= at_most {
             return best;
         }
-        // Inside the word: `w` keeps a bit per run longer than `best`, and each round makes `best` grow.
+        // Inside the word: `w` keeps a bit for each run longer than `best`, and each iteration makes `best` grow.
         if w.count_ones() > best {
             let mut x = starts(u128::from(w), best + 1) as u64;
             while x != 0 {
@@ -171,7 +171,7 @@ pub fn longest_run(map: &Map, at_most: u32) -> u32 {
     best.max(run)
 }
 
-/// The length of the run that holds the set range `[from, from + n)`.
+/// The length of the run that contains the set range `[from, from + n)`.
 #[inline]
 pub fn run_around(map: &Map, from: u32, n: u32) -> u32 {
     let mut begin = from;
@@ -187,7 +187,7 @@ pub fn run_around(map: &Map, from: u32, n: u32) -> u32 {
     run_end(map, from + n) - begin
 }
 
-/// One past the last bit of the run that goes on at `from` (`from` itself if that bit is clear).
+/// One past the last bit of the run that continues at `from` (`from` itself if that bit is clear).
 #[inline]
 fn run_end(map: &Map, from: u32) -> u32 {
     let mut end = from;

@@ -1,4 +1,4 @@
-//! Whole pageblocks: taken, extended and put back by block words, 64 at a time.
+//! Whole pageblocks: takes, extends and puts them back by block words, 64 at a time.
 
 use crate::bits;
 use crate::frame::{BLOCK_FRAMES, Block, WORD_BLOCKS};
@@ -11,7 +11,7 @@ use crate::state::Zone;
 pub struct Extent {
     /// The first of them.
     pub first: Block,
-    /// How many, with the slack if there was room for it.
+    /// Number of blocks, including the slack if it was free.
     pub blocks: u32,
     /// How many of them held a dirty or lazy frame.
     pub dirty_blocks: u32,
@@ -21,9 +21,9 @@ pub struct Extent {
 
 impl Zone<'_> {
     /// Takes `blocks` whole pageblocks plus `slack_blocks` behind them, at the lowest multiple of `align_blocks` (a
-    /// power of two) where they fit; without the slack where they only fit so. Slack ends where the first block is
-    /// not clean: in use by nobody, it could not be given back. O(opened / 64) from a hint; records are read only for
-    /// blocks whose frames differ.
+    /// power of two) where they fit. If they fit nowhere with the slack, takes them without it. Slack ends before
+    /// the first block that is not clean: slack is not in use, so memory in it could not be released. O(opened /
+    /// 64) from a hint; records are read only for blocks whose frames differ.
     pub fn take_blocks(
         &mut self,
         blocks: u32,
@@ -51,7 +51,7 @@ impl Zone<'_> {
         })
     }
 
-    /// How many of `n` whole-free blocks are clean up to the first that is not.
+    /// Of `n` whole-free blocks, the number of clean blocks before the first that is not clean.
     fn clean_blocks(&self, index: u32, n: u32) -> u32 {
         let mut clean = n;
         bits::for_words(index, n, |i, mask| {
@@ -63,7 +63,7 @@ impl Zone<'_> {
         clean
     }
 
-    /// Extends taken blocks in place from `old` to `new` blocks. Says whether the added ones were clean; `None`:
+    /// Extends taken blocks in place from `old` to `new` blocks. Returns whether the added ones were clean. `None`:
     /// they are not all whole-free, and nothing changed. O((new - old) / 64).
     pub fn grow_blocks(&mut self, first: Block, old: u32, new: u32) -> Option<bool> {
         if new == old {
@@ -129,7 +129,8 @@ impl Zone<'_> {
         Ok(Put::Done)
     }
 
-    /// A partial block that its owner holds whole (it gave a part back and got it again) may be put as a whole.
+    /// A partial block may be put as a whole if its owner holds all of it: the owner put a part back and got it
+    /// again.
     #[cold]
     fn partial_obstacle(&self, index: u32, blocks: u32) -> Option<PutErrorKind> {
         (index..index + blocks)
@@ -158,7 +159,7 @@ impl Zone<'_> {
         bits::find_run_by(word, from, end, n, u64::from(align), base_words).map(|at| at as u32)
     }
 
-    /// Takes whole-free blocks out of the free map; says how many were not clean.
+    /// Takes whole-free blocks out of the free map. Returns how many were not clean.
     pub(crate) fn take_range(&mut self, index: u32, n: u32) -> u32 {
         let mut moved = Moved {
             frames: n * BLOCK_FRAMES,
@@ -188,7 +189,7 @@ impl Zone<'_> {
         resident
     }
 
-    /// Makes blocks that are in nobody's hands whole-free.
+    /// Makes blocks without an owner whole-free.
     pub(crate) fn put_range(&mut self, index: u32, n: u32, content: Content) {
         if n == 0 {
             return;

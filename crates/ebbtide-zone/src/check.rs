@@ -7,13 +7,13 @@ use crate::state::{BUCKETS, Zone, bit_of};
 /// An invariant that does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which, and how.
+    /// The invariant, and how it is violated.
     pub what: &'static str,
-    /// Where, or the zone's first block if it is about the whole zone.
+    /// The block, or the zone's first block if the whole zone is concerned.
     pub block: Block,
 }
 
-/// What the zone knows of one frame.
+/// The state of one frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameState {
     /// Free and not resident.
@@ -28,7 +28,7 @@ pub enum FrameState {
     Claimed,
     /// In a frozen block.
     Frozen,
-    /// Not opened, or not of this zone.
+    /// Not opened, or not in this zone.
     Unopened,
 }
 
@@ -44,7 +44,7 @@ struct Recount {
 }
 
 impl Zone<'_> {
-    /// What the zone knows of `frame`. O(1); for tests and reports.
+    /// The state of `frame`. O(1); for tests and reports.
     pub fn frame_state(&self, frame: Frame) -> FrameState {
         let Some(index) = self.index(frame.block()) else {
             return if self.is_frozen(frame) {
@@ -80,7 +80,7 @@ impl Zone<'_> {
         }
     }
 
-    /// Recounts everything. O(limit of the view): for tests and `doctor`, not for the lock's normal life.
+    /// Recounts everything. O(limit of the view): for tests and `doctor`, not for normal use under the lock.
     pub fn check_invariants(&self) -> Result<(), Violation> {
         let s = &*self.state;
         let at = |what, index: u32| Violation {
@@ -90,7 +90,7 @@ impl Zone<'_> {
         let ensure = |holds: bool, what, index| if holds { Ok(()) } else { Err(at(what, index)) };
         let mut sum = Recount::default();
         let words_end = (self.words.len() * 64).min(s.limit as usize) as u32;
-        // Words below the base are stale, except the one that the base lies in.
+        // Words below the base are stale, except the word that contains the base.
         for index in s.base / 64 * 64..words_end {
             let (i, bit) = bit_of(index);
             let w = &self.words[i];

@@ -1,7 +1,8 @@
-//! Claims: free frames taken out of the free map to be worked on (released, made lazy), and put back after it.
+//! Claims: free frames are taken out of the free map, released or made lazy, and put back afterwards.
 //!
-//! Whole-free blocks go first and the highest first, so that low addresses stay populated; then the resident free
-//! frames of one partial block. A claim is plain data; the zone counts what is out, its places are in the claim.
+//! Whole-free blocks are claimed first, the highest first, so that low addresses stay populated. Then the resident free
+//! frames of one partial block are claimed. A claim is plain data. The zone counts the claimed frames; the claim says
+//! where they are.
 
 use crate::bits::{self, Map};
 use crate::frame::{BLOCK_CLUSTERS, BLOCK_FRAMES, Block, Frame};
@@ -12,14 +13,14 @@ use crate::state::{Zone, bit_of};
 /// Partial blocks of a word that are compared.
 const SCAN: u32 = 8;
 
-/// Frames that somebody works on: in no free map and with no owner.
+/// Frames that are being released or made lazy: in no free map and without an owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
     /// Whole pageblocks, 1 to 64. Some of their frames may be clean.
     Blocks {
-        /// The first.
+        /// The first block.
         first: Block,
-        /// How many.
+        /// Number of blocks.
         count: u32,
     },
     /// Frames of one pageblock.
@@ -31,19 +32,19 @@ pub enum Claim {
     },
 }
 
-/// What a claimed frame holds when it comes back.
+/// The state of a claimed frame when it is put back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// Released: zero on next touch.
     Clean,
-    /// As it was: the release failed or was given up.
+    /// Unchanged: the release failed or was not tried.
     Dirty,
     /// `MADV_FREE` was given.
     Lazy,
 }
 
 impl Claim {
-    /// How many frames it holds.
+    /// Number of frames.
     pub fn frames(&self) -> u32 {
         match self {
             Claim::Blocks { count, .. } => count.saturating_mul(BLOCK_FRAMES),
@@ -51,7 +52,7 @@ impl Claim {
         }
     }
 
-    /// Its frames as runs of neighbours `(first, frames)`, in order of address.
+    /// The frames as runs of neighbours `(first, frames)`, in order of address.
     pub fn runs(&self) -> impl Iterator<Item = (Frame, u32)> + use<> {
         let (mut blocks, base, mask) = match *self {
             Claim::Blocks { first, .. } => (Some((first.first_frame(), self.frames())), 0, [0; 8]),
@@ -86,7 +87,7 @@ enum Wanted {
 }
 
 impl Wanted {
-    /// Those of two words that are meant.
+    /// The wanted bits of two words.
     #[inline]
     fn of(self, dirty: u64, lazy: u64) -> u64 {
         match self {
@@ -96,7 +97,8 @@ impl Wanted {
         }
     }
 
-    /// Whole-free blocks that may be claimed as such. What is dirty is not given up for the lazy frames beside it.
+    /// Whole-free blocks that may be claimed as whole blocks. Dirty frames are not given up for the lazy frames
+    /// beside them.
     #[inline]
     fn blocks(self, w: &BlockWord) -> u64 {
         match self {
@@ -119,7 +121,7 @@ impl From<Outcome> for Content {
 impl Zone<'_> {
     /// Claims at most `max_frames` free frames that are dirty (or lazy, with `include_lazy`): up to 64 neighbouring
     /// whole-free blocks, else frames of one partial block, else (for fewer than 512) of one whole-free block.
-    /// `None`: there is none. O(opened / 64) from a hint.
+    /// `None`: there are no such frames. O(opened / 64) from a hint.
     pub fn claim_dirty(&mut self, max_frames: u32, include_lazy: bool) -> Option<Claim> {
         let wanted = if include_lazy {
             Wanted::Both
@@ -129,8 +131,8 @@ impl Zone<'_> {
         self.claim(max_frames, wanted)
     }
 
-    /// The same for lazy frames alone: whole-free blocks without a dirty frame, then frames. What is dirty beside them
-    /// stays.
+    /// Claims lazy frames only: whole-free blocks without a dirty frame first, then single frames. Dirty frames
+    /// beside them stay.
     pub fn claim_lazy(&mut self, max_frames: u32) -> Option<Claim> {
         self.claim(max_frames, Wanted::Lazy)
     }
@@ -164,8 +166,8 @@ impl Zone<'_> {
         Some(self.claim_frames(index, max_frames, wanted))
     }
 
-    /// Claims all free frames of a partial block, clean ones too: for a huge page that is about to be split, all of
-    /// which is resident. `None`: the block is not partial, or has no free frame. O(1).
+    /// Claims all free frames of a partial block, clean ones too: for a huge page that is about to be split, which
+    /// is resident as a whole. `None`: the block is not partial, or has no free frame. O(1).
     pub fn claim_free(&mut self, block: Block) -> Option<Claim> {
         let index = self.index(block)?;
         let (i, bit) = bit_of(index);
@@ -186,7 +188,7 @@ impl Zone<'_> {
         Some(Claim::Frames { block, mask })
     }
 
-    /// Keeps a pageblock out of further claims until [`Zone::clear_unsplit`], or until it is whole-free or taken whole.
+    /// Excludes a pageblock from claims until [`Zone::clear_unsplit`], or until it is whole-free or taken whole.
     pub fn mark_unsplit(&mut self, block: Block) {
         if let Some(index) = self.index(block) {
             let (i, bit) = bit_of(index);
@@ -194,8 +196,8 @@ impl Zone<'_> {
         }
     }
 
-    /// Ends all holds. O(opened / 64). Words of frozen blocks are left alone: there may be no memory behind them, nor
-    /// behind the word of a border that nothing has been opened above.
+    /// Allows all excluded pageblocks to be claimed again. O(opened / 64). Words of frozen blocks are not touched:
+    /// there may be no memory behind them, nor behind the word of a border above which nothing has been opened.
     pub fn clear_unsplit(&mut self) {
         let (base, end) = (self.state.base, self.state.open_end);
         if base < end {
@@ -204,7 +206,7 @@ impl Zone<'_> {
         }
     }
 
-    /// Whether a pageblock stands in a claim as a whole, not by its frames.
+    /// Whether a pageblock is in a claim as a whole, not by its frames.
     pub fn is_claimed_whole(&self, block: Block) -> bool {
         self.index(block).is_some_and(|index| {
             let (i, bit) = bit_of(index);
@@ -264,7 +266,7 @@ impl Zone<'_> {
         Ok(Put::Done)
     }
 
-    /// The highest word in which `among` finds blocks that are not held, and all such blocks of it.
+    /// The highest word in which `among` finds blocks that are not unsplit, and all such blocks of it.
     fn highest_word(&self, among: impl Fn(&BlockWord) -> u64) -> Option<(u32, u64)> {
         (self.state.base / 64..self.state.high_resident)
             .rev()
@@ -289,7 +291,7 @@ impl Zone<'_> {
         }
     }
 
-    /// The partial block with the most free frames among the highest few; the higher one when equal.
+    /// Among the highest few partial blocks, the one with the most free frames; the higher one when equal.
     fn emptiest(&self, word: u32, mut candidates: u64) -> u32 {
         let mut best = (0, 0);
         for _ in 0..SCAN {
@@ -313,7 +315,7 @@ impl Zone<'_> {
         let mut moved = Moved::default();
         for i in (0..BLOCK_CLUSTERS).rev() {
             let mut m = wanted.of(b.dirty[i], b.lazy[i]);
-            // Too many: the lowest stay.
+            // Too many frames: the lowest stay.
             while m.count_ones() > max_frames - moved.frames {
                 m &= m - 1;
             }

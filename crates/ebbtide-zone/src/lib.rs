@@ -1,7 +1,7 @@
-//! The page-level policy of Ebbtide: which frames are free, who gets them next, which may be given back.
+//! The page-level policy of Ebbtide: which frames are free, which are allocated next, which may be released.
 //!
-//! Pure state over frame *numbers*. No memory stands behind it, nothing is allocated, no lock is taken and no
-//! system call is made: the caller holds the zone's lock and hands the storage in as slices.
+//! Pure state over frame *numbers*. There is no memory behind it, nothing is allocated, no lock is taken and no system
+//! call is made: the caller holds the zone's lock and passes the storage in as slices.
 //!
 //! ```text
 //!  Zone<'a> ──┬─ ZoneState          counters, list heads, scan hints            (one per zone)
@@ -12,9 +12,9 @@
 //! # States
 //! Of a pageblock:
 //!
-//! | kind | where it is written | who leads into it |
+//! | kind | where it is written | set by |
 //! |---|---|---|
-//! | unopened | number ≥ `open_end` | initial |
+//! | unopened | number ≥ `open_end` | initial state |
 //! | whole-free | `BlockWord::free` | `open`, `put_blocks`, the last `put_run` or `put_claim` |
 //! | partial | `BlockWord::partial`; the record is valid | `take_run`, `put_run` into a large one |
 //! | claimed | `BlockWord::claimed` | `claim_dirty` |
@@ -30,16 +30,16 @@
 //! * `INV-ZONE-3` The bits `free`, `partial` and `claimed` of a block exclude each other.
 //! * `INV-ZONE-4` For whole-free and partial blocks the bit `dirty` (`lazy`) says that a free frame of the block is
 //!   dirty (lazy). For others both are zero.
-//! * `INV-ZONE-5` `all` stands only on whole-free blocks, with exactly one of `dirty` and `lazy`; every frame is in
+//! * `INV-ZONE-5` `all` is set only on whole-free blocks, with exactly one of `dirty` and `lazy`; every frame is in
 //!   that state and the record is stale. Whole-free, not `all`, and dirty or lazy: the record's words and counts
 //!   are valid. Whole-free with none of the three: clean, the record is stale (it is written when converted).
 //! * `INV-ZONE-6` A partial block with a free frame is on the list of `floor(log2(max_run))`, once; every other
 //!   block is on no list. `max_run` is exact, and so are the counts and `clusters`.
 //! * `INV-ZONE-7` The counters equal a recount.
-//! * `INV-ZONE-8` The hints bound what they say: see [`ZoneState`].
+//! * `INV-ZONE-8` The hints are valid bounds: see [`ZoneState`].
 //! * `INV-ZONE-9` Zeroed storage is valid and means "nothing opened".
 //!
-//! Neighbours: the lock, the memory and the clock live in the crate `ebbtide`.
+//! Neighbours: the lock, the memory and the clock live in the crate `ebbtide_core`.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! The two kinds of record: [`Pageblock`], one per pageblock, and [`BlockWord`], one per 64 of them.
 //!
-//! See the crate's header for the states and invariants. A record's first line of cache is its header; each bit map
-//! is a line of its own, so that a look at the header alone chooses a block.
+//! See the crate's header for the states and invariants. A record's first cache line is its header. Each bit map is a
+//! cache line of its own, so that choosing a block reads only the header.
 
 use crate::bits::{self, Map};
 use crate::frame::{BLOCK_CLUSTERS, BLOCK_FRAMES};
@@ -16,11 +16,11 @@ pub struct Pageblock {
     pub(crate) free_count: u16,
     pub(crate) dirty_count: u16,
     pub(crate) lazy_count: u16,
-    /// Frames of the block that stand in claims (their places are in the claims alone).
+    /// Frames of the block that are in claims. Only the claims say which frames.
     pub(crate) claimed_count: u16,
     /// The longest run of free frames.
     pub(crate) max_run: u16,
-    /// The list that it is on, plus one; 0 is none.
+    /// The list of the block, plus one; 0 is none.
     pub(crate) bucket: u8,
     /// One bit per cluster that is wholly free.
     pub(crate) clusters: u8,
@@ -42,20 +42,20 @@ pub struct BlockWord {
     pub(crate) dirty: u64,
     /// Holds a free lazy frame (whole-free and partial blocks).
     pub(crate) lazy: u64,
-    /// Whole-free and every frame is in the one state that `dirty` or `lazy` names.
+    /// Whole-free, and every frame is in the one state that `dirty` or `lazy` names.
     pub(crate) all: u64,
     /// The record is valid and some frame is not free.
     pub(crate) partial: u64,
-    /// The whole block stands in a claim.
+    /// The whole block is in a claim.
     pub(crate) claimed: u64,
-    /// Not to be claimed for now: its huge page could not be split.
+    /// Not claimed for now: its huge page could not be split.
     pub(crate) unsplit: u64,
     spare: u64,
 }
 
 const _: () = assert!(size_of::<BlockWord>() == 64);
 
-/// What a free frame holds.
+/// The content of a free frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Content {
     Clean,
@@ -98,7 +98,7 @@ impl BlockWord {
         spare: 0,
     };
 
-    /// Forgets everything about the blocks of `mask`.
+    /// Clears all bits of the blocks of `mask`.
     #[inline]
     pub(crate) fn clear(&mut self, mask: u64) {
         self.free &= !mask;
@@ -170,7 +170,7 @@ impl Pageblock {
         self.fill_free();
     }
 
-    /// Every frame free; the words `dirty` and `lazy` and their counts stand.
+    /// Makes every frame free; the words `dirty` and `lazy` and their counts stay.
     pub(crate) fn fill_free(&mut self) {
         self.free = [u64::MAX; BLOCK_CLUSTERS];
         self.free_count = BLOCK_FRAMES as u16;
@@ -180,7 +180,7 @@ impl Pageblock {
         self.bucket = 0;
     }
 
-    /// Takes the free frames of `mask` in cluster `i` out; `max_run` is left to the caller.
+    /// Takes the free frames of `mask` in cluster `i` out. The caller must update `max_run`.
     #[inline]
     pub(crate) fn take_word(&mut self, i: usize, mask: u64) -> Moved {
         debug_assert_eq!(self.free[i] & mask, mask);
@@ -199,7 +199,7 @@ impl Pageblock {
         moved
     }
 
-    /// Puts the frames of `mask` in cluster `i` back; `max_run` is left to the caller.
+    /// Puts the frames of `mask` in cluster `i` back. The caller must update `max_run`.
     #[inline]
     pub(crate) fn put_word(&mut self, i: usize, mask: u64, content: Content) -> Moved {
         debug_assert_eq!(self.free[i] & mask, 0);
@@ -228,14 +228,14 @@ impl Pageblock {
         moved
     }
 
-    /// Corrects `max_run` after frames were taken out: it can only have got shorter.
+    /// Corrects `max_run` after frames were taken out: it can only have become shorter.
     #[inline]
     pub(crate) fn shorten_max_run(&mut self) {
         let bound = self.max_run.min(self.free_count);
         self.max_run = bits::longest_run(&self.free, u32::from(bound)) as u16;
     }
 
-    /// Corrects `max_run` after `[from, from + n)` got free: only the run around it can have got longer.
+    /// Corrects `max_run` after `[from, from + n)` became free: only the run around it can have become longer.
     #[inline]
     pub(crate) fn lengthen_max_run(&mut self, from: u32, n: u32) {
         self.max_run = self
@@ -243,7 +243,8 @@ impl Pageblock {
             .max(bits::run_around(&self.free, from, n) as u16);
     }
 
-    /// Where `n` frames can be taken: a dirty place first, then one that is dirty or lazy, then the lowest.
+    /// Chooses a place for `n` frames: dirty frames first, then frames that are dirty or lazy, then the lowest
+    /// place.
     #[inline]
     pub(crate) fn place(&self, n: u32, align: u32) -> Option<u32> {
         if n == 64 && align <= 64 && self.clusters != 0 {
@@ -261,7 +262,7 @@ impl Pageblock {
         bits::find_run(&self.free, n, align, None)
     }
 
-    /// The wholly free cluster to take: the first that is all dirty, else the first.
+    /// Chooses a wholly free cluster: the first that is all dirty, else the first.
     #[inline]
     fn place_cluster(&self) -> u32 {
         let mut left = self.clusters;

@@ -1,4 +1,4 @@
-//! Putting runs of frames back, and what is said of a put that cannot be right.
+//! Puts runs of frames back, and reports puts that cannot be right.
 
 use crate::bits;
 use crate::frame::{BLOCK_FRAMES, Frame};
@@ -6,41 +6,42 @@ use crate::pageblock::{Content, Moved};
 use crate::state::{Zone, bit_of};
 use crate::take::TakeMode;
 
-/// What became of a put.
+/// The result of a put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Put {
     /// The frames are in the free map.
     Done,
-    /// They lie in frozen blocks: ignored.
+    /// The frames lie in frozen blocks: ignored.
     Frozen,
 }
 
-/// Why a put was refused.
+/// The reason why a put was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutErrorKind {
     /// Empty, not opened, outside the zone, or (for a run) not in one pageblock.
     OutOfRange,
     /// Some frame is free already: a double put.
     AlreadyFree,
-    /// Some frame stands in a claim and is nobody's to put.
+    /// Some frame is in a claim, so no owner may put it.
     Claimed,
-    /// A claim was put that is not out.
+    /// A claim was put that is not outstanding.
     NotClaimed,
 }
 
-/// A refused put. The zone is as it was.
+/// A refused put. The zone is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PutError {
     /// Why.
     pub kind: PutErrorKind,
-    /// The first frame of what was put.
+    /// The first frame of the refused put.
     pub first: Frame,
 }
 
 impl Zone<'_> {
-    /// Puts frames of one pageblock back, as dirty or clean. The last one makes the block whole-free.
+    /// Puts frames of one pageblock back, as dirty or clean. When the last frame is put, the block becomes
+    /// whole-free.
     ///
-    /// A part of a large block may be put too: the rest of it stays with its owner. O(1).
+    /// A part of a large block may be put too: the rest of the block stays with its owner. O(1).
     pub fn put_run(
         &mut self,
         first: Frame,
@@ -99,7 +100,7 @@ impl Zone<'_> {
         Ok(Put::Done)
     }
 
-    /// Puts a place that is known to be nobody's, in a partial block.
+    /// Puts frames back that are known to have no owner, in a partial block.
     #[inline]
     fn put_at(&mut self, index: u32, start: u32, frames: u32, content: Content) {
         let b = &mut self.blocks[index as usize];

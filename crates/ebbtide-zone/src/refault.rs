@@ -1,23 +1,24 @@
-//! Whether frames that are due go lazy first: from how many of those given up were soon wanted again.
+//! Decides whether due frames become lazy first, from the number of given-up frames that were soon needed again.
 //!
-//! A frame is *given up* when it stops being dirty and free: it becomes lazy or clean. While frames given up less than
-//! [`WINDOW_MS`] ago have not been replaced, each frame taken that is not dirty replaces one of them: it is *reused*,
-//! whichever frame it is, for had they stayed dirty, it would have cost nothing. What is not reused in time is *unused*.
-//! No frame has a clock: frames are counted by the eighth of the window in which they were given up.
+//! A frame is *given up* when it stops being dirty and free: it becomes lazy or clean. A given-up frame counts as replaced
+//! when an allocation takes a frame that is not dirty. If this happens within [`WINDOW_MS`], the given-up frame is
+//! *reused*, whichever frame was taken: had the frame stayed dirty, the allocation would have cost nothing. A frame that is
+//! not reused in time is *unused*. No frame has a clock: frames are counted by the eighth of the window in which they were
+//! given up.
 //!
 //! | ns a frame | straight to clean | lazy first |
 //! |---|---|---|
 //! | the calls | [`RELEASE_NS`] | [`LAZY_NS`], and [`RELEASE_NS`] if unused |
 //! | touched again, if reused | [`REFAULT_NS`] | [`RETOUCH_NS`] |
 //!
-//! * `INV-LAZY-1` What was added to a [`Recent`] counts for its window and at most an eighth longer.
+//! * `INV-LAZY-1` An amount added to a [`Recent`] counts for its window and at most an eighth longer.
 //! * `INV-LAZY-2` Every frame given up is judged once: reused, or unused after the window.
 
-/// Reuse within this is what counts: 10 s.
+/// A reuse counts if it comes within this time: 10 s.
 pub const WINDOW_MS: u64 = 10_000;
 /// First touch of a clean frame.
 pub const REFAULT_NS: u64 = 1600;
-/// First store to a lazy frame that the kernel has left.
+/// First store to a lazy frame that the kernel has not taken.
 pub const RETOUCH_NS: u64 = 450;
 /// Releasing a frame.
 pub const RELEASE_NS: u64 = 110;
@@ -27,7 +28,7 @@ pub const LAZY_NS: u64 = 135;
 const PARTS: u64 = 8;
 const SLOTS: usize = PARTS as usize + 1;
 
-/// Frames counted by when something was done to them, for a while. Plain data.
+/// Frames counted for a limited time after an event. Plain data.
 #[derive(Clone, Copy, Debug)]
 pub struct Recent {
     part_ms: u64,
@@ -47,7 +48,7 @@ impl Recent {
         }
     }
 
-    /// Moves on to `now_ms`; the frames that got too old. Earlier times count as the latest seen.
+    /// Moves on to `now_ms`. Returns the frames that became too old. Earlier times count as the latest seen.
     pub fn advance(&mut self, now_ms: u64) -> u64 {
         let part = now_ms / self.part_ms;
         let steps = part.saturating_sub(self.now_part).min(SLOTS as u64);
@@ -57,7 +58,7 @@ impl Recent {
             old += core::mem::take(&mut self.frames[slot]);
         }
         if steps == SLOTS as u64 {
-            // Every slot is empty: where the count begins does not matter.
+            // Every slot is empty, so the count may begin anywhere.
             old += core::mem::take(&mut self.frames).iter().sum::<u64>();
         }
         self.now_part = self.now_part.max(part);
@@ -69,7 +70,7 @@ impl Recent {
         self.frames[(self.now_part % SLOTS as u64) as usize] += frames;
     }
 
-    /// Takes up to `frames` out again, the newest first; how many.
+    /// Takes up to `frames` out again, the newest first. Returns their number.
     pub fn remove(&mut self, frames: u64) -> u64 {
         if frames == 0 {
             return 0;
@@ -84,13 +85,13 @@ impl Recent {
         frames - left
     }
 
-    /// All that are not too old.
+    /// All frames that are not too old.
     pub fn all(&self) -> u64 {
         self.frames.iter().sum()
     }
 }
 
-/// A zone's experience. Plain data.
+/// A zone's experience with reuse. Plain data.
 #[derive(Clone, Copy, Debug)]
 pub struct Refaults {
     given_up: Recent,
@@ -101,7 +102,7 @@ pub struct Refaults {
 }
 
 impl Refaults {
-    /// No experience: straight to clean.
+    /// No experience: frames go straight to clean.
     pub const fn new() -> Refaults {
         Refaults {
             given_up: Recent::new(WINDOW_MS),
@@ -117,9 +118,9 @@ impl Refaults {
         self.given_up.add(frames);
     }
 
-    /// To be called at each tick, with the frames taken since the last one that were not dirty.
+    /// Call it at each tick, with the frames taken since the last tick that were not dirty.
     pub fn observe(&mut self, now_ms: u64, taken: u64) {
-        // Old evidence counts half every window.
+        // Old evidence counts half after each window.
         let windows = now_ms.saturating_sub(self.halved_ms) / WINDOW_MS;
         if windows > 0 {
             let shift = windows.min(63) as u32;
@@ -131,9 +132,9 @@ impl Refaults {
         self.judge();
     }
 
-    /// Compares the two costs. The calls for what is unused are the same; twice the margin is needed to go back, and
-    /// without evidence nothing changes. What may still be wanted counts as unused until it is: a few frames that come back at
-    /// once say nothing of the many that were given up with them.
+    /// Compares the two costs. For unused frames both ways make the same calls. Going back takes twice the margin,
+    /// and without evidence nothing changes. A frame that may still be reused counts as unused until it is: a few
+    /// frames that are reused at once say nothing about the many frames given up with them.
     fn judge(&mut self) {
         let gain = self.reused * (REFAULT_NS + RELEASE_NS - RETOUCH_NS);
         let cost = (self.reused + self.unused + self.given_up.all()) * LAZY_NS;
@@ -144,17 +145,18 @@ impl Refaults {
         }
     }
 
-    /// Whether going lazy first is the cheaper course.
+    /// Whether going lazy first is cheaper.
     pub fn lazy_first(&self) -> bool {
         self.lazy_first
     }
 
-    /// Frames that may be lazy at once: twice as many as were reused lately. A few that come back do not hold many.
+    /// Most frames that may be lazy at a time: twice as many as were reused lately. So a few reused frames do not
+    /// keep many lazy ones.
     pub fn lazy_limit(&self) -> u64 {
         if self.lazy_first { 2 * self.reused } else { 0 }
     }
 
-    /// The evidence: frames reused, and unused, the older ones counted less.
+    /// The evidence: numbers of reused and unused frames, older ones weighted less.
     pub fn evidence(&self) -> (u64, u64) {
         (self.reused, self.unused)
     }

@@ -1,12 +1,13 @@
-//! Retain by demand: how many dirty frames to keep, from what the recent past needed.
+//! Retain by demand: computes how many dirty frames to keep, from the demand of the recent past.
 //!
-//! Keep what the peak of frames in use over a sliding window says will be wanted again; the rest is due. The peak is
-//! kept in sub-windows of an eighth of the window, so it may count up to an eighth too long and never too short.
+//! The peak of frames in use over a sliding window predicts how many frames will be needed again. These are kept; the rest
+//! is due. The peak is stored in sub-windows of an eighth of the window, so it may count up to an eighth too long and
+//! never too short.
 //!
 //! * `INV-RETAIN-1` While the peak inside the window covers the dirty frames, none is due.
 //! * `INV-RETAIN-2` A window after the last [`Retain::observe`] all dirty frames are due.
 
-/// Sub-windows of a window; the one that runs is kept beside them.
+/// Sub-windows of a window; the current one is kept beside them.
 const PARTS: u64 = 8;
 const SLOTS: usize = PARTS as usize + 1;
 const DEFAULT_WINDOW_MS: u64 = 1000;
@@ -15,16 +16,17 @@ const DEFAULT_WINDOW_MS: u64 = 1000;
 #[derive(Clone, Copy, Debug)]
 pub struct Retain {
     window_ms: u64,
-    /// The number of the running sub-window: `now_ms / part`.
+    /// The number of the current sub-window: `now_ms / part`.
     now_part: u64,
-    /// Peak of each sub-window, and the time when it was last looked at. Slot: number modulo `SLOTS`.
+    /// Peak of each sub-window, and the time of its last update. Slot: number modulo `SLOTS`.
     peaks: [(u64, u64); SLOTS],
-    /// The most frames in use since the last observation, its own counted: they hold until the next one.
+    /// The most frames in use since the last observation, including that observation. This level counts until the
+    /// next one.
     level: u64,
 }
 
 impl Retain {
-    /// Nothing observed, a window of a second until [`Retain::due`] names another.
+    /// Nothing observed. The window is one second until [`Retain::due`] sets another.
     pub const fn new() -> Retain {
         Retain {
             window_ms: DEFAULT_WINDOW_MS,
@@ -34,35 +36,36 @@ impl Retain {
         }
     }
 
-    /// Notes that more frames are in use, between observations: where no clock is at hand.
+    /// Notes, between observations, that more frames are in use: for callers without a clock.
     #[inline]
     pub fn rise(&mut self, in_use: u64) {
         self.level = self.level.max(in_use);
     }
 
-    /// Notes the frames in use. To be called where they change much, or at each tick; the level of the last call, or
-    /// what it rose to since, counts as held until this one. `now_ms` must not run backwards (earlier times count as
-    /// the latest seen).
+    /// Notes the frames in use. Call it where they change much, or at each tick. The highest level since the last
+    /// call counts as held until this one. `now_ms` must not run backwards (earlier times count as the latest
+    /// seen).
     pub fn observe(&mut self, now_ms: u64, in_use: u64) {
         let part = now_ms / self.part_ms();
         if part > self.now_part {
-            // Slots in between are stale by their time.
+            // The slots in between are stale: their times show it.
             self.peaks[(part % SLOTS as u64) as usize] = (0, 0);
             self.now_part = part;
         }
         let slot = &mut self.peaks[(self.now_part % SLOTS as u64) as usize];
-        // The level of the last call was held until now.
+        // The level of the last call lasted until now.
         slot.0 = slot.0.max(self.level).max(in_use);
         slot.1 = slot.1.max(now_ms);
         self.level = in_use;
     }
 
-    /// The highest number of frames in use seen in the window that ends now.
+    /// The highest number of frames in use in the window that ends now.
     pub fn peak(&self, now_ms: u64) -> u64 {
         self.peak_within(now_ms, self.window_ms)
     }
 
-    /// How many of `dirty` frames are due for release: all beyond `peak - in_use`, which `cap_frames` bounds.
+    /// How many of `dirty` frames are due for release: all beyond `peak - in_use`. `cap_frames` bounds the frames
+    /// that stay.
     ///
     /// A `window_ms` other than the last one starts new sub-windows; the peak so far is carried over.
     pub fn due(

@@ -7,7 +7,7 @@ use crate::pageblock::{BlockWord, Content, Moved, Pageblock};
 /// One list per power of two of `max_run`, 1 to 511.
 pub(crate) const BUCKETS: usize = 9;
 
-/// What one zone remembers beside its records. Plain data.
+/// The state of one zone, beside its records. Plain data.
 ///
 /// Indices count pageblocks (or words of 64 pageblocks) from the zone's first. Hints (`INV-ZONE-8`): no word below
 /// `low_free` has a whole-free block; none below `low_resident` a whole-free block that is not clean; none from
@@ -32,12 +32,12 @@ pub struct ZoneState {
     pub(crate) high_resident: u32,
 }
 
-/// A zone's counts, in frames where not said otherwise.
+/// A zone's counts, in frames unless a field says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Opened (without frozen ones): `free + claimed + in_use`.
     pub open: u64,
-    /// In the free map, in whatever state.
+    /// Frames in the free map, in any state.
     pub free: u64,
     /// Free and dirty.
     pub dirty: u64,
@@ -53,7 +53,7 @@ pub struct Counters {
     pub resident_free_blocks: u32,
 }
 
-/// A zone as it is worked on, under its lock.
+/// A zone with its records, under its lock.
 #[derive(Debug)]
 pub struct Zone<'a> {
     pub(crate) state: &'a mut ZoneState,
@@ -86,7 +86,7 @@ impl ZoneState {
         }
     }
 
-    /// The counts as they stand.
+    /// The current counts.
     #[inline]
     pub fn counters(&self) -> Counters {
         let open = u64::from(self.open_end - self.base) * u64::from(BLOCK_FRAMES);
@@ -148,7 +148,7 @@ impl ZoneState {
         self.lazy += u64::from(m.lazy);
     }
 
-    /// Lowers and raises the hints for a word that got whole-free blocks or resident frames.
+    /// Lowers and raises the hints for a word that has new whole-free blocks or resident frames.
     #[inline]
     pub(crate) fn hint(&mut self, word: u32, whole: bool, resident: bool) {
         if whole {
@@ -170,8 +170,8 @@ pub(crate) fn bit_of(index: u32) -> (usize, u64) {
 }
 
 impl<'a> Zone<'a> {
-    /// The view under the lock. `blocks` and `words` start at the zone's first block and cover at least what is
-    /// opened (and what [`Zone::open`] shall open).
+    /// The view under the lock. `blocks` and `words` start at the zone's first block. They cover at least the
+    /// opened blocks, and those that [`Zone::open`] will open.
     #[inline]
     pub fn new(
         state: &'a mut ZoneState,
@@ -187,7 +187,7 @@ impl<'a> Zone<'a> {
         }
     }
 
-    /// The counts as they stand.
+    /// The current counts.
     #[inline]
     pub fn counters(&self) -> Counters {
         self.state.counters()
@@ -214,13 +214,13 @@ impl<'a> Zone<'a> {
         self.state.is_frozen(frame)
     }
 
-    /// Opens up to `blocks` clean pageblocks at the end and says how many. Bounded by the zone's limit and by the
-    /// slices of the view. O(blocks / 64).
+    /// Opens up to `blocks` clean pageblocks at the end. Returns their number. The zone's limit and the slices of
+    /// the view are the bounds. O(blocks / 64).
     pub fn open(&mut self, blocks: u32) -> u32 {
         self.open_as(blocks, Content::Clean)
     }
 
-    /// [`Zone::open`] of pageblocks that the kernel has populated already, as it does for locked memory.
+    /// As [`Zone::open`], for pageblocks that the kernel has populated already, as it does for locked memory.
     pub fn open_resident(&mut self, blocks: u32) -> u32 {
         self.open_as(blocks, Content::Dirty)
     }
@@ -234,8 +234,8 @@ impl<'a> Zone<'a> {
             return 0;
         }
         let words = &mut *self.words;
-        // Bits may stand above the opened end where an `open` was cut off, in a forked child, and in the same word below
-        // what is frozen.
+        // If the fork of this child interrupted an `open`, bits may be set above the opened end. They may also be
+        // set in the same word below the end of the frozen blocks.
         let first = match begin == self.state.base {
             true => begin / WORD_BLOCKS * WORD_BLOCKS,
             false => begin,
@@ -248,10 +248,10 @@ impl<'a> Zone<'a> {
     }
 
     /// Forgets every opened block, for a forked child that came without the fork handlers: the parent's threads may
-    /// have been inside the zone, so its state is not to be trusted.
+    /// have been inside the zone, so its state cannot be trusted.
     ///
-    /// All blocks below `block` (raised to the opened end where that is higher) become frozen: never taken, and
-    /// what is put there is ignored. The zone continues from `block` with nothing opened. O(words of the view).
+    /// All blocks below `block` (raised to the opened end if that is higher) become frozen: they are never taken,
+    /// and puts into them are ignored. The zone continues from `block` with nothing opened. O(words of the view).
     pub fn reset_above(&mut self, block: Block) {
         let s = &mut *self.state;
         let wanted = block.0.saturating_sub(s.first_block);
@@ -265,7 +265,7 @@ impl<'a> Zone<'a> {
             high_resident: word,
             ..ZoneState::new(s.first_block, s.first_block + s.limit)
         };
-        // Bits may stand above the opened end where an `open` was cut off; zero words are only read.
+        // Bits may be set above the opened end if an `open` was interrupted. Zero words are only read.
         for w in self.words.iter_mut().skip(word as usize) {
             if w.free | w.dirty | w.lazy | w.all | w.partial | w.claimed != 0 {
                 *w = BlockWord::ZERO;
@@ -315,7 +315,7 @@ impl<'a> Zone<'a> {
         }
     }
 
-    /// Brings list and block word in line with a partial block's record after a change (`INV-ZONE-4`, `INV-ZONE-6`).
+    /// Updates list and block word of a partial block after a change of its record (`INV-ZONE-4`, `INV-ZONE-6`).
     #[inline]
     pub(crate) fn settle(&mut self, index: u32) {
         let b = &self.blocks[index as usize];
@@ -338,7 +338,7 @@ impl<'a> Zone<'a> {
         self.state.hint(i as u32, false, dirty | lazy);
     }
 
-    /// The last frame came back: the block is whole-free.
+    /// The last frame was put back: the block becomes whole-free.
     fn settle_whole(&mut self, index: u32) {
         self.unlink(index);
         let b = &self.blocks[index as usize];
@@ -356,7 +356,7 @@ impl<'a> Zone<'a> {
         self.state.hint(i as u32, true, resident);
     }
 
-    /// Turns a whole-free block into a partial one, all frames free and on no list: the caller takes some at once.
+    /// Makes a whole-free block partial, with all frames free and on no list: the caller takes some at once.
     pub(crate) fn convert_free(&mut self, index: u32) {
         let (i, bit) = bit_of(index);
         let w = &mut self.words[i];
@@ -376,7 +376,7 @@ impl<'a> Zone<'a> {
         }
     }
 
-    /// Turns a large block into a partial one with no free frame.
+    /// Makes a large block partial, with no free frame.
     pub(crate) fn convert_large(&mut self, index: u32) {
         let (i, bit) = bit_of(index);
         self.words[i].partial |= bit;

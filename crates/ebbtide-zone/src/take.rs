@@ -7,10 +7,10 @@ use crate::state::{BUCKETS, Zone};
 
 /// Entries of a bucket that are compared.
 const SCAN: u32 = 8;
-/// Entries that are looked at when nothing else is left.
+/// Entries of a bucket that are compared when no other place is left.
 const SCAN_LAST: u32 = 64;
 
-/// How frames change hands.
+/// How frames are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum TakeMode {
     /// By words: up to a cluster in one step.
@@ -25,20 +25,20 @@ pub enum TakeMode {
 pub struct Run {
     /// The first of them.
     pub first: Frame,
-    /// How many.
+    /// Number of frames.
     pub frames: u32,
-    /// Whether every one of them was clean. Lazy frames are not.
+    /// Whether every frame was clean. Lazy frames are not.
     pub clean: bool,
 }
 
 impl Zone<'_> {
     /// Takes `frames` (1 to 511) consecutive frames of one pageblock, at a multiple of `align_frames` (a power of
-    /// two, at most 512). `None`: there is no place in what is opened, or the arguments are out of range.
+    /// two, at most 512). `None`: no opened block has a place, or the arguments are out of range.
     ///
-    /// The fullest of the first partial blocks that fit, inside it a dirty place before a clean one, else the
-    /// lowest whole-free block, dirty before clean. For 64 frames a whole cluster before any other place.
-    /// O(1): at most 8 headers per bucket (64 when nothing else is left), one block's words; plus a walk over the
-    /// block words from the hint where a whole-free block is converted.
+    /// Chooses the fullest of the first partial blocks that fit, and in it a dirty place before a clean one. If
+    /// none fits, chooses the lowest whole-free block, dirty before clean. For 64 frames, chooses a whole cluster
+    /// before any other place. O(1): at most 8 headers per bucket (64 when no other place is left), and one block's
+    /// words. If a whole-free block is converted, a walk over the block words from the hint is added.
     pub fn take_run(&mut self, frames: u32, align_frames: u32, mode: TakeMode) -> Option<Run> {
         let fine = (1..BLOCK_FRAMES).contains(&frames)
             && align_frames.is_power_of_two()
@@ -51,8 +51,8 @@ impl Zone<'_> {
         Some(self.take_at(index, start, frames, mode))
     }
 
-    /// Extends a run in place from `old` to `new` frames, inside its pageblock. Says whether the added frames were
-    /// clean; `None`: they are not all free, and nothing changed.
+    /// Extends a run in place from `old` to `new` frames, inside its pageblock. Returns whether the added frames
+    /// were clean. `None`: they are not all free, and nothing changed.
     pub fn grow_run(&mut self, first: Frame, old: u32, new: u32) -> Option<bool> {
         let start = first.in_block().checked_add(old)?;
         if old == 0 || new < old || first.in_block().checked_add(new)? > BLOCK_FRAMES {
@@ -74,7 +74,7 @@ impl Zone<'_> {
         })
     }
 
-    /// Chooses a block where [`Pageblock::place`] finds a place, converting a whole-free one if need be.
+    /// Chooses a block where [`Pageblock::place`] finds a place. Converts a whole-free block if needed.
     #[inline]
     fn pick(&mut self, frames: u32, align: u32) -> Option<u32> {
         let bucket = frames.ilog2() as usize;

@@ -1,9 +1,10 @@
-//! Requests: what the C functions and the Rust allocator are made of.
+//! Requests: the functions that the C functions and the Rust allocator call.
 //!
-//! Nothing here touches `errno`; a null pointer is the only error. Concurrency: any thread, any time
-//! after the loader has mapped the library. Costs: a few nanoseconds where the CPU's cache serves
-//! (no lock, no atomic instruction), a lock or two per [`CLASS`] batch otherwise; large
-//! allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
+//! Nothing here touches `errno`; a null pointer is the only error.
+//!
+//! Concurrency: any thread may call at any time after the loader has mapped the library. Cost: a few nanoseconds if the
+//! CPU's cache serves the request (no lock, no atomic instruction). Otherwise one or two locks for each [`CLASS`] batch.
+//! Large allocations take a zone's lock, and `free` of them is O(pageblocks / 64).
 
 use crate::heap;
 use core::ptr;
@@ -20,11 +21,10 @@ use ebbtide_core::objects::find::Allocation;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_zone::FRAME_BYTES;
 
-/// The largest alignment that a request may ask for.
+/// The largest alignment of a request.
 pub const MAX_ALIGN: usize = 1 << 30;
 
-/// Allocates `size` bytes at a multiple of 16; null when out of memory. `size` 0 gives a distinct
-/// address.
+/// Allocates `size` bytes at a multiple of 16; null when out of memory. `size` 0 returns a distinct address.
 #[inline]
 pub fn allocate(size: usize) -> *mut u8 {
     let object = allocate_fast(size);
@@ -34,7 +34,7 @@ pub fn allocate(size: usize) -> *mut u8 {
     object
 }
 
-/// What this CPU's stack has at once; null: [`allocate_slow`] knows more.
+/// Pops an object from this CPU's stack, if it has one. Null: call [`allocate_slow`].
 #[inline(always)]
 pub fn allocate_fast(size: usize) -> *mut u8 {
     #[cfg(target_arch = "x86_64")]
@@ -44,7 +44,7 @@ pub fn allocate_fast(size: usize) -> *mut u8 {
         // SAFETY: the limit is at most `TABLE_MAX` + 1.
         let class =
             unsafe { *ebbtide_core::base::size_class::SMALL_TABLE.get_unchecked(steps) } as usize;
-        // SAFETY: the compare is only passed in the section mode.
+        // SAFETY: only the section mode passes the compare.
         return unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) } as *mut u8;
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -62,7 +62,7 @@ fn fast_stacks() -> ebbtide_sys::rseq::Stacks {
     }
 }
 
-/// [`allocate`] after [`allocate_fast`] gave nothing: an empty stack, sizes above the table, the portable
+/// [`allocate`] after [`allocate_fast`] returned null: for an empty stack, sizes above the table, the portable
 /// mode, `harden=on`, and the first call.
 #[inline(never)]
 pub fn allocate_slow(size: usize) -> *mut u8 {
@@ -75,7 +75,7 @@ pub fn allocate_slow(size: usize) -> *mut u8 {
     allocate_class(class_of(size), size, MIN_ALIGN)
 }
 
-/// An object of the class for a request: from the CPU's cache if it has one.
+/// Allocates an object of the class for a request: from the CPU's cache if it has one.
 #[inline]
 fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
     #[cfg(target_arch = "x86_64")]
@@ -89,7 +89,7 @@ fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
     refill(class, size, align)
 }
 
-/// The request after the CPU's stack had none, or if there is no fast path.
+/// Serves the request after the CPU's stack was empty, or without a fast path.
 #[cold]
 #[inline(never)]
 fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
@@ -100,7 +100,7 @@ fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
     serve(size, align, |heap| (inside(heap), false)).0
 }
 
-/// Address and whether it reads zero.
+/// Allocates whole frames. Returns the address, and whether the memory reads zero.
 fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
     if size > isize::MAX as usize {
         return (ptr::null_mut(), false);
@@ -111,7 +111,8 @@ fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
     })
 }
 
-/// Serves a request in the heap, or, while another thread forks, from the reserve. Address and whether it reads zero.
+/// Serves a request in the heap, or from the reserve while another thread forks. Returns the address, and whether
+/// the memory reads zero.
 #[inline]
 fn serve(
     size: usize,
@@ -160,8 +161,8 @@ pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
     }
 }
 
-/// Frees an allocation; null is ignored. Anything else that is not an allocation ends the process
-/// with one line on stderr, at the latest when it reaches its span.
+/// Frees an allocation; null is ignored. Any other address that is not an allocation ends the process with one line
+/// on stderr, at the latest when the address reaches its span.
 ///
 /// # Safety
 /// `address` is null or a live allocation of this allocator, not used afterwards.
@@ -171,13 +172,14 @@ pub unsafe fn free(address: *mut u8) {
     {
         let limit = FAST.units.load(Ordering::Acquire);
         let offset = (address as usize).wrapping_sub(FAST.base.load(Ordering::Relaxed));
-        // The low bits, set in what is no multiple of 16, come to the top: far above the limit.
+        // The low bits, which are set unless the offset is a multiple of 16, rotate to the top: far above the
+        // limit.
         let unit = offset.rotate_right(MIN_ALIGN.ilog2());
         if unit < limit {
             let classes = FAST.classes.load(Ordering::Relaxed);
             // SAFETY: class bytes can be read for the whole region (`INV-REGION-2`).
             let class = unsafe { *((classes + unit / (FRAME_BYTES / MIN_ALIGN)) as *const u8) };
-            // SAFETY: the limit is only above 0 in the section mode; an object is not 0. Where no object is, the
+            // SAFETY: the limit is only above 0 in the section mode; an object is not 0. If there is no object, the
             // class is 0 or `LARGE`, and nothing is pushed (`INV-CLASS-1`).
             if unsafe {
                 ebbtide_sys::rseq::section::push(&fast_stacks(), class as usize, address as usize)
@@ -190,8 +192,8 @@ pub unsafe fn free(address: *mut u8) {
     unsafe { free_slow(address) }
 }
 
-/// [`free`] without the fast path: a full stack, large allocations, the portable mode, `harden=on`, null,
-/// and mistakes.
+/// [`free`] without the fast path: for a full stack, large allocations, the portable mode, `harden=on`, null, and
+/// misuse.
 #[inline(never)]
 unsafe fn free_slow(address: *mut u8) {
     if address.is_null() {
@@ -210,10 +212,10 @@ unsafe fn free_slow(address: *mut u8) {
     free_inside(&heap, address);
 }
 
-/// The bytes that may be used at `address`, at least what was asked for; 0 for null.
+/// The usable bytes at `address`, at least the requested bytes; 0 for null.
 ///
 /// # Safety
-/// As [`free`], but it stays live.
+/// As [`free`], but the allocation stays live.
 pub unsafe fn usable_size(address: *const u8) -> usize {
     if address.is_null() {
         return 0;
@@ -230,11 +232,11 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
     }
 }
 
-/// Changes the size of an allocation, keeping the content up to the smaller size; null when out of
-/// memory, and the old one is then unchanged. Neither `address` is null nor `size` 0.
+/// Changes the size of an allocation, keeping the content up to the smaller size; null when out of memory, and the
+/// old allocation is then unchanged. Neither `address` is null nor `size` 0.
 ///
-/// A smaller object stays where it is down to half of its class; large ones grow in place or have
-/// their pages moved, where that works.
+/// An object that shrinks to no less than half of its class stays where it is. Large allocations grow in place or
+/// have their pages moved, if that works.
 ///
 /// # Safety
 /// As [`free`].
@@ -271,7 +273,7 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
     };
     let fresh = allocate(size);
     if !fresh.is_null() {
-        // SAFETY: both are live and have that many bytes; the old one is freed by its owner's wish.
+        // SAFETY: both are live and have that many bytes; the owner of the old allocation wants it freed.
         unsafe {
             ptr::copy_nonoverlapping(address, fresh, old.min(size));
             free(address);
@@ -280,8 +282,8 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
     fresh
 }
 
-/// Checks that `size` can be what `address` was allocated with (with an alignment, if `aligned`), and
-/// ends the process if not: the sized forms of `free` promise it.
+/// Checks that `address` can have been allocated with `size` (and with an alignment, if `aligned`), and ends the
+/// process if not: callers of the sized forms of `free` promise it.
 ///
 /// # Safety
 /// As [`usable_size`].
@@ -294,7 +296,7 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     let heap = heap_with(address as usize);
     let is_exact = heap.is_hardened() || heap.reserve().contains(address as usize);
     let fits = if is_exact {
-        // A large allocation has one byte at least.
+        // A large allocation has at least one byte.
         size == usable || size == 0 && usable == 1
     } else if aligned {
         size <= usable
@@ -318,7 +320,7 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     }
 }
 
-/// The heap for an allocation of its own. Before its start there is none.
+/// The heap for an allocation of its own. Before the heap's start there is no allocation.
 #[inline]
 fn heap_with(address: usize) -> &'static Front {
     heap().unwrap_or_else(|| not_ours(address))

@@ -3,14 +3,13 @@
 use crate::alloc;
 use core::alloc::{GlobalAlloc, Layout};
 
-/// The allocator, for `#[global_allocator]`. All values are the same one: there is one heap per
-/// process. Errors are null pointers; alignments above 1 GiB are refused.
+/// The allocator, for `#[global_allocator]`. All values are the same allocator: there is one heap per process.
+/// Errors are null pointers; alignments above 1 GiB are refused.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ebbtide;
 
-// SAFETY: the functions of `alloc` return null or a live allocation of at least that size and
-// alignment, never unwind, and `reallocate` keeps the content. `reallocate` is used where its
-// result is aligned enough.
+// SAFETY: the functions of `alloc` return null or a live allocation of at least that size and alignment, never
+// unwind, and `reallocate` keeps the content. `reallocate` is used only if its result is aligned enough.
 unsafe impl GlobalAlloc for Ebbtide {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

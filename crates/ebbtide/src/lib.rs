@@ -1,4 +1,4 @@
-//! A memory manager for Linux processes that gives memory back.
+//! A memory manager for Linux processes that releases free memory.
 //!
 //! As a Rust program's allocator:
 //!
@@ -10,19 +10,19 @@
 //! assert_eq!(words[999], "999");
 //! ```
 //!
-//! As a drop-in `malloc` it is the crate `ebbtide-preload`, which calls what is here.
+//! The crate `ebbtide-preload` is the drop-in `malloc`; it calls this crate.
 //!
-//! The way of a request, top to bottom; each layer knows only those below:
+//! The path of a request, top to bottom. Each layer knows only those below:
 //!
 //! ```text
 //!  alloc               requests: size → class or whole frames; the fast paths
 //!  ebbtide_core        the heap
-//!  ebbtide_zone        which frames are free, handed out, given back: decisions without memory
+//!  ebbtide_zone        which frames are free, handed out, released: decisions without memory
 //!  ebbtide_sys         the kernel and the processor
 //! ```
 //!
-//! Beside them: [`percpu`] (data for each CPU, of `ebbtide_percpu`), `ebbtide_exit` (what is left after the program's end).
-//! This crate puts them together.
+//! Beside them: [`percpu`] (data for each CPU, from `ebbtide_percpu`) and `ebbtide_exit` (returns memory after the
+//! program's end). This crate puts them together.
 //!
 //! `no_std`; allocates nothing from elsewhere. See `ARCHITECTURE.md`.
 #![no_std]
@@ -32,7 +32,7 @@ pub mod alloc;
 mod global;
 pub mod percpu;
 
-/// What the process holds and has given back.
+/// The memory that the process holds, and what it has released.
 pub mod stats {
     pub use ebbtide_core::base::stats::locks;
     pub use ebbtide_core::front::figures;
@@ -47,7 +47,7 @@ use ebbtide_core::front::{Front, started_heap};
 use ebbtide_core::reclaim::sources::Parts;
 use ebbtide_core::{objects, pages, reclaim};
 
-/// What the heap is made of. A new cache, or another part that is told of the process's life, is a line here.
+/// The parts of the heap. A new cache, or another part that must see the process's life, is a line here.
 static PARTS: Parts = Parts {
     caches: &[
         &objects::harden::quarantine::Quarantined,
@@ -69,9 +69,9 @@ fn heap() -> Option<&'static Front> {
     ebbtide_core::front::heap_of(&PARTS)
 }
 
-/// Gives all free memory of the process back to the kernel, from the caches of all CPUs too. Returns
-/// the bytes given back; 0 when nothing was free. Blocks for as long as that takes: about 0.1 µs a
-/// page, shared with the workers. Any thread may call it at any time.
+/// Releases all free memory of the process to the kernel, including the caches of all CPUs. Returns the bytes
+/// released; 0 when nothing was free. Blocks until the release is done: about 0.1 µs a page, shared with the
+/// workers. Any thread may call it at any time.
 pub fn release_all() -> usize {
     heap().map_or(0, |heap| {
         heap.enter_uncounted()
@@ -79,23 +79,25 @@ pub fn release_all() -> usize {
     })
 }
 
-/// Whether libraries that the program opens with `RTLD_DEEPBIND` are opened so (`deepbind=keep`). Starts the heap, which
-/// reads the configuration.
+/// Whether `RTLD_DEEPBIND` is kept when the program opens a library with it (`deepbind=keep`). Starts the heap,
+/// which reads the configuration.
 pub fn keeps_deepbind() -> bool {
     heap().is_some_and(|heap| heap.config.deepbind_kept)
 }
 
-/// Ends the threads that release memory, and waits until they are gone: for a program that is about to bind itself, or
-/// that must be single-threaded for a call. None is made for 100 ms. Most calls return at once, as most processes have
-/// none; with one at work it takes until that is done. `false`: a second was not enough, and it ends later.
+/// Ends the threads that release memory, and waits until they are gone. It is for a program that is about to
+/// restrict itself, or that must be single-threaded for a call. No such thread is made for 100 ms. Most calls
+/// return at once, because most processes have no such thread. If one is at work, the call waits until it is done.
+/// `false`: one second was not enough, and the thread ends later.
 ///
-/// `libebbtide.so` does this by itself before `prctl`, `unshare` and `setns`. From any thread, and from signal handlers.
+/// `libebbtide.so` does this by itself before `prctl`, `unshare` and `setns`. Any thread may call it, and signal
+/// handlers may.
 pub fn end_workers() -> bool {
     started_heap().is_none_or(|heap| heap.workers().end_all())
 }
 
-/// Tells the parts that the process ends in order, and writes the last figures: for who calls it at the end, as
-/// `libebbtide.so` does. A program may go on afterwards.
+/// Calls the hooks for an orderly end of the process, and writes the last statistics. For callers at the end of the
+/// program, such as `libebbtide.so`. The program may continue afterwards.
 pub fn end() {
     ebbtide_core::front::end();
 }

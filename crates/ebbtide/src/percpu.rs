@@ -1,12 +1,12 @@
-//! Per-CPU data: areas with a copy for each CPU, and what stands on them.
+//! Per-CPU data: areas with a copy for each CPU, and the types that use them.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `cells` | [`PerCpu`]: a value for each CPU |
 //! | `counter` | [`Counter`] |
 //! | `refcount` | [`RefCount`] |
 //!
-//! The engine below is the crate `ebbtide_percpu`.
+//! The crate `ebbtide_percpu` is the engine below.
 
 mod cells;
 mod counter;
@@ -17,7 +17,7 @@ pub use counter::Counter;
 pub use ebbtide_percpu::{Handle, Problem, Stats, add, free, pointer, stats, sum};
 pub use refcount::RefCount;
 
-/// An area of `size` bytes, zeroed, for each CPU.
+/// Allocates an area of `size` bytes, zeroed, for each CPU.
 ///
 /// # Errors
 /// See [`Problem`].
@@ -26,7 +26,7 @@ pub fn allocate(size: usize, align: usize) -> Result<Handle, Problem> {
     ebbtide_percpu::allocate(front, size, align)
 }
 
-/// How many CPUs areas have copies for: CPU numbers are below it.
+/// The number of copies of an area. CPU numbers are below it.
 pub fn cpus() -> usize {
     crate::heap().map_or(1, |front| ebbtide_percpu::cpus(front))
 }

@@ -1,22 +1,22 @@
-//! `EBBTIDE_CONF="key=value,…"`, parsed once at the first call.
+//! Parses `EBBTIDE_CONF="key=value,…"`, once, at the first call.
 //!
-//! Nothing is taken from the environment of a program that runs with more rights than its caller.
-//! An unknown key or a bad value costs one line on stderr and leaves the default.
+//! The environment is ignored in a program that runs with more rights than its caller. For an unknown key or a bad value,
+//! one line is written to stderr, and the default stays.
 
 use crate::base::message::Message;
 use core::fmt::Display;
 use ebbtide_interface::keys::{self, Setting, Value};
 use ebbtide_sys::lockstat::Holds;
 
-/// Zones at most.
+/// Most zones.
 pub const MAX_ZONES: usize = keys::MAX_ZONES as usize;
-/// Workers at most.
+/// Most workers.
 pub const MAX_WORKERS: usize = keys::MAX_WORKERS as usize;
-/// Threads of the exit helper that take memory, at most.
+/// Most threads of the exit helper that release memory.
 pub const MAX_TEARDOWN_WORKERS: usize = keys::MAX_TEARDOWN_WORKERS as usize;
 
-/// Declares [`Config`], what holds without `EBBTIDE_CONF`, and what a setting changes, from one entry for each key:
-/// `key => field: type = default`.
+/// Declares [`Config`], its defaults without `EBBTIDE_CONF`, and the effect of each setting, from one entry for
+/// each key: `key => field: type = default`.
 macro_rules! settings {
     ($($(#[$doc:meta])* $key:ident => $field:ident: $type:ty = $default:expr;)*) => {
         /// All settings.
@@ -26,7 +26,7 @@ macro_rules! settings {
         }
 
         impl Config {
-            /// What holds without `EBBTIDE_CONF`.
+            /// The settings without `EBBTIDE_CONF`.
             pub const DEFAULT: Self = Self { $($field: $default,)* };
 
             fn set(&mut self, setting: &Setting) {
@@ -39,26 +39,26 @@ macro_rules! settings {
     };
 }
 
-// What a key means stands in `ebbtide_interface::keys`.
+// The meaning of each key is described in `ebbtide_interface::keys`.
 settings! {
     /// Restartable sections where they work.
     rseq => rseq: bool = true;
-    /// Runs of frames taken as a whole or, for comparison, frame by frame.
+    /// Runs of frames are taken as a whole or, for comparison, frame by frame.
     cluster => cluster: bool = true;
     /// Huge pages for the growth range.
     thp => thp: bool = true;
-    /// Milliseconds that the recent peak keeps memory.
+    /// Milliseconds for which the recent peak keeps memory.
     retain_ms => retain_ms: u32 = 1000;
-    /// Most bytes kept for reuse, beside what the recent peak says.
+    /// Most bytes kept for reuse. The recent peak is a further bound.
     retain_max => retain_max: usize = usize::MAX;
-    /// Threads that release memory beside the program, at most; 0 leaves all of it to slow paths. Default: half the CPUs,
-    /// 1 to 4 ([`AUTO`]).
+    /// Most threads that release memory beside the program; 0 leaves all releases to slow paths. Default: half the
+    /// CPUs, 1 to 4 ([`AUTO`]).
     workers => workers: usize = AUTO;
     /// Most bytes kept beyond live memory.
     limit => limit: Limit = Limit::None;
-    /// Limits and events are watched while there is memory to give.
+    /// Limits and events are watched while there is memory to return.
     pressure => pressure: bool = true;
-    /// Empty pages of half-used spans go back too.
+    /// Empty pages of half-used spans are released too.
     depopulate => depopulate: bool = true;
     /// Whether due frames become lazy before they become clean.
     lazyfree => lazyfree: LazyFree = LazyFree::Auto;
@@ -66,41 +66,42 @@ settings! {
     lazy_ms => lazy_ms: u32 = 5000;
     /// Ranges are gathered and released many at a time or, for comparison, each with a call of its own.
     gather => gather: bool = true;
-    /// Frames of one gather at most, at least 512: what is more is another piece, for another worker.
+    /// Most frames of one gather, at least 512: the rest is another piece, for another worker.
     threshold => threshold: u32 = 256 << 10;
     /// Number of zones; 0 chooses by the number of CPUs.
     zones => zones: usize = 0;
     /// Only mmap, munmap, mprotect, madvise and futex.
     syscalls => basic_syscalls: bool = false;
-    /// The `vfork` guard; without it, what it prevents shows.
+    /// The `vfork` guard. Switching it off shows the fault that it prevents.
     vfork_guard => vfork_guard: bool = true;
-    /// Memory is taken back after the program's end, beside its parent, or as the kernel does it, before the end is seen.
+    /// Whether memory is returned after the program's end, beside its parent. Otherwise the kernel returns it
+    /// before the parent sees the end.
     exit => exit_detached: bool = false;
-    /// Bytes from which on a process gets a helper for that.
+    /// A process of this many bytes or more gets an exit helper.
     exit_threshold => exit_threshold: usize = 256 << 20;
-    /// Threads of the helper while memory is not short. Default: as many as CPUs, 1 to 4 ([`AUTO`]): they run only where
-    /// nobody else wants to.
+    /// Threads of the helper while memory is not short. Default: as many as CPUs, 1 to 4 ([`AUTO`]). They run only
+    /// on idle CPUs.
     teardown_workers => teardown_workers: usize = AUTO;
-    /// Empty pages of per-CPU data go back; otherwise only whole chunks do.
+    /// Empty pages of per-CPU data are released; otherwise only whole chunks are.
     percpu_depopulate => percpu_depopulate: bool = true;
-    /// Copies of per-CPU data at least; as many as CPUs are possible if that is more.
+    /// Least number of copies of per-CPU data; the number of possible CPUs if that is more.
     percpu_units => percpu_units: usize = 1;
-    /// Figures of what locks cost, and the clock of holds.
+    /// Statistics of lock costs, and the clock for hold times.
     lockstat => lockstat: Option<Holds> = None;
-    /// Mistakes of the program are found at once or soon: see `harden`.
+    /// Heap misuse is found at once or soon: see `harden`.
     harden => harden: bool = false;
-    /// Libraries opened with `RTLD_DEEPBIND` are opened so.
+    /// `RTLD_DEEPBIND` is kept when a library is opened with it.
     deepbind => deepbind_kept: bool = false;
     /// Directory for one statistics file per process.
     stats_dir => stats_dir: Path = Path::EMPTY;
 }
 
-/// A field of [`Config`], from a value of its key's kind.
+/// Parses a field of [`Config`] from a value of its key's kind.
 trait Read {
     fn from(value: Value) -> Self;
 }
 
-/// The first of two words says yes.
+/// The first of the two words means yes.
 impl Read for bool {
     fn from(value: Value) -> Self {
         value == Value::Word(0)
@@ -166,27 +167,27 @@ impl Read for Path {
 /// See [`Config::lazyfree`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LazyFree {
-    /// Where a zone's frames are often wanted again soon.
+    /// In zones whose frames are often reused soon.
     Auto,
     /// Never.
     Off,
-    /// Wherever it is possible.
+    /// Wherever possible.
     Always,
 }
 
-/// How much the owner lets the manager keep beyond live memory.
+/// The user's bound on the memory kept beyond live memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limit {
-    /// As much as the rest of the configuration says.
+    /// No bound beside the rest of the configuration.
     None,
-    /// So many bytes.
+    /// This many bytes.
     Bytes(usize),
-    /// So many hundredths of the smallest limit of the memory cgroups, at most of RAM.
+    /// A percentage of the smallest limit of the memory cgroups, at most of RAM.
     Percent(u32),
 }
 
 impl Limit {
-    /// In bytes, if `total` is what a percentage is of.
+    /// The bound in bytes. A percentage applies to `total`.
     pub fn bytes_of(self, total: u64) -> Option<u64> {
         match self {
             Self::None => None,
@@ -196,7 +197,7 @@ impl Limit {
     }
 }
 
-/// [`Config::workers`] by the number of CPUs.
+/// Value of [`Config::workers`] that chooses by the number of CPUs.
 pub const AUTO: usize = usize::MAX;
 
 /// A short path, kept without allocating.
@@ -254,7 +255,7 @@ impl Config {
     }
 }
 
-/// The line about an item. A long item is cut, the reason never is.
+/// Builds the message about an item. A long item is cut, the reason never is.
 fn complaint(item: &[u8], problem: &dyn Display) -> Message {
     const MOST_BYTES: usize = 64;
     let shown = &item[..item.len().min(MOST_BYTES)];
@@ -328,7 +329,8 @@ mod tests {
         );
     }
 
-    /// Each key has a field that takes it, and the default of the table is the field's, but where it is in words.
+    /// Each key has a field that takes it, and the table shows the field's default, except where the table
+    /// describes the default in words.
     #[test]
     fn each_key_is_taken_and_has_its_default() {
         const IN_WORDS: [&str; 7] = [

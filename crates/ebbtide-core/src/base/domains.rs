@@ -5,23 +5,23 @@
 //!  node 1   CPUs 8 … 15             zones 2 3
 //! ```
 //!
-//! By default a zone for each four CPUs that the process may use, at least one for each node of theirs. With fewer
-//! zones than nodes, neighbouring nodes share one. With more zones than CPUs the rest stay unopened, until a home
-//! has no address space left.
+//! By default there is one zone for each four CPUs that the process may use, and at least one for each node of these
+//! CPUs. With fewer zones than nodes, neighbouring nodes share a zone. With more zones than CPUs, the surplus zones stay
+//! unopened until a home zone has no address space left.
 //!
-//! Read once, at the start, from `/sys/devices/system/node` without allocating; what cannot be read (a sandbox, a
-//! kernel without NUMA) is one node.
+//! The nodes are read once, at the start, from `/sys/devices/system/node`, without allocation. If they cannot be read
+//! (in a sandbox, or on a kernel without NUMA), all CPUs count as one node.
 
 use crate::base::config::MAX_ZONES;
 use ebbtide_sys::process::CpuSet;
 
-/// CPUs with a home of their own choosing; higher ones wrap round.
+/// CPUs with a home zone of their own; higher ones wrap round.
 const CPUS: usize = 1024;
-/// Nodes that are told apart; the rest belong to the last.
+/// Nodes that are distinguished; the rest belong to the last.
 const NODES: usize = 64;
 /// CPUs that share a zone by default.
 const CPUS_PER_ZONE: usize = 4;
-/// Zones by default, at most, unless there are more nodes.
+/// Most zones by default, unless there are more nodes.
 const MOST_ZONES: usize = 16;
 
 /// The home zone of each CPU, and the zones of each node.
@@ -42,7 +42,7 @@ impl Domains {
         first: [0; MAX_ZONES],
     };
 
-    /// By what the machine says. One zone, when only one is wanted, asks it nothing.
+    /// Chooses by the machine's nodes and CPUs. If only one zone is wanted, nothing is read.
     pub fn of_machine(wanted: usize, most: usize) -> Self {
         if wanted == 1 || most <= 1 {
             return Self::ONE;
@@ -55,8 +55,8 @@ impl Domains {
         })
     }
 
-    /// As configured (`dev=zones:N`, 0: by the machine), `most` zones at most. `of_node` says which CPUs a node has;
-    /// `None`: there is no such node.
+    /// Chooses by the configuration (`dev=zones:N`; 0: by the machine), with at most `most` zones. `of_node`
+    /// returns the CPUs of a node; `None`: there is no such node.
     pub fn new(
         wanted: usize,
         most: usize,
@@ -99,7 +99,7 @@ impl Domains {
                 domains.homes[cpu] = zone as u8;
             }
         }
-        // CPUs that the process may be given later are at home where their neighbours are.
+        // CPUs that the process may get later have the home of their neighbours.
         for cpu in (1..CPUS).filter(|&cpu| !allowed.has(cpu)) {
             domains.homes[cpu] = domains.homes[cpu - 1];
         }
@@ -175,7 +175,7 @@ mod tests {
         // Fewer zones than nodes: neighbours share.
         let d = domains(2, 16, 4);
         assert_eq!([0, 4, 8, 12].map(|cpu| d.home(cpu)), [0, 0, 1, 1]);
-        // Each zone is used where there are CPUs enough.
+        // Each zone is used if there are enough CPUs.
         let d = domains(4, 16, 8);
         assert_eq!(
             [0, 3, 4, 7, 8, 12, 15].map(|c| d.home(c)),

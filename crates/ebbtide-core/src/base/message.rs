@@ -1,11 +1,11 @@
-//! One line on stderr, made and written without allocating, and the end of the process.
+//! One line on stderr, built and written without allocation, and the end of the process after misuse.
 
 use core::fmt::{Display, Write};
 
-/// Room for the names of all keys.
+/// Enough for the names of all keys.
 const LINE_BYTES: usize = 640;
 
-/// A line that begins with `ebbtide: `; what does not fit is cut.
+/// A line that begins with `ebbtide: `. Text that does not fit is cut.
 pub struct Message {
     bytes: [u8; LINE_BYTES],
     len: usize,
@@ -26,7 +26,7 @@ impl Message {
         self.bytes(text.as_bytes())
     }
 
-    /// Adds bytes as they are, control characters as `?`.
+    /// Adds bytes unchanged, control characters as `?`.
     pub fn bytes(mut self, bytes: &[u8]) -> Self {
         self.push(bytes);
         self
@@ -42,24 +42,24 @@ impl Message {
         }
     }
 
-    /// Adds what a value shows.
+    /// Adds the text of a value.
     pub fn display(mut self, value: &dyn Display) -> Self {
         let _ = write!(self, "{value}");
         self
     }
 
-    /// Adds a number, decimal.
+    /// Adds a decimal number.
     pub fn number(self, number: usize) -> Self {
         self.display(&number)
     }
 
-    /// Adds an address, hexadecimal.
+    /// Adds a hexadecimal address.
     pub fn address(mut self, address: usize) -> Self {
         let _ = write!(self, "{address:#x}");
         self
     }
 
-    /// What it says.
+    /// The text so far.
     #[cfg(test)]
     pub fn shown(&self) -> &[u8] {
         &self.bytes[..self.len]

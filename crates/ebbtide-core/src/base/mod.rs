@@ -1,15 +1,15 @@
-//! What all rooms use: no state of the heap.
+//! What all layers use. It has no state of the heap.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`config`] | the keys of `EBBTIDE_CONF` |
 //! | [`domains`] | zones by CPUs and nodes |
 //! | [`ranks`] | the one order of locks |
-//! | [`releaser`] | who releases memory |
+//! | [`releaser`] | the thread that releases memory |
 //! | [`message`] | the one line before an abort |
 //! | [`size_class`] | requests by size |
-//! | [`source`] | what a holder of free memory provides |
-//! | [`stats`] | what is counted, and the page that tells it |
+//! | [`source`] | the interface of a holder of free memory |
+//! | [`stats`] | the statistics, and the page that shows them |
 
 pub mod config;
 pub mod domains;

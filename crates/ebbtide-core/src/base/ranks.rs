@@ -1,14 +1,14 @@
-//! The one order of locks. A thread takes them downwards in this list; a fork takes all of them, in
-//! this order, `FORK` before all others, which [`crate::reclaim::Heap::for_each_lock`] names.
+//! The one order of locks. A thread takes locks downwards in this list. A fork takes all of them in this order, `FORK`
+//! before all others; [`crate::reclaim::Heap::for_each_lock`] names them.
 
 use ebbtide_interface::ranks;
 pub use ebbtide_interface::ranks::ALL;
 use ebbtide_sys::lock::{Lock, Rank};
 
-/// Forks with handlers, one at a time; held from the first handler to the last, also while a handler inside ours
-/// allocates. Not one of those that [`crate::reclaim::Heap::for_each_lock`] names.
+/// Forks with handlers, one at a time. It is held from the first handler to the last, also while a handler inside
+/// ours allocates. [`crate::reclaim::Heap::for_each_lock`] does not name it.
 pub const FORK: Rank = Rank(ranks::FORK);
-/// Drains of other CPUs' caches, one at a time. The one lock that is held across a system call
+/// Drains of other CPUs' caches, one at a time. This is the only lock that is held across a system call
 /// (membarrier, which does not sleep), so that a fork finds no drain half done.
 pub const DRAIN: Rank = Rank(ranks::DRAIN);
 /// The full batches of a class; one lock a class.
@@ -23,21 +23,22 @@ pub const RECORDS: Rank = Rank(ranks::RECORDS);
 pub const BATCHES: Rank = Rank(ranks::BATCHES);
 /// The chunks of per-CPU data of a shard; one lock a shard.
 pub const PERCPU: Rank = Rank(ranks::PERCPU);
-/// What a CPU freed lately: its spare run, one lock a CPU up to 64; with `harden=on` its quarantine, one lock a CPU.
+/// Memory that a CPU freed lately: its spare run, one lock a CPU up to 64; with `harden=on` its quarantine, one
+/// lock a CPU.
 pub const FREED: Rank = Rank(ranks::FREED);
 /// A CPU's cache in the portable mode; one lock a CPU.
 pub const CPU: Rank = Rank(ranks::CPU);
 
-/// A lock as the fork handlers see it.
+/// The interface of a lock for the fork handlers.
 pub trait ForkLock {
-    /// Takes it.
+    /// Takes the lock.
     fn take(&self);
-    /// Frees it.
+    /// Frees the lock.
     ///
     /// # Safety
     /// This thread took it before the fork.
     unsafe fn free(&self);
-    /// Makes it free whoever held it.
+    /// Makes the lock free, whichever thread held it.
     ///
     /// # Safety
     /// No other thread exists.

@@ -1,10 +1,10 @@
-//! Who releases memory.
+//! Names the thread that releases memory, and which means it may use: a thread of the program, or a worker.
 
 use crate::base::stats::{self, word};
 use ebbtide_sys::pages::PageMap;
 
-/// Who owns a gather: a thread of the program, or a worker, of which one knows whether it is gone. No two workers are
-/// the same owner.
+/// The owner of a gather: a thread of the program, or a worker. For a worker it can be checked whether the thread
+/// is gone. No two workers are the same owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner(pub u64);
 
@@ -12,32 +12,33 @@ impl Owner {
     /// A thread of the program.
     pub const PROGRAM: Self = Self(0);
 
-    /// The worker that was the `made`th in place `number`, from 1 on.
+    /// The `made`th worker in place `number`. `made` begins with 1.
     pub fn worker(number: usize, made: u32) -> Self {
         Self(u64::from(made) << 32 | number as u64)
     }
 
-    /// That place and that count, of a worker.
+    /// Place and count of a worker. `None`: a thread of the program.
     pub fn place(self) -> Option<(usize, u32)> {
         (self != Self::PROGRAM).then_some((self.0 as u32 as usize, (self.0 >> 32) as u32))
     }
 }
 
-/// Who releases: what it may use.
+/// The kind of thread that releases, which decides which means it may use.
 #[derive(Clone, Copy)]
 pub enum Releaser<'a> {
-    /// A thread of the program, with a stack of its making, whose call asks for a release, or would fail without. It
-    /// leaves the splitting of huge pages to a worker, and waits while workers have too much to do.
+    /// A thread of the program, on a stack of the program's. Its call asks for a release, or would fail without
+    /// one. It leaves the splitting of huge pages to a worker, and waits while workers have too much to do.
     Explicit,
-    /// The same on a slow path: it waits for nobody.
+    /// A thread of the program on a slow path. It waits for no other thread.
     SlowPath,
-    /// The same where no worker is made: on a tick, or for little.
+    /// A thread of the program on a tick, or for a small backlog. It waits for no other thread, and no worker is
+    /// made.
     Tick,
     /// A worker.
     Worker {
-        /// The pagemap if it could be opened.
+        /// The pagemap, if it could be opened.
         map: Option<&'a PageMap>,
-        /// What it is called as an owner of gathers.
+        /// The worker, as an owner of gathers.
         owner: Owner,
     },
 }
@@ -48,7 +49,7 @@ impl Releaser<'_> {
         matches!(self, Self::Worker { .. })
     }
 
-    /// Who owns what it claims.
+    /// The owner of the ranges that this thread claims.
     pub fn owner(self) -> Owner {
         match self {
             Self::Worker { owner, .. } => owner,

@@ -2,7 +2,7 @@
 //!
 //! A request is rounded up to its class, which wastes at most 1/9 above 128 B. Every class is a
 //! multiple of 16. A span of a class is a run of at most 64 frames with at most 512 objects.
-//! Class 0 is "no class"; the spacing is that of jemalloc's classes with twice the steps.
+//! Class 0 means "no class". The spacing is that of jemalloc's classes with twice the steps.
 
 use ebbtide_zone::FRAME_BYTES;
 
@@ -12,16 +12,16 @@ const CLUSTER_FRAMES: usize = ebbtide_zone::CLUSTER_FRAMES as usize;
 pub const MIN_ALIGN: usize = 16;
 /// Number of classes with class 0.
 pub const CLASSES: usize = 97;
-/// The largest request that a class serves; above it, whole frames.
+/// The largest request that a class serves. Larger requests get whole frames.
 pub const MAX_SMALL: usize = 256 << 10;
-/// The largest request that [`SMALL_TABLE`] answers.
+/// The largest request that [`SMALL_TABLE`] covers.
 pub const TABLE_MAX: usize = 1024;
-/// Objects of a span at most.
+/// Most objects in a span.
 pub const MAX_OBJECTS: usize = 512;
-/// Objects of a batch at most: what moves between a CPU's cache and the central lists at once.
+/// Most objects in a batch: the number that moves between a CPU's cache and the central lists in one step.
 pub const MAX_BATCH: usize = 64;
 
-/// What is fixed about a class.
+/// The constants of a class.
 #[derive(Clone, Copy)]
 pub struct Class {
     /// Bytes of an object.
@@ -30,18 +30,18 @@ pub struct Class {
     pub frames: u16,
     /// Objects of a span.
     pub objects: u16,
-    /// Objects moved at once.
+    /// Objects moved in one step.
     pub batch: u16,
     /// Most objects in one CPU's cache.
     pub capacity: u16,
-    /// Full batches that the transfer list holds at most.
+    /// Most full batches in the transfer list.
     pub transfer: u16,
     /// `ceil(2^32 / (size / 16))`: division by the size as a multiplication.
     reciprocal: u64,
 }
 
 impl Class {
-    /// Which object begins at `offset` (bytes from the span's start), if one does.
+    /// The number of the object that begins at `offset` (bytes from the span's start). `None`: none begins there.
     #[inline]
     pub fn object_at(&self, offset: usize) -> Option<usize> {
         if offset >= self.frames as usize * FRAME_BYTES {
@@ -79,8 +79,8 @@ pub const fn class_of(size: usize) -> usize {
     (doubling - 7) * 8 + (last >> (doubling - 3)) + 1
 }
 
-/// The smallest class for `size` bytes whose objects all lie at multiples of `align` (at most a
-/// frame), or `None` when whole frames must serve.
+/// The smallest class for `size` bytes whose objects all lie at multiples of `align` (at most a frame). `None`:
+/// whole frames must serve the request.
 pub const fn aligned_class_of(size: usize, align: usize) -> Option<usize> {
     if align > FRAME_BYTES || size > MAX_SMALL {
         return None;
@@ -158,8 +158,8 @@ const fn describe(size: usize) -> Class {
     }
 }
 
-/// The run of frames for a span: 512 objects where they fit in a cluster; else the run of at most a
-/// cluster that leaves the least over, the longer one of equals.
+/// The number of frames of a span. A run with 512 objects if it fits in a cluster. Otherwise the run of at most a
+/// cluster that wastes the least, the longer one of equals.
 const fn span_frames(size: usize) -> usize {
     let full = (MAX_OBJECTS * size).div_ceil(FRAME_BYTES);
     if full <= CLUSTER_FRAMES {
@@ -167,7 +167,7 @@ const fn span_frames(size: usize) -> usize {
     }
     let mut best = CLUSTER_FRAMES;
     let mut frames = CLUSTER_FRAMES;
-    // Half a cluster at least: fewer, larger spans.
+    // At least half a cluster: fewer, larger spans.
     while frames >= CLUSTER_FRAMES / 2 && frames * FRAME_BYTES >= size {
         let waste = frames * FRAME_BYTES % size * CLUSTER_FRAMES / frames;
         if waste < best * FRAME_BYTES % size * CLUSTER_FRAMES / best {

@@ -1,7 +1,7 @@
-//! What is counted, and the statistics page that shows it to other processes.
+//! The statistics, and the statistics page that shows them to other processes.
 //!
-//! The words are those of [`Figures`]. Some are counted as they come, here; the rest is computed when it is asked for and when the page
-//! is written, in `reclaim::figures`.
+//! The words are those of [`Figures`]. Some words are counted here, at each event. `reclaim::figures` computes the others
+//! when a caller asks for them and when the page is written.
 
 mod locks;
 mod page;
@@ -21,7 +21,7 @@ const CALM: u64 = 1;
 const SHORT: u64 = 2;
 
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
-/// Bytes of large allocations that were freed, and are in what the next tick counts.
+/// Bytes of large allocations that were freed, and that the next tick counts.
 static LARGE_FREED: AtomicUsize = AtomicUsize::new(0);
 
 /// Adds to a figure, from any thread at any time. `place` is its [`word`].
@@ -35,18 +35,18 @@ pub fn raise(place: usize, value: u64) {
     page::at(place).fetch_max(value, Ordering::Relaxed);
 }
 
-/// A call to the kernel released so much.
+/// Counts bytes that a call to the kernel released.
 pub fn count_released(bytes: usize) {
     count(word!(released_bytes), bytes as u64);
     count(word!(release_calls), 1);
 }
 
-/// Bytes given back since the process began.
+/// Bytes released since the process began.
 pub fn released() -> usize {
     page::word(word!(released_bytes)) as usize
 }
 
-/// What the last look at pressure found.
+/// Stores the result of the last pressure sample.
 pub fn set_pressure(is_short: bool, room: Option<pressure::Room>) {
     let (left, limit) = room.map_or((0, 0), |room| (room.left, room.limit));
     set(word!(limit_left_bytes), left);
@@ -54,7 +54,7 @@ pub fn set_pressure(is_short: bool, room: Option<pressure::Room>) {
     set(word!(pressure_state), if is_short { SHORT } else { CALM });
 }
 
-/// What is looked at, a bit for each of [`ebbtide_interface::PRESSURE_SOURCES`].
+/// Stores the sampled sources, a bit for each of [`ebbtide_interface::PRESSURE_SOURCES`].
 pub fn set_pressure_sources(sources: u64) {
     set(word!(pressure_sources), sources);
 }
@@ -66,7 +66,7 @@ pub fn start(config: &Config) {
     }
 }
 
-/// In a forked child, which counts anew, in a file of its own: made when the page is written.
+/// Called in a forked child. The child counts anew, in a file of its own, which is made when the page is written.
 pub fn forked(config: &Config) {
     page::forget();
     lockstat::forget();
@@ -74,17 +74,17 @@ pub fn forked(config: &Config) {
     WANTS_FILE.store(wanted, Ordering::Relaxed);
 }
 
-/// Whether the page has no file yet that it shall have.
+/// Whether the page should have a file and has none yet.
 pub fn wants_file() -> bool {
     WANTS_FILE.load(Ordering::Relaxed)
 }
 
-/// See [`large_freed`]: so much of it, once.
+/// Takes the count of [`large_freed`], once.
 pub fn take_large_freed() -> usize {
     LARGE_FREED.swap(0, Ordering::Relaxed)
 }
 
-/// The figures that are counted as they come; those that are computed are as the page has them.
+/// The figures that are counted at each event. Computed figures have the values that the page shows.
 pub fn counted(is_short: bool) -> Figures {
     let mut figures = Figures {
         version: figures::VERSION,
@@ -100,7 +100,7 @@ pub fn counted(is_short: bool) -> Figures {
     figures
 }
 
-/// Writes the figures that are computed, and what the process can say of itself, and copies the page.
+/// Writes the computed figures and the process's own data, and copies the page.
 pub fn write(figures: &Figures, config: &Config) {
     if WANTS_FILE.swap(false, Ordering::Relaxed) {
         page::open(config);
@@ -149,12 +149,12 @@ pub fn ends() {
     set(word!(end_ns), ebbtide_sys::clock::precise_ns());
 }
 
-/// Whether others can see the page, or soon will.
+/// Whether other processes can see the page, or soon will.
 pub fn is_shown() -> bool {
     page::is_open() || WANTS_FILE.load(Ordering::Relaxed)
 }
 
-/// A large allocation of so many bytes was freed, and is counted for the next tick.
+/// Notes that a large allocation of `bytes` was freed, for the next tick.
 #[inline]
 pub fn large_freed(bytes: usize) {
     if is_shown() {
@@ -162,17 +162,18 @@ pub fn large_freed(bytes: usize) {
     }
 }
 
-/// Names the helper that was made.
+/// Stores the number of the exit helper that was made.
 pub fn set_helper(id: u32) {
     page::tell(word!(helper), id.into());
 }
 
-/// The program's end, as its helper saw it: by the helper, with a call of those that it may make.
+/// Stores the time of the program's end, as its helper saw it. Called by the helper; it makes only a system call
+/// that a helper may make.
 pub fn set_left(ns: u64) {
     page::tell(word!(left_ns), ns);
 }
 
-/// What became of each optional kernel call so far.
+/// Stores the state of each optional kernel call so far.
 fn write_features() {
     set(word!(worked), features_that(true));
     set(word!(refused), features_that(false));

@@ -1,41 +1,39 @@
-//! Fork: what a child finds, and how it goes on.
+//! Fork: the state that a child finds, and how the child continues.
 //!
-//! With handlers (`fork`): the parent takes all locks in the order of `ranks` and stops the
-//! restartable sections of all CPUs; then every structure is whole and memory is copied. Parent and
-//! child free the locks and let the sections run. The child has none of the parent's other threads:
-//! what they had claimed goes back to the zones.
+//! With handlers (`fork`): the parent takes all locks in the order of `ranks`, and stops the restartable sections of all
+//! CPUs. Every structure is whole then, and the kernel copies the memory. Parent and child free the locks and let the
+//! sections run. The child has none of the parent's other threads: ranges that they had claimed go back to the zones.
 //!
-//! Why the sections must stop: the kernel copies page after page while other threads run on. A header
-//! and its stack could be copied at different moments, and the child would be given objects that are
-//! in use.
+//! Why the sections must stop: the kernel copies page after page while other threads run on. A header and its stack could
+//! be copied at different moments. The child would then allocate objects that are in use.
 //!
-//! Without handlers (`_Fork`, a raw clone): the kernel has wiped the page with the CPUs' table and a
-//! word beside it, so the child's fast paths find all slabs parked, and the first slow path sees the
-//! word (`recover`). If the parent had one thread, all is whole. If it had more, they may have been
-//! anywhere: the child gives the heap so far up (what is live there stays live, what is freed there
-//! stays) and begins a new one behind it.
+//! Without handlers (`_Fork`, a raw clone): the kernel has wiped the page with the CPUs' table and a word beside it. So
+//! the child's fast paths find all slabs parked, and its first slow path sees the word (`recover`). If the parent had one
+//! thread, all structures are whole. If it had more, they may have been in the middle of any operation. The child then
+//! gives up the old part of the heap: live allocations in it stay live, and freed ones stay as they are. It begins a new
+//! part behind the old one.
 //!
-//! Handlers that were registered before ours run inside them, on the forking thread, and may allocate: in the child they
-//! find what a child without handlers does. In the parent each slow path undoes what was prepared, and prepares it anew
-//! when it is done (`Entered`): whether the memory has been copied meanwhile makes no difference. Other threads' forks
-//! wait until the last handler is done ([`Forks`]).
+//! Handlers that were registered before ours run inside ours, on the forking thread, and may allocate. In the child they
+//! find the same state as in a child without handlers. In the parent each slow path undoes the preparation, and prepares
+//! anew when it is done (`Entered`). This is correct whether or not the memory has been copied meanwhile. Forks of other
+//! threads wait until the last handler is done ([`Forks`]).
 //!
-//! Other threads may allocate while they hold a lock of libc's, and libc's `fork` waits for such locks. So `prepare` closes
-//! the `gate` before it takes the heap's locks, and waits until the requests inside are done. From then on the
+//! Other threads may allocate while they hold a lock of libc's, and libc's `fork` waits for such locks. So `prepare`
+//! closes the `gate` before it takes the heap's locks, and waits until the requests inside are done. From then on the
 //! `reserve` serves other threads. `parent` opens the gate.
 //!
-//! # Ways in
+//! # Entry points
 //!
-//! The heap's locks are fields behind a `&Heap`. Three ways lead to one:
+//! The heap's locks are fields behind a `&Heap`. Three entry points lead to one:
 //!
-//! | way in | for | while another thread forks |
+//! | entry point | for | while another thread forks |
 //! |---|---|---|
-//! | `Front::enter`, which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves. Where it is full, `Front::enter_after_fork` waits |
-//! | `Front::enter_uncounted` | other calls: figures, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
+//! | `Front::enter`, which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves; if it is full, `Front::enter_after_fork` waits |
+//! | `Front::enter_uncounted` | other calls: statistics, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
 //! | `the_heap`, which is unsafe | the handlers here, and workers | the worker waits at the locks |
 //!
-//! The first two look for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
-//! and does not look again.
+//! The first two check for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
+//! and does not check again.
 
 pub mod gate;
 
@@ -52,26 +50,26 @@ use ebbtide_sys::lock::Lock;
 use ebbtide_sys::{process, streams};
 use gate::Inside;
 
-/// Longest time, in milliseconds, that a thread waits for another one's fork before the reserve serves it.
+/// Longest time in milliseconds that a thread waits for another thread's fork before the reserve serves it.
 const PATIENCE_MS: u64 = 1;
 
 /// No fork is under way.
 const NO: usize = 0;
-/// Set in [`Forks::forking`] where the fence was refused. A thread's number is even.
+/// Set in [`Forks::forking`] if the fence was refused. A thread's number is even.
 const UNFENCED: usize = 1;
 
-/// What is known of forks with handlers.
+/// The state of forks with handlers.
 pub struct Forks {
-    /// The thread whose fork is under way, as its child sees it too. A child that skips the handlers may be another
-    /// thread's, made just then: one word says both, or such a child of the last forker could take the state that another
-    /// thread has prepared for its own.
+    /// The thread whose fork is under way; its child sees the same value. A child that skips the handlers may
+    /// belong to another thread, and be made just then. So one word holds both facts. Otherwise such a child of the
+    /// last forking thread could take the state that another thread has prepared for its own.
     forking: AtomicUsize,
-    /// One fork at a time. A second one that came in while a handler inside ours allocates would hold all locks and wait
-    /// for that handler's own, whose holder waits for ours.
+    /// One fork at a time. A second fork could begin while a handler inside ours allocates. It would hold all locks
+    /// and wait for that handler's own lock, whose holder waits for ours.
     lock: Lock<()>,
-    /// The thread that holds it.
+    /// The thread that holds `lock`.
     owner: AtomicUsize,
-    /// Forks within each other of that thread: a handler inside ours may fork.
+    /// Nested forks of that thread: a handler inside ours may fork.
     depth: AtomicUsize,
 }
 
@@ -87,22 +85,22 @@ impl Forks {
     }
 }
 
-/// This thread, by a number that it keeps in its child.
+/// This thread, as a number that stays the same in its child.
 fn this_thread() -> usize {
     // SAFETY: no arguments; it only reads the thread pointer.
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Whether a value of [`Forks::forking`] says that this thread, or the one that it was before its process was copied, has
-/// prepared a fork.
+/// Whether `forking` says that this thread has prepared a fork. In a copied process, this thread counts as the
+/// thread from which it was copied.
 fn is_mine(forking: usize) -> bool {
     forking & !UNFENCED == this_thread()
 }
 
-/// Installs the handlers: at the first allocation, so that handlers of libraries that come later run
-/// outside ours.
+/// Installs the handlers at the first allocation, so that handlers of libraries that come later run outside ours.
 pub fn register() {
-    // What `pthread_atfork` calls in glibc. The name itself is not in every libc.so.6: programs link it in.
+    // The function that `pthread_atfork` calls in glibc. `pthread_atfork` itself is not in every libc.so.6:
+    // programs link it in.
     #[cfg(target_env = "gnu")]
     unsafe extern "C" {
         fn __register_atfork(
@@ -112,7 +110,8 @@ pub fn register() {
             library: *const core::ffi::c_void,
         ) -> core::ffi::c_int;
     }
-    // SAFETY: three functions that live as long as the library, which is never unloaded; null: of no library that may be.
+    // SAFETY: three functions that live as long as the library, which is never unloaded. Null: they belong to no
+    // library that can be unloaded.
     #[cfg(target_env = "gnu")]
     unsafe {
         __register_atfork(prepare, parent, child, core::ptr::null())
@@ -130,7 +129,7 @@ extern "C" fn prepare() {
     }
     let heap = look();
     if FRONT.forks.owner.load(Ordering::Relaxed) != this_thread() {
-        // A filter that kills the thread for a fence does so here, where it holds nothing.
+        // A filter that kills the thread for a fence does so here, where the thread holds no lock.
         heap.caches.may_fence();
         FRONT.forks.lock.take();
         FRONT.forks.owner.store(this_thread(), Ordering::Relaxed);
@@ -153,7 +152,7 @@ fn stop(heap: &Heap) {
 }
 
 extern "C" fn parent() {
-    // The heap was not there when the fork began, or this fork is inside another one.
+    // The heap had not started when the fork began, or this fork is inside another one.
     if FRONT.forks.owner.load(Ordering::Relaxed) != this_thread()
         || FRONT.forks.depth.fetch_sub(1, Ordering::Relaxed) > 1
     {
@@ -171,15 +170,15 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     let state = FRONT.forks.forking.load(Ordering::Relaxed);
-    // No heap has started, or it is done already, or not prepared by the thread that this one was: its first slow path
-    // recovers.
+    // No heap has started, or it is whole already, or another thread than this one's original prepared the fork. In
+    // the last case this thread's first slow path recovers.
     if !is_mine(state) {
         return;
     }
     // SAFETY: in a child, on the way to make it whole.
     let heap = unsafe { the_heap() };
     heap.caches.forget_fork();
-    // SAFETY: the child of a fork has one thread, and `prepare` took them in it.
+    // SAFETY: the child of a fork has one thread, and `prepare` took the locks in that thread.
     unsafe {
         forget_forks(heap);
         streams::reset();
@@ -191,7 +190,7 @@ extern "C" fn child() {
     go_on(heap);
 }
 
-/// Says that no fork is under way, in a child.
+/// Notes that no fork is under way, in a child.
 ///
 /// # Safety
 /// No other thread exists.
@@ -205,7 +204,7 @@ unsafe fn forget_forks(heap: &Heap) {
     unsafe { FRONT.forks.lock.force_free() };
 }
 
-/// What the child of a parent whose state was whole does before it goes on.
+/// Prepares the child of a parent whose state was whole, before the child continues.
 fn go_on(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
     heap.workers.begin();
@@ -234,14 +233,15 @@ pub fn is_forking() -> bool {
     FRONT.forks.owner.load(Ordering::Relaxed) != NO
 }
 
-/// A thread that is inside the heap, until it is dropped.
+/// A thread inside the heap, until this value is dropped.
 #[must_use]
 pub struct Entered<'a> {
-    /// `None`: a fork does not wait for this thread.
+    /// `None`: forks do not wait for this thread.
     _counted: Option<Inside<'a>>,
-    /// Only the thread that came in goes out.
+    /// Only the thread that entered may leave.
     _thread: PhantomData<*const ()>,
-    /// This thread's own fork is under way. All that the fork had stopped runs, and is stopped again at the end.
+    /// This thread's own fork is under way. Everything that the fork had stopped runs, and is stopped again at the
+    /// end.
     resumed: bool,
 }
 
@@ -250,7 +250,7 @@ impl Deref for Entered<'_> {
 
     #[inline]
     fn deref(&self) -> &Heap {
-        // SAFETY: only `Front` makes one, after it has looked.
+        // SAFETY: only `Front` makes an `Entered`, after it has checked for forks.
         unsafe { the_heap() }
     }
 }
@@ -265,13 +265,15 @@ impl Drop for Entered<'_> {
 }
 
 impl Front {
-    /// The way in for requests of the program. `None`: another thread forks, and has not ended that within [`PATIENCE_MS`].
+    /// The entry point for requests of the program. `None`: another thread forks, and has not finished within
+    /// [`PATIENCE_MS`].
     #[inline]
     pub fn enter(&self) -> Option<Entered<'_>> {
         self.try_enter().or_else(|| self.enter_soon())
     }
 
-    /// Most forks are over soon. In a long one, threads wait before each request only when little of the reserve is left.
+    /// Most forks are over soon. In a long fork, threads wait before each request only when little of the reserve
+    /// is left.
     #[cold]
     fn enter_soon(&self) -> Option<Entered<'_>> {
         if self.gate.is_closed_for_long() && self.reserve().is_ample() {
@@ -281,7 +283,7 @@ impl Front {
         self.try_enter()
     }
 
-    /// The same, waiting for as long as the fork takes.
+    /// Enters like `enter`, but waits as long as the fork takes.
     #[cold]
     pub fn enter_after_fork(&self) -> Entered<'_> {
         loop {
@@ -294,7 +296,7 @@ impl Front {
 
     #[inline]
     fn try_enter(&self) -> Option<Entered<'_>> {
-        // Before it is counted: a child's counters begin anew.
+        // Checked before this thread is counted: a child's counters begin anew.
         look();
         match self.gate.enter(this_thread()) {
             None if !resume() => None,
@@ -306,7 +308,8 @@ impl Front {
         }
     }
 
-    /// The way in for other calls. libc makes none of them under a lock of its own, so they may wait for another thread's fork.
+    /// The entry point for other calls. Libc makes none of them under a lock of its own, so they may wait for
+    /// another thread's fork.
     #[inline]
     pub fn enter_uncounted(&self) -> Entered<'_> {
         look();
@@ -318,10 +321,10 @@ impl Front {
     }
 }
 
-/// A child whose fork ran no handlers finds out here, and recovers.
+/// A child whose fork ran no handlers detects that here, and recovers.
 #[inline]
 fn look() -> &'static Heap {
-    // SAFETY: it is made whole below.
+    // SAFETY: the heap is made whole below.
     let heap = unsafe { the_heap() };
     if heap.caches.was_forked() {
         recover(heap);
@@ -334,24 +337,25 @@ fn look() -> &'static Heap {
 fn resume() -> bool {
     let is_mine = is_mine(FRONT.forks.forking.load(Ordering::Relaxed));
     if is_mine {
-        // SAFETY: `forking` says that this thread has stopped all. So it alone is at work inside.
+        // SAFETY: `forking` says that this thread has taken all locks and stopped all sections. So no other thread
+        // works inside.
         let heap = unsafe { the_heap() };
         heap.forked.store(true, Ordering::Relaxed);
         FRONT.forks.forking.store(NO, Ordering::Relaxed);
         heap.caches.unpark_all();
-        // SAFETY: `stop` took them in this thread.
+        // SAFETY: `stop` took the locks in this thread.
         heap.for_each_lock(|lock| unsafe { lock.free() });
         FRONT.gate.open();
     }
     is_mine
 }
 
-/// Frees later what cannot be freed while another thread forks. `false`: there is no room for that.
+/// Queues an address that cannot be freed while another thread forks. `false`: there is no space for that.
 #[cold]
 pub fn free_later(front: &Front, address: usize) -> bool {
     let queued = front.reserve().queue(address);
-    // The fork may be over, and its thread have looked already: either it has seen the queue, or this sees the gate
-    // open. The partner is in `free_queued`.
+    // The fork may be over, and its thread may have checked the queue already. Either that thread has seen the
+    // queue, or this thread sees the gate open. The partner is in `free_queued`.
     fence(Ordering::SeqCst);
     if queued && !front.gate.is_closed() {
         free_queued(front);
@@ -359,7 +363,7 @@ pub fn free_later(front: &Front, address: usize) -> bool {
     queued
 }
 
-/// Frees what was queued, unless the next fork has begun: its thread does it then.
+/// Frees the queued addresses. If the next fork has begun, its thread does that.
 fn free_queued(front: &Front) {
     fence(Ordering::SeqCst);
     if front.reserve().has_queued()
@@ -376,10 +380,10 @@ fn recover(heap: &Heap) {
         // A handler that runs before ours allocates.
         return child();
     }
-    // Of the process as it was copied. A worker is a thread that the C library does not know of.
+    // The state of the process when it was copied. The C library does not know workers as threads.
     let alone = process::is_single_threaded() && heap.workers.count() == 0;
     heap.caches.forget_fork();
-    // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
+    // SAFETY: a child that skipped the handlers has one thread until it allocates the stack of another thread.
     unsafe {
         forget_forks(heap);
         heap.for_each_lock(|lock| lock.force_free());
@@ -394,11 +398,11 @@ fn recover(heap: &Heap) {
 /// No other thread exists, and all locks are free.
 unsafe fn give_up(heap: &Heap) {
     heap.abandoned.store(true, Ordering::Relaxed);
-    // What these count is given up too.
+    // The memory that these count is given up too.
     for count in [&heap.slack, &heap.moves, &heap.small_blocks] {
         count.store(0, Ordering::Relaxed);
     }
-    // SAFETY: by contract. What was claimed is given up with the rest, batches and all.
+    // SAFETY: by contract. The claimed ranges are given up with the rest, including the batches.
     unsafe {
         heap.slots.reset(|gather| *gather = Gather::NEW);
         for source in heap.parts().sources() {

@@ -1,10 +1,11 @@
-//! The one static that holds everything, and its start.
+//! The one static that holds the whole heap, and its start.
 //!
-//! The first call can come from the dynamic loader, before libc is ready, and from several threads at
-//! once: one of them starts the heap with raw system calls only, the others wait. Until then the fast
-//! paths fail their first compare ([`Fast`]) and come to the slow paths, which call [`heap_of`].
+//! The first call can come from the dynamic loader, before libc is ready, and from several threads at once. One thread
+//! starts the heap with raw system calls only; the others wait. Until the heap has started, the first compare of the fast
+//! paths fails ([`Fast`]), and they take the slow paths, which call [`heap_of`].
 //!
-//! [`heap_of`] gives the [`Front`] alone. A thread that needs more enters first ([`crate::front::fork`]), and gets a [`Heap`].
+//! [`heap_of`] returns only the [`Front`]. A thread that needs more enters first ([`crate::front::fork`]), and gets a
+//! [`Heap`].
 
 pub mod fork;
 pub mod requests;
@@ -32,14 +33,16 @@ use ebbtide_sys::lock::{futex_wait, futex_wake};
 use ebbtide_sys::{process, vm};
 use ebbtide_zone::BLOCK_BYTES;
 
-/// Exit status of a process that cannot work here: the loader's own for a program that it cannot start.
+/// Exit status of a process in which the heap cannot work: the loader's own status for a program that it cannot
+/// start.
 const REFUSED_STATUS: i32 = 127;
 
-/// What a thread may use before it has looked for forks: what is constant, and what takes no lock of the heap's.
+/// The part of the heap that a thread may use before it has checked for forks: constants, and what needs no lock of
+/// the heap.
 pub struct Front {
-    /// Closed to other threads while one forks.
+    /// The gate: closed to other threads while one forks.
     pub gate: Gate,
-    /// Who forks.
+    /// The state of forks.
     forks: Forks,
 }
 
@@ -48,20 +51,21 @@ pub(crate) static FRONT: Front = Front {
     forks: Forks::new(),
 };
 
-/// What the fast paths read: few words in one cache line, zero until the heap has started.
+/// The words that the fast paths read: a few words in one cache line, zero until the heap has started.
 ///
-/// The limits are stored last (release) and read first (acquire): whoever passes a compare with
-/// them sees the rest. They stay zero in the portable mode and with `harden=on`.
+/// The limits are stored last (release) and read first (acquire): a thread that passes a compare with them sees the
+/// rest. They stay zero in the portable mode and with `harden=on`.
 ///
-/// The words are 1 KiB behind a multiple of 2 KiB. A processor first compares the low 12 bits of addresses to see whether a
-/// load waits for a store before it: those of these words are none that a stack's header in a slab has, which `malloc`
-/// and `free` write each time, so that the next one does not wait for nothing.
+/// The words are 1 KiB behind a multiple of 2 KiB. A processor first compares the low 12 bits of addresses to find
+/// out whether a load waits for a store before it. No stack header in a slab has the low 12 bits of these words.
+/// `malloc` and `free` write a header each time, so the next call does not wait for nothing.
 #[repr(C, align(2048))]
 pub struct Fast {
     _apart: [u8; 1024],
     /// Requests below this size may be popped at once: [`TABLE_MAX`] + 1, or 0.
     pub sizes: AtomicUsize,
-    /// Multiples of 16 less `base` below 16 times this may be pushed at once: sixteenths of the region, or 0.
+    /// An address may be pushed at once if it is a multiple of 16, and, less `base`, below 16 times this:
+    /// sixteenths of the region, or 0.
     pub units: AtomicUsize,
     /// [`Region::base`].
     pub base: AtomicUsize,
@@ -87,7 +91,7 @@ pub static FAST: Fast = Fast {
     rseq_offset: AtomicUsize::new(0),
 };
 
-/// See [`Fast`]: headers are a word for each stack, from a page's start on.
+/// See [`Fast`]: headers are one word for each stack, from a page's start on.
 const _: () = assert!(ebbtide_sys::rseq::STACKS * 8 <= core::mem::offset_of!(Fast, sizes));
 
 const COLD: u32 = 0;
@@ -96,8 +100,8 @@ const READY: u32 = 2;
 const FAILED: u32 = 3;
 static STATE: AtomicU32 = AtomicU32::new(COLD);
 
-/// The heap, started by the first call, and then of those parts. `None`: it cannot work here, and a filter refuses even
-/// to end the process.
+/// The heap. The first call starts it with these parts. `None`: the heap cannot work here, and a filter refuses
+/// even to end the process.
 #[inline]
 pub fn heap_of(parts: &'static Parts) -> Option<&'static Front> {
     if STATE.load(Ordering::Acquire) == READY {
@@ -107,7 +111,7 @@ pub fn heap_of(parts: &'static Parts) -> Option<&'static Front> {
     }
 }
 
-/// The same, of the parts that are here, for tests.
+/// The heap with this crate's own parts, for tests.
 #[cfg(test)]
 pub fn heap() -> Option<&'static Front> {
     static HERE: Parts = Parts {
@@ -131,7 +135,8 @@ pub fn started_heap() -> Option<&'static Front> {
     (STATE.load(Ordering::Acquire) == READY).then_some(&FRONT)
 }
 
-/// The figures now, without the last two, which the kernel knows. Walks the CPUs' caches; a few microseconds to a millisecond.
+/// The statistics now, without the last two figures, which only the kernel knows. Walks the CPUs' caches; takes a
+/// few microseconds to a millisecond.
 pub fn figures() -> Figures {
     started_heap().map_or_else(
         || stats::counted(false),
@@ -139,7 +144,7 @@ pub fn figures() -> Figures {
     )
 }
 
-/// The process ends in order: parts of the heap are told, and the last figures are written.
+/// The process ends in order: calls the hooks, and writes the last statistics.
 pub fn end() {
     let Some(heap) = started_heap() else { return };
     let heap = &heap.enter_uncounted();
@@ -166,9 +171,9 @@ fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
         STATE.store(state, Ordering::Release);
         futex_wake(&STATE, u32::MAX >> 1);
         if state == READY {
-            // As early as that, so that other handlers run outside ours.
+            // Registered this early, so that other handlers run outside ours.
             fork::register();
-            // SAFETY: it has just started.
+            // SAFETY: the heap has just started.
             let heap = unsafe { the_heap() };
             parts.hooks.iter().for_each(|hook| hook.on_start(heap));
         }
@@ -182,7 +187,7 @@ fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
 /// # Safety
 /// Called once.
 unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
-    // SAFETY: nobody else has it before READY.
+    // SAFETY: no other thread has the heap before READY.
     let heap = unsafe { the_heap() };
     let config = Config::from_environment();
     if !vm::has_small_pages() {
@@ -195,7 +200,8 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
         others.for_each(|feature| feature.refuse());
     }
     let no_room = &known::ADDRESS_SPACE;
-    // The small one first: under a limit, the region takes most of what is left.
+    // The slabs are reserved first, because they are small: under a limit, the region takes most of the remaining
+    // address space.
     // SAFETY: once, before any other use.
     let stacks = unsafe { heap.caches.start(&config) }.ok_or(no_room)?;
     heap.nodes.start().ok_or(no_room)?;
@@ -217,7 +223,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
         request_limit: ram.saturating_add(swap),
         ram,
     };
-    // SAFETY: nobody reads before READY.
+    // SAFETY: no thread reads before READY.
     unsafe { heap.begin(parts, settings) };
     heap.workers.begin();
     if let Some(holds) = config.lockstat {
@@ -226,7 +232,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     // SAFETY: as above.
     unsafe { heap.pressure.start(&config, ram, &heap.allowance) };
     stats::start(&config);
-    // Or the optimiser would make a variable of each word, and place them where it likes.
+    // Without this, the optimiser would make a variable of each word, and place them anywhere.
     core::hint::black_box(&FAST);
     FAST.base.store(region.base, Ordering::Relaxed);
     FAST.classes.store(region.classes, Ordering::Relaxed);
@@ -242,8 +248,8 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     Ok(())
 }
 
-/// Says what cannot work here, and ends the process: every request would fail, and the program would die of one of
-/// them later, without a word. Returns, with [`FAILED`], only where a filter refuses `exit_group`.
+/// Reports what does not work here, and ends the process. Otherwise every request would fail, and the program would
+/// crash later without a message. Returns [`FAILED`] only if a filter refuses `exit_group`.
 #[cold]
 fn refuse(why: &Known) -> u32 {
     Message::new()
@@ -259,7 +265,7 @@ fn refuse(why: &Known) -> u32 {
 }
 
 impl Front {
-    /// Serves requests while another thread forks.
+    /// The reserve: serves requests while another thread forks.
     pub fn reserve(&self) -> &'static Reserve {
         &self.heap().reserve
     }
@@ -269,20 +275,20 @@ impl Front {
         &self.heap().workers
     }
 
-    /// What an address is.
+    /// Finds which kind of allocation an address is.
     pub fn find(&self, address: usize) -> Allocation {
         self.heap().find(address)
     }
 
-    /// Ends the process over a pointer that is no allocation, with what is known of it.
+    /// Ends the process over a pointer that is no allocation, with a message that describes the address.
     pub fn mistaken(&self, address: usize, what: &str) -> ! {
         self.heap().mistaken(address, what)
     }
 
-    /// For what takes no lock.
+    /// The heap, for uses that take no lock.
     #[inline]
     fn heap(&self) -> &'static Heap {
-        // SAFETY: a `&Front` is only handed out after the start, and nothing here takes a lock.
+        // SAFETY: a `&Front` is only handed out after the start, and no use here takes a lock.
         unsafe { the_heap() }
     }
 }

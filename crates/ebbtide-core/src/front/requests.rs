@@ -1,7 +1,7 @@
 //! Requests of the program that its fast paths do not serve.
 //!
-//! What fails is tried once more after everything free was given back. Each request ends with a
-//! [`tick`](crate::reclaim::Heap::tick): no lock is held there.
+//! If a request fails, Ebbtide releases all free memory and tries the request once more. Each request ends with a
+//! [`tick`](crate::reclaim::Heap::tick); the thread holds no lock at that point.
 
 use crate::base::releaser::Releaser;
 use crate::base::size_class::aligned_class_of;
@@ -12,7 +12,7 @@ use core::num::NonZeroUsize;
 use ebbtide_zone::Frame;
 
 impl Heap {
-    /// Tries, and once more after everything free was given back.
+    /// Tries a request, and tries once more after all free memory was released.
     fn serve<T>(&self, attempt: impl Fn() -> Option<T>) -> Option<T> {
         let served = attempt().or_else(|| {
             self.release_everything(Releaser::Explicit);
@@ -22,7 +22,7 @@ impl Heap {
         served
     }
 
-    /// An object of `class`. 0: out of memory.
+    /// Allocates an object of `class`. 0: out of memory.
     #[cold]
     #[inline(never)]
     pub fn allocate_object(&self, class: usize) -> usize {
@@ -60,7 +60,7 @@ impl Heap {
         taken
     }
 
-    /// Frees a large allocation. `false`: somebody else just did.
+    /// Frees a large allocation. `false`: another thread just freed it.
     pub fn free_large(&self, head: Frame) -> bool {
         let freed = self.give_up_large(head, true);
         if let Some(bytes) = freed {
@@ -70,7 +70,7 @@ impl Heap {
         freed.is_some()
     }
 
-    /// Makes a large allocation `size` bytes long. `None`: it must be copied by the caller.
+    /// Resizes a large allocation to `size` bytes. `None`: the caller must copy it.
     pub fn resize_large(&self, head: Frame, size: usize) -> Option<usize> {
         let before = self.large_bytes(head);
         let resized = self.serve(|| match self.try_resize(head, size) {
@@ -85,7 +85,7 @@ impl Heap {
     }
 }
 
-/// Frees an allocation of the heap's. Ends the process for what is none.
+/// Frees an allocation of the heap. Ends the process if `address` is no allocation.
 pub fn free_inside(heap: &Heap, address: usize) {
     match heap.find(address) {
         Allocation::Object(class) if heap.is_hardened() => heap.free_hardened(class, address),

@@ -1,4 +1,4 @@
-//! What an address is.
+//! Finds which kind of allocation an address is, without a lock.
 
 use crate::base::message::Message;
 use crate::base::size_class::MIN_ALIGN;
@@ -7,20 +7,20 @@ use crate::pages::region::LARGE;
 use core::sync::atomic::Ordering;
 use ebbtide_zone::FRAME_BYTES;
 
-/// What an address is.
+/// The kind of allocation at an address.
 pub enum Allocation {
-    /// An object of that class.
+    /// An object of this class.
     Object(usize),
-    /// A large allocation that begins there.
+    /// A large allocation that begins at this frame.
     Large(ebbtide_zone::Frame),
-    /// The reserve's.
+    /// Memory of the reserve.
     Reserve,
     /// No allocation.
     None,
 }
 
 impl Objects {
-    /// What an address is. Takes no lock.
+    /// The kind of allocation at `address`. Takes no lock.
     pub fn find(&self, address: usize) -> Allocation {
         let region = self.region();
         if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
@@ -38,7 +38,7 @@ impl Objects {
         }
     }
 
-    /// Ends the process over a pointer that is no allocation, with what is known of it.
+    /// Ends the process over a pointer that is no allocation, with a message that describes the address.
     #[cold]
     pub fn mistaken(&self, address: usize, what: &str) -> ! {
         let why = if !self.region().contains(address) {

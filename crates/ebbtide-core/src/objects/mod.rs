@@ -1,12 +1,12 @@
 //! Objects of size classes: per-CPU stacks, full batches, spans.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`central`] | per class: full batches, and spans by fullness |
+//! | [`central`] | the central lists of a class: full batches, and spans by fullness |
 //! | [`cpu_cache`] | per-CPU stacks of objects; refill and overflow |
-//! | [`harden`] | mistakes found at once |
-//! | [`reserve`] | for threads that allocate while another one forks |
-//! | [`find`] | what an address is |
+//! | [`harden`] | detection of heap misuse |
+//! | [`reserve`] | memory for threads that allocate while another thread forks |
+//! | [`find`] | the kind of allocation at an address |
 
 pub mod central;
 pub mod cpu_cache;
@@ -24,16 +24,16 @@ use crate::objects::reserve::Reserve;
 use crate::pages::Pages;
 use core::ops::Deref;
 
-/// All objects of the process, and who has them.
+/// All objects of the process, and their places.
 pub struct Objects {
     pages: Pages,
     /// Serves requests while another thread forks.
     pub reserve: Reserve,
     /// By class.
     pub central: [Central; CLASSES],
-    /// Where their full batches are.
+    /// The storage of their full batches.
     pub nodes: Nodes,
-    /// Which of them have spans to look at.
+    /// The classes whose spans are worth a scan.
     pub reclaimable: ReclaimableClasses,
     /// Objects freed lately, with `harden=on`.
     pub quarantine: Quarantine,

@@ -1,36 +1,37 @@
-//! Memory for threads that allocate while another thread forks, and a list of what they free.
+//! The reserve: memory for threads that allocate while another thread forks, and a queue of what they free.
 //!
-//! A fork holds every lock of the heap, so the heap cannot serve them ([`crate::front::fork::gate`]). The reserve has no
-//! lock. It is small, made at its first use, and lies outside of the heap's region:
+//! A forking thread holds every lock of the heap, so the heap cannot serve other threads
+//! ([`crate::front::fork::gate`]). The reserve has no lock. It is small, made at its first use, and lies outside of the
+//! heap's region:
 //!
 //! ```text
 //!  chunk 0         chunk 1 (current)            chunk 2 …
 //!  ┌──────────────┬───────────────────────────┬─────────
 //!  │h object│h obj│h object│h object│ ▲ free    │
 //!  └──────────────┴──────────────────┼────────┴─────────
-//!   uses: objects                    cursor      0: anybody may take it
+//!   uses: objects                    cursor      0: any thread may take it
 //! ```
 //!
-//! An object has a header (`h`) in front of it. Objects are cut from the current chunk in ascending order, or take
-//! whole chunks. A chunk counts its objects, and one more while it is current. It is emptied when the count falls to
-//! zero, and may be taken again.
+//! Each object has a header (`h`) in front of it. Small objects are cut from the current chunk in ascending order; a
+//! larger object takes whole chunks. A chunk counts its objects, and one more use while it is current. When the count
+//! falls to zero, the chunk is emptied and may be taken again.
 //!
-//! What is freed while the gate is closed is queued: a node from the reserve holds the address, because freed memory
-//! is never written. The fork's thread frees what is queued when the gate is open again.
+//! Memory that is freed while the gate is closed is queued: a node from the reserve holds its address, because freed
+//! memory is never written. The forking thread frees the queued memory after it has opened the gate again.
 //!
-//! - `INV-RESERVE-1`: an object lies in one chunk or in chunks of its own; a chunk with a use is nobody else's.
-//! - `INV-RESERVE-2`: all of it is atomic words and memory that one thread has, so a child that is copied in the
-//!   middle of an operation finds a reserve that works. What was under way is lost to it.
+//! - `INV-RESERVE-1`: an object lies in one chunk or in chunks of its own. A chunk with a use belongs to nothing else.
+//! - `INV-RESERVE-2`: the reserve consists of atomic words and of memory that one thread owns. So a child that is copied
+//!   in the middle of an operation finds a reserve that works. The child loses the operation that was under way.
 
 use crate::base::message::Message;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::vm;
 
-/// Bytes of a chunk. Small, because an object that stays keeps all of its chunk from others.
+/// Bytes of a chunk. Small, because a long-lived object keeps its whole chunk in use.
 const CHUNK: usize = 64 << 10;
 const CHUNKS: usize = 1024;
 const BYTES: usize = CHUNK * CHUNKS;
-/// With more chunks in use than this, its users slow down.
+/// With more chunks in use than this, threads that use the reserve wait before each request.
 const AMPLE_CHUNKS: usize = CHUNKS / 8;
 /// Requests above this get chunks of their own.
 const SHARED_MAX: usize = CHUNK / 4;
@@ -39,8 +40,8 @@ const UNIT: usize = 16;
 
 /// Set in a chunk's uses while it is being emptied.
 const EMPTYING: u32 = 1 << 31;
-/// Set in the uses of a chunk that somebody has taken. A use without it is one of a thread that is about to find out that
-/// the chunk is current no more.
+/// Set in the uses of a chunk that a thread has taken. A use without it belongs to a thread that is about to find
+/// that the chunk is no longer current.
 const TAKEN: u32 = 1 << 30;
 /// One use of a chunk that is taken.
 const LAST_USE: u32 = TAKEN + 1;
@@ -51,9 +52,9 @@ const FREED: u32 = 0x4542_4220;
 /// In front of each object.
 #[repr(C)]
 struct Header {
-    /// The bytes asked for.
+    /// The requested bytes.
     size: AtomicUsize,
-    /// Chunks of its own, or 0.
+    /// Number of chunks of the object's own, or 0.
     chunks: AtomicU32,
     /// [`LIVE`] or [`FREED`].
     state: AtomicU32,
@@ -70,17 +71,17 @@ const _: () = assert!(size_of::<Header>() == UNIT && size_of::<Node>() == UNIT);
 
 /// See the module's header.
 pub struct Reserve {
-    /// Where it is; 0: not made yet.
+    /// The reserve's address; 0: not made yet.
     base: AtomicUsize,
-    /// The current chunk's number plus 1, and the bytes used of it: `number << 32 | bytes`. 0: none is current.
+    /// The current chunk's number plus 1, and its used bytes: `number << 32 | bytes`. 0: no chunk is current.
     cursor: AtomicU64,
-    /// Uses of each chunk.
+    /// Number of uses of each chunk.
     uses: [AtomicU32; CHUNKS],
     /// Chunks in use.
     used: AtomicUsize,
     /// Bytes of live objects.
     live: AtomicUsize,
-    /// The newest queued free, a node's address.
+    /// The newest queued free: a node's address.
     queue: AtomicUsize,
 }
 
@@ -97,14 +98,14 @@ impl Reserve {
         }
     }
 
-    /// Whether an address lies in it.
+    /// Whether an address lies in the reserve.
     #[inline]
     pub fn contains(&self, address: usize) -> bool {
         let base = self.base.load(Ordering::Relaxed);
         base != 0 && address.wrapping_sub(base) < BYTES
     }
 
-    /// Whether most of it is free.
+    /// Whether most of the reserve is free.
     pub fn is_ample(&self) -> bool {
         self.used.load(Ordering::Relaxed) <= AMPLE_CHUNKS
     }
@@ -114,8 +115,8 @@ impl Reserve {
         self.live.load(Ordering::Relaxed)
     }
 
-    /// `size` bytes at a multiple of `align`, a power of two. They read zero, unless the kernel refuses to take
-    /// memory back. `None`: there is no room.
+    /// Allocates `size` bytes at a multiple of `align`, a power of two. They read zero, unless the kernel refused
+    /// to release the memory. `None`: no space is left.
     pub fn allocate(&self, size: usize, align: usize) -> Option<usize> {
         if size > BYTES || align > CHUNK / 2 {
             return None;
@@ -130,7 +131,7 @@ impl Reserve {
             (self.cut(base, bytes)?, 0)
         };
         let object = (first + UNIT).next_multiple_of(align);
-        // SAFETY: the header's place is this thread's alone: it was cut just now, with room for it.
+        // SAFETY: the header's place belongs to this thread alone: it was cut just now, and is large enough.
         let header = unsafe { self.header(object) };
         header.size.store(size, Ordering::Relaxed);
         header.chunks.store(chunks as u32, Ordering::Relaxed);
@@ -139,7 +140,7 @@ impl Reserve {
         Some(object)
     }
 
-    /// The bytes that were asked for. Ends the process if no live object begins there.
+    /// The requested bytes of an object. Ends the process if no live object begins there.
     pub fn size(&self, object: usize, call: &str) -> usize {
         let header = self.checked(object, call);
         if header.state.load(Ordering::Acquire) != LIVE {
@@ -148,7 +149,7 @@ impl Reserve {
         header.size.load(Ordering::Relaxed)
     }
 
-    /// Takes an object back. Ends the process if no live object begins there.
+    /// Frees an object. Ends the process if no live object begins there.
     pub fn free(&self, object: usize) {
         let header = self.checked(object, "free of ");
         if header
@@ -168,12 +169,12 @@ impl Reserve {
         }
     }
 
-    /// Queues a free. `false`: there is no room.
+    /// Queues a free. `false`: no space is left.
     pub fn queue(&self, address: usize) -> bool {
         let Some(place) = self.allocate(size_of::<Node>(), UNIT) else {
             return false;
         };
-        // SAFETY: the object has room for a node, and nobody else has it.
+        // SAFETY: the object has room for a node, and no other thread has it.
         let node = unsafe { &*(place as *const Node) };
         node.address.store(address, Ordering::Relaxed);
         let put_in_front = |newest| {
@@ -190,7 +191,7 @@ impl Reserve {
         self.queue.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes all queued frees out and hands out their addresses.
+    /// Takes all queued frees, and passes their addresses to `each`.
     pub fn take_queued(&self, mut each: impl FnMut(usize)) {
         let mut place = self.queue.swap(0, Ordering::Acquire);
         while place != 0 {
@@ -204,15 +205,15 @@ impl Reserve {
         }
     }
 
-    /// In a forked child, whose pages were copied one after the other. A node may have been copied before it was written:
-    /// what the queue holds stays allocated. The cursor may be newer than its chunk's uses: the next object gets a chunk
-    /// that nobody uses.
+    /// Called in a forked child, whose pages were copied one after the other. A node may have been copied before it
+    /// was written, so the memory in the queue stays allocated. The cursor may be newer than the uses of its chunk,
+    /// so the next object gets a chunk without uses.
     pub fn begin_in_child(&self) {
         self.queue.store(0, Ordering::Relaxed);
         self.cursor.store(0, Ordering::Relaxed);
     }
 
-    /// Where it is, made at its first use.
+    /// The reserve's address. The first use makes the reserve.
     fn base(&self) -> Option<usize> {
         let base = &self.base;
         let known = base.load(Ordering::Acquire);
@@ -229,15 +230,15 @@ impl Reserve {
         }
     }
 
-    /// Cuts so many bytes from the current chunk, which gets a use, or from a new one.
+    /// Cuts `bytes` from the current chunk, which gets a use, or from a new chunk.
     fn cut(&self, base: usize, bytes: usize) -> Option<usize> {
         loop {
             let cursor = self.cursor.load(Ordering::Acquire);
             let (number, used) = ((cursor >> 32) as usize, cursor as u32 as usize);
             if number > 0 && used + bytes <= CHUNK {
                 let chunk = number - 1;
-                // Before it is cut, so that nobody empties the chunk meanwhile. It may be current no more, then the
-                // exchange fails.
+                // Counted before the cut, so that no thread empties the chunk meanwhile. The chunk may no longer be
+                // current; then the exchange fails.
                 self.uses[chunk].fetch_add(1, Ordering::AcqRel);
                 if self.move_cursor(cursor, cursor + bytes as u64) {
                     return Some(base + chunk * CHUNK + used);
@@ -261,7 +262,7 @@ impl Reserve {
             .is_ok()
     }
 
-    /// Takes neighbouring chunks that nobody uses, with one use each. The first one's number.
+    /// Takes neighbouring chunks without uses, with one use each. Returns the first one's number.
     fn take_chunks(&self, count: usize) -> Option<usize> {
         let base = self.base.load(Ordering::Relaxed);
         let mut first = 0;
@@ -284,7 +285,7 @@ impl Reserve {
                 self.end_use(chunk);
             }
             if taken == count {
-                // No memory is to be had.
+                // No memory is available.
                 return None;
             }
             first += taken + 1;
@@ -292,10 +293,11 @@ impl Reserve {
         None
     }
 
-    /// Takes a use of a chunk away. The last one empties it.
+    /// Removes one use of a chunk. The last one empties the chunk.
     fn end_use(&self, chunk: usize) {
         let uses = &self.uses[chunk];
-        // A use that comes and goes while the chunk is being emptied leaves the mark to the one that set it.
+        // Another thread may add and remove a use while the chunk is being emptied. It leaves the mark to the
+        // thread that set it.
         let less = |seen| match seen {
             LAST_USE => Some(EMPTYING),
             seen => Some(seen - 1),
@@ -304,14 +306,14 @@ impl Reserve {
             return;
         }
         let start = self.base.load(Ordering::Relaxed) + chunk * CHUNK;
-        // SAFETY: nobody uses the chunk, and nobody takes it while the mark is set. A refusal leaves old content, which
-        // nobody relies on.
+        // SAFETY: no object uses the chunk, and no thread takes it while the mark is set. A refusal leaves old
+        // content, on which nothing relies.
         let _ = unsafe { vm::advise(start, CHUNK, libc::MADV_DONTNEED) };
         self.used.fetch_sub(1, Ordering::Relaxed);
         uses.fetch_and(!EMPTYING, Ordering::Release);
     }
 
-    /// The header in front of a place that a program names.
+    /// The header in front of an address that the program passed.
     fn checked(&self, object: usize, call: &str) -> &Header {
         let offset = object.wrapping_sub(self.base.load(Ordering::Relaxed));
         let is_used =
@@ -319,7 +321,7 @@ impl Reserve {
         if !is_used || !offset.is_multiple_of(UNIT) || offset % CHUNK < UNIT {
             mistaken(object, call);
         }
-        // SAFETY: a chunk in use is committed, and the place in front is in the same chunk.
+        // SAFETY: a chunk in use is committed, and the header in front is in the same chunk.
         unsafe { self.header(object) }
     }
 

@@ -1,22 +1,22 @@
-//! How much free memory may be kept, and how much may be taken afresh: what was last found out, for whoever frees and
-//! takes.
+//! How much free memory may be kept, and how many frames may be taken fresh. The last sample sets both; threads that free
+//! or allocate read them.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// No bound. Far from where sums wrap.
+/// No bound. Sums with it do not overflow.
 const NO_BOUND: i64 = i64::MAX / 2;
 
-/// See above. Each word is right by itself; together they are of no one moment.
+/// The current allowance. Each word is correct by itself; the words may be of different moments.
 pub struct Allowance {
-    /// Memory is short until then, in milliseconds.
+    /// Memory is short until this time, in milliseconds.
     calm_at_ms: AtomicU64,
-    /// Frames that may be taken afresh.
+    /// Frames that may be taken fresh.
     budget: AtomicI64,
-    /// What the owner lets us keep, in frames; `u64::MAX`: no bound.
+    /// The user's limit on kept frames. `u64::MAX`: no limit.
     limit: AtomicU64,
-    /// Frames kept in caches and spans, as of the last look at them.
+    /// Frames kept in caches and spans at the last check.
     kept: AtomicU64,
-    /// Frames that may be kept, by what memory is left; `u64::MAX`: not known.
+    /// Frames that may be kept, by the headroom. `u64::MAX`: not known.
     room: AtomicU64,
 }
 
@@ -32,8 +32,8 @@ impl Allowance {
         }
     }
 
-    /// In a forked child. What the owner lets it keep is its parent's, until somebody looks. What a parent saw left of its
-    /// limit says nothing here: nobody looks yet.
+    /// Called in a forked child. The child has its parent's limit until its own worker checks it. The parent's
+    /// headroom is not valid here: no worker of the child samples yet.
     pub fn begin_in_child(&self) {
         self.lift();
         self.set_kept(0);
@@ -46,12 +46,12 @@ impl Allowance {
         now_ms < self.calm_at_ms.load(Ordering::Relaxed)
     }
 
-    /// Memory is short until then.
+    /// Sets the time until which memory is short.
     pub fn set_calm_at(&self, ms: u64) {
         self.calm_at_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// What the owner lets us keep, in frames.
+    /// The user's limit on kept frames.
     pub fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|&limit| limit != u64::MAX)
     }
@@ -62,18 +62,18 @@ impl Allowance {
             .store(frames.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Frames that the owner lets us keep dirty.
+    /// Dirty frames that the user's limit allows.
     pub fn dirty_limit(&self) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);
         limit.saturating_sub(self.kept.load(Ordering::Relaxed))
     }
 
-    /// So many frames are kept in caches and spans.
+    /// Sets the frames that are kept in caches and spans.
     pub fn set_kept(&self, frames: u64) {
         self.kept.store(frames, Ordering::Relaxed);
     }
 
-    /// Frames that may be kept, by what memory is left.
+    /// Frames that may be kept, by the headroom.
     pub fn room_frames(&self) -> u64 {
         self.room.load(Ordering::Relaxed)
     }
@@ -83,35 +83,35 @@ impl Allowance {
         self.room.store(frames, Ordering::Relaxed);
     }
 
-    /// Notes that frames were taken which nobody has touched since they were released.
+    /// Counts frames that an allocation takes fresh: not touched since they were released.
     #[inline]
     pub fn count_fresh(&self, frames: u64) {
         self.budget.fetch_sub(frames as i64, Ordering::Relaxed);
     }
 
-    /// Whether more was taken afresh than there was room for.
+    /// Whether more frames were taken fresh than the budget allowed.
     #[inline]
     pub fn is_over_budget(&self) -> bool {
         self.budget.load(Ordering::Relaxed) < 0
     }
 
-    /// So many frames may be taken afresh. `None`: any number.
+    /// Sets the number of frames that may be taken fresh. `None`: any number.
     pub fn set_budget(&self, frames: Option<u64>) {
         let budget = frames.map_or(NO_BOUND, |frames| frames.min(NO_BOUND as u64) as i64);
         self.budget.store(budget, Ordering::Relaxed);
     }
 
-    /// At most so many may.
+    /// Lowers the budget to at most `frames`.
     pub fn lower_budget(&self, frames: u64) {
         self.budget.fetch_min(frames as i64, Ordering::Relaxed);
     }
 
-    /// Nothing bounds anybody.
+    /// Removes the bound of the budget.
     pub fn lift(&self) {
         self.budget.store(NO_BOUND, Ordering::Relaxed);
     }
 
-    /// What was taken beyond the budget, which is the caller's to make up for. `None`: nothing.
+    /// Takes the frames beyond the budget; the caller must release as many. `None`: there are none.
     pub fn take_overdraft(&self) -> Option<u64> {
         let over = self.budget.load(Ordering::Relaxed);
         (over < 0).then(|| {

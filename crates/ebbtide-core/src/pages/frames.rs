@@ -1,13 +1,15 @@
-//! Runs of frames from the zones, and the opening of new ones.
+//! Runs of frames from the zones, and the opening of new frames.
 //!
-//! A request goes to the zone that is home to its CPU, then to [`FALLOVERS`] siblings at most, those of the same
-//! node first; when none has room, the home opens the next step of its range (4 MiB, doubling to 64 MiB). Only when
-//! that is refused, all siblings are asked, and open more. A run that a sibling gave is counted; it goes home
-//! when it is put back, because its zone is known by its number. No lock is held across the opening: threads that find the same zone full may open the same step, the first to come back
-//! adds it.
+//! A request goes to the zone that is home to its CPU, then to at most [`FALLOVERS`] siblings, those of the same node
+//! first. If none of these has a fitting run, the home zone opens the next step of its range (4 MiB, doubling to 64 MiB).
+//! Only if that is refused, all siblings are asked, and open more. A run from a sibling is counted. When it is put back, it
+//! goes to that sibling, because the run's number shows its zone.
 //!
-//! The first 16 MiB of a zone are kept from huge pages, so that small processes stay small; what
-//! is opened behind asks for them.
+//! No lock is held while a step is opened. Threads that find the same zone full may open the same step; the first to
+//! finish adds it.
+//!
+//! The first 16 MiB of a zone are kept from huge pages, so that small processes stay small. Ebbtide asks for huge pages in
+//! the part behind them.
 
 use crate::base::ranks;
 use crate::base::stats::{self, word};
@@ -25,23 +27,23 @@ use ebbtide_zone::{
     ZoneState,
 };
 
-/// Blocks at a zone's start that stay without huge pages.
+/// Blocks at a zone's start that are kept from huge pages.
 const START_BLOCKS: u32 = 8;
-/// The first step of an opening, and the largest, in blocks.
+/// The first and the largest step of an opening, in blocks.
 const STEPS: (u32, u32) = (2, 32);
 
-/// Siblings that are asked before the home opens more.
+/// Siblings that are tried before the home zone opens more.
 const FALLOVERS: usize = 2;
 
 /// A zone with its lock.
 pub struct ZoneSlot {
     /// The zone's state and its demand.
     pub lock: Lock<ZoneData>,
-    /// The block behind all that anybody has begun to open: noted before the memory can be touched.
+    /// The end of all blocks that any thread has begun to open. Stored before the memory can be touched.
     opening: AtomicU32,
 }
 
-/// What a zone's lock guards, beside its records.
+/// The data that a zone's lock guards, beside the zone's records.
 pub struct ZoneData {
     /// Policy state.
     pub state: ZoneState,
@@ -49,14 +51,14 @@ pub struct ZoneData {
     pub retain: Retain,
     /// Frames taken since the last tick that were not dirty.
     pub taken: u64,
-    /// What became of frames that were given up.
+    /// The reuse of frames that were given up.
     pub refaults: Refaults,
-    /// Frames that became lazy, until they have been so for `lazy_ms`.
+    /// Frames that became lazy less than `lazy_ms` ago.
     pub lazied: Recent,
 }
 
 impl ZoneSlot {
-    /// Of no use before [`Self::begin`].
+    /// Not usable before [`Self::begin`].
     pub const fn new() -> Self {
         let data = ZoneData {
             state: ZoneState::new(0, 0),
@@ -71,15 +73,15 @@ impl ZoneSlot {
         }
     }
 
-    /// In a child whose parent's other threads may have been opening more: forgets every opened block. The zone goes on
-    /// behind what any of them can have touched.
+    /// Called in a child, when other threads of the parent may have been opening more: forgets every opened block.
+    /// The zone continues behind the last block that any of them can have touched.
     pub fn give_up(&self, region: &Region) {
         let mut data = self.lock.lock();
         let behind = self.opening.load(Ordering::Relaxed);
         view(region, &mut data.state, 0).reset_above(Block(behind));
     }
 
-    /// Gives the zone its range, and frames that become lazy their time.
+    /// Sets the range of the zone, and the time that frames stay lazy.
     pub fn begin(&self, first: u32, limit: u32, lazy_ms: u32) {
         let mut data = self.lock.lock();
         data.state = ZoneState::new(first, limit);
@@ -102,20 +104,20 @@ impl ZoneSlot {
 pub fn view<'a>(region: &'a Region, state: &'a mut ZoneState, more: u32) -> Zone<'a> {
     let first = state.first_block().0;
     let count = state.open_end().0 - first + more;
-    // SAFETY: the zone's lock is held by whoever has `state`, its first block is a multiple of 64,
-    // and opened blocks have records (`INV-REGION-2`).
+    // SAFETY: the owner of `state` holds the zone's lock, its first block is a multiple of 64, and opened blocks
+    // have records (`INV-REGION-2`).
     let (blocks, words) = unsafe { region.records(first, count) };
     Zone::new(state, blocks, words)
 }
 
 impl Pages {
-    /// Blocks of a zone's range, whole GiB; the last one goes on to the end.
+    /// Blocks in a zone's range: whole GiB. The last zone's range goes on to the end.
     fn zone_part(&self) -> u32 {
         let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
         self.region().blocks / unit / self.domains.zones() as u32 * unit
     }
 
-    /// Gives the zones their ranges.
+    /// Sets the ranges of the zones.
     pub(super) fn begin_zones(&self) {
         let part = self.zone_part();
         let zones = self.domains.zones() as u32;
@@ -142,7 +144,7 @@ impl Pages {
         self.take(1, 0, |zone| zone.take_run(frames, align_frames, mode))
     }
 
-    /// Takes whole pageblocks, with `slack` address space behind them if there is room.
+    /// Takes whole pageblocks, with `slack` address space behind them if it is free.
     pub fn take_blocks(&self, blocks: u32, align_blocks: u32, slack: u32) -> Option<Extent> {
         // Enough for an aligned run wherever the opened end is now.
         let need = blocks.checked_add(align_blocks - 1)?;
@@ -152,8 +154,8 @@ impl Pages {
         })
     }
 
-    /// What `attempt` takes from a zone; `need` blocks are opened for it at least. `slack`: frames that are taken with the
-    /// others and stay unused.
+    /// Returns what `attempt` takes from a zone. If needed, at least `need` blocks are opened for it. `slack`:
+    /// frames that are taken too and stay unused.
     fn take<R>(
         &self,
         need: u32,
@@ -184,7 +186,7 @@ impl Pages {
             if let Some(taken) = opening(home) {
                 return Some(taken);
             }
-            // Out of address space, or of what a limit allows: whatever there is.
+            // Out of address space, or at a limit: try every zone.
             let anywhere = |zone| from(zone).or_else(|| opening(zone));
             taken = domains.siblings(home).find_map(anywhere);
         }
@@ -194,7 +196,7 @@ impl Pages {
         taken
     }
 
-    /// Counts what of it may not be resident.
+    /// Counts the part that may not be resident.
     fn take_from<R>(
         &self,
         slot: &ZoneSlot,
@@ -214,7 +216,7 @@ impl Pages {
         Some(taken)
     }
 
-    /// Opens the zone's next step, `need` blocks at least. `false`: at its end, or refused.
+    /// Opens the zone's next step, at least `need` blocks. `false`: the zone is at its end, or the kernel refused.
     fn open_more(&self, slot: &ZoneSlot, need: u32) -> bool {
         let (start, opened, room) = {
             let state = &slot.lock.lock().state;
@@ -229,12 +231,12 @@ impl Pages {
             slot.opening.fetch_max(start + step, Ordering::Relaxed);
             self.open_records(step * PER_BLOCK).is_some() && region.open(start, step).is_ok()
         };
-        // Under a limit: as little as does.
+        // Under a limit, opens only as much as needed.
         let Some(step) = [step, need].into_iter().find(open) else {
             return false;
         };
         self.advise_huge(Block(start), step);
-        // Where memory is locked, the kernel has populated it.
+        // If memory is locked, the kernel has already populated it.
         let last = Frame((start + step) * BLOCK_FRAMES - 1);
         let resident = !self.config.basic_syscalls && vm::is_resident(region.address(last));
         let mut data = slot.lock.lock();
@@ -272,16 +274,16 @@ impl Pages {
             let (address, bytes) = (self.region().address(first), frames as usize * FRAME_BYTES);
             // SAFETY: opened frames of ours; the advice changes no content.
             let advised = unsafe { vm::advise(address, bytes, advice) };
-            // Other errors come and go.
+            // Other errors may pass.
             if matches!(advised, Ok(()) | Err(Errno::EINVAL)) {
                 let _ = HUGE_PAGES.latch(advised);
             }
         }
     }
 
-    /// The mapping of whole blocks is fresh, and they hold no memory: nothing is special about them any more.
+    /// The mapping of whole blocks is fresh, and they hold no memory: clears their flags.
     ///
-    /// Nobody else has a part of them.
+    /// No other allocation has a part of them.
     pub fn note_fresh_blocks(&self, first: Block, count: u32) {
         self.advise_huge(first, count);
         for block in (first.0..first.0 + count).map(Block) {
@@ -296,7 +298,7 @@ impl Pages {
         }
     }
 
-    /// The mapping of a part of a block is fresh: it gets the advice that the block has.
+    /// The mapping of a part of a block is fresh: gives it the advice of its block.
     pub fn note_fresh_part(&self, first: Frame, frames: u32) {
         let is_small = self.flags_of(first.block()) & flag::SMALL != 0 || !self.may_be_huge(first);
         let advice = if is_small {
@@ -312,7 +314,7 @@ impl Pages {
         &self.live_zones()[self.zone_number(block)]
     }
 
-    /// The number of that zone.
+    /// The number of a block's zone.
     pub(super) fn zone_number(&self, block: Block) -> usize {
         let last = self.domains.zones() - 1;
         let number = block.0.checked_div(self.zone_part()).unwrap_or(0);
@@ -324,7 +326,7 @@ impl Pages {
         block.0 - self.zone_part() * self.zone_number(block) as u32
     }
 
-    /// Returns a run, `touched` frames of it dirty, the rest as clean as it came.
+    /// Returns a run. The first `touched` frames of it are dirty, the rest as clean as before.
     pub fn put_run(&self, first: Frame, frames: u32, touched: u32) {
         let mode = self.take_mode();
         let put = self.zone_of(first.block()).with(self.region(), |zone| {
@@ -339,8 +341,8 @@ impl Pages {
         self.expect_put(put);
     }
 
-    /// Returns a run of at most 64 frames in one turn of its zone's lock; bit `n` of `dirty` says that frame `n` of it
-    /// is dirty.
+    /// Returns a run of at most 64 frames in one hold of its zone's lock. Bit `n` of `dirty` says that frame `n` of
+    /// it is dirty.
     pub fn put_cluster(&self, first: Frame, frames: u32, dirty: u64) {
         let mode = self.take_mode();
         let put = self.zone_of(first.block()).with(self.region(), |zone| {
@@ -365,7 +367,7 @@ impl Pages {
         self.expect_put(put);
     }
 
-    /// A refused put would mean that our own records are wrong: stop before they harm anyone.
+    /// A refused put means that our own records are wrong: stop before they corrupt memory.
     pub fn expect_put(&self, put: Result<(), PutError>) {
         if let Err(error) = put {
             crate::base::message::Message::new()
@@ -377,11 +379,11 @@ impl Pages {
 
     /// See [`flag`]. The block is opened.
     pub fn flags_of(&self, block: Block) -> u8 {
-        // SAFETY: only asked of opened blocks.
+        // SAFETY: only called for opened blocks.
         unsafe { self.region().flags(block) }.load(Ordering::Relaxed)
     }
 
-    /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
+    /// Whether a huge page may lie behind a frame: in the growth range, and not kept from huge pages.
     pub fn may_be_huge(&self, frame: Frame) -> bool {
         self.config.thp
             && HUGE_PAGES.known() == Some(true)
@@ -393,7 +395,8 @@ impl Pages {
 mod tests {
     use super::*;
 
-    /// What a thread of the parent's opens may be of any size, and may have content that the child takes for none.
+    /// A step that another thread of the parent opens may have any size, and may have content in frames that the
+    /// child takes for clean.
     #[test]
     fn a_child_goes_on_behind_what_others_were_opening() {
         let region = *crate::front::heap().unwrap().region();

@@ -1,22 +1,20 @@
 //! Large allocations: whole frames straight from a zone.
 //!
-//! Below 2 MiB they lie inside one pageblock; from 2 MiB up they begin with whole pageblocks. What is
-//! left of the last block goes to others up to 16 MiB, because a huge page there would be wasted; above,
-//! the allocation owns all its blocks, and as much clean address space behind them to grow into while the
-//! region is less than half used.
+//! Below 2 MiB an allocation lies inside one pageblock. From 2 MiB up it begins with whole pageblocks. Up to 16 MiB, the
+//! rest of its last block goes to other runs, because a huge page there would be wasted. Above 16 MiB, the allocation owns
+//! all its blocks. While the region is less than half used, it also owns as much clean address space behind them to grow
+//! into.
 //!
 //! ```text
 //!   blocks = 0          [..tail..]                 a run inside a block
-//!   frames > blocks     [block][block][tail..]     the rest of the last block is somebody else's
+//!   frames > blocks     [block][block][tail..]     the rest of the last block belongs to other runs
 //!   frames <= blocks    [block][block][slack ]     whole blocks, used up to `frames`
 //! ```
 //!
-//! Only the head
-//! frame has a class byte ([`LARGE`]) and a span record; whoever exchanges the byte for 0 has freed the
-//! allocation, so a second `free` is always found.
+//! Only the head frame has a class byte ([`LARGE`]) and a span record. The thread that exchanges the byte for 0 has freed
+//! the allocation, so a second `free` is always found.
 //!
-//! Growing tries, in order: the slack, free neighbours, moving the pages to a new place
-//! (mremap), copying.
+//! Growing tries, in order: the slack, free neighbours, moving the pages to a new place (mremap), copying.
 
 pub mod guard;
 mod moves;
@@ -30,14 +28,14 @@ use core::sync::atomic::Ordering;
 use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
 
-/// Below this, an allocation that shrinks to less than half is copied.
+/// Below this size, an allocation that shrinks to less than half is copied.
 const SHRINK_BYTES: usize = 256 << 10;
 /// A shrinking allocation releases a tail of at least this many frames within its last block.
 const TAIL_FRAMES: u32 = 16;
 /// From this many frames on (16 MiB) an allocation owns its last block whole, and slack.
 const OWN_BLOCKS_FRAMES: u32 = 4096;
 
-/// Requests above this are compared with what the machine has.
+/// Larger requests are compared with the machine's memory.
 const UNCHECKED_BYTES: usize = 64 << 20;
 
 /// A fresh large allocation.
@@ -48,17 +46,17 @@ pub struct Large {
     pub clean: bool,
 }
 
-/// What became of a request to make one larger or smaller.
+/// The result of a request to resize a large allocation.
 pub enum Resized {
-    /// It is here now.
+    /// The allocation is now at this address.
     At(usize),
-    /// There is no other place for it now.
+    /// No other place is free for it now.
     NoRoom,
-    /// It is to be copied.
+    /// The caller must copy it.
     Never,
 }
 
-/// What a large allocation had.
+/// The place of a large allocation.
 #[derive(Clone, Copy)]
 pub struct Place {
     head: Frame,
@@ -67,7 +65,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Frames that it keeps from others: behind those in use may be old content too.
+    /// Frames that it owns. Unused frames behind those in use may also have old content.
     fn owned(self) -> usize {
         self.frames.max(self.blocks * BLOCK_FRAMES) as usize
     }
@@ -97,7 +95,7 @@ impl Pages {
             self.put_record(index);
             return None;
         };
-        // SAFETY: the record and the frames are this allocation's, known to nobody else yet.
+        // SAFETY: the record and the frames belong to this allocation, known to no other thread yet.
         unsafe {
             let span = span::record(region, index);
             (span.class, span.first, span.frames, span.blocks) = (0, first.0, frames, blocks);
@@ -111,8 +109,8 @@ impl Pages {
         Some(Large { address, clean })
     }
 
-    /// Takes whole blocks, and gives the rest of the last one to others or adds slack. First frame,
-    /// blocks owned, and whether all is clean.
+    /// Takes whole blocks. The rest of the last block goes to other runs, or slack is added. Returns the first
+    /// frame, the number of blocks owned, and whether all frames are clean.
     fn take_extent(&self, frames: u32, align_blocks: u32) -> Option<(Frame, u32, bool)> {
         let blocks = frames.div_ceil(BLOCK_FRAMES);
         let owns_last = frames >= OWN_BLOCKS_FRAMES;
@@ -126,8 +124,8 @@ impl Pages {
         let rest = blocks * BLOCK_FRAMES - frames;
         if rest > 0 {
             let first_rest = Frame(first.0 + frames);
-            // A huge page makes it resident with the rest of its block: it counts as dirty, then, so that it
-            // goes back if nobody wants it.
+            // A huge page makes the rest resident together with its block. The rest then counts as dirty, so that
+            // it is released if no allocation takes it.
             let dirty = !extent.clean || self.may_be_huge(first_rest);
             self.put_run(first_rest, rest, if dirty { rest } else { 0 });
         }
@@ -141,8 +139,8 @@ impl Pages {
         opened * 2 < self.region().blocks
     }
 
-    /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
-    /// always.
+    /// Whether a request should be tried: not if it exceeds all memory of the machine, unless the machine always
+    /// overcommits.
     pub fn grants(&self, size: usize, align: usize) -> bool {
         let limit = self.request_limit.max(UNCHECKED_BYTES);
         size <= self.region().blocks as usize * ebbtide_zone::BLOCK_BYTES
@@ -166,8 +164,8 @@ impl Settings {
 }
 
 impl Pages {
-    /// Returns the frames of a large allocation to their zone; `touched` is false when its pages have
-    /// been moved away. Its bytes, as far as they count. `None`: somebody else just did.
+    /// Returns the frames of a large allocation to their zone. `touched` is false when its pages have been moved
+    /// away. Returns the allocation's bytes, as far as they count as freed. `None`: another thread just freed it.
     pub fn give_up_large(&self, head: Frame, touched: bool) -> Option<usize> {
         let region = self.region();
         // SAFETY: a head's frame is opened.
@@ -176,7 +174,8 @@ impl Pages {
             .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
             .ok()?;
         if self.is_abandoned(head) {
-            // Its record may be one that this process will hand out: another thread of the parent's took it later.
+            // This process may hand the record out again: another thread of the parent took it after the fork's
+            // copy began.
             return Some(0);
         }
         // SAFETY: after the exchange this thread alone owns the allocation and its record.
@@ -205,14 +204,15 @@ impl Pages {
         Some(bytes)
     }
 
-    /// Notes that frames of large allocations were freed, for the next tick.
+    /// Counts freed frames of large allocations, for the next tick.
     pub(super) fn count_large_freed(&self, frames: u32) {
         let bytes = frames as usize * FRAME_BYTES;
         stats::large_freed(bytes);
         self.count_freed(bytes);
     }
 
-    /// Returns the frames of an allocation from `from` on; with `dirty`, all of them were touched. Slack is clean in any case.
+    /// Returns the frames of an allocation from `from` on. With `dirty`, all of them were touched. Slack is clean
+    /// in any case.
     fn put_large(&self, place: Place, from: u32, dirty: bool) {
         let Place { head, frames, .. } = place;
         let whole = place.blocks * BLOCK_FRAMES;
@@ -224,7 +224,7 @@ impl Pages {
         };
         // The tail behind the blocks, or the only run.
         put_run(from.max(whole), frames);
-        // What stays of a block is the allocation's, the rest of it is not.
+        // The kept part of a block stays with the allocation; the rest of the block is returned.
         let first = from.next_multiple_of(BLOCK_FRAMES).min(whole);
         put_run(from, first);
         if first < whole {
@@ -235,7 +235,7 @@ impl Pages {
         }
     }
 
-    /// Makes a large allocation `size` bytes long.
+    /// Resizes a large allocation to `size` bytes.
     pub fn try_resize(&self, head: Frame, size: usize) -> Resized {
         if size > self.region().blocks as usize * BLOCK_BYTES {
             return Resized::Never;
@@ -266,7 +266,7 @@ impl Pages {
             .map_or(Resized::NoRoom, Resized::At)
     }
 
-    /// `None`: there is no room here.
+    /// `None`: no space is free here.
     fn grow_in_place(&self, head: Frame, frames: u32) -> Option<()> {
         let region = self.region();
         let zone = self.zone_of(head.block());
@@ -291,7 +291,7 @@ impl Pages {
         Some(())
     }
 
-    /// Cuts the tail off and gives its memory back. `false`: so much that copying is better.
+    /// Cuts the tail off and releases its memory. `false`: the tail is so large that copying is better.
     fn shrink(&self, head: Frame, frames: u32) -> bool {
         let span = self.large_span(head);
         if frames < span.frames / 2 && (frames as usize * FRAME_BYTES) < SHRINK_BYTES {
@@ -318,14 +318,15 @@ impl Pages {
         let rest = keep.min(old).saturating_sub(frames);
         if rest >= TAIL_FRAMES {
             let address = self.region().address(Frame(head.0 + frames));
-            // SAFETY: frames of this allocation behind what the program keeps. Where that is refused, they stay.
+            // SAFETY: frames of this allocation behind the part that the program keeps. If the release is refused,
+            // they stay.
             unsafe { release_range(address, rest as usize * FRAME_BYTES) };
         }
         true
     }
 }
 
-/// Whether the machine grants requests above all its memory: `vm.overcommit_memory` is 1.
+/// Whether the machine grants requests beyond all its memory: `vm.overcommit_memory` is 1.
 fn overcommits() -> bool {
     ebbtide_sys::file::read_number(c"/proc/sys/vm/overcommit_memory") == Some(1)
 }
@@ -333,7 +334,7 @@ fn overcommits() -> bool {
 /// Releases a range and counts it. `false`: refused.
 ///
 /// # Safety
-/// Frames that nobody else is given now, and whose content nobody needs.
+/// The frames cannot be allocated meanwhile, and their content is not needed.
 pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
     // SAFETY: by contract.
     let released = unsafe { vm::release(address, bytes) };

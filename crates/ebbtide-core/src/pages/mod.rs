@@ -1,13 +1,13 @@
-//! Runs of frames: the region, its zones, and what takes whole frames from them.
+//! Runs of frames: the region, its zones, and the users of whole frames.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`region`] | address space, and the flat arrays beside it |
-//! | [`frames`] | runs of frames from the zones; opens new ones |
+//! | [`frames`] | runs of frames from the zones; opens new frames |
 //! | [`span`] | records of runs that are in use |
 //! | [`unsplit`] | blocks whose huge page could not be split |
-//! | [`allowance`] | what may be kept and taken |
-//! | [`large`] | whole frames, without spans |
+//! | [`allowance`] | how much free memory may be kept, how many frames may be taken fresh |
+//! | [`large`] | large allocations: whole frames, without spans |
 //! | [`spare`] | the last run that each CPU freed |
 
 pub mod allowance;
@@ -34,23 +34,23 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use ebbtide_sys::lock::Lock;
 use ebbtide_zone::Frame;
 
-/// Constant after the start.
+/// Settings that are constant after the start.
 #[derive(Clone, Copy)]
 pub struct Settings {
     /// As configured.
     pub config: Config,
-    /// Where everything is.
+    /// Addresses of the region and its arrays.
     pub region: Region,
-    /// Which of them is home to which CPU.
+    /// The home zone of each CPU.
     pub domains: Domains,
-    /// RAM plus swap, the bound of a single request; `usize::MAX` when unknown or not to be obeyed.
+    /// RAM plus swap, the bound of a single request. `usize::MAX` when unknown or when it does not apply.
     pub request_limit: usize,
     /// Bytes of RAM; `usize::MAX` when unknown.
     pub ram: usize,
 }
 
 impl Settings {
-    /// Where everything is.
+    /// Addresses of the region and its arrays.
     #[inline]
     pub fn region(&self) -> &Region {
         &self.region
@@ -63,26 +63,26 @@ impl Settings {
     }
 }
 
-/// All frames of the process, and who has them.
+/// All frames of the process, and their owners.
 pub struct Pages {
     settings: UnsafeCell<Settings>,
     /// Set in a child of a fork that skipped the handlers: parts of the heap are given up.
     pub abandoned: AtomicBool,
     /// Frames that large allocations own and do not use: slack, and the rest of a last block.
     pub slack: AtomicUsize,
-    /// Places that pages were moved to and that are not ordinary again yet.
+    /// Places to which pages were moved, and that are not ordinary mappings again yet.
     pub moves: AtomicUsize,
     /// Blocks that are kept from huge pages.
     pub small_blocks: AtomicUsize,
     /// Blocks that could not be split at the last try.
     pub unsplit: UnsplitBlocks,
-    /// The largest step that a zone has grown by since the last tick, in blocks; 0: none has.
+    /// The largest step by which a zone has grown since the last tick, in blocks. 0: no zone has grown.
     pub grown: AtomicU32,
     /// Bytes freed since the last tick.
     pub freed: AtomicUsize,
-    /// What may be kept and taken.
+    /// How much free memory may be kept, and how many frames may be taken fresh.
     pub allowance: Allowance,
-    /// Those in use are the first [`Domains::zones`].
+    /// The first [`Domains::zones`] are in use.
     pub zones: [ZoneSlot; MAX_ZONES],
     /// Span records.
     pub records: Lock<SpanTable>,
@@ -92,11 +92,11 @@ pub struct Pages {
     pub spares: SpareRuns,
 }
 
-// SAFETY: `settings` is written once, before anybody else has the heap; the rest guards itself.
+// SAFETY: `settings` is written once, before any other thread has the heap; the other fields guard themselves.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Of no use before [`Self::begin`].
+    /// Not usable before [`Self::begin`].
     pub const fn new() -> Self {
         Self {
             settings: UnsafeCell::new(Settings {
@@ -121,10 +121,10 @@ impl Pages {
         }
     }
 
-    /// Writes what is constant from now on, and gives the zones their ranges.
+    /// Writes the settings that are constant from now on, and gives the zones their ranges.
     ///
     /// # Safety
-    /// Called once, before anybody else has the heap.
+    /// Called once, before any other thread has the heap.
     pub unsafe fn begin(&self, settings: Settings) {
         // SAFETY: by contract.
         unsafe { *self.settings.get() = settings };
@@ -158,7 +158,7 @@ impl Deref for Pages {
 
     #[inline]
     fn deref(&self) -> &Settings {
-        // SAFETY: not written to any more when anybody else has the heap.
+        // SAFETY: no longer written when another thread has the heap.
         unsafe { &*self.settings.get() }
     }
 }

@@ -1,4 +1,4 @@
-//! The one reservation of address space and the flat arrays beside it.
+//! The one reservation of address space, and the flat arrays beside it.
 //!
 //! ```text
 //!  region    ├ zone 0 ────────────────┼ zone 1 ────────────┤      frame = (ptr - base) >> 12
@@ -12,12 +12,12 @@
 //!            states          2 KiB a span    words of objects, with `harden=on`: see `harden`
 //! ```
 //!
-//! Everything is reserved once without memory; [`Region::open`] makes parts usable as zones grow.
-//! Array entries are read as zero where nothing was written, and zero means "nothing there".
+//! All of it is reserved once, without memory. [`Region::open`] makes parts usable as zones grow. An array entry that was
+//! never written reads as zero, and zero means "nothing there".
 //!
 //! - `INV-REGION-1`: `base` is a multiple of 1 GiB (2 MiB in a region below 4 GiB), so the alignment of
 //!   a frame number is that of its address.
-//! - `INV-REGION-2`: array entries are touched only for frames below their zone's opened end; class
+//! - `INV-REGION-2`: array entries are touched only for frames below their zone's opened end. Class
 //!   bytes can be read for all of the region.
 
 use ebbtide_sys::{Errno, process, vm};
@@ -25,7 +25,7 @@ use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, BlockWord, FRAME_BYTES, Fra
 
 use crate::base::size_class::{CLASSES, MAX_OBJECTS};
 
-/// Where everything is. Set once.
+/// The addresses and sizes of the reservation and its arrays. Set once.
 #[derive(Clone, Copy)]
 pub struct Region {
     /// Address of frame 0.
@@ -40,25 +40,25 @@ pub struct Region {
     flags: usize,
     /// Address of the span records.
     pub spans: usize,
-    /// Address of the objects' words; 0 without `harden=on`.
+    /// Address of the objects' words. 0 without `harden=on`.
     pub states: usize,
-    /// Room for this many span records.
+    /// Most span records.
     pub max_spans: u32,
 }
 
-/// What is special about a block's mapping.
+/// Special states of a block's mapping.
 pub mod flag {
-    /// Pages were moved there: a mapping of its own, which a fresh one heals.
+    /// Pages were moved there: the block lies in a mapping of its own, until a fresh mapping replaces it.
     pub const MOVED: u8 = 1;
-    /// It is kept from huge pages, because empty pages of it were released.
+    /// The block is kept from huge pages, because empty pages of it were released.
     pub const SMALL: u8 = 2;
-    /// Its huge page could not be split: tried again later.
+    /// The block's huge page could not be split. It is tried again later.
     pub const UNSPLIT: u8 = 4;
     /// The first block of those that one move made [`MOVED`].
     pub const MOVE: u8 = 8;
 }
 
-/// The class byte of a large allocation's head frame: no class, but there is a stack for it (`INV-CLASS-1`).
+/// The class byte of a large allocation's head frame. It is no class, but it has a stack (`INV-CLASS-1`).
 pub const LARGE: u8 = CLASSES as u8;
 /// Bytes of a span record.
 pub const RECORD_BYTES: usize = 128;
@@ -66,12 +66,12 @@ pub const RECORD_BYTES: usize = 128;
 pub const STATES_BYTES: usize = MAX_OBJECTS * 4;
 
 const GIB: usize = 1 << 30;
-/// Frame numbers fit 32 bits and every address fits the processor's.
+/// Frame numbers fit into 32 bits, and every address into the processor's address size.
 const MAX_REGION: usize = 8 << 40;
 const MIN_REGION: usize = 16 << 20;
 
 impl Region {
-    /// Before [`Self::reserve`].
+    /// The state before [`Self::reserve`].
     pub const NONE: Self = Self {
         base: 0,
         blocks: 0,
@@ -85,10 +85,10 @@ impl Region {
         max_spans: 0,
     };
 
-    /// Reserves 16 times the RAM, or what limits and the kernel allow.
+    /// Reserves 16 times the RAM, or as much as limits and the kernel allow.
     ///
     /// # Errors
-    /// Not even 16 MiB were to be had.
+    /// Not even 16 MiB were available.
     pub fn reserve(hardened: bool) -> Result<Self, Errno> {
         let ram = process::memory_total().map_or(4 * GIB, |(ram, _)| ram);
         let mut size = ram
@@ -96,7 +96,7 @@ impl Region {
             .clamp(64 * GIB, MAX_REGION)
             .next_power_of_two();
         if let Some(limit) = process::soft_limit(libc::RLIMIT_AS) {
-            // The rest is for the program's own mappings: code, stacks, files.
+            // The rest of the limit is for the program's own mappings: code, stacks, files.
             size = size.min(limit / 4 * if hardened { 2 } else { 3 });
         }
         loop {
@@ -124,7 +124,7 @@ impl Region {
             page(max_spans * RECORD_BYTES),
             max_spans * states_bytes,
         ];
-        // Small regions stand under a limit: no address space for trimming to 1 GiB there.
+        // A small region means that a limit is set: there is no address space for trimming to 1 GiB.
         let align = if size < 4 * GIB { BLOCK_BYTES } else { GIB };
         let base = vm::reserve(size, align)?;
         let arrays_size = sizes.iter().sum();
@@ -136,7 +136,7 @@ impl Region {
             at - bytes
         });
         let (blocks, max_spans) = (blocks as u32, max_spans as u32);
-        // Any address may be asked about, so all of this one can be read.
+        // Any address may be looked up, so the whole array is made readable.
         // SAFETY: our own reservation.
         unsafe { vm::commit_read_only(classes, page(frames)) }.inspect_err(|_| {
             vm::unmap(base, size);
@@ -168,7 +168,7 @@ impl Region {
         address.wrapping_sub(self.base) < self.blocks as usize * BLOCK_BYTES
     }
 
-    /// The largest alignment that an aligned frame number stands for (`INV-REGION-1`).
+    /// The largest alignment for which an aligned frame number means an aligned address (`INV-REGION-1`).
     pub fn alignment(&self) -> usize {
         1 << self.base.trailing_zeros()
     }
@@ -184,8 +184,8 @@ impl Region {
         self.base + frame.0 as usize * FRAME_BYTES
     }
 
-    /// Makes the blocks `[first, first + count)` and their array entries readable and writable.
-    /// Doing it twice does no harm.
+    /// Makes the blocks `[first, first + count)` and their array entries readable and writable. A second call for
+    /// the same blocks does no harm.
     ///
     /// # Errors
     /// `ENOMEM` under a limit; parts may have been opened, which does no harm either.
@@ -215,7 +215,8 @@ impl Region {
         unsafe { vm::commit(start, end - start) }
     }
 
-    /// Makes up to `count` span records from `first` on usable, with the words beside them; the number of the first that is not.
+    /// Makes up to `count` span records from `first` on usable, with the words beside them. Returns the number of
+    /// the first record that is not usable.
     ///
     /// # Errors
     /// `ENOMEM` under a limit.
@@ -269,7 +270,7 @@ impl Region {
     pub unsafe fn records(&self, first: u32, count: u32) -> (&mut [Pageblock], &mut [BlockWord]) {
         let blocks = self.pageblocks + first as usize * size_of::<Pageblock>();
         let words = self.words + first as usize / 64 * size_of::<BlockWord>();
-        // SAFETY: zeroed memory is a valid record (`INV-ZONE-9`); by contract nobody else looks.
+        // SAFETY: zeroed memory is a valid record (`INV-ZONE-9`); by contract no other thread accesses it.
         unsafe {
             (
                 core::slice::from_raw_parts_mut(blocks as *mut _, count as usize),

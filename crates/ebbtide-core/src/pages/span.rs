@@ -1,8 +1,7 @@
-//! Span records: what is known of a run of frames that holds objects, or of a large allocation.
+//! Span records: the description of a run of frames that holds objects, or of a large allocation.
 //!
-//! A record is found from a frame through `span_of_frame`. Objects are tracked by a bit map here,
-//! out of line: free objects hold no links, so freed memory is never written, and any empty page of
-//! a span can go.
+//! A record is found from a frame through `span_of_frame`. A bit map in the record, outside of the objects, tracks them.
+//! Free objects hold no links, so freed memory is never written, and any empty page of a span can be released.
 //!
 //! | owner | fields | guarded by |
 //! |---|---|---|
@@ -13,8 +12,7 @@
 //! - `INV-SPAN-1`: bit set = the object is in the span; clear = with a cache or the program.
 //!   `free` is the number of set bits.
 //! - `INV-SPAN-3`: a frame in `released` is clean, and every object that overlaps it is in the span.
-//! - `INV-SPAN-2`: objects from `high` on were never handed out; their frames are as the zone gave
-//!   them.
+//! - `INV-SPAN-2`: objects from `high` on were never handed out. Their frames are as they came from the zone.
 
 mod run;
 
@@ -47,18 +45,18 @@ pub struct Span {
     pub was_clean: bool,
     /// Objects in the span (`INV-SPAN-1`).
     pub free: u16,
-    /// Objects that were ever handed out lie below this one (`INV-SPAN-2`).
+    /// All objects that were ever handed out lie below this number (`INV-SPAN-2`).
     pub high: u16,
-    /// Of a large allocation, the frames at its start that lie in a mapping of their own because they
-    /// were moved there.
+    /// Of a large allocation: the frames at its start that lie in a mapping of their own because they were moved
+    /// there.
     pub moved_frames: u32,
-    /// The depopulation round that last looked at it.
+    /// The depopulation that last scanned the span.
     pub scanned: u32,
-    /// Frames whose memory was given back while the span lives, one bit each (`INV-SPAN-3`).
+    /// Frames whose memory was released while the span lives, one bit each (`INV-SPAN-3`).
     pub released: u64,
-    /// The look at held blocks since which its empty frames are counted as held; 0 for none.
+    /// The retry period in which its empty frames were counted as unsplit; 0 for none.
     pub unsplit_generation: u32,
-    /// Bytes of a large allocation's last frame that were not asked for, with `harden=on`; 0 without.
+    /// Bytes of a large allocation's last frame beyond the requested size, with `harden=on`; 0 without.
     pub tail: u16,
     spare: [u8; 10],
     /// One bit per object, set = in the span.
@@ -67,17 +65,17 @@ pub struct Span {
 
 const _: () = assert!(size_of::<Span>() == RECORD_BYTES);
 
-/// What came back is not an object of the class that is out.
+/// A returned address is no object of the class that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misuse {
-    /// It is in its span already.
+    /// The object is in its span already.
     DoubleFree(usize),
-    /// It is inside an object, or behind the last one.
+    /// The address is inside an object, or behind the last one.
     Interior(usize),
 }
 
 impl Misuse {
-    /// Says so and aborts.
+    /// Reports the misuse and aborts.
     pub fn abort(self, class: usize) -> ! {
         let (what, address) = match self {
             Self::DoubleFree(address) => ("double free of ", address),
@@ -89,7 +87,7 @@ impl Misuse {
     }
 }
 
-/// Begins a line about an object of a class.
+/// Begins a message about an object of a class.
 pub fn line(what: &str, object: usize, class: usize) -> Message {
     Message::new()
         .text(what)
@@ -99,7 +97,7 @@ pub fn line(what: &str, object: usize, class: usize) -> Message {
 }
 
 impl Span {
-    /// Fills the record of a fresh span: all objects in it.
+    /// Fills the record of a fresh span with all objects in it.
     pub fn begin(&mut self, class_index: usize, class: &Class, first: Frame, clean: bool) {
         let objects = u32::from(class.objects);
         for (before, word) in (0..).step_by(64).zip(&mut self.map) {
@@ -116,8 +114,8 @@ impl Span {
         (self.scanned, self.released, self.unsplit_generation) = (0, 0, 0);
     }
 
-    /// Takes up to `into.len()` objects, lowest first and those in populated frames before others, as
-    /// addresses into the *end* of `into`, the first taken last. How many.
+    /// Takes up to `into.len()` objects: the lowest first, and objects in populated frames before others. Their
+    /// addresses fill the *end* of `into`; the first object that was taken is last. Returns their number.
     pub fn take(&mut self, class: &Class, span_address: usize, into: &mut [usize]) -> usize {
         let mut left = into.len();
         let (mut last, mut refaulted) = (0, 0);
@@ -159,9 +157,9 @@ impl Span {
         taken
     }
 
-    /// The frames that hold nothing but free objects, if there is one that still may be resident:
-    /// whole runs, so that no object overlaps two of them. `whole`: frames that were never touched may be
-    /// resident too, for a huge page is.
+    /// The frames that hold only free objects, if at least one of them may still be resident. Only whole runs, so
+    /// that no object overlaps two runs. `whole`: frames that were never touched may be resident too, because a
+    /// huge page is resident as a whole.
     pub fn empty_frames(&self, class: &Class, whole: bool) -> u64 {
         let size = class.size as usize;
         if (self.free as usize) * size < FRAME_BYTES {
@@ -194,7 +192,7 @@ impl Span {
         }
     }
 
-    /// Takes all objects that overlap `frames` out, as if allocated. How many.
+    /// Takes out all objects that overlap `frames`, as if they were allocated. Returns their number.
     pub fn claim(&mut self, class: &Class, frames: u64) -> usize {
         let before = self.free;
         for object in objects_of(class, frames) {
@@ -205,7 +203,7 @@ impl Span {
         (before - self.free) as usize
     }
 
-    /// Undoes [`Self::claim`]; with `clean`, the frames have been released. How many objects.
+    /// Undoes [`Self::claim`]. With `clean`, the frames have been released. Returns the number of objects.
     pub fn unclaim(&mut self, class: &Class, frames: u64, clean: bool) -> usize {
         let before = self.free;
         for object in objects_of(class, frames) {
@@ -233,7 +231,7 @@ impl Span {
         ((self.blocks * ebbtide_zone::BLOCK_FRAMES).saturating_sub(self.frames)) as usize
     }
 
-    /// How many of the frames may have been touched (`INV-SPAN-2`).
+    /// Number of frames that may have been touched (`INV-SPAN-2`).
     pub fn touched_frames(&self, class: &Class) -> u32 {
         if !self.was_clean {
             return self.frames;
@@ -259,7 +257,7 @@ fn frames_of(class: &Class, object: usize) -> u64 {
     u64::MAX << first & u64::MAX >> (63 - last)
 }
 
-/// The objects that overlap any of `frames`, ascending; one may come twice.
+/// The objects that overlap any of `frames`, ascending. An object may come twice.
 fn objects_of(class: &Class, frames: u64) -> impl Iterator<Item = usize> {
     let (size, objects) = (class.size as usize, class.objects as usize);
     (0..64)
@@ -275,7 +273,7 @@ pub fn low_mask(count: u32) -> u64 {
     1u64.checked_shl(count).map_or(u64::MAX, |bit| bit - 1)
 }
 
-/// Which records are free.
+/// The free records.
 pub struct SpanTable {
     /// First free record, as index plus one.
     free: u32,
@@ -285,10 +283,9 @@ pub struct SpanTable {
     opened: u32,
 }
 
-/// Records opened at a time when those that came with the blocks do not do: two pages.
+/// Records opened at a time when the records of the opened blocks are used up: two pages.
 const STEP: u32 = 64;
-/// Records opened with each pageblock: enough for the shortest spans, so that memory which could be
-/// opened can be used.
+/// Records opened with each pageblock: enough for the shortest spans, so that opened memory can always be used.
 pub const PER_BLOCK: u32 = ebbtide_zone::BLOCK_FRAMES / 2;
 
 impl SpanTable {
@@ -304,8 +301,7 @@ impl SpanTable {
         self.used as usize * size_of::<Span>()
     }
 
-    /// Goes on behind everything, with the records so far forgotten: after a fork that skipped the
-    /// handlers.
+    /// Continues behind all records so far, which are forgotten: after a fork that skipped the handlers.
     pub fn abandon(&mut self) {
         self.free = 0;
         self.used = self.opened;
@@ -329,15 +325,15 @@ impl Pages {
                     return Some(table.used - 1);
                 }
             }
-            // Several threads may open the same records: no harm.
+            // Several threads may open the same records. This does no harm.
             if self.open_records(STEP) != Some(true) {
                 return None;
             }
         }
     }
 
-    /// Makes up to `count` more records usable, ahead of need. `None`: refused; else whether there are
-    /// more than before.
+    /// Makes up to `count` more records usable, ahead of need. `None`: refused. Otherwise, whether there are more
+    /// than before.
     pub fn open_records(&self, count: u32) -> Option<bool> {
         let opened = self.records.lock().opened;
         let end = self.region().open_spans(opened, count).ok()?;
@@ -360,8 +356,8 @@ impl Pages {
 /// The record `index`.
 ///
 /// # Safety
-/// `index` came from [`Pages::take_record`], and the caller is who may use the record now (see the table
-/// in the module's header).
+/// `index` came from [`Pages::take_record`], and the caller may use the record now (see the table in the
+/// module's header).
 #[inline]
 #[allow(clippy::mut_from_ref)]
 pub unsafe fn record(region: &Region, index: u32) -> &mut Span {

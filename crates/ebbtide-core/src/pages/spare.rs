@@ -1,12 +1,14 @@
 //! Spare runs: the last run below 2 MiB that each CPU freed, kept for its next request of as many frames.
 //!
-//! A program that takes a buffer, fills it and frees it again would pay for a search in its zone and for four locks each
-//! time; here it takes one lock twice that no other CPU wants. One run a CPU bounds what others could have used and what the release
-//! engine does not see. A spare run goes to its zone when the next one comes, when nobody wanted it for some scans, and
-//! when everything is drained. None is kept where freed memory shall not stay (`retain_ms=0`, a small `retain_max`, an owner's
-//! limit, short memory), or where it is closed instead (`harden=on`).
+//! A program may take a buffer, fill it and free it again and again. Without a spare run, each time costs a search in the
+//! zone and four locks. With a spare run it costs one lock, taken twice, that no other CPU wants. One run for each CPU
+//! bounds the memory that other CPUs cannot use and that the release engine does not see.
 //!
-//! - `INV-SPARE-1`: a spare run has the record that it had, and the class byte 0, so that freeing it once more is found. It is
+//! A spare run goes to its zone in three cases: the CPU frees the next run, no request took it during several scans, or
+//! everything is drained. No spare run is kept where freed memory must not stay: with `retain_ms=0`, a small
+//! `retain_max`, a user's limit, or short memory. With `harden=on` freed runs are closed to access instead.
+//!
+//! - `INV-SPARE-1`: a spare run keeps its record, and has the class byte 0, so that a second `free` of it is found. It is
 //!   in one place only: with its owner, here, or in its zone.
 
 use crate::base::config::Config;
@@ -22,23 +24,23 @@ use ebbtide_sys::{clock, process};
 use ebbtide_zone::plan::Remaining;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
 
-/// CPUs beyond so many share.
+/// Higher CPUs share these places.
 const PLACES: usize = 64;
-/// Looks without use after which a spare run goes, and how far apart they are at least.
+/// A spare run goes to its zone after this many scans without use, and the least interval between scans.
 const IDLE_SCANS: u32 = 6;
 const SCAN_MS: u64 = 100;
-/// Runs below 256 KiB come of alignment alone.
+/// Shorter runs, below 256 KiB, exist only because of alignment.
 const LEAST_FRAMES: u32 = 64;
-/// Slow paths take care of so many without being told what comes: 8 MiB.
+/// Slow paths handle up to this many spare runs without a count of their memory: 8 MiB.
 const FEW_PLACES: usize = 4;
 
-/// One CPU's.
+/// The place of one CPU.
 #[repr(align(64))]
 struct Place(Lock<Kept>);
 
 struct Kept {
     spare: Option<Spare>,
-    /// Since the last look a run came that was counted.
+    /// Since the last scan, a run that came to this place was added to the freed memory.
     is_counted: bool,
 }
 
@@ -57,16 +59,16 @@ impl Kept {
 struct Spare {
     head: Frame,
     frames: u32,
-    /// Looks since it came.
+    /// Scans since the run came.
     scans: u32,
 }
 
-/// Those of all CPUs.
+/// The spare runs of all CPUs.
 pub struct SpareRuns {
     places: [Place; PLACES],
-    /// So many are in use; 0: none is to be kept.
+    /// Number of places in use. 0: no spare run is kept.
     count: AtomicUsize,
-    /// The last look.
+    /// Time of the last scan.
     scanned_ms: AtomicU64,
 }
 
@@ -80,7 +82,7 @@ impl SpareRuns {
         }
     }
 
-    /// One for each of `cpus`, before any use.
+    /// Sets up one place for each of `cpus`, before any use.
     pub fn start(&self, config: &Config, cpus: usize) {
         let count = cpus.clamp(1, PLACES);
         let kept = config.retain_ms > 0 && config.retain_max >= count * BLOCK_BYTES;
@@ -94,7 +96,7 @@ impl SpareRuns {
         self.places[..count].iter().map(|place| &place.0)
     }
 
-    /// The place for runs of so many frames, and the CPU.
+    /// This CPU, and its place for runs of `frames`.
     fn here(&self, frames: u32) -> Option<(usize, &Lock<Kept>)> {
         let count = self.count.load(Ordering::Relaxed);
         if count == 0 || !(LEAST_FRAMES..BLOCK_FRAMES).contains(&frames) {
@@ -104,18 +106,18 @@ impl SpareRuns {
         Some((cpu, &self.places[cpu % count].0))
     }
 
-    /// Frames of all of them.
+    /// Frames of all spare runs.
     pub fn frames(&self) -> u64 {
         self.places().map(|place| place.lock().frames()).sum()
     }
 
-    /// The same in bytes.
+    /// Bytes of all spare runs.
     pub fn bytes(&self) -> usize {
         self.frames() as usize * FRAME_BYTES
     }
 }
 
-/// The spare runs of all CPUs.
+/// The source of all spare runs.
 pub struct Spares;
 
 impl<H: AsRef<Pages>> Source<H> for Spares {
@@ -152,7 +154,8 @@ impl<H: AsRef<Pages>> Source<H> for Spares {
 }
 
 impl Pages {
-    /// Keeps a run that has just been freed, and puts the one back that was kept before. `false`: it is still the caller's.
+    /// Keeps a run that was just freed, and puts back the run that was kept before. `false`: the caller still has
+    /// the run.
     pub fn keep_spare(&self, head: Frame, frames: u32) -> bool {
         let Some((cpu, place)) = self.spares.here(frames) else {
             return false;
@@ -175,13 +178,15 @@ impl Pages {
         let before = core::mem::replace(&mut *place.lock(), kept);
         self.put_spare(before.spare);
         if self.spares.count.load(Ordering::Relaxed) > FEW_PLACES && !before.is_counted {
-            // They may add up: the tick scans. Whatever comes to this place until then is no more than that.
+            // With this many places the runs may add up, so the tick scans them. A run that comes to this place
+            // before the scan replaces this one, so it needs no further count.
             self.count_large_freed(BLOCK_FRAMES);
         }
         true
     }
 
-    /// The spare run of this CPU, if it is one of so many frames at such a multiple: an allocation again, with old content.
+    /// Takes this CPU's spare run if it has that many frames at a multiple of `align_frames`. It is an allocation
+    /// again, with old content.
     pub fn take_spare(&self, frames: u32, align_frames: u32) -> Option<Frame> {
         let (_, place) = self.spares.here(frames)?;
         let spare = place
@@ -189,7 +194,7 @@ impl Pages {
             .spare
             .take_if(|spare| spare.frames == frames && spare.head.0.is_multiple_of(align_frames))?;
         let region = self.region();
-        // SAFETY: the run and its record are this thread's (`INV-SPARE-1`), known to nobody else yet.
+        // SAFETY: the run and its record belong to this thread (`INV-SPARE-1`), and no other thread knows them yet.
         unsafe {
             let (_, span) = span::of_frame(region, spare.head);
             (span.moved_frames, span.tail) = (0, 0);
@@ -209,7 +214,7 @@ impl Pages {
         self.put_run(head, frames, frames);
     }
 
-    /// Puts all of them back into their zones.
+    /// Puts all spare runs back into their zones.
     pub fn drain_spares(&self) {
         for place in self.spares.places() {
             let spare = place.lock().spare.take();
@@ -217,8 +222,8 @@ impl Pages {
         }
     }
 
-    /// Looks at all of them, and puts those back that nobody has wanted for [`IDLE_SCANS`], scans that come sooner than
-    /// [`SCAN_MS`] not counted. Frames of the others.
+    /// Scans all spare runs, and puts those back that no request took for [`IDLE_SCANS`] scans. Scans within
+    /// [`SCAN_MS`] of the last one do not count. Returns the frames of the remaining spare runs.
     pub fn scan_spares(&self, now: u64) -> u64 {
         let since = now.saturating_sub(self.spares.scanned_ms.load(Ordering::Relaxed));
         let look = u32::from(since >= SCAN_MS);

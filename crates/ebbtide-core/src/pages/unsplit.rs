@@ -1,7 +1,8 @@
 //! Pageblocks whose huge page could not be split, because a forked child shares it or it is pinned: *unsplit* blocks.
 //!
-//! An unsplit block has [`flag::UNSPLIT`]: none of its frames is claimed until the next retry. Retries come at growing intervals,
-//! [`FIRST_MS`] to [`MOST_MS`], so that children that share much memory with their parent do not try again and again.
+//! An unsplit block has [`flag::UNSPLIT`]: none of its frames is claimed until the next retry. Retries come at growing
+//! intervals, [`FIRST_MS`] to [`MOST_MS`]. So processes that share much memory with a parent or child do not retry in
+//! vain again and again.
 
 use crate::pages::Pages;
 use crate::pages::region::flag;
@@ -13,11 +14,12 @@ const FIRST_MS: u64 = 1000;
 /// Longest interval between retries.
 const MOST_MS: u64 = 60_000;
 
-/// How much is unsplit, and when it is tried again.
+/// The amount of unsplit memory, and the time of the next retry.
 pub struct UnsplitBlocks {
     /// Dirty frames of zones.
     frames: AtomicUsize,
-    /// Empty frames of spans: those that were tried, and those of other spans in the same blocks that came by later.
+    /// Empty frames of spans: those that were tried, and those of other spans in the same blocks that were found
+    /// later.
     in_spans: AtomicUsize,
     /// Number of the retry period, 1 or more.
     generation: AtomicU32,
@@ -42,29 +44,29 @@ impl UnsplitBlocks {
         self.frames() + self.in_spans.load(Ordering::Relaxed)
     }
 
-    /// Those of zones.
+    /// Unsplit frames of zones.
     pub fn frames(&self) -> usize {
         self.frames.load(Ordering::Relaxed)
     }
 
-    /// Frames of a zone could not be given back.
+    /// Counts frames of a zone that could not be released.
     pub fn add(&self, frames: u32) {
         self.frames.fetch_add(frames as usize, Ordering::Relaxed);
     }
 
-    /// Frames of a span could not be given back.
+    /// Counts frames of a span that could not be released.
     pub fn add_in_span(&self, frames: u32) {
         self.in_spans.fetch_add(frames as usize, Ordering::Relaxed);
     }
 
-    /// The number of this retry period: a span whose frames are counted has it.
+    /// The number of this retry period. A span has it if its frames are counted.
     pub fn generation(&self) -> u32 {
         self.generation.load(Ordering::Relaxed)
     }
 
     /// Forgets the counts.
     pub fn clear(&self) {
-        // Never 0, which is that of a span that was never counted.
+        // Never 0: a span with 0 was never counted.
         self.generation
             .store(self.generation().wrapping_add(1).max(1), Ordering::Relaxed);
         self.frames.store(0, Ordering::Relaxed);
@@ -77,7 +79,7 @@ impl UnsplitBlocks {
         (wait < MOST_MS).then_some(wait)
     }
 
-    /// Whether it is time to try again; then the next retry is twice as far away.
+    /// Whether a retry is due. If so, the next interval is twice as long.
     pub fn is_time(&self, now: u64) -> bool {
         let wait = self.wait_ms.load(Ordering::Relaxed);
         let next = match self.all() {

@@ -1,6 +1,6 @@
-//! Empty frames of half-used spans, class by class: claimed a few spans at a time and released.
+//! Depopulates half-used spans, class by class: claims empty frames of a few spans at a time, and releases them.
 //!
-//! Depopulations are numbered, so that each looks at a span once.
+//! Depopulations are numbered, so that each depopulation scans a span once.
 
 use super::gather::{self, Range};
 use super::owned::release_owned;
@@ -16,9 +16,9 @@ use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::plan::{HELP_FRAMES, Remaining};
 
-/// Spans looked at under their lock at once.
+/// Spans that are scanned in one hold of their lock.
 const SPANS_AT_ONCE: usize = 8;
-/// Ranges of one gather of a depopulation: one call to the kernel.
+/// Most ranges in one gather of a depopulation: one call to the kernel.
 const BATCHED: usize = 1024 - gather::CLAIM_RANGES;
 
 impl Heap {
@@ -30,8 +30,8 @@ impl Heap {
         self.reclaimable.marked().map(waiting).sum()
     }
 
-    /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
-    /// that they keep; neither where pressure is not watched.
+    /// Two numbers of bytes. The first: what half-used spans keep beyond the headroom that the zones leave for
+    /// them. The second: what they keep in all. Both are 0 if pressure is not watched.
     pub(super) fn excess_in_spans(&self, now: u64) -> (usize, usize) {
         if !self.config.pressure {
             return (0, 0);
@@ -44,7 +44,7 @@ impl Heap {
         (excess, waiting)
     }
 
-    /// Empty frames of half-used spans that are due, of all classes. Frames claimed.
+    /// Depopulates the due empty frames of half-used spans, in all classes. Returns the frames claimed.
     pub(super) fn depopulate_due(&self, now: u64, by: Releaser) -> u64 {
         if !self.config.depopulate {
             return 0;
@@ -57,7 +57,7 @@ impl Heap {
                 let mut spans = self.central[class].spans.lock();
                 let due = spans.due(class, now, window);
                 let waiting = spans.waiting(class);
-                // Of what there is no room for, each class gives its share.
+                // Each class releases its share of the excess.
                 let share = waiting as u128 * excess as u128 / kept.max(1) as u128;
                 match waiting {
                     1.. if self.allowance.is_short(now) => usize::MAX,
@@ -71,7 +71,7 @@ impl Heap {
         frames
     }
 
-    /// All empty frames of half-used spans.
+    /// Depopulates all empty frames of half-used spans.
     pub(super) fn depopulate_everything(&self, by: Releaser) {
         if self.config.depopulate {
             for class in 1..CLASSES {
@@ -80,7 +80,7 @@ impl Heap {
         }
     }
 
-    /// The same on a tick, where no worker can be had: one class at a time, a few spans.
+    /// Depopulates on a tick, if no worker can be made: a few spans of one class at a time.
     pub(super) fn depopulate_some(&self, now: u64) {
         if !self.config.depopulate {
             return;
@@ -96,7 +96,7 @@ impl Heap {
         }
     }
 
-    /// Claims and releases empty frames of a class's spans, `due` bytes or all. Frames claimed.
+    /// Claims and releases empty frames of a class's spans, `due` bytes or all. Returns the frames claimed.
     pub(super) fn depopulate(&self, class: usize, due: usize, by: Releaser) -> u64 {
         let numbers = &self.pacing.depopulations;
         let round = numbers.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -156,7 +156,8 @@ impl Source<Heap> for Spans {
         left.note(heap.waiting_frames());
     }
 
-    /// Huge pages split for that leave more that is free: waits for what is on its way.
+    /// A huge page that is split for this leaves more free frames. So the call waits for all gathers on their way
+    /// to the kernel.
     fn give_all(&self, heap: &Heap, by: Releaser) {
         heap.retry_unsplit(clock::now_ms());
         heap.depopulate_everything(by);

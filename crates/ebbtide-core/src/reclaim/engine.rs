@@ -1,15 +1,17 @@
-//! Free memory back to the kernel: what, when, and by whom.
+//! The release engine: decides which free memory is released to the kernel, when, and by which thread.
 //!
 //! | due | calm | past the backlog cap | memory is short ([`pressure`](super::pressure)) |
 //! |---|---|---|---|
 //! | up to 1 MiB ([`FLOOR_FRAMES`](plan::FLOOR_FRAMES)) | kept | kept | in place on the next slow path |
 //! | to 8 MiB ([`IN_PLACE_FRAMES`]) | in place on a slow path, 1 MiB a call | the same | the same |
-//! | above | a worker, after the window; the program does nothing | the thread that frees takes pieces | workers at once, and that too |
+//! | above | a worker, after the window; the program does nothing | the freeing thread takes pieces | workers at once, and the freeing thread takes pieces |
 //!
-//! *Due* is what the recent peak does not explain ([`ebbtide_zone::retain`]), and all of it while memory is short: free frames of the zones, and
-//! empty frames of half-used spans. Where huge pages must be split for that, threads of the program leave it to a worker ([`kernel`](super::kernel)).
-//! Frames are *claimed* first, under their zone's or class's lock, into a
-//! [`gather`](super::gather); no lock is held while the kernel works; then they are put back, clean.
+//! *Due* is the free memory that the recent peak does not explain ([`ebbtide_zone::retain`]), and all of it while memory
+//! is short. It consists of free frames of the zones and of empty frames of half-used spans. If huge pages must be split
+//! for a release, threads of the program leave it to a worker ([`kernel`](super::kernel)).
+//!
+//! Frames are *claimed* first, under their zone's or class's lock, into a [`gather`](super::gather). No lock is held while
+//! the kernel works. Then the frames are put back, clean.
 
 use super::lazy::Take;
 #[cfg(feature = "plan-log")]
@@ -31,16 +33,16 @@ use ebbtide_zone::plan::{
 };
 use ebbtide_zone::{BLOCK_FRAMES, Counters, FRAME_BYTES};
 
-/// A step of this many blocks (64 MiB) makes a worker in advance.
+/// A growth step of this many blocks (64 MiB) makes a worker in advance.
 const EXPECT_BLOCKS: u32 = 32;
-/// Milliseconds between looks at what memory is left, where pressure is not watched.
+/// Milliseconds between checks of the free memory, if pressure is not watched.
 const ROOM_MS: u64 = 1000;
-/// A window for the caches lasts as long as free memory is kept, and at least so long.
+/// A window of the caches lasts as long as free memory is kept, and at least this long.
 const LEAST_WINDOW_MS: u64 = 100;
 
 impl Heap {
-    /// Slow paths call this: sees to it that what is due goes back. Does something at most once in
-    /// [`TICK_MS`](plan::TICK_MS), or when much has been freed since: the program may do nothing after it.
+    /// Slow paths call this to have due memory released. It acts at most once in [`TICK_MS`](plan::TICK_MS), or
+    /// when much has been freed since: no further call of the program may follow.
     #[inline]
     pub fn tick(&self) {
         let now = clock::now_ms();
@@ -77,7 +79,7 @@ impl Heap {
             self.keep_owners_limit(Releaser::SlowPath);
             outside = self.ask_sources(now);
             if bounds.is_limited {
-                // What the owner's limit leaves for the zones may have changed.
+                // The part of the user's limit that is left for the zones may have changed.
                 bounds = self.bounds(now);
             }
         }
@@ -91,7 +93,7 @@ impl Heap {
         stats::publish_released(&self.config);
     }
 
-    /// What all sources keep outside the zones; they give what nobody has wanted lately.
+    /// Memory that all sources keep outside the zones. The sources also pass on what was not used lately.
     fn ask_sources(&self, now: u64) -> Outside {
         let mut outside = Outside::default();
         let sources = self.parts().sources();
@@ -130,7 +132,7 @@ impl Heap {
         }
     }
 
-    /// Wakes a worker, or makes one. `false`: there is none, so the caller must do the work.
+    /// Wakes a worker, or makes one. `false`: there is no worker, so the caller must do the work.
     fn wake(&self, wake: Wake) -> bool {
         let called = match wake {
             Wake::Never => false,
@@ -143,12 +145,12 @@ impl Heap {
         called
     }
 
-    /// Sees to it that so many workers exist, and wakes those asleep. `false`: there is none.
+    /// Ensures that `wanted` workers exist, and wakes the sleeping ones. `false`: there is none.
     pub fn call_workers(&self, wanted: usize) -> bool {
         heap_workers().call(wanted)
     }
 
-    /// Who may act on a tick.
+    /// The threads that may act on a tick.
     fn actors(&self) -> Actors {
         let config = &self.config;
         Actors {
@@ -174,7 +176,7 @@ impl Heap {
         }
     }
 
-    /// Who carries out a request to release everything.
+    /// Chooses the releaser of a request to release everything.
     fn releaser_of_everything<'a>(&self, by: Releaser<'a>) -> Releaser<'a> {
         if by.is_worker() {
             return by;
@@ -186,12 +188,12 @@ impl Heap {
         }
     }
 
-    /// Whether free memory goes back at once (`retain_ms=0`).
+    /// Whether free memory is released at once (`retain_ms=0`).
     pub(super) fn keeps_nothing(&self) -> bool {
         self.config.retain_ms == 0
     }
 
-    /// Looks at the zones and keeps their demand up to date.
+    /// Reads the backlog of the zones, and updates their demand.
     pub(super) fn backlog(&self, now: u64, bounds: &Bounds) -> Backlog {
         let own_cap = (self.config.retain_max / FRAME_BYTES) as u64;
         let zones = self.live_zones().len() as u64;
@@ -207,7 +209,7 @@ impl Heap {
             data.refaults.observe(now, taken);
             backlog.lazy += counters.lazy;
             let dirty = counters.dirty;
-            // Of what there is room for, dirty frames come first.
+            // Dirty frames come first in the headroom; lazy frames get the rest.
             let lazy_cap = room.saturating_sub(dirty);
             backlog.lazy_due += Self::lazy_due(&mut data, now, &counters, lazy_cap);
             backlog.dirty += dirty;
@@ -217,14 +219,14 @@ impl Heap {
                 data.retain
                     .due(now, bounds.window_ms, counters.in_use, dirty, Some(cap));
         }
-        // What is held is not to be had for now. It lies in blocks that are used in part.
+        // Unsplit frames cannot be released for now. They lie in partial blocks.
         let held = (self.unsplit.frames() as u64).min(in_parts);
         backlog.dirty -= held;
         backlog.due = backlog.due.min(backlog.dirty);
         backlog
     }
 
-    /// Free frames that may be kept, by what memory is left.
+    /// Free frames that may be kept, by the free memory of the machine and the cgroup.
     pub(super) fn room_frames(&self, now: u64) -> u64 {
         if self.allowance.is_short(now) {
             return 0;
@@ -232,8 +234,8 @@ impl Heap {
         self.allowance.room_frames()
     }
 
-    /// Whether much more is kept than memory is left for: others have grown, or much was freed. While memory
-    /// is short, rounds come as they are due.
+    /// Whether much more is kept than the headroom allows: other processes have grown, or much was freed. While
+    /// memory is short, rounds come when they are due.
     pub fn keeps_too_much(&self, now: u64) -> bool {
         let most = self.room_frames(now).saturating_add(IN_PLACE_FRAMES);
         let (in_spans, _) = self.excess_in_spans(now);
@@ -242,7 +244,7 @@ impl Heap {
         much && !self.allowance.is_short(now)
     }
 
-    /// Whether more is kept than slow paths take care of.
+    /// Whether more is kept than slow paths release.
     pub fn keeps_much(&self) -> bool {
         self.kept_frames() > IN_PLACE_FRAMES || self.waiting_frames() > IN_PLACE_FRAMES
     }
@@ -253,8 +255,8 @@ impl Heap {
         all.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Parts of the heap look at it after it has grown; and after a step of [`EXPECT_BLOCKS`] or more a worker is made:
-    /// some day that is freed.
+    /// Called after the heap has grown: calls the hooks. After a step of [`EXPECT_BLOCKS`] or more it makes a
+    /// worker, because that memory will be freed some day.
     #[cold]
     fn look_after_growth(&self) {
         let step = self.grown.swap(0, Ordering::Relaxed);
@@ -264,7 +266,7 @@ impl Heap {
         }
     }
 
-    /// Workers at most.
+    /// Most workers.
     pub fn max_workers(&self) -> usize {
         match self.config.workers {
             AUTO => (self.most_releasers() / 2).clamp(1, 4),
@@ -272,13 +274,13 @@ impl Heap {
         }
     }
 
-    /// Threads that release at once at most, the one that asks for it counted: one for each CPU.
+    /// Most threads that release at the same time, including the calling one: one for each CPU.
     pub(super) fn most_releasers(&self) -> usize {
         self.cpus.load(Ordering::Relaxed)
     }
 
-    /// Looks how many CPUs there are now: those of the main thread, or of this worker, which somebody may have made
-    /// that keeps to a few. Either may be one that keeps to itself.
+    /// Reads how many CPUs the process has now: the main thread's or this worker's, whichever are more. The thread
+    /// that made the worker may be bound to few CPUs, and the main thread may be, too.
     fn look_at_cpus(&self) {
         if self.most_releasers() == usize::MAX {
             return;
@@ -290,7 +292,7 @@ impl Heap {
         }
     }
 
-    /// Drains all caches and gives everything free back. Bytes given back.
+    /// Drains all caches and releases all free memory. Returns the bytes released.
     pub fn release_everything(&self, by: Releaser) -> usize {
         let before = stats::released();
         self.drain_all(by);
@@ -302,7 +304,7 @@ impl Heap {
         stats::released() - before
     }
 
-    /// One round of the coordinator: releases what is due. What is left to wait for.
+    /// One round of the coordinator: releases due memory. Returns for what to wait next.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         self.look_at_cpus();
         if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
@@ -330,7 +332,7 @@ impl Heap {
         for source in self.parts().sources() {
             source.give_due(self, &round, &mut left);
         }
-        // The program went on meanwhile.
+        // The program continued meanwhile.
         left.quarantined_bytes = self.quarantine.bytes() as u64;
         self.refresh_page(now);
         stats::publish(&self.config);
@@ -350,9 +352,9 @@ impl Heap {
     }
 }
 
-/// The workers, which live as long as the process.
+/// The workers, whose state lives as long as the process.
 pub(super) fn heap_workers() -> &'static workers::Workers {
-    // SAFETY: whoever calls has come through the heap, and workers are no locks.
+    // SAFETY: every caller has come through the heap, and `workers` is no lock.
     unsafe { &the_heap().workers }
 }
 
@@ -393,7 +395,7 @@ mod tests {
         assert_eq!(heap.most_releasers(), allowed + 1000);
         heap.round(clock::now_ms(), Releaser::Tick);
         assert_eq!(heap.most_releasers(), allowed);
-        // Not to be asked, for want of system calls.
+        // The number of CPUs must not be read, because the system call is not allowed.
         heap.cpus.store(usize::MAX, Ordering::Relaxed);
         heap.round(clock::now_ms(), Releaser::Tick);
         assert_eq!(heap.most_releasers(), usize::MAX);

@@ -1,4 +1,4 @@
-//! The figures of the whole heap, and when the page that tells them is written.
+//! The statistics of the whole heap, and the times at which the statistics page is written.
 
 use crate::base::size_class::CLASSES;
 use crate::base::stats::{self, Figures};
@@ -8,23 +8,24 @@ use ebbtide_sys::clock;
 use ebbtide_zone::{BLOCK_BYTES, FRAME_BYTES};
 
 const REFRESH_MS: u64 = 100;
-/// So much is told at once: nothing else may follow.
+/// A change of this size is shown at once: no further call may follow.
 const CHANGED_BYTES: usize = 16 << 20;
 
-/// What has changed since the page was written.
+/// Changes since the page was written.
 pub struct Changes {
     last_ms: AtomicU64,
     /// Bytes of objects that were freed.
     changed: AtomicUsize,
-    /// Bytes of large allocations that came, went, or changed since the page's figures of frames were written.
+    /// Bytes of large allocations that were made, freed or resized since the frame figures of the page were
+    /// written.
     large_changed: AtomicUsize,
-    /// Live bytes less [`FrameBytes::used`] then.
+    /// Live bytes less [`FrameBytes::used`], at that time.
     live_less_used: AtomicU64,
-    /// The same of large allocations.
+    /// Bytes of large allocations less [`FrameBytes::used`], at that time.
     large_less_used: AtomicU64,
-    /// What was cached beside spare runs then.
+    /// Cached bytes without spare runs, at that time.
     cached_objects: AtomicU64,
-    /// What had been given back then.
+    /// Released bytes, at that time.
     released: AtomicUsize,
 }
 
@@ -44,7 +45,7 @@ impl Changes {
 }
 
 impl Heap {
-    /// The figures, and those of frames with them.
+    /// The statistics, together with those of frames.
     pub fn figures(&self) -> (Figures, FrameBytes) {
         let (mut batches, mut in_spans, mut objects, mut span_bytes) = (0, 0, 0, 0);
         let mut claimed = 0;
@@ -67,7 +68,7 @@ impl Heap {
         let mut figures = Figures {
             live_bytes: (small + large + self.reserve.live_bytes()) as u64,
             large_bytes: large as u64,
-            // Spare runs are read once: the page's figures subtract them again.
+            // Spare runs are read once: the page's figures subtract the same value again.
             cached_bytes: (cached + frames.spare) as u64,
             in_spans_bytes: span_bytes.saturating_sub(small + cached + claimed) as u64,
             dirty_bytes: frames.dirty as u64,
@@ -103,7 +104,8 @@ pub struct FrameBytes {
     lazy: usize,
     claimed: usize,
     opened: usize,
-    /// With spans and large allocations, less what the latter own and do not use, and spare runs.
+    /// Used by spans and large allocations, without spare runs and without frames that large allocations own and do
+    /// not use.
     used: usize,
     /// Spare runs.
     pub spare: usize,
@@ -139,7 +141,7 @@ impl Heap {
 }
 
 impl Heap {
-    /// A tick: so much was freed since the last one. No lock may be held.
+    /// Called by a tick with the bytes freed since the last one. No lock may be held.
     pub fn freed_since(&self, bytes: usize) {
         if !stats::is_shown() {
             return;
@@ -151,8 +153,8 @@ impl Heap {
         }
     }
 
-    /// A large allocation came or went, or changed by so much. The whole page takes microseconds, so only what this changes
-    /// is written. No lock may be held.
+    /// Called when a large allocation was made, freed, or resized by `bytes`. Writing the whole page takes
+    /// microseconds, so only the figures that this changes are written. No lock may be held.
     #[inline]
     pub fn large_changed(&self, bytes: usize) {
         let changed = &self.changes.large_changed;
@@ -162,13 +164,13 @@ impl Heap {
         }
     }
 
-    /// Brings the page up to date, now and then.
+    /// Updates the page from time to time.
     pub fn refresh_page(&self, now: u64) {
         if !stats::is_shown() {
             return;
         }
         let last = self.changes.last_ms.load(Ordering::Relaxed);
-        // After a large release all may be idle for long.
+        // After a large release all threads may be idle for long.
         let released =
             stats::released().wrapping_sub(self.changes.released.load(Ordering::Relaxed));
         if now.wrapping_sub(last) >= REFRESH_MS || released >= CHANGED_BYTES {
@@ -177,7 +179,7 @@ impl Heap {
         }
     }
 
-    /// The figures of frames, and what follows from them: so many more or fewer are live than when the page was written.
+    /// Writes the figures of frames, and the live bytes that follow from their change since the page was written.
     #[cold]
     fn write_frames(&self) {
         if stats::wants_file() || !stats::is_written() {
@@ -226,7 +228,7 @@ mod tests {
     use super::*;
     use core::sync::atomic::AtomicBool;
 
-    /// Otherwise the page's figure of objects would be what is left below zero.
+    /// If spare runs were read twice, the page's figure of objects could be negative.
     #[test]
     fn spare_runs_that_come_and_go_are_read_once() {
         let ends = AtomicBool::new(false);

@@ -4,13 +4,12 @@
 //!  Gather  ┌ 8 ranges inline ┐ ──▶ newest Batch (4 KiB, 510 ranges) ──▶ the one before ──▶ …
 //! ```
 //!
-//! Ranges that touch are merged (whole blocks with whole blocks, others inside a block), frames are
-//! counted. Room is made *before* ranges are claimed
-//! ([`Gather::reserve`], no lock held), because claiming and adding happen under a zone's lock, where
-//! nothing may ask for memory.
+//! Ranges that touch are merged: whole blocks with whole blocks, other ranges only inside one block. Frames are counted.
+//! Space for ranges is reserved *before* ranges are claimed ([`Gather::reserve`], with no lock held). Claiming and adding
+//! happen under a zone's lock, where nothing may ask for memory.
 //!
 //! - `INV-GATHER-1`: a gather holds exactly the ranges that were claimed for it and not put back.
-//! - `INV-GATHER-2`: adding never fails within the room that was reserved.
+//! - `INV-GATHER-2`: adding never fails within the space that was reserved.
 //!
 //! The term and the batches are those of the kernel's `mmu_gather`.
 
@@ -30,15 +29,16 @@ pub const CLAIM_RANGES: usize = 256;
 pub struct Range {
     /// The first frame.
     pub first: u32,
-    /// How many, with [`KEPT`], [`LAZY`] and [`DONE`].
+    /// Number of frames, with the bits [`KEPT`], [`LAZY`] and [`DONE`].
     frames: u32,
 }
 
 /// Set in [`Range::frames`] when the range was not released.
 const KEPT: u32 = 1 << 31;
-/// Set there when the range becomes lazy, not clean.
+/// Set in [`Range::frames`] when the range becomes lazy, not clean.
 const LAZY: u32 = 1 << 30;
-/// Set there when the kernel has the range already, and others of the gather are left to a worker.
+/// Set in [`Range::frames`] when the kernel has the range already, and other ranges of the gather are left to a
+/// worker.
 const DONE: u32 = 1 << 29;
 
 impl Range {
@@ -52,7 +52,7 @@ impl Range {
         Self::new(self.first, self.frames | LAZY)
     }
 
-    /// How many frames.
+    /// Number of frames.
     pub fn frames(self) -> u32 {
         self.frames & !(KEPT | LAZY | DONE)
     }
@@ -62,18 +62,18 @@ impl Range {
         self.frames & LAZY != 0
     }
 
-    /// Whether it consists of whole pageblocks. Others end at a block's border, because a block is split,
-    /// or held, on its own.
+    /// Whether the range consists of whole pageblocks. Other ranges end at a block's border, because each block is
+    /// split, or stays unsplit, on its own.
     fn is_blocks(self) -> bool {
         self.first.is_multiple_of(BLOCK_FRAMES) && self.frames().is_multiple_of(BLOCK_FRAMES)
     }
 
-    /// Whether it was left as it was.
+    /// Whether the range could not be released.
     pub fn is_kept(self) -> bool {
         self.frames & KEPT != 0
     }
 
-    /// Whether nothing is left to do but to put it back.
+    /// Whether the range only has to be put back.
     pub fn is_done(self) -> bool {
         self.frames & (KEPT | DONE) != 0
     }
@@ -83,9 +83,9 @@ impl Range {
 pub struct Gather {
     inline: [Range; INLINE],
     inline_len: usize,
-    /// The batch that is being filled, and behind it those that are full; null while ranges go inline.
+    /// The batch that is being filled, and behind it the full ones. Null while ranges are stored inline.
     last: *mut Batch,
-    /// An empty one.
+    /// An empty batch.
     spare: *mut Batch,
     frames: u64,
     ranges: usize,
@@ -120,7 +120,7 @@ impl Gather {
         self.ranges == 0
     }
 
-    /// Makes room for one more claim. `false`: no memory; release what is held.
+    /// Reserves space for one more claim. `false`: no memory; release the gather first.
     pub fn reserve(&mut self) -> bool {
         if self.spare.is_null() && self.room() < CLAIM_RANGES {
             let Some(batch) = take_batch() else {
@@ -131,7 +131,7 @@ impl Gather {
         true
     }
 
-    /// Ranges that can be added for sure.
+    /// Number of ranges that can certainly be added.
     pub fn room(&self) -> usize {
         // SAFETY: our own batches.
         let last = unsafe { self.last.as_ref() };
@@ -139,7 +139,7 @@ impl Gather {
         here + if self.spare.is_null() { 0 } else { BATCH }
     }
 
-    /// Adds a range, merged with the last one if they touch. `false`: there was no room reserved.
+    /// Adds a range, merged with the last one if they touch. `false`: no space was reserved.
     pub fn add(&mut self, range: Range) -> bool {
         if let Some(last) = self.last_range()
             && last.first + last.frames() == range.first
@@ -182,7 +182,7 @@ impl Gather {
         }
     }
 
-    /// All ranges, for changes: those inline, then batch by batch, the newest first.
+    /// Visits all ranges and may change them: the inline ones, then batch by batch, the newest first.
     pub fn for_each(&mut self, mut each: impl FnMut(&mut Range)) {
         let inline = &mut self.inline[..self.inline_len];
         inline.iter_mut().for_each(&mut each);
@@ -199,17 +199,17 @@ impl Gather {
         range.frames |= KEPT;
     }
 
-    /// Notes that the kernel has got a range, or gets it before the gather goes to somebody else.
+    /// Notes that the kernel has the range, or gets it before another thread takes the gather over.
     pub fn done(range: &mut Range) {
         range.frames |= DONE;
     }
 
-    /// Forgets what is noted of the ranges: whoever did has not come to the end.
+    /// Clears the marks of the ranges: the thread that set them did not finish.
     pub fn begin_again(&mut self) {
         self.for_each(|range| range.frames &= !(KEPT | DONE));
     }
 
-    /// Takes the newest range out. The way in which ranges are put back: whoever puts one back takes it
+    /// Takes the newest range out. Ranges are put back in this order. The thread that puts a range back takes it
     /// out under the same lock.
     pub fn pop(&mut self) -> Option<Range> {
         let range = self.peek()?;
@@ -228,7 +228,7 @@ impl Gather {
         Some(range)
     }
 
-    /// Cuts `frames` off the end of the newest range; the range goes when nothing is left.
+    /// Cuts `frames` off the end of the newest range. The range is removed when nothing is left.
     pub fn cut(&mut self, frames: u32) {
         let Some(range) = self.last_range() else {
             return;
@@ -249,12 +249,12 @@ impl Gather {
     /// Takes the empty last batch off the chain and keeps it as the spare one, or frees it later.
     fn drop_last(&mut self) {
         let empty = self.last;
-        // SAFETY: our own chain. What was spare before hangs behind the empty one.
+        // SAFETY: our own chain. The previous spare batch hangs behind the empty one.
         self.last = unsafe { core::mem::replace(&mut (*empty).next, self.spare) };
         self.spare = empty;
     }
 
-    /// Gives all batches back. No lock may be held; the gather is empty.
+    /// Frees all batches. No lock may be held; the gather is empty.
     pub fn free_batches(&mut self) {
         debug_assert!(self.is_empty() && self.last.is_null());
         while let Some(batch) = NonNull::new(self.spare) {
@@ -304,7 +304,7 @@ mod tests {
         assert!(other.add(Range::new(500, 12)) && other.add(Range::new(512, 3)));
         assert!(other.add(Range::new(1024, 512)) && other.add(Range::new(1536, 1024)));
         assert_eq!(ranges(&mut other), [(500, 12), (512, 3), (1024, 1536)]);
-        // What becomes lazy stays apart, through merging and cutting.
+        // Ranges that become lazy stay apart, through merging and cutting.
         let mut mixed = Gather::NEW;
         assert!(mixed.add(Range::new(10, 2)) && mixed.add(Range::new(12, 2).to_lazy()));
         assert!(mixed.add(Range::new(14, 3).to_lazy()));
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(all, expected);
         assert_eq!(gather.len(), 2002);
 
-        // Without memory for a batch, what was reserved can still be added, no more.
+        // Without memory for a batch, the reserved ranges can still be added, and no more.
         REFUSE_BATCHES.store(true, Ordering::Relaxed);
         let room = gather.room();
         for n in 0..room as u32 {

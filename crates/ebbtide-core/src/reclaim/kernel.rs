@@ -1,22 +1,23 @@
-//! A gather's ranges to the kernel: many at a time, huge pages split first.
+//! Releases a gather's ranges to the kernel: many ranges in one call, after huge pages are split.
 //!
-//! Ranges that become lazy get `MADV_FREE`, in calls of their own; where that is refused (locked memory, a
-//! filter) they are released like the others.
+//! Ranges that become lazy get `MADV_FREE`, in calls of their own. If that call is refused (locked memory, a filter), the
+//! ranges are released like the others.
 //!
-//! One `process_madvise` takes up to 1,024 ranges and 1 GiB, never a part of a range: the kernel would
-//! cut a call at 2 GiB, inside a huge page. Short returns are resumed behind what was done. Where the
-//! call is refused, and for a range above 1 GiB, one madvise a range.
+//! One `process_madvise` takes up to 1,024 ranges and 1 GiB, never a part of a range: the kernel would cut a call at
+//! 2 GiB, inside a huge page. After a short return, the next call continues behind the finished part. If the call is
+//! refused, and for a range above 1 GiB, each range gets one `madvise`.
 //!
-//! `MADV_DONTNEED` on a part of a huge page lowers RSS and gives nothing back: the page stays whole. So
-//! before part of a block is released,
-//! 1. the block is kept from huge pages from now on (khugepaged would fill it again within seconds),
-//! 2. `MADV_COLD` on one page splits the huge page without losing content,
-//! 3. the pagemap tells whether it did. What could not be split (shared with a forked child, pinned) is
-//!    *held*: left as it is, not counted as released, tried again later,
-//! 4. what nobody has touched was resident with the rest and has to go too: it counts as dirty from now on.
+//! `MADV_DONTNEED` on a part of a huge page lowers RSS, but the kernel gets no memory: the page stays whole. So before a
+//! part of a block is released:
+//! 1. The block is kept from huge pages from now on (khugepaged would fill it again within seconds).
+//! 2. `MADV_COLD` on one page splits the huge page without losing content.
+//! 3. The pagemap shows whether the page was split. If it could not be split (shared with a forked child, pinned), the
+//!    block is *unsplit*: left as it is, not counted as released, tried again later.
+//! 4. Pages that the program never touched were resident with the rest of the huge page, and must be released too. They
+//!    count as dirty from now on.
 //!
-//! A thread of the program opens no descriptor, so it has no pagemap: it leaves such ranges to a worker. Where
-//! none can be had it splits them without looking.
+//! A thread of the program opens no descriptor, so it has no pagemap: it leaves such ranges to a worker. If no worker can
+//! be made, it splits huge pages without a check.
 
 use super::gather::{Gather, Range};
 use crate::base::releaser::Releaser;
@@ -30,24 +31,25 @@ use ebbtide_sys::{Errno, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
 use libc::{MADV_DONTNEED, MADV_FREE};
 
-/// Ranges of a call.
+/// Most ranges in one call.
 const MAX_RANGES: usize = 1024;
-/// Blocks kept from huge pages at most.
+/// Most blocks that are kept from huge pages.
 const MAX_SMALL_BLOCKS: usize = 8000;
-/// Bytes of a call.
+/// Most bytes in one call.
 const MAX_BYTES: usize = 1 << 30;
 
-/// Releases what `gather` holds and marks what was kept. With `leave`, not the ranges for which a huge page must be
-/// split: the others are marked as done then. Bytes released, and whether ranges were left.
+/// Releases the ranges of `gather`, and marks the ranges that could not be released. With `leave`, ranges that need
+/// a huge page split are left; the others are then marked as done. Returns the bytes released, and whether ranges
+/// were left.
 pub fn release(heap: &Heap, gather: &mut Gather, by: Releaser, leave: bool) -> (usize, bool) {
     match by {
-        // Threads of programs may have the smallest of stacks.
+        // Threads of the program may have very small stacks.
         Releaser::Worker { map, .. } => release_with::<MAX_RANGES>(heap, gather, map, leave),
         _ => release_with::<32>(heap, gather, None, leave),
     }
 }
 
-/// Never inlined: the larger one's frame must not become everybody's.
+/// Never inlined: otherwise every caller would have the stack frame of the larger variant.
 #[inline(never)]
 fn release_with<const N: usize>(
     heap: &Heap,
@@ -118,7 +120,7 @@ struct Call<const N: usize> {
     count: usize,
     bytes: usize,
     advice: i32,
-    /// What came of all calls so far.
+    /// Bytes released by all calls so far.
     released: usize,
     lazied: usize,
 }
@@ -137,23 +139,23 @@ impl<const N: usize> Call<N> {
                     let _ = RELEASE_MANY.latch(Ok::<_, Errno>(()));
                     start = self.resume(start, done);
                 }
-                // Not now: the program changed a mapping, or memory is short.
+                // The call cannot work now: the program changed a mapping, or memory is short.
                 Ok(_) | Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => break,
-                // Refused, or else it is the advice that is wrong, for memory that is locked. What becomes lazy goes one
-                // by one, to know what was refused.
+                // The call was refused. Or the advice does not work for this memory, because it is locked. Ranges
+                // that become lazy are called one by one, to find out which were refused.
                 Err(error) => {
                     refused = (advice != MADV_FREE).then_some(error);
                     break;
                 }
             }
         }
-        // Refused, or stopped at a range: one by one.
+        // The call was refused, or stopped at a range: continue range by range.
         for index in start..self.count {
             let range = self.ranges[index];
             // SAFETY: as above.
             unsafe {
                 if !self.one(range.iov_base as usize, range.iov_len) {
-                    // Nothing gives it back. It goes on as clean, so it must read zero.
+                    // The range cannot be released. It counts as clean from now on, so it must read zero.
                     range.iov_base.cast::<u8>().write_bytes(0, range.iov_len);
                 }
             }
@@ -166,7 +168,7 @@ impl<const N: usize> Call<N> {
         (self.count, self.bytes) = (0, 0);
     }
 
-    /// One range by itself. `false`: nothing gives it back.
+    /// Releases one range by itself. `false`: it cannot be released.
     ///
     /// # Safety
     /// Claimed frames.
@@ -198,25 +200,25 @@ impl<const N: usize> Call<N> {
         }
     }
 
-    /// Counts `done` bytes from range `start` on; the range to go on with, cut if it was done in part.
+    /// Counts `done` bytes from range `start` on. Returns the range to continue with, cut if it was done in part.
     fn resume(&mut self, start: usize, done: usize) -> usize {
         self.count(done);
         self.count - vm::behind(&mut self.ranges[start..self.count], done).len()
     }
 }
 
-/// A frame of each block that the range is a part of: one, or two at most.
+/// A frame of each block of which the range covers only a part: one, or at most two blocks.
 fn parts(range: Range) -> impl Iterator<Item = Frame> {
     let (first, end) = (range.first, range.first + range.frames());
     let last = (end - 1) / BLOCK_FRAMES * BLOCK_FRAMES;
     let cuts_first = !first.is_multiple_of(BLOCK_FRAMES) || range.frames() < BLOCK_FRAMES;
-    // The block of the end, if it is another one.
+    // The block of the end, if it is another block.
     let cuts_last = !end.is_multiple_of(BLOCK_FRAMES) && last > first;
     let parts = [cuts_first.then_some(first), cuts_last.then_some(last)];
     parts.into_iter().flatten().map(Frame)
 }
 
-/// Whether a huge page may lie behind a frame, and the pagemap would tell whether it was split.
+/// Whether a huge page may lie behind a frame, and the pagemap would show whether it was split.
 fn must_split(heap: &Heap, page: Frame) -> bool {
     // SAFETY: blocks with claimed frames are opened.
     let flags = unsafe { heap.region().flags(page.block()) }.load(Ordering::Relaxed);
@@ -226,8 +228,8 @@ fn must_split(heap: &Heap, page: Frame) -> bool {
         && heap.small_blocks.load(Ordering::Relaxed) < MAX_SMALL_BLOCKS
 }
 
-/// Makes sure that releasing a part of a block gives memory back. `split` is the block last looked at and
-/// whether it can be. `false`: held.
+/// Ensures that releasing a part of a block returns memory to the kernel. `split` is the last block that was
+/// checked, and whether it can be split. `false`: the block is unsplit.
 fn prepare(
     heap: &Heap,
     range: Range,
@@ -260,7 +262,8 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     let region = heap.region();
     let address = region.address(block.first_frame());
     if heap.small_blocks.load(Ordering::Relaxed) >= MAX_SMALL_BLOCKS {
-        // Each may cost two mappings: split without a mark, then, and khugepaged may undo it.
+        // Each mark may cost two mappings. At the limit the huge page is split without a mark, and khugepaged may
+        // undo the split.
         // SAFETY: our own page; the advice changes no content.
         let _ = unsafe { vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD) };
         return true;

@@ -1,21 +1,23 @@
-//! Dirty to lazy to clean: which way due frames take.
+//! Decides whether due frames become lazy first, or clean at once.
 //!
 //! ```text
-//!          due, wanted again often                lazy_ms over, room short, pressure
+//!          due, wanted again often                lazy_ms over, headroom short, pressure
 //!   dirty ────────────────────────▶ lazy ───────────────────────────────────────────▶ clean
 //!     └──────────────────────────────────────────────────────────────────────────────▶
 //!          due, else
 //! ```
 //!
-//! A lazy frame (`MADV_FREE`) can be handed out at once: the first store takes it back, and costs a quarter
-//! of a fault. Until then it reads as before or zero, so it counts as dirty for whoever gets it: `calloc`
-//! clears it. It stays in RSS until the kernel wants it, so it is for frames that come back soon
-//! ([`ebbtide_zone::refault`] decides for each zone), and not for long: workers make it clean without a
-//! call of the program's. Without workers nothing becomes lazy. If a worker ends and no other can be made, slow
-//! paths of the program make clean what is due.
+//! A lazy frame (`MADV_FREE`) can be allocated at once. The first store takes it back from the kernel, and costs a quarter
+//! of a page fault. Until that store the frame reads as before or as zero. So an allocation counts it as dirty: `calloc`
+//! clears it.
 //!
-//! Only whole pageblocks become lazy, and frames where no huge page can be: the kernel would split one.
-//! Pages that a forked child shares stay as they are; they go clean with the others.
+//! A lazy frame stays in RSS until the kernel takes it. So only frames that are soon reused become lazy
+//! ([`ebbtide_zone::refault`] decides for each zone), and not for long: workers make them clean without a call of the
+//! program. Without workers no frame becomes lazy. If a worker ends and no other can be made, slow paths of the program
+//! make the due frames clean.
+//!
+//! Only whole pageblocks become lazy, and frames where no huge page can be: the kernel would split a huge page.
+//! Pages that a forked child shares stay as they are. They become clean together with the other frames.
 
 use super::Heap;
 use super::gather::{Gather, Range};
@@ -27,22 +29,22 @@ use ebbtide_sys::features::LAZY_FREE;
 use ebbtide_sys::process;
 use ebbtide_zone::{Claim, Counters};
 
-/// Before, lazy pages race with direct reads into them.
+/// In older kernels, lazy pages race with direct reads into them.
 const FIRST_KERNEL: (u32, u32) = (5, 18);
-/// Whether the kernel's version is known, and [`LAZY_FREE`] refused for an older one.
+/// Whether the kernel's version is known, and [`LAZY_FREE`] refused for an older kernel.
 static KERNEL_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Which free frames a gather takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Take {
-    /// Dirty ones. With `lazy_first`, they become lazy where the zone's experience says so.
+    /// Dirty frames. With `lazy_first`, they become lazy if the zone's experience favours it.
     Due {
         /// Whether they become lazy before they are clean.
         lazy_first: bool,
     },
-    /// Lazy ones, to clean.
+    /// Lazy frames. They become clean.
     Lazy,
-    /// Both, to clean.
+    /// Both kinds. They become clean.
     All,
 }
 
@@ -57,7 +59,7 @@ impl Take {
             Take::All => zone.claim_dirty(frames, true),
         };
         if let Take::Due { .. } = self {
-            // What is released on demand says nothing about what would be wanted again.
+            // A release on demand says nothing about frames that will be needed again.
             data.refaults.give_up(before - data.state.counters().dirty);
         }
         claim
@@ -75,7 +77,7 @@ impl Heap {
             if process::kernel_version().is_none_or(|version| version < FIRST_KERNEL) {
                 LAZY_FREE.refuse();
             }
-            // Behind the refusal: whoever sees this does not use what is not to be used.
+            // Stored after the refusal: a thread that sees this flag does not use the refused call.
             KERNEL_ASKED.store(true, Ordering::Release);
         }
         LAZY_FREE.may_work()
@@ -88,7 +90,7 @@ impl Heap {
         }
         let data = self.zones[zone].lock.lock();
         let counters = data.state.counters();
-        // What is in claims may be about to become lazy.
+        // Claimed frames may be about to become lazy.
         let lazy = counters.lazy + counters.claimed;
         data.refaults.lazy_limit().saturating_sub(lazy)
     }
@@ -101,7 +103,7 @@ impl Heap {
         !self.may_be_huge(block.first_frame()) || self.flags_of(block) & flag::SMALL != 0
     }
 
-    /// Lazy frames that were so for `lazy_ms`, or for which there is no room (`cap` frames).
+    /// Lazy frames that have been lazy for `lazy_ms`, or that exceed the headroom (`cap` frames).
     pub fn lazy_due(data: &mut ZoneData, now: u64, counters: &Counters, cap: u64) -> u64 {
         data.lazied.advance(now);
         let young = data.lazied.all();
@@ -109,7 +111,7 @@ impl Heap {
     }
 }
 
-/// Adds a claim's ranges; room was reserved.
+/// Adds a claim's ranges. Space for them was reserved.
 pub fn add(gather: &mut Gather, claim: Option<Claim>, to_lazy: bool) {
     for (first, frames) in claim.iter().flat_map(Claim::runs) {
         let range = Range::new(first.0, frames);

@@ -1,22 +1,22 @@
-//! The whole heap, and how its free memory goes back.
+//! The whole heap, and the release of its free memory.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`sources`] | all that holds free memory, in one list |
+//! | [`sources`] | all holders of free memory, in one list |
 //! | [`engine`] | ticks, rounds, and the release of everything |
-//! | [`gather`] | claimed ranges, and what they are kept in |
+//! | [`gather`] | claimed ranges, and their storage |
 //! | [`slots`] | the process's gathers, and the queue for workers |
 //! | [`kernel`] | the system calls, and the splitting of huge pages |
 //! | [`zones`] | free frames of the zones: claimed and released |
-//! | [`depopulate`] | empty frames of half-used spans: the same |
-//! | [`put_back`] | claimed ranges back to zones and spans |
-//! | [`retry_unsplit`] | unsplit blocks, claimed again |
-//! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
-//! | [`pacing`] | when ticks and rounds last did what they do seldom |
-//! | [`owned`] | one gather, released by whoever owns it |
-//! | [`workers`] | the threads |
-//! | [`pressure`] | whether memory is short, and the owner's limit |
-//! | [`figures`] | the figures of the whole heap |
+//! | [`depopulate`] | empty frames of half-used spans: claimed and released |
+//! | [`put_back`] | puts claimed ranges back to zones and spans |
+//! | [`retry_unsplit`] | claims unsplit blocks again |
+//! | [`lazy`] | whether due frames become lazy first, or clean at once |
+//! | [`pacing`] | the last times of the periodic work of ticks and rounds |
+//! | [`owned`] | releases one gather, by the thread that owns it |
+//! | [`workers`] | the threads that release beside the program |
+//! | [`pressure`] | whether memory is short, and the user's limit |
+//! | [`figures`] | the statistics of the whole heap |
 
 pub mod depopulate;
 pub mod engine;
@@ -48,23 +48,24 @@ use core::ops::Deref;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-/// Everything that one process has once. A `&Heap` proves that the thread has looked for forks: its holder may take locks.
+/// The whole state of one process's heap. A `&Heap` proves that the thread has checked for forks: its holder may
+/// take locks.
 pub struct Heap {
     objects: Objects,
     parts: AtomicPtr<Parts>,
-    /// Whether this process has forked, or is a fork's child: others may share its pages.
+    /// Whether this process has forked, or is a fork's child: other processes may share its pages.
     pub forked: AtomicBool,
-    /// CPUs that were allowed at the last look; `usize::MAX`: not to be asked.
+    /// Number of CPUs allowed at the last check. `usize::MAX`: not to be checked.
     pub cpus: AtomicUsize,
-    /// When ticks and rounds did what they do seldom.
+    /// The last times of periodic work.
     pub pacing: Pacing,
-    /// What the page says and what not yet.
+    /// Changes that the statistics page does not show yet.
     pub changes: Changes,
-    /// Ranges on their way to the kernel.
+    /// The gathers: ranges on their way to the kernel.
     pub slots: Slots,
-    /// Who looks whether memory is short.
+    /// Detects whether memory is short.
     pub pressure: Pressure,
-    /// Threads that release memory.
+    /// The threads that release memory.
     pub workers: Workers,
 }
 
@@ -83,24 +84,24 @@ static HEAP: Heap = Heap {
 /// The heap of this process.
 ///
 /// # Safety
-/// It has started, or this thread starts it; and the thread has looked for forks, or is a worker (no child has one, and it
-/// may wait for a fork), or takes no lock.
+/// The heap has started, or this thread starts it. In addition, one of these holds: the thread has checked
+/// for forks; or it is a worker (no child has one, and a worker may wait for a fork); or it takes no lock.
 #[inline]
 pub unsafe fn the_heap() -> &'static Heap {
     &HEAP
 }
 
 impl Heap {
-    /// Its sources and hooks.
+    /// The heap's sources and hooks.
     pub fn parts(&self) -> &'static Parts {
-        // SAFETY: what `begin` has written, before anybody else had the heap.
+        // SAFETY: `begin` wrote it, before any other thread had the heap.
         unsafe { &*self.parts.load(Ordering::Relaxed) }
     }
 
-    /// Writes that, and what is constant from now on.
+    /// Writes the parts, and the settings that are constant from now on.
     ///
     /// # Safety
-    /// Called once, before anybody else has the heap.
+    /// Called once, before any other thread has the heap.
     pub unsafe fn begin(&self, parts: &'static Parts, settings: Settings) {
         let parts = ptr::from_ref(parts).cast_mut();
         self.parts.store(parts, Ordering::Relaxed);

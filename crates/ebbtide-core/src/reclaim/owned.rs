@@ -1,4 +1,4 @@
-//! One gather, released by whoever owns it.
+//! Releases one gather, by the thread that owns it.
 
 use super::slots::Owned;
 use crate::base::releaser::{Owner, Releaser};
@@ -6,14 +6,14 @@ use crate::base::stats::{self, word};
 use crate::reclaim::Heap;
 use ebbtide_sys::clock;
 
-/// Whether workers have so much to do that this one had better claim nothing: it might not get rid of it.
+/// Whether workers have so much to do that this thread should claim nothing: no worker might take it over.
 pub fn holds_back(heap: &Heap, by: Releaser) -> bool {
     matches!(by, Releaser::SlowPath | Releaser::Tick)
         && heap.slots.is_crowded()
         && heap.workers.count() > 0
 }
 
-/// Releases a gather and puts its ranges back, or leaves that to a worker in part.
+/// Releases a gather and puts its ranges back, or leaves a part of that to a worker.
 pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) {
     let start = clock::precise_ns();
     let leave = match by {
@@ -30,7 +30,7 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) {
             }
             Err(back) => owned = back,
         }
-        // Else workers have too much to do: what is left goes back as it was, and is due still.
+        // Otherwise workers have too much to do: the rest goes back unchanged, and is still due.
         if waits || heap.workers.count() == 0 {
             super::kernel::release(heap, owned.gather(), by, false);
         }
@@ -39,7 +39,7 @@ pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) {
     by.count(clock::precise_ns() - start);
 }
 
-/// `Err`: there is no worker, or no room and `waits` is not set.
+/// Leaves a gather to a worker. `Err`: there is no worker, or the queue is full and `waits` is not set.
 fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>, waits: bool) -> Result<(), Owned<'a>> {
     let most = heap.max_workers().min(heap.most_releasers());
     let wanted = (heap.slots.queued() + 1).min(most);
@@ -51,15 +51,15 @@ fn leave_to_worker<'a>(heap: &'a Heap, owned: Owned<'a>, waits: bool) -> Result<
     if heap.call_workers(wanted) {
         return Ok(());
     }
-    // They have left meanwhile.
+    // The workers have ended meanwhile.
     heap.slots
         .take_queued(true, Owner::PROGRAM)
         .map_or(Ok(()), Err)
 }
 
 impl Heap {
-    /// What is on its way: helps, oldest first, then waits. What a worker leaves behind that is killed meanwhile is on its
-    /// way too.
+    /// Waits for all gathers on their way to the kernel. Helps with them first, the oldest first. This includes
+    /// gathers of a worker that is killed meanwhile.
     pub(super) fn join(&self, by: Releaser) {
         let left = || by.is_worker() || self.workers.count() == 0;
         let is_gone = |owner| self.workers.is_gone(owner);
@@ -68,7 +68,7 @@ impl Heap {
         });
     }
 
-    /// Workers were killed: what they had claimed is free again, as it was.
+    /// Workers were killed: ranges that they had claimed become free again, unchanged.
     pub(super) fn put_back_orphans(&self) {
         let is_gone = |owner| self.workers.is_gone(owner);
         while let Some(mut owned) = self.slots.take_orphan(Owner::PROGRAM, is_gone) {

@@ -1,8 +1,8 @@
-//! Claimed ranges back to where they came from, each under its lock: to a zone or to a span.
+//! Puts claimed ranges back to their zone or their span, each under its lock.
 //!
-//! Ranges carry no note of their origin: the class byte of a frame tells. What was released is clean, what could not be is
-//! dirty and held, what nobody came to is dirty. Whoever puts a range back takes it out of the gather under the same lock
-//! (`INV-GATHER-1`).
+//! Ranges carry no note of their origin: the class byte of a frame identifies it. A released range comes back clean. A
+//! range that could not be released comes back dirty and unsplit. A range that was not tried comes back dirty. The thread
+//! that puts a range back takes it out of the gather under the same lock (`INV-GATHER-1`).
 
 use super::gather::{Gather, Range};
 use crate::pages::frames::view;
@@ -13,8 +13,8 @@ use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, Frame, Outcome};
 
 impl Heap {
-    /// Puts a gather's ranges back to where they were claimed, each under its lock. `released` is false for
-    /// what a forked child finds: what was noted may not have come to pass.
+    /// Puts a gather's ranges back to where they were claimed, each under its lock. `released` is false for the
+    /// gathers that a forked child finds: a range that is marked may not have been released.
     pub fn put_back(&self, gather: &mut Gather, released: bool) {
         while let Some(range) = gather.peek() {
             let outcome = match released && range.is_done() && !range.is_kept() {
@@ -86,7 +86,7 @@ impl Heap {
         self.expect_put(put.map(drop));
     }
 
-    /// Whole blocks that were released: special mappings become ordinary ones again.
+    /// Makes special mappings of released whole blocks ordinary again.
     fn heal(&self, first: Block, count: u32) {
         for block in (first.0..first.0 + count).map(Block) {
             // SAFETY: claimed blocks are opened.
@@ -102,7 +102,8 @@ impl Heap {
         }
     }
 
-    /// A huge page was split that was resident as a whole: free frames in it that were clean so far are dirty.
+    /// A huge page that was resident as a whole was split. Its free frames that counted as clean count as dirty
+    /// from now on.
     pub fn count_resident(&self, block: Block) {
         let mut data = self.zone_of(block).lock.lock();
         let mut zone = view(self.region(), &mut data.state, 0);

@@ -1,4 +1,4 @@
-//! Unsplit blocks, claimed again: see [`crate::pages::unsplit`].
+//! Claims unsplit blocks again: see [`crate::pages::unsplit`].
 
 use crate::base::size_class::CLASSES;
 use crate::pages::region::flag;
@@ -7,14 +7,14 @@ use core::sync::atomic::Ordering;
 use ebbtide_zone::Block;
 
 impl Heap {
-    /// Lets unsplit blocks be claimed again when it is time.
+    /// Allows unsplit blocks to be claimed again when a retry is due.
     pub fn retry_unsplit(&self, now: u64) {
         if self.unsplit.is_time(now) {
             self.clear_unsplit();
         }
     }
 
-    /// Nothing is unsplit from now on.
+    /// No block counts as unsplit from now on.
     pub fn clear_unsplit(&self) {
         self.unsplit.clear();
         for zone in self.live_zones() {

@@ -1,9 +1,9 @@
-//! The gathers of the process, in a fixed table, so that a forked child finds what its parent's threads
-//! had claimed, and so that a gather can be handed to somebody else.
+//! The gathers of the process, in a fixed table of slots. A forked child finds in it what its parent's threads had
+//! claimed, and a thread can hand a gather to another thread.
 //!
-//! | state | meaning | who leads into it |
+//! | state | meaning | set by |
 //! |---|---|---|
-//! | [`FREE`] | empty | whoever put its last range back |
+//! | [`FREE`] | empty | the thread that put its last range back |
 //! | [`OWNED`] | one thread fills or releases it | [`Slots::take`], [`Slots::take_queued`]; from a worker that was killed, [`Slots::take_orphan`] |
 //! | [`QUEUED`] | waits for a worker, or for a thread that helps | its owner, by [`Slots::hand_over`] |
 //! | [`LEFT`] | waits for a worker, because only a worker sees whether a huge page was split | its owner, by [`Slots::leave`] |
@@ -22,20 +22,20 @@ const LEFT: u32 = 3;
 
 /// Gathers at once: one for each worker, and some for threads that release in place.
 const COUNT: usize = crate::base::config::MAX_WORKERS + 8;
-/// Gathers that may wait for a worker.
+/// Most gathers that may wait for a worker.
 const MAX_QUEUED: usize = 32;
-/// Whoever waits looks so often whether there still is a worker: one that was counted on may not have come to be,
+/// A waiting thread checks this often whether there still is a worker. An expected worker may not have been made,
 /// or a filter may have killed it.
 const RECHECK_MS: u64 = 100;
-/// Whoever waits for everything takes a gather that a thread of the program has had for so long for lost: a filter may
-/// have killed that thread, and nobody would see it.
+/// A thread that waits for all gathers takes a gather for lost that a thread of the program has owned for this long. A
+/// filter may have killed that thread, and nothing would show it.
 const LOST_MS: u64 = if cfg!(test) { 300 } else { 10_000 };
 
 struct Slot {
     state: AtomicU32,
-    /// The [`Owner`] while it is owned, else 0.
+    /// The [`Owner`] while the gather is owned, else 0.
     owner: AtomicU64,
-    /// How often it got free.
+    /// How often the slot became free.
     uses: AtomicU32,
     /// The order of handing over.
     ticket: AtomicU64,
@@ -43,7 +43,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Whether it was in `state`, and is this thread's from now on.
+    /// Whether the slot was in `state`. If so, this thread owns it from now on.
     fn own(&self, state: u32) -> bool {
         self.state
             .compare_exchange(state, OWNED, Ordering::Acquire, Ordering::Relaxed)
@@ -56,9 +56,9 @@ pub struct Slots {
     slots: [Slot; COUNT],
     next_ticket: AtomicU64,
     queued: AtomicIsize,
-    /// Changes when a gather gets free; sleepers wait for that.
+    /// Changes when a gather becomes free; sleeping threads wait for that.
     done: AtomicU32,
-    /// How many do.
+    /// Number of sleeping threads.
     waiting: AtomicU32,
 }
 
@@ -72,7 +72,7 @@ pub struct Owned<'a> {
 }
 
 impl Slots {
-    /// All free.
+    /// All slots are free.
     pub const fn new() -> Self {
         Self {
             slots: [const {
@@ -91,7 +91,7 @@ impl Slots {
         }
     }
 
-    /// A free gather. `None`: all are in use; release later.
+    /// Takes a free gather. `None`: all are in use; release later.
     pub fn take(&self, owner: Owner) -> Option<Owned<'_>> {
         let index = self.slots.iter().position(|slot| slot.own(FREE))?;
         Some(self.own(index, owner))
@@ -103,7 +103,7 @@ impl Slots {
         Owned { slots: self, index }
     }
 
-    /// The gather that has waited longest, of those that are left to workers too if `left`.
+    /// Takes the gather that has waited longest. With `left`, also one that is left to workers.
     pub fn take_queued(&self, left: bool, owner: Owner) -> Option<Owned<'_>> {
         while self.queued() > 0 {
             let waiting = self.slots.iter().enumerate().filter_map(|(index, slot)| {
@@ -120,13 +120,13 @@ impl Slots {
         None
     }
 
-    /// A gather whose owner is gone, as if nothing had been done about it yet. Workers are killed in system calls, and
-    /// the ranges of a gather are those that it claims at each of them (`INV-GATHER-1`).
+    /// Takes a gather whose owner is gone, as if nothing had been done with it yet. Workers are killed only in
+    /// system calls, and at each system call the ranges of a gather are those that it has claimed (`INV-GATHER-1`).
     pub fn take_orphan(&self, owner: Owner, is_gone: impl Fn(Owner) -> bool) -> Option<Owned<'_>> {
         let index = self.slots.iter().position(|slot| {
             let last = slot.owner.load(Ordering::Acquire);
-            // Who is gone changes the word no more, and nobody is called the same later: it names the owner until one
-            // thread has exchanged it.
+            // A dead owner no longer changes the word, and no later owner has the same value. So the word names the
+            // dead owner until one thread has exchanged it.
             last != 0
                 && is_gone(Owner(last))
                 && slot
@@ -139,13 +139,13 @@ impl Slots {
         Some(owned)
     }
 
-    /// Puts a gather into the queue. `Err`: it is full, the caller releases the gather itself.
+    /// Puts a gather into the queue. `Err`: the queue is full; the caller releases the gather itself.
     pub fn hand_over<'a>(&'a self, owned: Owned<'a>) -> Result<(), Owned<'a>> {
         self.enqueue(owned, QUEUED)
     }
 
-    /// Puts a gather into the queue for workers alone. `Err`: it is full, and there is no worker, or the caller does
-    /// not wait until there is room.
+    /// Puts a gather into the queue for workers only. `Err`: the queue is full, and there is no worker or the
+    /// caller does not wait for a free place.
     pub fn leave<'a>(
         &'a self,
         mut owned: Owned<'a>,
@@ -162,9 +162,10 @@ impl Slots {
         }
     }
 
-    /// Sleeps until a gather gets free after `done` was seen.
+    /// Sleeps until a gather becomes free after `done` was read.
     fn wait(&self, done: u32, ms: u64) {
-        // Before the kernel compares the word: who changes it later sees that somebody sleeps.
+        // Counted before the kernel compares the word: a thread that changes the word later sees that a thread
+        // sleeps.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         thread::wait(&self.done, done, ms);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -181,20 +182,20 @@ impl Slots {
         core::mem::forget(owned);
         slot.owner.store(0, Ordering::Relaxed);
         slot.state.store(state, Ordering::Release);
-        // Behind the state: who sees the count finds the gather. It may be taken already, and the count
-        // below zero for a moment.
+        // After the state: a thread that sees the count finds the gather. The gather may have been taken already,
+        // and the count may be below zero for a moment.
         self.queued.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
-    /// How many gathers wait.
+    /// Number of waiting gathers.
     pub fn queued(&self) -> usize {
         self.queued.load(Ordering::Acquire).max(0) as usize
     }
 
-    /// Returns when every gather that is in use now has got free once; takes the oldest of the queue and
-    /// lets `help` have it meanwhile, those that are left to workers too if `left`. So with what somebody owned that
-    /// `is_gone`. Threads of the program are waited for for a while only ([`LOST_MS`]).
+    /// Returns when every gather that is in use now has become free once. Meanwhile takes the oldest queued gather
+    /// and passes it to `help`; with `left`, also gathers that are left to workers. Does the same with a gather
+    /// whose owner `is_gone`. Threads of the program are waited for only for a limited time ([`LOST_MS`]).
     pub fn join(
         &self,
         left: impl Fn() -> bool,
@@ -215,13 +216,13 @@ impl Slots {
         self.wait_for_each(is_over, u64::MAX, take, help);
     }
 
-    /// Whether so much waits for workers that more had better not.
+    /// Whether so many gathers wait for workers that no more should be added.
     pub fn is_crowded(&self) -> bool {
         self.queued() >= MAX_QUEUED / 2
     }
 
-    /// Returns when workers have taken every gather that is left to them now, or `most_ms` are over; `help` has it if
-    /// there are none.
+    /// Returns when workers have taken every gather that is left to them now, or `most_ms` have passed. If there
+    /// are no workers, `help` gets the gathers.
     pub fn wait_for_workers(
         &self,
         most_ms: u64,
@@ -236,8 +237,8 @@ impl Slots {
         self.wait_for_each(is_taken, clock::now_ms() + most_ms, take, help);
     }
 
-    /// Returns when each gather `is_over`, given since when it is waited for, or has got free once, or it is `end_ms` and
-    /// there is nothing to `take` and to `help` with.
+    /// Waits for each gather. A gather is done if `is_over`, given the start of the wait, or if it has become free
+    /// once. The wait also ends at `end_ms`, if there is nothing to `take` and to `help` with.
     fn wait_for_each<'a>(
         &'a self,
         is_over: impl Fn(&Slot, u64) -> bool,
@@ -270,11 +271,11 @@ impl Slots {
     /// No other thread exists in this process.
     pub unsafe fn reset(&self, mut each: impl FnMut(&mut Gather)) {
         for slot in &self.slots {
-            // A free one too may name an owner: state and owner of one that was got free just then were perhaps
-            // copied at different moments.
+            // A free slot may also name an owner: state and owner of a slot that became free just then may have
+            // been copied at different moments.
             slot.owner.store(0, Ordering::Relaxed);
             if slot.state.load(Ordering::Relaxed) != FREE {
-                // SAFETY: by contract nobody owns it.
+                // SAFETY: by contract no thread owns it.
                 each(unsafe { &mut *slot.gather.get() });
                 slot.state.store(FREE, Ordering::Relaxed);
             }
@@ -366,7 +367,7 @@ mod tests {
                 .leave(SLOTS.take(Owner::PROGRAM).unwrap(), true, || true)
                 .is_ok()
         );
-        // The worker is there at first, and found gone while others sleep.
+        // There is a worker at first; later the waiting thread finds it gone.
         let looks = core::cell::Cell::new(0);
         let left = || looks.replace(looks.get() + 1) > 1;
         SLOTS.join(left, Owner::PROGRAM, |_| false, |_| helped += 1);
@@ -416,7 +417,7 @@ mod tests {
         assert!(claimed.gather().add(Range::new(7, 1)));
         core::mem::forget(claimed);
         drop(SLOTS.take(worker).unwrap());
-        // As a child may find it: the owner of before, and the state of after.
+        // A child may find this: the old owner with the new state.
         SLOTS.slots[1].owner.store(worker.0, Ordering::Relaxed);
         let mut found = 0;
         // SAFETY: no other thread knows of these slots.
@@ -427,7 +428,8 @@ mod tests {
             });
         }
         assert_eq!(found, 1);
-        // Or the free slot would be owned twice: by whoever takes it, and by whoever comes for what is gone.
+        // Otherwise the free slot would have two owners: the thread that takes it, and the thread that takes over a
+        // dead worker's gathers.
         let _owned = SLOTS.take(Owner::PROGRAM).unwrap();
         assert!(SLOTS.take_orphan(Owner::PROGRAM, |_| true).is_none());
     }
@@ -450,12 +452,12 @@ mod tests {
         let range = owned.gather().pop().unwrap();
         assert_eq!((range.first, range.is_done()), (0, false));
         drop(owned);
-        // What it had handed over, or put back, is nobody's.
+        // Gathers that the dead worker had handed over or put back have no owner.
         assert!(SLOTS.hand_over(SLOTS.take(dead).unwrap()).is_ok());
         drop(SLOTS.take(dead).unwrap());
         assert!(SLOTS.take_orphan(alive, is_gone).is_none());
         drop(of_the_program);
-        // Another one is found gone by whoever waits for it.
+        // The waiting thread finds that another owner is gone.
         let (mut helped, looks) = (0, core::cell::Cell::new(0));
         let gone_later = |owner| {
             assert_eq!(owner, alive);

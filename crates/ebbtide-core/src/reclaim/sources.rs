@@ -1,4 +1,4 @@
-//! The sources: all that holds free memory, in one list.
+//! The sources: all holders of free memory, in one list.
 //!
 //! ```text
 //!   quarantine ─┐
@@ -7,13 +7,13 @@
 //!   per-CPU data ────────────────────────────────▲
 //! ```
 //!
-//! Whatever concerns all of them goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
-//! everything, the owner's limit, a tick, a round, the figures. The list is a constant of the crate `ebbtide`. A new cache is a file with a
-//! [`Source`], and a line there.
+//! Every operation on all sources goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
+//! everything, the user's limit, a tick, a round, the statistics. The list is a constant of the crate `ebbtide`. A new
+//! cache is a file with a [`Source`], and a line in that list.
 //!
 //! * `INV-SOURCE-1` Each source gives to sources behind it in the list, or to the kernel: one pass empties all.
-//! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
-//!   in the list says when among locks of that rank.
+//! * `INV-SOURCE-2` Every lock of the heap belongs to one source. A fork takes the locks by rank, and the locks of one
+//!   rank in the order of their sources in the list.
 
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
@@ -22,29 +22,30 @@ use crate::base::stats::Figures;
 use crate::reclaim::Heap;
 use ebbtide_sys::lock::Rank;
 
-/// What is told of the process's life, and of nothing in between. By default it does nothing.
+/// A part of the heap that is called at a few events of the process's life, and at no others. By default a hook
+/// does nothing.
 pub trait Hook: Sync {
-    /// The heap has started: once, mostly in the main thread.
+    /// The heap has started. Called once, mostly in the main thread.
     fn on_start(&self, _heap: &Heap) {}
 
-    /// In a forked child, which is whole again.
+    /// Called in a forked child, whose heap is whole again.
     fn on_fork_child(&self, _heap: &Heap) {}
 
-    /// On slow paths, when the heap may have grown. No lock is held.
+    /// Called on slow paths, when the heap may have grown. No lock is held.
     fn on_growth(&self, _heap: &Heap) {}
 
     /// The process ends in order.
     fn on_exit(&self, _heap: &Heap) {}
 
-    /// Adds its share of the figures.
+    /// Adds its share of the statistics.
     fn add_figures(&self, _heap: &Heap, _figures: &mut Figures) {}
 }
 
-/// What the process's heap is made of: one constant, given to its start.
+/// The parts of the process's heap: one constant, passed to its start.
 pub struct Parts {
     /// Sources that give to spans and zones, not to the kernel. They give first, in this order.
     pub caches: &'static [&'static dyn Source<Heap>],
-    /// All others, in the order in which they give.
+    /// All other sources, in the order in which they give.
     pub holders: &'static [&'static dyn Source<Heap>],
     /// See [`Hook`].
     pub hooks: &'static [&'static dyn Hook],
@@ -74,13 +75,13 @@ impl Heap {
         }
     }
 
-    /// Nobody looks at any source from now on.
+    /// Called when no worker scans the sources from now on.
     pub fn leave_unattended(&self) {
         let sources = self.parts().sources();
         sources.for_each(|source| source.unattended(self));
     }
 
-    /// What all caches keep.
+    /// The memory that all caches keep.
     pub fn cached(&self) -> Cached {
         let mut sum = Cached::default();
         let sources = self.parts().sources();
@@ -88,7 +89,7 @@ impl Heap {
         sum
     }
 
-    /// The heap may have grown. No lock may be held.
+    /// Calls the hooks after the heap may have grown. No lock may be held.
     pub fn look_at_growth(&self) {
         self.parts()
             .hooks

@@ -1,11 +1,16 @@
-//! Threads that release memory beside the program.
+//! Workers: threads that release memory beside the program.
 //!
-//! None exists before there is something to do, or the heap has grown by so much ([`Workers::expect`]) that the
-//! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time
-//! *coordinates*: it waits for the retain window, decides what is due, and hands pieces to the others. They end
-//! after [`IDLE_MS`](ebbtide_zone::plan::IDLE_MS) without work or with little to wait for ([`Next`]). Until then they wake up once a second, to see whether they
-//! may stay ([`lease`]). They are threads of the process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
-//! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
+//! No worker exists before there is work, with one exception: a heap that has grown by a certain amount makes a worker in
+//! advance ([`Workers::expect`]), so that a later `free` does not have to. That worker checks now and then whether much
+//! was freed. One worker at a time *coordinates*: it waits for the retain window, decides what is due, and hands ranges
+//! to the others.
+//!
+//! A worker ends after [`IDLE_MS`](ebbtide_zone::plan::IDLE_MS) without work or with only a small backlog ([`Next`]).
+//! Until then it wakes up once a second to check whether it may stay ([`lease`]).
+//!
+//! Workers are threads of the process: its cgroup and its priority pay for them. They hold no allocator lock across a
+//! system call. Libc does not know them ([`ebbtide_sys::thread`]): they use no `errno`, no allocation and no per-CPU
+//! cache.
 
 mod lease;
 mod watch;
@@ -26,42 +31,43 @@ use ebbtide_zone::plan::{Iteration, Next, Sleep};
 use lease::{Lease, LeaseTerms};
 use watch::WatchSchedule;
 
-/// After a refusal, no thread is asked for during this.
+/// After a refusal, no worker is made for this time.
 const RETRY_MS: u64 = 10_000;
-/// Who ends all workers waits for them so long, at most.
+/// A thread that ends all workers waits for them at most this long.
 const END_MS: u64 = 1000;
-/// And has so long to bind itself. What is freed meanwhile stays until the next slow path, or the next worker.
+/// Afterwards it has this long to restrict itself. Memory that is freed meanwhile stays until the next slow path,
+/// or the next worker.
 const APART_MS: u64 = 100;
 
 /// The workers of this process.
 pub struct Workers {
-    /// Which numbers are in use, one bit each.
+    /// The numbers in use, one bit each.
     numbers: AtomicU64,
-    /// Where they run, by number.
+    /// The workers' threads, by number.
     places: [Place; MAX_WORKERS],
-    /// When the coordinator looks again by itself; `u64::MAX`: not before it is woken.
+    /// When the coordinator checks again by itself. `u64::MAX`: not before it is woken.
     pub(super) next_ms: AtomicU64,
-    /// Changes when there is something to do.
+    /// Changes when there is work.
     wake: AtomicU32,
-    /// Threads asleep on `wake`.
+    /// Number of threads asleep on `wake`.
     asleep: AtomicU32,
-    /// Bits of the threads that take what is queued, until they have found nothing there.
+    /// Bits of the workers that take queued gathers. A worker clears its bit when it has found the queue empty.
     busy: AtomicU64,
-    /// The bit of who coordinates; 0: nobody does now.
+    /// The bit of the coordinating worker. 0: no worker coordinates now.
     coordinating: AtomicU64,
-    /// Nothing has come yet of the worker that was made in advance.
+    /// A worker was made in advance, and has found no large backlog yet.
     expecting: AtomicBool,
-    /// The number of who makes a thread, 0: nobody. One at a time does.
+    /// The number of the thread that makes a worker. 0: none. One thread at a time does.
     creating: AtomicU32,
-    /// The process that all this is true of; a `vfork` child is another one.
+    /// The process to which this state belongs. A `vfork` child is another process.
     process: AtomicU32,
-    /// None is made before.
+    /// No worker is made before this time.
     retry_ms: AtomicU64,
     /// See [`Self::bar`].
     is_barred: AtomicBool,
-    /// What their permits depend on.
+    /// The terms of the workers' leases.
     lease_terms: LeaseTerms,
-    /// The CPU that handed work over, which helpers leave alone.
+    /// The CPU of the thread that handed work over. Workers that help avoid it.
     pub(super) avoid_cpu: AtomicUsize,
 }
 
@@ -86,14 +92,14 @@ impl Workers {
         }
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub fn count(&self) -> usize {
         let numbers = self.numbers.load(Ordering::SeqCst);
         (numbers & !self.dead(numbers)).count_ones() as usize
     }
 
-    /// Those of `numbers` whose thread is gone without saying so: a filter of the program's killed it alone. Or it is
-    /// being made.
+    /// Those of `numbers` whose thread is gone without having ended in order: a filter of the program killed this
+    /// thread alone. Or the thread is just being made.
     fn dead(&self, numbers: u64) -> u64 {
         let mut left = numbers;
         let mut dead = 0;
@@ -105,44 +111,45 @@ impl Workers {
         dead
     }
 
-    /// Whether a worker, an owner of gathers, is gone.
+    /// Whether the worker that owns gathers as `owner` is gone.
     pub fn is_gone(&self, owner: Owner) -> bool {
-        // Who comes after it in its place is counted first.
+        // The next worker in its place is counted before it runs.
         owner.place().is_some_and(|(number, made)| {
             self.places[number].is_free() || self.places[number].made() != made
         })
     }
 
-    /// Workers that look at the queue before they do anything else: what is queued now is seen by them.
+    /// Number of workers that check the queue before they do anything else: they will see a gather that is queued
+    /// now.
     pub fn busy(&self) -> usize {
         fence(Ordering::SeqCst);
         let busy = self.busy.load(Ordering::Relaxed);
         (busy & !self.dead(busy)).count_ones() as usize
     }
 
-    /// Takes the numbers of the dead away, and what they did alone, by who makes threads. Their bits: another one would
-    /// not fare better.
+    /// Clears the numbers of dead workers, and their roles. Called by the thread that makes workers. Returns their
+    /// bits: a new worker would be killed in the same way.
     fn bury(&self) -> u64 {
-        // One that has ended in order meanwhile has taken its number away before.
+        // A worker that has meanwhile ended in order has cleared its number before.
         let seen = self.dead(self.numbers.load(Ordering::SeqCst));
         let dead = seen & self.numbers.load(Ordering::SeqCst);
         self.busy.fetch_and(!dead, Ordering::SeqCst);
         if dead != 0 && self.numbers.fetch_and(!dead, Ordering::SeqCst) == dead {
-            // Nobody is left who could be asleep.
+            // No worker is left that could be asleep.
             self.asleep.store(0, Ordering::SeqCst);
         }
         self.coordinating.fetch_and(!dead, Ordering::SeqCst);
         dead
     }
 
-    /// Whether nobody coordinated, and `number` does from now on.
+    /// Whether no worker coordinated. If so, `number` coordinates from now on.
     fn coordinate(&self, number: usize) -> bool {
         self.coordinating
             .compare_exchange(0, 1 << number, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     }
 
-    /// Called at the start, and in a forked child, which has none.
+    /// Called at the start, and in a forked child, which has no worker.
     pub fn begin(&self) {
         self.numbers.store(0, Ordering::Relaxed);
         self.places.iter().for_each(Place::reset);
@@ -157,27 +164,28 @@ impl Workers {
         self.process.store(process::id(), Ordering::Release);
     }
 
-    /// Sees to it that `wanted` workers exist, and wakes those asleep. `false`: there is none, so the
-    /// caller must do the work.
+    /// Ensures that `wanted` workers exist, as far as they can be made, and wakes the sleeping ones. `false`: there
+    /// is no worker, so the caller must do the work.
     pub fn call(&'static self, wanted: usize) -> bool {
         self.wake.fetch_add(1, Ordering::SeqCst);
-        // Behind the word: a worker that leaves takes its number away first and looks at the word then, so
-        // either it stays or it is not counted here.
+        // Read after `wake` was changed. A worker that ends clears its number first and then checks `wake`. So
+        // either the worker stays, or it is not counted here.
         let before = self.count();
         let mut count = before;
         while count < wanted && self.make_one() {
             count += 1;
         }
-        // A new one looks without being woken.
+        // A new worker checks for work without being woken.
         if before > 0 && self.asleep.load(Ordering::SeqCst) > 0 {
             ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
         }
         count > 0
     }
 
-    /// Makes the first worker in advance: in a call that takes long anyway. While the heap grows it looks every
-    /// [`SAMPLE_MS`](ebbtide_zone::plan::pressure::SAMPLE_MS) whether there is much to give, so that `free` need not even wake it (30 µs); after that ever more
-    /// seldom, and `free` does. It ends like any other when nothing comes of it.
+    /// Makes the first worker in advance, in a call that takes long anyway. While the heap grows, this worker
+    /// checks every [`SAMPLE_MS`](ebbtide_zone::plan::pressure::SAMPLE_MS) whether there is much to release, so
+    /// that `free` need not even wake it (30 µs). When the heap no longer grows, the checks become rarer, and
+    /// `free` wakes it. Without work it ends like any other worker.
     pub fn expect(&'static self) {
         if self.count() == 0 {
             self.expecting.store(true, Ordering::Relaxed);
@@ -185,12 +193,12 @@ impl Workers {
         }
     }
 
-    /// Whether the coordinator looks without being called.
+    /// Whether the only worker was made in advance and still waits for the first large backlog.
     pub fn is_expecting(&self) -> bool {
         self.expecting.load(Ordering::Relaxed)
     }
 
-    /// Whether a coordinator looks by itself until then.
+    /// Whether a coordinator checks by itself before `ms`.
     pub fn look_before(&self, ms: u64) -> bool {
         self.count() > 0 && self.next_ms.load(Ordering::SeqCst) <= ms
     }
@@ -199,13 +207,14 @@ impl Workers {
         if !self.may_make() || !self.are_of_this_process() || !self.begin_creating() {
             return false;
         }
-        // Again: who ends all looks for who makes one after that.
+        // Checked again: a thread that ends all workers then waits for a thread that still makes one.
         let made = self.may_make() && self.make_alone();
         self.creating.store(0, Ordering::Release);
         made
     }
 
-    /// The same, by the one thread that makes another now. After a death it makes none: that one would not fare better.
+    /// Makes a worker. Only one thread at a time does. After a worker's death it makes none: the new worker would
+    /// be killed in the same way.
     fn make_alone(&'static self) -> bool {
         let dead = self.bury();
         let free = |number: &usize| self.places[*number].is_free();
@@ -239,7 +248,7 @@ impl Workers {
             && clock::now_ms() >= self.retry_ms.load(Ordering::SeqCst)
     }
 
-    /// While a thread forks, none is made.
+    /// While a thread forks, no worker is made.
     pub fn bar(&self, is_barred: bool) {
         self.is_barred.store(is_barred, Ordering::Relaxed);
     }
@@ -248,14 +257,14 @@ impl Workers {
         self.retry_ms.store(clock::now_ms() + ms, Ordering::SeqCst);
     }
 
-    /// In a child of vfork(2) they are not.
+    /// Whether the workers belong to this process. In a child of vfork(2) they do not.
     fn are_of_this_process(&self) -> bool {
         self.process.load(Ordering::Acquire) == process::id()
     }
 
-    /// Ends all workers. When it returns they are gone, and none is made for [`APART_MS`]. `false`: one is still at work
-    /// after [`END_MS`], and ends then. Takes no lock, and makes no system call where there is none: a filter that is
-    /// there already may kill for it.
+    /// Ends all workers. When it returns, they are gone, and none is made for [`APART_MS`]. `false`: a worker is
+    /// still at work after [`END_MS`]; it ends when it is done. Takes no lock. Makes no system call if there is no
+    /// worker: a filter that is already installed may kill the thread for it.
     pub fn end_all(&self) -> bool {
         self.make_none_for(APART_MS);
         let is_none = self.creating.load(Ordering::SeqCst) == 0
@@ -278,7 +287,7 @@ impl Workers {
         let none_is_made = comes(&|| is_made() == 0 || thread::is_gone(is_made()));
         let threads = self.places.each_ref().map(Place::thread);
         self.lease_terms.end();
-        // Once: whoever leaves and finds the word changed looks again for work.
+        // Changed once: a worker that ends and finds the word changed checks again for work.
         self.wake.fetch_add(1, Ordering::SeqCst);
         ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
         // A thread is gone a moment after its place is free.
@@ -289,7 +298,8 @@ impl Workers {
             })
     }
 
-    /// Whether nobody makes a thread, or who did is gone, and this thread does from now on.
+    /// Whether no other thread makes a worker, or that thread is gone. If so, this thread makes workers from now
+    /// on.
     fn begin_creating(&self) -> bool {
         let before = self.creating.load(Ordering::Relaxed);
         if before != 0 && !thread::is_gone(before) {
@@ -305,13 +315,13 @@ impl Workers {
         self.asleep.fetch_add(1, Ordering::SeqCst);
         thread::wait(&self.wake, seen, ms);
         self.asleep.fetch_sub(1, Ordering::SeqCst);
-        // Woken as anybody is, or the process's end would wait for a worker that waits for a CPU. Not woken for
-        // that, it lets the thread go on that it came in between.
+        // The worker was woken with ordinary urgency; otherwise the end of the process would wait for a worker that
+        // waits for a CPU. If it was not woken for the end, it yields to the thread that it interrupted.
         thread::give_way();
     }
 }
 
-/// A worker at its work.
+/// A running worker.
 struct Worker<'a> {
     heap: &'static Heap,
     number: usize,
@@ -321,8 +331,8 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// Sleeps until it is called, the time is over, or the lease is. That is looked at meanwhile. `seen`: the word that
-    /// callers change, as it was before this worker looked for work.
+    /// Sleeps until the worker is called, `ms` have passed, or its lease ends. The lease is checked meanwhile.
+    /// `seen`: the value of `wake` before this worker checked for work.
     fn rest(&mut self, seen: u32, ms: u64) {
         let workers = &self.heap.workers;
         let end = clock::now_ms() + ms;
@@ -339,7 +349,7 @@ impl Worker<'_> {
     }
 }
 
-/// `born`: when the worker was made, and its number.
+/// `born`: when the worker was made, and its number, in one word.
 extern "C" fn main(born: usize) {
     // SAFETY: this thread is a worker.
     let heap = unsafe { the_heap() };
@@ -352,14 +362,14 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
     thread::leave_privileges();
     thread::leave_priority();
     vm::gives_back();
-    // Without an empty table of its own it opens nothing.
+    // Without an empty descriptor table of its own, the worker opens no file.
     let may_open = thread::leave_descriptors_unnoticed();
     let lease = Lease::new(may_open, born_ms, &workers.lease_terms);
     if lease.is_over() {
         workers.make_none_for(RETRY_MS);
     }
     let map = if may_open {
-        // A filter that kills for the question does so before anything is this thread's.
+        // A filter that kills for this call does so before the worker owns anything.
         PageMap::open().ok().filter(|map| {
             let asked = map.has_huge_page(heap.region().base, BLOCK_BYTES);
             SCAN_PAGES.may_work() && SCAN_PAGES.latch(asked).is_ok()
@@ -393,7 +403,7 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
             workers.busy.fetch_and(!(1 << number), Ordering::SeqCst);
             affinity.unpin(cpu);
             stats::publish_released(&heap.config);
-            // Who still counted on this one has queued before: it is seen now.
+            // A thread that still counted on this worker has queued its gather before: the worker sees it now.
             fence(Ordering::SeqCst);
             if heap.slots.queued() > 0 {
                 continue;
@@ -406,7 +416,7 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
         let sleep = if !may_stay {
             Iteration::MustEnd.sleep(0)
         } else if workers.coordinate(number) {
-            // A thread that has work from now on must call.
+            // From now on a thread with new work must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
             if may_open && heap.config.pressure {
                 worker.watch();
@@ -439,12 +449,14 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
             Sleep::End => {
                 workers.expecting.store(false, Ordering::Relaxed);
                 if !may_stay && !heap.pacing.is_active(clock::now_ms()) {
-                    // An idle program makes no other worker for what this one would have given back later.
+                    // The program is idle: it will not make another worker for the memory that this one would have
+                    // released later.
                     heap.release_everything(by);
                 }
                 heap.leave_unattended();
                 stats::publish(&heap.config);
-                // Whoever calls from now on makes a new one; whoever called just before is heard.
+                // A thread that calls from now on makes a new worker. A thread that called just before has changed
+                // `wake`, which is checked below.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
                 if workers.wake.load(Ordering::SeqCst) == seen {
                     return;

@@ -1,4 +1,4 @@
-//! Free frames of the zones: claimed into gathers, in pieces for several threads or step by step.
+//! Claims free frames of the zones into gathers: in pieces for several threads, or step by step.
 
 use super::gather::Gather;
 use super::gather::batches::BATCHES;
@@ -16,31 +16,31 @@ use ebbtide_sys::process;
 use ebbtide_zone::plan::Remaining;
 use ebbtide_zone::{BLOCK_FRAMES, Claim};
 
-/// A piece for one worker at least: 32 MiB.
+/// Least frames of a piece for one worker: 32 MiB.
 const PIECE_FRAMES: u64 = 8192;
-/// And a part of the whole: each call interrupts the others' CPUs.
+/// A piece is also at least this part of the whole: each call interrupts the CPUs of the other threads.
 const MOST_LEAST_PIECES: u64 = 32;
 
 impl Heap {
-    /// Frames opened so far: those in use, and those that are kept or were given back.
+    /// Frames opened so far: in use, kept, or released.
     pub fn open_frames(&self) -> u64 {
         self.sum(|counters| (counters.open, 0)).0
     }
 
-    /// Free frames that hold memory, spare runs among them, less what is held.
+    /// Free frames that hold memory, including spare runs, less unsplit frames.
     pub(super) fn kept_frames(&self) -> u64 {
         let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
         (dirty + lazy + self.spares.frames()).saturating_sub(self.unsplit.frames() as u64)
     }
 
-    /// Releases up to `frames` that are due in this thread.
+    /// Releases up to `frames` due frames in this thread.
     pub(super) fn release_due(&self, frames: u64, by: Releaser) {
-        // Seldom worth it for so little, but without a window this is all there is.
+        // Lazy frames are rarely worth it for such a small amount. But without a window, this is the only release.
         let lazy_first = self.keeps_nothing() && self.may_go_lazy();
         self.release_in_place(frames, Take::Due { lazy_first }, by);
     }
 
-    /// Releases up to `frames` in this thread. How many were claimed for that.
+    /// Releases up to `frames` in this thread. Returns how many were claimed for the release.
     pub(super) fn release_in_place(&self, frames: u64, take: Take, by: Releaser) -> u64 {
         let mut left = frames;
         for zone in 0..self.live_zones().len() {
@@ -56,10 +56,10 @@ impl Heap {
         frames - left
     }
 
-    /// Releases `frames` at most, of which `dirty` are worth sharing out, by this thread and as many workers as may
-    /// be.
+    /// Releases at most `frames`, in this thread and as many workers as allowed. `dirty` of the frames are worth
+    /// sharing out.
     ///
-    /// Each piece is half a fair share of what is left: few calls, and all end together.
+    /// Each piece is half of a fair share of the remaining frames: few calls, and all threads end together.
     pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) {
         let helpers = match by {
             Releaser::Explicit | Releaser::SlowPath => self.max_workers(),
@@ -69,7 +69,7 @@ impl Heap {
         let helpers = helpers.min(self.most_releasers() - 1);
         let block = u64::from(BLOCK_FRAMES);
         let least = (dirty / MOST_LEAST_PIECES).max(PIECE_FRAMES);
-        // Whole blocks: nobody splits a huge page for a border between two pieces.
+        // Whole blocks: no huge page is split at the border between two pieces.
         let most = (u64::from(self.config.threshold) / block).max(1) * block;
         let (mut left, mut to_share) = (frames, dirty);
         for zone in 0..self.live_zones().len() {
@@ -96,7 +96,7 @@ impl Heap {
         }
     }
 
-    /// Hands a piece to the `helpers` workers. `Err`: there is none.
+    /// Hands a piece to the `helpers` workers. `Err`: there is no worker.
     fn share<'a>(
         &'a self,
         owned: Owned<'a>,
@@ -107,14 +107,15 @@ impl Heap {
         self.workers.avoid_cpu.store(here, Ordering::Relaxed);
         let wanted = self.slots.queued() + 1 + usize::from(by.is_worker());
         self.slots.hand_over(owned)?;
-        // Who is at work takes it next: its piece began before this one, and is larger than what the caller does now.
+        // A busy worker takes the piece next: its current piece began before this one, and is larger than the piece
+        // that the caller releases now.
         if self.workers.busy() >= helpers || self.call_workers(wanted.min(self.max_workers())) {
             return Ok(());
         }
         self.slots.take_queued(true, by.owner()).map_or(Ok(()), Err)
     }
 
-    /// Claims up to about `frames` frames of a zone. How many.
+    /// Claims up to about `frames` frames of a zone. Returns their number.
     fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64, take: Take) -> u64 {
         let before = gather.frames();
         let mut room = match take {
@@ -148,7 +149,7 @@ impl Heap {
     }
 }
 
-/// The zones, and the batches that claims are kept in.
+/// The zones, and the batches that store claims.
 pub struct Zones;
 
 impl Source<Heap> for Zones {
@@ -160,7 +161,7 @@ impl Source<Heap> for Zones {
         }
     }
 
-    /// The round has released what was due before it looked at the other sources.
+    /// The round has released the due frames before it came to the other sources.
     fn give_due(&self, heap: &Heap, round: &Round, left: &mut Remaining) {
         let backlog = heap.backlog(round.now, &heap.bounds(round.now));
         left.dirty += backlog.dirty;
@@ -170,7 +171,7 @@ impl Source<Heap> for Zones {
     }
 
     fn give_all(&self, heap: &Heap, by: Releaser) {
-        // Blocks are claimed with their clean frames: all that is free bounds what is claimed.
+        // Blocks are claimed with their clean frames. So the number of all free frames is the bound.
         let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
         heap.release_zones(free, held, Take::All, by);
         heap.join(by);

@@ -1,4 +1,4 @@
-//! The area map of a chunk: where areas are, and where one fits.
+//! The area map of a chunk: records where areas are, and finds where a new one fits.
 
 use super::chunk::Chunk;
 use super::{PAGE_GRANULES, UNIT_GRANULES, UNIT_PAGES};
@@ -6,14 +6,14 @@ use crate::bits;
 
 const PAGE_WORDS: usize = PAGE_GRANULES as usize / 64;
 const WORDS: usize = UNIT_GRANULES as usize / 64;
-/// Pages whose hint promises nothing for an aligned request, looked at one after the other at most.
+/// Most pages that are scanned although their hint guarantees no aligned place for the request.
 const DOUBTFUL: u32 = 8;
 
 impl Chunk {
-    /// The place of a free run of `n` granules at a multiple of `align`: inside one page if possible, populated
-    /// pages first, low ones first. Lowers the hints of where there was none.
+    /// Finds a place for a free run of `n` granules at a multiple of `align`: inside one page if possible,
+    /// populated pages first, low ones first. Lowers the hints of pages that had no place.
     pub(super) fn find(&mut self, n: u32, align: u32) -> Option<u32> {
-        // A run of that many holds an aligned one.
+        // A run of this length always holds an aligned one.
         let sure = n + align - 1;
         if n > u32::from(self.longest) {
             return None;
@@ -63,7 +63,7 @@ impl Chunk {
         bits::find_run_by(word, 0, WORDS, u64::from(n), u64::from(align), 0).map(|at| at as u32)
     }
 
-    /// Marks an area. The pages that it lies in.
+    /// Marks an area. Returns the pages in which it lies.
     pub(super) fn mark(&mut self, at: u32, n: u32) -> u64 {
         bits::for_words(at, n, |i, mask| {
             debug_assert!(self.used[i] & mask == 0);
@@ -96,12 +96,12 @@ impl Chunk {
         Some(i as u32 * 64 + hit.trailing_zeros() + 1 - at)
     }
 
-    /// The area at `at` is nobody's from now on: it cannot be put twice.
+    /// The area at `at` has no owner from now on, so it cannot be put twice.
     pub(super) fn disown(&mut self, at: u32) {
         self.starts[(at / 64) as usize] &= !(1 << (at % 64));
     }
 
-    /// Frees the granules of an area that was disowned. The pages that became empty.
+    /// Frees the granules of an area that was disowned. Returns the pages that became empty.
     pub(super) fn clear(&mut self, at: u32, n: u32) -> u64 {
         bits::for_words(at, n, |i, mask| self.used[i] &= !mask);
         let last = at + n - 1;
@@ -135,7 +135,7 @@ impl Chunk {
         bits::run_around(&free, begin, n)
     }
 
-    /// The free run around a free range, across pages: empty ones are passed by at once.
+    /// The free run around a free range, across pages: empty pages are skipped as a whole.
     fn run_around(&self, at: u32, n: u32) -> u32 {
         let (mut begin, mut end) = (at, at + n);
         while begin > 0 {
@@ -176,7 +176,7 @@ impl Chunk {
         end - begin
     }
 
-    /// Sets the hint of a page and what follows from it.
+    /// Sets the hint of a page, and updates the values that depend on it.
     pub(super) fn set_run(&mut self, page: u32, run: u32) {
         self.runs[page as usize] = run as u16;
         let levels = run.checked_ilog2().map_or(0, |level| level + 1) as usize;
@@ -191,7 +191,7 @@ impl Chunk {
     }
 }
 
-/// Calls `each` for the pages of a range, with how many of its granules lie there; the pages.
+/// Calls `each` for the pages of a range, with the number of its granules there. Returns the pages.
 pub(super) fn for_pages(at: u32, n: u32, mut each: impl FnMut(u32, u32)) -> u64 {
     let (mut begin, end, mut pages) = (at, at + n, 0);
     debug_assert!(n > 0 && end as usize <= UNIT_PAGES * PAGE_GRANULES as usize);

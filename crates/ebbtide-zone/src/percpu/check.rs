@@ -1,12 +1,12 @@
-//! Recounts everything.
+//! Recounts a shard: checks every invariant of the module's header.
 
 use super::{Chunk, Counters, NONE, PAGE_GRANULES, Shard, State, UNIT_GRANULES, UNIT_PAGES};
 
 impl Shard<'_> {
-    /// Checks every invariant of [the module](super), at the cost of reading all of it.
+    /// Checks every invariant of [the module](super). Reads the whole shard.
     ///
     /// # Errors
-    /// What does not hold, and of which chunk.
+    /// The violated invariant, and its chunk.
     pub fn check_invariants(&self) -> Result<(), (&'static str, u32)> {
         let (mut counters, mut stock) = (Counters::default(), 0);
         for id in self.state.base..self.state.end {
@@ -78,7 +78,7 @@ impl Chunk {
         let bit = |map: &[u64], at: u32| map[(at / 64) as usize] >> (at % 64) & 1 == 1;
         let (mut longest, mut run) = (0, 0);
         let (mut in_page, mut live, mut all) = (0, 0, 0);
-        // Whether an area is open, and whether somebody has it.
+        // Whether an area is open, and whether it has an owner.
         let mut open = false;
         for at in 0..UNIT_GRANULES {
             let (used, start, end) = (

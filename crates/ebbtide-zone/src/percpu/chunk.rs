@@ -7,16 +7,16 @@ pub(super) const LEVELS: usize = PAGE_GRANULES.ilog2() as usize + 1;
 /// Slots of lists: runs of a chunk are 0, or 1 to 32,768 granules.
 pub(super) const SLOTS: usize = UNIT_GRANULES.ilog2() as usize + 2;
 
-/// What a chunk is for, see [the module](super).
+/// The state of a chunk, see [the module](super).
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum State {
-    /// No memory stands behind it.
+    /// There is no memory behind it.
     #[default]
     Unused = 0,
     /// Areas are taken from it.
     Active,
-    /// It was depopulated, and serves when others are full.
+    /// It was depopulated, and provides areas when no active chunk fits.
     Sidelined,
     /// It holds no area.
     Free,
@@ -40,7 +40,7 @@ pub struct Chunk {
     pub(super) populated: u64,
     /// Pages that hold a part of an area.
     pub(super) occupied: u64,
-    /// Isolated: the pages that are being given back.
+    /// Of an isolated chunk: the pages that are being released.
     pub(super) claimed: u64,
     /// By level: pages with a hint of at least `1 << level`.
     pub(super) fits: [u64; LEVELS],
@@ -50,7 +50,7 @@ pub struct Chunk {
     pub(super) live: [u16; UNIT_PAGES],
     /// Granules in areas.
     pub(super) used: [u64; UNIT_GRANULES as usize / 64],
-    /// First granules of areas that somebody has.
+    /// First granules of areas that a caller has.
     pub(super) starts: [u64; UNIT_GRANULES as usize / 64],
     /// Last granules of areas.
     pub(super) ends: [u64; UNIT_GRANULES as usize / 64],
@@ -76,7 +76,7 @@ impl Chunk {
         ends: [0; UNIT_GRANULES as usize / 64],
     };
 
-    /// What it is for now.
+    /// The current state.
     pub fn state(&self) -> State {
         self.state
     }
@@ -109,7 +109,7 @@ impl Chunk {
         (self.next, self.prev) = (NONE, NONE);
     }
 
-    /// Its list among those of its state.
+    /// The slot of the chunk, among the lists of its state.
     pub(super) fn slot(&self) -> usize {
         slot(u32::from(self.longest))
     }

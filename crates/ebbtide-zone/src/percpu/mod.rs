@@ -1,26 +1,28 @@
-//! The policy of the per-CPU data allocator: which area of which chunk, and which pages go back.
+//! The policy of the per-CPU data allocator: which area of which chunk is taken, and which pages are released.
 //!
-//! A *chunk* has one *unit* of [`UNIT_BYTES`] per CPU; an *area* lies at the same offset in all units of its
-//! chunk, so one map serves all of them and a page means that page of every unit. A *shard* is a set of chunks
-//! behind one lock. Like the zones: pure state over numbers, storage handed in as slices.
+//! A *chunk* has one *unit* of [`UNIT_BYTES`] for each CPU. An *area* lies at the same offset in all units of its chunk, so
+//! one map serves all of them, and a page means that page of every unit. A *shard* is a set of chunks behind one lock. Like
+//! the zones, this is pure state over numbers; the caller passes the storage in as slices.
 //!
 //! ```text
 //!  Shard<'a> ─┬─ ShardState   list heads, counters                              (one per shard)
 //!             └─ [Chunk]      area map, hints, populated pages, links           (one per chunk)
 //! ```
 //!
-//! | state of a chunk | on list | gives areas | empty pages count as stock |
+//! | state of a chunk | on list | provides areas | empty pages count as stock |
 //! |---|---|---|---|
 //! | unused | unused | no | it has none |
 //! | active | its slot | first, fullest first | yes |
-//! | sidelined | its slot of those | when no active one fits | no |
+//! | sidelined | its slot among sidelined chunks | when no active chunk fits | no |
 //! | free | free | after those | yes |
-//! | isolated | none | no: its empty pages are being given back | no |
+//! | isolated | none | no: its empty pages are being released | no |
 //!
-//! A round isolates an active chunk with many empty pages, gives them back from the end, and sidelines it. The
-//! first area taken from it makes it active again, and so does a stock below [`HIGH`]. Frees go on in all states.
-//! Small and large areas have chunks of their own ([`SMALL_GRANULES`]), so that the small ones, which give_due to live
-//! long, pin no pages of the large ones.
+//! A round isolates an active chunk with many empty pages, releases them from the end, and sidelines the chunk. If the
+//! stock is below [`HIGH`] at that moment and the chunk has empty pages left, it becomes active instead. A sidelined chunk
+//! becomes active again when the first area is taken from it. Areas can be freed in all states.
+//!
+//! Small and large areas have chunks of their own ([`SMALL_GRANULES`]), so that small areas, which tend to live long, pin
+//! no pages of large ones.
 //!
 //! # Invariants
 //! Checked by [`Shard::check_invariants`].
@@ -54,11 +56,11 @@ pub const UNIT_PAGES: usize = 64;
 pub const PAGE_GRANULES: u32 = 512;
 /// Granules of a unit.
 pub const UNIT_GRANULES: u32 = UNIT_PAGES as u32 * PAGE_GRANULES;
-/// Areas up to this are small.
+/// Areas of up to this many granules are small.
 pub const SMALL_GRANULES: u32 = 16;
-/// Populated empty pages that rounds leave to a shard.
+/// Populated empty pages that rounds leave in a shard.
 pub const HIGH: u32 = 4;
-/// The number of no chunk.
+/// A number that no chunk has.
 pub const NONE: u32 = u32::MAX;
 
 const _: () = assert!(UNIT_BYTES == UNIT_GRANULES as usize * GRANULE_BYTES);

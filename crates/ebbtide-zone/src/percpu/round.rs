@@ -1,9 +1,9 @@
-//! Depopulation: which pages go back, and what becomes of their chunks.
+//! Depopulation: chooses the pages to release, and the state of their chunks afterwards.
 
 use super::{Chunk, HIGH, Shard, State};
 use crate::bits;
 
-/// The second pass leaves one empty page for this many populated ones.
+/// The second pass leaves one empty page for each this many populated pages.
 const TRIM: u64 = 20;
 
 /// Pages of an isolated chunk on their way to the kernel.
@@ -14,16 +14,16 @@ pub struct Claimed {
     pub chunk: u32,
     /// The pages, as a mask.
     pub pages: u64,
-    /// It stays active: only the stock was too large.
+    /// The chunk stays active: only the stock was too large.
     stays: bool,
 }
 
-/// What a round may take.
+/// The pages that a round may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
     /// Free chunks only.
     FreeChunks,
-    /// Pages that were empty since the round before, as far as the stock is above [`HIGH`].
+    /// Pages that have been empty since the last round, as far as the stock is above [`HIGH`].
     Due,
     /// Every empty page.
     Everything,
@@ -42,8 +42,8 @@ impl Shard<'_> {
         state.trim = false;
     }
 
-    /// Isolates the next chunk and claims pages of it, at most `runs` runs of them, from the end. `None`: the
-    /// round is over.
+    /// Isolates the next chunk and claims pages of it: at most `runs` runs, from the end. `None`: the round is
+    /// over.
     pub fn claim(&mut self, scope: Scope, runs: u32) -> Option<Claimed> {
         self.claim_free(runs).or_else(|| match scope {
             Scope::FreeChunks => None,
@@ -51,7 +51,7 @@ impl Shard<'_> {
         })
     }
 
-    /// Of the chunks without areas one may stay.
+    /// One of the chunks without areas may stay.
     fn claim_free(&mut self, runs: u32) -> Option<Claimed> {
         while self.state.counters.free > 1 {
             let id = self.state.free;
@@ -88,7 +88,7 @@ impl Shard<'_> {
         }
     }
 
-    /// The pages of a chunk that may go.
+    /// The pages of a chunk that may be released.
     fn due(&self, id: u32, scope: Scope) -> Option<u64> {
         let chunk = &self.chunks[id as usize];
         let empty = chunk.empty();
@@ -131,7 +131,7 @@ impl Shard<'_> {
         }
     }
 
-    /// Puts a claimed chunk back; `released` of its claimed pages went.
+    /// Puts a claimed chunk back; `released` of its claimed pages were released.
     pub fn finish(&mut self, claimed: Claimed, released: u64) {
         let id = claimed.chunk;
         let chunk = &mut self.chunks[id as usize];
@@ -147,7 +147,7 @@ impl Shard<'_> {
         counters.populated -= count;
         counters.empty -= count;
         counters.depopulated += count;
-        // The stock fell below what shall be at hand, or no more of it is due.
+        // The stock fell below its required minimum, or no more of it is due.
         let short = self.state.stock < HIGH || self.state.budget == 0;
         if free && populated == 0 && self.state.counters.free > 0 {
             self.retire(id);
@@ -167,7 +167,7 @@ impl Shard<'_> {
         self.list(id, State::Unused);
     }
 
-    /// About how many pages a later round will find; 0: nothing.
+    /// About how many pages a later round will find; 0: none.
     pub fn due_pages(&self, scope: Scope) -> u64 {
         let counters = &self.state.counters;
         let stock = u64::from(self.state.stock);
@@ -182,7 +182,7 @@ impl Shard<'_> {
         if due { counters.empty.max(1) } else { 0 }
     }
 
-    /// In a forked child: chunks that the parent's threads had isolated come back, as populated as before.
+    /// Called in a forked child: chunks that the parent's threads had isolated come back, as populated as before.
     pub fn take_back(&mut self) {
         for id in self.state.base..self.state.end {
             let Chunk { state, claimed, .. } = self.chunks[id as usize];
@@ -198,7 +198,7 @@ impl Shard<'_> {
     }
 }
 
-/// Without the `n` lowest bits.
+/// `bits` without the `n` lowest ones.
 fn without_first(mut bits: u64, n: u32) -> u64 {
     for _ in 0..n {
         bits &= bits.wrapping_sub(1);

@@ -1,53 +1,53 @@
-//! A shard: areas taken and put, chunks on their lists.
+//! A shard: takes and puts areas, and keeps its chunks on their lists.
 
 use super::area::for_pages;
 use super::chunk::{SLOTS, slot};
 use super::{Chunk, NONE, SMALL_GRANULES, State, UNIT_GRANULES, UNIT_PAGES};
 use crate::low_water::LowWater;
 
-/// Chunks of a slot whose hints promise nothing, tried at most.
+/// Most chunks of a slot that are tried although their hints guarantee no place.
 const TRIES: u32 = 4;
 
-/// What one shard has beside its chunks.
+/// The state of one shard, beside its chunks.
 #[derive(Clone, Debug)]
 pub struct ShardState {
     /// By kind and state (active, sidelined): lists by slot.
     pub(super) heads: [[[u32; SLOTS]; 2]; 2],
     pub(super) free: u32,
     pub(super) unused: u32,
-    /// Chunks below this are left to a parent's threads.
+    /// Chunks below this number belong to a parent's threads.
     pub(super) base: u32,
-    /// Set with it: those threads may have begun records behind `end`.
+    /// Set together with `base`: those threads may have begun records behind `end`.
     pub(super) given_up: bool,
     /// Chunks that were ever opened.
     pub(super) end: u32,
-    /// Where the round goes on, and whether it is at its second pass.
+    /// Where the round continues, and whether it is in its second pass.
     pub(super) cursor: u32,
     pub(super) trim: bool,
-    /// Empty populated pages of active and free chunks; the fewest since the round before; and how many of them
-    /// this round may take.
+    /// Empty populated pages of active and free chunks; the least of them since the last round; and how many of
+    /// them this round may take.
     pub(super) stock: u32,
     pub(super) low: LowWater<u32>,
     pub(super) budget: u32,
     pub(super) counters: Counters,
 }
 
-/// What a shard holds.
+/// The counts of a shard.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counters {
     /// Chunks with memory behind them.
     pub chunks: u32,
-    /// Of those, sidelined ones.
+    /// The sidelined ones among them.
     pub sidelined: u32,
-    /// Of those, ones without areas.
+    /// The ones without areas among them.
     pub free: u32,
     /// Granules in areas.
     pub granules: u64,
     /// Pages marked populated.
     pub populated: u64,
-    /// Of those, pages without a part of an area.
+    /// The ones without a part of an area among them.
     pub empty: u64,
-    /// Pages given back so far.
+    /// Pages released so far.
     pub depopulated: u64,
 }
 
@@ -62,7 +62,7 @@ pub struct Taken {
     pub populate: u64,
 }
 
-/// An area that nobody has any more and that is not free yet.
+/// An area without an owner that is not free yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Putting {
@@ -74,12 +74,12 @@ pub struct Putting {
     pub granules: u32,
 }
 
-/// What was put is no area.
+/// The address that was put is no area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Misuse {
-    /// No area begins there: never one, or freed.
+    /// No area begins there: there never was one, or it was freed.
     NotAnArea,
-    /// It was given up at a fork without handlers.
+    /// The area was given up at a fork without handlers.
     Abandoned,
 }
 
@@ -127,8 +127,8 @@ impl<'a> Shard<'a> {
         Self { state, chunks }
     }
 
-    /// Takes an area of `n` granules at a multiple of `align` of them, a power of two up to a page. `None`: a
-    /// chunk is wanted, see [`Self::wanted`].
+    /// Takes an area of `n` granules at a multiple of `align` granules, a power of two up to a page. `None`:
+    /// another chunk is needed, see [`Self::wanted`].
     pub fn take(&mut self, n: u32, align: u32) -> Option<Taken> {
         debug_assert!((1..=UNIT_GRANULES).contains(&n) && align.is_power_of_two());
         let small = n <= SMALL_GRANULES;
@@ -156,7 +156,7 @@ impl<'a> Shard<'a> {
         })
     }
 
-    /// Looks through the active or sidelined chunks of a kind. What is found is active.
+    /// Searches the active or sidelined chunks of a kind. The chunk that is found becomes active.
     fn search(&mut self, small: bool, sidelined: bool, n: u32, align: u32) -> Option<(u32, u32)> {
         let lowest = slot(n);
         let sure = n + align - 1;
@@ -205,8 +205,8 @@ impl<'a> Shard<'a> {
         Some((id, at))
     }
 
-    /// The number that the next opened chunk gets, if there are any left: its memory and its record must be
-    /// usable before [`Self::open`].
+    /// The number of the next chunk to open, if there are any left. Its memory and its record must be usable before
+    /// [`Self::open`].
     pub fn wanted(&self, limit: u32) -> Option<u32> {
         let id = match self.state.unused {
             NONE => self.state.end,
@@ -215,8 +215,8 @@ impl<'a> Shard<'a> {
         (id < limit).then_some(id)
     }
 
-    /// Opens chunk `id`, which was [`Self::wanted`], if it still is. `resident`: its memory is there already.
-    /// Whether it was opened.
+    /// Opens chunk `id`, which was [`Self::wanted`], if it still is. `resident`: its memory is resident already.
+    /// Returns whether it was opened.
     pub fn open(&mut self, id: u32, resident: bool) -> bool {
         if self.state.unused == id {
             self.unlink(id, 0);
@@ -240,11 +240,11 @@ impl<'a> Shard<'a> {
         true
     }
 
-    /// Takes an area from whoever has it: it is neither its nor free until [`Self::put`], so that it can be
-    /// zeroed without the lock.
+    /// Takes an area from its owner. It has no owner and is not free until [`Self::put`], so that it can be zeroed
+    /// without the lock.
     ///
     /// # Errors
-    /// It is none.
+    /// It is no area.
     pub fn disown(&mut self, id: u32, at: u32) -> Result<Putting, Misuse> {
         if id < self.state.base {
             return Err(Misuse::Abandoned);
@@ -266,7 +266,7 @@ impl<'a> Shard<'a> {
         })
     }
 
-    /// Frees what was disowned, zeroed by now. Whether a page became empty.
+    /// Frees an area that was disowned and is zeroed by now. Returns whether a page became empty.
     pub fn put(&mut self, area: Putting) -> bool {
         let id = area.chunk;
         let chunk = &mut self.chunks[id as usize];
@@ -294,7 +294,7 @@ impl<'a> Shard<'a> {
         empty != 0
     }
 
-    /// What it holds.
+    /// The counts of the shard.
     pub fn counters(&self) -> Counters {
         self.state.counters
     }
@@ -319,9 +319,9 @@ impl<'a> Shard<'a> {
         for_pages(area.at, area.granules, |_, _| {})
     }
 
-    /// Leaves all chunks so far to whoever has them: after a fork that skipped the handlers while other threads
-    /// ran. What such a thread was opening was not counted yet, and nobody has an area of it. Chunks from the number that
-    /// this returns on were never opened.
+    /// Leaves all chunks so far to their owners: after a fork that skipped the handlers while other threads ran. A
+    /// chunk that such a thread was opening was not counted yet, and no owner has an area of it. Chunks from the
+    /// returned number on were never opened.
     pub fn abandon(&mut self) -> u32 {
         let base = self.state.end;
         *self.state = ShardState {
@@ -334,7 +334,7 @@ impl<'a> Shard<'a> {
         base
     }
 
-    /// Puts a chunk that is on no list on that of `state`.
+    /// Puts a chunk that is on no list on the list of `state`.
     pub(super) fn list(&mut self, id: u32, state: State) {
         self.chunks[id as usize].state = state;
         let empty = self.chunks[id as usize].empty().count_ones();
@@ -355,7 +355,7 @@ impl<'a> Shard<'a> {
         self.leave(id);
     }
 
-    /// The accounts of leaving a state.
+    /// Updates the counts when a chunk leaves a state.
     fn leave(&mut self, id: u32) {
         let chunk = &self.chunks[id as usize];
         let empty = chunk.empty().count_ones();

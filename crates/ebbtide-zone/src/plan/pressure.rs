@@ -1,50 +1,50 @@
-//! Whether memory is short, and what that means: a pure state machine, fed with looks.
+//! Decides whether memory is short, and what follows: a pure state machine, fed with samples.
 //!
-//! | state | meaning | into it |
+//! | state | meaning | entered |
 //! |---|---|---|
 //! | calm | releases wait for the window | 10 s ([`CALM_MS`]) after the last event |
-//! | pressed | nothing is deferred | an event, or a limit nearer than its low mark |
+//! | pressed | nothing is deferred | at an event, or when a limit is nearer than its low mark |
 //!
-//! Into pressed, everything goes at once; while it lasts, again at growing intervals, so that a storm of
-//! events costs no more than its first. What is left until the low mark is handed out as a *budget* of
-//! frames that may be taken afresh before somebody looks again: half of it, so that looks come closer
-//! together as the limit does.
+//! Entering *pressed* releases everything at once. While the state lasts, everything is released again at growing
+//! intervals, so that a storm of events costs no more than its first event.
 //!
-//! This is the one rule for "memory is short", for workers and for the exit helper: less is left of a limit than its low mark
-//! ([`Room::low_mark`]: a sixteenth of it, 8 to 512 MiB), or an event, by default a stall of 150 ms within 2 s ([`Stalls`],
-//! [`is_ours`]); for 10 s from then on.
+//! The memory left until the low mark is the base of the *budget*: the frames that may be taken fresh before the next
+//! sample. The budget is half of that memory, so that samples come closer together as the limit does.
 //!
-//! Usage lags behind what was handed out: memory counts when it is touched. So the growth that has not
-//! shown up as resident yet is taken off what is left; it is forgotten over seconds, because some programs
-//! never touch what they ask for.
+//! This is the only rule for "memory is short", for workers and for the exit helper. Memory is short if less is left of a
+//! limit than its low mark ([`Room::low_mark`]: a sixteenth of the limit, 8 to 512 MiB), or at an event, by default a stall
+//! of 150 ms within 2 s ([`Stalls`], [`is_ours`]). The state lasts 10 s from then on.
 //!
-//! Others grow without asking. The next look is due before they have taken a quarter of what is left above
-//! the low mark, at the speed since the last one.
+//! Usage lags behind allocation: memory counts when it is touched. So growth that is not resident yet is subtracted from
+//! the memory that is left. It is forgotten over seconds, because some programs never touch what they allocate.
+//!
+//! Other processes grow without asking. At their speed since the last sample, they take a quarter of the memory left above the
+//! low mark in a certain time. The next sample is due before that time.
 
 use super::WATCH_MS;
 
-/// From the last event on it must be calm for so long.
+/// Pressed ends this long after the last event.
 pub const CALM_MS: u64 = 10_000;
-/// Between two releases of everything while pressed: at first, and at most.
+/// Interval between two releases of everything while pressed: the first, and the largest.
 const AGAIN_MS: (u64, u64) = (1000, CALM_MS);
-/// Milliseconds between looks: while nobody else grows, and at least.
+/// Milliseconds between samples: while no other process grows, and the least.
 pub const SAMPLE_MS: (u64, u64) = (WATCH_MS, 5);
-/// In this time, most of the growth that has not been touched is forgotten.
+/// Within this time, most of the growth that was not touched is forgotten.
 const FORGET_MS: u64 = 2000;
 
-/// How far a limit is away.
+/// The distance to a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
     /// Bytes that may still be used.
     pub left: u64,
-    /// Of so many in all.
+    /// The limit, in bytes.
     pub limit: u64,
-    /// What is left of the limit that has the least left, this one or another one.
+    /// What is left of the limit that has the least left: this limit or another one.
     pub least: u64,
 }
 
 impl Room {
-    /// Of one limit.
+    /// The distance to one limit.
     pub fn new(left: u64, limit: u64) -> Self {
         Self {
             left,
@@ -53,14 +53,16 @@ impl Room {
         }
     }
 
-    /// What is to be left of a limit: a sixteenth, 8 to 512 MiB, and no more than a quarter. Below it, memory is short.
+    /// The low mark of a limit: a sixteenth of it, 8 to 512 MiB, and at most a quarter. If less is left, memory is
+    /// short.
     pub fn low_mark(self) -> u64 {
         (self.limit / 16)
             .clamp(8 << 20, 512 << 20)
             .min(self.limit / 4)
     }
 
-    /// The one with less left above its low mark: a small limit that is far away hides no large one that is near.
+    /// The limit that has less left above its low mark. So a small limit that is far away does not hide a large one
+    /// that is near.
     pub fn nearer(self, other: Option<Room>) -> Room {
         let above = |room: Room| room.left as i64 - room.low_mark() as i64;
         let Some(other) = other else { return self };
@@ -76,33 +78,33 @@ impl Room {
     }
 }
 
-/// What a look saw.
+/// The input of one sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     /// When.
     pub now_ms: u64,
     /// The nearest limit, if any is known.
     pub room: Option<Room>,
-    /// Bytes that the heap may have resident: live, dirty, on their way.
+    /// Bytes that the heap may have resident: live, dirty, or on their way to the kernel.
     pub potential: u64,
     /// Bytes that the process has resident.
     pub resident: u64,
-    /// Whether somebody told of pressure since the last look.
+    /// Whether an event of pressure came since the last sample.
     pub told: bool,
 }
 
-/// What follows from a look.
+/// The result of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// Pressed, until [`Policy::calm_at_ms`].
+    /// The state is pressed, until [`Policy::calm_at_ms`].
     pub pressed: bool,
-    /// This look began it, or prolonged it.
+    /// This sample began or prolonged the state.
     pub event: bool,
-    /// Everything is to be released now.
+    /// Everything must be released now.
     pub release: bool,
-    /// Bytes that may be taken afresh before the next look. `None`: as many as you like.
+    /// Bytes that may be taken fresh before the next sample. `None`: any number.
     pub budget: Option<u64>,
-    /// Milliseconds until the next look.
+    /// Milliseconds until the next sample.
     pub next_ms: u64,
 }
 
@@ -114,9 +116,9 @@ pub struct Policy {
     again_ms: u64,
     untouched: u64,
     last: Option<(u64, u64, u64)>,
-    /// When the others' usage was last seen, the limit then, and that usage.
+    /// The last time when the others' usage was known, the limit at that time, and that usage.
     others: Option<(u64, u64, u64)>,
-    /// What followed from it.
+    /// The interval that followed from it.
     next_ms: u64,
 }
 
@@ -127,7 +129,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Calm, and nothing seen.
+    /// Calm, without any sample yet.
     pub const fn new() -> Self {
         Self {
             calm_at_ms: 0,
@@ -140,12 +142,12 @@ impl Policy {
         }
     }
 
-    /// When it is calm again if nothing more happens.
+    /// When the state becomes calm if no further event comes.
     pub fn calm_at_ms(&self) -> u64 {
         self.calm_at_ms
     }
 
-    /// Takes note of a look.
+    /// Decides by a sample.
     pub fn look(&mut self, look: &Look) -> Verdict {
         self.follow_growth(look);
         let left = look.room.map(|room| {
@@ -177,7 +179,7 @@ impl Policy {
         }
     }
 
-    /// Milliseconds until the others may have taken a quarter of what is left above the low mark.
+    /// Milliseconds until the other processes may have taken a quarter of what is left above the low mark.
     fn follow_others(&mut self, look: &Look) -> u64 {
         let now = look.room.map(|room| {
             let used = room.limit.saturating_sub(room.left);
@@ -187,7 +189,7 @@ impl Policy {
             && limit == last_limit
             && now_ms.saturating_sub(last_ms) < SAMPLE_MS.1
         {
-            // Right behind another one, as a round that comes early looks: too soon to tell their speed.
+            // This sample comes right after another one, as in an early round: too soon to compute their speed.
             return self.next_ms;
         }
         let before = core::mem::replace(&mut self.others, now);
@@ -214,7 +216,7 @@ impl Policy {
         (left.saturating_mul(passed) / grown).clamp(SAMPLE_MS.1, SAMPLE_MS.0)
     }
 
-    /// Growth that has not been touched yet.
+    /// Updates the growth that has not been touched yet.
     fn follow_growth(&mut self, look: &Look) {
         let (last_ms, potential, resident) = self.last.unwrap_or((look.now_ms, 0, 0));
         let passed = look.now_ms.saturating_sub(last_ms);
@@ -229,25 +231,25 @@ impl Policy {
     }
 }
 
-/// Whether a stall counts. Stalls of the machine do not while it has a quarter of its memory available: who stalls at the limit
-/// of another group gains nothing by what this process gives.
+/// Whether a stall counts. Stalls of the machine do not count while a quarter of its memory is available. A process
+/// that stalls at the limit of another group gains nothing from memory that this process releases.
 pub fn is_ours(is_machines: bool, machine: Option<Room>) -> bool {
     let plenty = |room: Room| room.left > room.limit / 4;
     !is_machines || !machine.is_some_and(plenty)
 }
 
-/// Turns a counter of stall into events, as the kernel does for those who wait: at most one in a window.
+/// Converts a stall counter into events, as the kernel does for waiting processes: at most one in a window.
 #[derive(Clone, Copy, Debug)]
 pub struct Stalls {
     stall_us: u64,
     window_ms: u64,
-    /// Start of the running window, the counter there, and the growth in the one before.
+    /// Start of the current window, the counter at its start, and the growth in the window before.
     window: Option<(u64, u64, u64)>,
     quiet_until_ms: u64,
 }
 
 impl Stalls {
-    /// Nothing seen. An event is so much stall, in microseconds, within so much time.
+    /// No stall is known. An event is `stall_us` microseconds of stall within `window_us`.
     pub const fn new(stall_us: u64, window_us: u64) -> Self {
         let window_ms = window_us / 1000;
         Self {
@@ -258,7 +260,7 @@ impl Stalls {
         }
     }
 
-    /// Whether there was so much stall in the last window.
+    /// Whether the last window had that much stall.
     pub fn look(&mut self, now_ms: u64, stalled_us: u64) -> bool {
         let window_ms = self.window_ms;
         let Some((start, at_start, before)) = self.window else {
@@ -287,7 +289,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A process with a heap, in a group, whose looks are made up.
+    /// A process with a heap, in a group, with made-up samples.
     struct Fake {
         now_ms: u64,
         room: Option<Room>,
@@ -389,7 +391,7 @@ mod tests {
         }
         // At 0, 1, 3, 7, 15, 25, 35, 45, 55 s.
         assert_eq!(releases, 9);
-        // After a calm time the next event counts at once again, and so does the one a second later.
+        // After a calm time the next event counts at once again, and so does the event a second later.
         fake.after(CALM_MS);
         assert!(fake.tell().look().release);
         assert!(!fake.tell().after(20).look().release);
@@ -490,23 +492,23 @@ mod tests {
         // 2 MiB a millisecond: a quarter of 120 MiB is gone in 15 of them.
         take(&mut fake, 80 * MIB);
         assert_eq!(fake.after(40).look().next_ms, 15);
-        // What this process has given back meanwhile does not hide it.
+        // Memory that this process has released meanwhile does not hide the others' growth.
         take(&mut fake, 30 * MIB);
         fake.resident -= 30 * MIB;
         fake.room.as_mut().unwrap().left += 30 * MIB;
         assert_eq!(fake.after(15).look().next_ms, 15);
-        // Nor does its own growth look like theirs.
+        // Its own growth does not count as theirs.
         fake.touch(20 * MIB);
         assert_eq!(fake.after(15).look().next_ms, SAMPLE_MS.0);
         take(&mut fake, 90 * MIB);
         assert_eq!(fake.after(40).look().next_ms, SAMPLE_MS.1);
-        // Nor does a second look at once look like rest, as a round that comes early takes it.
+        // A second sample right after the first, as an early round takes it, does not count as rest.
         assert_eq!(fake.look().next_ms, SAMPLE_MS.1);
         assert_eq!(fake.after(1).look().next_ms, SAMPLE_MS.1);
         assert_eq!(fake.after(SAMPLE_MS.1 - 2).look().next_ms, SAMPLE_MS.1);
         assert_eq!(fake.after(1).look().next_ms, SAMPLE_MS.0);
         take(&mut fake, 5 * MIB);
-        // Another limit is another count.
+        // Another limit begins a new count.
         fake.room = Some(Room::new(100 * MIB, 4096 * MIB));
         assert_eq!(fake.after(5).look().next_ms, SAMPLE_MS.0);
     }
@@ -525,7 +527,7 @@ mod tests {
     #[test]
     fn stalls_are_counted_over_a_window() {
         let mut stalls = Stalls::new(150_000, 2_000_000);
-        // What had happened before does not count.
+        // Stalls from before do not count.
         assert!(!stalls.look(0, 1_000_000));
         // 5 % of the time: 100 ms in 2 s.
         let mut total = 1_000_000;
@@ -540,7 +542,7 @@ mod tests {
             events += u32::from(stalls.look(step * 40, total));
         }
         assert!((3..=4).contains(&events), "{events} in four windows");
-        // Not looked at for a long time: the mean counts.
+        // After a long time without a sample, the mean counts.
         let mut stalls = Stalls::new(150_000, 2_000_000);
         stalls.look(0, 0);
         assert!(!stalls.look(100_000, 1_000_000));

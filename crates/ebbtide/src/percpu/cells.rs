@@ -1,15 +1,15 @@
-//! Typed areas.
+//! Typed areas: [`PerCpu`], a value for each CPU.
 
 use super::{Handle, Problem};
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Types whose bytes say all: they can be zero, copied word by word, and shared by threads.
+/// Types whose bytes are the whole value: they can be zero, copied word by word, and shared by threads.
 ///
 /// # Safety
-/// Every pattern of bytes is a value, there are no padding bytes, no pointers that are followed, and nothing to
-/// drop.
+/// Every pattern of bytes is a value, there are no padding bytes, no pointers that are followed, and
+/// nothing to drop.
 pub unsafe trait PlainData: Copy + Send + 'static {}
 
 macro_rules! plain {
@@ -38,7 +38,7 @@ pub struct PerCpu<T: PlainData> {
     data: PhantomData<T>,
 }
 
-// SAFETY: all access is by sections, atomic instructions, or pointers whose users answer for it.
+// SAFETY: all access is by sections, atomic instructions, or pointers whose users are responsible for it.
 unsafe impl<T: PlainData> Send for PerCpu<T> {}
 // SAFETY: as above.
 unsafe impl<T: PlainData> Sync for PerCpu<T> {}
@@ -55,7 +55,7 @@ impl<T: PlainData> PerCpu<T> {
         })
     }
 
-    /// The copy of `cpu`. Its words may be changing: use it through atomics, or know who writes.
+    /// The copy of `cpu`. Its words may be changing: use it through atomics, or know which threads write.
     ///
     /// # Panics
     /// Ends the process if there is no such CPU: they are below [`super::cpus`].
@@ -63,14 +63,14 @@ impl<T: PlainData> PerCpu<T> {
         super::pointer(self.handle, cpu).cast()
     }
 
-    /// The value of `cpu`, word by word: each word is whole, all of them need not be of one moment.
+    /// The value of `cpu`, read word by word: each word is whole; the words may be of different moments.
     pub fn read(&self, cpu: usize) -> T {
         let from = self.pointer(cpu) as usize;
         let mut value = MaybeUninit::<T>::uninit();
         let to = value.as_mut_ptr().cast::<u8>();
         let words = size_of::<T>() / 8 * 8;
-        // SAFETY: the area is the value's while it lives, aligned to 8 bytes, and zeroed at first; `to` has room
-        // for all of them, and every pattern of bytes is a `T`.
+        // SAFETY: the area belongs to this value while it lives, is aligned to 8 bytes, and was zeroed at first.
+        // `to` has room for all words, and every pattern of bytes is a `T`.
         unsafe {
             for at in (0..words).step_by(8) {
                 let word = (*((from + at) as *const AtomicU64)).load(Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl<T: PlainData> PerCpu<T> {
         }
     }
 
-    /// Sets the value of `cpu`, word by word. What is added to it meanwhile may be lost.
+    /// Sets the value of `cpu`, word by word. Concurrent additions may be lost.
     pub fn write(&self, cpu: usize, value: T) {
         let to = self.pointer(cpu) as usize;
         let from = (&raw const value).cast::<u8>();

@@ -1,4 +1,4 @@
-//! A counter that many threads count on.
+//! A counter to which many threads add.
 
 use super::{PerCpu, Problem};
 
@@ -28,7 +28,7 @@ impl Counter {
         self.0.add(0, value);
     }
 
-    /// What was added, by all threads; what others add meanwhile may be in it or not.
+    /// The sum of all additions by all threads. Concurrent additions may be included or not.
     pub fn sum(&self) -> u64 {
         self.0.sum(0)
     }

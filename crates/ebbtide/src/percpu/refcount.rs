@@ -2,22 +2,23 @@
 //!
 //! | `killed` | references are counted | the last one is noticed |
 //! |---|---|---|
-//! | 0 | on the CPU, by a section that looks at `killed` first; in `count` without a registration | no |
+//! | 0 | on the CPU, by a section that reads `killed` first; without an rseq registration, in `count` | no |
 //! | 1 | in `count` | once `kill` has folded the CPUs' words into it |
 //!
-//! `count` begins with [`BIAS`] above the truth, so it cannot reach zero before the fold. Why the fold misses
-//! nothing: `kill` sets the flag and fences all CPUs. A section that read the flag before is then either over,
-//! and its addition is seen, or aborted, and reads the flag anew. What is counted in `count` meanwhile is right
-//! whenever it happens. The CPUs' words do not change any more when they are summed.
+//! `count` begins with [`BIAS`] above the true count, so it cannot reach zero before the fold.
 //!
-//! Origin: the kernel's `percpu-refcount`, whose grace period is the fence here.
+//! Why the fold misses nothing: `kill` sets the flag and fences all CPUs. A section that read the flag before the fence
+//! is in one of two states. Either it is over, and its addition is visible. Or the fence aborts it, and it reads the flag
+//! anew. Additions to `count` meanwhile are correct at any time. The CPUs' words no longer change when they are summed.
+//!
+//! Origin: the kernel's `percpu-refcount`. Its grace period is the fence here.
 
 use super::{PerCpu, Problem};
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::membarrier;
 
-/// More than there will ever be references.
+/// More than the number of references can ever be.
 const BIAS: i64 = 1 << 62;
 #[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: u32 = 100;
@@ -27,7 +28,7 @@ const MAX_ABORTS: u32 = 100;
 /// ```
 /// let references = ebbtide::percpu::RefCount::new().unwrap();
 /// references.get();
-/// assert_eq!(references.kill(), Ok(false)); // gives the first one back
+/// assert_eq!(references.kill(), Ok(false)); // drops the first one
 /// assert!(references.put()); // the last one
 /// ```
 #[derive(Debug)]
@@ -37,7 +38,7 @@ pub struct RefCount {
     killed: AtomicU32,
 }
 
-/// The kernel refuses the fence: the count stays per CPU, and its end goes unnoticed.
+/// The kernel refuses the fence. The count stays per CPU, and no thread notices its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused;
 
@@ -54,7 +55,7 @@ impl RefCount {
         })
     }
 
-    /// One reference more, for whoever has one.
+    /// Adds a reference. The caller must have one.
     #[inline]
     pub fn get(&self) {
         if !self.on_cpu(1) {
@@ -62,7 +63,7 @@ impl RefCount {
         }
     }
 
-    /// One reference more, unless the last one is gone.
+    /// Adds a reference, unless the last one is gone.
     pub fn try_get(&self) -> bool {
         if self.on_cpu(1) {
             return true;
@@ -73,8 +74,8 @@ impl RefCount {
             .is_ok()
     }
 
-    /// One reference less. `true`: it was the last one, which only one caller is told; what others did before
-    /// their `put` is seen by it.
+    /// Drops a reference. `true`: it was the last one; only one caller gets `true`. That caller sees everything
+    /// that other threads did before their `put`.
     #[inline]
     pub fn put(&self) -> bool {
         if self.on_cpu(1u64.wrapping_neg()) {
@@ -83,8 +84,8 @@ impl RefCount {
         self.count.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Makes the count exact and gives the first reference back: `true` if it was the last one. Later calls do
-    /// nothing and say `false`.
+    /// Makes the count exact and drops the first reference: `true` if it was the last one. Later calls do nothing
+    /// and return `false`.
     ///
     /// # Errors
     /// The fence is refused: nothing has changed.
@@ -102,7 +103,7 @@ impl RefCount {
         Ok(self.put())
     }
 
-    /// Counts on this CPU. `false`: count in `count`.
+    /// Counts on this CPU. `false`: the caller must count in `count`.
     #[inline]
     fn on_cpu(&self, value: u64) -> bool {
         #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! What the locks cost (`dev=lockstat:on`): sums in [`Figures`], and a record for each rank in the page's second half.
+//! The cost of the locks (`dev=lockstat:on`): sums in [`Figures`], and a record for each rank in the page's second half.
 
 use super::page::set;
 use crate::base::ranks::{ALL, ZONE};
@@ -9,7 +9,7 @@ use ebbtide_sys::lockstat;
 
 const _: () = assert!(BUCKETS == lockstat::BUCKETS);
 
-/// What the locks of each rank cost so far, by name; zeros without `lockstat`.
+/// The cost of the locks of each rank so far, by name; zeros without `lockstat`.
 pub fn locks() -> impl Iterator<Item = (&'static str, lockstat::Figures)> {
     ALL.iter()
         .map(|&(rank, name)| (name, lockstat::figures(Rank(rank))))

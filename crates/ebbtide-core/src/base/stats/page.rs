@@ -1,14 +1,14 @@
-//! The page of figures: words in this process's memory, and the file in `stats_dir` that others read.
+//! The statistics page: words in this process's memory, and the file in `stats_dir` that other processes read.
 //!
 //! ```text
 //!   counters ──store──▶ LOCAL ──process_vm_writev──▶ the file's shared mapping ◀── ebbtide top, ebbtide run
 //! ```
 //!
-//! The file may be cut short at any time, or its file system may be full. A store to its mapping would then end the
-//! process with SIGBUS; a system call that copies returns an error in its place. No descriptor stays open.
+//! The file may be truncated at any time, or its file system may be full. A store to its mapping would then end the
+//! process with SIGBUS. A system call that copies returns an error instead. No descriptor stays open.
 //!
-//! Where the call is refused, threads with a descriptor table of their own open the file for each copy, and so does
-//! the end of the process.
+//! If the kernel refuses this call, the file is opened for each copy. Only threads with a descriptor table of their own
+//! do this, and the end of the process.
 //!
 //! - `INV-STATS-1`: only system calls touch the mapping of the file.
 
@@ -20,16 +20,16 @@ use ebbtide_interface::{figures, word};
 use ebbtide_sys::features::COPY_PAGE;
 use ebbtide_sys::{Errno, file, process, vm};
 
-/// The page as others read it: little-endian words.
+/// The page as other processes read it: little-endian words.
 #[repr(C, align(4096))]
 struct Page([AtomicU64; WORDS]);
 
 static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 /// Where the file is mapped; 0: there is none.
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
-/// What `released_bytes` was when the page was copied last.
+/// The value of `released_bytes` when the page was last copied.
 static RELEASED_SHOWN: AtomicU64 = AtomicU64::new(0);
-/// Bytes of a path: those of `stats_dir`, and of a number.
+/// Bytes of a path: `stats_dir` and a number.
 const PATH_BYTES: usize = 240;
 
 /// A word of the page.
@@ -47,12 +47,12 @@ pub fn set(place: usize, value: u64) {
     at(place).store(value, Ordering::Relaxed);
 }
 
-/// Whether others can see the page.
+/// Whether other processes can see the page.
 pub fn is_open() -> bool {
     SHOWN.load(Ordering::Relaxed) != 0
 }
 
-/// A forked child: nothing is counted, and the parent's file is the parent's.
+/// Called in a forked child: all counts are cleared, and the parent's file stays the parent's.
 pub fn forget() {
     for word in &LOCAL.0 {
         word.store(0, Ordering::Relaxed);
@@ -61,7 +61,7 @@ pub fn forget() {
     SHOWN.store(0, Ordering::Release);
 }
 
-/// Makes the file. Where there is no room for all of it there is none.
+/// Makes the file. If there is no space for the whole file, none is made.
 pub fn open(config: &Config) {
     set(0, MAGIC);
     set(word!(version), figures::VERSION);
@@ -75,7 +75,7 @@ pub fn open(config: &Config) {
     }
 }
 
-/// Whether the limit for sizes of files allows one. A write beyond it would be a signal.
+/// Whether the limit on file sizes allows the file. A write beyond the limit would raise a signal.
 fn has_room() -> bool {
     process::soft_limit(libc::RLIMIT_FSIZE).is_none_or(|limit| limit >= size_of::<Page>())
 }
@@ -110,14 +110,14 @@ pub fn publish(config: &Config) {
     }
 }
 
-/// Copies the page if memory was released since it was copied: all may be idle from now on.
+/// Copies the page if memory was released since the last copy: all threads may be idle from now on.
 pub fn publish_released(config: &Config) {
     if is_open() && word(word!(released_bytes)) != RELEASED_SHOWN.load(Ordering::Relaxed) {
         publish(config);
     }
 }
 
-/// The same at the end of the process, when a descriptor may come and go.
+/// Copies the page at the end of the process, when a descriptor may be opened and closed.
 pub fn publish_last(config: &Config) {
     if is_open() && !copy(0, WORDS) {
         rewrite(config);
@@ -141,16 +141,16 @@ fn copy(first: usize, count: usize) -> bool {
         RELEASED_SHOWN.store(word(word!(released_bytes)), Ordering::Relaxed);
     }
     let to = SHOWN.load(Ordering::Acquire) + first * 8;
-    // SAFETY: words of the file's mapping, which are written so only (INV-STATS-1). Should the program have unmapped it,
-    // the call says so.
+    // SAFETY: words of the file's mapping, which are written only in this way (INV-STATS-1). If the program has
+    // unmapped it, the call returns an error.
     match unsafe { vm::copy(to, at(first).as_ptr().cast(), count * 8) } {
         Err(error @ (Errno::EPERM | Errno::ENOSYS | Errno::EACCES)) => {
             let _ = COPY_PAGE.latch(Err::<(), _>(error));
-            // What is written in another way says so.
+            // The page records that it is now written in another way.
             super::write_features();
             false
         }
-        // The file is shorter now, or its file system is full: that may pass.
+        // The file was cut, or its file system is full: that may pass.
         Err(_) => true,
         done => COPY_PAGE.latch(done).is_ok(),
     }

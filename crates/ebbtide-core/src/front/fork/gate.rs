@@ -1,26 +1,26 @@
 //! The gate of the heap's slow paths: closed while a thread forks.
 //!
-//! A fork holds every lock of the heap while libc waits for locks of its own. A thread that holds one of those and
-//! allocates must not wait for that fork. So each request of a program's thread that its fast path does not serve passes
-//! this gate first ([`Front::enter`](crate::front::Front::enter)):
+//! A forking thread holds every lock of the heap while libc waits for locks of its own. A thread that holds one of libc's
+//! locks and allocates must not wait for that fork. So each request that a fast path does not serve passes this gate
+//! first ([`Front::enter`](crate::front::Front::enter)):
 //!
 //! ```text
 //!  open    the request counts itself in, works, and counts itself out
-//!  closed  it does not come in: the reserve serves it (crate::objects::reserve)
+//!  closed  the request stays outside: the reserve serves it (crate::objects::reserve)
 //! ```
 //!
-//! A fork closes the gate, waits until those inside are out, and takes the locks then. Workers do not pass the gate:
-//! they hold no lock of libc's, so they may wait for a fork. Neither do calls such as `malloc_trim`, which libc never
-//! makes under a lock of its own.
+//! A fork closes the gate, waits until the requests inside have left, and then takes the locks. Workers do not pass the
+//! gate: they hold no lock of libc's, so they may wait for a fork. Neither do calls such as `malloc_trim`, which libc
+//! never makes under a lock of its own.
 //!
-//! - `INV-GATE-1`: no thread that counted itself in waits for a lock that a fork holds, unless it, or a thread that
-//!   uses the same counter, was inside for longer than [`PATIENCE_MS`].
+//! - `INV-GATE-1`: no thread that counted itself in waits for a lock that a fork holds. The exception is a thread that
+//!   was inside for longer than [`PATIENCE_MS`], or shares its counter with such a thread.
 //!
-//! A thread that was killed inside never counts itself out. A fork waits for it once, and leaves it out of account from
-//! then on (`Shard::lost`).
+//! A thread that was killed inside never counts itself out. A fork waits for it once. Later forks leave it out of the
+//! count (`Shard::lost`).
 //!
-//! Orderings: counting in and closing are sequentially consistent. Either the fork sees the count, or the
-//! slow path sees the gate closed.
+//! Orderings: counting in and closing are sequentially consistent. Either the fork sees the count, or the slow path sees
+//! the gate closed.
 
 use ebbtide_sys::lock::futex_wake;
 use ebbtide_sys::{clock, thread};
@@ -29,9 +29,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Counters: threads are spread over them by their number.
 const SHARDS: usize = 64;
-/// Longest time that a fork waits for those inside, in all.
+/// Longest time in all that a fork waits for the threads inside.
 const PATIENCE_MS: u64 = 100;
-/// How often a fork looks before it gives its CPU away, and how often before it sleeps.
+/// How often a fork checks before it yields its CPU, and how often before it sleeps.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 20;
 
@@ -41,16 +41,16 @@ const CLOSED: u32 = 1;
 /// See the module's header.
 pub struct Gate {
     state: AtomicU32,
-    /// Whether this fork has kept a thread waiting for as long as one waits.
+    /// Whether this fork has kept a thread outside for the longest time that a thread waits.
     long: AtomicBool,
     shards: [Shard; SHARDS],
 }
 
 #[repr(align(64))]
 struct Shard {
-    /// Slow paths inside.
+    /// Number of slow paths inside.
     inside: AtomicU32,
-    /// Those of them that a fork has waited for in vain.
+    /// Number of those for which a fork has waited in vain.
     lost: AtomicU32,
 }
 
@@ -66,7 +66,7 @@ impl Drop for Inside<'_> {
 }
 
 impl Gate {
-    /// Open, nobody inside.
+    /// Open; no thread is inside.
     pub const fn new() -> Self {
         Self {
             state: AtomicU32::new(OPEN),
@@ -89,23 +89,23 @@ impl Gate {
         (self.state.load(Ordering::SeqCst) == OPEN).then_some(inside)
     }
 
-    /// Sleeps until it is open, for so many milliseconds at most.
+    /// Sleeps until the gate is open, at most `most_ms` milliseconds.
     pub(super) fn wait_until_open(&self, most_ms: u64) {
         thread::wait(&self.state, CLOSED, most_ms);
         self.long.store(self.is_closed(), Ordering::Relaxed);
     }
 
-    /// Whether the fork that keeps threads out takes long: a hint.
+    /// Whether the fork that keeps threads outside takes long: a hint.
     pub(super) fn is_closed_for_long(&self) -> bool {
         self.is_closed() && self.long.load(Ordering::Relaxed)
     }
 
-    /// Whether a fork keeps threads out now.
+    /// Whether a fork keeps threads outside now.
     pub(super) fn is_closed(&self) -> bool {
         self.state.load(Ordering::Relaxed) == CLOSED
     }
 
-    /// Lets nobody in from now on, and waits for those inside.
+    /// Closes the gate, and waits for the threads inside.
     pub(super) fn close(&self) {
         self.long.store(false, Ordering::Relaxed);
         self.state.store(CLOSED, Ordering::SeqCst);
@@ -115,13 +115,13 @@ impl Gate {
         }
     }
 
-    /// Lets everybody in again.
+    /// Opens the gate.
     pub(super) fn open(&self) {
         self.state.store(OPEN, Ordering::Release);
         futex_wake(&self.state, u32::MAX >> 1);
     }
 
-    /// Open, nobody inside: in a forked child.
+    /// Resets the gate in a forked child: open, with no thread inside.
     pub(super) fn reset(&self) {
         for shard in &self.shards {
             shard.inside.store(0, Ordering::Relaxed);
@@ -132,7 +132,7 @@ impl Gate {
 }
 
 impl Shard {
-    /// `until_ms`: when the fork's patience ends; `None` before its first wait.
+    /// Waits until no thread is inside. `until_ms`: the end of the fork's patience; `None` before its first wait.
     fn wait_until_empty(&self, until_ms: &mut Option<u64>) {
         for look in 0u32.. {
             let inside = self.inside.load(Ordering::SeqCst);
@@ -191,7 +191,7 @@ mod tests {
         });
     }
 
-    /// One that never comes out is waited for once, and those that come later are waited for all the same.
+    /// A fork waits once for a thread that never leaves, and still waits for threads that enter later.
     #[test]
     fn the_lost_are_waited_for_once() {
         let gate = Gate::new();

@@ -1,4 +1,4 @@
-//! The central lists of a class: full batches in front, spans behind.
+//! The central lists of a class: a transfer list of full batches in front, spans behind it.
 //!
 //! ```text
 //!  cpu_cache ── full batch ──▶ transfer: 64 nodes of 64 pointers, handed over by number
@@ -8,14 +8,14 @@
 //!                                          frames
 //! ```
 //!
-//! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder
-//! outside, and put back in. Spans are worked on under a lock of their own, at most
-//! [`MAX_BATCH`] objects at a time; frames are fetched and returned without it.
+//! A batch moves in O(1) under the lock: a thread takes a node out, fills or empties it without the lock, and puts it
+//! back. Spans have a lock of their own, held for at most [`MAX_BATCH`] objects at a time. Frames are fetched and
+//! returned without that lock.
 //!
-//! - `INV-CENTRAL-1`: a span with free objects is on the list of its fullness, once; a full one is on
-//!   none; an empty one goes back to its zone at once.
-//! - `INV-CENTRAL-2`: an object that comes back lies in a span of this class, at an object's start, and
-//!   is not in the span already. What breaks this is the program's mistake; nothing is changed then.
+//! - `INV-CENTRAL-1`: a span with free objects is on the list of its fullness, once. A full span is on no list. An empty
+//!   span goes back to its zone at once.
+//! - `INV-CENTRAL-2`: a returned object lies in a span of this class, at an object's start, and is not in the span
+//!   already. Only misuse by the program breaks this; nothing is changed then.
 
 pub mod reclaimable;
 mod spans;
@@ -49,7 +49,7 @@ impl Central {
         }
     }
 
-    /// Where the bytes of this class are.
+    /// The bytes of this class, by place.
     pub fn bytes(&self, class: usize) -> ClassBytes {
         let about = &CLASS[class];
         let size = about.size as usize;
@@ -71,7 +71,7 @@ pub struct ClassBytes {
     pub batches: usize,
     /// Objects in spans.
     pub in_spans: usize,
-    /// Objects of frames that are being released.
+    /// Objects in frames that are being released.
     pub claimed: usize,
     /// All objects of all spans.
     pub all: usize,
@@ -80,8 +80,8 @@ pub struct ClassBytes {
 }
 
 impl Objects {
-    /// Takes up to `into.len()` objects of `class` into the front of `into`, those to be used
-    /// first at the end. 0: out of memory.
+    /// Takes up to `into.len()` objects of `class` into the front of `into`. The objects that should be used first
+    /// are at the end. 0: out of memory.
     pub fn take_objects(&self, class: usize, into: &mut [usize]) -> usize {
         debug_assert!(into.len() <= MAX_BATCH);
         if into.len() == CLASS[class].batch as usize && self.take_batch(class, into) {
@@ -100,7 +100,7 @@ impl Objects {
         }
     }
 
-    /// Gives objects of `class` back. Misuse by the program ends the process.
+    /// Puts objects of `class` back. Misuse by the program ends the process.
     pub fn put_objects(&self, class: usize, objects: &[usize]) {
         if objects.len() == CLASS[class].batch as usize && self.put_batch(class, objects) {
             return;
@@ -108,7 +108,7 @@ impl Objects {
         self.put_in_spans(class, objects);
     }
 
-    /// Puts at most [`MAX_BATCH`] objects into their spans, and frames of spans that got empty into their zones.
+    /// Puts at most [`MAX_BATCH`] objects into their spans. Spans that become empty go back to their zones.
     pub fn put_in_spans(&self, class: usize, objects: &[usize]) {
         debug_assert!(objects.len() <= MAX_BATCH);
         self.count_freed(objects.len() * CLASS[class].size as usize);
@@ -124,7 +124,7 @@ impl Objects {
             unsafe { lists.put(self, class, objects, emptied) }
         };
         for &span in &emptied[..count] {
-            // SAFETY: it is on no list and all its objects are in it: nobody else knows it.
+            // SAFETY: the span is on no list and all its objects are in it: no other thread knows it.
             unsafe { self.return_span(class, span) };
         }
         if let Err(misuse) = result {
@@ -132,10 +132,10 @@ impl Objects {
         }
     }
 
-    /// Puts frames back into the span that they were claimed from by a depopulation.
+    /// Puts frames back into the span from which a depopulation claimed them.
     ///
     /// # Safety
-    /// They were claimed so and have not been put back.
+    /// A depopulation claimed them, and they have not been put back.
     pub unsafe fn put_span_frames(
         &self,
         first: Frame,
@@ -145,7 +145,7 @@ impl Objects {
         under_lock: impl FnOnce(),
     ) {
         let region = self.region();
-        // SAFETY: frames of a living span; only what does not change while it lives is read.
+        // SAFETY: frames of a living span; only fields that do not change while it lives are read.
         let (index, span) = unsafe { span::of_frame(region, first) };
         let class = span.class as usize;
         let frames = low_mask(count) << (first.0 - span.first);
@@ -157,7 +157,7 @@ impl Objects {
             emptied
         };
         if emptied {
-            // SAFETY: it is on no list and all its objects are in it.
+            // SAFETY: the span is on no list and all its objects are in it.
             unsafe { self.return_span(class, index) };
         }
     }
@@ -177,7 +177,7 @@ impl Objects {
                 region.class_of(frame).store(class as u8, Ordering::Relaxed);
             }
         }
-        // SAFETY: a fresh record, known to nobody else yet.
+        // SAFETY: a fresh record, known to no other thread yet.
         let span = unsafe { span::record(region, index) };
         span.begin(class, about, run.first, run.clean);
         let mut lists = self.central[class].spans.lock();
@@ -189,7 +189,7 @@ impl Objects {
     }
 
     /// # Safety
-    /// The caller alone knows the span, which is empty and on no list.
+    /// Only the caller knows the span, which is empty and on no list.
     unsafe fn return_span(&self, class: usize, index: u32) {
         let region = self.region();
         // SAFETY: by contract.
@@ -208,7 +208,7 @@ impl Objects {
 impl Settings {
     /// The first frame of the span that a frame belongs to.
     pub fn span_start(&self, frame: Frame) -> u32 {
-        // SAFETY: asked of frames of living spans only, whose first frame does not change.
+        // SAFETY: only called for frames of living spans, whose first frame does not change.
         unsafe { span::of_frame(self.region(), frame) }.1.first
     }
 }

@@ -1,8 +1,9 @@
-//! The marked whose spans got enough back to be looked at, one bit each, so that who asks what waits in all spans need not
-//! take the locks of all marked: without marks there is nothing.
+//! One bit for each class whose spans hold enough free objects to be depopulated. It lets callers estimate reclaimable
+//! span memory without taking every class lock: a class without its bit has nothing to release.
 //!
-//! A class's bit is written under the lock of its spans, read without. Reading and setting are ordered with what a worker says of its next
-//! look, and whoever puts memory into spans reads: one of the two sees the other.
+//! A class's bit is written under the lock of its spans and read without a lock. A thread that sets a bit then reads when
+//! the worker will check next; a worker writes that time and then reads the bits. Both sides are sequentially consistent,
+//! so at least one of the two sees the other's write.
 
 use crate::base::size_class::CLASSES;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,12 +15,12 @@ const WORDS: usize = CLASSES.div_ceil(64);
 pub struct ReclaimableClasses([AtomicU64; WORDS]);
 
 impl ReclaimableClasses {
-    /// No class has any.
+    /// No class has its bit.
     pub const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; WORDS])
     }
 
-    /// The class has some.
+    /// Sets the bit of a class: its spans hold enough free objects.
     #[inline]
     pub fn mark(&self, class: usize) {
         let (word, bit) = (&self.0[class / 64], 1 << (class % 64));
@@ -28,12 +29,12 @@ impl ReclaimableClasses {
         }
     }
 
-    /// The class has none any more.
+    /// Clears the bit of a class.
     pub fn unmark(&self, class: usize) {
         self.0[class / 64].fetch_and(!(1 << (class % 64)), Ordering::Relaxed);
     }
 
-    /// The marked that have some. What is noted meanwhile may be missed.
+    /// The classes with their bit. A bit that is set meanwhile may be missed.
     pub fn marked(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(index, word)| {
             let mut left = word.load(Ordering::SeqCst);

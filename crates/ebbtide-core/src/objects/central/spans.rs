@@ -1,4 +1,4 @@
-//! The spans of a class that have free objects, by fullness, and the depopulation of their empty frames.
+//! The spans of a class with free objects, in lists by fullness. The empty frames of these spans are depopulated here.
 
 use crate::base::size_class::{CLASS, Class};
 use crate::objects::Objects;
@@ -9,10 +9,10 @@ use ebbtide_zone::{FRAME_BYTES, Frame};
 
 /// Lists of spans by fullness.
 const BUCKETS: usize = 8;
-/// So much must have come back before the spans are looked at again.
+/// At least this many bytes must have returned before the spans are scanned again.
 const MARK_BYTES: usize = 64 << 10;
 
-/// Spans with free objects, by fullness. The lists are rings; `heads` is where they are entered.
+/// Spans with free objects, by fullness. The lists are rings; `heads` has their first spans.
 pub struct SpanLists {
     /// First span, as index plus one.
     heads: [u32; BUCKETS],
@@ -26,11 +26,12 @@ pub struct SpanLists {
     pub(super) claimed: usize,
     /// Frames of living spans that are released.
     released: usize,
-    /// Objects that came back since all spans were looked at.
+    /// Objects that returned since the last scan of all spans.
     returned: usize,
-    /// Those whose frames could not be given back, or were not tried because others of their block could not.
+    /// Objects whose frames could not be released, or were not tried because other frames of their block could not
+    /// be.
     unsplit: usize,
-    /// The recent peak of bytes out.
+    /// The recent peak of bytes in use.
     retain: Retain,
 }
 
@@ -65,8 +66,8 @@ impl SpanLists {
         taken
     }
 
-    /// Puts objects back; `emptied` is told the spans that got empty and were taken off. What the program frees
-    /// together often lies together, so those of a span that follow each other go in at once.
+    /// Puts objects back. `emptied` gets the spans that became empty and were taken off their list. Memory that the
+    /// program frees together often lies together, so consecutive objects of one span are put back in one step.
     ///
     /// # Safety
     /// As [`Self::take`].
@@ -85,14 +86,14 @@ impl SpanLists {
                 rest = &rest[1..];
                 continue;
             }
-            // SAFETY: the class of the frame was read as `class` when the program freed the object, so
-            // the frame is opened.
+            // SAFETY: the class of the frame was read as `class` when the program freed the object, so the frame is
+            // opened.
             let of_frame = unsafe { region.class_of(frame) }.load(Ordering::Relaxed);
             if of_frame as usize != class {
-                // Its span was returned while the object was in a cache: it was there twice.
+                // The object was in a cache twice: its span was returned meanwhile.
                 return Err(Misuse::DoubleFree(object));
             }
-            // SAFETY: the frame's class is ours, so its span is on our lists or full, or got empty right now.
+            // SAFETY: the frame's class is ours, so its span is on our lists or full, or just became empty.
             let (index, span) = unsafe { span::of_frame(region, frame) };
             let address = region.address(Frame(span.first));
             let (count, misuse) = span.put_run(about, address, rest);
@@ -108,7 +109,8 @@ impl SpanLists {
                 return Err(misuse);
             }
             if count == 0 {
-                // Its frame says that it is in this span, the span says no: never walk on the spot.
+                // The frame's class names this span, but the object is none of the span's. Stop here: never repeat
+                // the same step.
                 return Err(Misuse::Interior(object));
             }
             rest = &rest[count..];
@@ -116,8 +118,8 @@ impl SpanLists {
         Ok(())
     }
 
-    /// Moves a span to the list of its fullness after objects went in or out (`INV-CENTRAL-1`). Whether it got empty and
-    /// was taken off.
+    /// Moves a span to the list of its fullness after objects were taken or put (`INV-CENTRAL-1`). Returns whether
+    /// the span became empty and was taken off.
     unsafe fn settle(&mut self, heap: &Objects, index: u32, back: bool) -> bool {
         // SAFETY: by contract of the callers.
         unsafe {
@@ -141,7 +143,7 @@ impl SpanLists {
         false
     }
 
-    /// Puts a span on its list, in front; at the back for a depopulation, which goes round the list.
+    /// Puts a span at the front of its list, or at its back for a depopulation, which goes round the list.
     pub(super) unsafe fn link(&mut self, heap: &Objects, index: u32, back: bool) {
         // SAFETY: by contract of the callers; neighbours are on the same list.
         unsafe {
@@ -201,8 +203,8 @@ impl SpanLists {
         retain: Retain::new(),
     };
 
-    /// Bytes of free objects, populated as far as is known, beyond what the recent peak will want again.
-    /// 0 when little has come back since all spans were looked at.
+    /// Bytes of free objects beyond the recent peak, as far as they are known to be populated. 0 if little has
+    /// returned since the last scan of all spans.
     pub fn due(&mut self, class: usize, now: u64, window_ms: u64) -> usize {
         let out = self.out_bytes(&CLASS[class]);
         self.retain.observe(now, out);
@@ -212,13 +214,13 @@ impl SpanLists {
         }
     }
 
-    /// Bytes of objects that are with caches or the program.
+    /// Bytes of objects in caches or with the program.
     fn out_bytes(&self, about: &Class) -> u64 {
         let objects = self.spans * about.objects as usize - self.free - self.claimed;
         (objects * about.size as usize) as u64
     }
 
-    /// Bytes of free objects, populated as far as is known, that may be worth a look.
+    /// Bytes of free objects that may be worth a scan, as far as they are known to be populated.
     pub fn waiting(&self, class: usize) -> usize {
         let size = CLASS[class].size as usize;
         if self.is_reclaimable(size) {
@@ -239,20 +241,20 @@ impl SpanLists {
         }
     }
 
-    /// All spans have been looked at.
+    /// Notes that all spans have been scanned.
     pub fn looked_at_all(&mut self, heap: &Objects, class: usize) {
         self.returned = 0;
         heap.reclaimable.unmark(class);
     }
 
-    /// Frames that could not be given back are worth another look.
+    /// Frames that could not be released are worth another scan.
     pub fn clear_unsplit(&mut self, heap: &Objects, class: usize) {
         let unsplit = core::mem::take(&mut self.unsplit);
         self.add_returned(heap, class, unsplit);
     }
 
-    /// Looks at up to `spans` spans, emptiest first, that round `round` has not seen, and claims their
-    /// empty frames: `each` is told first frame and count of every run. `false`: all seen.
+    /// Scans up to `spans` spans that round `round` has not scanned, emptiest first, and claims their empty frames:
+    /// `each` gets first frame and count of every run. `false`: all spans are scanned.
     ///
     /// # Safety
     /// As [`Self::take`].
@@ -286,7 +288,7 @@ impl SpanLists {
                     continue;
                 }
                 if whole && heap.is_held(Frame(span.first).block()) {
-                    // Others of the block were tried in vain: what is here would fare as they did.
+                    // Other frames of the block could not be released: these frames could not be, either.
                     if span.unsplit_generation != heap.unsplit.generation() {
                         span.unsplit_generation = heap.unsplit.generation();
                         heap.unsplit.add_in_span(empty.count_ones());
@@ -307,7 +309,8 @@ impl SpanLists {
         false
     }
 
-    /// Puts back what [`Self::depopulate`] claimed: frames of one span. Whether it got empty and was taken off.
+    /// Puts frames of one span back that [`Self::depopulate`] claimed. Returns whether the span became empty and
+    /// was taken off.
     ///
     /// # Safety
     /// As [`Self::take`], and the frames were claimed.
@@ -331,7 +334,7 @@ impl SpanLists {
             self.unsplit += objects;
             span.unsplit_generation = heap.unsplit.generation();
         } else if !clean {
-            // Nobody came to it: worth another look.
+            // The frames were not tried: worth another scan.
             self.add_returned(heap, class, objects);
         }
         // SAFETY: as above.
@@ -349,7 +352,7 @@ fn for_each_run(mut bits: u64, mut each: impl FnMut(u32, u32)) {
     }
 }
 
-/// The list for a span, plus one: 8 the fullest. 0 for a span without free objects.
+/// The list for a span, plus one: 8 is the fullest. 0 for a span without free objects.
 fn bucket_of(span: &Span) -> usize {
     let objects = CLASS[span.class as usize].objects as usize;
     if span.free == 0 {

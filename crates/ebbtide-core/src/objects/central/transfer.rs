@@ -1,7 +1,7 @@
 //! The transfer list of a class: full batches, handed over by number.
 //!
-//! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
-//! back in.
+//! A batch moves in O(1) under the lock: a thread takes a node out, fills or empties it without the lock, and puts it
+//! back.
 
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
@@ -18,8 +18,8 @@ use ebbtide_zone::plan::Remaining;
 const NODES: usize = 64;
 /// Bytes of a batch node.
 const NODE_BYTES: usize = MAX_BATCH * 8;
-/// Rounds of the release engine without use after which batches go, and a CPU's cache is drained: about a second when
-/// calm.
+/// Rounds of the release engine without use after which batches go to their spans and a CPU's cache is drained:
+/// about a second when calm.
 pub const IDLE_ROUNDS: usize = 6;
 
 /// The batch nodes of all classes.
@@ -31,7 +31,7 @@ impl Nodes {
         Self(AtomicUsize::new(0))
     }
 
-    /// Makes them: address space until used. `None`: there is none.
+    /// Reserves the nodes: only address space until they are used. `None`: there is none.
     pub fn start(&self) -> Option<()> {
         let bytes = CLASSES * NODES * NODE_BYTES;
         let start = vm::map(bytes.next_multiple_of(vm::GRANULE)).ok()?;
@@ -40,13 +40,13 @@ impl Nodes {
     }
 }
 
-/// Which nodes hold a full batch, the newest last, and which are empty. A node that is neither is
-/// being filled or emptied.
+/// The nodes with a full batch, the newest last, and the empty nodes. A node in neither list is being filled or
+/// emptied.
 pub struct Transfer {
     full: [u8; NODES],
     pub(super) count: usize,
     empty: u64,
-    /// Rounds of the release engine since a batch came or went.
+    /// Rounds of the release engine since a batch was last taken or put.
     idle_rounds: usize,
     /// The fewest full batches in this window.
     low: LowWater<usize>,
@@ -63,7 +63,7 @@ impl Objects {
         let Some(node) = transfer.lock().take_full() else {
             return false;
         };
-        // SAFETY: a node that is in neither list belongs to whoever took it out.
+        // SAFETY: a node in neither list belongs to the thread that took it out.
         unsafe {
             into.as_mut_ptr()
                 .copy_from_nonoverlapping(self.node(class, node), into.len())
@@ -101,7 +101,7 @@ impl Objects {
 }
 
 impl Transfer {
-    /// No full batch.
+    /// Has no full batch.
     pub const NEW: Self = Self {
         full: [0; NODES],
         count: 0,
@@ -110,7 +110,7 @@ impl Transfer {
         low: LowWater(0),
     };
 
-    /// A round, which may end a window. Full batches that go, and those that stay.
+    /// A round, which may end a window. Returns the number of full batches that go, and of those that stay.
     fn give_due(&mut self, ends_window: bool) -> (usize, usize) {
         let least = self.low.note(self.count, ends_window);
         let surplus = if ends_window { least } else { 0 };
@@ -147,8 +147,8 @@ impl Transfer {
     }
 }
 
-/// The full batches of all classes. Those of a class that moved none for [`IDLE_ROUNDS`] rounds go into its spans, and of
-/// the others what nobody needed in the last window.
+/// The full batches of all classes. A class that moved no batch for [`IDLE_ROUNDS`] rounds puts all its batches
+/// into its spans. Other classes put back the batches that were not needed in the last window.
 pub struct Batches;
 
 impl<H: AsRef<Objects>> Source<H> for Batches {

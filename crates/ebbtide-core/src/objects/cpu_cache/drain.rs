@@ -1,8 +1,8 @@
-//! Taking everything out of CPUs' caches, from whatever thread: for a release of everything, and for what
-//! has been idle.
+//! Drains CPU caches: any thread can move all objects of any CPU's cache to the central lists. Caches are drained when
+//! everything is released, and when they have been idle.
 //!
-//! A drainer parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on
-//! it, empties it, and lets it live again.
+//! The draining thread parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on it,
+//! empties it, and makes it live again.
 
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
@@ -20,20 +20,20 @@ use ebbtide_zone::plan::Remaining;
 
 use super::{LIVE, PARKED};
 
-/// So much must have been more than enough in one CPU's stacks, or they are left alone.
+/// A CPU's stacks are left alone if fewer surplus bytes than this are in them.
 const SURPLUS_BYTES: usize = 256 << 10;
 
-/// Objects of each class to take out of a CPU's cache.
+/// The number of objects of each class to take out of a CPU's cache.
 type Counts = [u16; CLASSES];
 
 impl Objects {
-    /// Takes everything out of a CPU's cache, from whatever thread. `false`: the fence was
-    /// refused; the cache is as it was.
+    /// Takes all objects out of a CPU's cache, from any thread. `false`: the fence was refused; the cache is
+    /// unchanged.
     pub fn drain_cpu(&self, cpu: usize) -> bool {
         self.take_out(cpu, None)
     }
 
-    /// [`Self::drain_cpu`], of `most` objects of each class.
+    /// As [`Self::drain_cpu`], for at most `most` objects of each class.
     fn take_out(&self, cpu: usize, most: Option<&Counts>) -> bool {
         let caches = &self.caches;
         let place = caches.place();
@@ -70,7 +70,8 @@ impl Objects {
         fenced
     }
 
-    /// Puts what `pop` takes from a stack into the spans, class by class: `most` objects of each, or all.
+    /// Puts the objects that `pop` takes from a stack into the spans, class by class: `most` objects of each, or
+    /// all.
     fn empty_stacks(
         &self,
         most: Option<&Counts>,
@@ -90,12 +91,12 @@ impl Objects {
         }
     }
 
-    /// Looks how much is in the stacks of a CPU that is at work. At the end of a window takes out what was more than
-    /// enough: a stack that was never seen with fewer objects will do without those.
+    /// Reads how many objects are in the stacks of an active CPU. At the end of a window, takes out the surplus: a
+    /// stack that never had fewer objects than a number does not need these.
     fn drain_surplus(&self, cpu: usize, ends: bool) {
         let caches = &self.caches;
         let notes = caches.notes(cpu);
-        // SAFETY: only read; a torn look gives a wrong count at worst.
+        // SAFETY: only read; a torn read gives a wrong count at worst.
         let slab = unsafe { Slab::new(caches.place().stacks.slab(cpu)) };
         let (mut surplus, mut bytes): (Counts, _) = ([0; CLASSES], 0);
         for (class, low) in notes.low.iter().enumerate().skip(1) {
@@ -136,8 +137,8 @@ impl Objects {
     }
 }
 
-/// The stacks of all CPUs. Those that were not used for [`IDLE_ROUNDS`] rounds are drained, and of the others what nobody
-/// needed in the last window.
+/// The stacks of all CPUs. Stacks that were not used for [`IDLE_ROUNDS`] rounds are drained. The others lose the
+/// objects that were not needed in the last window: these go to the spans.
 pub struct CpuStacks;
 
 impl<H: AsRef<Objects>> Source<H> for CpuStacks {
@@ -145,7 +146,7 @@ impl<H: AsRef<Objects>> Source<H> for CpuStacks {
         let caches = &heap.as_ref().caches;
         match rank {
             ranks::DRAIN => each(&caches.drain),
-            // The portable mode's.
+            // The locks of the portable mode.
             ranks::CPU if !caches.uses_sections() => {
                 let locks = caches.locks[..caches.cpus()].iter();
                 locks.for_each(|lock| each(lock));
@@ -175,7 +176,7 @@ impl<H: AsRef<Objects>> Source<H> for CpuStacks {
         }
     }
 
-    /// The sections are stopped and started by the fork itself.
+    /// The fork itself stops and starts the sections.
     unsafe fn abandon(&self, heap: &H) {
         // SAFETY: by contract.
         unsafe { heap.as_ref().caches.forget_all() };

@@ -1,29 +1,28 @@
 //! Per-CPU caches of objects: the slow side of the fast paths.
 //!
-//! The stacks and their operations are [`ebbtide_sys::rseq`]; here is who calls them when: [`traffic`]
-//! refills on a miss and takes what overflows, [`drain`] empties caches from anywhere. This file has the
-//! slabs, their states and their bounds.
+//! The stacks and their operations are in [`ebbtide_sys::rseq`]. This file has the slabs, their states and their bounds.
+//! [`traffic`] refills empty stacks and takes the overflow of full ones. [`drain`] empties caches from any thread.
 //!
 //! The mode is chosen once, before the first push, and never changes:
-//! - **sections**: restartable sections on the CPU's slab. A thread without registration, and a
-//!   `vfork` child, finds its slab parked and is served by the central lists.
-//! - **portable**: the same operations in plain Rust under a lock per CPU.
+//! - **sections**: restartable sections on the CPU's slab. A thread without an rseq registration, and a `vfork` child,
+//!   find the slab parked; the central lists serve them.
+//! - **portable**: the same operations in plain Rust, under a lock for each CPU.
 //!
 //! States of a slab in the section mode, in [`CpuCaches::states`]:
 //!
-//! | state | table entry | who leads into it |
+//! | state | table entry | set by |
 //! |---|---|---|
-//! | [`COLD`] | 0 | initial; a fork without handlers |
-//! | [`LIVE`] | its offset | [`Objects::warm`](crate::objects::Objects) from cold, the drainer from parked |
-//! | [`PARKED`] | 0 | a drainer, under its lock; it alone touches the slab after its fence |
+//! | [`COLD`] | 0 | initial state; a fork without handlers |
+//! | [`LIVE`] | its offset | [`Objects::warm`](crate::objects::Objects) from cold, the draining thread from parked |
+//! | [`PARKED`] | 0 | a draining thread, under its lock; after its fence no other thread touches the slab |
 //!
-//! Capacity is bounded per class and, over all classes, per CPU ([`CPU_BYTES`]): a stack starts with
-//! room for one batch and doubles when it is refilled empty, while the CPU's budget lasts. A drain
-//! starts that anew.
+//! Capacity is bounded for each class and, over all classes, for each CPU ([`CPU_BYTES`]). A stack starts with the
+//! capacity of one batch. The capacity doubles when an empty stack is refilled, while the CPU's budget lasts. A drain
+//! resets all capacities.
 //!
-//! - `INV-CLASS-1`: the stacks of class 0 and [`LARGE`](crate::pages::region::LARGE), which no object has, are empty and
-//!   full in every slab, for ever: nothing is added to them in batches. `free` pushes without looking whether the
-//!   class is one.
+//! - `INV-CLASS-1`: no object has class 0 or [`LARGE`](crate::pages::region::LARGE). The stacks of these two are always
+//!   empty and full in every slab, because nothing is added to them in batches. So `free` pushes without a check of the
+//!   class.
 
 pub mod drain;
 mod traffic;
@@ -41,15 +40,16 @@ use ebbtide_sys::rseq::{
 };
 use ebbtide_sys::{membarrier, process, vm};
 
-/// CPUs with a cache of their own; higher ones share them in the portable mode and go without in
-/// the section mode.
+/// CPUs with a cache of their own. Higher CPUs share these caches in the portable mode, and have none in the
+/// section mode.
 const MAX_CPUS: usize = 1024;
-/// Entries of the table: no kernel for x86-64 has a higher CPU number than 8,191, whatever `/sys` says of this machine.
+/// Entries of the table: no kernel for x86-64 has a CPU number above 8,191, whatever `/sys` reports.
 const TABLE_CPUS: usize = 8192;
-/// Before the entry of CPU 0: the wipe word, a spare one, and two entries for threads without registration.
+/// The part before the entry of CPU 0: the wipe word, a spare one, and two entries for threads without an rseq
+/// registration.
 const TABLE_HEAD_BYTES: usize = 4 * 8;
-/// From the reservation's start to the parked slab, which follows the table's last entry at a slab's odd alignment.
-/// The pages of CPUs that are not there are only ever read, and so take no memory.
+/// Bytes from the reservation's start to the parked slab, which follows the table's last entry at a slab's odd
+/// alignment. Pages of missing CPUs are only ever read, and so take no memory.
 const TABLE_BYTES: usize =
     (TABLE_HEAD_BYTES + TABLE_CPUS * 8 - SLAB_SKEW).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
 /// Most bytes of objects that one CPU's stacks may hold.
@@ -59,7 +59,7 @@ const COLD: u8 = 0;
 const LIVE: u8 = 1;
 const PARKED: u8 = 2;
 
-/// Value of the word that a fork wipes.
+/// Value of the word that the kernel wipes at a fork.
 const NOT_WIPED: usize = 1;
 
 /// All CPUs' caches.
@@ -76,7 +76,7 @@ pub struct CpuCaches {
 /// Constant after the start.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Their offset is 0 in the portable mode.
+    /// Their rseq offset is 0 in the portable mode.
     stacks: Stacks,
     cpus: usize,
 }
@@ -84,16 +84,16 @@ struct Place {
 // SAFETY: `place` is written once, by the start of the heap; the rest is atomics and locks.
 unsafe impl Sync for CpuCaches {}
 
-/// What this process keeps about a slab in its header page.
+/// Ebbtide's notes about a slab, in its header page.
 #[repr(C)]
 struct SlabNotes {
-    /// Room of each stack at its next refill.
+    /// Capacity of each stack at its next refill.
     capacity: [AtomicU16; CLASSES],
-    /// The fewest objects that rounds of this window saw in each stack.
+    /// The fewest objects in each stack at the rounds of this window.
     low: [AtomicU16; CLASSES],
-    /// Bytes of objects that all stacks have room for.
+    /// Sum of all stacks' capacities, in bytes of objects.
     bytes: AtomicUsize,
-    /// What the headers added up to at the last round, and for how many rounds they have.
+    /// The sum of the headers at the last round, and the number of rounds with this sum.
     seen: AtomicUsize,
     idle_rounds: AtomicUsize,
 }
@@ -103,7 +103,7 @@ const _: () = assert!(SLAB_USER_OFFSET + size_of::<SlabNotes>() <= 4096 - 8);
 const _: () = assert!(rseq::STACKS * 8 <= SLAB_USER_OFFSET);
 
 impl CpuCaches {
-    /// Of no use before [`Self::start`].
+    /// Not usable before [`Self::start`].
     pub const fn new() -> Self {
         let stacks = Stacks {
             table: 0,
@@ -124,7 +124,8 @@ impl CpuCaches {
     /// Called once, before any other use.
     pub unsafe fn start(&self, config: &Config) -> Option<Stacks> {
         let all = process::cpu_limit();
-        // Higher CPUs go without a slab, and under a limit others too: their table entries stay parked.
+        // Higher CPUs have no slab, and under a limit of address space more CPUs have none: their table entries
+        // stay parked.
         let mut cpus = all.clamp(1, MAX_CPUS);
         let start = loop {
             match vm::reserve(TABLE_BYTES + (cpus + 1) * SLAB_BYTES, STACK_BYTES) {
@@ -161,7 +162,7 @@ impl CpuCaches {
         unsafe { &*self.place.get() }
     }
 
-    /// CPUs that have a slab: all that the kernel may ever bring up, but under a limit of address space.
+    /// CPUs that have a slab: all that the kernel may ever bring up, or fewer under a limit of address space.
     pub fn cpus(&self) -> usize {
         self.place().cpus
     }
@@ -171,13 +172,13 @@ impl CpuCaches {
         self.place().stacks.rseq_offset != 0
     }
 
-    /// Whether this process was forked and nobody has told the allocator.
+    /// Whether this process was forked without fork handlers.
     #[inline]
     pub fn was_forked(&self) -> bool {
         self.wipe_word().load(Ordering::Relaxed) == 0
     }
 
-    /// Sets the word that a fork wipes.
+    /// Sets the word that the kernel wipes at a fork.
     pub fn forget_fork(&self) {
         self.wipe_word().store(NOT_WIPED, Ordering::Relaxed);
     }
@@ -201,7 +202,7 @@ impl CpuCaches {
         cpu < self.place().cpus && self.states[cpu].load(Ordering::Acquire) != COLD
     }
 
-    /// Room for the stack of `class` at its next refill on `cpu`: twice as much each time.
+    /// Capacity of the stack of `class` at its next refill on `cpu`: doubled each time.
     fn next_capacity(&self, cpu: usize, class: usize) -> usize {
         let about = &CLASS[class];
         let least = (about.batch as usize).max(2);
@@ -216,7 +217,7 @@ impl CpuCaches {
             (now * 2).min(about.capacity as usize)
         };
         let more = wanted.saturating_sub(now) * about.size as usize;
-        // Two threads may both pass: the bound is a budget, not a promise to the byte.
+        // Two threads may both pass this check: the bound is a budget, not an exact limit.
         if more == 0 || (now != 0 && notes.bytes.load(Ordering::Relaxed) + more > CPU_BYTES) {
             return now.max(least);
         }
@@ -225,17 +226,17 @@ impl CpuCaches {
         wanted
     }
 
-    /// Bytes of objects in all caches: exact when nothing runs.
+    /// Bytes of objects in all caches. Exact when no thread runs.
     pub fn bytes(&self) -> usize {
         (0..self.place().cpus).map(|cpu| self.cpu_bytes(cpu)).sum()
     }
 
-    /// Bytes of objects in one CPU's cache: exact when nothing runs there.
+    /// Bytes of objects in one CPU's cache. Exact when no thread runs on that CPU.
     fn cpu_bytes(&self, cpu: usize) -> usize {
         if !self.is_warm(cpu) {
             return 0;
         }
-        // SAFETY: only read; a torn look gives a wrong count at worst.
+        // SAFETY: only read; a torn read gives a wrong count at worst.
         let slab = unsafe { Slab::new(self.place().stacks.slab(cpu)) };
         (1..CLASSES)
             .map(|class| slab.len(class) * CLASS[class].size as usize)
@@ -253,14 +254,14 @@ impl CpuCaches {
         cpus.map(used).sum::<usize>() * vm::GRANULE
     }
 
-    /// Whether a fence is worth trying. Asked before a lock is taken for one: a filter that kills the thread for the
-    /// call does so here, and leaves no lock behind that nobody will free.
+    /// Whether the fence may be tried. Called before a lock is taken for a fence: a filter that kills the thread
+    /// for the call does so here, and leaves no locked lock behind.
     pub fn may_fence(&self) -> bool {
         self.uses_sections() && MEMBARRIER.may_work() && MEMBARRIER.latch(membarrier::ask()).is_ok()
     }
 
-    /// Stops every CPU's sections, for a fork: returns when none is running. `false`: the fence was
-    /// refused, and the child must not use what is in the stacks.
+    /// Stops every CPU's sections, for a fork: returns when none is running. `false`: the fence was refused, and
+    /// the child must not use the objects in the stacks.
     pub fn park_all(&self) -> bool {
         if !self.uses_sections() {
             return true;
@@ -271,7 +272,7 @@ impl CpuCaches {
         MEMBARRIER.latch(membarrier::fence_all()).is_ok()
     }
 
-    /// Undoes [`Self::park_all`] where the state is live.
+    /// Undoes [`Self::park_all`] for live slabs.
     pub fn unpark_all(&self) {
         if !self.uses_sections() {
             return;
@@ -288,20 +289,20 @@ impl CpuCaches {
         self.table_entry(cpu).store(offset, Ordering::Release);
     }
 
-    /// Empties all stacks by forgetting what is in them.
+    /// Empties all stacks by forgetting their objects.
     ///
     /// # Safety
     /// No other thread exists in this process.
     pub unsafe fn forget_all(&self) {
         for cpu in (0..self.place().cpus).filter(|&cpu| self.is_warm(cpu)) {
-            // SAFETY: by contract nobody else uses the slab.
+            // SAFETY: by contract no other thread uses the slab.
             unsafe { self.reset(cpu) };
             self.states[cpu].store(LIVE, Ordering::Relaxed);
         }
     }
 
     /// # Safety
-    /// The caller holds the slab alone (`INV-RSEQ-3`).
+    /// Only the caller has the slab (`INV-RSEQ-3`).
     unsafe fn reset(&self, cpu: usize) {
         // SAFETY: by contract.
         unsafe { rseq::reset_slab(self.place().stacks.slab(cpu)) };

@@ -14,7 +14,7 @@ fn started() -> (Box<CpuCaches>, Stacks) {
     (caches, stacks)
 }
 
-/// Whatever `cpu_id` holds, its entry says "parked" and is nothing else, until the CPU's slab is live.
+/// For any `cpu_id`, the table entry says exactly "parked" until the CPU's slab is live.
 #[test]
 fn every_cpu_id_has_an_entry_that_is_parked_at_first() {
     let (caches, stacks) = started();
@@ -26,7 +26,7 @@ fn every_cpu_id_has_an_entry_that_is_parked_at_first() {
     }
 }
 
-/// A fork that nobody tells of must find every entry wiped, and the slabs behind live ones may be in use.
+/// After a fork without handlers, every entry must be wiped; the slabs behind live entries may be in use.
 #[test]
 fn a_fork_wipes_every_entry() {
     let (caches, stacks) = started();
@@ -36,12 +36,12 @@ fn a_fork_wipes_every_entry() {
     let set = |value: usize| {
         for cpu in -2..LINUX_CPUS {
             let place = stacks.table.wrapping_add_signed(cpu * 8) as *mut usize;
-            // SAFETY: an entry of a table that nobody else uses.
+            // SAFETY: an entry of a table that no other thread uses.
             unsafe { place.write_volatile(value) };
         }
     };
     set(8);
-    // SAFETY: the child makes system calls and reads memory, no more.
+    // SAFETY: the child only makes system calls and reads memory.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
     if child == 0 {
         let wiped = (-2..LINUX_CPUS).all(|cpu| {

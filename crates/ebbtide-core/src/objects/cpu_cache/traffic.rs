@@ -1,4 +1,4 @@
-//! What goes between a CPU's stacks and the central lists: refill on a miss, overflow on a full stack.
+//! Moves objects between a CPU's stacks and the central lists: refill when a stack is empty, overflow when it is full.
 
 use crate::base::size_class::{CLASS, MAX_BATCH};
 use crate::objects::Objects;
@@ -12,19 +12,19 @@ use ebbtide_sys::{process, vm};
 
 use super::{COLD, LIVE};
 
-/// So many aborted sections in a row mean that they cannot get through (single-stepping).
+/// After this many aborted sections in a row, the thread is assumed to make no progress (single-stepping).
 #[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: usize = 20;
 
-/// One operation on this CPU's stacks, in whichever mode.
+/// One operation on this CPU's stacks, in either mode.
 enum Operation<'a> {
     Pop(&'a mut [usize]),
     Push(&'a [usize]),
 }
 
 impl Objects {
-    /// Performs an operation. [`Outcome::Parked`]: use the central lists. What an interrupted pop has written into its
-    /// slice was not taken: only the first [`Outcome::Done`] entries are the caller's.
+    /// Performs an operation. [`Outcome::Parked`]: use the central lists. Entries that an interrupted pop has
+    /// written into its slice were not taken: only the first [`Outcome::Done`] entries are the caller's.
     fn operate(&self, class: usize, mut operation: Operation) -> Outcome {
         if !self.caches.uses_sections() {
             return self.operate_portable(class, &mut operation);
@@ -33,8 +33,8 @@ impl Objects {
         let stacks = &self.caches.place().stacks;
         #[cfg(target_arch = "x86_64")]
         for _ in 0..MAX_ABORTS {
-            // SAFETY: the mode says that the offset is good; the slabs behind live table entries are
-            // mapped; objects are never 0.
+            // SAFETY: the mode says that the offset is good; the slabs behind live table entries are mapped;
+            // objects are never 0.
             let (cpu, outcome) = unsafe {
                 let cpu = section::cpu_id(stacks.rseq_offset);
                 let outcome = match &mut operation {
@@ -78,7 +78,7 @@ impl Objects {
         })
     }
 
-    /// Makes a cold CPU's slab usable. `false`: there is none to be had, or a drain has it.
+    /// Makes a cold CPU's slab usable. `false`: there is no memory, or a drain has the slab.
     #[cold]
     fn warm(&self, cpu: i32) -> bool {
         let caches = &self.caches;
@@ -89,7 +89,7 @@ impl Objects {
         if caches.states[cpu].load(Ordering::Acquire) != COLD {
             return !sections || caches.table_entry(cpu).load(Ordering::Relaxed) != 0;
         }
-        // SAFETY: our own reservation. Twice does no harm.
+        // SAFETY: our own reservation. Committing it twice does no harm.
         if unsafe { vm::commit(place.stacks.slab(cpu), SLAB_BYTES) }.is_err() {
             return false;
         }
@@ -110,7 +110,7 @@ impl Objects {
         true
     }
 
-    /// Takes an object back from who has no fast path.
+    /// Puts an object back for a caller without a fast path.
     pub fn put_object(&self, class: usize, object: usize) {
         #[cfg(target_arch = "x86_64")]
         if self.caches.uses_sections() {
@@ -125,8 +125,8 @@ impl Objects {
         }
     }
 
-    /// What this CPU's stack has, after the fast path found nothing: the portable mode has none, and in the section mode
-    /// the miss may have been an interruption. 0: nothing.
+    /// Pops an object from this CPU's stack after the fast path found none: the portable mode has no fast path, and
+    /// in the section mode an interruption may have caused the miss. 0: the stack is empty.
     pub fn pop(&self, class: usize) -> usize {
         let mut object = [0];
         match self.operate(class, Operation::Pop(&mut object)) {
@@ -135,13 +135,13 @@ impl Objects {
         }
     }
 
-    /// The portable mode's push. `false`: there is no room, or the fast path has found that already.
+    /// The push of the portable mode. `false`: the stack is full, or the fast path has found that already.
     pub fn push(&self, class: usize, object: usize) -> bool {
         !self.caches.uses_sections()
             && self.operate(class, Operation::Push(&[object])) == Outcome::Done(1)
     }
 
-    /// An object of `class` after [`Self::pop`] had none. 0: out of memory.
+    /// Returns an object of `class` after [`Self::pop`] found none. 0: out of memory.
     pub fn refill(&self, class: usize) -> usize {
         let mut objects = [0; MAX_BATCH];
         let batch = CLASS[class].batch as usize;
@@ -162,7 +162,7 @@ impl Objects {
         objects[last]
     }
 
-    /// Takes an object back after the fast path, or [`Self::push`], had no room for it.
+    /// Puts an object back after the fast path, or [`Self::push`], found the stack full.
     #[cold]
     #[inline(never)]
     pub fn overflow(&self, class: usize, object: usize) {

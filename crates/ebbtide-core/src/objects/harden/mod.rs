@@ -1,7 +1,8 @@
-//! `harden=on`: mistakes of the program are found when they are made, or soon after.
+//! `harden=on`: finds heap misuse when it happens, or soon after.
 //!
-//! The fast paths know nothing of it: their limits stay 0, as in the portable mode, so every call comes by the
-//! slow paths of the crate `ebbtide`, and objects of a class from there to here. Large allocations: [`crate::pages::large::guard`].
+//! The fast paths do not know this mode. Their limits stay 0, as in the portable mode, so every call takes the slow paths
+//! of the crate `ebbtide`. They call this module for objects of a class. Large allocations are handled in
+//! [`crate::pages::large::guard`].
 //!
 //! ```text
 //!  malloc(n)   an object for n + 1 bytes ──▶ its word: live, n ──▶ guard bytes behind the n
@@ -9,18 +10,18 @@
 //!              ──▶ poison read ──▶ caches
 //! ```
 //!
-//! What is known of an object is a word out of line, [`STATES_BYTES`] of them beside each span record:
+//! Each object has a word outside of it. [`STATES_BYTES`] of words lie beside each span record:
 //!
-//! | word | meaning | who leads there |
+//! | word | meaning | set by |
 //! |---|---|---|
-//! | 0 | never handed out | initial; the words of a record stay when it serves another span |
-//! | 1 | freed | who exchanges it for a live one has freed the object: a second `free` sees it, from whatever thread |
-//! | 2 + n | live, n bytes were asked for | who allocates it, or resizes it in place |
+//! | 0 | never handed out | initial state; the words of a record stay when it serves another span |
+//! | 1 | freed | the thread that exchanges it for a live word has freed the object; any thread's second `free` sees it |
+//! | 2 + n | live, n bytes were requested | the thread that allocates the object, or resizes it in place |
 //!
-//! - `INV-HARDEN-1`: a word says live from before the object is handed out until it is freed.
-//! - `INV-HARDEN-2`: an object in a [`quarantine`] is in no span, so nobody gives its pages back: its poison is
-//!   there unless the program wrote to it. Of what has left the quarantine nothing is assumed: it may read old or
-//!   zero.
+//! - `INV-HARDEN-1`: a word says live from before the object is handed out until the object is freed.
+//! - `INV-HARDEN-2`: an object in a [`quarantine`] is in no span, so its pages are not released. Its poison is there
+//!   unless the program wrote to it. Nothing is assumed about an object that has left the quarantine: it may read as old
+//!   content or as zero.
 
 pub mod quarantine;
 
@@ -37,26 +38,26 @@ const NEVER: u32 = 0;
 const FREED: u32 = 1;
 const LIVE: u32 = 2;
 
-/// What stands behind the bytes that were asked for: at least one, at most so many.
+/// Most guard bytes behind the requested bytes. There is at least one.
 const GUARD_BYTES: usize = 16;
-/// How much of a freed object is poisoned.
+/// Most bytes of a freed object that are poisoned.
 const POISON_BYTES: usize = 1024;
-/// As (part of) an address, one that no program has.
+/// As an address, or a part of one, this value is one that no program has.
 const POISON: u8 = 0xdb;
 
 impl Objects {
-    /// An object is about to be handed out, for `size` bytes.
+    /// Marks an object live that is about to be handed out for `size` bytes.
     pub fn begin_life(&self, class: usize, object: usize, size: usize) {
         let word = self.word(class, object);
         let before = word.map(|word| word.swap(LIVE + size as u32, Ordering::AcqRel));
         if !matches!(before, Some(NEVER | FREED)) {
-            // The caches are wrong, by the program's fault or ours.
+            // The caches are corrupt, by the program's fault or ours.
             line("about to hand out what is no free object: ", object, class).abort();
         }
         write_guard(class, object, size);
     }
 
-    /// Takes an object back.
+    /// Frees an object.
     #[cold]
     #[inline(never)]
     pub fn free_hardened(&self, class: usize, object: usize) {
@@ -66,14 +67,14 @@ impl Objects {
         let before = word.swap(FREED, Ordering::AcqRel);
         let size = size_of_live(before, class, object, "free of ");
         check_guard(class, object, size, "free");
-        // SAFETY: an object has at least so many bytes, and this call has just ended its life.
+        // SAFETY: an object has at least this many bytes, and this call has just ended its life.
         unsafe { (object as *mut u8).write_bytes(POISON, poisoned(class)) };
         self.put_in_quarantine(class, object);
     }
 }
 
 impl Settings {
-    /// The bytes that were asked for.
+    /// The requested bytes of an object.
     #[cold]
     #[inline(never)]
     pub fn size_hardened(&self, class: usize, object: usize, call: &str) -> usize {
@@ -85,7 +86,7 @@ impl Settings {
         size_of_live(word.load(Ordering::Acquire), class, object, call)
     }
 
-    /// Makes an object `size` bytes long where it is. `Err`: the bytes that it has, to be copied.
+    /// Resizes an object to `size` bytes in place. `Err`: the requested bytes so far, which the caller must copy.
     #[cold]
     #[inline(never)]
     pub fn resize_hardened(&self, class: usize, object: usize, size: usize) -> Result<(), usize> {
@@ -102,14 +103,14 @@ impl Settings {
         Ok(())
     }
 
-    /// The word of the object that begins at an address in a frame of `class`, if one does.
+    /// The word of the object that begins at `address`, in a frame of `class`. `None`: no object begins there.
     fn word(&self, class: usize, address: usize) -> Option<&AtomicU32> {
         let (region, about) = (self.region(), &CLASS[class]);
         let frame = region.frame(address);
         let offset = address.wrapping_sub(region.address(Frame(self.span_start(frame))));
         let number = about.object_at(offset)?;
-        // SAFETY: the frame has a class, so it is opened, and its span has a record, with which its words were
-        // opened; all access is atomic.
+        // SAFETY: the frame has a class, so it is opened, and its span has a record. The words were opened together
+        // with the record. All access is atomic.
         unsafe {
             let index = region.span_of(frame).load(Ordering::Relaxed) as usize;
             Some(&*((region.states + index * STATES_BYTES + number * 4) as *const AtomicU32))
@@ -122,10 +123,10 @@ fn poisoned(class: usize) -> usize {
     (CLASS[class].size as usize).min(POISON_BYTES)
 }
 
-/// Ends the process if the poison of a freed object is not whole: the program wrote to it.
+/// Ends the process if the poison of a freed object was changed: the program wrote to the object.
 fn check_poison(class: usize, object: usize) {
     const WORD: u64 = u64::from_ne_bytes([POISON; 8]);
-    // SAFETY: an object has so many bytes, a multiple of 16, at a multiple of 16; only the caller has it.
+    // SAFETY: an object has this many bytes, a multiple of 16, at a multiple of 16; only the caller has it.
     let words = unsafe {
         core::slice::from_raw_parts(object as *const u64, poisoned(class) / size_of::<u64>())
     };
@@ -146,7 +147,7 @@ fn written_after_free(class: usize, object: usize) -> ! {
         .abort()
 }
 
-/// The bytes behind the `size` that were asked for.
+/// The guard: the bytes behind the requested `size`.
 fn guard(class: usize, object: usize, size: usize) -> (*mut u8, usize) {
     let room = CLASS[class].size as usize - size;
     ((object + size) as *mut u8, room.min(GUARD_BYTES))
@@ -154,11 +155,11 @@ fn guard(class: usize, object: usize, size: usize) -> (*mut u8, usize) {
 
 fn write_guard(class: usize, object: usize, size: usize) {
     let (start, count) = guard(class, object, size);
-    // SAFETY: inside the object, behind what the program may use.
+    // SAFETY: inside the object, behind the bytes that the program may use.
     unsafe { start.write_bytes(GUARD, count) };
 }
 
-/// Ends the process if the program wrote behind what it asked for.
+/// Ends the process if the program wrote behind the requested bytes.
 fn check_guard(class: usize, object: usize, size: usize, found_by: &str) {
     let (start, count) = guard(class, object, size);
     // SAFETY: as in `write_guard`.
@@ -169,7 +170,7 @@ fn check_guard(class: usize, object: usize, size: usize, found_by: &str) {
     }
 }
 
-/// The bytes that were asked for, by a word that was read; ends the process if it is not a live object's.
+/// The requested bytes, from a word that was read. Ends the process if it is not the word of a live object.
 fn size_of_live(word: u32, class: usize, object: usize, call: &str) -> usize {
     match word.checked_sub(LIVE) {
         Some(size) => size as usize,

@@ -1,10 +1,11 @@
-//! Where freed objects wait, poisoned, before anybody can have them again.
+//! The quarantine: freed objects wait here, poisoned, before they can be allocated again.
 //!
-//! A ring for each CPU, first in, first out, bounded in objects and in bytes; what falls out at the end has its poison
-//! read (`INV-HARDEN-2`) and goes to the caches. A ring's lock is held for moving entries only: no other lock is taken
-//! under it, no object is touched.
+//! Each CPU has a ring: first in, first out, bounded in objects and in bytes. When an object leaves the ring, its poison
+//! is checked (`INV-HARDEN-2`), and the object goes to the caches. A ring's lock is held only to move entries: no other
+//! lock is taken under it, and no object is touched.
 //!
-//! What has been idle, and everything on a release of everything and at the end of the program, goes to the spans.
+//! The objects of an idle ring go to the spans. So do all objects when everything is released, and at the end of the
+//! program.
 
 use super::check_poison;
 use crate::base::ranks::{self, ForkLock};
@@ -20,38 +21,38 @@ use ebbtide_zone::plan::Remaining;
 
 /// CPUs with a ring of their own; higher ones share them.
 const MAX_RINGS: usize = 64;
-/// Objects of a ring, less one.
+/// Most objects in a ring, plus one.
 const ENTRIES: usize = 1024;
-/// Bytes of objects in a ring, as far as [`LEAVING`] keeps up.
+/// Bytes of objects in a ring. [`LEAVING`] bounds how fast a ring shrinks to this size.
 const BYTES: usize = 1 << 20;
-/// Objects that one call takes care of at most.
+/// Most objects that one call takes out.
 const LEAVING: usize = 16;
-/// Milliseconds between looks of the program's calls.
+/// Milliseconds between scans by the program's calls.
 const SCAN_MS: u64 = 100;
-/// Milliseconds without use after which a look empties a ring.
+/// Milliseconds without use after which a scan empties a ring.
 const IDLE_MS: u64 = 400;
 
 /// All rings. None before [`Self::start`].
 pub struct Quarantine {
     rings: [Padded; MAX_RINGS],
     count: AtomicUsize,
-    /// When the program's calls scanned last for rings that are idle.
+    /// When the program's calls last scanned for idle rings.
     scanned_ms: AtomicU64,
 }
 
-/// A cache line of its own.
+/// On a cache line of its own.
 #[repr(align(64))]
 struct Padded(Lock<Ring>);
 
-/// The oldest entry is at `first`; `count` of them, round the end.
+/// A ring of `count` entries; the oldest is at `first`.
 struct Ring {
-    /// Address of the entries.
+    /// Address of the storage.
     entries: usize,
     first: usize,
     count: usize,
     /// Bytes of the objects.
     bytes: usize,
-    /// When an object came last.
+    /// When the last object was put in.
     used_ms: u64,
 }
 
@@ -93,7 +94,7 @@ impl Ring {
         (self.entries + (self.first + number) % ENTRIES * size_of::<Entry>()) as *mut Entry
     }
 
-    /// There is always room for one ([`Self::is_over`]).
+    /// There is always space for one entry ([`Self::is_over`]).
     fn put(&mut self, entry: Entry, now: u64) {
         // SAFETY: the entries are mapped from the start on, and the lock of the ring is held.
         unsafe { self.at(self.count).write(entry) };
@@ -115,7 +116,7 @@ impl Ring {
         self.count == ENTRIES || self.bytes > BYTES
     }
 
-    /// Takes the oldest out as long as they are wanted. How many.
+    /// Takes the oldest entries out while `wanted` says so. Returns their number.
     fn take_while(&mut self, into: &mut [Entry], wanted: impl Fn(&Self) -> bool) -> usize {
         let mut taken = 0;
         while taken < into.len() && wanted(self) {
@@ -190,7 +191,7 @@ impl<H: AsRef<Objects>> Source<H> for Quarantined {
         heap.as_ref().drain_quarantine();
     }
 
-    /// Whoever wrote to a freed object is found now or never.
+    /// Last chance to find a write to a freed object.
     fn unattended(&self, heap: &H) {
         heap.as_ref().drain_quarantine();
     }
@@ -206,8 +207,8 @@ impl<H: AsRef<Objects>> Source<H> for Quarantined {
 }
 
 impl Objects {
-    /// Keeps a poisoned object for a while, and hands older ones on. What was idle before goes first: the program may have
-    /// slept, and no worker with it.
+    /// Keeps a poisoned object for a while, and takes older ones out. Entries that were idle before are taken out
+    /// first: the program may have slept, without a worker.
     pub(super) fn put_in_quarantine(&self, class: usize, object: usize) {
         let now = clock::now_ms();
         self.scan_quarantine(now);
@@ -233,7 +234,7 @@ impl Objects {
         }
     }
 
-    /// Empties the rings that have not been used for [`IDLE_MS`]. Bytes of objects in the others.
+    /// Empties the rings that have not been used for [`IDLE_MS`]. Returns the bytes of objects in the other rings.
     pub fn drain_idle_quarantine(&self, now: u64) -> usize {
         let mut in_use = 0;
         for lock in self.quarantine.rings() {
@@ -250,7 +251,7 @@ impl Objects {
         in_use
     }
 
-    /// Frees and slow paths look for idle rings too: there may be no worker, or none that looks.
+    /// Frees and slow paths scan for idle rings too: there may be no worker, or none that scans.
     pub fn scan_quarantine(&self, now: u64) {
         let scanned = &self.quarantine.scanned_ms;
         if self.is_hardened() && now.saturating_sub(scanned.load(Ordering::Relaxed)) >= SCAN_MS {
@@ -259,7 +260,7 @@ impl Objects {
         }
     }
 
-    /// At most as much as a ring holds, for others may go on filling it.
+    /// Takes out at most as many objects as a ring holds, because other threads may continue to fill it.
     fn drain_ring(&self, ring: &Lock<Ring>) {
         for _ in 0..ENTRIES / MAX_BATCH {
             let mut entries = [Entry::NONE; MAX_BATCH];

@@ -1,4 +1,4 @@
-//! Words, guards and poison of objects. What ends the process: `tests/tests/harden.rs`.
+//! Words, guards and poison of objects. Misuse that ends the process is tested in `tests/tests/harden.rs`.
 
 extern crate std;
 
@@ -16,7 +16,7 @@ fn word_of(heap: &Heap, class: usize, object: usize) -> u32 {
     heap.word(class, object).unwrap().load(Ordering::Relaxed)
 }
 
-/// What stands behind `size` bytes that were asked for, and no more.
+/// Whether exactly the bytes behind the requested `size` are a guard.
 fn is_guarded(object: usize, size: usize, room: usize) -> bool {
     let guard = (room - size).min(GUARD_BYTES);
     let behind = object + size + guard;
@@ -35,7 +35,7 @@ fn a_word_follows_its_object() {
             assert_eq!(word_of(heap, class, object), LIVE + size as u32);
             assert_eq!(heap.size_hardened(class, object, ""), size);
             assert!(is_guarded(object, size, room), "{size} bytes");
-            // Its neighbours have words of their own.
+            // The neighbouring objects have words of their own.
             if CLASS[class].objects > 1 {
                 assert_eq!(word_of(heap, class, object + room), NEVER);
             }
@@ -96,7 +96,7 @@ fn aligned_objects_have_guards_too() {
             assert!(is_guarded(object, align, CLASS[class].size as usize));
             heap.free_hardened(class, object);
         }
-        // No class is aligned so: whole frames, with a guard of their own.
+        // No class has this alignment: whole frames serve, with a guard of their own.
         let large = heap.allocate_hardened(100, 8192);
         assert!(large.is_multiple_of(8192));
         assert!(holds(large + 100, FRAME_BYTES - 100, GUARD));

@@ -103,7 +103,7 @@ fn threads_cut_and_free_at_once() {
     assert!(used(&reserve) <= 1);
 }
 
-/// What a thread does that took a chunk for the current one, when it is nobody's any more.
+/// The use of a thread that took a chunk for the current one, when the chunk is free already.
 #[test]
 fn a_use_of_a_free_chunk_changes_nothing() {
     let reserve = Reserve::new();
@@ -127,7 +127,7 @@ fn few_objects_that_stay_leave_room_for_others() {
     }
 }
 
-/// Its parent took a chunk while the page with the uses had been copied, and that with the cursor had not.
+/// The parent took a chunk when the page with the uses had been copied, and the page with the cursor had not.
 #[test]
 fn a_child_relies_on_no_use_that_it_does_not_see() {
     let reserve = Reserve::new();

@@ -1,8 +1,8 @@
 //! Large allocations with `harden=on`.
 //!
-//! What was not asked for of the last frame is a guard, read when the allocation is freed or resized. What is freed keeps
-//! its place for a while, with neither memory nor access: whoever uses it gets SIGSEGV. It counts with the frames that
-//! large allocations own and do not use ([`Pages::slack`]).
+//! The part of the last frame behind the requested size is a guard. It is checked when the allocation is freed or resized.
+//! A freed allocation keeps its place for a while, without memory and without access: any use of it causes SIGSEGV. Its
+//! frames count as frames that large allocations own and do not use ([`Pages::slack`]).
 
 use super::Place;
 use crate::base::message::Message;
@@ -12,16 +12,16 @@ use core::sync::atomic::Ordering;
 use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_FRAMES, FRAME_BYTES, Frame};
 
-/// Stands behind what was asked for.
+/// The value of guard bytes behind the requested size.
 pub const GUARD: u8 = 0xe7;
-/// Allocations that are kept from use at once. Each costs two mappings.
+/// Most allocations that are kept from use at a time. Each costs two mappings.
 const ENTRIES: usize = 32;
-/// Larger ones are not: giving their memory back is for workers (64 MiB).
+/// Larger allocations are not kept: releasing their memory is for workers (64 MiB).
 const MOST_FRAMES: u32 = 16384;
-/// All together are at most this part of the address space.
+/// All kept allocations together take at most this part of the address space.
 const SHARE: u32 = 16;
 
-/// Large allocations that were freed, first in, first out: the oldest is at `first`; `count` of them, round the end.
+/// Freed large allocations, first in, first out: a ring of `count` entries; the oldest is at `first`.
 pub struct Kept {
     places: [Place; ENTRIES],
     first: usize,
@@ -42,7 +42,7 @@ impl Kept {
         frames: 0,
     };
 
-    /// There is always room for one ([`Self::take_excess`]).
+    /// There is always space for one entry ([`Self::take_excess`]).
     fn put(&mut self, place: Place) {
         self.places[(self.first + self.count) % ENTRIES] = place;
         self.count += 1;
@@ -71,12 +71,12 @@ impl Pages {
         if self.is_hardened() {
             span.tail = (span.frames as usize * FRAME_BYTES - size) as u16;
             let (start, count) = self.tail(span);
-            // SAFETY: the end of the last frame, behind what the program may use.
+            // SAFETY: the end of the last frame, behind the bytes that the program may use.
             unsafe { start.write_bytes(GUARD, count) };
         }
     }
 
-    /// Ends the process if the program wrote behind what it asked for.
+    /// Ends the process if the program wrote behind the requested bytes.
     #[inline]
     pub fn check_large(&self, span: &Span, found_by: &str) {
         if span.tail > 0 {
@@ -107,7 +107,7 @@ impl Pages {
         abort_by_guard(line, size, at, found_by)
     }
 
-    /// Takes memory and access from an allocation that was freed, for a while. `false`: it is to be put back at once.
+    /// Takes memory and access from a freed allocation, for a while. `false`: the caller must put it back at once.
     #[inline]
     pub(super) fn keep_from_use(&self, place: Place) -> bool {
         self.is_hardened() && place.frames <= MOST_FRAMES && self.keep(place)
@@ -117,19 +117,19 @@ impl Pages {
     fn keep(&self, place: Place) -> bool {
         let address = self.region().address(place.head);
         let bytes = place.owned() * FRAME_BYTES;
-        // SAFETY: frames of an allocation that has just been freed, and that nobody is given before `put_kept`.
+        // SAFETY: frames of an allocation that has just been freed, and that cannot be allocated before `put_kept`.
         if !unsafe { super::release_range(address, bytes) } {
             return false;
         }
         // SAFETY: as above.
         let closed = unsafe { vm::forbid(address, bytes) }.is_ok();
-        // SAFETY: as above. Where it is several mappings, a part of it may be closed now.
+        // SAFETY: as above. If the allocation is several mappings, a part of it may be closed now.
         if !closed && unsafe { vm::commit(address, bytes) }.is_ok() {
             return false;
         }
         self.slack.fetch_add(place.owned(), Ordering::Relaxed);
         if !closed {
-            // Too many mappings for either: the place is given up.
+            // There are too many mappings for either call: the place is lost.
             return true;
         }
         let most = (self.region().blocks / SHARE * BLOCK_FRAMES) as usize;
@@ -145,7 +145,7 @@ impl Pages {
         true
     }
 
-    /// Puts everything back that is kept.
+    /// Puts back all kept allocations.
     pub fn put_all_kept(&self) {
         for _ in 0..ENTRIES {
             let Some(oldest) = self.kept.lock().take() else {
@@ -157,9 +157,9 @@ impl Pages {
 
     fn put_kept(&self, place: Place) {
         let address = self.region().address(place.head);
-        // SAFETY: inside the region; nobody has these frames.
+        // SAFETY: inside the region; no allocation has these frames.
         if unsafe { vm::commit(address, place.owned() * FRAME_BYTES) }.is_err() {
-            // A limit was lowered meanwhile, or there are too many mappings: the place is given up.
+            // A limit was lowered meanwhile, or there are too many mappings: the place is lost.
             return;
         }
         self.slack.fetch_sub(place.owned(), Ordering::Relaxed);

@@ -1,12 +1,12 @@
-//! Moving the pages of a large allocation to a larger place, and making places ordinary mappings again.
+//! Moves the pages of a large allocation to a larger place, and makes the old place an ordinary mapping again.
 //!
-//! What the program did to its allocation (`madvise`, `mprotect`, `mlock`, a name) moves with the pages, and stays at
-//! the old place as well.
+//! Settings that the program made on its allocation (`madvise`, `mprotect`, `mlock`, a name) move with the pages, and also
+//! stay at the old place.
 //!
-//! - `INV-LARGE-1`: a place that pages were moved away from is a fresh mapping before its frames are put back. Where
-//!   that is refused, nobody ever gets the place.
-//! - `INV-LARGE-2`: memory of an allocation of 16 MiB or more that is put back can be written to, and a forked child
-//!   has it with its content.
+//! - `INV-LARGE-1`: a place that pages were moved away from becomes a fresh mapping before its frames are put back. If
+//!   that is refused, the place is never used again.
+//! - `INV-LARGE-2`: when an allocation of 16 MiB or more is put back, its memory is writable. A forked child has this
+//!   memory with its content.
 
 use super::{Large, OWN_BLOCKS_FRAMES, Place, double_free};
 use crate::pages::Pages;
@@ -16,17 +16,17 @@ use ebbtide_sys::features::MOVE_PAGES;
 use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
 
-/// From this size on pages are moved, not copied. A move costs two mappings for as long as its target is
-/// not released as a whole.
+/// From this size on pages are moved, not copied. A move costs two mappings until its target is released as a
+/// whole.
 const MOVE_BYTES: usize = 16 << 20;
-/// Moves that may stand at once; further ones are copied.
+/// Most moved places at a time; further allocations are copied.
 const MAX_MOVES: usize = 1000;
 /// In [`Span::moved_frames`]: the pages lie in several mappings, so they cannot be moved again.
 const MOVED_TWICE: u32 = u32::MAX;
 
 impl Pages {
-    /// Whether the pages of an allocation can be moved: all in one mapping (two after a move, the third
-    /// time they are copied), and not too many such places yet.
+    /// Whether the pages of an allocation can be moved. They must lie in one mapping (two after a move; the third
+    /// time they are copied), and there must not be too many moved places yet.
     pub(super) fn can_move(&self, head: Frame, bytes: usize) -> bool {
         let moved = self.large_span(head).moved_frames;
         let address = self.region().address(head);
@@ -39,7 +39,7 @@ impl Pages {
             && self.moves.load(Ordering::Relaxed) < MAX_MOVES
             && !last
             && pieces(moved, bytes).all(|(at, len)| {
-                // SAFETY: the allocation, and the reservation goes on behind it.
+                // SAFETY: the range is the allocation's, and the reservation continues behind it.
                 unsafe { vm::is_one_mapping(address + at, len) }
             })
     }
@@ -52,8 +52,8 @@ impl Pages {
         let moved = self.large_span(head).moved_frames;
         let mut done = 0;
         for (at, len) in pieces(moved, bytes) {
-            // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and
-            // after an error it is never used again.
+            // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and after an
+            // error it is never used again.
             let result = unsafe { vm::move_pages(from + at, to + at, len) };
             if MOVE_PAGES.latch(result).is_err() {
                 return self.copy_after_failed_move(from, to, done, bytes, size, head);
@@ -70,9 +70,9 @@ impl Pages {
         Some(to)
     }
 
-    /// The kernel may have unmapped the target, and what is there now may be somebody else's: it is
-    /// never touched again, and given up but for the `done` bytes at its start, which hold content. Moves
-    /// are not tried again in this process.
+    /// The kernel may have unmapped the target, and another mapping may be there now. So the target is never
+    /// touched again. It is lost, except for the `done` bytes at its start, which hold content. This process
+    /// does not try moves again.
     #[cold]
     fn copy_after_failed_move(
         &self,
@@ -88,21 +88,21 @@ impl Pages {
             unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
             return None;
         };
-        // SAFETY: each part from where it is, to a fresh allocation that is large enough.
+        // SAFETY: each part is copied from its current place to a fresh allocation that is large enough.
         unsafe {
             core::ptr::copy_nonoverlapping(to as *const u8, fresh as *mut u8, done);
             let (rest, target) = ((from + done) as *const u8, (fresh + done) as *mut u8);
             core::ptr::copy_nonoverlapping(rest, target, bytes - done);
         }
-        // Of what moved and came back nothing is known.
+        // Nothing is known of the pages that moved and came back.
         self.large_span(head).tail = 0;
         self.give_up_large(head, true)
             .unwrap_or_else(|| double_free(self.region(), head));
         Some(fresh)
     }
 
-    /// Notes that blocks lie in a mapping of their own now, which a fresh mapping heals when they
-    /// are released. (See `release`.)
+    /// Notes that blocks lie in a mapping of their own now. When they are released, a fresh mapping replaces it.
+    /// (See `release`.)
     fn mark_moved(&self, address: usize, bytes: usize) {
         let region = self.region();
         let (first, last) = (region.frame(address), region.frame(address + bytes - 1));
@@ -117,7 +117,7 @@ impl Pages {
         }
     }
 
-    /// Puts a place back whose content nobody needs: as a fresh mapping (`INV-LARGE-1`), or never.
+    /// Puts back a place whose content is not needed: as a fresh mapping (`INV-LARGE-1`), or never.
     pub(super) fn put_fresh(&self, place: Place) {
         let Place { head, frames, .. } = place;
         let whole = place.blocks * BLOCK_FRAMES;
@@ -127,9 +127,9 @@ impl Pages {
             false => frames.next_multiple_of(BLOCK_FRAMES),
         };
         let address = self.region().address(head);
-        // SAFETY: the allocation's frames, and its slack; nothing in them is needed.
+        // SAFETY: the allocation's frames, and its slack; their content is not needed.
         if unsafe { vm::remap_fresh(address, end as usize * FRAME_BYTES) }.is_err() {
-            // The place is given up. The next one would be lost too.
+            // The place is lost. The next one would be lost too.
             MOVE_PAGES.refuse();
             self.slack.fetch_add(place.owned(), Ordering::Relaxed);
             return;
@@ -141,8 +141,8 @@ impl Pages {
         self.put_large(place, 0, false);
     }
 
-    /// Takes back what the program may have done to the frames `[from, end)` of an allocation of `frames`
-    /// (`INV-LARGE-2`). libc unmaps such memory, so programs do not undo it themselves. `false`: refused.
+    /// Undoes the settings that the program may have made on the frames `[from, end)` of an allocation of `frames`
+    /// (`INV-LARGE-2`). Libc unmaps such memory, so programs do not undo the settings themselves. `false`: refused.
     pub(super) fn undo_advice(&self, head: Frame, from: u32, end: u32, frames: u32) -> bool {
         if frames < OWN_BLOCKS_FRAMES || from >= end {
             return true;
@@ -153,8 +153,8 @@ impl Pages {
     }
 }
 
-/// The mappings that an allocation's first `bytes` lie in, as offset and length: what was moved before, and
-/// the rest.
+/// The mappings in which an allocation's first `bytes` lie, as offset and length: the part that was moved before,
+/// and the rest.
 fn pieces(moved_frames: u32, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
     let first = (moved_frames as usize * FRAME_BYTES).min(bytes);
     let both = [(0, first), (first, bytes - first)];

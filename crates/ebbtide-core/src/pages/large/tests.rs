@@ -1,4 +1,4 @@
-//! What large allocations say of their memory when they shrink, grow and go.
+//! The state of a large allocation's memory when it shrinks, grows and is freed.
 
 extern crate std;
 
@@ -30,13 +30,13 @@ fn dirty(heap: &Heap) -> u64 {
     zones.map(|zone| zone.counters().dirty).sum()
 }
 
-/// The memory of an allocation is dirty when it is freed, to its last frame; of the block that it owns in part, what was
-/// never its own stays clean, and so does slack.
+/// When an allocation is freed, its memory is dirty up to its last frame. If it owns only a part of a block, the
+/// rest of that block stays clean, and so does slack.
 #[test]
 fn all_that_was_written_to_is_dirty_once_freed() {
     alone(CALM, |heap| {
         let own_last = OWN_BLOCKS_FRAMES + 100;
-        // With what stays dirty: an allocation of 16 MiB or more owns its last block whole.
+        // Frames, and the dirty frames expected. An allocation of 16 MiB or more owns its last block whole.
         for (frames, expected) in [
             (70, 70),
             (511, 511),
@@ -63,7 +63,7 @@ fn what_is_cut_off_is_dirty_or_given_back() {
         let address = |head: Frame, frames: u32| heap.region().address(Frame(head.0 + frames));
         let mut head = written(heap, 3 * 512 + 100);
         let mut frames = 3 * 512 + 100;
-        // A part of the tail, the rest of it, parts of blocks, whole ones.
+        // Cuts off a part of the tail, the rest of it, parts of blocks, and whole blocks.
         for cut in [3 * 512 + 60, 3 * 512, 3 * 512 - 1, 2 * 512 + 10, 512] {
             head = resize(heap, head, cut).expect("in place");
             assert_eq!(dirty(heap), u64::from(3 * 512 + 100 - cut));
@@ -74,7 +74,7 @@ fn what_is_cut_off_is_dirty_or_given_back() {
         heap.free_large(head);
         assert_eq!(dirty(heap), 3 * 512 + 100);
 
-        // One that owns its last block keeps it, without the memory behind the new end.
+        // An allocation that owns its last block keeps the block, without the memory behind the new end.
         let (old, block) = (OWN_BLOCKS_FRAMES + 300, OWN_BLOCKS_FRAMES + 512);
         heap.release_everything(Releaser::Explicit);
         let head = written(heap, old);
@@ -83,12 +83,12 @@ fn what_is_cut_off_is_dirty_or_given_back() {
         let behind = TAIL_FRAMES as usize * FRAME_BYTES;
         assert_eq!((resident(address(head, cut), behind), dirty(heap)), (0, 0));
         assert_eq!(heap.slack.load(Ordering::Relaxed), (block - cut) as usize);
-        // Less than that is not worth a call.
+        // A smaller cut is not worth a call.
         let less = cut - TAIL_FRAMES + 1;
         assert_eq!(resize(heap, head, less), Some(head));
         let kept = TAIL_FRAMES as usize - 1;
         assert_eq!(resident(address(head, less), kept * FRAME_BYTES), kept);
-        // It grows over that again, as realloc may, but nothing of it is called clean once freed.
+        // The allocation grows over that memory again, as realloc may. Once freed, none of it counts as clean.
         assert_eq!(resize(heap, head, block), Some(head));
         heap.free_large(head);
         assert_eq!(dirty(heap), u64::from(block));
@@ -106,7 +106,7 @@ fn growth_in_place_takes_what_is_free_behind() {
         assert_eq!(dirty(heap), 10);
         assert_eq!(resize(heap, head, 512), Some(head));
         assert_eq!(resize(heap, head, 512 + 1), Some(head));
-        // It owns the second block whole now, of which it uses one frame.
+        // The allocation owns the whole second block now, and uses one frame of it.
         assert_eq!(dirty(heap), 512 + 100);
         heap.free_large(head);
         assert_eq!(dirty(heap), 3 * 512 + 100);
@@ -114,7 +114,7 @@ fn growth_in_place_takes_what_is_free_behind() {
         assert!(!again.clean, "it reads as it was left");
         heap.free_large(heap.region().frame(again.address));
 
-        // Where there are clean blocks behind it, slack is there to be grown into.
+        // If there are clean blocks behind the allocation, it gets slack to grow into.
         heap.release_everything(Releaser::Explicit);
         let opened = heap.take_blocks(40, 1, 0).unwrap();
         heap.put_blocks(opened.first, 40, 0);
@@ -134,7 +134,7 @@ fn growth_in_place_takes_what_is_free_behind() {
     });
 }
 
-/// A spare run comes again as it was left.
+/// A spare run is allocated again with its old content.
 #[test]
 fn a_spare_run_is_not_clean() {
     alone(CALM, |heap| {
@@ -153,7 +153,7 @@ struct Live {
     value: u8,
 }
 
-/// Random requests: what is said to read zero does, content stays, and in the end all is free.
+/// Random requests: memory that counts as zero reads zero, content stays, and in the end all is free.
 fn content_follows(heap: &Heap, seed: u64) {
     let mut random = 0x9e37_79b9_7f4a_7c15 ^ seed;
     let mut live: Vec<Live> = Vec::new();
@@ -190,7 +190,7 @@ fn content_follows(heap: &Heap, seed: u64) {
             assert!(heap.free_large(one.head));
             live.swap_remove(at);
         } else {
-            // By a little more often than by much.
+            // Small changes of size are more frequent than large ones.
             let frames = match random >> 58 & 3 {
                 0 => frames,
                 1 => (one.frames + any % 40).saturating_sub(20).max(1),

@@ -1,21 +1,21 @@
-//! Objects that come back to a span in runs.
+//! Objects that return to a span in runs.
 //!
-//! What is freed in the order in which it was allocated, or backwards, lies side by side: such objects are tested and put
-//! back as one range of bits. Each is still tested for its place and its bit before any bit is set, and where one of
-//! them is refused, all go in one by one up to that one. See
+//! Objects that are freed in the order of their allocation, or in reverse, lie side by side. Such objects are tested and
+//! put back as one range of bits. Each object is still tested for its place and its bit before any bit is set. If one of
+//! them is refused, the objects before it are put back one by one. See
 //! [decision 0057](../../../../docs/decisions/0057-neighbours-return-as-one-range.md).
 
 use super::{Misuse, Span, words_of};
 use crate::base::size_class::Class;
 use ebbtide_zone::FRAME_BYTES;
 
-/// Objects side by side that are worth going in together.
+/// Neighbouring objects that are put back in one step: at least this many.
 const MANY: usize = 8;
 
 impl Span {
-    /// Puts back the objects at the front of `objects` that lie in this span: how many, and why the next was refused.
-    /// Neighbours at the front go in alone: ask again for the rest. Else a word of the map is fetched and stored once for
-    /// all of its objects that stand together.
+    /// Puts back the objects at the front of `objects` that lie in this span. Returns their number, and why the
+    /// next object was refused. If neighbours are at the front, only these are put back: call again for the rest.
+    /// Otherwise a word of the map is loaded and stored once for all consecutive objects in it.
     pub fn put_run(
         &mut self,
         class: &Class,
@@ -52,8 +52,9 @@ impl Span {
         (count, refused)
     }
 
-    /// Puts back the objects at the front of `objects` that lie side by side in this span, upwards or downwards: how
-    /// many. `None`: they are few, or one of them is not to be put back; nothing was done then.
+    /// Puts back the objects at the front of `objects` that lie side by side in this span, upwards or downwards.
+    /// Returns their number. `None`: there are too few, or one of them must not be put back; nothing was changed
+    /// then.
     fn put_neighbours(
         &mut self,
         class: &Class,
@@ -61,7 +62,7 @@ impl Span {
         objects: &[usize],
     ) -> Option<usize> {
         let size = class.size as usize;
-        // The first look is at one pair: objects freed at random go no further.
+        // The first check compares one pair: objects freed in random order fail it.
         let far = size * (MANY - 1);
         let apart = objects.get(MANY - 1)?.wrapping_sub(objects[0]);
         if apart != far && apart != far.wrapping_neg() {
@@ -87,11 +88,12 @@ impl Span {
     }
 }
 
-/// How many addresses at the front, `most` at most, are `step` behind the one before.
+/// Number of addresses at the front, at most `most`, that are each `step` behind the one before.
 fn in_steps(addresses: &[usize], step: usize, most: usize) -> usize {
     let addresses = &addresses[..most.min(addresses.len())];
     let mut count = 1;
-    // Eight at a time as long as all are: without a branch between them they are compared side by side.
+    // Compares eight at a time while all of them match: without a branch between them, the processor compares them
+    // in parallel.
     while let Some(next) = addresses.get(count - 1..count + 8) {
         let other = (0..8).fold(0, |other, at| {
             other | next[at + 1].wrapping_sub(next[at]) ^ step

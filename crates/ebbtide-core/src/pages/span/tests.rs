@@ -49,7 +49,7 @@ fn a_run_goes_in_as_its_objects_would_one_by_one() {
         whole.take(about, ADDRESS, &mut all);
         single.take(about, ADDRESS, &mut all);
         for _ in 0..64 {
-            // Upwards or downwards from anywhere, with a leap or a fault here and there.
+            // Upwards or downwards from any object, with occasional leaps and faults.
             let mut object = random(objects);
             let step = [1, objects - 1][random(2)];
             let run: std::vec::Vec<usize> = (0..1 + random(64))
@@ -156,7 +156,7 @@ fn empty_frames_are_claimed_and_come_back() {
         assert_eq!(span.unclaim(about, empty, true), claimed);
         assert_eq!((span.free, span.released), (free, empty));
         assert_eq!(span.empty_frames(about, false), 0, "released once");
-        // Populated frames serve first; an object of a released one makes it populated.
+        // Populated frames serve first. An object that is taken from a released frame makes the frame populated.
         let one = span.take(about, 0, &mut all[..1]);
         assert_eq!(one, 1);
         assert_eq!(

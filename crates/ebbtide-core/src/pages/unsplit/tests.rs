@@ -1,4 +1,4 @@
-//! When held blocks are tried again.
+//! When unsplit blocks are tried again.
 
 use super::*;
 use crate::alone::{CALM, alone, dirty_run};
@@ -25,7 +25,7 @@ fn looks_come_at_growing_intervals_while_something_is_held() {
             assert_eq!(held.next_retry_ms(), (wait < MOST_MS).then_some(wait));
         }
         assert_eq!(wait, MOST_MS);
-        // Nothing is held at this look: the next one begins anew.
+        // Nothing is unsplit at this retry: the next one begins anew.
         now += 1;
         heap.retry_unsplit(now);
         held.add(1);

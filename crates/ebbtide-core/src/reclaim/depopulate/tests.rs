@@ -9,10 +9,11 @@ use crate::reclaim::Heap;
 use ebbtide_sys::clock;
 use std::vec::Vec;
 
-/// The window of [`CALM`]: no call of the test's finds anything due by the clock.
+/// The window of [`CALM`]: in the test's calls no memory becomes due by the clock.
 const WINDOW_MS: u64 = 3_600_000;
 
-/// Objects of a class, by whole batches and spans, all but each `nth` freed into their spans. Those that live, and those that do not.
+/// Allocates objects of a class, by whole batches and spans, and frees all but each `nth` into their spans. Returns
+/// the live ones and the freed ones.
 fn half_used(heap: &Heap, class: usize, count: usize, nth: usize) -> (Vec<usize>, Vec<usize>) {
     stay_here();
     let size = CLASS[class].size as usize;
@@ -55,7 +56,7 @@ fn empty_frames_go(heap: &Heap) {
     live_stays(&live, class);
     assert_eq!(heap.waiting_in_spans(), 0);
     assert_eq!(heap.central[class].bytes(class).claimed, 0);
-    // The same objects come again, the populated ones before others, and read as they may.
+    // The same objects are allocated again, those in populated frames first. Each reads as old content or as zero.
     let again: Vec<usize> = (0..freed.len()).map(|_| heap.take_object(class)).collect();
     assert!(again.iter().all(|object| !live.contains(object)));
     live_stays(&live, class);
@@ -104,7 +105,7 @@ fn a_depopulation_claims_what_is_due_or_all() {
         let (live, freed) = half_used(heap, class, 2048, 16);
         let claimed = heap.depopulate(class, 1, Releaser::Explicit);
         assert!(claimed > 0 && claimed < freed.len() as u64 / 2, "{claimed}");
-        // As many spans at once are looked at as may be.
+        // As many spans as allowed are scanned at once.
         let rest = heap.depopulate(class, usize::MAX, Releaser::Explicit);
         assert_eq!(claimed + rest, freed.len() as u64);
         assert_eq!(heap.depopulate(class, usize::MAX, Releaser::Explicit), 0);
@@ -134,7 +135,7 @@ fn nothing_goes_where_it_is_switched_off() {
     );
 }
 
-/// What the recent peak explains is not due; a window later all of it is.
+/// Memory that the recent peak explains is not due. A window later all of it is.
 #[test]
 fn empty_frames_are_due_a_window_after_the_peak() {
     alone(CALM, |heap| {

@@ -1,4 +1,5 @@
-//! Batches: what gathers keep their ranges in beyond the first few. A free list for the process, behind one lock.
+//! Batches: storage for the ranges of a gather beyond the first few. The process has one free list of them, behind one
+//! lock.
 
 use super::Range;
 use crate::base::ranks;
@@ -7,7 +8,7 @@ use core::ptr::{self, NonNull};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::vm;
 
-/// Ranges of a batch: it fills a page.
+/// Ranges in a batch, which fills a page.
 pub(in crate::reclaim) const BATCH: usize = 510;
 
 #[repr(C)]
@@ -19,7 +20,7 @@ pub(in crate::reclaim) struct Batch {
 
 const _: () = assert!(size_of::<Batch>() == 4096);
 
-/// Free batches. Never returned to the kernel: there are few.
+/// The free batches. They are few, and never released to the kernel.
 pub struct Batches {
     free: *mut Batch,
     /// How many of [`FIRST`] have been handed out.
@@ -33,14 +34,14 @@ impl Batches {
     }
 }
 
-/// The first batches need no mapping, so that something can be released where none is to be had: near a limit
-/// of locked memory, say, a worker without capabilities gets none. Untouched until used.
+/// The first batches need no mapping, so that memory can be released when no mapping can be made. For example, a
+/// worker without capabilities gets none near a limit of locked memory. They are not touched until used.
 pub(in crate::reclaim) struct First(UnsafeCell<[Batch; FIRST_BATCHES]>);
 
 // SAFETY: each batch is handed out once, under the lock of [`BATCHES`].
 unsafe impl Sync for First {}
 
-/// How many those are: one for each of two gathers.
+/// Number of these batches: one for each of two gathers.
 pub(in crate::reclaim) const FIRST_BATCHES: usize = 2;
 
 pub(in crate::reclaim) static FIRST: First = First(UnsafeCell::new(
@@ -53,7 +54,7 @@ pub(in crate::reclaim) static FIRST: First = First(UnsafeCell::new(
     }; FIRST_BATCHES],
 ));
 
-// SAFETY: the list is owned by whoever holds its lock.
+// SAFETY: the list belongs to the thread that holds its lock.
 unsafe impl Send for Batches {}
 
 /// The process's free batches.
@@ -65,7 +66,7 @@ pub static BATCHES: Lock<Batches> = Lock::new(
     },
 );
 
-/// Tests make the next requests for a batch fail.
+/// Tests set this to make the next requests for a batch fail.
 #[cfg(test)]
 pub static REFUSE_BATCHES: core::sync::atomic::AtomicBool =
     core::sync::atomic::AtomicBool::new(false);
@@ -103,8 +104,8 @@ fn pop_batch() -> Option<NonNull<Batch>> {
             NonNull::new(unsafe { FIRST.0.get().cast::<Batch>().add(batches.first_out - 1) })?
         }
     };
-    // Emptied under the lock: a child that is forked while this thread goes on finds it on the list or empty, never
-    // handed out with the link of before.
+    // Emptied under the lock. If another thread forks meanwhile, its child finds the batch on the list or empty,
+    // never handed out with its previous link.
     // SAFETY: off the list, and not handed out yet.
     unsafe { ((*batch.as_ptr()).next, (*batch.as_ptr()).len) = (ptr::null_mut(), 0) };
     Some(batch)

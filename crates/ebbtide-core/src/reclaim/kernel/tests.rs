@@ -13,8 +13,8 @@ fn dirty(heap: &Heap) -> u64 {
     zones.map(|zone| zone.counters().dirty).sum()
 }
 
-/// In a call for many, a range goes on as clean before the answer is there: so it must read zero. By itself it stays
-/// dirty, and held.
+/// In a call for many ranges, a range counts as clean before the result is known. So it must read zero. In a call
+/// of its own it stays dirty, and is kept.
 #[test]
 fn what_nothing_gives_back_reads_zero_or_stays_dirty() {
     alone(CALM, |heap| {
@@ -36,7 +36,7 @@ fn what_nothing_gives_back_reads_zero_or_stays_dirty() {
     });
 }
 
-/// `process_madvise` alone is refused: range by range, then.
+/// Only `process_madvise` is refused: then each range gets a call.
 #[test]
 fn where_no_call_takes_many_each_gets_its_own() {
     alone(CALM, |heap| {
@@ -92,7 +92,7 @@ fn lazy_ranges_stay_resident_unless_that_is_refused() {
     });
 }
 
-/// What is noted as done, or kept, is not given to the kernel once more: others may have it by then.
+/// Ranges that are marked as done or kept are not released once more: another owner may have them by then.
 #[test]
 fn what_is_done_is_not_released_again() {
     alone(CALM, |heap| {
@@ -135,7 +135,7 @@ fn lazy_ranges_and_others_go_in_calls_of_their_own() {
             assert_eq!(left, if n % 2 == 0 { 0 } else { 10 }, "part {n}");
         }
         assert_eq!(crate::front::figures().lazied_bytes as usize, 2 * part);
-        // Where that is known to be refused, nobody asks again.
+        // If the call is known to be refused, it is not tried again.
         LAZY_FREE.refuse();
         fill(address, 4 * part, 1);
         gather.begin_again();

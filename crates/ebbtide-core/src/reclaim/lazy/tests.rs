@@ -10,7 +10,7 @@ use ebbtide_zone::refault::WINDOW_MS;
 
 const ONE_ZONE: &str = "workers=0,pressure=off,lazyfree=auto,thp=off,retain_ms=3600000,dev=zones:1";
 
-/// Claims up to `frames`. How many.
+/// Claims up to `frames`. Returns their number.
 fn claim(heap: &Heap, take: Take, frames: u32) -> Option<Claim> {
     take.claim(heap.region(), &mut heap.zones[0].lock.lock(), frames)
 }
@@ -38,14 +38,14 @@ fn each_way_takes_its_frames() {
         assert_eq!(claimed.frames(), 15);
         put(heap, claimed, Outcome::Dirty);
         assert_eq!(claim(heap, Take::All, 100).unwrap().frames(), 40);
-        // Only what was due says whether it is wanted again: all of it is unused in the end.
+        // Only due frames count as given up: all of them are unused in the end.
         let mut data = heap.zones[0].lock.lock();
         data.refaults.observe(3 * WINDOW_MS, 0);
         assert_eq!(data.refaults.evidence(), (0, 40));
     });
 }
 
-/// Twice as many as were wanted again, less those that are lazy or on their way.
+/// Twice as many as were reused, less the frames that are lazy or claimed.
 #[test]
 fn there_is_room_for_as_many_lazy_frames_as_are_wanted_again() {
     alone(ONE_ZONE, |heap| {
@@ -91,7 +91,7 @@ fn nothing_becomes_lazy_where_that_is_switched_off() {
 fn no_huge_page_is_split_for_lazy_frames() {
     alone("workers=0,pressure=off,lazyfree=off,dev=zones:1", |heap| {
         let start = heap.zones[0].lock.lock().state.first_block();
-        // Behind the first blocks of the zone, huge pages are asked for.
+        // Behind the first blocks of the zone, Ebbtide asks for huge pages.
         heap.take_blocks(9, 1, 0).unwrap();
         let block = dirty_blocks(heap, 1);
         assert!(block.0 >= start.0 + 8);
@@ -134,7 +134,7 @@ fn lazy_frames_are_due_when_they_are_old_or_too_many() {
         assert_eq!(due(&mut data, 1799, u64::MAX), 40);
         assert_eq!(due(&mut data, 1799, 25), 75, "no room for more");
         assert_eq!(due(&mut data, 1900, u64::MAX), 100);
-        // More are young than are lazy still.
+        // More frames became lazy lately than are still lazy.
         data.lazied.add(300);
         assert_eq!(due(&mut data, 1900, u64::MAX), 0);
     });

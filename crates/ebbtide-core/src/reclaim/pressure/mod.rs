@@ -1,19 +1,21 @@
-//! Memory that is short: who looks, who is told, what then happens.
+//! Memory pressure: how workers detect that memory is short, and what the program's threads then do.
 //!
 //! ```text
-//!   limits, PSI, levels ── looked at by ──▶ Watcher ──▶ Policy ──▶ pressed?  ──▶ nothing is deferred
-//!   (a worker, 25 times a second while      │                 └─▶ budget ──▶ calls that take fresh frames
-//!    there is memory to give; more often    └─ room ─▶ half of it bounds what is kept
-//!    while others grow near the limit)
+//!   limits, PSI, levels ── sampled by ──▶ Watcher ──▶ Policy ──▶ pressed?  ──▶ nothing is deferred
+//!   (a worker, 25 times a second while    │                 └─▶ budget ──▶ calls that take fresh frames
+//!    there is memory to return; more      └─ headroom ─▶ at most half of it is retained
+//!    often while others grow near the limit)
 //! ```
 //!
-//! Only workers look: reading a file needs a descriptor, and the program's table is its own. The program
-//! is told by two words. While [`Allowance::is_short`], all that is free is due. And every frame that is taken
-//! afresh is paid from a budget: who finds it spent wakes the worker, and meanwhile releases as much as was
-//! taken beyond it, so that usage does not grow however late the worker comes. A call waits for that share, and,
-//! where huge pages must be split for it, until workers have taken what is left to them, for [`PATIENCE_MS`] at most.
+//! Only workers sample: reading a file needs a descriptor, and the descriptor table of the program is its own. The
+//! program's threads read two words of [`Allowance`]:
+//! - While [`Allowance::is_short`], all free memory is due.
+//! - Every frame that is taken fresh is paid from a budget. A thread that finds the budget spent wakes a worker.
+//!   Meanwhile it releases as much as was taken beyond the budget, so that usage does not grow however late the worker
+//!   comes. If huge pages must be split for that share, the call waits until workers have taken the part that is left to
+//!   them, for at most [`PATIENCE_MS`].
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`plan::pressure`] | the decisions: a pure state machine |
 //! | [`watcher`] | the files that a worker watches |
@@ -38,31 +40,31 @@ use ebbtide_zone::plan::{self, LimitPlan};
 use ebbtide_zone::{Counters, FRAME_BYTES};
 use watcher::Watcher;
 
-/// Between calls for the worker because the budget is spent.
+/// Least interval between two calls for the worker because the budget is spent.
 const CALL_MS: u64 = 10;
-/// A call that pays waits for a worker that is busy with a round at most so long.
+/// A call that pays waits at most this long for a worker that is busy with a round.
 const PATIENCE_MS: u64 = 20;
-/// What may be taken until a worker that has just been called has looked: 32 MiB.
+/// Frames that may be taken fresh until a worker that was just called has sampled: 32 MiB.
 const FIRST_BUDGET: u64 = 8192;
 
-/// What a process knows of pressure.
+/// The state of a process's memory pressure.
 pub struct Pressure {
-    /// The worker that looks, by number and 1; 0: none.
+    /// The worker that samples, as its number plus 1. 0: no worker does. `usize::MAX`: no worker can.
     watched_by: AtomicUsize,
     /// Guarded by `watched_by`.
     policy: UnsafeCell<Policy>,
-    /// What the environment said. Written at the start only.
+    /// The settings of the environment. Written at the start only.
     told: UnsafeCell<PressureEnvironment>,
-    /// When a worker was last called for.
+    /// When a worker was last called.
     called_ms: AtomicU64,
 }
 
-// SAFETY: `policy` is reached by the worker whose number is in `watched_by`, or by a child's only thread; `told` is not
-// written to once there are others.
+// SAFETY: `policy` is reached by the worker whose number is in `watched_by`, or by a child's only thread; `told` is
+// not written to once there are others.
 unsafe impl Sync for Pressure {}
 
 impl Pressure {
-    /// Nothing known.
+    /// No pressure is known.
     pub const fn new() -> Self {
         Self {
             watched_by: AtomicUsize::new(0),
@@ -72,7 +74,7 @@ impl Pressure {
         }
     }
 
-    /// Called at the start, while a descriptor may come and go.
+    /// Called at the start, when a descriptor may be opened and closed.
     ///
     /// # Safety
     /// This thread is alone.
@@ -97,37 +99,37 @@ impl Pressure {
         unsafe { *self.policy.get() = Policy::new() };
     }
 
-    /// The watcher of a worker.
+    /// Opens the watcher of a worker.
     pub fn open_watcher(&self, now_ms: u64) -> Watcher {
         // SAFETY: written before there was a worker.
         Watcher::open(unsafe { &*self.told.get() }, now_ms)
     }
 
-    /// Whether a worker looks.
+    /// Whether a worker samples, or no worker can.
     pub fn is_watched(&self) -> bool {
         self.watched_by.load(Ordering::Relaxed) != 0
     }
 
-    /// A worker was called: if none watched pressure, not much may happen until it has looked.
+    /// A worker was called. If no worker watched pressure, the budget is small until it has sampled.
     pub fn expect_look(&self, allowance: &Allowance) {
         if !self.is_watched() {
             allowance.lower_budget(FIRST_BUDGET);
         }
     }
 
-    /// A worker found that it cannot open anything: nobody looks, and nothing bounds anybody.
+    /// A worker found that it cannot open files: no worker samples, and the budget has no bound.
     ///
-    /// A thread in [`Self::expect_look`] may have found nobody just before, and lower the budget just after
-    /// this. No order of two words prevents that, and nobody would look and lift it again: so who finds the
-    /// budget spent looks here first ([`Self::take_overdraft`]). It then pays for nothing, however late the
-    /// budget was lowered.
+    /// A thread in [`Self::expect_look`] may have seen no watching worker just before this call, and lower the
+    /// budget just after it. No order of the two words prevents that, and no worker would sample and lift the bound
+    /// again. So a thread that finds the budget spent checks `watched_by` first ([`Self::take_overdraft`]). It then
+    /// pays for nothing, however late the budget was lowered.
     pub fn expect_no_look(&self, allowance: &Allowance) {
         self.watched_by.store(usize::MAX, Ordering::Relaxed);
         allowance.lift();
     }
 
-    /// What was taken beyond the budget, which is the caller's to make up for. `None`: nothing, or the bound
-    /// waits for a look that never comes.
+    /// Frames taken beyond the budget; the caller must release as many. `None`: there are none, or the bound waits
+    /// for a sample that never comes.
     fn take_overdraft(&self, allowance: &Allowance) -> Option<u64> {
         if allowance.is_over_budget() && self.watched_by.load(Ordering::Relaxed) == usize::MAX {
             allowance.lift();
@@ -135,7 +137,7 @@ impl Pressure {
         allowance.take_overdraft()
     }
 
-    /// Whether worker `number` is the one that looks, from now on if nobody was.
+    /// Whether worker `number` samples. If no worker did, this one does from now on.
     pub fn claim_watch(&self, number: usize) -> bool {
         let (mine, order) = (number + 1, Ordering::Acquire);
         match self.watched_by.compare_exchange(0, mine, order, order) {
@@ -144,8 +146,8 @@ impl Pressure {
         }
     }
 
-    /// Worker `number` looks no more: there is nothing to give, so nothing bounds anybody, and what was left
-    /// of a limit says nothing about later.
+    /// Worker `number` stops sampling. There is nothing to return, so the budget has no bound, and the last
+    /// headroom is no longer valid.
     pub fn end_watch(&self, number: usize, allowance: &Allowance) {
         if self.watched_by.load(Ordering::Relaxed) == number + 1 {
             allowance.lift();
@@ -156,10 +158,11 @@ impl Pressure {
 }
 
 impl Heap {
-    /// Looks at pressure, by the worker that has claimed to, and tells the program.
+    /// Samples pressure and publishes the result to the program's threads. Called by the worker that has claimed
+    /// the watch.
     pub fn look_at_pressure(&self, watcher: &mut Watcher, now: u64) -> Verdict {
         let (room, told) = watcher.look(now);
-        // Where nothing tells any more, nothing is known to be bounded.
+        // Without a known limit, the kept memory has no known bound.
         self.allowance.set_room(room.map_or(u64::MAX, for_reuse));
         self.note_limit(|| watcher.limit());
         let look = Look {
@@ -182,14 +185,14 @@ impl Heap {
         verdict
     }
 
-    /// The owner's limit may be a part of `limit`, which may have changed.
+    /// The user's limit may be a percentage of `limit`, which may have changed.
     fn note_limit(&self, limit: impl FnOnce() -> Option<u64>) {
         if let part @ Limit::Percent(_) = self.config.limit {
             set_limit(&self.allowance, part, limit(), self.ram);
         }
     }
 
-    /// Without a watcher: the limits alone. By a worker.
+    /// Reads only the limits, without a watcher. Called by a worker.
     pub fn look_at_limits(&self) {
         let group = Groups::find().memory;
         let nearest = group.as_ref().and_then(Group::nearest);
@@ -200,7 +203,7 @@ impl Heap {
         self.note_limit(|| group.and_then(|group| group.smallest_limit()));
     }
 
-    /// Bytes that the heap may have resident, or will have when all of it is touched.
+    /// Bytes that the heap has resident, or will have resident when the program touches all of its memory.
     fn potential(&self) -> u64 {
         let own = |zone: Counters| zone.in_use + zone.dirty + zone.lazy + zone.claimed;
         let (frames, _) = self.sum(|counters| (own(counters), 0));
@@ -208,23 +211,23 @@ impl Heap {
         frames.saturating_sub(slack) * FRAME_BYTES as u64
     }
 
-    /// A slow path found the budget spent: the worker is to look, and this call releases as much as was
-    /// taken beyond it.
+    /// A slow path found the budget spent: it calls the worker, and releases as much as was taken beyond the
+    /// budget.
     #[cold]
     pub fn pay_for_growth(&self, now: u64) {
         let Some(share) = self.pressure.take_overdraft(&self.allowance) else {
             return;
         };
         if is_time(&self.pressure.called_ms, now, CALL_MS) && !self.call_workers(1) {
-            // No thread is to be had now, so nobody looks: pay once, not for ever.
+            // No worker can be made now, so no worker samples: pay once, not each time.
             self.allowance.lift();
         }
         let released = self.release_some(share);
         stats::count(word!(paid_bytes), released * FRAME_BYTES as u64);
     }
 
-    /// Releases up to `frames` of what is free, due or not, in this thread: from the zones, then from
-    /// spans. How many.
+    /// Releases up to `frames` free frames in this thread, due or not: from the zones, then from spans. Returns the
+    /// number of frames.
     fn release_some(&self, frames: u64) -> u64 {
         let take = Take::Due { lazy_first: false };
         let mut released = self.release_in_place(frames, take, Releaser::SlowPath);
@@ -239,7 +242,7 @@ impl Heap {
                 }
             }
         }
-        // Whoever wants more does not run ahead of those who give back.
+        // A thread that wants more memory does not run ahead of the workers that release it.
         let start = clock::precise_ns();
         let has_worker = || self.workers.count() > 0;
         self.slots
@@ -250,8 +253,8 @@ impl Heap {
         released
     }
 
-    /// Looks at what is kept outside the zones, where the owner has set a limit, and gives back what is
-    /// above it.
+    /// If the user has set a limit, checks the memory kept outside the zones, and releases the part above the
+    /// limit.
     pub fn keep_owners_limit(&self, by: Releaser) {
         let Some(limit) = self.allowance.limit() else {
             return;
@@ -268,7 +271,7 @@ impl Heap {
         self.allowance.set_kept(cached + in_spans);
     }
 
-    /// What the caches hold.
+    /// Frames that the caches keep.
     fn cached_frames(&self) -> u64 {
         let Cached { objects, runs } = self.cached();
         ((objects + runs) / FRAME_BYTES) as u64
@@ -279,12 +282,12 @@ impl Heap {
     }
 }
 
-/// Frames that may be kept for reuse, by what is left.
+/// Frames that may be kept for reuse, computed from the headroom.
 fn for_reuse(room: pressure::Room) -> u64 {
     room.least / 2 / FRAME_BYTES as u64
 }
 
-/// A percentage is of the `smallest` limit of the process's groups, at most of RAM.
+/// Sets the user's limit. A percentage applies to the `smallest` limit of the process's groups, at most to the RAM.
 fn set_limit(allowance: &Allowance, limit: Limit, smallest: Option<u64>, ram: usize) {
     let bytes = limit.bytes_of(smallest.unwrap_or(u64::MAX).min(ram as u64));
     allowance.set_limit(bytes.map(|bytes| bytes / FRAME_BYTES as u64));
@@ -311,7 +314,7 @@ mod tests {
         let (pressure, allowance) = (Pressure::new(), Allowance::new());
         assert!(pressure.claim_watch(0));
         allowance.set_room(1);
-        // SAFETY: nobody else knows of it.
+        // SAFETY: no other thread knows of it.
         unsafe { pressure.begin() };
         allowance.begin_in_child();
         assert_eq!(allowance.room_frames(), u64::MAX);
@@ -321,7 +324,8 @@ mod tests {
     #[test]
     fn nobody_pays_for_a_look_that_never_comes() {
         let (pressure, allowance) = (Pressure::new(), Allowance::new());
-        // A thread finds nobody; a worker finds that it may open nothing; then the thread lowers the budget.
+        // A thread finds no watching worker; a worker finds that it may open no file; then the thread lowers the
+        // budget.
         let found_nobody = !pressure.is_watched();
         pressure.expect_no_look(&allowance);
         assert!(found_nobody);

@@ -1,7 +1,7 @@
-//! What a worker opens to watch memory pressure, and one sample of it.
+//! The files that a worker opens to watch memory pressure, and one sample of them.
 //!
-//! Exists while there is memory to give, in the worker that waits for the window, in that thread's own
-//! descriptor table.
+//! A watcher exists while there is memory to return. It belongs to the worker that waits for the window, and its files
+//! are in that thread's own descriptor table.
 
 use ebbtide_sys::pressure::source::{Stalled, Trigger};
 use ebbtide_sys::pressure::{
@@ -9,39 +9,39 @@ use ebbtide_sys::pressure::{
 };
 use ebbtide_zone::plan::pressure::{Stalls, is_ours};
 
-/// The group is looked for again after this: a process may be moved, a limit may be set.
+/// The cgroup is looked up again after this time: a process may be moved, a limit may be set.
 const FIND_MS: u64 = 1000;
-/// The machine's memory is read as often.
+/// The machine's free memory is read again after this time.
 const MACHINE_MS: u64 = 200;
 
 /// See the module's header.
 pub struct Watcher {
     hits: Hits,
     own: OwnSources,
-    /// What the environment told to watch, in place of those.
+    /// The file that the environment names, watched instead of the process's own groups.
     psi: Option<(Psi, Stalled, Stalls)>,
     channel: Option<EventChannel>,
     watch: Watched,
     machine: Option<Room>,
-    /// The group had a limit at the last look.
+    /// The group had a limit at the last sample.
     is_limited: bool,
     found_ms: u64,
     machine_ms: u64,
 }
 
-/// Where events come from.
+/// The origin of pressure events.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watched {
     /// The process's own groups, and the machine.
     Own,
-    /// What the environment named.
+    /// The file or socket that the environment names.
     Environment,
-    /// Only distance counts.
+    /// There are no events: only the distance to the limits counts.
     Nothing,
 }
 
 impl Watcher {
-    /// Opens what there is.
+    /// Opens the files that exist.
     pub fn open(told: &PressureEnvironment, now_ms: u64) -> Self {
         let groups = Groups::find();
         let mut watcher = Self {
@@ -68,7 +68,7 @@ impl Watcher {
         watcher
     }
 
-    /// The nearest limit, and whether somebody told of pressure since the last look.
+    /// Samples the nearest limit, and whether an event of pressure came since the last sample.
     pub fn look(&mut self, now_ms: u64) -> (Option<Room>, bool) {
         let mut told = false;
         if now_ms.wrapping_sub(self.found_ms) >= FIND_MS {
@@ -90,7 +90,7 @@ impl Watcher {
         (room, told && self.watch != Watched::Nothing)
     }
 
-    /// What a percentage is of: the smallest limit of the process's groups. `None`: none has any.
+    /// The base of a percentage: the smallest limit of the process's groups. `None`: no group has a limit.
     pub fn limit(&self) -> Option<u64> {
         self.hits.group.as_ref().and_then(Group::smallest_limit)
     }
@@ -105,8 +105,9 @@ impl Watcher {
         hit || stalled || own || level || channel
     }
 
-    /// What there was to look at, a bit for each: `/proc/meminfo`, a memory cgroup with a limit, a PSI file, version 1's
-    /// `memory.pressure_level`, a FIFO or socket of systemd's protocol; and whether the environment wants no events.
+    /// The files that are sampled, one bit each: `/proc/meminfo`, a memory cgroup with a limit, a PSI file, version
+    /// 1's `memory.pressure_level`, a FIFO or socket of systemd's protocol. One more bit says whether the
+    /// environment wants no events.
     pub fn sources(&self) -> u64 {
         let have = [
             (self.machine.is_some(), 1),
@@ -135,9 +136,9 @@ struct Hits {
 }
 
 impl Hits {
-    /// The process is in `group`. Whether a limit of where it was has been met since the last look.
+    /// The process is in `group` now. Returns whether a limit of its previous group was met since the last sample.
     fn follow(&mut self, group: Option<Group>) -> bool {
-        // The same levels with a limit: what comes between two looks is not lost.
+        // The same levels have a limit: hits between two samples are not lost.
         if group == self.group {
             return false;
         }
@@ -147,7 +148,7 @@ impl Hits {
         told
     }
 
-    /// Whether one has been met since the last look.
+    /// Whether a limit has been met since the last sample.
     fn look(&mut self) -> bool {
         let hits = self.group.as_ref().map(Group::hits);
         let before = core::mem::replace(&mut self.seen, hits);
@@ -155,13 +156,13 @@ impl Hits {
     }
 }
 
-/// What tells of the process's own groups.
+/// The files that report events of the process's own groups.
 #[derive(Default)]
 struct OwnSources {
     unified: Option<Group>,
     memory: Option<Group>,
     psi: Option<(Psi, Stalled, Stalls)>,
-    /// PSI is the machine's: it has a part in it only if the machine is short.
+    /// PSI is the machine's: the process takes part in its events only if the machine is short.
     is_machines: bool,
     level: Option<Level>,
 }
@@ -176,7 +177,7 @@ impl OwnSources {
         (self.unified, self.memory) = (groups.unified.clone(), groups.memory.clone());
     }
 
-    /// A group that is removed, when the process has left it, tells of it in the same way.
+    /// A group that is removed after the process has left it reports the same event.
     fn is_reclaimed_from(&mut self) -> bool {
         let happened = self.level.as_ref().is_some_and(Level::happened);
         let is_there = || self.memory.as_ref().is_some_and(Group::is_there);
@@ -267,7 +268,8 @@ mod tests {
         fake.hit(8);
         assert!(!hits.follow(fake.group()), "it is the same group");
         assert!(hits.look() && !hits.look());
-        // Its limit goes, or it is moved: what it met before counts, what others met before does not.
+        // The group's limit is removed, or the process is moved: hits of its own group before that count, hits of
+        // the other group before that do not.
         fake.hit(9);
         fake.write("memory.max", "max");
         assert!(hits.follow(fake.group()) && !hits.look());

@@ -1,4 +1,4 @@
-//! What claimed ranges are once they are back.
+//! The state of claimed ranges after they were put back.
 
 extern crate std;
 
@@ -29,7 +29,7 @@ fn counts(heap: &Heap) -> (u64, u64, u64) {
     (dirty, lazy, claimed)
 }
 
-/// Claims all that is dirty into a gather.
+/// Claims all dirty frames into a gather.
 fn claim_all(heap: &Heap, to_lazy: bool) -> Gather {
     let mut gather = Gather::NEW;
     loop {
@@ -57,12 +57,12 @@ fn only_what_was_released_is_clean() {
         dirty_blocks(heap, 3);
         let all = 3 * 512 + 100;
         assert_eq!(counts(heap), (all, 0, 0));
-        // Nobody came to it.
+        // The range was not tried.
         let gather = claim_all(heap, false);
         assert_eq!(counts(heap), (0, 0, all));
         put(heap, gather, true);
         assert_eq!(counts(heap), (all, 0, 0));
-        // Noted as done, but a forked child cannot know.
+        // The range is marked as done, but a forked child cannot know whether it was.
         let mut gather = claim_all(heap, false);
         gather.for_each(Gather::done);
         put(heap, gather, false);
@@ -77,7 +77,7 @@ fn only_what_was_released_is_clean() {
         put(heap, gather, true);
         assert_eq!(counts(heap), (0, all, 0));
         assert_eq!(zone(heap).lock.lock().lazied.all(), all);
-        // Not made lazy after all.
+        // The range was not made lazy in the end.
         put(heap, claim_all(heap, true), true);
         assert_eq!(counts(heap), (all, 0, 0));
         // Released.
@@ -109,7 +109,7 @@ fn what_was_kept_is_dirty_and_held() {
         let gather = claim_all(heap, false);
         assert_eq!(gather.frames(), 100);
         put(heap, gather, true);
-        // A kept one that was to become lazy is neither lazy nor done.
+        // A range that could not be made lazy is neither lazy nor done.
         let mut gather = claim_all(heap, true);
         gather.for_each(Gather::done);
         gather.for_each(Gather::keep);
@@ -119,11 +119,11 @@ fn what_was_kept_is_dirty_and_held() {
     });
 }
 
-/// A gather merges neighbours; each part goes back to the claim that it is from.
+/// A gather merges neighbours; each part is put back to its own claim.
 #[test]
 fn merged_ranges_go_back_claim_by_claim() {
     alone(CALM, |heap| {
-        // All in one word of the zone's, so that one claim can take all that is behind the middle.
+        // All blocks lie in one word of the zone, so that one claim can take all blocks behind the middle.
         let extent = heap.take_blocks(60, 64, 0).unwrap();
         let (first, middle) = (extent.first, Block(extent.first.0 + 30));
         let zone = heap.zone_of(first);
@@ -198,12 +198,12 @@ fn frames_of_spans_are_released_waiting_or_held() {
         let waiting = || heap.central[class].spans.lock().waiting(class) / FRAME_BYTES;
         let all = freed.len();
         assert_eq!((spans(), waiting()), ((all, 0), all));
-        // Nobody came to it.
+        // The range was not tried.
         let gather = claim_spans(heap, class, 1);
         assert_eq!((spans(), gather.frames()), ((0, all), all as u64));
         put(heap, gather, true);
         assert_eq!((spans(), waiting()), ((all, 0), all));
-        // UnsplitBlocks until the next look.
+        // Unsplit until the next retry.
         let mut gather = claim_spans(heap, class, 2);
         gather.for_each(Gather::keep);
         heap.central[class].spans.lock().looked_at_all(heap, class);
@@ -227,18 +227,18 @@ fn a_huge_page_that_was_split_is_dirty_as_a_whole() {
         let first = dirty_run(heap, 100);
         let free = u64::from(BLOCK_FRAMES);
         assert_eq!(counts(heap), (100, 0, 0));
-        // Not of a whole-free block: its frames say what they are.
+        // Nothing changes for a whole-free block: its record's words are valid.
         heap.count_resident(Block(first.block().0 + 1));
         assert_eq!(counts(heap), (100, 0, 0));
         let run = heap.take_run(10, 1).unwrap();
         assert_eq!(run.first.block(), first.block());
         heap.count_resident(first.block());
-        // All but those ten, and the one that keeps the block in parts.
+        // All but those ten, and the frame that keeps the block partial.
         assert_eq!(counts(heap), (free - 11, 0, 0));
     });
 }
 
-/// Blocks that were released whole are ordinary again.
+/// Blocks that were released whole are ordinary mappings again.
 #[test]
 fn special_mappings_are_healed_when_they_are_released_whole() {
     alone(ONE_ZONE, |heap| {
@@ -261,7 +261,7 @@ fn special_mappings_are_healed_when_they_are_released_whole() {
             (0..2).map(|n| flags(n).load(Ordering::Relaxed)).max(),
             Some(0)
         );
-        // A part of a block leaves it as it is.
+        // Releasing a part of a block leaves its mapping unchanged.
         let first = dirty_run(heap, 20);
         flags(first.block().0 - block.0).store(flag::SMALL, Ordering::Relaxed);
         heap.take_run(10, 1).unwrap();

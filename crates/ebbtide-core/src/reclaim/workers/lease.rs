@@ -1,21 +1,22 @@
-//! How long a worker may live: while it may do no more than the main thread.
+//! The lease: how long a worker may live. It lives only while its rights are the main thread's.
 //!
-//! A worker inherits the filters and the user of the thread that made it. A program that locks itself in later with
-//! seccomp(2), or that changes its user, binds its own threads; libc does not know a worker, and a filter without
-//! `SECCOMP_FILTER_FLAG_TSYNC` binds one thread. Whoever can write to the program's memory could make a worker do what
-//! the program may not. So once in [`CHECK_MS`] a worker compares the main thread's rights with what it found at its own
-//! start, and ends when they differ. The next one is made by a thread of the program, and inherits.
+//! A worker inherits the filters and the user of the thread that made it. A program that later restricts itself with
+//! seccomp(2), or changes its user, changes only its own threads. Libc does not know a worker, and a filter without
+//! `SECCOMP_FILTER_FLAG_TSYNC` applies to one thread. An attacker that can write to the program's memory could make a
+//! worker do what the program may not. So every [`CHECK_MS`] a worker compares the main thread's rights with those that it
+//! read at its own start, and ends when they differ. A thread of the program makes the next worker, which inherits the new
+//! rights.
 //!
-//! A program that binds itself through the C library's functions finds no worker: those in front of them
-//! ([`Workers::end_all`](super::Workers::end_all)) end all workers first.
+//! A program that restricts itself through the C library's functions has no worker then: Ebbtide's functions in front of
+//! them end all workers first ([`Workers::end_all`](super::Workers::end_all)).
 //!
-//! Signals are blocked in workers. One that is sent to a worker means that the program waits for all threads to handle
-//! it, as libpsx does: the worker ends, and is waited for no longer.
+//! Signals are blocked in workers. A signal to a worker means that the program waits for all threads to handle it, as
+//! libpsx does. The worker then ends, and the program no longer waits for it.
 //!
-//! A worker that cannot be sure of its own rights ends [`UNSURE_MS`] after its start:
-//! - It has no table of its own, or cannot read `/proc`.
-//! - The main thread had a filter at the first look, and no worker saw the same rights before this one was made. The
-//!   main thread may have installed the filter in between.
+//! A worker that cannot be sure of its own rights ends [`UNSURE_MS`] after its start. There are two cases:
+//! - The worker has no descriptor table of its own, or cannot read `/proc`.
+//! - The main thread had a filter at the worker's first check, and no worker saw the same rights before this worker was
+//!   made. The main thread may have installed the filter in between.
 //!
 //! [Decision 0066](../../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md).
 
@@ -23,21 +24,21 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::clock;
 use ebbtide_sys::thread::{self, Rights};
 
-/// A worker looks so often.
+/// Interval between two checks of a worker.
 pub const CHECK_MS: u64 = 1000;
-/// So long lives one that is not sure.
+/// Lifetime of a worker that is not sure of its rights.
 const UNSURE_MS: u64 = 10_000;
 
-/// What all workers of a process go by.
+/// The state that the leases of all workers of a process share.
 pub struct LeaseTerms {
-    /// The main thread's rights, as a worker saw them last.
+    /// The main thread's rights, as a worker last read them.
     seen: AtomicU64,
-    /// A worker made by then ends.
+    /// Workers made up to this time end.
     ended_ms: AtomicU64,
 }
 
 impl LeaseTerms {
-    /// No worker has seen anything, and none must end.
+    /// No worker has read the rights, and no worker must end.
     pub const fn new() -> Self {
         Self {
             seen: AtomicU64::new(0),
@@ -45,13 +46,13 @@ impl LeaseTerms {
         }
     }
 
-    /// As at the start.
+    /// Resets to the state at the start.
     pub fn reset(&self) {
         self.seen.store(0, Ordering::Relaxed);
         self.ended_ms.store(0, Ordering::Relaxed);
     }
 
-    /// Every worker that was made until now ends.
+    /// Ends every worker that was made until now.
     pub fn end(&self) {
         self.ended_ms.store(clock::now_ms(), Ordering::SeqCst);
     }
@@ -60,26 +61,27 @@ impl LeaseTerms {
 /// See the module's header.
 pub struct Lease {
     made_ms: u64,
-    /// What the main thread might do at the start; `None`: cannot be read.
+    /// The main thread's rights at the worker's start. `None`: they cannot be read.
     rights: Option<u32>,
     next_ms: u64,
-    /// The end, if nothing comes before it.
+    /// The latest end of the worker.
     end_ms: u64,
 }
 
-/// A sight of the main thread's rights: the digest, and when it was over, in milliseconds modulo 2^32.
+/// One reading of the main thread's rights: the digest, and the time when the reading was finished, in milliseconds
+/// modulo 2^32.
 fn sight(digest: u32, ms: u64) -> u64 {
     u64::from(digest) << 32 | u64::from(ms as u32)
 }
 
-/// Whether that digest was seen before a moment less than 24 days ago.
+/// Whether `last` shows that digest, read before `ms`, by less than 24 days.
 fn was_seen_before(last: u64, digest: u32, ms: u64) -> bool {
     let age = (ms as u32).wrapping_sub(last as u32);
     (last >> 32) as u32 == digest && age != 0 && age < 1 << 31
 }
 
 impl Lease {
-    /// For a worker made at `made_ms`.
+    /// The lease of a worker made at `made_ms`.
     pub fn new(may_open: bool, made_ms: u64, terms: &LeaseTerms) -> Self {
         let seen = terms.seen.load(Ordering::Acquire);
         let now = clock::now_ms();
@@ -107,12 +109,12 @@ impl Lease {
         self.end_ms == 0
     }
 
-    /// How long a worker may sleep now.
+    /// How long the worker may sleep before the next check.
     pub fn pause_ms(&self, now_ms: u64) -> u64 {
         self.next_ms.min(self.end_ms).saturating_sub(now_ms)
     }
 
-    /// Whether the worker may go on. Looks, when it is time to.
+    /// Whether the worker may go on. Checks the rights when a check is due.
     pub fn holds(&mut self, now_ms: u64, terms: &LeaseTerms) -> bool {
         if self.made_ms <= terms.ended_ms.load(Ordering::SeqCst) {
             self.end_ms = 0;
@@ -128,12 +130,13 @@ impl Lease {
     }
 
     fn look(&mut self, terms: &LeaseTerms) -> bool {
-        // Before the process's own: what is taken in between seems to be this thread's, and a worker ends in vain.
+        // Read before the process's pending signals. In the other order, a signal that the process takes in between
+        // would seem to be this thread's, and the worker would end without need.
         let pending = thread::pending_signals();
         let seen = self.rights.is_some().then(Rights::of_main_thread).flatten();
         let Some(rights) = seen else {
             if self.rights.take().is_some() {
-                // A filter that has come for all threads.
+                // A filter was installed for all threads meanwhile.
                 self.end_ms = self.end_ms.min(clock::now_ms() + UNSURE_MS);
             }
             return pending & thread::SIGNAL_TO_ALL == 0;
@@ -155,7 +158,7 @@ mod tests {
         assert!(!was_seen_before(last, 7, 1 << 40));
         assert!(!was_seen_before(last, 7, (1 << 40) - 1));
         assert!(!was_seen_before(last, 8, (1 << 40) + 1));
-        // Across the end of the count.
+        // Across the wrap of the millisecond counter.
         assert!(was_seen_before(sight(7, u64::from(u32::MAX)), 7, 1 << 32));
     }
 

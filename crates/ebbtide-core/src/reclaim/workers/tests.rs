@@ -1,4 +1,4 @@
-//! What dead workers leave, and who does what they did.
+//! The state that dead workers leave, and which thread takes over their work.
 
 use super::*;
 use ebbtide_zone::plan::pressure::SAMPLE_MS;
@@ -6,7 +6,7 @@ use ebbtide_zone::plan::pressure::SAMPLE_MS;
 #[test]
 fn nobody_counts_on_workers_that_are_gone() {
     let workers = Workers::new();
-    // Killed at what was queued: nobody took these bits back.
+    // These workers were killed at queued work: no thread has cleared their bits.
     workers.numbers.store(0b101, Ordering::Relaxed);
     workers.busy.store(0b101, Ordering::Relaxed);
     assert_eq!((workers.busy(), workers.count()), (0, 0));
@@ -16,7 +16,7 @@ fn nobody_counts_on_workers_that_are_gone() {
     assert_eq!(workers.bury(), 0);
 }
 
-/// What a dead one did alone, another one may do from then on, also while others live.
+/// The role of a dead worker can be taken by another worker, also while others live.
 #[test]
 fn the_coordinator_may_die_alone() {
     static WORKERS: Workers = Workers::new();

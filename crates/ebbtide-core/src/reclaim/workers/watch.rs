@@ -1,4 +1,4 @@
-//! What a worker looks at while it waits: pressure, and whether much has been freed.
+//! What a worker checks while it waits: memory pressure, and whether much has been freed.
 
 use super::Worker;
 use crate::base::stats;
@@ -8,19 +8,20 @@ use ebbtide_sys::clock;
 use ebbtide_zone::plan::IDLE_MS;
 use ebbtide_zone::plan::pressure::SAMPLE_MS;
 
-/// A round that comes early, because memory is getting short, waits for so many times what the last one took.
+/// After a round, the next early round waits this many times the duration of that round. An early round is one that
+/// comes because memory is getting short.
 const EARLY_ROUND_FACTOR: u64 = 8;
 
-/// What a coordinator while it watches pressure waits for.
+/// The times for which a coordinator waits while it watches pressure.
 #[derive(Default)]
 pub struct WatchSchedule {
-    /// What this worker looks at pressure with, while it is the one that does.
+    /// This worker's watcher, while it is the worker that samples pressure.
     watcher: Option<Watcher>,
-    /// The next look.
+    /// The next sample.
     sample_at_ms: u64,
-    /// From then on a round may come early.
+    /// An early round is allowed from this time on.
     early_round_at_ms: u64,
-    /// Frames open at the last look of a worker made in advance, and how long it sleeps until the next.
+    /// Of a worker made in advance: the opened frames at its last check, and how long it sleeps until the next.
     open: u64,
     pause_ms: u64,
 }
@@ -31,13 +32,13 @@ impl WatchSchedule {
         self.watcher.is_some()
     }
 
-    /// A round has ended, and took so long.
+    /// Notes that a round has ended, and how long it took.
     pub fn after_round(&mut self, now_ms: u64, took_ms: u64) {
         self.early_round_at_ms = now_ms + EARLY_ROUND_FACTOR * took_ms;
     }
 
-    /// How long a worker made in advance sleeps, of a heap that has opened so many frames: a program that has just
-    /// grown may free it all at once; on busy CPUs each look interrupts it.
+    /// How long a worker made in advance sleeps, given the frames that the heap has opened. A program that has just
+    /// grown may free all its memory at once. On busy CPUs each check interrupts the program.
     pub(super) fn pause(&mut self, open: u64) -> u64 {
         self.pause_ms = if open > self.open {
             SAMPLE_MS.0
@@ -50,7 +51,8 @@ impl WatchSchedule {
 }
 
 impl Worker<'_> {
-    /// Looks at pressure, if nobody else does; releases everything when it is time to. `true`: it did.
+    /// Samples pressure if no other worker does, and releases everything if the sample demands it. `true`:
+    /// everything was released.
     pub(super) fn watch(&mut self) -> bool {
         let (heap, watch) = (self.heap, &mut self.watch);
         let now = clock::now_ms();
@@ -70,7 +72,7 @@ impl Worker<'_> {
         verdict.release
     }
 
-    /// Another worker may look at pressure.
+    /// Closes the watcher. Another worker may sample pressure from now on.
     pub(super) fn close_watcher(&mut self) {
         if self.watch.watcher.take().is_some() {
             let heap = self.heap;
@@ -78,7 +80,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Sleeps until it is woken, `ms` are over, or more is kept than what is left allows; while it watches pressure.
+    /// Sleeps until the worker is woken, `ms` have passed, or more is kept than the headroom allows. Samples
+    /// meanwhile, if it watches pressure.
     pub(super) fn sleep_watching(&mut self, seen: u32, ms: u64) {
         let (heap, workers) = (self.heap, &self.heap.workers);
         let end = clock::now_ms() + ms;
@@ -94,7 +97,8 @@ impl Worker<'_> {
             }
             self.rest(seen, until.saturating_sub(clock::now_ms()));
             if expects {
-                // Whoever frees much from here on calls: the look below may come too early for it.
+                // From now on a thread that frees much memory calls the worker: the check below may come too early
+                // to see that memory.
                 workers.next_ms.store(u64::MAX, Ordering::SeqCst);
             }
             let woken = workers.wake.load(Ordering::SeqCst) != seen;
@@ -104,7 +108,7 @@ impl Worker<'_> {
             let has_much = if expects {
                 heap.keeps_much()
             } else {
-                // Perhaps nothing is left to give, or to wait for.
+                // Perhaps there is nothing left to release or to wait for.
                 let released = self.watch();
                 let now = clock::now_ms();
                 released || now >= self.watch.early_round_at_ms && heap.keeps_too_much(now)

@@ -1,4 +1,4 @@
-//! How much is released at once, and of what.
+//! How much is released at once, and which frames.
 
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run, resident};
@@ -92,7 +92,7 @@ fn large_releases_go_in_pieces() {
     );
 }
 
-/// With `retain_ms=0` what is due becomes lazy only where there may be lazy memory at all.
+/// With `retain_ms=0`, due frames become lazy only if lazy frames are allowed at all.
 #[test]
 fn what_is_due_goes_clean_without_workers() {
     alone(
@@ -105,7 +105,8 @@ fn what_is_due_goes_clean_without_workers() {
     );
 }
 
-/// In a window, slow paths release little, which is not worth two steps; without one this is all there is.
+/// With a window, slow paths release little, which is not worth two steps. Without a window this is the only
+/// release.
 #[test]
 fn slow_paths_make_frames_lazy_only_where_nothing_is_kept() {
     let conf = "workers=1,pressure=off,thp=off,lazyfree=always,retain_ms=3600000";
@@ -136,7 +137,7 @@ fn spare_runs_are_kept_frames() {
     });
 }
 
-/// The first claims of a gather become lazy, until there is room for no more.
+/// The first claims of a gather become lazy, until the zone's limit of lazy frames is reached.
 #[test]
 fn as_much_becomes_lazy_as_there_is_room_for() {
     let conf = "workers=0,pressure=off,thp=off,retain_ms=3600000,dev=zones:1";

@@ -1,4 +1,4 @@
-//! What a drain takes, when it comes, and what it waits for.
+//! Which objects a drain takes, when a drain happens, and which threads it waits for.
 
 extern crate std;
 
@@ -13,7 +13,7 @@ use crate::reclaim::Heap;
 use crate::reclaim::pacing::is_time;
 use std::vec::Vec;
 
-/// As on a CPU that freed a few objects of `class`: one stays with the caller.
+/// The state after a CPU freed a few objects of `class`: one stays with the caller.
 fn use_cache(heap: &Heap, class: usize) -> usize {
     let kept = heap.take_object(class);
     let objects: Vec<usize> = (0..200).map(|_| heap.take_object(class)).collect();
@@ -73,7 +73,7 @@ fn a_drain_takes_everything_without_sections() {
     });
 }
 
-/// Not fenced, the slab is not the drainer's: a section may be at work in it.
+/// Without a fence, the slab is not the draining thread's: a section may be at work in it.
 #[test]
 fn a_drain_without_a_fence_takes_nothing() {
     alone(CALM, |heap| {
@@ -129,7 +129,7 @@ fn an_idle_cache_is_drained(heap: &Heap) {
     let (cpu, class) = (stay_here(), class_of(64));
     assert!(heap.drain_if_idle(cpu), "cold");
     use_cache(heap, class);
-    // The first look sees a change, and so does one after any use.
+    // The first scan sees a change, and so does the first scan after any use.
     for round in 0..=IDLE_ROUNDS {
         assert!(!heap.drain_if_idle(cpu), "round {round}");
     }
@@ -176,7 +176,7 @@ fn surplus_goes(heap: &Heap) {
     assert_eq!(in_cache(), 2);
     heap.drain_surplus(cpu, true);
     assert_eq!(in_cache(), 2, "nothing is known of the window before");
-    // One of the two is wanted in this window: no less than one was always there.
+    // One of the two objects is needed in this window: at least one was always there.
     let wanted = heap.take_object(class);
     heap.drain_surplus(cpu, false);
     assert_eq!(in_cache(), 1, "the window has not ended");
@@ -186,14 +186,14 @@ fn surplus_goes(heap: &Heap) {
     heap.drain_surplus(cpu, true);
     assert_eq!(in_cache(), 1);
     let left = heap.take_object(class);
-    // Both are wanted, and come back.
+    // Both are needed, and are put back.
     heap.drain_surplus(cpu, false);
     heap.put_object(class, left);
     heap.drain_surplus(cpu, true);
     assert_eq!(in_cache(), 1);
     heap.drain_surplus(cpu, true);
     assert_eq!(in_cache(), 0, "nobody wanted it for a window");
-    // As little as this is left alone.
+    // An amount as small as this is left alone.
     let small = class_of(SURPLUS_BYTES / 8);
     use_cache_of(heap, small, 2);
     for _ in 0..3 {
@@ -256,7 +256,7 @@ fn rounds_drain_what_is_idle_and_count_the_rest() {
         let in_cache = heap.caches.cpu_bytes(cpu);
         let batches = heap.central[class].bytes(class).batches;
         assert!(in_cache > 0 && batches >= bytes);
-        // The CPU's cache counts a round later than full batches, for its first look sees a change.
+        // The CPU's cache is counted one round later than full batches, because its first scan sees a change.
         for _ in 1..IDLE_ROUNDS {
             assert_eq!(give_due(heap, 1000), in_cache + batches);
         }
@@ -282,7 +282,7 @@ fn a_part_of_a_cache_is_taken_out() {
     });
 }
 
-/// What the fewest objects of a window were, in a CPU's stack and among full batches, goes at its end.
+/// At the end of a window, its low water goes to the spans: of a CPU's stack, and of the full batches.
 #[test]
 fn windows_end_by_the_clock() {
     alone(CALM, |heap| {
@@ -298,7 +298,7 @@ fn windows_end_by_the_clock() {
             (heap.caches.cpu_bytes(cpu), batches / batch.len() / 64)
         };
         let end = window + 5000;
-        // The first window began at 0. In it both were empty once.
+        // The first window began at 0. In it both low waters were 0.
         give_due(heap, end);
         assert_eq!(left(), (bytes, 1));
         give_due(heap, end + window - 1);
@@ -321,7 +321,7 @@ fn a_drain_of_everything_puts_spare_runs_back() {
     });
 }
 
-/// While the drainer works, nobody else comes to the slab. Here it waits for the spans of a class.
+/// While a thread drains, no other thread uses the slab. Here it waits for the spans of a class.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_slab_is_parked_while_it_is_drained() {
@@ -351,7 +351,7 @@ fn a_slab_is_parked_while_it_is_drained() {
     });
 }
 
-/// A section that works with what it read of the table before a drain must not take effect after it.
+/// A section that works with an entry that it read before a drain must not take effect after the drain.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod beside_sections {
     use super::*;
@@ -363,7 +363,7 @@ mod beside_sections {
 
     const ROUNDS: usize = 50;
 
-    /// What the thread in the section and the drainer say to each other.
+    /// The words that the thread in the section shares with the draining thread.
     #[derive(Default)]
     struct Words {
         /// The attempt that is inside the section, 1 or more.
@@ -377,7 +377,7 @@ mod beside_sections {
     }
 
     /// A section that reads its CPU's entry, stays inside until `go`, and takes effect with a store to `done`. An
-    /// interruption sends it to its end without that.
+    /// interruption sends it to its end without that store.
     #[inline(never)]
     unsafe fn linger(stacks: &Stacks, words: &Words, attempt: u32) {
         let parked: u32;
@@ -425,7 +425,7 @@ mod beside_sections {
         words.parked.fetch_add(parked, Ordering::Relaxed);
     }
 
-    /// Lets the section end, also where a check fails: its thread is waited for.
+    /// Lets the section end, also if a check fails: the test waits for its thread.
     struct Go<'a>(&'a Words);
 
     impl Drop for Go<'_> {
@@ -439,8 +439,8 @@ mod beside_sections {
         (0..1024).filter(|&cpu| cpus.has(cpu)).collect()
     }
 
-    /// Calls `stop` while a section is under way on another CPU: no section that began before it may take effect
-    /// behind it.
+    /// Calls `stop` while a section runs on another CPU: no section that began before `stop` may take effect after
+    /// it.
     fn sections_end(heap: &'static Heap, stop: impl Fn(usize, &Words)) {
         if !has_sections(heap) {
             return;
@@ -494,7 +494,7 @@ mod beside_sections {
                 assert!(heap.caches.park_all());
                 words.go.store(1, Ordering::Relaxed);
                 let parked = words.parked.load(Ordering::Relaxed);
-                // Each that begins now finds it parked.
+                // Each section that begins now finds it parked.
                 let done = || words.done.load(Ordering::Relaxed);
                 while words.parked.load(Ordering::Relaxed) < parked + 100 && done() == 0 {}
                 let took_effect = done();

@@ -1,4 +1,4 @@
-//! Cold slabs, capacities, and what refill and overflow move.
+//! Cold slabs, capacities, and the objects that refill and overflow move.
 
 extern crate std;
 
@@ -11,7 +11,7 @@ use crate::reclaim::Heap;
 use std::collections::HashSet;
 use std::vec::Vec;
 
-/// Whether the heap works with sections; else says so.
+/// Whether the heap works with sections. If not, prints that the test is skipped.
 pub fn has_sections(heap: &Heap) -> bool {
     let has = heap.caches.uses_sections();
     if !has {
@@ -20,14 +20,14 @@ pub fn has_sections(heap: &Heap) -> bool {
     has
 }
 
-/// Makes a CPU's slab live from any other CPU.
+/// Makes a CPU's slab live from any CPU.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 pub fn warm(heap: &Heap, cpu: usize) -> bool {
     heap.warm(cpu as i32)
 }
 
 impl Objects {
-    /// An object of `class`, for who has no fast path. 0: out of memory.
+    /// Takes an object of `class` for a caller without a fast path. 0: out of memory.
     pub fn take_object(&self, class: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.caches.uses_sections() {
@@ -52,8 +52,8 @@ fn state(heap: &Heap, cpu: usize) -> (u8, usize) {
     )
 }
 
-/// A fork copies memory under the drain lock, and a drain holds it as well. A thread that finds a cold CPU then goes
-/// to the central lists, and the CPU stays cold: nobody is alone with its slab.
+/// A fork copies memory under the drain lock, and a drain holds that lock as well. A thread that finds a cold CPU
+/// meanwhile uses the central lists, and the CPU stays cold: no thread has its slab alone.
 #[test]
 fn a_cold_slab_stays_cold_under_the_drain_lock() {
     alone(CALM, |heap| {
@@ -134,13 +134,13 @@ fn a_stack_doubles_until_its_capacity_or_the_budget_of_the_cpu() {
         }
         assert!(bytes() <= CPU_BYTES, "{} bytes", bytes());
         assert!(bytes() > CPU_BYTES - (256 << 10), "{} bytes", bytes());
-        // A stack without room gets room for a batch all the same.
+        // A stack with capacity 0 still gets a capacity of one batch.
         assert_eq!(next(class_of(2048)), 32);
         assert_eq!(next(class_of(2048)), 32);
     });
 }
 
-/// Two threads find the same CPU cold: the second one leaves the slab as the first one made it.
+/// Two threads find the same CPU cold: the second one leaves the slab unchanged.
 #[test]
 fn a_slab_is_made_once() {
     alone(PORTABLE, |heap| {
@@ -148,7 +148,7 @@ fn a_slab_is_made_once() {
         std::thread::scope(|scope| {
             let held = caches.locks[cpu].lock();
             let second = scope.spawn(|| heap.warm(cpu as i32));
-            // Long enough for it to wait for the lock; if it is late, it finds the slab live.
+            // Long enough for the thread to wait for the lock. If it is late, it finds the slab live.
             std::thread::sleep(std::time::Duration::from_millis(100));
             let slab = caches.place().stacks.slab(cpu);
             // SAFETY: our own reservation, and the CPU's lock is held.
@@ -166,15 +166,15 @@ fn a_slab_is_made_once() {
     });
 }
 
-/// Where the objects of a class are: CPU's stack, full batches, spans.
+/// The places of a class's objects: CPU's stack, full batches, spans.
 fn places(heap: &Heap, cpu: usize, class: usize) -> [usize; 3] {
     let bytes = heap.central[class].bytes(class);
     let all = [heap.caches.cpu_bytes(cpu), bytes.batches, bytes.in_spans];
     all.map(|bytes| bytes / CLASS[class].size as usize)
 }
 
-/// A refill keeps one object for the caller and the rest of the batch on the stack; an overflow makes room for the
-/// object with one batch.
+/// A refill keeps one object for the caller and the rest of the batch on the stack; an overflow makes space for the
+/// object by moving one batch.
 #[test]
 fn batches_go_between_the_stack_and_the_central_lists() {
     alone(CALM, |heap| {
@@ -197,12 +197,12 @@ fn batches_move(heap: &Heap) {
     taken.extend(more);
     let all: HashSet<usize> = taken.iter().copied().collect();
     assert_eq!(all.len(), 2 * batch, "each object once");
-    // The second refill gave the stack room for two batches.
+    // The second refill gave the stack a capacity of two batches.
     for (count, object) in taken.drain(..).enumerate() {
         assert_eq!(places(heap, cpu, class)[0], count);
         heap.put_object(class, object);
     }
-    // One more than the stack has room for, which no stack has had.
+    // One object more than the stack's capacity.
     let mut object = [0];
     assert_eq!(heap.take_objects(class, &mut object), 1);
     heap.put_object(class, object[0]);
@@ -268,7 +268,7 @@ fn every_object_has_one_owner_and_comes_back_without_sections() {
 }
 
 /// A pop is aborted after it has copied the newest object, and the repetition finds the slab drained: that object
-/// belongs to who drains, and the caller has none.
+/// belongs to the draining thread, and the caller has none.
 #[cfg(all(feature = "inject", target_arch = "x86_64"))]
 #[test]
 fn an_object_of_an_aborted_pop_is_not_handed_out() {

@@ -71,7 +71,7 @@ fn a_ring_is_bounded_in_bytes_as_well() {
     for n in 6..9 {
         ring.put(Entry::new(class, n), 0);
     }
-    // As many as the caller has room for at once.
+    // At most as many as the caller's slice can hold.
     assert_eq!(
         (taken(&mut ring, 1), taken(&mut ring, 9)),
         (vec![2], vec![3, 4])
@@ -115,7 +115,7 @@ fn an_idle_ring_is_emptied() {
         let freed_ms = freed_ms.unwrap();
         assert_eq!(heap.drain_idle_quarantine(freed_ms + IDLE_MS - 1), 64);
         assert_eq!(heap.quarantine.bytes(), 64);
-        // Looks of the program's calls come at intervals.
+        // The program's calls scan at intervals.
         let scanned = &heap.quarantine.scanned_ms;
         scanned.store(freed_ms + IDLE_MS, Ordering::Relaxed);
         heap.scan_quarantine(freed_ms + IDLE_MS + SCAN_MS - 1);
@@ -124,7 +124,7 @@ fn an_idle_ring_is_emptied() {
         assert_eq!(heap.quarantine.bytes(), 0);
         let scanned_ms = freed_ms + IDLE_MS + SCAN_MS;
         assert_eq!(scanned.load(Ordering::Relaxed), scanned_ms);
-        // The next ring is idle at its time, to the millisecond.
+        // The next ring becomes idle exactly at its time, to the millisecond.
         scanned.store(u64::MAX, Ordering::Relaxed);
         let object = heap.allocate_hardened(50, 1);
         heap.free_hardened(class_of(64), object);

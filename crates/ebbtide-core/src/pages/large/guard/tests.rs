@@ -50,7 +50,7 @@ fn a_freed_place_is_kept_until_others_came() {
             let kept = n.min(ENTRIES - 1);
             assert_eq!((ring().0, slack()), (kept, kept * 100));
         }
-        // The first place is free again, and its memory was given back.
+        // The first place is free again, and its memory was released.
         let address = heap.region().address(first);
         assert!(holds(address, 100 * FRAME_BYTES, 0));
         heap.drain_quarantine();
