@@ -1,8 +1,7 @@
 //! `ebbtide run`: starts a program under Ebbtide.
 //!
-//! Without a summary this process *becomes* the program (`execve`), so signals,
-//! job control and exit status are the program's own. With a summary it stays
-//! as the parent: it passes signals on, watches memory, and repeats the exit
+//! Without a summary this process *becomes* the program (`execve`), so signals, job control and exit status are the
+//! program's own. With a summary it stays as the parent: it passes signals on, samples memory, and repeats the exit
 //! status.
 
 pub mod end;
@@ -30,7 +29,7 @@ use crate::cli::{Exit, Format, RunArgs};
 use program::Refusal;
 use summary::{Figures, LibraryFigures, Summary};
 
-/// Runs the command; gives the exit status to end with.
+/// Runs the command and returns the exit status.
 pub fn main(args: &RunArgs) -> Result<u8> {
     let mut conf = conf::merged(&args.conf)?;
     match args.exit {
@@ -60,12 +59,12 @@ pub struct Launch<'a> {
     program: PathBuf,
     rest: &'a [OsString],
     library: PathBuf,
-    /// Whether the library may be preloaded: what it would break runs without.
+    /// Whether the library may be preloaded: a program that Ebbtide would break runs without it.
     preloads: bool,
 }
 
 impl<'a> Launch<'a> {
-    /// Of at least one word. The inner error has been told, and is the exit status to end with.
+    /// Checks the command, which has at least one word. The inner error is the exit status; its message was printed.
     pub fn new(
         words: &'a [OsString],
         lib: &LibArgs,
@@ -97,7 +96,7 @@ impl<'a> Launch<'a> {
         }))
     }
 
-    /// Tells why it could not be started; the exit status to end with.
+    /// Prints why the program could not be started, and returns the exit status.
     pub fn cannot_start(&self, error: &io::Error) -> u8 {
         let shown = self.program.display();
         let (code, hint) = match error.raw_os_error() {
@@ -121,7 +120,7 @@ impl<'a> Launch<'a> {
         name.to_string_lossy().into_owned()
     }
 
-    /// With a configuration: under Ebbtide. Without: as if Ebbtide were not there.
+    /// The command to run: with a configuration under Ebbtide, without one as if Ebbtide were not there.
     pub fn command(&self, conf: Option<&Conf>) -> Command {
         let mut command = Command::new(&self.program);
         command.arg0(self.name).args(self.rest);
@@ -152,7 +151,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// What stands in `LD_PRELOAD` beside Ebbtide.
+/// The entries of `LD_PRELOAD` other than Ebbtide.
 fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
     list.unwrap_or_default()
         .to_string_lossy()
@@ -166,7 +165,7 @@ fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
 }
 
 fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
-    // A directory that the user named stays; one of our own goes at the end.
+    // A directory that the user named stays; a private one is removed at the end.
     let own_dir = match conf.get("stats_dir") {
         Some(_) => None,
         None => Some(stats_page::private_dir()?),

@@ -1,4 +1,4 @@
-//! The columns, and the order of the rows: for the view, for a plain table, and as JSON.
+//! The columns and the row order, for the view, the plain table and JSON.
 
 use std::cmp::Ordering;
 
@@ -10,15 +10,15 @@ use crate::top::watch::{Process, Untold, Watch};
 /// A column.
 #[derive(Debug)]
 pub struct Column {
-    /// Above it.
+    /// The title above the column.
     pub title: &'static str,
-    /// What it means.
+    /// The explanation in the help.
     pub about: &'static str,
-    /// Where there is no room, those with the highest go first.
+    /// If the terminal is too narrow, columns with the highest rank are left out first.
     pub rank: u8,
-    /// At most so many characters.
+    /// Maximum number of characters.
     pub width: u16,
-    /// What stands in it.
+    /// Formats the value of a process.
     pub cell: fn(&Process) -> String,
 }
 
@@ -41,7 +41,7 @@ const fn column(
     }
 }
 
-/// All of them, in their order.
+/// All columns, in their order.
 pub const COLUMNS: &[Column] = &[
     column("PID", 0, 7, |p| p.pid.to_string(), "the process"),
     column("NAME", 0, 15, |p| p.name.clone(), "its program"),
@@ -164,10 +164,10 @@ fn helper(p: &Process) -> String {
     }
 }
 
-/// The columns for which there is room.
+/// The columns that fit into the width.
 pub fn fitting(width: u16) -> Vec<&'static Column> {
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
-    // Each with a blank behind it.
+    // A blank follows each column.
     let needed = |columns: &[&Column]| columns.iter().map(|c| c.width + 1).sum::<u16>() - 1;
     while columns.len() > 2 && needed(&columns) > width {
         let last = columns.iter().map(|c| c.rank).max();
@@ -176,16 +176,16 @@ pub fn fitting(width: u16) -> Vec<&'static Column> {
     columns
 }
 
-/// What the rows are ordered by.
+/// The order of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
-    /// Most resident first.
+    /// Most resident memory first.
     Rss,
-    /// Most with the program first.
+    /// Most live memory first.
     Live,
-    /// Most free and still there first, lazy included.
+    /// Most free memory first, lazy included.
     Free,
-    /// Most given back lately first.
+    /// Highest current release rate first.
     Back,
     /// By name.
     Name,
@@ -194,7 +194,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// What a key press makes of it.
+    /// The next order, for a key press.
     pub fn next(self) -> Self {
         match self {
             Sort::Rss => Sort::Live,
@@ -206,7 +206,7 @@ impl Sort {
         }
     }
 
-    /// In words.
+    /// The order in words.
     pub fn shown(self) -> &'static str {
         match self {
             Sort::Rss => "resident",
@@ -218,7 +218,7 @@ impl Sort {
         }
     }
 
-    /// Living processes first; where two are alike, the lower number.
+    /// Living processes first; equal ones by number.
     pub fn order(self, a: &Process, b: &Process) -> Ordering {
         let free = |p: &Process| p.figures.dirty_bytes + p.figures.lazy_bytes;
         let back = |p: &Process| p.rates.map_or(0, |rates| rates.back());
@@ -242,7 +242,7 @@ impl Sort {
     }
 }
 
-/// A plain table with all columns, and what is to be said below it.
+/// A plain table with all columns, and the notes below it.
 pub fn text(watch: &Watch, sort: Sort) -> String {
     let rows = sort.sorted(&watch.processes);
     let cells: Vec<Vec<String>> = rows
@@ -281,7 +281,7 @@ pub fn text(watch: &Watch, sort: Sort) -> String {
     text
 }
 
-/// What is to be said of processes that are not shown.
+/// Notes about processes that are not shown.
 pub fn notes(watch: &Watch) -> Vec<String> {
     const NAMED: usize = 5;
     let mut notes = Vec::new();
@@ -352,7 +352,7 @@ pub mod tests {
         process
     }
 
-    /// Three of them.
+    /// A watch with three processes.
     pub fn watch() -> Watch {
         let mut watch = Watch::new(Scope::Pids(Vec::new()));
         watch.processes = vec![
