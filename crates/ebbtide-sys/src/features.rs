@@ -63,7 +63,7 @@ impl Feature {
 pub static MEMBARRIER: Feature = Feature::new("membarrier");
 /// Growing large allocations without copying: `mremap(MREMAP_DONTUNMAP)`, Linux 5.7.
 pub static MOVE_PAGES: Feature = Feature::new("mremap");
-/// Huge pages for large allocations that grow: `MADV_HUGEPAGE`.
+/// Huge pages in the growth range: `MADV_HUGEPAGE`.
 pub static HUGE_PAGES: Feature = Feature::new("hugepage");
 /// Recognising forked children: `MADV_WIPEONFORK`, Linux 4.14.
 pub static WIPE_ON_FORK: Feature = Feature::new("wipeonfork");

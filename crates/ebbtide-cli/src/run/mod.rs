@@ -61,6 +61,8 @@ pub struct Launch<'a> {
     library: PathBuf,
     /// Whether the library may be preloaded: a program that Ebbtide would break runs without it.
     preloads: bool,
+    /// The obstacle despite which the program is started (`--force`).
+    obstacle: Option<String>,
 }
 
 impl<'a> Launch<'a> {
@@ -78,11 +80,16 @@ impl<'a> Launch<'a> {
             Err(refusal) => return Ok(Err(refuse(&refusal))),
         };
         let mut preloads = true;
+        let mut obstacle = None;
         match program::check_machine(conf).and_then(|()| program::check(&program)) {
-            Err(Refusal::NoEffect(text)) if force => out::warning(&text),
+            Err(Refusal::NoEffect(text)) if force => {
+                out::warning(&text);
+                obstacle = Some(text);
+            }
             Err(Refusal::Breaks(text)) if force => {
                 out::warning(&text);
                 preloads = false;
+                obstacle = Some(text);
             }
             Err(refusal) => return Ok(Err(refuse(&refusal))),
             Ok(()) => {}
@@ -93,6 +100,7 @@ impl<'a> Launch<'a> {
             rest,
             library,
             preloads,
+            obstacle,
         }))
     }
 
@@ -112,6 +120,18 @@ impl<'a> Launch<'a> {
         };
         out::stderr(&format!("ebbtide: cannot start {shown}: {error}{hint}\n"));
         code
+    }
+
+    /// Why no process of the command loaded the library, as far as it is known.
+    fn not_loaded_because(&self) -> String {
+        match &self.obstacle {
+            Some(text) => text.split("; --force").next().unwrap_or(text).to_owned(),
+            None => {
+                "no process of the command kept a statistics page, and the reason is not known; \
+                     'ebbtide doctor' tests the library here"
+                    .to_owned()
+            }
+        }
     }
 
     /// The program's short name.
@@ -188,10 +208,12 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
     with.ebbtide = LibraryFigures::sum(&pages);
     with.complete_end(&pages);
     if with.ebbtide.is_none() {
-        out::warning(
-            "no process of the command kept a statistics page, so Ebbtide was probably not \
-             loaded; 'ebbtide doctor' says whether the library works here",
-        );
+        let reason = launch.not_loaded_because();
+        // A text summary on stderr says the same.
+        if args.summary == Some(Format::Json) || args.summary_file.is_some() {
+            out::warning(&format!("Ebbtide was NOT loaded: {reason}"));
+        }
+        with.not_loaded = Some(reason);
     }
 
     let mut without = None;

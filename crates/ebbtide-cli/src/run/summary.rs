@@ -59,6 +59,8 @@ pub struct Figures {
     pub end: Option<End>,
     /// The library's own figures; none if no process loaded it.
     pub ebbtide: Option<LibraryFigures>,
+    /// Why no process loaded the library, as far as it is known; none if one did, or none should.
+    pub not_loaded: Option<String>,
 }
 
 /// Sums over the processes that loaded the library.
@@ -172,6 +174,7 @@ impl Summary {
         let base = self.without_ebbtide.as_ref().map(rows);
         let mut text = String::from("\n");
         text.push_str(&format!("ebbtide run: {}\n", shown(&self.command)));
+        text.push_str(&loaded(&self.with_ebbtide));
         if base.is_some() {
             text.push_str(&line("", "with Ebbtide", Some(("without", "ratio"))));
         }
@@ -193,19 +196,19 @@ impl Summary {
             let rows = [
                 ("end seen after", duration(self.with_ebbtide.end_seen_ns)),
                 (
-                    "counted from",
+                    "measured from",
                     self.with_ebbtide
                         .end_seen_since
                         .map_or("unknown", Since::shown)
                         .into(),
                 ),
                 (
-                    "then memory after",
+                    "memory back after",
                     duration(self.with_ebbtide.memory_back_ns),
                 ),
-                ("given back", out::bytes(sum.released_bytes)),
-                ("in calls", out::count(sum.release_calls)),
-                ("and used again", out::bytes(sum.refaulted_bytes)),
+                ("released", out::bytes(sum.released_bytes)),
+                ("release calls", out::count(sum.release_calls)),
+                ("used again", out::bytes(sum.refaulted_bytes)),
                 ("made lazy", out::bytes(sum.lazied_bytes)),
                 ("worker time", out::duration(sum.worker_ns)),
                 ("longest stall", out::duration(sum.longest_stall_ns)),
@@ -218,18 +221,28 @@ impl Summary {
             let mode = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
             text.push_str(&line("processes", &mode, alone));
             let watched = if lib.pressure_sources.is_empty() {
-                "nothing to give".to_owned()
+                "none needed".to_owned()
             } else {
                 lib.pressure_sources.join(", ")
             };
-            text.push_str(&line("memory watched by", &watched, alone));
+            text.push_str(&line("pressure sources", &watched, alone));
             let short = out::count(sum.pressure_events);
-            text.push_str(&line("found to be short", &short, alone));
+            text.push_str(&line("pressure events", &short, alone));
             text.push_str(&lock_figures::table(&sum.locks));
         } else {
-            text.push_str(&line("given back", "unknown", alone));
+            text.push_str(&line("released", "unknown", alone));
         }
         text
+    }
+}
+
+/// The line that says whether Ebbtide was loaded.
+fn loaded(figures: &Figures) -> String {
+    match (&figures.ebbtide, &figures.not_loaded) {
+        (Some(library), _) if library.processes == 1 => "Ebbtide was loaded by 1 process\n".into(),
+        (Some(library), _) => format!("Ebbtide was loaded by {} processes\n", library.processes),
+        (None, Some(reason)) => format!("Ebbtide was NOT loaded: {reason}\n"),
+        (None, None) => "Ebbtide was NOT loaded: the reason is not known\n".into(),
     }
 }
 
@@ -302,7 +315,7 @@ fn rows(f: &Figures) -> Vec<Row> {
         sampled("mean RSS", f.rss_mean_bytes),
         sampled("RSS at the end", f.rss_end_bytes),
         Row {
-            name: "without lazy",
+            name: "RSS without lazy",
             value: f.rss_without_lazy_end_bytes.unwrap_or(0),
             shown: f
                 .rss_without_lazy_end_bytes
@@ -358,6 +371,7 @@ mod tests {
         .into()]);
         with.end_seen_ns = Some(41_000_000);
         let one = Summary::new(vec!["x".into()], with.clone(), None).text();
+        assert!(one.contains("\nEbbtide was loaded by 1 process\n"), "{one}");
         assert!(one.contains("2.000 s") && one.contains("1.0 GiB") && one.contains("1 (1 rseq)"));
         assert!(one.contains("3.0 MiB") && one.contains("7.0 ms"), "{one}");
         assert!(one.contains("41.0 ms") && one.contains("unknown"), "{one}");
@@ -372,6 +386,24 @@ mod tests {
         )
         .text();
         assert!(two.contains("2.00") && two.contains("3.00"), "{two}");
+    }
+
+    #[test]
+    fn text_says_whether_the_library_was_loaded() {
+        let text = |figures| Summary::new(vec!["x".into()], figures, None).text();
+        let mut figures = figures(1, 1);
+        figures.not_loaded = Some("a static program".into());
+        let alone = text(figures.clone());
+        assert!(
+            alone.contains("\nEbbtide was NOT loaded: a static program\n"),
+            "{alone}"
+        );
+        figures.ebbtide = LibraryFigures::sum(&[StatsPage::default(), StatsPage::default()]);
+        let both = text(figures);
+        assert!(
+            both.contains("\nEbbtide was loaded by 2 processes\n"),
+            "{both}"
+        );
     }
 
     #[test]

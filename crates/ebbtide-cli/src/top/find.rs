@@ -88,9 +88,9 @@ pub enum Without {
 /// A process under Ebbtide.
 #[derive(Debug)]
 pub struct Found {
-    /// Its number.
+    /// The process number.
     pub pid: u32,
-    /// What it is.
+    /// Name, state and start time.
     pub stat: Stat,
     /// Its figures, or why there are none.
     pub page: Result<OpenPage, Without>,

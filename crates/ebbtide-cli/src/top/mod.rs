@@ -45,7 +45,7 @@ pub fn main(args: &TopArgs) -> Result<u8> {
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal() && !is_dumb;
     let is_once = args.once || !is_terminal;
     if !is_terminal && !args.once {
-        out::stderr("ebbtide: this is no terminal to draw on: one table, as with --once\n");
+        out::stderr("ebbtide: not a terminal, so this prints one table, as with --once\n");
     }
     match (args.command.is_empty(), is_once) {
         (true, true) => once(args),
@@ -87,13 +87,13 @@ fn check_pids(args: &TopArgs, watch: &Watch) -> Result<()> {
         reasons.push(match find::Stat::read(pid) {
             None => format!("there is no process {pid}"),
             Some(_) if untold.is_some_and(|u| u.soon) => {
-                format!("process {pid} was forked, and has figures of its own as soon as it allocates more")
+                format!("process {pid} was forked; it gets figures of its own when it allocates more")
             }
             Some(_) if untold.is_some() => format!(
-                "process {pid} keeps no page of figures: start it with EBBTIDE_CONF=stats_dir=/DIRECTORY"
+                "process {pid} keeps no statistics page; start it with EBBTIDE_CONF=stats_dir=/DIRECTORY"
             ),
             Some(_) if !find::is_open(pid) => format!(
-                "process {pid} may not be looked at: it is another user's (root sees it), or closed to everybody"
+                "process {pid} cannot be read: it belongs to another user (root can read it), or no user may read it"
             ),
             Some(_) => format!("process {pid} does not run under Ebbtide"),
         });
@@ -150,7 +150,7 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
         watch.adopt(dir.path(), pid, &name);
         if watch.processes.is_empty() {
             out::stderr(&format!(
-                "ebbtide: no figures of {name}: it has allocated nothing, or runs without Ebbtide\n"
+                "ebbtide: no figures for {name}: it has allocated nothing, or Ebbtide was not loaded\n"
             ));
         }
     };
@@ -175,14 +175,12 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
             Ok(status)
         }
         Ok(Left::Quit) => {
-            out::stderr(&format!(
-                "ebbtide: {name} goes on; this waits for its end\n"
-            ));
+            out::stderr(&format!("ebbtide: {name} continues; waiting for its end\n"));
             started.wait()
         }
         Ok(Left::Signal(_)) => started.wait(),
         Err(error) => {
-            out::warning(&format!("cannot draw: {error}; the command goes on"));
+            out::warning(&format!("cannot draw: {error}; the command continues"));
             started.wait()
         }
     }

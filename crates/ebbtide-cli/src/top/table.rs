@@ -50,42 +50,42 @@ pub const COLUMNS: &[Column] = &[
         1,
         5,
         |p| short_bytes(p.rss_bytes),
-        "resident now; after the end, with its helper",
+        "resident memory now; after the end, its helper's",
     ),
     column(
         "NOLAZY",
         4,
         6,
         no_lazy,
-        "of that, without pages that the kernel may take",
+        "RSS without lazy pages, which the kernel may take",
     ),
     column(
         "LIVE",
         2,
         5,
         |p| short_bytes(p.figures.live_bytes),
-        "with the program, resident as far as touched",
+        "memory that the program holds; resident if touched",
     ),
     column(
         "DIRTY",
         3,
         5,
         |p| short_bytes(p.figures.dirty_bytes),
-        "freed, and still there",
+        "freed, and still resident",
     ),
     column(
         "LAZY",
         5,
         5,
         |p| short_bytes(p.figures.lazy_bytes),
-        "freed, and the kernel's to take",
+        "freed, and the kernel may take it",
     ),
     column(
         "PEND",
         9,
         5,
         |p| short_bytes(p.figures.pending_bytes),
-        "on its way to the kernel",
+        "freed, on its way to the kernel",
     ),
     column(
         "UNSPLIT",
@@ -99,28 +99,22 @@ pub const COLUMNS: &[Column] = &[
         8,
         6,
         |p| short_bytes(p.figures.cached_bytes),
-        "in the caches of the CPUs",
+        "freed, in per-CPU caches",
     ),
-    column(
-        "BACK/s",
-        3,
-        6,
-        back,
-        "given back to the kernel, by the second",
-    ),
+    column("BACK/s", 3, 6, back, "released to the kernel per second"),
     column(
         "BACK",
         6,
         5,
         |p| short_bytes(p.figures.released_bytes),
-        "given back since it began",
+        "released since the start",
     ),
     column(
         "AGAIN",
         7,
         5,
         |p| short_bytes(p.figures.refaulted_bytes),
-        "given back, and used again",
+        "released, and used again",
     ),
     column(
         "WORKERS",
@@ -135,7 +129,7 @@ pub const COLUMNS: &[Column] = &[
         13,
         7,
         helper,
-        "the process that takes its memory back",
+        "the process that returns its memory after the end",
     ),
 ];
 
@@ -211,8 +205,8 @@ impl Sort {
         match self {
             Sort::Rss => "resident",
             Sort::Live => "live",
-            Sort::Free => "freed and there",
-            Sort::Back => "given back",
+            Sort::Free => "freed",
+            Sort::Back => "released",
             Sort::Name => "name",
             Sort::Pid => "number",
         }
@@ -298,19 +292,19 @@ pub fn notes(watch: &Watch) -> Vec<String> {
     if !untold.is_empty() {
         notes.push(format!(
             "Under Ebbtide, but without figures: {}. Start them with EBBTIDE_CONF=stats_dir=/DIRECTORY, or by \
-             'ebbtide run --conf stats_dir=/DIRECTORY -- …'; any directory they may write to will do, such as /dev/shm.",
+             'ebbtide run --conf stats_dir=/DIRECTORY -- …'; any directory that they may write to works, such as /dev/shm.",
             names(&untold)
         ));
     }
     if !soon.is_empty() {
         notes.push(format!(
-            "Forked, with figures of their own as soon as they allocate more: {}.",
+            "Forked; they get figures of their own when they allocate more: {}.",
             names(&soon)
         ));
     }
     if watch.hidden > 0 {
         notes.push(format!(
-            "Not looked at: {}, of other users (root sees them) or closed to everybody.",
+            "Not readable: {} processes, of other users (root can read them) or closed to all users.",
             watch.hidden
         ));
     }
@@ -427,7 +421,7 @@ pub mod tests {
             "{text}"
         );
         assert!(
-            text.contains("stats_dir=") && text.contains("Not looked at: 4"),
+            text.contains("stats_dir=") && text.contains("Not readable: 4 processes"),
             "{text}"
         );
         assert!(

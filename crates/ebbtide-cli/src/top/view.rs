@@ -111,7 +111,7 @@ impl View {
         let alive = || watch.processes.iter().filter(|p| p.ended.is_none());
         let sum = |of: fn(&Process) -> u64| watch.processes.iter().map(of).sum::<u64>();
         Line::from(format!(
-            " ebbtide top: {} {}, {} resident, {} live, {}/s given back; every {} s, by {}",
+            " ebbtide top: {} {}, {} resident, {} live, {}/s released; every {} s, by {}",
             alive().count(),
             if alive().count() == 1 {
                 "process"
@@ -135,8 +135,7 @@ impl View {
         place: Option<usize>,
     ) {
         if rows.is_empty() {
-            let text =
-                " No process that runs under Ebbtide with figures; one that starts will be shown.";
+            let text = " No process under Ebbtide has figures; new ones will appear here.";
             frame.render_widget(Paragraph::new(text), area);
             return;
         }
@@ -243,7 +242,7 @@ impl View {
         lines.push(line("in spans", bytes(f.in_spans_bytes)));
         lines.push(line("own records", bytes(f.metadata_bytes)));
         lines.push(line("unsplit", bytes(f.unsplit_bytes)));
-        lines.push(line("given back", bytes(f.released_bytes)));
+        lines.push(line("released", bytes(f.released_bytes)));
         lines.push(line("workers", duration(f.worker_ns)));
         let busy = process
             .rates
@@ -284,7 +283,7 @@ fn help(frame: &mut Frame<'_>, notes: &[String]) {
     let area = frame.area();
     // The keys come first, in case the terminal is too small for the rest.
     let mut lines = vec![
-        Line::from(" q, Esc: quit   up, down, Home, End: select   s: sort by the next   ?: this"),
+        Line::from(" q, Esc: quit   up, down, Home, End: select   s: change the order   ?: help"),
         Line::from(""),
     ];
     let columns = COLUMNS.iter();
