@@ -1,4 +1,4 @@
-/* Per-CPU data through the installed header: areas TOPIC. The misuse topics print the bad handle on stdout first;
+/* Tests per-CPU data through the installed header: areas TOPIC. The misuse topics print the bad handle on stdout first;
  * the library must end the program. */
 #include "check.h"
 #include <ebbtide.h>

@@ -1,4 +1,4 @@
-/* Per-CPU data by name. Another library has none. */
+/* Finds the functions of per-CPU data by name. Other libraries do not have them. */
 #pragma once
 #include "stats.h"
 

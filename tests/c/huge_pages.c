@@ -1,8 +1,8 @@
-/* Huge pages that hold freed memory: huge_pages MODE
+/* Tests huge pages that hold freed memory: huge_pages MODE
  *   split    the huge pages behind depopulated spans are split, so that the system gets the memory
  *   khuge    khugepaged leaves depopulated spans alone (as root, with a fast scan)
- *   held     huge pages shared with a forked child are held, and go back when the child is gone; children that skip the
- *            fork handlers are not harmed by it */
+ *   held     huge pages shared with a forked child are not released before the child is gone; children that skip the
+ *            fork handlers are not harmed by that */
 #include "sparse.h"
 #include "stats.h"
 #include <signal.h>

@@ -1,10 +1,10 @@
-/* Work inside limits: limits CASE [argument]
+/* Works inside limits: limits CASE [argument]
  *   work MIB       churn with that much live               oom BYTES   until NULL, twice, then go on
  *   nofile N       RLIMIT_NOFILE N first, then work        mlock MIB   mlockall(current, future) first
  *   newuser        unshare(CLONE_NEWUSER) after some work  core        some work, then abort
  *   threads        as `work 64`, then threads
- *   nproc DIR      as a user who may have no thread more: memory goes back all the same, and the page of figures in
- *                  DIR says why there is no worker */
+ *   nproc DIR      as a user who may not have another thread: memory is released all the same, and the statistics page
+ *                  in DIR says why there is no worker */
 #include "stats.h"
 #include <grp.h>
 #include <malloc.h>

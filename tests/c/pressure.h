@@ -1,4 +1,4 @@
-/* Free memory that is kept, until something says that memory is short. For a window of a minute. */
+/* Keeps free memory until an event says that memory is short. Use with a window of a minute. */
 #pragma once
 #include "process.h"
 #include "stats.h"

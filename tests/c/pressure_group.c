@@ -1,11 +1,11 @@
-/* Limits of a memory cgroup, whose directory is GROUP, and other processes in it: pressure_group MODE
+/* Tests limits of a memory cgroup, whose directory is GROUP, and other processes in it: pressure_group MODE
  *   beside N M    keeps N MiB free, without a call; another process of the group then needs M MiB
  *   cache N FILE  keeps N MiB free; another process fills the group by reading FILE: an event, far from the limit
- *   level N FILE  the same where only version 1's pressure level tells of it
+ *   level N FILE  the same if only version 1's pressure level reports it
  *   lowered N     keeps N MiB free while the limit of the group is lowered and raised
- *   high N        the same with memory.high, and below what is used
+ *   high N        the same with memory.high, also below the memory in use
  *   appears N     the same in a group that had no limit
- *   both N        keeps N MiB lazy and N MiB dirty, until half of what is left is between one and both
+ *   both N        keeps N MiB lazy and N MiB dirty, until half of the headroom is between N and 2 N
  *   hog M, reader FILE  the other process */
 #include "pressure.h"
 #include <spawn.h>

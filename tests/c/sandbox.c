@@ -1,7 +1,7 @@
-/* System calls that start to be refused, from the start or later:
+/* Tests system calls that a filter refuses, from the start or later:
  *   sandbox start|later SET[,SET...] [ERRNO [back]]     SET: membarrier madvise process_madvise clone mremap all
- * ERRNO is a number, 1 (EPERM) if absent; 0 lets the call do nothing and say so. `start` installs the filter and
- * executes itself; `later` works with threads first. With `back`, memory must go back nevertheless. */
+ * ERRNO is a number, 1 (EPERM) if absent; with 0 the call does nothing and claims success. `start` installs the filter and
+ * executes itself; `later` works with threads first. With `back`, memory must be released nevertheless. */
 #include "filter.h"
 #include <malloc.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* What the library says and does when asked by name. These programs do not link it. */
+/* Calls the library's functions by name, because these programs do not link it. */
 #pragma once
 #include "../../include/ebbtide.h"
 #include "check.h"

@@ -1,5 +1,5 @@
-/* CPUs that /sys does not list, as in containers whose /sys is made up: every thread works on them nevertheless.
- * Hides all CPUs but the first for itself (root), and begins anew. */
+/* Tests CPUs that /sys does not list, as in containers with a fake /sys: threads must work on them nevertheless.
+ * It hides all CPUs but the first from itself (as root), and restarts. */
 #include "areas.h"
 #include <pthread.h>
 #include <sys/mount.h>

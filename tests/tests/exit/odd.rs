@@ -59,7 +59,7 @@ fn requests_under_way_end_at_once() {
     odd("requests");
 }
 
-/// Such a helper would not start its work in time when that is urgent.
+/// A helper made by such a thread would not start its work in time when that is urgent.
 #[test]
 fn a_thread_that_gives_way_makes_no_helper() {
     odd("nice nice");
