@@ -5,7 +5,7 @@
  *   strict        the same functions again, with a filter that kills for calls that these functions do not need
  *   once_more     the same with a filter from before
  *   at_once       the same, right after a worker was made
- *   blind         the same with a worker that cannot read the main thread's status
+ *   blind         the same with a worker that stays in the program's descriptor table, and so opens no files
  *   sure          a filter that was there before: the first worker ends after 10 s, as it may have missed one; the second,
  *                 which knows the state that the first saw, stays
  *   idle          the same, if the program frees much shortly before the first worker ends and makes no call after it

@@ -37,7 +37,7 @@ fn functions_that_bind_leave_no_worker() {
 /// - a worker of a filtered process stays if it is sure
 /// - no other worker is made for memory that the first one would have released later
 /// - a filter comes with the worker
-/// - a filter beside a worker that cannot check
+/// - a filter beside a worker that opens no files
 #[test]
 fn workers_that_are_not_sure() {
     std::thread::scope(|scope| {

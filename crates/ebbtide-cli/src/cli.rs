@@ -71,7 +71,7 @@ pub struct Words {
 /// `ebbtide run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Settings for the library, laid over those in EBBTIDE_CONF
+    /// Settings for the library; they override those in EBBTIDE_CONF
     #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append)]
     pub conf: Vec<String>,
     /// How the program ends; the same as --conf exit=…. A program whose memory is not from malloc
@@ -119,7 +119,7 @@ pub struct TopArgs {
     /// Time between two samples, such as 250ms or 5s, up to 1h (default: 1s; with --once and no COMMAND 250ms)
     #[arg(long, value_name = "TIME", value_parser = values::interval)]
     pub interval: Option<Duration>,
-    /// Settings for the library, laid over those in EBBTIDE_CONF
+    /// Settings for the library; they override those in EBBTIDE_CONF
     #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, requires = "command")]
     pub conf: Vec<String>,
     /// The library.

@@ -1,17 +1,17 @@
 //! `ebbtide doctor`: reports what this system offers to Ebbtide, what is missing, and the remedies.
 //!
-//! | module | what it looks at |
+//! | module | what it checks |
 //! |---|---|
-//! | `probe` | versions and kernel features, each really tried |
-//! | `rseq` | who registered restartable sequences, and whether the kernel checks them |
-//! | `advice` | the kinds of `madvise`, each really tried |
+//! | `probe` | versions and kernel features, each by a real call |
+//! | `rseq` | which library registered restartable sequences, and whether the kernel checks them |
+//! | `advice` | the kinds of `madvise`, each by a real call |
 //! | `machine` | huge pages, overcommit, swap, processors |
 //! | `limits` | resource limits and control groups |
-//! | `ending` | exit beside the program |
-//! | `admission` | where its helpers wait for admission |
+//! | `ending` | whether `exit=detached` works |
+//! | `admission` | the directory where helpers wait for admission |
 //! | `sandbox` | filters, containers, emulators |
-//! | `combinations` | which of the known-broken combinations are met here |
-//! | `trial` | the library, in a process of its own |
+//! | `combinations` | which of the known-broken combinations apply here |
+//! | `trial` | the library, by a run in a process of its own |
 
 mod admission;
 mod advice;

@@ -236,8 +236,8 @@ pub fn rss_of(pid: u32) -> Option<u64> {
 }
 
 /// The descendants of `pid`, at most [`MAX_PROCESSES`], whichever thread started them. They are found by their parent
-/// numbers, not by the file `children` of each thread: reading a thread's files in `/proc` makes the kernel delay
-/// whoever waits for the end of the process.
+/// numbers, not by the file `children` of each thread. If a thread's files in `/proc` were read, the kernel delays
+/// every process that waits for the end of the thread's process.
 fn descendants(pid: u32) -> BTreeSet<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
