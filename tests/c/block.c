@@ -31,7 +31,7 @@ extern const unsigned __rseq_size __attribute__((weak));
 #define KNOWN (&__rseq_offset && &__rseq_size)
 #endif
 
-/* Looks through all memory that could be a worker's for its thread block, which begins with its own address. */
+/* Searches all memory that could belong to a worker for its thread block, which begins with its own address. */
 static int look(void)
 {
     static char text[1 << 20];

@@ -116,7 +116,7 @@ static int all_ways(void)
     int turn = 0, is_long = getenv("EBBTIDE_TEST_LONG") != NULL;
     for (const char *const *way = ways; *way; way++, turn++)
         for (int mix = 0; mix < 8; mix++) {
-            /* In short: nothing else, everything at once, and one of the others in turn. */
+            /* In a short run: no extra, all extras at once, and one of the other mixes by rotation. */
             if (!is_long && mix && mix != 7 && mix != 1 + turn % 6) continue;
             /* A process whose other threads go on does not end with the last one. */
             int threads = mix & 1 && strcmp(*way, "leave") ? 3 : 0;

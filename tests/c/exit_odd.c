@@ -46,7 +46,7 @@ static int listen_at(int port)
     return -1;
 }
 
-/* Requests that wait for ever: for somebody who connects, and for the pipe's reader to go. Rings that were made later
+/* Requests that wait for ever: for a connection, and for the pipe's reader to close. Rings that were made later
  * have lower addresses. */
 static void submit(int port)
 {
@@ -61,7 +61,7 @@ static void submit(int port)
     for (int i = 0; i < MORE; i++) CHECK(!syscall(SYS_io_setup, 8, &more[i]));
 }
 
-/* One large block: nothing later looks after the helper. */
+/* One large block: no later call checks for the helper. */
 static void grow(size_t bytes)
 {
     held = filled(bytes);

@@ -76,7 +76,7 @@ static int held(void)
     if (sharer == 0) { alarm(50); pause(); _exit(0); }
     for (int i = 0; i < 300 && !stats().unsplit_bytes; i++) usleep(10000);
     if (!stats().unsplit_bytes) { kill(sharer, SIGKILL); return skipped("nothing is held"); }
-    /* All that stays is told of, whichever span was the first of its block to be tried. One zone only. */
+    /* All memory that stays is reported, whichever span of its block was tried first. One zone only. */
     for (int i = 0; top - base < 8 * GIB && stats().unsplit_bytes < left_behind() * PAGE / 4 * 3; i++) {
         CHECK(i < 2000, "%zu of %zu MiB are told of", stats().unsplit_bytes / MIB, left_behind() * PAGE / MIB);
         usleep(10000);

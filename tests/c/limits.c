@@ -102,7 +102,7 @@ static void nproc(const char *dir)
     if (pthread_create(&t, NULL, thread, NULL) != EAGAIN) { skipped("the limit is not kept here"); return; }
     size_t start = resident();
     for (int round = 0; round < 2; round++) work_until_back(start);
-    /* Parts of huge pages, without anybody who could look at them. */
+    /* Parts of huge pages, without a worker that could check them. */
     static void *p[20000];
     for (int i = 0; i < 20000; i++) { CHECK((p[i] = malloc(8000))); fill(p[i], 8000, i); }
     for (int i = 0; i < 20000; i++) if (i % 11) free(p[i]);

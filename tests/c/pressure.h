@@ -3,7 +3,7 @@
 #include "process.h"
 #include "stats.h"
 
-/* What is told of has gone after so many seconds: looks are 40 ms apart, and the machine may be busy. */
+/* Memory is released within this many seconds after an event: samples are 40 ms apart, and the machine may be busy. */
 #define SOON 0.5
 
 /* So much is free, and stays: the window is a minute. */

@@ -80,7 +80,7 @@ static void idle(void)
     workers_go(15);
 }
 
-/* The looks have ended with what there was to give, and after a while the thread. */
+/* Sampling has ended when no free memory was left, and the thread ends after a while. */
 static void nobody_stays(void)
 {
     sleep(1);

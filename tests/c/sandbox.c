@@ -49,7 +49,7 @@ static void work(int seed)
 
 static void *thread(void *arg) { churn((uintptr_t)arg, 60000, 300, 14); return NULL; }
 
-/* What was given back reads zero, or it was not. */
+/* Memory from calloc reads zero, whether or not its old pages were released. */
 static void comes_back_zero(void)
 {
     static const size_t sizes[] = {300000, 3 * MIB, 100 * MIB};

@@ -21,7 +21,7 @@ static inline struct ebb_stats stats(void) { return stats_of(offsetof(struct ebb
 
 static inline struct ebb_stats all_stats(void) { return stats_of(sizeof(struct ebb_stats)); }
 
-/* Gives back all that can be; bytes that were. */
+/* Releases all memory that can be released. Returns the number of bytes. */
 static inline size_t release(void)
 {
     static __typeof__(ebb_release) *all;

@@ -43,7 +43,7 @@ int main(int argc, char **argv)
     if (find_areas()) {
         CHECK((area = area_alloc(64, 64)));
         CHECK(area_cpus() == 1, "%u", area_cpus());
-        /* Whoever writes behind the units writes to other chunks. */
+        /* A write behind the units hits other chunks. */
         for (int i = 0; i < 64; i++) CHECK((behind[i] = area_alloc(128 * KIB, 64)));
     }
     pthread_t t[THREADS];

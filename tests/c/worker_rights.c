@@ -33,7 +33,7 @@ static int workers_below(const char *name, int least)
 static struct sock_filter allow[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
 static struct sock_fprog program = { 1, allow };
 
-/* By the numbers of the calls, which nobody stands in front of. */
+/* Raw system calls, which the library does not intercept. */
 static int filter(int flags)
 {
     promise_unseen();

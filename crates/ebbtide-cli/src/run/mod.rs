@@ -218,7 +218,7 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
 
     let mut without = None;
     if args.compare && ended_by_user(&with) {
-        out::warning("the first run was interrupted; the comparison is left out");
+        out::warning("the first run was interrupted, so there is no second run to compare with");
     } else if args.compare {
         out::stderr("ebbtide: running the command again, without Ebbtide\n");
         without = match supervise::measure(launch.command(None)) {
@@ -229,7 +229,9 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
     if let Some(base) = &without
         && base.exit_status != with.exit_status
     {
-        out::warning("the two runs ended with different exit statuses; the figures do not compare");
+        out::warning(
+            "the two runs ended with different exit statuses, so their figures are not comparable",
+        );
     }
     let status = with.exit_status;
     let shown = args

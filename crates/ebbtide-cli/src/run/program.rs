@@ -55,7 +55,7 @@ impl Refusal {
 }
 
 const WITHOUT: &str = "--force runs it without Ebbtide";
-const ALL_THE_SAME: &str = "--force runs it all the same";
+const ALL_THE_SAME: &str = "--force runs it anyway";
 
 /// Number of nested interpreters that the kernel follows.
 const MAX_SCRIPT_DEPTH: u32 = 5;

@@ -68,9 +68,9 @@ pub struct Rates {
 /// One process.
 #[derive(Debug, Serialize)]
 pub struct Process {
-    /// Its number.
+    /// The process number.
     pub pid: u32,
-    /// Its short name.
+    /// The short name of its program.
     pub name: String,
     /// Its command line.
     pub command: String,
@@ -109,9 +109,9 @@ fn is_some<S: serde::Serializer>(ended: &Option<Instant>, to: S) -> Result<S::Ok
 /// A process under Ebbtide that has no figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Untold {
-    /// Its number.
+    /// The process number.
     pub pid: u32,
-    /// Its short name.
+    /// The short name of its program.
     pub name: String,
     /// Whether it will have figures soon.
     pub soon: bool,

@@ -189,7 +189,7 @@ impl Gate {
 /// Copies a chunk.
 fn copied(chunk: usize) -> *mut u8 {
     let copy = alloc(CHUNK_BYTES);
-    // SAFETY: both have so many bytes, and no other thread uses the copy.
+    // SAFETY: both have `CHUNK_BYTES` bytes, and no other thread uses the copy.
     unsafe { ptr::copy_nonoverlapping(chunk as *const u8, copy, CHUNK_BYTES) };
     copy
 }

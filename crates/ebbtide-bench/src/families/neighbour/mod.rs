@@ -79,7 +79,7 @@ pub struct NeighbourArgs {
     /// The common ones.
     #[command(flatten)]
     pub bench: BenchArgs,
-    /// What each of the two fills, such as 768M; their limit is a third more
+    /// Memory that each of the two fills, such as 768M; their limit is a third more
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
     /// Least time between the first's last free and the second's start, such as 500ms

@@ -98,10 +98,10 @@ pub struct SwapExitArgs {
     /// The common ones.
     #[command(flatten)]
     pub bench: BenchArgs,
-    /// What each process fills, such as 200M
+    /// Memory that each process fills, such as 200M
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
-    /// How many processes are killed
+    /// Number of processes that are killed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub processes: Option<u32>,
 }
