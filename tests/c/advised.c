@@ -1,5 +1,5 @@
-/* A program advises or protects a large allocation and moves, shrinks or frees it: what is allocated there next is
- * ordinary memory. advised moved|refused|shrunk|freed|stuck wipe|dontfork|dontdump|none|read|part */
+/* Calls madvise or mprotect on a large allocation, then moves, shrinks or frees it. The next allocation at that place must
+ * be ordinary memory. advised moved|refused|shrunk|freed|stuck wipe|dontfork|dontdump|none|read|part */
 #include "filter.h"
 #include <malloc.h>
 #include <sys/mman.h>

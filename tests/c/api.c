@@ -1,4 +1,4 @@
-/* The C interface, one topic a run: api TOPIC. What glibc promises is the yardstick. */
+/* Tests the C interface, one topic a run: api TOPIC. The reference is glibc's documented behaviour. */
 #include "check.h"
 #include "../../include/ebbtide.h"
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-/* Per-CPU data through the installed header: areas TOPIC. The misuse topics print the bad handle on stdout first;
+/* Tests per-CPU data through the installed header: areas TOPIC. The misuse topics print the bad handle on stdout first;
  * the library must end the program. */
 #include "check.h"
 #include <ebbtide.h>
@@ -63,7 +63,7 @@ static void figures(void)
     CHECK(stats.chunks <= cpus && stats.sidelined_chunks == 0, "%zu", stats.chunks);
 }
 
-/* The worker gives back what is empty, with no call by the program. */
+/* The worker releases empty pages, without a call by the program. */
 static void calm(void)
 {
     enum { AREAS = 8000 };
@@ -137,7 +137,7 @@ static void forks(void)
     CHECK(ebb_percpu_sum_u64(shared, 8) == 20);
 }
 
-/* A child by a raw clone, which no handler is told of, from a process with busy threads. */
+/* A child by a raw clone, which runs no fork handler, of a process with busy threads. */
 static void raw(void)
 {
     pthread_t thread;

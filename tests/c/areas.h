@@ -1,4 +1,4 @@
-/* Per-CPU data by name. Another library has none. */
+/* Finds the functions of per-CPU data by name. Other libraries do not have them. */
 #pragma once
 #include "stats.h"
 
@@ -9,7 +9,7 @@ static __typeof__(ebb_percpu_cpus) *area_cpus;
 static __typeof__(ebb_percpu_add_u64) *area_add;
 static __typeof__(ebb_percpu_sum_u64) *area_sum;
 
-/* Looks the functions up; whether they are there. */
+/* Looks the functions up. Returns whether they exist. */
 static inline int find_areas(void)
 {
     area_alloc = (__typeof__(area_alloc))dlsym(RTLD_DEFAULT, "ebb_percpu_alloc");

@@ -1,5 +1,6 @@
-/* Fork handlers that allocate, registered before the library's own, so that they run inside them: atfork [threads]
- *   atfork ends      one ends the program, with status 0 */
+/* Tests fork handlers that allocate. They are registered before the library's own, so they run while the library
+ * holds its locks: atfork [threads]
+ *   atfork ends      a handler ends the program, with status 0 */
 #include "check.h"
 #include <malloc.h>
 #include <pthread.h>

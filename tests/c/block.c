@@ -1,7 +1,7 @@
-/* Workers in a program with much static thread-local storage: from glibc 2.41 on `struct rseq` lies below all of it, far
- * from the thread pointer. A worker finds it in memory of its own, and there that nothing is registered.
- * TLS_KIB: how much. With EMULATE the program does what such a C library does, on any one: it registers the first
- * bytes of its own storage, and says so (run with GLIBC_TUNABLES=glibc.pthread.rseq=0, linked with -rdynamic). */
+/* Tests workers in a program with much static thread-local storage. From glibc 2.41 on, `struct rseq` lies below all of
+ * it, far from the thread pointer. A worker must find it in memory of its own, and read there that nothing is registered.
+ * TLS_KIB is the size of the storage. With EMULATE the program behaves as such a C library, on any C library: it registers the
+ * first bytes of its own storage, and exports that place (run with GLIBC_TUNABLES=glibc.pthread.rseq=0, linked with -rdynamic). */
 #include "check.h"
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -31,7 +31,7 @@ extern const unsigned __rseq_size __attribute__((weak));
 #define KNOWN (&__rseq_offset && &__rseq_size)
 #endif
 
-/* Looks through all memory that could be a worker's for its thread block, which begins with its own address. */
+/* Searches all memory that could belong to a worker for its thread block, which begins with its own address. */
 static int look(void)
 {
     static char text[1 << 20];

@@ -1,7 +1,7 @@
-/* How often Ebbtide is loaded, and whose malloc the program has: copies N FILE [NAME]
+/* Counts the loaded copies of Ebbtide, and finds which library's malloc the program uses: copies N FILE [NAME]
  *   N      copies that must be mapped
  *   FILE   the library that malloc must come from
- *   NAME   opened, it must be a copy that is there already */
+ *   NAME   a library to open: it must be a copy that is loaded already */
 #include "check.h"
 #include <dlfcn.h>
 #include <limits.h>

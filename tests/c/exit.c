@@ -1,10 +1,10 @@
-/* The ways in which a large process ends, as its parent sees them: exit MODE. Needs exit=detached and an
- * exit_threshold that the children reach (32M). A last word `alone`: there is no helper to be found, the check alone is tried.
+/* Tests the ways in which a large process ends, as its parent sees them: exit MODE. Needs exit=detached and an
+ * exit_threshold that the children reach (32M). With a last word `alone` no helper is expected: this tries the check itself.
  *   ways          each way to end × threads × a forked child that outlives it × an exec before: the status, one
  *                 SIGCHLD, no other child to wait for, the helper gone soon after
  *   hangup        the same by a terminal that hangs up
- *   waits         what a program with a helper sees of its own children
- *   killed        somebody kills the helper: data and end are whole
+ *   waits         a program with a helper waits for its own children as usual
+ *   killed        another process kills the helper: the program's data and end are not affected
  *   spawned       a posix_spawn child that outlives the program
  *   small         a small program has no helper */
 #include "exit.h"
@@ -116,7 +116,7 @@ static int all_ways(void)
     int turn = 0, is_long = getenv("EBBTIDE_TEST_LONG") != NULL;
     for (const char *const *way = ways; *way; way++, turn++)
         for (int mix = 0; mix < 8; mix++) {
-            /* In short: nothing else, everything at once, and one of the others in turn. */
+            /* In a short run: no extra, all extras at once, and one of the other mixes by rotation. */
             if (!is_long && mix && mix != 7 && mix != 1 + turn % 6) continue;
             /* A process whose other threads go on does not end with the last one. */
             int threads = mix & 1 && strcmp(*way, "leave") ? 3 : 0;

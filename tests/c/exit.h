@@ -1,4 +1,4 @@
-/* Shared by the programs that look at a large process's end from its parent: starting it, ending it, waiting for it. A
+/* Shared by the programs that watch a large process's end from its parent: they start it, end it, and wait for it. A
  * started process is a fresh one: this program again, as `child`. */
 #pragma once
 #include "helper.h"

@@ -1,7 +1,7 @@
-/* A large process and its helper under a debugger, and its core file: exit_debug MODE. Needs exit=detached, exit_threshold=32M.
- *   traced           under ptrace: stopped, let go, killed
- *   attach           gdb attaches, looks, lets go
- *   core             ends by abort; 48 blocks hold a text that the core file must have */
+/* Tests a large process and its helper under a debugger, and its core file: exit_debug MODE. Needs exit=detached, exit_threshold=32M.
+ *   traced           under ptrace: stopped, continued, killed
+ *   attach           gdb attaches, inspects, detaches
+ *   core             ends by abort; 48 blocks hold a text that the core file must contain */
 #include "exit.h"
 #include <sys/ptrace.h>
 

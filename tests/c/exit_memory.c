@@ -1,9 +1,9 @@
-/* What the system has of a large process that ended: exit_memory MODE. Needs exit=detached, exit_threshold=32M.
+/* Tests the memory that the system gets back from a large process that ended: exit_memory MODE. Needs exit=detached, exit_threshold=32M.
  *   returned [FILE]  512 MiB are free again, in FILE (a cgroup's usage) or in the system's free memory
  *   swapped          256 MiB of swap are free again
- *   hurried FILE MIB 1 GiB waits for admission while the slots of XDG_RUNTIME_DIR are taken, and is back at once,
- *                    admitted or not, when MIB more are used in the cgroup whose usage FILE says
- *   many N [DIR]     N short programs (fewer where their helpers take long) leave nothing: no process, no descriptor, no
+ *   hurried FILE MIB the helper of 1 GiB waits for admission while the slots of XDG_RUNTIME_DIR are taken. When MIB
+ *                    more are used in the cgroup with the usage file FILE, the memory returns at once, admitted or not
+ *   many N [DIR]     N short programs (fewer if their helpers take long) leave nothing: no process, no descriptor, no
  *                    file, no lock in XDG_RUNTIME_DIR, and no memory or swap of the cgroup DIR */
 #include "exit.h"
 #include <sys/stat.h>

@@ -1,14 +1,14 @@
-/* The end of a large process with a helper in odd circumstances: exit_odd MODE. Needs exit=detached, exit_threshold=32M.
- *   refused HOW   a filter of the program's refuses ways for its helper to end; it ends nevertheless:
+/* Tests the end of a large process with a helper in odd circumstances: exit_odd MODE. Needs exit=detached, exit_threshold=32M.
+ *   refused HOW   a filter of the program refuses some ways to end the helper; the helper ends nevertheless:
  *                 end   exit_group, exit        trapped   kill too: by a signal that dumps no core
  *                 start exit_group and close_range, for a tracer: there is no helper, and no descriptor stays open
  *                 slow  the same with kill
- *   traced        under a tracer by a filter, whom its helper does not have: that ends, and leaves no core file
- *   requests      it is killed while requests of io_submit wait for a listening socket and for its pipe, and its helper
+ *   traced        under a tracer that uses a filter and does not trace the helper: the helper ends, and leaves no core file
+ *   requests      the process is killed while io_submit requests wait for a listening socket and for its pipe, and its helper
  *                 waits for admission: the port is free and the pipe ends at once
- *   nice HOW      a thread that gives way to others (HOW: idle, nice) makes no helper, the main thread does; `all`: where
- *                 the main thread is as nice, it makes one; `less`: where the main thread is less nice than usual, too
- *   left          its main thread has ended by pthread_exit and another sleeps: the helper looks ever more seldom */
+ *   nice HOW      a thread with a low priority (HOW: idle, nice) makes no helper, the main thread does; `all`: if the main
+ *                 thread is as nice, the thread makes one; `less`: also if the main thread is less nice than usual
+ *   left          its main thread has ended by pthread_exit and another sleeps: the helper checks at growing intervals */
 #include "exit.h"
 #include "filter.h"
 #include <arpa/inet.h>
@@ -46,7 +46,7 @@ static int listen_at(int port)
     return -1;
 }
 
-/* Requests that wait for ever: for somebody who connects, and for the pipe's reader to go. Rings that were made later
+/* Requests that wait for ever: for a connection, and for the pipe's reader to close. Rings that were made later
  * have lower addresses. */
 static void submit(int port)
 {
@@ -61,7 +61,7 @@ static void submit(int port)
     for (int i = 0; i < MORE; i++) CHECK(!syscall(SYS_io_setup, 8, &more[i]));
 }
 
-/* One large block: nothing later looks after the helper. */
+/* One large block: no later call checks for the helper. */
 static void grow(size_t bytes)
 {
     held = filled(bytes);

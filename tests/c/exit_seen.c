@@ -1,5 +1,6 @@
-/* What is seen of a large process's end at once: exit_seen MODE. Needs exit=detached and an exit_threshold that the children
- * reach (32M). A last word `alone`: there is no helper to be found, the check alone is tried.
+/* Tests the effects of a large process's end that other processes must see at once: exit_seen MODE. Needs
+ * exit=detached and an exit_threshold that the children reach (32M). With a last word `alone` no helper is expected: this
+ * tries the check itself.
  *   seen MS       1 GiB: the parent's wait returns within MS of the signal, the best of several
  *   port          a listening socket can be bound again at once
  *   pipe          a pipe's reader sees its end at once

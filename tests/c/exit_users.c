@@ -1,5 +1,5 @@
-/* Helpers of other users' processes: exit_users MODE. Needs root, exit=detached, exit_threshold=32M.
- *   nproc UID        a plain user with RLIMIT_NPROC: no helper to be had, the end is as ever
+/* Tests helpers of other users' processes: exit_users MODE. Needs root, exit=detached, exit_threshold=32M.
+ *   nproc UID        a plain user with RLIMIT_NPROC: no helper can be made, and the end is as without one
  *   users UID UID    two users at once
  *   user UID         a plain user */
 #include "exit.h"

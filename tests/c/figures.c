@@ -1,8 +1,8 @@
-/* The file of figures, and what becomes of it while the program runs: figures MODE DIR, with stats_dir=DIR.
- *   cut, half   somebody makes it shorter          removed, gone  somebody removes it, and its directory
- *   refused     process_vm_writev is refused       kept, none     nothing happens; there is a file, or none
+/* Tests the statistics page when its file changes while the program runs: figures MODE DIR, with stats_dir=DIR.
+ *   cut, half   the file is made shorter           removed, gone  the file, or its directory too, is removed
+ *   refused     process_vm_writev is refused       kept, none     nothing changes; there is a file, or none
  *   leaderless     the first thread has ended
- *   full N      N bytes of a file system of 8 KiB that is mounted at DIR are taken: begins anew as "none" */
+ *   full N      N bytes of a file system of 8 KiB mounted at DIR are in use: restarts as "none" */
 #include "filter.h"
 #include <malloc.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* A library that defines malloc and passes it on, as profilers of allocations do. */
+/* A library that defines malloc and passes its calls on, as allocation profilers do. */
 #include <dlfcn.h>
 #include <stddef.h>
 

@@ -1,4 +1,4 @@
-/* Children of every kind, of quiet and of busy parents: fork KIND [threads] [rounds]
+/* Tests children of every kind, of quiet and of busy parents: fork KIND [threads] [rounds]
  *   main     fork from the main thread         nested   the child makes threads and forks again
  *   thread   fork from another thread          exec     fork and exec of this program
  *   _fork    _Fork (skips atfork)              clone    raw clone(SIGCHLD) (skips atfork)

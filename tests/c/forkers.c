@@ -1,5 +1,5 @@
-/* Threads that fork at once, beside fork handlers that were registered before the library's own, lock a mutex, and
-   allocate: forkers [threads] [forks]. */
+/* Several threads fork at the same time. Fork handlers registered before the library's own lock a mutex and allocate:
+   forkers [threads] [forks]. */
 #include "check.h"
 #include <pthread.h>
 

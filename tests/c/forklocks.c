@@ -1,9 +1,9 @@
-/* fork beside threads that hold locks of libc's and allocate: forklocks MODE [forks]
+/* Forks beside threads that hold locks of libc and allocate: forklocks MODE [forks]
  *   flush      fflush(NULL) and getline          popen      popen and pclose
  *   dlopen     dlopen and dlclose                getaddrinfo
  *   create     pthread_create                    setlocale
  *   all        all of these at once
- *   handler    a fork handler inside the library's own waits until another thread has allocated and freed
+ *   handler    a fork handler that runs between the library's own waits until another thread has allocated and freed
  * A fork that does not come back within 20 s is a deadlock. */
 #include "check.h"
 #include <dlfcn.h>

@@ -1,13 +1,13 @@
-/* Memory that comes back without a call: give_back MODE
+/* Tests that memory is released without a call: give_back MODE
  *   large    one block of 512 MiB: free() only marks, then RSS falls while the program sleeps
- *   objects  4 to 64 KiB, 10 of 11 freed: RSS falls to what lives, survivors keep their content
+ *   objects  4 to 64 KiB, 10 of 11 freed: RSS falls to the live memory, live objects keep their content
  *   small    64 to 512 B, 10 of 11 freed: RSS falls to the pages with a live byte
- *   loop     temporaries of 128 MiB: no page faults from the second round on, then all comes back
- *   slack    what a large block has behind it to grow into does not keep memory
- *   mlock    memory that the program locks as it comes goes back too, what was never touched as well
- *   fork     children of a parent whose workers are at it find everything whole
+ *   loop     temporaries of 128 MiB: no page faults from the second round on, then all is released
+ *   slack    the slack behind a large block does not keep memory
+ *   mlock    memory that the program locks with MCL_FUTURE is released too, also if it was never touched
+ *   fork     children of a parent whose workers are releasing find all data intact
  *   clone    as `fork`, children that skip the handlers
- *   busy     caches of a program that goes on with a little of everything do not keep what it once needed */
+ *   busy     caches of a program that continues with a little work do not keep the memory of its peak */
 #include "sparse.h"
 #include "stats.h"
 #include <signal.h>

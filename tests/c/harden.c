@@ -1,4 +1,4 @@
-/* What a correct program may rely on with harden=on: harden TOPIC. */
+/* Tests that correct programs work with harden=on: harden TOPIC. */
 #include "check.h"
 #include <malloc.h>
 #include <pthread.h>

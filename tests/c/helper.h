@@ -1,4 +1,5 @@
-/* The helper of a process (exit=detached), as others see it. Nothing here allocates: a large process would make one. */
+/* Finds the helper of a process (exit=detached) from another process. Nothing here allocates: a large process would
+ * make a helper of its own. */
 #pragma once
 #include "process.h"
 

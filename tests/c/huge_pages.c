@@ -1,8 +1,8 @@
-/* Huge pages that hold freed memory: huge_pages MODE
+/* Tests huge pages that hold freed memory: huge_pages MODE
  *   split    the huge pages behind depopulated spans are split, so that the system gets the memory
  *   khuge    khugepaged leaves depopulated spans alone (as root, with a fast scan)
- *   held     huge pages shared with a forked child are held, and go back when the child is gone; children that skip the
- *            fork handlers are not harmed by it */
+ *   held     huge pages shared with a forked child are not released before the child is gone; children that skip the
+ *            fork handlers are not harmed by that */
 #include "sparse.h"
 #include "stats.h"
 #include <signal.h>
@@ -76,7 +76,7 @@ static int held(void)
     if (sharer == 0) { alarm(50); pause(); _exit(0); }
     for (int i = 0; i < 300 && !stats().unsplit_bytes; i++) usleep(10000);
     if (!stats().unsplit_bytes) { kill(sharer, SIGKILL); return skipped("nothing is held"); }
-    /* All that stays is told of, whichever span was the first of its block to be tried. One zone only. */
+    /* All memory that stays is reported, whichever span of its block was tried first. One zone only. */
     for (int i = 0; top - base < 8 * GIB && stats().unsplit_bytes < left_behind() * PAGE / 4 * 3; i++) {
         CHECK(i < 2000, "%zu of %zu MiB are told of", stats().unsplit_bytes / MIB, left_behind() * PAGE / MIB);
         usleep(10000);

@@ -1,4 +1,4 @@
-/* Preloaded before the library: the kernel seems to have pages of 64 KiB. No such kernel is to be had on x86-64. */
+/* Preloaded before the library, pretends that the kernel has pages of 64 KiB. There is no such kernel for x86-64. */
 #include <sys/auxv.h>
 
 unsigned long getauxval(unsigned long kind)

@@ -1,11 +1,12 @@
-/* Memory that becomes lazy (MADV_FREE) before it goes: lazy MODE, with lazyfree and short windows set outside.
+/* Tests memory that becomes lazy (MADV_FREE) before it is released: lazy MODE. The caller sets lazyfree and short
+ * windows.
  *   content  a lazy page reads as it was or zero, a store sticks, also when the kernel takes pages; calloc reads zero
  *   fork     the same in a child and its parent, each on its own
  *   goes     lazy memory is released without a call, and RSS without it falls at once
  *   never    nothing becomes lazy
- *   auto     only when memory is wanted again and again
+ *   auto     memory becomes lazy only if it is needed again and again
  *   huge     huge pages stay whole
- *   idle     says what an idle program has resident after 2.5 s, without lazy pages, and after 8 s, with them
+ *   idle     prints the resident memory of an idle program after 2.5 s, without lazy pages, and after 8 s, with them
  *   locked   locked memory cannot be lazy: it is released */
 #include "process.h"
 #include "stats.h"

@@ -1,4 +1,4 @@
-/* Odd moments to allocate: life CASE
+/* Tests allocation at odd moments: life CASE
  *   ends       constructors, atexit, destructors of the program, of threads and of libraries
  *   dlopen     LIB: dlopen and dlclose of a library that allocates, in a loop, beside threads
  *   mainexit   main ends by pthread_exit, another thread ends the program

@@ -1,10 +1,10 @@
-/* Work inside limits: limits CASE [argument]
+/* Works inside limits: limits CASE [argument]
  *   work MIB       churn with that much live               oom BYTES   until NULL, twice, then go on
  *   nofile N       RLIMIT_NOFILE N first, then work        mlock MIB   mlockall(current, future) first
  *   newuser        unshare(CLONE_NEWUSER) after some work  core        some work, then abort
  *   threads        as `work 64`, then threads
- *   nproc DIR      as a user who may have no thread more: memory goes back all the same, and the page of figures in
- *                  DIR says why there is no worker */
+ *   nproc DIR      as a user who may not have another thread: memory is released all the same, and the statistics page
+ *                  in DIR says why there is no worker */
 #include "stats.h"
 #include <grp.h>
 #include <malloc.h>
@@ -102,7 +102,7 @@ static void nproc(const char *dir)
     if (pthread_create(&t, NULL, thread, NULL) != EAGAIN) { skipped("the limit is not kept here"); return; }
     size_t start = resident();
     for (int round = 0; round < 2; round++) work_until_back(start);
-    /* Parts of huge pages, without anybody who could look at them. */
+    /* Parts of huge pages, without a worker that could check them. */
     static void *p[20000];
     for (int i = 0; i < 20000; i++) { CHECK((p[i] = malloc(8000))); fill(p[i], 8000, i); }
     for (int i = 0; i < 20000; i++) if (i % 11) free(p[i]);

@@ -1,13 +1,13 @@
-/* Libraries opened while the program runs: loader CASE
+/* Opens libraries while the program runs: loader CASE
  *   mixed PLUGIN       opened with RTLD_DEEPBIND: memory goes from the program to the plugin and back
- *   whose PLUGIN WHO   opened so: the function that both define is that of WHO, `program` or `plugin`
+ *   whose PLUGIN WHO   opened that way: of a function that both define, the one of WHO is used, `program` or `plugin`
  *   early              as mixed, opened by a constructor; the plugin is in LOADER_EARLY
  *   threads PLUGIN     as mixed, by 16 threads at once, which are the first to open anything
- *   forked          opened by forked children, while other threads open libraries or look at those that are loaded
+ *   forked          opened by forked children, while other threads open libraries or iterate over the loaded ones
  *   origin OPENER      a library opens another one by its own RUNPATH and by its own $ORIGIN
  *   flags PLUGIN LAZY  prints the loader's answers, to be compared; LAZY lacks a function
  *   namespace PLUGIN   dlmopen: which malloc a plugin has there
- *   across PLUGIN      frees memory of another namespace, and ends by that */
+ *   across PLUGIN      frees memory of another namespace: the library must end the program */
 #include "check.h"
 #include <dlfcn.h>
 #include <link.h>

@@ -1,4 +1,4 @@
-/* A library that takes and gives memory (see loader.c). */
+/* A library that allocates and frees memory (see loader.c). */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What ebb_stats and malloc_stats say of locks (locks on|off). */
+/* Checks the lock figures of ebb_stats and malloc_stats (locks on|off). */
 #include "stats.h"
 #include <malloc.h>
 #include <pthread.h>

@@ -1,12 +1,12 @@
-/* Filters that kill or hinder threads of the library, or those that work for it: lost_threads MODE
- *   killed CALL...      a filter kills the thread that makes one of these, by number: workers, one by one. What waits for
- *                       them does not wait for ever
- *   orphan              one kills the worker when it gives back what it has claimed: that is given back by others
- *   spans               so with pages of half-used spans, while the program goes on: no call asks for it
- *   fence               one kills a thread that drains the caches of others, and one that forks: no lock is left behind
- *   maker               one kills the thread that makes a worker: nobody waits for that worker, and others make one
- *   lazy                a worker ends after it made memory lazy, and no other can be made: the program releases that
- *   table ERRNO         a worker cannot leave the program's descriptors: it opens nothing there */
+/* Filters that kill or hinder the library's threads, or threads that do its work: lost_threads MODE
+ *   killed CALL...      a filter kills each thread that makes one of these calls, by number: workers, one by one. Threads
+ *                       that wait for them do not wait for ever
+ *   orphan              a filter kills the worker when it releases its claim: other threads release that memory
+ *   spans               the same with pages of half-used spans, while the program continues and no call asks for it
+ *   fence               a filter kills a thread that drains other CPUs' caches, and one that forks: no lock stays taken
+ *   maker               a filter kills the thread that makes a worker: no thread waits for that worker, others make one
+ *   lazy                a worker ends after it made memory lazy, and no other can be made: the program releases it
+ *   table ERRNO         a worker cannot leave the program's descriptor table: it opens nothing there */
 #include "filter.h"
 #include "process.h"
 #include <malloc.h>

@@ -1,4 +1,4 @@
-/* Mistakes that harden=on finds: misuse_now CASE. Prints the bad pointer on stdout first. The mistake must be found before
+/* Makes mistakes that harden=on finds: misuse_now CASE. Prints the bad pointer on stdout first. The mistake must be found before
  * the line "returned". Not found: exit 0. */
 #include "check.h"
 #include <dlfcn.h>

@@ -1,8 +1,8 @@
-/* A process near the limit of its memory: near_limit MODE
- *   grow     garbage between live objects, then large blocks: fits into 256 MiB only if the garbage goes in time
+/* Tests a process near the limit of its memory: near_limit MODE
+ *   grow     garbage between live objects, then large blocks: fits into 256 MiB only if the garbage is released in time
  *   blocks   large blocks that are freed, then objects: the same the other way round
  *   fork     a forked child near the limit, whose huge pages are its parent's: no call takes long
- *   reclone  the same after a raw clone: the child has given its heap up
+ *   reclone  the same after a raw clone: the child has given up its heap
  *   limit N [M]  with limit=: free memory, cached objects and empty pages together stay below N MiB, of M MiB and more */
 #include "stats.h"
 #include <signal.h>

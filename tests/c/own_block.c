@@ -1,6 +1,6 @@
-/* A thread by a raw clone, with a thread block of its own that libc knows nothing of.
+/* Runs a thread made by a raw clone, with a thread block that libc does not know.
  *   own_block marked SECONDS     the block says that the thread has no registration, as docs/limits.md advises
- *   own_block zeroed SECONDS     it does not: it reads as CPU 0, and objects get two owners */
+ *   own_block zeroed SECONDS     the block does not say so: it reads as CPU 0, and objects get two owners */
 #include "check.h"
 #include <stdatomic.h>
 #include <sys/mman.h>

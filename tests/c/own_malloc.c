@@ -1,4 +1,4 @@
-/* A program with an allocator of its own, which is never reused and of no more use than to be there. */
+/* A program that defines an allocator of its own, which never reuses memory. Only its existence matters. */
 #include "check.h"
 
 static char memory[1 << 20];

@@ -1,5 +1,5 @@
-/* A library that registers restartable sequences for the main thread itself, as librseq and tcmalloc do where the C
- * library has not. */
+/* A library that registers restartable sequences for the main thread itself, as librseq and tcmalloc do if the C
+ * library has not done so. */
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* The statistics page where much comes or goes and nothing follows, and what that costs: page DIR. Without workers, with
+/* Checks the statistics page after large changes without further calls, and the cost of writing it: page DIR. Without workers, with
  * dev=lockstat:on. */
 #include "stats.h"
 #include <sys/mman.h>

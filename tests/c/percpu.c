@@ -1,7 +1,7 @@
-/* Per-CPU counters under everything at once: percpu SECONDS [move] [processors]
- * Threads add to the counters that are there while the main thread makes areas and frees them, so that pages go
- * back and come again. Each sum must be what was added, and a new area must be zero on every CPU.
- * `move`: the threads change their CPU now and then; `processors`: CPUs go offline and come back (root). */
+/* Tests per-CPU counters under all kinds of load at once: percpu SECONDS [move] [processors]
+ * Threads add to existing counters while the main thread allocates and frees areas, so that pages are released and
+ * populated again. Each sum must equal the added values, and a new area must be zero on every CPU.
+ * `move`: the threads change their CPU from time to time; `processors`: CPUs go offline and come back (root). */
 #include "areas.h"
 #include <pthread.h>
 #include <stdatomic.h>

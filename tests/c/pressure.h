@@ -1,9 +1,9 @@
-/* Free memory that is kept, until something says that memory is short. For a window of a minute. */
+/* Keeps free memory until an event says that memory is short. Use with a window of a minute. */
 #pragma once
 #include "process.h"
 #include "stats.h"
 
-/* What is told of has gone after so many seconds: looks are 40 ms apart, and the machine may be busy. */
+/* Memory is released within this many seconds after an event: samples are 40 ms apart, and the machine may be busy. */
 #define SOON 0.5
 
 /* So much is free, and stays: the window is a minute. */

@@ -1,13 +1,13 @@
-/* Something says that memory is short, and free memory goes: pressure_events MODE
+/* Tests that free memory is released at an event of pressure: pressure_events MODE
  *   watch        a free block is kept (window of a minute) until FIFO says that memory is short
  *   overwritten  the same, and the strings of the environment are not what they were
- *   stay         the same, and nothing says so
- *   gone         as watch; then nobody stays behind, nor wakes up meanwhile
- *   idle         a program with nothing to give has one thread, and none stays behind
- *   stalled N    keeps N MiB free until somebody stalls for memory
- *   bumped FILE TEXT   keeps 64 MiB free until FILE in the directory FAKE says TEXT
- *   ignored FILE TEXT  and then, too
- *   end          holds memory to give and ends: is its end late? */
+ *   stay         the same, without any event
+ *   gone         as watch; afterwards no worker stays, and none wakes up meanwhile
+ *   idle         a program without free memory has one thread, and no worker stays
+ *   stalled N    keeps N MiB free until a process stalls for memory
+ *   bumped FILE TEXT   keeps 64 MiB free until FILE in the directory FAKE contains TEXT
+ *   ignored FILE TEXT  keeps them also after that
+ *   end          ends while it holds free memory: checks that its end is not late */
 #include "pressure.h"
 
 /* Bytes in caches before the event. */
@@ -80,7 +80,7 @@ static void idle(void)
     workers_go(15);
 }
 
-/* The looks have ended with what there was to give, and after a while the thread. */
+/* Sampling has ended when no free memory was left, and the thread ends after a while. */
 static void nobody_stays(void)
 {
     sleep(1);

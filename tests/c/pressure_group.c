@@ -1,11 +1,11 @@
-/* Limits of a memory cgroup, whose directory is GROUP, and other processes in it: pressure_group MODE
+/* Tests limits of a memory cgroup, whose directory is GROUP, and other processes in it: pressure_group MODE
  *   beside N M    keeps N MiB free, without a call; another process of the group then needs M MiB
  *   cache N FILE  keeps N MiB free; another process fills the group by reading FILE: an event, far from the limit
- *   level N FILE  the same where only version 1's pressure level tells of it
+ *   level N FILE  the same if only version 1's pressure level reports it
  *   lowered N     keeps N MiB free while the limit of the group is lowered and raised
- *   high N        the same with memory.high, and below what is used
+ *   high N        the same with memory.high, also below the memory in use
  *   appears N     the same in a group that had no limit
- *   both N        keeps N MiB lazy and N MiB dirty, until half of what is left is between one and both
+ *   both N        keeps N MiB lazy and N MiB dirty, until half of the headroom is between N and 2 N
  *   hog M, reader FILE  the other process */
 #include "pressure.h"
 #include <spawn.h>
@@ -81,7 +81,7 @@ static void lowered(size_t bytes)
     double took = gone_within(bytes, 2);
     printf("%.0f ms after the limit was lowered\n", took * 1e3);
     CHECK(took < 1, "%.3f s", took);
-    /* Less than what was used before, and not near what is kept now: somebody may look in between. */
+    /* Less than the usage before, and not near the usage now: a worker may take a sample in between. */
     usleep(100000);
     set_limit(limit_name(), base + bytes / 4 * 3);
     set_limit(limit_name(), 8 * bytes);
@@ -135,7 +135,7 @@ static void high(size_t kept)
     set_limit("memory.high", used() / 2);
     double took = gone_within(kept, 16);
     printf("%.0f ms after memory.high was lowered\n", took * 1e3);
-    /* Above it the kernel makes everybody wait, those who give back too, up to 2 s at a time; seen: 2 to 8. */
+    /* Above it the kernel makes every thread wait, also threads that release memory, up to 2 s at a time; seen: 2 to 8. */
     CHECK(took < 16, "%.3f s", took);
     CHECK(stats().pressure_state == 2);
 }

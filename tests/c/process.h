@@ -1,4 +1,4 @@
-/* What /proc says of processes and their threads. Nothing here allocates: the memory of the process that asks is looked at. */
+/* Reads /proc about processes and their threads. Nothing here allocates, because callers check their own memory. */
 #pragma once
 #include "check.h"
 #include <dirent.h>

@@ -1,6 +1,6 @@
-/* Processors that go and come back, as root: processors SECONDS
- * Threads churn objects and hand some to each other over a board, while all processors but the first go
- * offline and online in turn. Before, a processor goes with a full cache: its memory must be had all the same. */
+/* Tests processors that go offline and come back, as root: processors SECONDS
+ * Threads churn objects and pass some to each other over a board, while all processors but the first go
+ * offline and online in turn. Before that, a processor goes offline with a full cache: its memory must be usable all the same. */
 #include "stats.h"
 #include <pthread.h>
 #include <stdatomic.h>

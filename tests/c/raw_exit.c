@@ -1,4 +1,4 @@
-/* Children that skip the fork handlers and end by exit(), beside threads whose large allocations come and go: raw_exit [children]. */
+/* Tests children that skip the fork handlers and end by exit(), beside threads whose large allocations come and go: raw_exit [children]. */
 #include "check.h"
 #include <pthread.h>
 #include <signal.h>

@@ -1,10 +1,10 @@
-/* A helper takes memory back after the program's end: reaper MODE. Needs exit=detached, exit_threshold=32M.
- *   exit _exit quick kill segv abort term hup leave   a program of 128 MiB ends so: its end is seen at once, the
- *            helper is there before and gone after it, and waiting finds no other child
- *   many     a hundred short programs leave no process and no memory behind (fewer where their helpers take long)
- *   limit    where no process can be had, there is no helper, and all goes on
+/* Tests that a helper returns memory after the program's end: reaper MODE. Needs exit=detached, exit_threshold=32M.
+ *   exit _exit quick kill segv abort term hup leave   a program of 128 MiB ends this way: its end is seen at once, the
+ *            helper exists before it and is gone after it, and wait finds no other child
+ *   many     a hundred short programs leave no process and no memory behind (fewer if their helpers take long)
+ *   limit    if no process can be made, there is no helper, and the program goes on
  *   apart    programs that end right after a helper was made leave no descriptor open
- *   alone HOW  grows, and ends so at once
+ *   alone HOW  grows, and ends in the way HOW at once
  *   none     a small program has none
  *   off      exit=inline: a large one has none */
 #include "helper.h"

@@ -1,11 +1,11 @@
-/* A helper beside a program that goes on: reaper_beside MODE. Needs exit=detached, exit_threshold=32M.
+/* Tests a helper of a program that continues: reaper_beside MODE. Needs exit=detached, exit_threshold=32M.
  *   exec     a program with a helper execs: the helper and the old memory are gone soon
  *   thread   the same by another thread than the main one
- *   join     another thread joins the main one, beside a helper      joined   it waits for it before there is a helper
+ *   join     another thread joins the main one, beside a helper      joined   it waits for the main thread before there is a helper
  *   vfork    a vfork child that outlives its parent keeps its data
  *   fork     forked children have helpers of their own, once they are large
- *   moved    a main thread whose word is not libc's: the helper waits without using the CPU
- *   rights   what the helper has left: no descriptors, no signals, no capabilities, a filter */
+ *   moved    the main thread's exit word is not libc's: the helper waits without using the CPU
+ *   rights   the rights that the helper has left: no descriptors, no signals, no capabilities, a filter */
 #include "helper.h"
 #include <pthread.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
-/* Large programs one after the other in one process, by exec: reaper_execs N. Needs exit=detached, exit_threshold=32M.
- * Each has a helper, and collects that of the one before, which has ended. The last finds a child of its own, which only a
- * wait with __WALL does. */
+/* Runs large programs one after the other in one process, by exec: reaper_execs N. Needs exit=detached, exit_threshold=32M.
+ * Each has a helper, and collects the ended helper of the program before. The last one finds a child of its own that only
+ * a wait with __WALL finds. */
 #include "process.h"
 
 static int running, ended, others;

@@ -1,5 +1,5 @@
-/* Where memory is short a helper does not wait for admission: reaper_short MIB soon|later. With exit=detached, and an empty
- * XDG_RUNTIME_DIR in which this program takes all turns. A child takes so many MiB and is killed. */
+/* Tests that a helper does not wait for admission when memory is short: reaper_short MIB soon|later. Needs exit=detached, and an
+ * empty XDG_RUNTIME_DIR, in which this program takes all slots. A child allocates so many MiB and is killed. */
 #include "helper.h"
 #include <signal.h>
 

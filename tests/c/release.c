@@ -1,7 +1,7 @@
-/* ebb_release(): release MODE
- *   pages    it gives back every page of freed objects, and nothing else
- *   shared [FILE]  what it says agrees with what the system got, while a child shares the huge pages and after; the file
- *            tells what the memory cgroup uses */
+/* Tests ebb_release(): release MODE
+ *   pages    it releases every page of freed objects, and nothing else
+ *   shared [FILE]  its result agrees with the system's figures, while a child shares the huge pages and after that; FILE is
+ *            the usage file of the memory cgroup */
 #include "process.h"
 #include "sparse.h"
 #include "stats.h"

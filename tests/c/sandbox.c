@@ -1,7 +1,7 @@
-/* System calls that start to be refused, from the start or later:
+/* Tests system calls that a filter refuses, from the start or later:
  *   sandbox start|later SET[,SET...] [ERRNO [back]]     SET: membarrier madvise process_madvise clone mremap all
- * ERRNO is a number, 1 (EPERM) if absent; 0 lets the call do nothing and say so. `start` installs the filter and
- * executes itself; `later` works with threads first. With `back`, memory must go back nevertheless. */
+ * ERRNO is a number, 1 (EPERM) if absent; with 0 the call does nothing and claims success. `start` installs the filter and
+ * executes itself; `later` works with threads first. With `back`, memory must be released nevertheless. */
 #include "filter.h"
 #include <malloc.h>
 #include <pthread.h>
@@ -49,7 +49,7 @@ static void work(int seed)
 
 static void *thread(void *arg) { churn((uintptr_t)arg, 60000, 300, 14); return NULL; }
 
-/* What was given back reads zero, or it was not. */
+/* Memory from calloc reads zero, whether or not its old pages were released. */
 static void comes_back_zero(void)
 {
     static const size_t sizes[] = {300000, 3 * MIB, 100 * MIB};

@@ -1,4 +1,4 @@
-/* Interruption of every kind while memory is allocated: signals CASE
+/* Tests interruption of every kind while memory is allocated: signals CASE
  *   storm    timer signals each 200 us on four busy threads      cancel   threads cancelled, joined
  *   step     a parent single-steps a child through malloc/free   usr      threads signal each other */
 #include "check.h"

@@ -1,8 +1,8 @@
-/* Everything at once, in a random order that a seed decides: soak seed=1 threads=4 seconds=3 live=192
+/* Does all kinds of work at once, in a random order chosen by a seed: soak seed=1 threads=4 seconds=3 live=192
  * Threads allocate, zero-allocate, align, resize and free objects from 1 byte to 64 MiB, pass them on, trim, make and
  * drop per-CPU areas, and fork: by fork and _Fork, in children again, with threads of the child's own. Every object
- * carries a pattern; what calloc gives is read to the last byte. Beside them the kernel is asked to take pages of freed
- * memory, objects are locked in memory, and a timer interrupts everybody. What does not end in time is an error. */
+ * carries a pattern; memory from calloc is read to the last byte. Meanwhile the kernel is asked to take pages of freed
+ * memory, objects are locked in memory, and a timer interrupts all threads. A part that does not end in time is an error. */
 #include "areas.h"
 #include "objects.h"
 #include <pthread.h>

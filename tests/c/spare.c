@@ -1,7 +1,7 @@
-/* The last run that a CPU freed, kept for its next request of as many bytes: spare MODE.
+/* Tests that the last run that a CPU freed is kept for its next request of the same size: spare MODE.
  *   again    the same place comes back, to requests of that size alone; calloc reads zero
- *   trim     malloc_trim gives it back
- *   idle     looks of slow paths do, when nobody wants it
+ *   trim     malloc_trim releases it
+ *   idle     checks in slow paths release it, if no request needs it
  *   never    nothing is kept, as configured
  *   fork     children of a program whose other threads free and take such runs get each place once */
 #include "stats.h"

@@ -1,4 +1,4 @@
-/* Memory with few live objects in it, and waiting until the rest has gone. */
+/* Makes memory with few live objects, and waits until the rest is released. */
 #pragma once
 #include "check.h"
 #include <sys/mman.h>

@@ -1,8 +1,8 @@
-/* A worker that does not come to its work:
- *   stalled          it is stopped while memory becomes due
- *   stalled pipe     it waits for a CPU at its start: what the program closes meanwhile is closed
+/* Tests a worker that does not get to its work:
+ *   stalled          the worker is stopped while memory becomes due
+ *   stalled pipe     the worker waits for a CPU at its start: files that the program closes meanwhile are closed
  * Another process stops the worker's thread alone. Meanwhile memory becomes due, in parts of huge pages, which threads of
- * the program leave to workers. No call may wait for it; when the worker goes on, memory goes back. For a small `limit`,
+ * the program leave to workers. No call may wait for it; when the worker continues, memory is released. Use a small `limit`,
  * so that slow paths have much to do. */
 #include "process.h"
 #include <malloc.h>

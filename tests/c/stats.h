@@ -1,4 +1,4 @@
-/* What the library says and does when asked by name. These programs do not link it. */
+/* Calls the library's functions by name, because these programs do not link it. */
 #pragma once
 #include "../../include/ebbtide.h"
 #include "check.h"
@@ -21,7 +21,7 @@ static inline struct ebb_stats stats(void) { return stats_of(offsetof(struct ebb
 
 static inline struct ebb_stats all_stats(void) { return stats_of(sizeof(struct ebb_stats)); }
 
-/* Gives back all that can be; bytes that were. */
+/* Releases all memory that can be released. Returns the number of bytes. */
 static inline size_t release(void)
 {
     static __typeof__(ebb_release) *all;

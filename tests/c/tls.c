@@ -1,5 +1,5 @@
-/* Workers start workers in a program with much thread-local storage: what libc keeps per thread, errno
- * for one, lies far below the thread pointer, where a worker has other memory. */
+/* Workers start workers in a program with much thread-local storage: libc's per-thread data, such as
+ * errno, lies far below the thread pointer, where a worker has other memory. */
 #include "check.h"
 
 static __thread char wide[64 << 20];

@@ -1,6 +1,6 @@
-/* Makes the kernel stop early: tracer PROGRAM ARGUMENT...
+/* Makes the kernel return short from process_madvise: tracer PROGRAM ARGUMENT...
  * Runs the program under ptrace and lowers the number of ranges of each process_madvise with more than one, at random. The
- * kernel does less than was asked, then, and says so. Tells how many calls were cut, and how often uname was called. */
+ * kernel then does less than asked, and reports that. Prints how many calls were cut, and how often uname was called. */
 #include "check.h"
 
 #ifndef __x86_64__

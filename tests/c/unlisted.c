@@ -1,5 +1,5 @@
-/* CPUs that /sys does not list, as in containers whose /sys is made up: every thread works on them nevertheless.
- * Hides all CPUs but the first for itself (root), and begins anew. */
+/* Tests CPUs that /sys does not list, as in containers with a fake /sys: threads must work on them nevertheless.
+ * It hides all CPUs but the first from itself (as root), and restarts. */
 #include "areas.h"
 #include <pthread.h>
 #include <sys/mount.h>
@@ -43,7 +43,7 @@ int main(int argc, char **argv)
     if (find_areas()) {
         CHECK((area = area_alloc(64, 64)));
         CHECK(area_cpus() == 1, "%u", area_cpus());
-        /* Whoever writes behind the units writes to other chunks. */
+        /* A write behind the units hits other chunks. */
         for (int i = 0; i < 64; i++) CHECK((behind[i] = area_alloc(128 * KIB, 64)));
     }
     pthread_t t[THREADS];

@@ -1,7 +1,7 @@
-/* vfork children that allocate: they share the parent's memory and TLS but not its rseq registration.
+/* Tests vfork children that allocate: they share the parent's memory and TLS but not its rseq registration.
  *   vfork threads rounds [pin=same|other|none] [hop]
- * `threads` other threads allocate meanwhile. Every object of everybody stands in one table of owned
- * addresses, so that one handed out twice is seen at once. `hop`: the child moves to another CPU. */
+ * `threads` other threads allocate meanwhile. All live objects are in one table of owned
+ * addresses, so that an object handed out twice is detected at once. `hop`: the child moves to another CPU. */
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>

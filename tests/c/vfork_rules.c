@@ -1,4 +1,4 @@
-/* vfork and the registration of restartable sequences (rseq), which a child shares with its parent.
+/* Tests vfork and the registration of restartable sequences (rseq), which a child shares with its parent.
  *   vfork_rules exec ROUNDS       children that execute a program, while the parent changes CPU
  *   vfork_rules names             `vfork` and `__vfork` are one function
  *   vfork_rules nested            children of children
@@ -6,9 +6,9 @@
  *   vfork_rules handler           a signal handler that runs before the parent is registered again, and allocates
  *   vfork_rules jump              one that jumps out of vfork
  *   vfork_rules fails             vfork itself is refused: errno, and the registration is back
- *   vfork_rules refused ERRNO     a filter refuses to unregister; ERRNO 0: it says that it did
+ *   vfork_rules refused ERRNO     a filter refuses to unregister; ERRNO 0: it claims success
  *   vfork_rules halfway           a filter refuses to register again
- *   vfork_rules killed            a filter ends the process for either
+ *   vfork_rules killed            a filter kills the process for either call
  *   vfork_rules slice             a thread that has switched time-slice extension on (Linux 7.0) keeps it
  *   vfork_rules guarded ...       any of these; children must not see a CPU number */
 #include "filter.h"

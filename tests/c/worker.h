@@ -1,4 +1,4 @@
-/* Making a worker. */
+/* Makes the library start a worker. */
 #pragma once
 #include "process.h"
 

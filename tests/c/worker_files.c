@@ -1,6 +1,6 @@
-/* What workers leave alone of the program's files: worker_files MODE
+/* Tests that workers leave the program's files alone: worker_files MODE
  *   queue [FD]    mq_notify stays, with the queue at that descriptor
- *   flush         no file of a FUSE file system hears that one of its descriptors was closed */
+ *   flush         no file of a FUSE file system is notified that one of its descriptors was closed */
 #include "worker.h"
 #include <linux/fuse.h>
 #include <mqueue.h>

@@ -1,8 +1,8 @@
-/* How long workers live, and what they do to the program beside memory: worker_life MODE
+/* Tests how long workers live, and their effects on the program besides memory: worker_life MODE
  *   threads  the worker has a name, sleeps without a timer, and is gone some seconds after the last work
- *   polls    nor does it stay for the little that a program at its polling leaves behind
- *   early    the worker that was made in advance sees what is free in half-used spans, too, before the window is over
- *   awaits   and is gone when nothing came of it, however long the window is
+ *   polls    the worker does not stay for the small backlog of a program that polls
+ *   early    the worker that was made in advance also finds free memory in half-used spans, before the window is over
+ *   awaits   that worker exits if there is no work for it, however long the window is
  *   setuid   with a worker alive, setuid() does not hang
  *   last     main ends by pthread_exit beside a worker: its output is not lost, its end not late
  *   stack    a thread with the smallest stack releases in place

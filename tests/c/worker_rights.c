@@ -1,16 +1,16 @@
-/* What workers may do when the program confines itself: worker_rights MODE. Workers are threads that libc does not know.
- *   late          a filter for the main thread alone, beside a worker: soon no worker is without it, and memory still
- *                 comes back
- *   called        functions that bind one thread, or want no other, leave no worker
- *   strict        the same functions again, where a filter kills for calls that they do not need
- *   once_more     the same where a filter was there before
- *   at_once       the same, the moment that a worker was made
- *   blind         the same with a worker that cannot look
+/* Tests the rights of workers when the program confines itself: worker_rights MODE. Workers are threads that libc does not know.
+ *   late          a filter for the main thread alone, beside a worker: soon every worker has it, and memory is
+ *                 still released
+ *   called        after functions that bind one thread, or need to be the only thread, no worker is left
+ *   strict        the same functions again, with a filter that kills for calls that these functions do not need
+ *   once_more     the same with a filter from before
+ *   at_once       the same, right after a worker was made
+ *   blind         the same with a worker that stays in the program's descriptor table, and so opens no files
  *   sure          a filter that was there before: the first worker ends after 10 s, as it may have missed one; the second,
- *                 which knows what the first saw, stays
- *   idle          the same, where the program frees much shortly before the first worker ends and makes no call after it
+ *                 which knows the state that the first saw, stays
+ *   idle          the same, if the program frees much shortly before the first worker ends and makes no call after it
  *   together      a filter for all threads (TSYNC)
- *   user          the main thread becomes somebody else
+ *   user          the main thread becomes another user
  *   everybody     a signal for each thread, and a wait until each has handled it or is gone, as libpsx does */
 #include "filter.h"
 #include "worker.h"
@@ -33,7 +33,7 @@ static int workers_below(const char *name, int least)
 static struct sock_filter allow[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
 static struct sock_fprog program = { 1, allow };
 
-/* By the numbers of the calls, which nobody stands in front of. */
+/* Raw system calls, which the library does not intercept. */
 static int filter(int flags)
 {
     promise_unseen();

@@ -1,10 +1,10 @@
-//! The initial file system of an emulated machine, in the cpio format that kernels read ("newc"). A kernel reads several
-//! archives in one file, one after the other.
+//! Makes the initial file system of an emulated machine, in the cpio format that kernels read ("newc"). A kernel
+//! reads several archives in one file, one after the other.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// An archive in the making. Names are absolute.
+/// An archive under construction. Names are absolute.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -13,7 +13,7 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// The first process, and `/dev/console`, which the kernel opens for it.
+    /// Adds the first process, and `/dev/console`, which the kernel opens for it.
     pub(crate) fn init(&mut self) {
         self.file(Path::new("/init"), include_bytes!("../guest/init"));
         let console = Path::new("/dev/console");
@@ -21,7 +21,7 @@ impl Archive {
         self.entry(console, 0o020_600, (5, 1), &[]);
     }
 
-    /// A file that everybody may read and execute.
+    /// Adds a file that all users may read and execute.
     pub(crate) fn file(&mut self, name: &Path, content: &[u8]) {
         self.parents(name);
         self.entry(name, 0o100_755, (0, 0), content);
@@ -37,7 +37,7 @@ impl Archive {
         );
     }
 
-    /// A directory that may stay empty.
+    /// Adds a directory that may stay empty.
     pub(crate) fn directory(&mut self, name: &Path) {
         self.parents(&name.join("x"));
     }

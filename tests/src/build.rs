@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use crate::have;
 
-/// The programs do on purpose what these warn of.
+/// Warnings about code that the programs contain on purpose.
 const INTENDED: [&str; 4] = [
     "-Wno-deprecated-declarations",
     "-Wno-alloc-size-larger-than",
@@ -15,7 +15,7 @@ const INTENDED: [&str; 4] = [
     "-Wno-free-nonheap-object",
 ];
 
-/// What a program may need that was in libraries of its own before glibc 2.34.
+/// Libraries that held functions of the programs before glibc 2.34.
 const LIBRARIES: [&str; 3] = ["-Wl,--as-needed", "-ldl", "-lrt"];
 
 static BUILD: Mutex<()> = Mutex::new(());
@@ -24,7 +24,7 @@ pub(crate) fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("c")
 }
 
-/// Beside the test binaries: `target/<profile>/ebbtide-c`.
+/// The directory of the outputs, beside the test binaries: `target/<profile>/ebbtide-c`.
 fn outputs() -> PathBuf {
     let exe = std::env::current_exe().expect("own path");
     // Tests lie one directory lower than programs.
@@ -45,7 +45,7 @@ pub fn c_program(name: &str) -> PathBuf {
     )
 }
 
-/// The same for aarch64, where there is a compiler for it.
+/// The same for aarch64, if there is a compiler for it.
 pub(crate) fn c_program_for_aarch64(name: &str) -> Result<PathBuf, String> {
     const COMPILER: &str = "aarch64-linux-gnu-gcc";
     if !have(COMPILER) {
@@ -57,8 +57,8 @@ pub(crate) fn c_program_for_aarch64(name: &str) -> Result<PathBuf, String> {
     Ok(compile_with(COMPILER, &source, &dir.join(name), &["-ldl"]))
 }
 
-/// The program of this source file for the C library that lies, unpacked, under `sysroot`: it runs with every newer one.
-/// `None`: for that of this machine.
+/// The program made from this source file for the C library that is unpacked under `sysroot`; it runs with every
+/// newer one. `None`: for the C library of this machine.
 pub(crate) fn c_program_for(source: &Path, sysroot: Option<&Path>) -> Result<PathBuf, String> {
     let name = source.file_stem().expect("a source file");
     let Some(sysroot) = sysroot else {
@@ -67,7 +67,7 @@ pub(crate) fn c_program_for(source: &Path, sysroot: Option<&Path>) -> Result<Pat
     let output = outputs().join("sysroot");
     std::fs::create_dir_all(&output).expect("build directory");
     let output = output.join(name);
-    // The first of these is enough for headers only: compilers look beside themselves for libraries first.
+    // The sysroot flag alone is enough for headers only: compilers search their own directories first for libraries.
     let libraries = ["usr/lib", "lib"].map(|dir| sysroot.join(dir).join("x86_64-linux-gnu"));
     let old = sources().join("../matrix/old.h");
     let flags = [

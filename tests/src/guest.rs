@@ -1,17 +1,17 @@
-//! Emulated machines, for what this one may not have: many processors, several memory nodes, cgroup v2,
-//! processors that come and go, an older kernel.
+//! Emulated machines with properties that this machine may not have: many processors, several memory nodes, cgroup
+//! v2, processors that come and go, an older kernel.
 //!
 //! ```text
 //!   test ── Guest::run("stress …") ──▶ port 2 ──▶ /init ── sh -c ──▶ program under the library
 //!        ◀─ Outcome ── o … e … @end N ◀─────────────┘      port 1: the kernel's log, to a file
 //! ```
 //!
-//! A machine boots at its first use (some 6 s without KVM) and serves all tests of the process; one works
-//! at a time. One that hangs or dies is ended, and the next test boots another. What stands in `/programs`
-//! there is made by [`crate::image`].
+//! A machine boots at its first use (about 6 s without KVM) and serves all tests of the process. Only one machine
+//! works at a time. A machine that hangs or dies is ended, and the next test boots another. [`crate::image`] makes
+//! the content of `/programs` in the machine.
 //!
-//! INV-TESTS-2 here: a command past its time limit ends its machine, and no machine outlives the test
-//! process. The thread that starts one stays with it, and the machine dies with that thread.
+//! INV-TESTS-2 here: a command past its time limit ends its machine, and no machine outlives the test process. The
+//! thread that starts a machine stays with it, and the machine dies with that thread.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,28 +28,28 @@ use crate::{Outcome, Processor, ensure_installed, image, skip};
 
 /// A kind of machine.
 pub struct Machine {
-    /// Names the file of its kernel's log, `target/guest/NAME.console`.
+    /// Name of the file with its kernel's log, `target/guest/NAME.console`.
     pub name: &'static str,
-    /// What kind of processor it has.
+    /// Its kind of processor.
     pub processor: Processor,
     /// Processors, memory and nodes, as arguments of the emulator.
     pub arguments: &'static str,
 }
 
-/// All machines that run, by name. Whoever holds the lock works on one of them.
+/// All running machines, by name. The thread that holds the lock uses one of them.
 static RUNNING: Mutex<BTreeMap<&'static str, Running>> = Mutex::new(BTreeMap::new());
 
-/// KVM was tried and is of no use.
+/// KVM was tried and does not work.
 static NO_KVM: AtomicBool = AtomicBool::new(false);
 
-/// A machine, for this test alone while it is held.
+/// A machine, reserved for this test while it is held.
 pub struct Guest {
     all: MutexGuard<'static, BTreeMap<&'static str, Running>>,
     machine: &'static Machine,
 }
 
 impl Guest {
-    /// A machine of this kind. Says `skipped: reason` where there can be none.
+    /// A machine of this kind. Prints `skipped: reason` if there can be none.
     pub fn of(machine: &'static Machine) -> Option<Guest> {
         let mut all = locked(&RUNNING);
         if !all.contains_key(machine.name) {
@@ -106,10 +106,10 @@ impl Guest {
     }
 }
 
-/// For looking closer: runs the lines of the variable `GUEST` in a machine, and prints what they say.
+/// For debugging: runs the lines of the variable `GUEST` in a machine, and prints their output.
 ///
 /// # Panics
-/// Where there is no such variable.
+/// If the variable is missing.
 pub fn by_hand(machine: &'static Machine, seconds: u64) {
     let commands = std::env::var("GUEST").expect("GUEST holds lines of shell");
     for command in commands.lines() {
@@ -119,12 +119,12 @@ pub fn by_hand(machine: &'static Machine, seconds: u64) {
     }
 }
 
-/// What came back for a command. Without `end` nothing more will.
+/// The answer to a command. Without `end`, the machine will answer nothing more.
 #[derive(Default)]
 pub(crate) struct Answer {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-    /// A wait status.
+    /// The wait status.
     pub(crate) end: Option<i32>,
 }
 
@@ -136,13 +136,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Runs a line of shell. A machine that has died says so by the end of its answers.
+    /// Runs a line of shell. If the machine has died, its answers end.
     pub(crate) fn ask(&mut self, line: &str, limit: Duration) -> Answer {
         let _ = writeln!(self.commands, "{line}");
         self.answer(limit)
     }
 
-    /// Collects lines until the one that ends the answer, the time limit, or the machine's end.
+    /// Collects lines until the line that ends the answer, the time limit, or the end of the machine.
     fn answer(&mut self, limit: Duration) -> Answer {
         let start = Instant::now();
         let mut answer = Answer::default();
@@ -172,7 +172,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Not by closing its commands: the system inside may answer no more.
+        // Closing its commands is not enough: the system inside may not react any more.
         let _ = locked(&self.emulator).kill();
     }
 }
@@ -183,7 +183,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The shell says 128 + n for a signal.
+/// The wait status for a shell's exit code, which is 128 + n for a signal.
 fn wait_status(code: i32) -> i32 {
     if code > 128 { code - 128 } else { code << 8 }
 }
@@ -192,7 +192,7 @@ fn console(machine: &Machine) -> PathBuf {
     image::directory().join(format!("{}.console", machine.name))
 }
 
-/// What the kernel of this machine said.
+/// The kernel log of this machine.
 pub(crate) fn log(machine: &Machine) -> String {
     String::from_utf8_lossy(&std::fs::read(console(machine)).unwrap_or_default()).into_owned()
 }
@@ -205,7 +205,7 @@ fn parts(processor: Processor) -> Result<&'static (PathBuf, PathBuf), String> {
         if processor == Processor::X86_64 && !processor.is_native() {
             return Err("these emulated machines need a library for x86-64".into());
         }
-        // First what must have been made before: there is no emulator to install for nothing.
+        // First the parts that must exist already, so that no emulator is installed in vain.
         let parts = (image::kernel(processor)?, image::file_system(processor)?);
         have_emulator(processor)?;
         Ok(parts)
@@ -213,7 +213,7 @@ fn parts(processor: Processor) -> Result<&'static (PathBuf, PathBuf), String> {
     parts.as_ref().map_err(String::clone)
 }
 
-/// Installs the emulator where that can be done.
+/// Installs the emulator if possible.
 pub(crate) fn have_emulator(processor: Processor) -> Result<(), String> {
     let (emulator, package) = processor.emulator();
     if ensure_installed(emulator, package) {
@@ -228,8 +228,8 @@ fn boot(machine: &'static Machine) -> Result<Running, String> {
     boot_with(machine, kernel, file_system, "")
 }
 
-/// Boots a machine that is no test's: of this kernel and file system, with `more` for the kernel. With KVM where it
-/// works, else emulated.
+/// Boots a machine outside of any test, with this kernel and file system; `more` is added to the kernel's command
+/// line. It uses KVM if that works, else emulation.
 pub(crate) fn boot_with(
     machine: &Machine,
     kernel: &Path,

@@ -1,4 +1,4 @@
-//! What an emulated machine starts from: a kernel of Debian's, and an initial file system that holds
+//! Makes the boot files of an emulated machine: a Debian kernel, and an initial file system. The file system holds
 //! busybox, the library under test, the C programs, and the shared libraries that these need.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use crate::archive::Archive;
 use crate::processor::for_aarch64;
 use crate::{Processor, build, ensure_installed, library, run::target_dir};
 
-/// The programs of `tests/c` that are taken along.
+/// The programs of `tests/c` that are copied into the machine.
 const PROGRAMS: [&str; 14] = [
     "api",
     "fork",
@@ -28,18 +28,18 @@ const PROGRAMS: [&str; 14] = [
     "vfork_rules",
 ];
 
-/// The package whose newest dependency is the kernel: everything that is needed is built into it.
+/// The package whose newest dependency is the kernel. Everything that a machine needs is built into that kernel.
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// Where kernel, file system and the consoles' logs are kept.
+/// The directory of kernel, file system and console logs.
 pub fn directory() -> PathBuf {
     let dir = target_dir().join("guest");
     fs::create_dir_all(&dir).expect("target directory");
     dir.canonicalize().expect("target directory")
 }
 
-/// A kernel to boot: `EBBTIDE_KERNEL`, else the one that was fetched before, else Debian's. Fetched
-/// into the target directory, never installed.
+/// A kernel to boot: `EBBTIDE_KERNEL`, else the one that was fetched before, else Debian's. It is fetched into the
+/// target directory, never installed.
 pub fn kernel(processor: Processor) -> Result<PathBuf, String> {
     if processor == Processor::Aarch64 {
         return for_aarch64("vmlinuz");
@@ -50,7 +50,7 @@ pub fn kernel(processor: Processor) -> Result<PathBuf, String> {
     let kept = directory().join("vmlinuz");
     if !kept.exists() {
         let room = tempfile::tempdir_in(directory()).expect("temporary directory");
-        // Lists of packages may be missing, or too old to find what they name.
+        // Package lists may be missing, or too old to find the files that they name.
         let script = r#"fetch() {
                    package=$(apt-cache depends "$0" | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
                    [ -n "$package" ] && apt-get download -qq "$package"
@@ -69,7 +69,7 @@ pub fn kernel(processor: Processor) -> Result<PathBuf, String> {
     Ok(kept)
 }
 
-/// The library that programs in a machine run under; `None` for libc's own malloc.
+/// The library that is preloaded in a machine; `None` for libc's own malloc.
 pub fn preloaded(processor: Processor) -> Option<PathBuf> {
     let native = library()?;
     match processor {
@@ -101,7 +101,7 @@ pub fn file_system(processor: Processor) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// By their names inside: busybox, the programs, and the library with the program of this build.
+/// Files by their names inside: busybox, the programs, and the library with the command-line program of this build.
 fn native_files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
     if !ensure_installed("busybox", "busybox-static") {
         return Err("busybox".into());
@@ -150,7 +150,7 @@ fn foreign_files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
     Ok(files)
 }
 
-/// Where a program or the library lies inside the machine.
+/// The path of a program or of the library inside the machine.
 pub fn inside(path: &Path) -> PathBuf {
     Path::new("/programs").join(path.file_name().expect("a file's name"))
 }
@@ -163,7 +163,7 @@ fn found(program: &str) -> PathBuf {
         .expect("a program that is installed")
 }
 
-/// The loader and the shared libraries that a file needs, under the names by which it finds them.
+/// The loader and the shared libraries that a file needs, under the names by which the file finds them.
 fn libraries(file: &Path) -> Vec<PathBuf> {
     let run = Command::new("ldd")
         .arg(file)

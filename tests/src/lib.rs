@@ -1,11 +1,11 @@
-//! Harness of the process-level tests of `libebbtide.so` (see `tests/tests`).
+//! The harness of the process-level tests of `libebbtide.so` (see `tests/tests`).
 //!
 //! A test compiles a small C program ([`c_program`]), runs it or any other program with the library
 //! preloaded ([`Run`]) and judges exit status, output and time ([`Outcome`]).
 //!
-//! Which library: `EBBTIDE_LIB`, else `$CARGO_TARGET_DIR/release/libebbtide.so`, else `target/release`.
-//! `EBBTIDE_LIB=none` runs everything on libc's own malloc, any other path on that library; tests of
-//! what only Ebbtide promises are skipped there ([`is_ebbtide`]).
+//! The library under test is `EBBTIDE_LIB`, else `$CARGO_TARGET_DIR/release/libebbtide.so`, else `target/release`.
+//! `EBBTIDE_LIB=none` runs everything on libc's own malloc, any other path on that library. Tests of promises that
+//! only Ebbtide makes are skipped there ([`is_ebbtide`]).
 //!
 //! Invariants:
 //! - INV-TESTS-1: nothing here builds the library; a missing one is one line that names the remedy.
@@ -31,7 +31,7 @@ pub use run::{Outcome, Run, command_line, is_ebbtide, known, library, only_ebbti
 
 use std::io::Write;
 
-/// Says why a test does not run. Written past the test runner's capture, so that it is always seen.
+/// Prints why a test does not run. It bypasses the test runner's capture, so that it is always visible.
 pub fn skip(reason: &str) {
     let line = format!("skipped: {reason}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());

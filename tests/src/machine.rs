@@ -1,4 +1,4 @@
-//! What a test needs of the machine: programs, settings that are put back, memory cgroups.
+//! Prepares the machine for tests: programs, settings that are restored, memory cgroups.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -8,14 +8,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Runs share the machine; a [`Sysctl`] has it alone.
+/// Runs share the machine; a [`Sysctl`] uses it alone.
 static MACHINE: RwLock<()> = RwLock::new(());
 
 thread_local! {
     static ALONE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The share a run holds, unless its own thread has the machine alone.
+/// The share that a run holds, unless its own thread uses the machine alone.
 pub(crate) fn shared() -> Option<RwLockReadGuard<'static, ()>> {
     if ALONE.get() {
         return None;
@@ -40,7 +40,7 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Whether the tests run as root. Says `skipped: … root` where they do not; `what` is what it is for.
+/// Whether the tests run as root. If not, prints `skipped: … root`; `what` names the purpose.
 pub fn needs_root(what: &str) -> bool {
     if !is_root() {
         crate::skip(&format!("root is needed for {what}"));
@@ -54,14 +54,14 @@ pub fn have(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-/// Whether the program is there; as root on Debian it is installed once when it is not, from these packages. Says
-/// `skipped: name` and returns false otherwise.
+/// Whether the program is installed. If it is missing, root on Debian installs it once, from these packages.
+/// Otherwise prints `skipped: name` and returns false.
 pub fn ensure_installed(program: &str, packages: &str) -> bool {
     static APT: Mutex<()> = Mutex::new(());
     static UPDATED: AtomicBool = AtomicBool::new(false);
     let _one = APT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !have(program) && is_root() && have("apt-get") {
-        // A fresh machine may have no lists of packages.
+        // A fresh machine may have no package lists.
         let mut install = vec!["install", "-qq", "-y", "--no-install-recommends"];
         install.extend(packages.split_whitespace());
         let installed = apt_get(&install);
@@ -86,19 +86,19 @@ fn apt_get(arguments: &[&str]) -> bool {
         .is_ok_and(|run| run.status.success())
 }
 
-/// A system setting changed for a while. Put back on drop; a watcher process puts it back when this
-/// one is killed: its stdin then ends. Until then its file is locked: another test run that came between would take
-/// what is set here for what was there.
+/// A system setting that is changed for a while and restored on drop. If this process is killed, a watcher process
+/// restores it, because the watcher's stdin then ends. Until then the setting's file is locked: otherwise another
+/// test run would save the changed value as the original one.
 pub struct Sysctl {
     path: PathBuf,
     old: String,
     watcher: Child,
-    /// Absent in a setting within another one of the same thread.
+    /// None in a setting within another setting of the same thread.
     alone: Option<RwLockWriteGuard<'static, ()>>,
 }
 
 impl Sysctl {
-    /// Sets `path` (of `/proc/sys`, `/sys/kernel`) to `value`; `None` when that is refused.
+    /// Sets `path` (in `/proc/sys` or `/sys/kernel`) to `value`; `None` if that is refused.
     pub fn set(path: &str, value: &str) -> Option<Sysctl> {
         let alone = (!ALONE.get()).then(|| {
             MACHINE
@@ -106,12 +106,12 @@ impl Sysctl {
                 .unwrap_or_else(|poisoned| poisoned.into_inner())
         });
         let file = File::open(path).ok()?;
-        // SAFETY: the descriptor is open. (`File::lock` is younger than the oldest Rust that builds this.)
+        // SAFETY: the descriptor is open. (`File::lock` is newer than the oldest Rust that builds this.)
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
             return None;
         }
         let old = std::fs::read_to_string(path).ok()?;
-        // Where the kernel lists the choices, the one that holds stands in brackets.
+        // Some files list the choices; the current one is in brackets.
         let held = old
             .split_once('[')
             .and_then(|(_, rest)| rest.split(']').next());
@@ -125,7 +125,7 @@ impl Sysctl {
                 &old,
             ])
             .stdin(Stdio::piped())
-            // Not to write: the lock is the watcher's alone.
+            // Nothing is written to it: this passes the lock to the watcher alone.
             .stdout(file)
             .stderr(Stdio::null())
             .env_remove("LD_PRELOAD")
@@ -146,8 +146,8 @@ impl Sysctl {
     }
 }
 
-/// Core files in the directory of the program that ends, while the setting lives, if there must be one. `None`: they
-/// go elsewhere, and that was said.
+/// Makes core files go to the working directory of the ending program, while the setting lives, if a setting is
+/// needed. `None`: they go elsewhere; a message was printed.
 pub fn core_files_here() -> Option<Option<Sysctl>> {
     let path = "/proc/sys/kernel/core_pattern";
     let set = is_root().then(|| Sysctl::set(path, "core")).flatten();
@@ -176,7 +176,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes a group limited to `bytes`, or says why that cannot be.
+    /// Makes a group limited to `bytes`. The error says why that is not possible.
     pub fn with_memory_max(name: &str, bytes: u64) -> Result<Cgroup, String> {
         let name = format!("ebbtide-test-{name}-{}", std::process::id());
         let choices = [
@@ -190,7 +190,7 @@ impl Cgroup {
             }
             let group = Cgroup { dir };
             let knob = group.dir.join(knob);
-            // A plain directory (the mount point of v1) has no such file: it must not be made.
+            // A plain directory (the mount point of v1) has no such file, and it must not be created.
             if knob.exists() && std::fs::write(knob, bytes.to_string()).is_ok() {
                 return Ok(group);
             }
@@ -198,7 +198,7 @@ impl Cgroup {
         Err("no memory cgroup can be made here".into())
     }
 
-    /// [`Cgroup::with_memory_max`], which says `skipped: …` where that cannot be.
+    /// [`Cgroup::with_memory_max`], which prints `skipped: …` if that is not possible.
     pub fn limited(name: &str, bytes: u64) -> Option<Cgroup> {
         if !needs_root("a memory cgroup") {
             return None;
@@ -208,14 +208,14 @@ impl Cgroup {
             .ok()
     }
 
-    /// The file that says how much memory the group uses.
+    /// The file with the memory usage of the group.
     pub fn usage(&self) -> Option<PathBuf> {
         let names = ["memory.current", "memory.usage_in_bytes"];
         let mut files = names.iter().map(|name| self.file(name));
         files.find(|file| file.exists())
     }
 
-    /// Makes a group of version 2, whether it accounts memory or not, or says why that cannot be.
+    /// Makes a group of version 2, whether or not it accounts for memory. The error says why that is not possible.
     pub fn unified(name: &str) -> Result<Cgroup, String> {
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
         let mut mounts = mounts.lines().map(|line| line.split(' '));
@@ -233,7 +233,7 @@ impl Cgroup {
         self.dir.join("cgroup.procs")
     }
 
-    /// Its directory.
+    /// The group's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

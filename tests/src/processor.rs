@@ -1,4 +1,4 @@
-//! The processors that machines are emulated for, and what differs between them.
+//! The processors for which machines are emulated, and the differences between them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use crate::run::target_dir;
 /// The kind of processor of an emulated machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Processor {
-    /// That of this machine; the programs are those that run here too.
+    /// The processor of this machine; it runs the programs that run here too.
     X86_64,
-    /// Everything for it is made by `scripts/aarch64`.
+    /// `scripts/aarch64` makes everything for it.
     Aarch64,
 }
 
 impl Processor {
-    /// The emulator, and Debian's package that holds it.
+    /// The emulator, and Debian's package with it.
     pub(crate) fn emulator(self) -> (&'static str, &'static str) {
         match self {
             Processor::X86_64 => ("qemu-system-x86_64", "qemu-system-x86"),
@@ -43,7 +43,7 @@ impl Processor {
         parts.iter().map(|&part| part.to_owned()).collect()
     }
 
-    /// What the kernel is told: its console. And what it hands on to the first process: where commands come from.
+    /// The kernel's console, and the port for commands, which the kernel passes on to the first process.
     pub(crate) fn ports(self) -> &'static str {
         match self {
             Processor::X86_64 => "console=ttyS0 PORT=ttyS1",
@@ -51,7 +51,7 @@ impl Processor {
         }
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine has that processor.
     pub(crate) fn is_native(self) -> bool {
         match self {
             Processor::X86_64 => cfg!(target_arch = "x86_64"),
@@ -60,7 +60,7 @@ impl Processor {
     }
 }
 
-/// What `scripts/aarch64` has made or fetched.
+/// A file that `scripts/aarch64` has made or fetched.
 pub(crate) fn for_aarch64(name: &str) -> Result<PathBuf, String> {
     let path = target_dir().join("aarch64").join(name);
     path.canonicalize()

@@ -1,4 +1,4 @@
-//! Runs one program under the library, with limits and a time limit, and keeps what it said.
+//! Runs one program under the library, with resource limits and a time limit, and keeps its output.
 
 use ebbtide_interface::keys;
 use std::ffi::{OsStr, OsString};
@@ -15,7 +15,7 @@ use crate::machine;
 /// The library under test; `None` for `EBBTIDE_LIB=none` (libc's own malloc).
 ///
 /// # Panics
-/// When the file does not exist: the one line names the remedy.
+/// If the file does not exist. The message is one line that names the remedy.
 pub fn library() -> Option<PathBuf> {
     let path = match std::env::var_os("EBBTIDE_LIB") {
         Some(value) if value == "none" => return None,
@@ -38,8 +38,8 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
-/// The program `ebbtide` beside the library under test, else the one that was built here. Says `skipped: …` where there
-/// is none.
+/// The program `ebbtide` beside the library under test, else the one that was built here. If there is none, prints
+/// `skipped: …`.
 pub fn command_line() -> Option<PathBuf> {
     let path = match library() {
         Some(library) => library.with_file_name("ebbtide"),
@@ -60,7 +60,8 @@ pub fn is_ebbtide() -> bool {
     })
 }
 
-/// The same; says `skipped: only Ebbtide …` where it is not. `what` is what it alone does.
+/// The same. If the library is not Ebbtide, prints `skipped: only Ebbtide …`; `what` is the promise that only Ebbtide
+/// makes.
 pub fn only_ebbtide(what: &str) -> bool {
     let is_it = is_ebbtide();
     if !is_it {
@@ -69,10 +70,10 @@ pub fn only_ebbtide(what: &str) -> bool {
     is_it
 }
 
-/// A configuration, which is returned.
+/// Checks a configuration and returns it.
 ///
 /// # Panics
-/// When the library would ignore an item of it: the test would check the default.
+/// If the library would ignore an item of it: the test would then check the default.
 pub fn known(conf: &str) -> &str {
     let mut items = keys::items(conf.as_bytes());
     if let Some(problem) = items.find_map(|item| keys::read(item).err()) {
@@ -81,7 +82,7 @@ pub fn known(conf: &str) -> &str {
     conf
 }
 
-/// One program to run. Preloads [`library`] unless told otherwise.
+/// One program to run. It preloads [`library`] unless set otherwise.
 pub struct Run {
     program: OsString,
     args: Vec<OsString>,
@@ -231,7 +232,7 @@ impl Run {
         // made before the fork.
         unsafe {
             command.pre_exec(move || {
-                // Ignored where the tests were started by nohup or in the background.
+                // These signals are ignored if the tests were started by nohup or in the background.
                 for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
@@ -270,7 +271,7 @@ impl Run {
         };
         let elapsed = start.elapsed();
         kill_group(group);
-        // Its end of the socket, or the other one would never see that all others are closed.
+        // Closes this end of the socket. Otherwise the other end would never see that all others are closed.
         drop(command);
         if let Some(mut heard) = heard {
             std::io::copy(&mut heard, &mut err).expect("what was said");
@@ -292,14 +293,15 @@ impl Run {
         outcome
     }
 
-    /// [`Run::ok`] under Ebbtide; elsewhere says what [`only_ebbtide`] does.
+    /// [`Run::ok`] under Ebbtide; otherwise skips as [`only_ebbtide`] does.
     pub fn ok_with_ebbtide(self, what: &str) {
         if only_ebbtide(what) {
             self.ok();
         }
     }
 
-    /// [`Run::run`], for a positive control: panics unless the program fails or is killed. `otherwise` says what it does.
+    /// [`Run::run`], for a positive control. Panics unless the program fails or is killed; `otherwise` is the text of
+    /// the panic.
     pub fn must_fail(self, otherwise: &str) -> Outcome {
         let outcome = self.run();
         let failed = outcome.timed_out || !outcome.status.success();
@@ -320,7 +322,7 @@ fn text(file: &mut std::fs::File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What a program said and how it ended.
+/// A program's output, and how it ended.
 pub struct Outcome {
     pub(crate) label: String,
     /// How it ended.
@@ -336,7 +338,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Exit status 0, in time, and not a word from Ebbtide on stderr: else why not.
+    /// Good: exit status 0, in time, and no message from Ebbtide on stderr. Otherwise the reason.
     pub fn verdict(&self) -> Result<(), String> {
         let why = if self.timed_out {
             "ran past its time limit"
@@ -354,7 +356,7 @@ impl Outcome {
         Err(self.describe(why))
     }
 
-    /// Panics unless [`Outcome::verdict`] is good. Reports a program's own `skipped:` lines.
+    /// Panics unless [`Outcome::verdict`] is good. Prints a program's own `skipped:` lines.
     pub fn ok(&self) {
         if let Err(why) = self.verdict() {
             panic!("{why}");
@@ -368,7 +370,7 @@ impl Outcome {
         }
     }
 
-    /// Killed by this signal?
+    /// Whether this signal killed the program.
     pub fn killed_by(&self, signal: i32) -> bool {
         !self.timed_out && self.status.signal() == Some(signal)
     }

@@ -1,4 +1,4 @@
-//! The portable mode on another processor: programs in an emulated machine of 8 aarch64 processors.
+//! Tests the portable mode on another processor: programs run in an emulated machine with 8 aarch64 processors.
 
 use ebbtide_tests::{Guest, Machine, Processor, is_ebbtide};
 
@@ -11,7 +11,7 @@ const MACHINE: Machine = Machine {
         -object memory-backend-ram,id=far,size=640M -numa node,cpus=4-7,memdev=far",
 };
 
-/// One line of shell, which must end well in that time.
+/// Runs one line of shell, which must succeed within that time.
 fn ok(command: &str, seconds: u64) {
     if is_ebbtide()
         && let Some(mut guest) = Guest::of(&MACHINE)
@@ -29,8 +29,9 @@ fn the_machine_is_as_wanted() {
     assert_eq!(outcome.stdout, "aarch64\n0-7\n");
 }
 
-/// Those of the crates that meet the kernel. They have an allocator of their own. Linux 6.1 to 6.5 leave huge pages that
-/// are looked at for balancing between nodes out of `smaps_rollup`, which one of the tests compares with.
+/// The unit tests of the crates that use the kernel. They have an allocator of their own. Linux 6.1 to 6.5 leave some
+/// huge pages out of `smaps_rollup`, those scanned for balancing between nodes. One of the tests compares with that
+/// file.
 #[test]
 fn units() {
     ok(
@@ -69,7 +70,7 @@ fn memory_comes_back() {
     ok("give_back large && give_back small", 60);
 }
 
-/// What would not fit goes back in time.
+/// Memory that would exceed the limit is released in time.
 #[test]
 fn garbage_goes_before_the_limit() {
     ok(

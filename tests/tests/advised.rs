@@ -1,4 +1,5 @@
-//! What a program did to a large allocation (`madvise`, `mprotect`) is not met by whoever gets the memory next.
+//! Tests that settings of a program on a large allocation (`madvise`, `mprotect`) do not affect the next owner of the
+//! memory.
 
 use ebbtide_tests::{Run, c_program, only_ebbtide};
 
@@ -12,7 +13,7 @@ fn advised(how: &str, what: &[&str], conf: &str) {
 const ADVICE: &[&str] = &["wipe", "dontfork", "dontdump"];
 const ALL: &[&str] = &["wipe", "dontfork", "dontdump", "none", "read", "part"];
 
-/// `realloc` moved the pages: the old place is ordinary memory, the new one keeps the advice.
+/// `realloc` moved the pages: the old range is ordinary memory, the new one keeps the advice.
 #[test]
 fn then_moved() {
     if !only_ebbtide("moves such memory") {
@@ -29,7 +30,7 @@ fn then_moved_without_huge_pages() {
     advised("moved", ADVICE, "thp=off");
 }
 
-/// Nothing makes the old place ordinary: nobody gets it.
+/// If the old range cannot be made ordinary again, no allocation gets it.
 #[test]
 fn then_moved_where_no_mapping_can_be_replaced() {
     if !only_ebbtide("moves such memory") {
@@ -48,7 +49,7 @@ fn then_freed() {
     advised("freed", ALL, "");
 }
 
-/// Nothing takes the advice back: the place gets a fresh mapping.
+/// If the advice cannot be undone, the range gets a fresh mapping.
 #[test]
 fn then_freed_where_it_cannot_be_undone() {
     if !only_ebbtide("keeps such memory") {

@@ -1,4 +1,4 @@
-//! The C interface: one run of `c/api.c` a topic, and what `malloc_info` and `malloc_stats` print.
+//! Tests the C interface: one run of `c/api.c` for each topic, and the output of `malloc_info` and `malloc_stats`.
 
 use ebbtide_tests::{Run, c_program, is_ebbtide};
 
@@ -61,7 +61,7 @@ fn sized_frees() {
     topic("sized");
 }
 
-/// The topics where the modes differ, in every mode.
+/// Runs the topics in which the modes differ, in every mode.
 #[test]
 fn the_same_in_every_mode() {
     for conf in [

@@ -1,4 +1,4 @@
-//! Lock figures, zones by lock domain, and frame by frame: what a process shows of them.
+//! Tests lock figures, zones by lock domain, and allocation frame by frame, as a process shows them.
 
 use ebbtide_tests::{Run, c_program, only_ebbtide};
 
@@ -57,7 +57,7 @@ fn any_number_of_zones() {
 
 #[test]
 fn zones_under_a_limit_help_each_other() {
-    // Each zone's part is too small for one block; the region as a whole is not.
+    // Each zone's part is too small for one block; the whole region is not.
     Run::new(c_program("limits"))
         .args("work 1000")
         .limit(libc::RLIMIT_AS, 4 << 30)

@@ -1,9 +1,9 @@
-//! Positive controls: libraries with one planted fault each (`c/faulty`) must fail the runs that are there to
-//! find it. They wrap glibc's malloc, so that they work without the library under test.
+//! Positive controls: libraries with one planted fault each (`c/faulty`) must fail the runs that should find the
+//! fault. They wrap glibc's malloc, so that they work without the library under test.
 
 use ebbtide_tests::{Run, c_library, c_program, have, only_ebbtide, skip};
 
-/// The run of `program args` under the faulty library.
+/// Runs `program args` under the faulty library.
 fn run(fault: &str, program: &str, args: &str, seconds: u64) -> Result<(), String> {
     let library = c_library(&format!("faulty/{fault}"));
     Run::new(c_program(program))
@@ -24,7 +24,7 @@ fn is_found(fault: &str, program: &str, args: &str) {
 const STRESS: &str = "seed=1 threads=4 seconds=1 gens=2";
 const SOAK: &str = "seed=1 threads=4 seconds=2";
 
-/// The wrapper alone passes: what fails below is the fault.
+/// The wrapper alone passes: so the fault causes the failures below.
 #[test]
 fn no_fault() {
     for topic in [
@@ -117,8 +117,8 @@ fn a_cache_that_is_not_the_callers() {
     );
 }
 
-/// The same with the real library: without its `vfork` guard, children that share the parent's caches
-/// must be seen to break them.
+/// The same with the real library: without its `vfork` guard, children that share the parent's caches must visibly
+/// break them.
 #[test]
 fn vfork_without_the_guard() {
     let conf = "dev=vfork_guard:off";
@@ -167,7 +167,7 @@ fn a_thread_before_it_is_needed() {
     is_found("eager_thread", "limits", "newuser");
 }
 
-/// The harness itself: a program that hangs is killed, with what it started.
+/// Tests the harness itself: a program that hangs is killed, with the processes that it started.
 #[test]
 fn a_program_that_hangs() {
     if !have("sleep") {

@@ -1,11 +1,11 @@
-//! The file of figures (`stats_dir`) on a full file system, cut short, or gone: the program never pays for that.
+//! Tests the statistics page (`stats_dir`) on a full file system, cut short, or deleted: the program never suffers.
 
 use std::path::Path;
 
 use ebbtide_interface::word;
 use ebbtide_tests::{Outcome, Run, c_program, needs_root, only_ebbtide};
 
-/// Where the figures stand in the page.
+/// The index of the figure in the page.
 const RELEASED: usize = word!(released_bytes);
 const REFUSED: usize = word!(refused);
 const HELPER: usize = word!(helper);
@@ -34,7 +34,7 @@ fn survives(modes: &[&str], conf: &str) {
     }
 }
 
-/// A word of the page that the program left behind.
+/// Reads a word of the statistics page that the program left behind.
 fn word(outcome: &Outcome, dir: &Path, place: usize) -> u64 {
     let pid = outcome.stdout.lines().next().expect("a number");
     let page = std::fs::read(dir.join(format!("{pid}.ebb"))).expect("the page");
@@ -42,7 +42,7 @@ fn word(outcome: &Outcome, dir: &Path, place: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Hands the words of the page that the program left behind to a check.
+/// Passes the words of the page that the program left behind to a check.
 fn leaves(mode: &str, conf: &str, check: impl FnOnce(&dyn Fn(usize) -> u64)) {
     if only_ebbtide(PROMISE) {
         let dir = tempfile::tempdir().expect("temporary directory");
@@ -62,7 +62,7 @@ fn a_file_that_is_removed() {
     survives(&["removed", "gone"], "");
 }
 
-/// The helper writes to it too, after the end.
+/// The helper also writes to the page, after the end of the program.
 #[test]
 fn a_file_that_is_cut_short_under_a_helper() {
     survives(
@@ -85,7 +85,7 @@ fn a_full_file_system() {
     }
 }
 
-/// A write beyond it would end the program by SIGXFSZ.
+/// A write beyond the file size limit would end the program by SIGXFSZ.
 #[test]
 fn a_limit_for_sizes_of_files() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -93,7 +93,7 @@ fn a_limit_for_sizes_of_files() {
     run.limit(libc::RLIMIT_FSIZE, 4096).ok_with_ebbtide(PROMISE);
 }
 
-/// What the figures say at the end, written by the process and by its helper.
+/// The figures at the end, written by the process and by its helper.
 #[test]
 fn the_last_figures_are_there() {
     leaves("kept", ",exit=detached,exit_threshold=32M", |word| {
@@ -109,7 +109,7 @@ fn the_last_figures_are_there() {
     });
 }
 
-/// A process goes on when its first thread has ended, which has no memory any more.
+/// A process continues after its first thread has ended. That thread has no memory any more.
 #[test]
 fn the_first_thread_has_ended() {
     for conf in ["", ",workers=0"] {
@@ -125,7 +125,7 @@ fn a_filter_that_refuses_the_copies() {
     for conf in ["", ",workers=0"] {
         leaves("refused", conf, |word| {
             assert!(word(END_NS) > 0, "{conf}");
-            // `process_vm_writev` in the list of features.
+            // The bit of `process_vm_writev` in the list of features.
             assert!(word(REFUSED) >> 13 & 1 == 1, "{conf}");
             assert!(word(RELEASED) >= 200 << 20, "{conf}");
         });

@@ -1,4 +1,4 @@
-//! The fork matrix: `c/fork.c` and `c/vfork.c`. A child that hangs on a lock is a time-out here.
+//! Tests all kinds of fork: `c/fork.c` and `c/vfork.c`. A child that hangs on a lock shows as a time-out.
 
 use ebbtide_tests::{Outcome, Run, c_program, only_ebbtide};
 
@@ -10,7 +10,7 @@ fn vfork(args: &str) -> Outcome {
     Run::new(c_program("vfork")).args(args).timeout(150).ok()
 }
 
-/// These children inherit other threads' locks in an allocator that relies on atfork.
+/// Under an allocator that relies on atfork handlers, these children inherit other threads' locks.
 fn raw(args: &str) {
     if only_ebbtide("recovers children that skip atfork") {
         fork(args);
@@ -81,7 +81,7 @@ fn at_the_border_of_a_page_of_records() {
     raw("border 1");
 }
 
-/// Handlers that run while ours hold all locks, in whichever mode.
+/// The program's handlers run while Ebbtide's handlers hold all locks, in every mode.
 #[test]
 fn handlers_inside_the_librarys_own_allocate() {
     for threads in ["0", "4"] {
@@ -95,7 +95,7 @@ fn handlers_inside_the_librarys_own_allocate() {
     }
 }
 
-/// Its page of figures is written once more at the end.
+/// The child's statistics page is written once more at the end.
 #[test]
 fn a_handler_inside_the_librarys_own_ends_the_program() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -109,7 +109,7 @@ fn a_handler_inside_the_librarys_own_ends_the_program() {
     }
 }
 
-/// A fork that came in between would hold all locks and wait for the handlers' mutex.
+/// A fork in between would hold all locks and wait for the mutex of the handlers.
 #[test]
 fn threads_fork_beside_handlers_that_lock_and_allocate() {
     for conf in ["", "rseq=off"] {
@@ -121,7 +121,7 @@ fn threads_fork_beside_handlers_that_lock_and_allocate() {
     }
 }
 
-/// Other threads hold locks that libc takes inside of `fork`, and allocate. 10,000 forks each with `EBBTIDE_TEST_LONG`.
+/// Other threads hold locks that libc takes inside `fork`, and allocate. 10,000 forks each with `EBBTIDE_TEST_LONG`.
 #[test]
 fn beside_threads_in_libc() {
     let is_long = std::env::var_os("EBBTIDE_TEST_LONG").is_some();
@@ -149,7 +149,7 @@ fn beside_threads_in_libc() {
     }
 }
 
-/// A handler inside the library's own waits for a thread that makes every kind of call.
+/// A fork handler that runs between the library's own handlers waits for a thread that makes every kind of call.
 #[test]
 fn a_fork_waits_for_a_thread_that_allocates() {
     for conf in ["", "rseq=off", "harden=on"] {
@@ -161,7 +161,7 @@ fn a_fork_waits_for_a_thread_that_allocates() {
     }
 }
 
-/// As many zones as a large machine has; most are never used.
+/// As many zones as on a large machine; most are never used.
 #[test]
 fn many_zones() {
     if !only_ebbtide("has zones") {

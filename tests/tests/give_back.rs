@@ -1,4 +1,4 @@
-//! Memory comes back without a call, and nothing that lives is touched: `c/give_back.c`.
+//! Tests that memory is released without a call, and that live memory is not touched: `c/give_back.c`.
 
 use ebbtide_tests::{Run, c_program, needs_root};
 
@@ -23,7 +23,7 @@ fn a_large_block_with_many_workers() {
     give_back("large", "workers=8,dev=threshold:4096");
 }
 
-/// They start each other, without any thread-local storage of libc's.
+/// Workers start each other, without any thread-local storage of libc.
 #[test]
 fn many_workers_without_rseq() {
     give_back("large", "workers=8,dev=threshold:4096,rseq=off");

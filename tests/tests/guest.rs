@@ -1,5 +1,5 @@
-//! Programs in emulated machines (`src/guest.rs`): 8 processors on 2 memory nodes, processors that come and
-//! go, control groups of version 2, and a kernel of 2022.
+//! Tests programs in emulated machines (`src/guest.rs`): 8 processors on 2 memory nodes, processors that come and go,
+//! control groups of version 2, and a kernel of 2022.
 
 use ebbtide_tests::{Guest, Machine, Processor, is_ebbtide, known, only_ebbtide};
 
@@ -12,14 +12,14 @@ const WIDE: Machine = Machine {
         -object memory-backend-ram,id=far,size=640M -numa node,cpus=4-7,memdev=far",
 };
 
-/// 2 processors where 8 could be.
+/// 2 processors, with room for 8.
 const SPARSE: Machine = Machine {
     name: "sparse",
     processor: Processor::X86_64,
     arguments: "-m 640 -smp 2,maxcpus=8",
 };
 
-/// One line of shell, which must end well in that time.
+/// Runs one line of shell, which must succeed within that time.
 fn wide(command: &str, seconds: u64) {
     if let Some(mut guest) = Guest::of(&WIDE) {
         guest.ok(command, seconds);
@@ -124,7 +124,7 @@ fn processors_go_and_come_back() {
     );
 }
 
-/// What the start counted is not what there is later.
+/// The number of processors at the start differs from the number later.
 #[test]
 fn more_processors_than_at_the_start() {
     wide(
@@ -152,7 +152,7 @@ fn processors_that_could_be() {
     );
 }
 
-/// For what only Ebbtide promises.
+/// The sparse machine, for promises that only Ebbtide makes.
 fn sparse_with_ebbtide() -> Option<Guest> {
     if only_ebbtide("watches for pressure") {
         Guest::of(&SPARSE)
@@ -161,7 +161,7 @@ fn sparse_with_ebbtide() -> Option<Guest> {
     }
 }
 
-/// Makes a group of version 2, with the shell in it.
+/// Shell code that makes a group of version 2 and puts the shell in it.
 fn in_group(name: &str) -> String {
     format!(
         "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir -p {name}; \
@@ -169,7 +169,7 @@ fn in_group(name: &str) -> String {
     )
 }
 
-/// Nobody is killed, and nobody is held up at the limit.
+/// No process is killed, and no process is delayed at the limit.
 #[test]
 fn a_group_nearly_full() {
     let Some(mut guest) = Guest::of(&SPARSE) else {
@@ -186,7 +186,7 @@ fn a_group_nearly_full() {
     assert!(events.contains("oom 0\noom_kill 0\n"), "{events}");
 }
 
-/// Version 2: what would not fit goes back in time; without that, somebody is killed.
+/// Version 2: memory that would exceed the limit is released in time; without that, a process is killed.
 #[test]
 fn garbage_goes_before_the_limit() {
     let Some(mut guest) = sparse_with_ebbtide() else {
@@ -208,13 +208,13 @@ fn garbage_goes_before_the_limit() {
     assert!(control.verdict().is_err(), "{}", control.describe("lives"));
 }
 
-/// Version 2: limits that change under a program that does nothing. `memory.high` may be set below what is used.
+/// Version 2: limits change while a program does nothing. `memory.high` may be set below the memory in use.
 #[test]
 fn limits_that_change() {
     let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
-    // A group of its own: others end with somebody killed on purpose, and it is counted.
+    // A group of its own: in other groups, processes are killed on purpose, and the kills are counted.
     let group = in_group("changing");
     let within = |limit: &str, mode: &str| {
         format!(
@@ -232,8 +232,8 @@ fn limits_that_change() {
     assert!(events.contains("oom 0\noom_kill 0\n"), "{events}");
 }
 
-/// Version 2: somebody stalls for memory in another group. It counts if the program was told to watch that
-/// group, and only then.
+/// Version 2: a process in another group stalls for memory. That counts only if the program was told to watch that
+/// group.
 #[test]
 fn stalls_of_others() {
     let Some(mut guest) = sparse_with_ebbtide() else {
@@ -257,7 +257,7 @@ fn stalls_of_others() {
     guest.ok(&beside_a_stall("pressure_events stay"), 30);
 }
 
-/// Version 2: another group below the same parent meets its own limit. That is not this one's need.
+/// Version 2: another group below the same parent reaches its own limit. This program must not react to that.
 #[test]
 fn a_neighbour_at_its_limit() {
     let Some(mut guest) = sparse_with_ebbtide() else {
@@ -273,7 +273,7 @@ fn a_neighbour_at_its_limit() {
     );
 }
 
-/// The harness itself: how a command ended is known, and one without an end takes its machine with it.
+/// Tests the harness itself: it knows how a command ended, and a command that does not end takes its machine with it.
 #[test]
 fn endings_are_told_apart() {
     let Some(mut guest) = Guest::of(&SPARSE) else {

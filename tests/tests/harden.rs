@@ -1,4 +1,4 @@
-//! `harden=on`: each mistake is found in the call that makes it or soon after; correct programs run as ever.
+//! Tests `harden=on`: each mistake is found in the call that makes it, or soon after; correct programs run as usual.
 //! Only Ebbtide has it: skipped on stand-ins.
 
 use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, only_ebbtide};
@@ -14,7 +14,7 @@ fn misuse(case: &str, conf: &str) -> Outcome {
     Run::new(program).arg(case).conf(conf).timeout(20).run()
 }
 
-/// SIGABRT before the line "returned", and one line `ebbtide: … 0x<the pointer> … <words>`.
+/// Requires SIGABRT before the line "returned", and one line `ebbtide: … 0x<the pointer> … <words>`.
 fn judge(outcome: &Outcome, words: &str) -> Result<(), String> {
     let told: Vec<&str> = outcome.stdout.lines().collect();
     let said: Vec<&str> = outcome.stderr.lines().collect();
@@ -91,7 +91,7 @@ fn writes_after_free() {
     are_found(&WRITTEN);
 }
 
-/// The place of a large allocation is nobody's for a while.
+/// The range of a freed large allocation is not used again for a while.
 #[test]
 fn large_allocations_after_free() {
     if !is_there() {
@@ -111,7 +111,8 @@ fn large_allocations_after_free() {
     assert!(without.stdout.contains("returned"), "no control");
 }
 
-/// What is in quarantine is looked at although nobody pushes it out: by slow calls, and by a worker that ends.
+/// Objects in quarantine are checked although no other object pushes them out: by slow calls, and by a worker that
+/// ends.
 #[test]
 fn quarantines_that_are_idle_are_emptied() {
     if !is_there() {
@@ -126,7 +127,7 @@ fn quarantines_that_are_idle_are_emptied() {
     }
 }
 
-/// What is in quarantine counts towards the owner's limit: above it, it is emptied, and looked at.
+/// Memory in quarantine counts towards the owner's limit. Above the limit, the quarantine is emptied and checked.
 #[test]
 fn quarantines_count_towards_the_limit() {
     if !is_there() {
@@ -141,13 +142,13 @@ fn quarantines_count_towards_the_limit() {
     assert!(roomy.stdout.contains("returned"), "no control");
 }
 
-/// A worker finds it; its stack is not one for the program's handler, which judge would hear of.
+/// A worker finds the mistake. Its stack is too small for the program's handler; the judge would notice if it ran.
 #[test]
 fn no_handler_runs_on_a_worker() {
     are_found(&[("now-write-freed-idle-handled", ", byte 200")]);
 }
 
-/// A service's stderr: it cannot be opened again, and a worker has no descriptors of the program's.
+/// stderr is a service's socket: it cannot be opened again, and a worker has no descriptors of the program.
 #[test]
 fn a_workers_line_reaches_a_socket() {
     if is_there() {
@@ -185,7 +186,7 @@ fn sizes_are_known_to_the_byte() {
     }
 }
 
-/// Positive control: without the key these same cases are not found in time, or not at all.
+/// Positive control: without the key, the same mistakes are not found in time, or not at all.
 #[test]
 fn nothing_of_it_is_found_without() {
     if !is_there() {
@@ -213,7 +214,7 @@ fn freed_memory_is_not_handed_out_at_once() {
     }
 }
 
-/// Where the kernel refuses in the middle, nobody is handed memory without access.
+/// If the kernel refuses in the middle, no allocation gets memory without access.
 #[test]
 fn what_is_closed_in_part_is_opened_again() {
     on("harden", "part", "");
@@ -233,7 +234,7 @@ fn the_interface_is_the_same() {
     }
 }
 
-/// Released and lazy pages read zero or old: nobody must take that for a write.
+/// Released and lazy pages read zero or old content. That must not be taken for a write.
 #[test]
 fn no_false_alarm_over_released_pages() {
     for back in [
@@ -306,7 +307,7 @@ fn small_address_space() {
     }
 }
 
-/// A pipeline of programs that allocate much, each with its own result.
+/// A pipeline of programs that allocate much. Each checks its own result.
 #[test]
 fn programs() {
     let all = [
@@ -358,7 +359,7 @@ print(sum(len(v[0]) for v in again.values()), again == words)'
     assert_eq!(outcome.stdout, want);
 }
 
-/// What the end of a process puts back must not wait for a lock that a thread of its parent held.
+/// The end of a process puts objects back. It must not wait for a lock that a thread of its parent held.
 #[test]
 fn children_without_handlers_end() {
     if is_there() {

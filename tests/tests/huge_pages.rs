@@ -1,4 +1,4 @@
-//! Huge pages that hold freed memory: `c/huge_pages.c`.
+//! Tests huge pages that hold freed memory: `c/huge_pages.c`.
 
 use ebbtide_tests::{Run, Sysctl, c_program, needs_root, skip};
 

@@ -1,4 +1,4 @@
-//! Language runtimes under the library: Python with pieces of its own test suite, Perl, Node, Java, shells.
+//! Tests language runtimes under the library: Python with parts of its own test suite, Perl, Node, Java, shells.
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ fn python() -> Option<String> {
     })
 }
 
-/// Modules of Python's own test suite. One that fails without the library too does not count. (The
-/// ignored test needs files that an installed Python lacks.)
+/// Runs modules of Python's own test suite. A module that also fails without the library does not count. (The ignored
+/// test needs files that an installed Python lacks.)
 fn python_tests(modules: &[&str]) {
     let Some(python) = python() else {
         return skip("no python3 with its test suite");

@@ -1,4 +1,4 @@
-//! Memory that becomes lazy before it goes: what is in it, and when it goes.
+//! Tests memory that becomes lazy before it is released: its content, and when it is released.
 
 use ebbtide_tests::{Run, c_program, only_ebbtide};
 
@@ -68,7 +68,7 @@ fn huge_pages_stay_whole() {
     lazy("huge", "lazyfree=always,retain_ms=50,dev=lazy_ms:600000");
 }
 
-/// What an idle program has resident, in MiB: after 2.5 s without lazy pages, after 8 s with them, and how much was lazy.
+/// Resident memory of an idle program in MiB: after 2.5 s without lazy pages, after 8 s with them, and the lazy part.
 fn idle(conf: &str) -> [u64; 3] {
     let run = Run::new(c_program("lazy"))
         .args("idle")

@@ -1,4 +1,4 @@
-//! Limits of the process and of the machine: address space, data, descriptors, locked memory, cgroup,
+//! Tests limits of the process and of the machine: address space, data, descriptors, locked memory, cgroup,
 //! overcommit 2, user namespaces, core dumps. `c/limits.c` works inside them.
 
 use std::os::unix::fs::MetadataExt;
@@ -59,7 +59,7 @@ fn no_descriptors() {
     limits("work 150").limit(libc::RLIMIT_NOFILE, 4).ok();
 }
 
-/// A real limit, where others are of a filter's making (`odd_moments`): the worker's clone says `EAGAIN`.
+/// A real limit, while `odd_moments` simulates others by a filter: the worker's clone fails with `EAGAIN`.
 #[test]
 fn no_thread_more() {
     if !only_ebbtide("promises this") {
@@ -128,7 +128,7 @@ fn a_new_user_namespace() {
     limits("newuser").ok();
 }
 
-/// A reservation must not be written out. (What is open but untouched is a hole in the file.)
+/// A reservation must not be written to a core file. (Opened but untouched memory is a hole in the file.)
 #[test]
 fn core_dump_of_a_small_program_is_small() {
     let program = c_program("limits");

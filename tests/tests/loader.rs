@@ -1,4 +1,4 @@
-//! `dlopen` and `dlmopen`: flags, callers, namespaces, and whose `malloc` a library has that was opened so.
+//! Tests `dlopen` and `dlmopen`: flags, callers, namespaces, and which `malloc` an opened library uses.
 
 use std::path::{Path, PathBuf};
 
@@ -37,13 +37,13 @@ fn opened_by_many_threads_at_once() {
     }
 }
 
-/// A child never waits for the loader's list, which another thread of its parent's may have held.
+/// A child never waits for the loader's list, which another thread of its parent may have held.
 #[test]
 fn opened_by_forked_children() {
     loader("forked").timeout(60).ok();
 }
 
-/// The program's function comes first, as without the flag; with `deepbind=keep` the plugin's own.
+/// The program's function is found first, as without the flag; with `deepbind=keep`, the plugin's own.
 #[test]
 fn whose_symbols_a_plugin_sees() {
     if !only_ebbtide("has deepbind=") {
@@ -61,7 +61,7 @@ fn whose_symbols_a_plugin_sees() {
         .ok();
 }
 
-/// And then memory must not cross, as under any other malloc that is preloaded.
+/// With `deepbind=keep`, memory must not cross between the two allocators, as under any other preloaded malloc.
 #[test]
 fn keeping_the_flag_keeps_the_mistake() {
     if !only_ebbtide("has deepbind=") {
@@ -106,7 +106,7 @@ fn the_loader_sees_the_caller() {
     loader("origin").arg(&opener).conf("deepbind=keep").ok();
 }
 
-/// Positive control: a wrapper that calls is found out.
+/// Positive control: a wrapper that calls the next `dlopen`, instead of jumping to it, is detected.
 #[test]
 fn a_wrapper_that_calls_is_seen() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -121,7 +121,8 @@ fn a_wrapper_that_calls_is_seen() {
     );
 }
 
-/// Another wrapper that is preloaded still gets every call, before ours or behind it: this one calls, which is seen.
+/// Another preloaded wrapper still gets every call, before or behind Ebbtide's. This one calls, and the test sees
+/// that.
 #[test]
 fn other_wrappers_are_called_too() {
     let Some(library) = library() else {
@@ -141,7 +142,7 @@ fn other_wrappers_are_called_too() {
     }
 }
 
-/// Handles, flags and the texts of errors are those without the library.
+/// Handles, flags and error texts are the same as without the library.
 #[test]
 fn answers_are_the_loaders() {
     let ask = || with_plugin("flags").arg(c_library("loader_lazy"));
@@ -158,7 +159,7 @@ fn answers_are_the_loaders() {
     }
 }
 
-/// A namespace of its own has its own libc, and that its own malloc: such memory must stay there.
+/// A namespace of its own has its own libc, with its own malloc. Memory of that malloc must stay there.
 #[test]
 fn other_namespaces_have_another_malloc() {
     if !only_ebbtide("is preloaded") {

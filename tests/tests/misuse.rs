@@ -1,10 +1,10 @@
-//! Misuse ends with SIGABRT and one line that says what and where; a bad `EBBTIDE_CONF` is one line
-//! and the default. Only Ebbtide promises this: skipped on stand-ins.
+//! Tests misuse: the process ends with SIGABRT and one line that says what and where. A bad `EBBTIDE_CONF` causes one
+//! line, and the default applies. Only Ebbtide promises this: skipped on stand-ins.
 
 use ebbtide_interface::keys::{KEYS, Kind};
 use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, library, only_ebbtide, skip};
 
-/// SIGABRT, and exactly one line on stderr: `ebbtide: … 0x<the bad pointer> …`.
+/// Requires SIGABRT, and exactly one line on stderr: `ebbtide: … 0x<the bad pointer> …`.
 fn judge(outcome: &Outcome) -> Result<(), String> {
     if !outcome.killed_by(libc::SIGABRT) {
         return Err(outcome.describe("should have ended by SIGABRT"));
@@ -87,7 +87,7 @@ fn wrong_size() {
     misuse("sized-small sized-large", "");
 }
 
-/// Positive control: libc's own reports must not satisfy the judge.
+/// Positive control: the judge must not accept libc's own messages.
 #[test]
 fn the_judge_can_say_no() {
     let outcome = Run::new(c_program("misuse"))
@@ -99,7 +99,7 @@ fn the_judge_can_say_no() {
     assert!(judge(&outcome).is_err());
 }
 
-/// Runs `ls` (it allocates, `true` does not) under a configuration; its lines on stderr.
+/// Runs `ls` (it allocates, `true` does not) under a configuration. Returns its lines on stderr.
 fn conf_lines(conf: &str) -> Vec<String> {
     let outcome = Run::new("ls")
         .arg("/dev/null")
@@ -135,7 +135,7 @@ fn bad_configuration_is_one_line_and_the_default() {
     }
 }
 
-/// Every key takes its values without a word, and another value costs one line, as does a name of another kind.
+/// Every key accepts its values without a message. Another value causes one line, as does a name of another kind.
 #[test]
 fn each_key_is_silent_with_its_values() {
     if !only_ebbtide("reads EBBTIDE_CONF") {
@@ -174,8 +174,8 @@ fn each_key_is_silent_with_its_values() {
     }
 }
 
-/// A set-user-ID program does not listen to `EBBTIDE_CONF`. It is linked against a copy of the library,
-/// because the loader ignores `LD_PRELOAD` there.
+/// A set-user-ID program ignores `EBBTIDE_CONF`. It is linked against a copy of the library, because the loader
+/// ignores `LD_PRELOAD` there.
 #[test]
 fn secure_programs_ignore_the_configuration() {
     use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Allocation at odd moments: signals, single steps, cancellation, constructors and destructors,
-//! dlopen, late exits, refused system calls.
+//! Tests allocation at odd moments: signals, single steps, cancellation, constructors and destructors, dlopen, late
+//! exits, refused system calls.
 
 use ebbtide_tests::{Run, c_library, c_program, only_ebbtide};
 
@@ -76,7 +76,7 @@ fn setuid_with_threads() {
     life("setuid");
 }
 
-/// What a worker does at its start and to see whether a huge page was split, and threads of the program do not.
+/// Refuses calls that only a worker makes, at its start and to check whether a huge page was split.
 #[test]
 fn workers_that_are_killed() {
     for call in [
@@ -89,7 +89,7 @@ fn workers_that_are_killed() {
         libc::SYS_ioctl,
         libc::SYS_sched_setaffinity,
     ] {
-        // A pipe for stdout: no question about a terminal.
+        // stdout is a pipe, so libc does not ask whether it is a terminal.
         Run::new(c_program("lost_threads"))
             .args("killed")
             .arg(call.to_string())
@@ -98,7 +98,7 @@ fn workers_that_are_killed() {
     }
 }
 
-/// Neither where it is told so, nor where it is told that it has left them.
+/// A worker touches no descriptor of the program if leaving the table is refused, or only pretended.
 #[test]
 fn a_worker_that_cannot_leave_the_descriptors_opens_nothing() {
     if !only_ebbtide("has workers") {
@@ -111,7 +111,7 @@ fn a_worker_that_cannot_leave_the_descriptors_opens_nothing() {
     }
 }
 
-/// What a worker had claimed that a filter kills.
+/// A filter kills a worker that has claimed memory.
 #[test]
 fn a_worker_that_is_killed_leaves_nothing_behind() {
     if !only_ebbtide("has workers") {
@@ -126,7 +126,7 @@ fn a_worker_that_is_killed_leaves_nothing_behind() {
     }
 }
 
-/// What a worker had made lazy that ends while no other can be made.
+/// A worker that has made memory lazy ends, and no other worker can be made.
 #[test]
 fn lazy_memory_goes_where_no_worker_can_be_made() {
     Run::new(c_program("lost_threads"))
@@ -136,7 +136,8 @@ fn lazy_memory_goes_where_no_worker_can_be_made() {
         .ok_with_ebbtide("has lazy memory");
 }
 
-/// Threads of the program, killed at the two calls that are made with something in hand that others wait for.
+/// Kills threads of the program at the two calls that they make while they hold something that other threads wait
+/// for.
 #[test]
 fn threads_that_are_killed_leave_no_lock_behind() {
     if !only_ebbtide("makes these calls") {
@@ -174,7 +175,7 @@ fn refused_later() {
     }
 }
 
-/// A call with each answer that a kernel or a filter may give. What was freed goes back another way.
+/// Refuses a call with each answer that a kernel or a filter may give. Freed memory is then released in another way.
 fn refused_with(call: &str, answers: &[i32]) {
     if !only_ebbtide("promises this") {
         return;
@@ -200,14 +201,14 @@ const ANSWERS: [i32; 5] = [
 #[test]
 fn any_answer_of_process_madvise() {
     refused_with("process_madvise", &ANSWERS);
-    // It says that it did nothing.
+    // The call reports that it did nothing.
     refused_with("process_madvise", &[0]);
 }
 
 #[test]
 fn any_answer_of_madvise() {
     refused_with("madvise", &ANSWERS);
-    // It says that it worked, from the start on, and did nothing.
+    // The call reports success from the start, and does nothing.
     refused_with("madvise", &[0]);
     refused_with("madvise,process_madvise", &[0]);
 }

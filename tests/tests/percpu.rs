@@ -1,11 +1,11 @@
-//! Per-CPU data in C programs built against the installed header and library: `c/areas.c`.
+//! Tests per-CPU data in C programs built against the installed header and library: `c/areas.c`.
 
 use ebbtide_tests::{Outcome, Run, c_program_with, library, only_ebbtide};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The program, built with what `make install` put into a directory.
+/// The program, built with the files that `make install` put into a directory.
 fn program() -> Option<&'static Path> {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     if !only_ebbtide("has per-CPU data") {
@@ -46,7 +46,7 @@ fn arguments_with_copies_for_more_cpus() {
     topic("arguments", "dev=percpu_units:64");
 }
 
-/// Exact ones: a worker would have sums of its own there.
+/// Exact sums: a worker would have sums of its own there.
 #[test]
 fn figures_and_release() {
     topic("figures", "workers=0");
@@ -67,7 +67,7 @@ fn a_worker_gives_empty_pages_back() {
     topic("calm", "workers=1");
 }
 
-/// The positive control of the above.
+/// The positive control of the test above.
 #[test]
 fn nothing_goes_back_without_depopulation() {
     if let Some(program) = program() {
@@ -100,7 +100,7 @@ fn locked_memory_is_told_of() {
     topic("locked", "workers=0");
 }
 
-/// SIGABRT, and one line that names what was given.
+/// Requires SIGABRT, and one line with the pointer that was passed.
 fn judge(case: &str, outcome: &Outcome) {
     let named = outcome.stdout.lines().last().unwrap_or("(nothing)");
     let named = if case == "null-add" { "0x0" } else { named };

@@ -1,5 +1,5 @@
-//! Real programs under the library, each with its own result checked: servers, databases, compilers,
-//! tools. Missing ones are installed (root, Debian) or skipped.
+//! Tests real programs under the library: servers, databases, compilers, tools. Each checks its own result. Missing
+//! programs are installed (root, Debian) or skipped.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,7 +11,7 @@ fn scratch() -> TempDir {
     tempfile::tempdir().expect("temporary directory")
 }
 
-/// Runs a shell script, `set -e`, everything in it preloaded.
+/// Runs a shell script with `set -e`, in which every program is preloaded.
 fn script(dir: &Path, text: &str) -> Outcome {
     let text = format!("set -e\n{text}");
     Run::new("sh").arg("-c").arg(text).dir(dir).timeout(90).ok()

@@ -1,4 +1,5 @@
-//! A helper takes memory back after the program's end: `c/reaper.c`, `c/reaper_beside.c`, `c/reaper_execs.c`, `c/reaper_short.c`.
+//! Tests the exit helper, which returns memory after the program's end: `c/reaper.c`, `c/reaper_beside.c`,
+//! `c/reaper_execs.c`, `c/reaper_short.c`.
 
 use ebbtide_tests::{
     Cgroup, Run, c_program, command_line, ensure_installed, needs_root, only_ebbtide,
@@ -12,19 +13,19 @@ fn program(name: &str, mode: &str, conf: &str) -> Run {
 }
 
 fn run(name: &str, mode: &str, conf: &str) {
-    // Nobody else's helpers before these in the slots.
+    // A directory of its own, so that no other helpers hold the admission slots.
     let places = tempfile::tempdir().expect("temporary directory");
     program(name, mode, conf)
         .env("XDG_RUNTIME_DIR", places.path())
         .ok_with_ebbtide(PROMISE);
 }
 
-/// What is left by programs that end.
+/// Checks the memory that ended programs leave.
 fn reaper(mode: &str, conf: &str) {
     run("reaper", mode, conf);
 }
 
-/// A helper beside a program that goes on.
+/// A helper of a program that continues.
 fn beside(mode: &str, conf: &str) {
     run("reaper_beside", mode, conf);
 }
@@ -101,8 +102,8 @@ fn no_process_to_be_had() {
     reaper("limit", "");
 }
 
-/// `ebbtide run --exit=…`: the summary says how long the end took, what that is counted from, and when memory
-/// was back.
+/// `ebbtide run --exit=…`: returns from the summary how long the end took, the event from which that is measured, and
+/// when the memory was back.
 fn summary_of(words: &str, exit: &str) -> Option<[Option<String>; 3]> {
     if !only_ebbtide(PROMISE) {
         return None;
@@ -147,7 +148,7 @@ fn run_tells_of_each_end() {
     }
 }
 
-/// Without a helper nobody knows of ends out of order.
+/// Without a helper, no process knows the time of an end out of order.
 #[test]
 fn run_says_what_it_does_not_know() {
     let Some([seen, from, back]) = summary_of("alone exit", "inline") else {
@@ -171,7 +172,7 @@ fn none_without_the_key() {
     reaper("off", ",exit=inline");
 }
 
-/// And it says so.
+/// The process then prints a message.
 #[test]
 fn none_with_few_calls() {
     if !only_ebbtide(PROMISE) {
@@ -187,8 +188,8 @@ fn none_with_few_calls() {
     );
 }
 
-/// A program of 240 MiB in a group is killed, while no helper is admitted. `container`: in a namespace of cgroups, with the
-/// group mounted as its root.
+/// A program of 240 MiB in a group is killed while no helper is admitted. With `container`, it runs in a cgroup
+/// namespace, with the group mounted as its root.
 fn killed_in_a_group(limit_mib: u64, container: bool, how: &str) {
     if !only_ebbtide(PROMISE)
         || !needs_root("a namespace")
@@ -228,11 +229,11 @@ fn killed_in_a_group(limit_mib: u64, container: bool, how: &str) {
 #[test]
 fn short_of_memory_it_does_not_wait_for_admission() {
     killed_in_a_group(256, false, "soon");
-    // The control: there is enough.
+    // The control: there is enough memory.
     killed_in_a_group(1024, false, "later");
 }
 
-/// What `/proc/self/cgroup` names there is "/", and the limit that of the root that it sees.
+/// There, `/proc/self/cgroup` contains "/", and the limit is that of the root that the process sees.
 #[test]
 fn the_limit_of_a_container_is_seen() {
     killed_in_a_group(256, true, "soon");

@@ -1,5 +1,5 @@
-//! Combinations that cannot work: refused at the start with one line, by the library and by `ebbtide run`, and named
-//! by `ebbtide doctor`.
+//! Tests combinations that cannot work: the library and `ebbtide run` refuse them at the start with one line, and
+//! `ebbtide doctor` names them.
 
 use std::ffi::OsString;
 
@@ -9,10 +9,10 @@ use ebbtide_tests::{
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// Too little for the library, enough for the program.
+/// Too little memory for the library, enough for the program.
 const TOO_LITTLE: u64 = 20 * MIB;
 
-/// Ended by the library, before it did anything, with one line.
+/// Requires that the library ended the program with one line, before the program did anything.
 fn assert_refused(outcome: &Outcome, why: &str) {
     let lines: Vec<&str> = outcome.stderr.lines().collect();
     let told = lines.len() == 1 && lines[0].starts_with("ebbtide: ") && lines[0].contains(why);
@@ -23,7 +23,7 @@ fn assert_refused(outcome: &Outcome, why: &str) {
     );
 }
 
-/// The library behind one that shows it large pages.
+/// The library behind another one that pretends that pages are large.
 fn with_large_pages() -> OsString {
     let mut list = c_library("large_pages").into_os_string();
     list.push(":");
@@ -38,7 +38,7 @@ fn ebbtide(args: &str) -> Option<Run> {
     Some(run.env("EBBTIDE_LIB", library()?))
 }
 
-/// The checks of doctor's report by their id, and whether it says that the library works.
+/// The checks of doctor's report by id, and whether it says that the library works.
 fn doctor(run: Run) -> (impl Fn(&str) -> Value, bool) {
     let outcome = run.args("doctor --json").run();
     let report: Value = serde_json::from_str(&outcome.stdout)
@@ -64,7 +64,7 @@ fn too_little_address_space() {
         let outcome = run.limit(libc::RLIMIT_AS, TOO_LITTLE).run();
         assert_refused(&outcome, "address space");
     }
-    // What the line recommends is enough.
+    // The value that the message recommends is enough.
     for conf in ["", "harden=on", "rseq=off"] {
         let run = Run::new(c_program("limits")).args("work 1").conf(conf);
         run.limit(libc::RLIMIT_AS, 64 * MIB).ok();
@@ -97,7 +97,7 @@ fn doctor_names_large_pages_and_run_starts_nothing() {
         ("", 1)
     );
     assert!(outcome.stderr.contains("65536 B"), "{}", outcome.stderr);
-    // Without the library, as it would end the program.
+    // Without the library, because the library would end the program.
     let forced = ebbtide("run --force -- echo started").unwrap();
     let outcome = forced.env("LD_PRELOAD", &shim).run();
     assert_eq!(
@@ -121,7 +121,7 @@ fn doctor_names_what_the_library_refuses() {
         return;
     }
     let Some(run) = ebbtide("") else { return };
-    // The program itself, larger than the library, has to start.
+    // The program itself is larger than the library, and it has to start.
     let (check, works) = doctor(run.limit(libc::RLIMIT_AS, 30 * MIB));
     assert!(!works);
     let refused = check("address_space");

@@ -1,4 +1,5 @@
-//! `ebb_release`, and the system calls that release memory: `c/release.c`, and `c/tracer.c`, which makes them return short.
+//! Tests `ebb_release`, and the system calls that release memory: `c/release.c`, and `c/tracer.c`, which makes these
+//! calls return short.
 
 use ebbtide_tests::{Cgroup, Outcome, Run, c_program, only_ebbtide, skip};
 
@@ -7,13 +8,14 @@ fn release(mode: &str, conf: &str) {
     run.timeout(60).ok_with_ebbtide("has ebb_release");
 }
 
-/// The program's own thread sees no huge page that could not be split: a worker must, or what is told is wrong.
+/// A thread of the program cannot see that a huge page was not split. A worker must check it, or the figures are
+/// wrong.
 #[test]
 fn what_release_says_is_what_the_system_got() {
     if !only_ebbtide("has ebb_release") {
         return;
     }
-    // Nothing goes by itself meanwhile.
+    // Nothing is released on its own meanwhile.
     let run = Run::new(c_program("release")).arg("shared");
     let run = run.conf("retain_ms=60000,pressure=off").timeout(60);
     match Cgroup::limited("shared", 2 << 30) {
@@ -34,7 +36,8 @@ fn release_gives_back_every_page_without_a_live_byte() {
     }
 }
 
-/// A program under `c/tracer.c`: what it said of cut calls and of all, and of names asked for. `None`: skipped.
+/// Runs a program under `c/tracer.c`. Returns the counts of cut calls, of all calls, and of requests for names.
+/// `None`: skipped.
 fn traced(program: &str, mode: &str, conf: &str) -> Option<(Outcome, [u64; 3])> {
     if !only_ebbtide("makes these calls") {
         return None;
@@ -50,7 +53,7 @@ fn traced(program: &str, mode: &str, conf: &str) -> Option<(Outcome, [u64; 3])> 
     Some((outcome, numbers))
 }
 
-/// The kernel may do less than asked with any call; the rest must follow, no page twice and none skipped.
+/// The kernel may do less than asked in any call. The rest must follow: no page twice, and none skipped.
 #[test]
 fn calls_that_return_short() {
     for conf in [

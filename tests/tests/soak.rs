@@ -1,11 +1,11 @@
-//! Runs of `c/soak.c`: everything at once, in configurations that a seed chooses.
+//! Runs `c/soak.c`: all kinds of work at once, in configurations that a seed chooses.
 //!
-//! A few seconds each; with `EBBTIDE_TEST_LONG`, a hundred of them. A run that fails names its seed and configuration:
-//! `EBBTIDE_TEST_SEED` begins there.
+//! A run takes a few seconds; with `EBBTIDE_TEST_LONG` there are a hundred runs. A run that fails prints its seed and
+//! configuration. `EBBTIDE_TEST_SEED` starts with that seed.
 
 use ebbtide_tests::{Run, c_program};
 
-/// Values of each item, and how many of eight configurations have it.
+/// Possible values of each item, and how many of eight configurations have the item.
 const KEYS: [(&str, &[&str], u64); 19] = [
     ("lazyfree=", &["always", "always", "off", "auto"], 7),
     ("retain_ms=", &["0", "0", "1", "5", "20"], 7),
@@ -28,7 +28,7 @@ const KEYS: [(&str, &[&str], u64); 19] = [
     ("harden=", &["on"], 2),
 ];
 
-/// Numbers that a seed decides (splitmix64).
+/// A random number generator with a seed (splitmix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -52,7 +52,7 @@ fn configuration(numbers: &mut Numbers) -> String {
             conf.push(format!("{key}{}", numbers.of(values)));
         }
     }
-    // One that leaves no room for workers and a helper says so where they are asked for.
+    // A configuration that excludes workers and a helper prints a message if they are requested.
     if conf.iter().any(|item| item == "syscalls=basic") {
         conf.retain(|item| !item.starts_with("workers=") && !item.starts_with("exit="));
     }

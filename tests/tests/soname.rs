@@ -1,5 +1,5 @@
-//! The names of the library: its soname, the links to it, what is installed, and that a program loads one copy by
-//! whichever names.
+//! Tests the names of the library: its soname, the links to it, the installed files, and that a program loads one
+//! copy whichever names it uses.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn plain_program() -> PathBuf {
     c_program_with("copies", &["-ldl"])
 }
 
-/// The same, linked with the library in `from`, and found there.
+/// The same program, linked with the library in `from`, and finding it there.
 fn linked_program(from: &Path, output: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/copies.c");
     let at = |option: &str| format!("{option}{}", from.display());
@@ -50,7 +50,8 @@ fn linked_program(from: &Path, output: &Path) -> PathBuf {
     )
 }
 
-/// Runs it with `LD_PRELOAD` set to this; so many copies, and malloc from `file`.
+/// Runs the program with `LD_PRELOAD` set to `preload`. It must load `copies` copies, and its malloc must come from
+/// `file`.
 fn loads(program: PathBuf, preload: &str, copies: usize, file: &Path) -> Run {
     Run::new(program)
         .plain()
@@ -71,11 +72,11 @@ fn preloaded_by_any_name_it_is_one_copy() {
     let file = dir.join("libebbtide.so.0.9.9");
     for name in ["libebbtide.so", SONAME, "libebbtide.so.0.9.9"] {
         loads(plain_program(), &path(dir, name), 1, &file).ok();
-        // Looked up by a name without a directory.
+        // The library is found by a name without a directory.
         loads(plain_program(), name, 1, &file)
             .env("LD_LIBRARY_PATH", dir)
             .ok();
-        // Opened once more while the program runs.
+        // The library is opened once more while the program runs.
         loads(plain_program(), &path(dir, name), 1, &file)
             .arg(SONAME)
             .ok();
@@ -97,7 +98,7 @@ fn linked_and_preloaded_it_is_one_copy() {
     for name in ["libebbtide.so", SONAME, "libebbtide.so.0.9.9"] {
         loads(program.clone(), &path(&dir, name), 1, &file).ok();
     }
-    // Another file of the same soname takes the place of the one that the program was linked with.
+    // Another file with the same soname replaces the one that the program was linked with.
     let file = other.join("libebbtide.so.0.9.9");
     loads(program.clone(), &path(&other, "libebbtide.so"), 1, &file).ok();
     loads(program, &path(&other, "libebbtide.so"), 1, &file)
@@ -105,7 +106,7 @@ fn linked_and_preloaded_it_is_one_copy() {
         .ok();
 }
 
-/// The loader compares files, not sonames, where a path is given: both are mapped, and only the first is used.
+/// If a path is given, the loader compares files, not sonames: both are mapped, and only the first is used.
 #[test]
 fn of_two_files_the_first_serves() {
     let dir = scratch();
@@ -130,7 +131,7 @@ fn of_two_files_the_first_serves() {
     .ok();
 }
 
-/// Positive control: a program with two copies is told from one with one, and whose malloc it has.
+/// Positive control: the test detects a program with two copies, and finds which malloc is used.
 #[test]
 fn copies_are_counted() {
     let dir = scratch();
@@ -149,7 +150,7 @@ fn copies_are_counted() {
     }
 }
 
-/// `make` leaves a link by the soname beside the library, so that programs linked with it start.
+/// `make` leaves a link with the soname beside the library, so that programs linked with it start.
 #[test]
 fn the_build_has_a_link() {
     let (true, Some(library)) = (is_ebbtide(), library()) else {
@@ -210,7 +211,7 @@ fn installed_and_removed() {
     };
     let prefix = scratch();
     let lib = prefix.path().join("lib");
-    // An older one is replaced, as a plain file and as another version.
+    // An older one is replaced, both as a plain file and as another version.
     std::fs::create_dir_all(&lib).expect("directory");
     for old in ["libebbtide.so", "libebbtide.so.0.0.1"] {
         std::fs::write(lib.join(old), "old").expect("write");

@@ -1,4 +1,4 @@
-//! The last run that each CPU freed is kept for its next request of the same size: `c/spare.c`.
+//! Tests that the last run that each CPU freed is kept for its next request of the same size: `c/spare.c`.
 
 use ebbtide_tests::{Run, c_program, needs_root, only_ebbtide, skip};
 
@@ -34,7 +34,7 @@ fn forked_children_get_each_spare_run_once() {
     spare("fork", "");
 }
 
-/// Beyond four CPUs spare runs may add up, and are counted.
+/// With more than four CPUs, spare runs may add up, and are counted.
 #[test]
 fn spare_runs_of_a_machine_of_64_cpus() {
     if !only_ebbtide(PROMISE) || !needs_root("a mount") {

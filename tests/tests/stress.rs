@@ -1,4 +1,4 @@
-//! Runs of `c/stress.c`: thread counts, migration, one CPU, and the fallback modes.
+//! Runs `c/stress.c` with several thread counts, with migration, on one CPU, and in the fallback modes.
 
 use ebbtide_tests::{Run, c_program, have, is_ebbtide, skip};
 

@@ -1,4 +1,4 @@
-//! What the library exports and what it needs, against `symbols.exported` and `symbols.undefined`.
+//! Tests the symbols that the library exports and needs, against `symbols.exported` and `symbols.undefined`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ use goblin::elf::section_header::SHN_UNDEF;
 
 type Names = BTreeSet<String>;
 
-/// The dynamic symbols of a library: those it defines, those it needs.
+/// The dynamic symbols of a library: those that it defines, and those that it needs.
 fn dynamic_symbols(path: &Path) -> (Names, Names) {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let file = Elf::parse(&bytes).expect("an ELF file");
@@ -30,7 +30,7 @@ fn dynamic_symbols(path: &Path) -> (Names, Names) {
     (defined, needed)
 }
 
-/// The entries of a list file: exact names, and prefixes (written with a `*` behind).
+/// The entries of a list file: exact names, and prefixes (written with a trailing `*`).
 fn list(text: &str) -> (Names, Vec<&str>) {
     let lines = text
         .lines()
@@ -44,7 +44,7 @@ fn list(text: &str) -> (Names, Vec<&str>) {
     (names.into_iter().map(String::from).collect(), prefixes)
 }
 
-/// Everything wrong with a library's symbols.
+/// All faults in a library's symbols.
 fn faults(path: &Path) -> Vec<String> {
     let (defined, needed) = dynamic_symbols(path);
     let (exported, prefixes) = list(include_str!("../symbols.exported"));
@@ -73,7 +73,7 @@ fn symbols_are_those_listed() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Every function that the header declares is there.
+/// Every function that the header declares exists.
 #[test]
 fn the_header_is_true() {
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../include/ebbtide.h");
@@ -106,8 +106,8 @@ fn strip_comments(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// No relocation is wanted in text, the stack is not executable, and no other library than libc's is
-/// needed: a preloaded library must not pull in more.
+/// The text has no relocations, the stack is not executable, and only libc's libraries are needed: a preloaded
+/// library must not load more.
 #[test]
 fn needs_libc_only() {
     if !only_ebbtide("has these names") {
@@ -138,8 +138,8 @@ fn needs_libc_only() {
     assert!(!stack.contains("RWE"), "executable stack");
 }
 
-/// The name that linked programs ask for changes with the interface. A version of any symbol would be wrong: with one
-/// defined, malloc would not stand in for libc's; with one needed, older C libraries would not load the library.
+/// The name that linked programs ask for changes with the interface. A symbol version would be wrong: with one
+/// defined, malloc would not replace libc's; with one needed, older C libraries would not load the library.
 #[test]
 fn a_soname_and_no_versions() {
     if !only_ebbtide("has these names") {

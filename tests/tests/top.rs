@@ -1,4 +1,4 @@
-//! `ebbtide top` over real processes under the library: what it finds, and figures that can be wrong.
+//! Tests `ebbtide top` with real processes under the library: which it finds, and whether their figures are right.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -19,7 +19,7 @@ fn top(args: &[&str]) -> Option<Output> {
     Some(command.output().unwrap())
 }
 
-/// The first process of what `top --once --json` prints, and all of it.
+/// The first process in the output of `top --once --json`, and the whole output.
 fn first(output: &Output) -> (Value, Value) {
     let said = String::from_utf8_lossy(&output.stderr);
     let all: Value = serde_json::from_slice(&output.stdout)
@@ -34,7 +34,7 @@ fn mib(value: &Value) -> u64 {
         / MIB
 }
 
-/// 200 MiB are touched and 100 MiB of them freed again; the looks are in between, and after that.
+/// 200 MiB are touched and 100 MiB of them freed again. The samples are taken in between, and after that.
 const HALF_FREED: &str = "\
 import sys, time
 x = bytearray(b'x') * (100 << 20)
@@ -45,8 +45,8 @@ print('said')
 sys.exit(7)
 ";
 
-/// What `top --once` says of that. Its last look comes at a fixed time, and on a busy machine the command may not be as far
-/// by then: it is started again, with more time.
+/// The output of `top --once` for that command. Its last sample comes at a fixed time. On a busy machine, the command
+/// may not be far enough by then; then it is started again, with more time.
 fn half_freed(conf: &str, is_there: impl Fn(&Value) -> bool) -> Option<(Output, Value, Value)> {
     let mut turn = 1.0;
     loop {
@@ -70,7 +70,7 @@ fn half_freed(conf: &str, is_there: impl Fn(&Value) -> bool) -> Option<(Output, 
     }
 }
 
-/// 0: no such figure.
+/// 0 if there is no such figure.
 fn mib_if_any(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0) / MIB
 }
@@ -123,7 +123,7 @@ fn what_is_given_back_is_seen_to_go() {
     assert!(mib(&process["figures"]["dirty_bytes"]) < 10, "{all}");
 }
 
-/// One that is over before the first look leaves its page; its last figures are those of its end.
+/// A process that ends before the first sample leaves its page. Its last figures are those at its end.
 #[test]
 fn a_short_command_is_told_of_too() {
     let Some(output) = top(&["--once", "--json", "--", "sh", "-c", "exit 3"]) else {
@@ -138,7 +138,7 @@ fn a_short_command_is_told_of_too() {
     );
 }
 
-/// Found without being told where; and one without a page is named, with what to do.
+/// A process is found without a given directory. One without a statistics page is named, with the remedy.
 #[test]
 fn processes_are_found_by_their_pages_and_by_the_library() {
     let Some(library) = library() else { return };
@@ -185,11 +185,12 @@ fn wait_for(path: &Path) {
         assert!(std::time::Instant::now() < end, "no {}", path.display());
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    // It is told of once it is mapped; the program that has it then does nothing more.
+    // It is reported once the library is mapped; after that, the program does nothing more.
     std::thread::sleep(std::time::Duration::from_millis(200));
 }
 
-/// The page after large allocations and frees, when nothing else is done; and it is not written whole for each of them.
+/// Checks the page after large allocations and frees without other calls. The page is not written as a whole for each
+/// of them.
 #[test]
 fn the_page_follows_large_allocations_cheaply() {
     if !only_ebbtide("keeps a page") {

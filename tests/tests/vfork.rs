@@ -1,9 +1,9 @@
-//! What a `vfork` does to the registration of restartable sequences, threads by raw calls, and CPUs that `/sys`
-//! does not list: `c/vfork_rules.c`, `c/own_block.c`, `c/unlisted.c`. Children that allocate: `fork.rs`.
+//! Tests the effect of `vfork` on the registration of restartable sequences, threads made by raw calls, and CPUs that
+//! `/sys` does not list: `c/vfork_rules.c`, `c/own_block.c`, `c/unlisted.c`. Children that allocate are in `fork.rs`.
 
 use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, only_ebbtide, skip};
 
-/// With the guard under Ebbtide, without one elsewhere.
+/// Runs with the guard under Ebbtide, without one on other libraries.
 fn rules(args: &str) -> Outcome {
     let guarded = if is_ebbtide() { "guarded " } else { "" };
     unguarded(&format!("{guarded}{args}"), "")
@@ -17,7 +17,7 @@ fn unguarded(args: &str, conf: &str) -> Outcome {
         .ok()
 }
 
-/// The parent changes its CPU after each.
+/// The parent changes its CPU after each vfork.
 #[test]
 fn children_that_execute() {
     rules("exec 200");
@@ -53,7 +53,7 @@ fn a_vfork_that_fails() {
     rules("fails");
 }
 
-/// It is a fork then. The last answer: the kernel says that it did and has not.
+/// Then `vfork` is a fork. With the last answer, the kernel claims success and did nothing.
 #[test]
 fn the_registration_cannot_be_taken_off() {
     for error in [libc::EPERM, libc::ENOSYS, libc::EINVAL, libc::EACCES, 0] {
@@ -66,7 +66,7 @@ fn the_registration_cannot_be_put_on_again() {
     rules("halfway");
 }
 
-/// As docs/limits.md says, with the way out that it gives.
+/// As docs/limits.md describes it, with the workaround given there.
 #[test]
 fn a_filter_that_kills_for_rseq() {
     rules("killed");
@@ -92,7 +92,7 @@ fn own_block(topic: &str) -> Run {
         .timeout(30)
 }
 
-/// The advice of docs/limits.md for threads by a raw clone.
+/// Follows the advice in docs/limits.md for threads made by a raw clone.
 #[test]
 fn a_thread_with_a_block_of_its_own() {
     if !only_ebbtide("works without libc's thread blocks") {
@@ -101,7 +101,7 @@ fn a_thread_with_a_block_of_its_own() {
     own_block("marked").ok();
 }
 
-/// Positive control: without the mark, the run above sees objects with two owners.
+/// Positive control: without the mark, the run above finds objects with two owners.
 #[test]
 fn a_thread_with_a_block_that_says_cpu_0() {
     if !only_ebbtide("works without libc's thread blocks") {

@@ -1,4 +1,5 @@
-//! How long workers live, and what they do to the program beside memory: `c/worker_life.c`, `c/stalled.c`, `c/tls.c`.
+//! Tests how long workers live, and their effects on the program besides memory: `c/worker_life.c`, `c/stalled.c`,
+//! `c/tls.c`.
 
 use ebbtide_tests::{Run, c_program};
 
@@ -17,7 +18,7 @@ fn workers_do_not_stay_for_a_program_at_its_polling() {
     life("polls", "");
 }
 
-/// It was made in advance, and waits for a free.
+/// The worker was made in advance and waits for a free.
 #[test]
 fn a_worker_that_waits_looks_at_spans() {
     life("early", "retain_ms=4000,thp=off,workers=1");
@@ -28,7 +29,7 @@ fn a_worker_that_waits_ends_before_a_long_window() {
     life("awaits", "retain_ms=60000,workers=1");
 }
 
-/// Slow paths leave parts of huge pages to a worker, as many as there is room for, and wait for nobody.
+/// Slow paths leave parts of huge pages to a worker, as many as there is room for, and do not wait.
 #[test]
 fn a_worker_that_does_not_come_to_its_work() {
     Run::new(c_program("stalled"))
@@ -37,7 +38,7 @@ fn a_worker_that_does_not_come_to_its_work() {
         .ok_with_ebbtide("has workers");
 }
 
-/// A worker that has not begun holds no descriptor of the program's.
+/// A worker that has not begun holds no descriptor of the program.
 #[test]
 fn a_worker_that_waits_for_a_cpu_at_its_start() {
     let run = Run::new(c_program("stalled")).args("pipe").timeout(30);
@@ -55,13 +56,13 @@ fn setuid_beside_a_worker() {
     life("setuid", "");
 }
 
-/// A worker that libc counted once ran the program's exit, without its descriptors.
+/// Regression test: a worker that libc counted ran the program's exit, without its descriptors.
 #[test]
 fn output_of_a_main_thread_that_leaves() {
     life("last", "");
 }
 
-/// The table of ranges for a system call once overflowed such a stack.
+/// Regression test: the table of ranges for a system call overflowed such a stack.
 #[test]
 fn the_smallest_stack_releases_in_place() {
     life("stack", "workers=0,retain_ms=0");

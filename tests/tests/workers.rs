@@ -1,5 +1,5 @@
-//! Workers are threads that libc does not know: where they find no registration, what they may do, which files
-//! of the program's they leave alone: `c/worker_rights.c`, `c/worker_files.c`, `c/block.c`.
+//! Tests that workers are threads that libc does not know: they find no rseq registration, have few rights, and leave
+//! some files of the program alone: `c/worker_rights.c`, `c/worker_files.c`, `c/block.c`.
 
 use ebbtide_tests::{Run, c_program_with, c_variant, only_ebbtide};
 
@@ -10,12 +10,12 @@ fn run(program: &str, mode: &str, conf: &str) {
     run.conf(conf).timeout(40).ok_with_ebbtide(PROMISE);
 }
 
-/// What workers may do.
+/// Checks the rights of workers.
 fn rights(mode: &str, conf: &str) {
     run("worker_rights", mode, conf);
 }
 
-/// Which files workers leave alone.
+/// Checks which files workers leave alone.
 fn files(mode: &str, conf: &str) {
     run("worker_files", mode, conf);
 }
@@ -31,13 +31,13 @@ fn functions_that_bind_leave_no_worker() {
     rights("strict", "");
 }
 
-/// Cases that mostly wait for a worker's ten seconds, all at once.
+/// Runs cases that mostly wait for a worker's ten seconds, all at once.
 ///
-/// - a filter more than there was before, as in a container; with a window so long that the worker would stay
-/// - a worker of a filtered process stays when it is sure
-/// - nobody makes another worker for what the first one would have given back later
-/// - a filter that comes with the worker
-/// - a filter beside a worker that cannot look
+/// - a filter is added to those from before, as in a container; the window is so long that the worker would stay
+/// - a worker of a filtered process stays if it is sure
+/// - no other worker is made for memory that the first one would have released later
+/// - a filter comes with the worker
+/// - a filter beside a worker that opens no files
 #[test]
 fn workers_that_are_not_sure() {
     std::thread::scope(|scope| {
@@ -80,7 +80,7 @@ fn files_of_servers_hear_nothing() {
     files("flush", "retain_ms=1000");
 }
 
-/// On a C library that puts `struct rseq` below all static TLS, and where the program does as that one.
+/// The C library puts `struct rseq` below all static TLS; in the second case, the program does the same.
 #[test]
 fn static_tls_of_any_size() {
     if !only_ebbtide(PROMISE) {

@@ -1,4 +1,4 @@
-//! The command line: the families, and the other subcommands.
+//! The command line: one subcommand for each family, and the other subcommands.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::families::{self, Asked, FAMILIES};
 use crate::measured::WorkerArgs;
 use crate::report::{self, ReportArgs};
 
-/// A command line that was read.
+/// A parsed command line.
 pub enum Line {
     /// A family.
     Family(Box<dyn Asked>),
@@ -21,7 +21,7 @@ pub enum Line {
 /// The subcommands that are not families.
 #[derive(Debug, Subcommand)]
 pub enum Other {
-    /// Measure what can be measured here, and write one page: what each design is worth
+    /// Run the benchmarks that work on this machine, and write one page about the effect of each design
     #[command(after_help = report::HELP)]
     Report(Box<ReportArgs>),
     /// Print a completion script for a shell

@@ -1,17 +1,17 @@
-//! `ebbtide-bench`: Ebbtide beside other allocators, and a page that tells what came out.
+//! `ebbtide-bench`: measures Ebbtide beside other allocators, and writes a page with the results.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `cli` | the command line |
-//! | `report` | all families in turn, and one page that tells them |
-//! | `families` | what is measured: each family, its processes |
-//! | `figures` | sets figures side by side: as text, JSON, a page, pictures |
+//! | `report` | runs all families, and writes one page about the results |
+//! | `families` | each family of benchmarks, and its measured processes |
+//! | `figures` | shows results side by side: as text, JSON, a page, plots |
 //! | `harness` | runs a family's cases, interleaved, in fresh processes |
-//! | `outside` | looks at processes from outside |
-//! | `measured` | what measured processes share |
+//! | `outside` | observes processes from outside |
+//! | `measured` | the part that measured processes share |
 //! | `stats` | medians and quartiles |
 //!
-//! Each imports those below it.
+//! Each module imports only modules below it.
 
 mod cli;
 mod families;

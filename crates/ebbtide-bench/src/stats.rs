@@ -2,21 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Summary of repeated measurements of one thing.
+/// Summary of repeated measurements of the same figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Number of values.
     pub count: usize,
-    /// Half of the values are below.
+    /// Half of the values are below it.
     pub median: f64,
-    /// A quarter of the values is below.
+    /// A quarter of the values is below it.
     pub quartile_low: f64,
-    /// A quarter of the values is above.
+    /// A quarter of the values is above it.
     pub quartile_high: f64,
 }
 
 impl Spread {
-    /// Of at least one value; values that are not finite are left out.
+    /// The summary of the finite values; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -28,7 +28,7 @@ impl Spread {
         })
     }
 
-    /// The interquartile range over the median.
+    /// The interquartile range divided by the median.
     pub fn relative_iqr(&self) -> f64 {
         if self.median == 0.0 {
             return 0.0;
@@ -45,8 +45,8 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
     sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
 }
 
-/// The noise of an A/A pair, as a fraction: the larger of what the medians of two
-/// runs of the same thing differ by, and half the pooled interquartile range.
+/// The noise of an A/A pair, as a fraction. It is the larger of two values: the difference between the medians of two
+/// runs of the same thing, and half the pooled interquartile range.
 pub fn noise(first: &[f64], second: &[f64]) -> Option<f64> {
     let (a, b) = (Spread::of(first)?, Spread::of(second)?);
     let pooled = Spread::of(&[first, second].concat())?;
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(noise(&[10.0], &[10.0]), Some(0.0));
         let apart = noise(&[10.0; 5], &[12.0; 5]).unwrap();
         assert!((apart - 0.2).abs() < 1e-9);
-        // Equal medians, wide spread: the spread counts.
+        // The medians are equal and the spread is wide: the spread counts.
         let wide = noise(&[5.0, 10.0, 15.0], &[5.0, 10.0, 15.0]).unwrap();
         assert!(wide > 0.2);
         assert_eq!(noise(&[], &[1.0]), None);

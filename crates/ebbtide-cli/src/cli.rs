@@ -1,5 +1,4 @@
-//! The command line: one definition per flag, from which help, completions and
-//! manual pages come.
+//! The command line. Each flag is defined once; help, completions and manual pages are generated from it.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -32,16 +31,16 @@ pub enum Command {
     /// Run a program with Ebbtide as its memory manager
     #[command(after_help = conf::key_table())]
     Run(RunArgs),
-    /// Watch the processes that run under Ebbtide: what they hold, keep, and give back
+    /// Watch the processes that run under Ebbtide: what they hold, keep, and release
     #[command(after_help = TOP_HELP)]
     Top(TopArgs),
-    /// Say what this system offers to Ebbtide, and what is missing
+    /// Report what this system offers to Ebbtide, and what is missing
     Doctor(DoctorArgs),
     /// Measure Ebbtide beside other allocators: runs the program ebbtide-bench
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(Words),
-    /// Measure what can be measured here, and write one page on what each design is worth: runs
-    /// 'ebbtide-bench report'
+    /// Run the benchmarks that work on this machine, and write one page about the effect of each
+    /// design: runs 'ebbtide-bench report'
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Report(Words),
     /// Print a completion script for a shell
@@ -57,10 +56,10 @@ pub enum Command {
     },
 }
 
-/// What is handed on to another program.
+/// Arguments that are passed on to another program.
 #[derive(Debug, Args)]
 pub struct Words {
-    /// Its arguments; --help says which
+    /// Its arguments; --help lists them
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
@@ -72,15 +71,14 @@ pub struct Words {
 /// `ebbtide run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Settings for the library, laid over those in EBBTIDE_CONF
+    /// Settings for the library; they override those in EBBTIDE_CONF
     #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append)]
     pub conf: Vec<String>,
-    /// How the program ends: seen at once and torn down beside whoever waits for it, or as
-    /// the kernel does it; the same as --conf exit=…. A program whose memory is not from
-    /// malloc may need --conf exit_threshold=0
+    /// How the program ends; the same as --conf exit=…. A program whose memory is not from malloc
+    /// may need --conf exit_threshold=0
     #[arg(long, value_name = "HOW", value_enum)]
     pub exit: Option<Exit>,
-    /// At the end, say on stderr what the program used and what was given back
+    /// At the end, print on stderr whether Ebbtide was loaded, what the program used, and what was released
     #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true,
           default_missing_value = "text", value_enum)]
     pub summary: Option<Format>,
@@ -102,14 +100,14 @@ pub struct RunArgs {
 }
 
 const TOP_HELP: &str = "\
-Every process of yours that keeps a page of figures is found by itself, wherever the page lies (as root, everybody's). \
+'ebbtide top' finds all your processes that keep a statistics page, in any directory; as root, those of all users. \
 A process keeps one if it was started with stats_dir=/DIRECTORY in EBBTIDE_CONF, or by 'ebbtide top -- COMMAND'. \
-A COMMAND's output is held back while the terminal shows the view; with --once its output goes to stderr.";
+The output of COMMAND is held back while the terminal shows the view; with --once it goes to stderr.";
 
 /// `ebbtide top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Only these processes
+    /// Show only these processes
     #[arg(value_name = "PID", value_parser = values::process, conflicts_with = "command")]
     pub pids: Vec<u32>,
     /// Print one plain table and end; with COMMAND, after an interval or its end
@@ -118,10 +116,10 @@ pub struct TopArgs {
     /// Print one JSON object instead of a table
     #[arg(long, requires = "once")]
     pub json: bool,
-    /// Time between two looks, such as 250ms or 5s, up to 1h (default: 1s; with --once and no COMMAND 250ms)
+    /// Time between two samples, such as 250ms or 5s, up to 1h (default: 1s; with --once and no COMMAND 250ms)
     #[arg(long, value_name = "TIME", value_parser = values::interval)]
     pub interval: Option<Duration>,
-    /// Settings for the library, laid over those in EBBTIDE_CONF
+    /// Settings for the library; they override those in EBBTIDE_CONF
     #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, requires = "command")]
     pub conf: Vec<String>,
     /// The library.
@@ -135,9 +133,9 @@ pub struct TopArgs {
 /// How a program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Exit {
-    /// Its end is seen at once; a helper takes the memory back after it
+    /// A wait for it returns at once; a helper returns the memory afterwards
     Detached,
-    /// Its end is seen when its memory is back
+    /// A wait for it returns when the kernel has freed its memory
     Inline,
 }
 

@@ -1,4 +1,4 @@
-//! What the header of a program, and the bits on its file, say about preloading.
+//! Reads a program's ELF header and file mode, to find whether a preloaded library can take effect in it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,7 +19,7 @@ use rustix::thread::no_new_privs;
 
 use ebbtide_interface::known::{self, Known};
 
-/// No table of a program is longer.
+/// Upper bound of the size of a program's table.
 const MAX_TABLE_BYTES: usize = 256 << 20;
 
 #[cfg(target_arch = "x86_64")]
@@ -27,7 +27,7 @@ const OWN_MACHINE: u16 = header::EM_X86_64;
 #[cfg(target_arch = "aarch64")]
 const OWN_MACHINE: u16 = header::EM_AARCH64;
 
-/// What about this ELF file keeps the library out; `Err` if it is no program.
+/// The obstacle in this ELF file that keeps the library out, if there is one; `Err` if the file is no program.
 pub fn describe(file: &File) -> Result<Option<Obstacle>, String> {
     let mut head = [0u8; 64];
     let len = read_head(file, &mut head);
@@ -53,17 +53,17 @@ pub fn describe(file: &File) -> Result<Option<Obstacle>, String> {
     }
 }
 
-/// Why a program cannot run under Ebbtide.
+/// The reason why a program cannot run under Ebbtide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// The id of the known combination.
     pub id: &'static str,
-    /// The line about it, without the program.
+    /// The message without the program's name.
     pub text: String,
 }
 
 impl Obstacle {
-    /// A known combination, and which kind of it was found.
+    /// A known combination, with a detail about the case that was found.
     pub fn new(known: &Known, detail: &str) -> Self {
         let detail = match detail {
             "" => String::new(),
@@ -81,12 +81,12 @@ impl Obstacle {
     }
 }
 
-/// Whether this program or library defines `malloc` for all to see. `false` where that cannot be told.
+/// Whether this program or library exports `malloc`. `false` if that cannot be read.
 pub fn defines_malloc(file: &File) -> bool {
     exported(file, "malloc").unwrap_or(false)
 }
 
-/// Looks through the dynamic symbols. `None`: there are none, or the file is damaged.
+/// Searches the dynamic symbols. `None`: there are none, or the file is damaged.
 fn exported(file: &File, wanted: &str) -> Option<bool> {
     let mut head = [0u8; 64];
     let len = read_head(file, &mut head);
@@ -135,7 +135,7 @@ fn interpreter(file: &File, elf: &Header) -> Result<Option<PathBuf>, String> {
     Ok(Some(OsString::from_vec(name).into()))
 }
 
-/// Reads the start of the file, as much as there is; its length.
+/// Reads the start of the file, up to the size of the buffer. Returns the number of bytes.
 pub fn read_head(file: &File, buffer: &mut [u8]) -> usize {
     let mut len = 0;
     while len < buffer.len() {

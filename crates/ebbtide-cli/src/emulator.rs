@@ -1,8 +1,8 @@
-//! Emulators that this program may run under.
+//! Finds the user-mode emulator that this program runs under.
 
 use ebbtide_tools::proc;
 
-/// The user-mode emulator that this program runs under. It shows a made-up `/proc/self/maps`, but none for a thread.
+/// The name of the user-mode emulator, if there is one. It fakes `/proc/self/maps`, but not the file of a thread.
 pub fn emulator() -> Option<String> {
     emulator_in(&proc::text("/proc/thread-self/maps")?)
 }

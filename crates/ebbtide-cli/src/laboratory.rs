@@ -1,4 +1,4 @@
-//! `ebbtide bench` and `ebbtide report` start the program `ebbtide-bench`, which need not be installed.
+//! Starts the program `ebbtide-bench` for `ebbtide bench` and `ebbtide report`. That program need not be installed.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,13 +11,13 @@ use anyhow::{Result, anyhow};
 
 const PROGRAM: &str = "ebbtide-bench";
 
-/// Replaces this process by that program with these arguments. Returns only if that fails.
+/// Replaces this process by `ebbtide-bench` with these arguments. Returns only if that fails.
 pub fn run(subcommand: Option<&str>, words: &[OsString]) -> Result<u8> {
     let beside = env::current_exe()
         .ok()
         .and_then(|exe| Some(exe.parent()?.join(PROGRAM)))
         .filter(|path| path.is_file());
-    // Without one beside it, the first in PATH.
+    // If there is none beside this program, the first in PATH is taken.
     let program = beside.unwrap_or_else(|| PathBuf::from(PROGRAM));
     let error = Command::new(&program).args(subcommand).args(words).exec();
     Err(match error.kind() {

@@ -1,16 +1,16 @@
-//! `ebbtide`: run programs with Ebbtide, watch them, and look at what the system offers.
+//! `ebbtide`: runs programs with Ebbtide, watches them, and reports what the system offers to Ebbtide.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `cli` | the flags, each defined once |
-//! | `run` | starts a program, passes signals and its exit status, measures it |
+//! | `run` | starts a program, passes signals and its exit status on, and measures it |
 //! | `top` | watches the processes that run under Ebbtide |
-//! | `doctor` | probes the kernel, the limits and the library |
+//! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
-//! | `elf` | what kind of program a file is |
-//! | `emulator` | emulators that this program may run under |
+//! | `elf` | reads from an ELF file whether a preloaded library takes effect |
+//! | `emulator` | finds the emulator that this program runs under |
 //!
-//! What it shares with `ebbtide-bench` is in the crate `ebbtide-tools`.
+//! Code shared with `ebbtide-bench` is in the crate `ebbtide-tools`.
 
 mod cli;
 mod doctor;
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Without a page for `ebbtide bench`: ebbtide-bench.1 is that program's own.
+/// Writes the manual pages. `ebbtide bench` has no page here, because ebbtide-bench.1 is that program's own.
 fn man(dir: Option<&Path>) -> Result<u8> {
     let all = Cli::command();
     let Some(dir) = dir else {

@@ -422,7 +422,7 @@ fn a_process_without_the_library_is_warned_about() {
     f.run(&["--summary", "--lib", other.to_str().unwrap(), "--", "true"])
         .assert()
         .success()
-        .stderr(says("probably not loaded"));
+        .stderr(says("Ebbtide was NOT loaded: "));
 }
 
 #[test]

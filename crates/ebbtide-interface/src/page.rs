@@ -17,7 +17,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"EBBSTAT1");
 /// Where the words of [`crate::Figures`] begin.
 pub const FIRST: usize = 1;
 
-/// The word of the statistics page that holds a field of [`Figures`].
+/// The word of the statistics page that holds a field of [`Figures`](crate::Figures).
 #[macro_export]
 macro_rules! word {
     ($field:ident) => {

@@ -1,4 +1,4 @@
-//! One seam to the kernel: raw calls whose errors are values.
+//! System calls without libc. An error is a value: `errno` is neither read nor written.
 
 pub use syscalls::Errno;
 pub(crate) use syscalls::{Sysno, syscall};

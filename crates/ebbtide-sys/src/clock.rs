@@ -1,6 +1,8 @@
-//! Monotonic time, coarse and precise, through the vDSO; CPU time of a thread, from the kernel.
+//! The clocks that Ebbtide reads: monotonic time, coarse and precise, through the vDSO, and the CPU time of a thread
+//! from the kernel.
 
-/// Milliseconds since some fixed moment; never goes back. A few nanoseconds a read, about 4 ms fine.
+/// Milliseconds since some fixed moment; never decreases. A read costs a few nanoseconds; the resolution is about 4
+/// ms.
 pub fn now_ms() -> u64 {
     now_ns(libc::CLOCK_MONOTONIC_COARSE) / 1_000_000
 }
@@ -10,7 +12,7 @@ pub fn precise_ns() -> u64 {
     now_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// Nanoseconds that this thread has run (a system call, 100 to 400 ns a read).
+/// CPU time of this thread in nanoseconds. A read is a system call and costs 100 to 400 ns.
 pub fn thread_cpu_ns() -> u64 {
     now_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }

@@ -1,43 +1,44 @@
-//! Threads and processes that share this memory, by a raw clone(2).
+//! Starts threads and processes that share this memory, by a raw clone(2).
 //!
-//! Not by libc's `clone`, which knows `errno`: workers start workers, and have none. Where it would be, in a thread
-//! block that is not libc's, other memory lies.
+//! libc's `clone` is not used, because it writes `errno`. Workers start workers and have no `errno`: their thread
+//! block is not libc's, so libc would write to other memory.
 //!
-//! Written for x86-64 and aarch64, whose kernels take the last two arguments in different orders. Elsewhere refused.
+//! The assembly is written for x86-64 and aarch64, whose kernels take the last two arguments in different orders. On
+//! other processors the call fails with `ENOSYS`.
 
 use crate::call::Errno;
 
-/// What runs there. Its return ends the thread.
+/// The function that the new thread or process runs. When it returns, the thread ends.
 pub type Entry = extern "C" fn(usize);
 
-/// What clone(2) is asked for.
+/// Arguments of clone(2).
 pub struct Request {
     /// `CLONE_*`.
     pub flags: usize,
-    /// The aligned end of its stack.
+    /// The aligned end of the new thread's stack.
     pub stack: usize,
-    /// Where the thread pointer will point: for `CLONE_SETTLS`.
+    /// The address of the new thread's thread block, to which its thread pointer will point: for `CLONE_SETTLS`.
     pub block: usize,
-    /// Where its number is written: for `CLONE_PARENT_SETTID`.
+    /// The place where the kernel writes the new thread's number: for `CLONE_PARENT_SETTID`.
     pub number: *mut u32,
-    /// What the kernel clears, and wakes, when it is gone: for `CLONE_CHILD_CLEARTID`.
+    /// The word that the kernel clears and wakes when the thread is gone: for `CLONE_CHILD_CLEARTID`.
     pub busy: *mut u32,
 }
 
-/// Starts `entry(argument)`. Its number.
+/// Starts `entry(argument)` and returns the number of the new thread or process.
 ///
 /// # Errors
-/// What clone(2) says; `ENOSYS` where it is not written for the processor.
+/// The error of clone(2); `ENOSYS` on a processor without an implementation.
 ///
 /// # Safety
-/// Nobody else uses the stack and the block until the kernel clears `busy`; `number` and `busy` can be written to. The flags
-/// ask for the same memory, and `entry` does only what may be done without what libc keeps per thread.
+/// The stack and the block have no other user until the kernel clears `busy`. `number` and `busy` can be written to.
+/// The flags ask for the same memory, and `entry` uses nothing that libc keeps per thread.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn clone(request: &Request, entry: Entry, argument: usize) -> Result<u32, Errno> {
     let id: isize;
-    // SAFETY: the caller's: the new thread begins behind the system call with all registers but rax, rcx,
-    // r11 and rsp as they are here, uses the stack from its end on, and never leaves the block. In the
-    // thread that called, this is a system call.
+    // SAFETY: the caller guarantees stack, block, flags and entry. The new thread begins behind the system call with
+    // all registers but rax, rcx, r11 and rsp as they are here, uses the stack from its end on, and never leaves the
+    // block. In the calling thread, this is a system call.
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -67,7 +68,7 @@ pub unsafe fn clone(request: &Request, entry: Entry, argument: usize) -> Result<
     made(id)
 }
 
-/// The same.
+/// As on x86-64.
 ///
 /// # Safety
 /// As above.
@@ -101,7 +102,7 @@ pub unsafe fn clone(request: &Request, entry: Entry, argument: usize) -> Result<
     made(id)
 }
 
-/// Nothing is known of other processors.
+/// On other processors, always fails with `ENOSYS`.
 ///
 /// # Safety
 /// None.
@@ -115,9 +116,10 @@ fn made(id: isize) -> Result<u32, Errno> {
     u32::try_from(id).map_err(|_| Errno::new(-id as i32))
 }
 
-/// Ends the process by an instruction that there is not: the kernel's signal can be neither blocked nor refused.
+/// Ends the process by an invalid instruction. The program can neither block nor refuse the signal that the kernel
+/// sends for it.
 pub fn trap() -> ! {
-    // SAFETY: nothing comes after it.
+    // SAFETY: no code runs after the instruction.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!("ud2", options(noreturn, nostack))

@@ -1,7 +1,7 @@
-//! Optional kernel calls: each tried, its answer latched, readable by anyone.
+//! Optional kernel calls. Ebbtide tries each one at its first use and latches the answer, which any thread can read.
 //!
-//! A feature is *unknown* until its first use, then *works* or *refused*. A program may sandbox
-//! itself late, so a working feature can become refused; refused never turns back.
+//! A feature is *unknown* until its first use, then *works* or *refused*. A program may sandbox itself late, so a
+//! working feature can become refused. A refused feature stays refused.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -12,7 +12,7 @@ const REFUSED: u8 = 2;
 /// The latch of one feature.
 pub struct Feature {
     state: AtomicU8,
-    /// What it is called in reports.
+    /// Its name in messages and statistics.
     pub name: &'static str,
 }
 
@@ -24,7 +24,7 @@ impl Feature {
         }
     }
 
-    /// Whether it is worth trying.
+    /// Whether a call is worth trying: it was not refused so far.
     pub fn may_work(&self) -> bool {
         self.state.load(Ordering::Relaxed) != REFUSED
     }
@@ -37,7 +37,7 @@ impl Feature {
         }
     }
 
-    /// Keeps the answer of a use and passes it on.
+    /// Latches the result of a use and returns it.
     pub fn latch<T, E>(&self, result: Result<T, E>) -> Result<T, E> {
         match result {
             Ok(_) => self.note_success(),
@@ -46,14 +46,14 @@ impl Feature {
         result
     }
 
-    /// It was used, and did what it should.
+    /// Latches a successful use.
     pub fn note_success(&self) {
         if self.state.load(Ordering::Relaxed) == UNKNOWN {
             self.state.store(WORKS, Ordering::Relaxed);
         }
     }
 
-    /// Never tries it again.
+    /// Latches a refusal: the feature is never tried again.
     pub fn refuse(&self) {
         self.state.store(REFUSED, Ordering::Relaxed);
     }
@@ -63,33 +63,35 @@ impl Feature {
 pub static MEMBARRIER: Feature = Feature::new("membarrier");
 /// Growing large allocations without copying: `mremap(MREMAP_DONTUNMAP)`, Linux 5.7.
 pub static MOVE_PAGES: Feature = Feature::new("mremap");
-/// Huge pages for the growth range: `MADV_HUGEPAGE`.
+/// Huge pages in the growth range: `MADV_HUGEPAGE`.
 pub static HUGE_PAGES: Feature = Feature::new("hugepage");
 /// Recognising forked children: `MADV_WIPEONFORK`, Linux 4.14.
 pub static WIPE_ON_FORK: Feature = Feature::new("wipeonfork");
 
-/// Many ranges released with one call: `process_madvise` on the own process, Linux 6.13 and 6.15.
+/// Many ranges released by one call: `process_madvise` on the own process, Linux 6.13 and 6.15.
 pub static RELEASE_MANY: Feature = Feature::new("process_madvise");
-/// Telling whether a huge page was split: `PAGEMAP_SCAN`, Linux 6.7.
+/// Checks whether a huge page was split: `PAGEMAP_SCAN`, Linux 6.7.
 pub static SCAN_PAGES: Feature = Feature::new("pagemap_scan");
 /// Threads that release memory beside the program.
 pub static WORKERS: Feature = Feature::new("workers");
-/// Pages that the kernel may take and a store takes back: `MADV_FREE`, Linux 5.18 (before, it races with direct reads).
+/// Lazy pages: the kernel may take them until the next store to them. `MADV_FREE`, Linux 5.18 (before, it races with
+/// direct reads).
 pub static LAZY_FREE: Feature = Feature::new("madvise_free");
-/// Giving back memory that the program has locked: `MADV_DONTNEED_LOCKED`, Linux 5.18. Tried when that is met.
+/// Releases memory that the program has locked: `MADV_DONTNEED_LOCKED`, Linux 5.18. Tried when locked memory is met.
 pub static RELEASE_LOCKED: Feature = Feature::new("dontneed_locked");
-/// A process that takes memory back after the program's end.
+/// The exit helper: a process that returns memory after the program's end.
 pub static REAPER: Feature = Feature::new("reaper");
-/// Memory for a page on all CPUs in advance: `MADV_POPULATE_WRITE`, Linux 5.14.
+/// Populates a page of per-CPU data on all CPUs in advance: `MADV_POPULATE_WRITE`, Linux 5.14.
 pub static POPULATE: Feature = Feature::new("populate");
-/// `MADV_DONTNEED` does what it says. Emulators and filters answer so for a call that does nothing.
+/// `MADV_DONTNEED` really drops the pages. Some emulators and filters report success for a call that does nothing.
 pub static RELEASE: Feature = Feature::new("dontneed");
-/// Taking the registration of sections off around `vfork`. Refused: `vfork` is a fork.
+/// Removes the registration of sections around `vfork`. If it is refused, `vfork` is a fork.
 pub static UNREGISTER: Feature = Feature::new("rseq_unregister");
-/// Copying the page of figures to its file without touching that: `process_vm_writev` on the own process.
+/// Copies the statistics page to its file by `process_vm_writev` on the own process, so no store of this process
+/// touches the file.
 pub static COPY_PAGE: Feature = Feature::new("process_vm_writev");
 
-/// All features, for reports.
+/// All features, for messages and statistics.
 pub static ALL: [&Feature; 14] = [
     &MEMBARRIER,
     &MOVE_PAGES,

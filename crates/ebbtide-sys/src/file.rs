@@ -1,22 +1,22 @@
-//! Small kernel files (`/proc`, `/sys`), read and written with raw calls: usable before libc is
-//! ready, without allocating and without touching `errno`.
+//! Reads and writes small kernel files (`/proc`, `/sys`) with raw calls. It works before libc is ready, allocates
+//! nothing and never touches `errno`.
 
 use crate::call::{Errno, Sysno, syscall};
 use core::ffi::{CStr, c_int};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Whether [`crate::thread::leave_descriptors`] was ever called, by whatever thread.
+/// Whether any thread ever called [`crate::thread::leave_descriptors`].
 pub(crate) static SOME_LEFT_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
 /// An open descriptor, closed when dropped.
 pub struct Descriptor(usize);
 
 impl Descriptor {
-    /// Opens `path` with flags of open(2) beside `O_CLOEXEC`.
+    /// Opens `path` with these flags of open(2) and `O_CLOEXEC`.
     ///
     /// # Errors
-    /// What openat(2) says.
+    /// The error of openat(2).
     pub fn open(path: &CStr, flags: c_int) -> Result<Self, Errno> {
         let flags = flags | libc::O_CLOEXEC;
         // SAFETY: `path` ends with a NUL.
@@ -33,7 +33,7 @@ impl Descriptor {
         self.0
     }
 
-    /// Fills the buffer from where the descriptor stands, to its end or the file's.
+    /// Reads from the current offset until the buffer is full or the file ends.
     pub(crate) fn fill(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         // SAFETY: `rest` is a valid place for `rest.len()` bytes.
         fill_by(buffer, |rest, _| unsafe {
@@ -41,7 +41,7 @@ impl Descriptor {
         })
     }
 
-    /// The same from byte `at` of the file on.
+    /// The same, from byte `at` of the file on.
     fn fill_from(&self, buffer: &mut [u8], at: usize) -> Result<usize, Errno> {
         // SAFETY: as above.
         fill_by(buffer, |rest, done| unsafe {
@@ -51,7 +51,8 @@ impl Descriptor {
     }
 }
 
-/// Reads until the buffer is full or the file ends. `read` is told how much there is.
+/// Calls `read` until the buffer is full or the file ends. `read` gets the rest of the buffer and the number of bytes
+/// read so far.
 fn fill_by(
     buffer: &mut [u8],
     mut read: impl FnMut(&mut [u8], usize) -> Result<usize, Errno>,
@@ -78,19 +79,19 @@ impl Drop for Descriptor {
 /// Reads at most `buffer.len()` bytes of `path`.
 ///
 /// # Errors
-/// What openat(2) or read(2) says.
+/// The error of openat(2) or read(2).
 pub fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     let len = Descriptor::open(path, libc::O_RDONLY)?.fill(buffer)?;
     Ok(&buffer[..len])
 }
 
-/// Of a line of [`Text`] as many are told of.
+/// A reader of [`Text`] gets at most this many bytes of a line.
 const LINE_BYTES: usize = 1024;
 
 /// Text that can be read again and again.
 pub trait Text {
-    /// Calls `each` for its lines from the first on, until it says `false` or the end. Of a line above 1,024 bytes it
-    /// gets as many. `false`: the text cannot be read.
+    /// Calls `each` for every line from the first on, until `each` returns `false` or the text ends. Of a longer
+    /// line, `each` gets the first 1,024 bytes. Returns `false` if the text cannot be read.
     fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool;
 
     /// The first decimal number.
@@ -114,7 +115,7 @@ pub struct PathText {
 impl PathText {
     const MOST: usize = 512;
 
-    /// The parts one behind the other. `None`: too long.
+    /// Joins the parts into one path. `None`: too long.
     pub fn join(parts: &[&[u8]]) -> Option<Self> {
         let mut path = Self {
             bytes: [0; Self::MOST],
@@ -125,16 +126,16 @@ impl PathText {
             path.bytes.get_mut(path.len..end)?.copy_from_slice(part);
             path.len = end;
         }
-        // Room for the end.
+        // One byte is left for the NUL.
         (path.len < Self::MOST).then_some(path)
     }
 
-    /// Without its end.
+    /// The path without its NUL.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// For the kernel.
+    /// The path with its NUL, for system calls.
     pub fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }
@@ -146,14 +147,14 @@ impl Text for PathText {
     }
 }
 
-/// A number as text, decimal.
+/// A number as decimal text.
 pub struct Digits {
     bytes: [u8; 20],
     first: usize,
 }
 
 impl Digits {
-    /// Of a number.
+    /// The digits of `number`.
     pub fn of(number: usize) -> Self {
         let mut digits = Self {
             bytes: [0; 20],
@@ -177,7 +178,7 @@ impl Deref for Digits {
     }
 }
 
-/// A file that is opened for each reading. Never waits, not for the writer of a FIFO either.
+/// A file that is opened for each reading. Reading never waits, not even for a writer of a FIFO.
 impl Text for &CStr {
     fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool {
         Descriptor::open(self, libc::O_RDONLY | libc::O_NONBLOCK)
@@ -185,7 +186,7 @@ impl Text for &CStr {
     }
 }
 
-/// A file that was opened before.
+/// A file that is open already. Each reading starts at its beginning.
 impl Text for &Descriptor {
     fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool {
         let mut at = 0;
@@ -203,15 +204,16 @@ pub fn lines(path: &CStr, each: impl FnMut(&[u8]) -> bool) -> bool {
     path.lines(each)
 }
 
-/// The lines of what `fill` reads, until `each` says `false` or `fill` 0. Of a line that does not fit into the buffer `each`
-/// gets as much as does. `false`: it cannot be read, and a line that was begun is not told of.
+/// Calls `each` for every line of the data that `fill` reads, until `each` returns `false` or `fill` returns 0. Of a
+/// line longer than the buffer, `each` gets the first part. Returns `false` if reading fails; a line that was begun
+/// is then not reported.
 pub fn each_line(
     buffer: &mut [u8],
     mut fill: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     mut each: impl FnMut(&[u8]) -> bool,
 ) -> bool {
     let mut len = 0;
-    // In the rest of a line that was too long.
+    // The current bytes belong to the rest of a line that was too long.
     let mut skipping = false;
     loop {
         let Ok(more) = fill(&mut buffer[len..]) else {
@@ -258,12 +260,13 @@ pub fn parse_number(text: &[u8]) -> Option<u64> {
     core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
 }
 
-/// Writes `text` to the program's standard error in one call, as far as that goes.
+/// Writes `text` to the program's standard error. A short write is resumed; an error ends it.
 pub fn write_stderr(text: &[u8]) {
     if !has_own_descriptors() {
         return write(2, text);
     }
-    // A worker's 2 is something else, if anything: the program's is found through its first thread.
+    // A worker has its own descriptor table, so its descriptor 2 is another file or none. The program's is found
+    // through its first thread.
     let path = c"/proc/self/fd/2";
     let stderr = take_stderr().or_else(|_| Descriptor::open(path, libc::O_WRONLY | libc::O_APPEND));
     if let Ok(stderr) = stderr {
@@ -271,8 +274,8 @@ pub fn write_stderr(text: &[u8]) {
     }
 }
 
-/// The first thread's standard error itself, which may be nothing that can be opened: a socket, or a file of another
-/// user's. Linux 5.6.
+/// Copies the first thread's descriptor for standard error. Opening its path can fail: it may be a socket, or a file
+/// of another user. Linux 5.6.
 fn take_stderr() -> Result<Descriptor, Errno> {
     // SAFETY: numbers only; both descriptors are this thread's.
     unsafe {
@@ -281,8 +284,8 @@ fn take_stderr() -> Result<Descriptor, Errno> {
     }
 }
 
-/// Whether this thread has a table of descriptors that is not the program's, as workers do. Where the kernel does not
-/// say, it has not.
+/// Whether this thread has a descriptor table of its own, as workers have. If the kernel does not say, the answer is
+/// no.
 pub fn has_own_descriptors() -> bool {
     const KCMP_FILES: usize = 2;
     if !SOME_LEFT_DESCRIPTORS.load(Ordering::Relaxed) {
@@ -295,7 +298,7 @@ pub fn has_own_descriptors() -> bool {
             .is_ok_and(|order| order != 0)
 }
 
-/// Writes `text` to a descriptor, resuming short writes; errors end it.
+/// Writes `text` to a descriptor and resumes short writes. An error ends it.
 pub fn write(fd: i32, mut text: &[u8]) {
     while !text.is_empty() {
         // SAFETY: `text` is readable for its length.
@@ -307,18 +310,19 @@ pub fn write(fd: i32, mut text: &[u8]) {
     }
 }
 
-/// Creates `path` with `content` and maps it shared. No descriptor stays. A file of that name is not written
-/// to but replaced: the program may have become another one (execve), or an earlier process had its number.
+/// Creates `path` with `content` and maps it shared. No descriptor stays open. An existing file of that name is
+/// replaced, not written to: it may belong to this process before an execve, or to an earlier process with the same
+/// number.
 ///
-/// The content is written and not left to the first store: where the file system has no room, the write says so.
+/// The content is written by write(2), not by the first store, so that a full file system is reported as an error.
 ///
 /// # Errors
-/// What openat(2), unlinkat(2), write(2) or mmap(2) says; no file stays then.
+/// The error of openat(2), unlinkat(2), write(2) or mmap(2). No file stays then.
 pub fn create_shared(path: &CStr, content: &[AtomicU64]) -> Result<usize, Errno> {
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `path` ends with a NUL.
     let open = || unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) };
-    // SAFETY: as above. Nothing is followed: the name goes, whatever it leads to.
+    // SAFETY: as above. unlinkat removes the name and follows no link.
     let remove = || unsafe { syscall!(Sysno::unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) };
     let file = match open() {
         Err(Errno::EEXIST) => {
@@ -339,7 +343,7 @@ pub fn create_shared(path: &CStr, content: &[AtomicU64]) -> Result<usize, Errno>
     mapped
 }
 
-/// Writes `content` to the start of `path`, if there is such a file.
+/// Overwrites the start of `path` with `content`, if the file exists.
 pub fn rewrite(path: &CStr, content: &[AtomicU64]) {
     let flags = libc::O_WRONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     if let Ok(file) = Descriptor::open(path, flags) {
@@ -347,7 +351,7 @@ pub fn rewrite(path: &CStr, content: &[AtomicU64]) {
     }
 }
 
-/// Writes all words from where the descriptor stands, as they are at that moment.
+/// Writes all words at the current offset, each as it is at that moment.
 fn write_words(file: &Descriptor, words: &[AtomicU64]) -> Result<(), Errno> {
     let (start, len) = (words.as_ptr() as usize, size_of_val(words));
     let mut done = 0;

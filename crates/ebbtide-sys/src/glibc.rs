@@ -1,7 +1,7 @@
-//! Symbols of glibc that other C libraries do not have, or older versions of it. The address of each, null where there
-//! is none.
+//! Addresses of glibc symbols that other C libraries, or older versions of glibc, do not have. An address is null if
+//! the symbol does not exist.
 
-/// A function that gives the address of a weak symbol, null where there is none.
+/// Defines a function that returns the address of a weak symbol, null if there is none.
 macro_rules! weak {
     ($(#[$about:meta])* $name:ident, $symbol:literal, $of:ty) => {
         $(#[$about])*
@@ -38,27 +38,27 @@ macro_rules! weak {
 }
 
 weak!(
-    /// Where the loader keeps the initial stack pointer.
+    /// The place where the loader keeps the initial stack pointer.
     stack_end, "__libc_stack_end", *const usize
 );
 weak!(
-    /// Since 2.32: not 0 as long as there was one thread.
+    /// Since 2.32: the byte is not 0 while the process has had only one thread.
     single_threaded, "__libc_single_threaded", u8
 );
 weak!(
-    /// Since 2.35.
+    /// Since 2.35: the distance of `struct rseq` from the thread pointer.
     rseq_offset, "__rseq_offset", isize
 );
 
 weak!(
-    /// Locks the list of all streams, for the calling thread, as often as it likes.
+    /// Locks the list of all streams for the calling thread. The lock is recursive.
     list_lock, "_IO_list_lock", ()
 );
 weak!(
-    /// Undoes that once.
+    /// Undoes one call of `_IO_list_lock`.
     list_unlock, "_IO_list_unlock", ()
 );
 weak!(
-    /// Makes the list free whoever locked it.
+    /// Frees the lock of the list, whichever thread holds it.
     list_resetlock, "_IO_list_resetlock", ()
 );

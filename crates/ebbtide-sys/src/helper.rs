@@ -1,10 +1,10 @@
-//! A process that shares the program's memory and outlives it: what it is made of.
+//! The exit helper's mechanism: a process that shares the program's memory and outlives it.
 //!
-//! `clone(CLONE_VM)`: another process with the same memory and nothing else of the program's. It has no
-//! descriptors, no signal handlers (all signals are blocked), no thread-local storage of libc's, no capabilities,
-//! and may make few system calls ([`lock_down`]). No function here touches `errno`.
+//! `clone(CLONE_VM)` makes it. It shares memory with the program and nothing else. It has no descriptors of the
+//! program, no signal handlers (all signals are blocked), no thread-local storage of libc and no capabilities. It may
+//! make few system calls ([`lock_down`]). No function here touches `errno`.
 //!
-//! Only x86-64 and aarch64: elsewhere [`spawn_process`] says `ENOSYS`.
+//! Only x86-64 and aarch64: on other processors [`spawn_process`] fails with `ENOSYS`.
 
 mod descriptor;
 mod lock_down;
@@ -17,7 +17,7 @@ use crate::call::{Errno, Sysno, syscall};
 use crate::clone::{Request, clone};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// The flags of its threads, the only ones that [`lock_down`] leaves.
+/// The flags for the helper's threads, the only clone flags that [`lock_down`] allows.
 const THREAD_FLAGS: usize = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -27,33 +27,35 @@ const THREAD_FLAGS: usize = (libc::CLONE_VM
     | libc::CLONE_SETTLS
     | libc::CLONE_CHILD_CLEARTID) as usize;
 
-/// Descriptors are shared until it unshares them at once: it never holds a copy of one that the program closes.
-/// No exit signal: `wait` does not see it. Not traced: a debugger of the program has nothing to do with it.
+/// The flags for the helper. It shares descriptors until it unshares them, at once: so it never holds a copy of a
+/// descriptor that the program closes. It has no exit signal, so the program's `wait` does not see it. It is not
+/// traced, so a debugger of the program does not stop it.
 const PROCESS_FLAGS: usize = (libc::CLONE_VM
     | libc::CLONE_FILES
     | libc::CLONE_SETTLS
     | libc::CLONE_CHILD_CLEARTID
     | libc::CLONE_UNTRACED) as usize;
 
-/// Where one of its threads runs.
+/// Memory for one thread of the helper.
 #[derive(Clone, Copy)]
 pub struct Seat<'a> {
     /// The end of its stack, a multiple of 16.
     pub stack: usize,
-    /// What stands in for thread-local storage: room on both sides of this address.
+    /// The address that stands in for the thread-local storage, with free memory on both sides.
     pub storage: usize,
-    /// 1 as long as it runs: the kernel clears it.
+    /// 1 while the thread runs. The kernel clears it when the thread ends.
     pub busy: &'a AtomicU32,
 }
 
-/// Starts the process. Its number, as this one sees it. `entry` never returns.
+/// Starts the helper and returns its number as this process sees it. `entry` never returns.
 ///
 /// # Errors
-/// What clone(2) says: `EAGAIN` under a limit, `EPERM` from a filter; `ENOSYS` where clone is not known.
+/// The error of clone(2): `EAGAIN` under a limit, `EPERM` from a filter, `ENOSYS` on a processor without an
+/// implementation.
 ///
 /// # Safety
-/// The seat is nobody else's until [`Seat::busy`] is 0, and stays mapped; `entry` does only what a thread
-/// that libc does not know may do.
+/// The seat has no other user until [`Seat::busy`] is 0, and stays mapped. `entry` does only what a thread that libc
+/// does not know may do.
 pub unsafe fn spawn_process(seat: Seat, entry: Entry, argument: usize) -> Result<u32, Errno> {
     let all = u64::MAX;
     let mut before = 0u64;
@@ -74,7 +76,7 @@ pub unsafe fn spawn_process(seat: Seat, entry: Entry, argument: usize) -> Result
     }
 }
 
-/// Starts a further thread of it.
+/// Starts a further thread of the helper.
 ///
 /// # Errors
 /// As [`spawn_process`].
@@ -95,7 +97,7 @@ unsafe fn spawn(flags: usize, seat: Seat, entry: Entry, argument: usize) -> Resu
         busy: seat.busy.as_ptr(),
     };
     seat.busy.store(1, Ordering::Release);
-    // SAFETY: the caller's. No flag asks for a number.
+    // SAFETY: the caller guarantees it. No flag asks for a number.
     let made = unsafe { clone(&request, entry, argument) };
     if made.is_err() {
         seat.busy.store(0, Ordering::Release);
@@ -103,47 +105,50 @@ unsafe fn spawn(flags: usize, seat: Seat, entry: Entry, argument: usize) -> Resu
     made
 }
 
-/// Ends this thread; this process, where a filter of the program's refuses that.
+/// Ends this thread, or this process if a filter of the program refuses that.
 pub fn exit_thread() -> ! {
-    // SAFETY: nothing of this thread's is used any more.
+    // SAFETY: nothing of this thread is used any more.
     let _ = unsafe { syscall!(Sysno::exit, 0) };
     exit_process()
 }
 
-/// Ends this process, whatever a filter of the program's refuses: by its end, by a signal, by a limit of time, by a trap.
+/// Ends this process, whichever calls a filter of the program refuses: by exit_group, by a signal, by a CPU limit, by
+/// a trap.
 ///
-/// The trap comes last: before Linux 5.16 what may dump core ends everybody who shares the memory.
+/// The trap comes last: before Linux 5.16, a fault that may dump core ends every process that shares the memory.
 pub fn exit_process() -> ! {
     try_to_end();
     crate::clone::trap()
 }
 
-/// The same, but for the trap: returns where all else is refused.
+/// Ends this process as [`exit_process`] does, but without the trap. Returns if everything else is refused.
 pub fn try_to_end() {
     // SAFETY: as above, for all of its threads.
     unsafe {
         let _ = syscall!(Sysno::exit_group, 0);
         let id = crate::process::id();
-        // 0, what a refusal is taken for, would be the whole group.
+        // `id` is 0 if the call was refused, and kill(0) would signal the whole group.
         if id != 0 {
             let _ = syscall!(Sysno::kill, id, libc::SIGKILL);
         }
     }
     if set_limit(libc::RLIMIT_CPU as usize, 1) {
-        // A second of it, without giving way, unless a filter only claims that it is set.
+        // Uses up the one second of CPU time. The loop ends all the same if a filter only claims that the limit is
+        // set.
         for _ in 0..100_000_000 {
             crate::process::id();
         }
     }
 }
 
-/// Kills a child that has not been collected. `false`: refused.
+/// Kills a child that has not been collected. Returns `false` if refused.
 pub fn kill(id: u32) -> bool {
-    // SAFETY: no pointers. Its number is not another's before it is collected.
+    // SAFETY: no pointers. The kernel does not reuse the number before the child is collected.
     id != 0 && unsafe { syscall!(Sysno::kill, id, libc::SIGKILL) }.is_ok()
 }
 
-/// The word that the kernel clears and wakes when this thread leaves its memory: by its end, or by exec.
+/// The address of the word that the kernel clears and wakes when this thread leaves its memory, by its end or by
+/// exec.
 pub fn leaving_word() -> Option<usize> {
     let mut word = 0usize;
     // SAFETY: `word` is a valid place to write to.
@@ -161,10 +166,11 @@ pub fn leaving_word() -> Option<usize> {
     (word != 0).then_some(word)
 }
 
-/// Gives up what it shares with the program but memory: descriptors, session, terminal, directory, and a
-/// priority beyond the usual. `false`: refused; then it must end.
+/// Gives up everything shared with the program except memory: descriptors, session, terminal, directory, and a
+/// priority above the default. Returns `false` if refused; then the helper must end.
 pub fn leave_program() -> bool {
-    // Before anything is refused, as it may have to end by a trap. 1 and not 0: a core of it is not wanted through a pipe either.
+    // First, because a refusal below may end this process by a trap. 1 and not 0: a limit of 0 would still let a core
+    // pipe get a dump.
     set_limit(libc::RLIMIT_CORE as usize, 1);
     if !crate::thread::leave_descriptors() {
         return false;
@@ -178,7 +184,7 @@ pub fn leave_program() -> bool {
     true
 }
 
-/// Sets a limit of this process. `false`: refused.
+/// Sets a resource limit of this process. Returns `false` if refused.
 fn set_limit(resource: usize, value: u64) -> bool {
     let limit = libc::rlimit64 {
         rlim_cur: value,
@@ -196,14 +202,15 @@ fn timespec(us: u64) -> libc::timespec {
     }
 }
 
-/// Sleeps. Others go first then, where `sched_yield` knows only those of the caller's own session.
+/// Sleeps for `us` microseconds, so that other processes run first. `sched_yield` would yield only within the
+/// caller's own session.
 pub fn pause(us: u64) {
     let (none, time) = (core::ptr::null_mut::<libc::pollfd>(), timespec(us));
     // SAFETY: no entries, and a time.
     let _ = unsafe { syscall!(Sysno::ppoll, none, 0, &raw const time, 0, 0) };
 }
 
-/// The user that this process may open files as.
+/// The effective user of this process.
 pub fn user() -> u32 {
     // SAFETY: no arguments.
     unsafe { syscall!(Sysno::geteuid) }.unwrap_or(0) as u32
@@ -221,14 +228,15 @@ pub fn is_single() -> bool {
     unsafe { syscall!(Sysno::unshare, libc::CLONE_THREAD) }.is_ok()
 }
 
-/// Whether nobody else uses this memory, asked by the one thread of this process. The kernel looks through all
-/// processes, so the answer is exact, and with nobody there to share it further it stays true.
+/// Whether no other process uses this memory. Call it from the only thread of this process. The kernel searches all
+/// processes, so the answer is exact. Once true it stays true, because no other process is left to share the memory
+/// further.
 pub fn is_alone() -> bool {
-    // SAFETY: as above: for a single thread that shares no memory nothing is to be unshared.
+    // SAFETY: as above. For a single thread that shares no memory, the call changes nothing.
     unsafe { syscall!(Sysno::unshare, libc::CLONE_VM) }.is_ok()
 }
 
-/// Takes the end of a process that this one made off the kernel's list. `true`: it is gone.
+/// Collects a child that has ended. Returns `true` if it is gone.
 pub fn collect(id: u32) -> bool {
     let flags = libc::WNOHANG | libc::__WALL;
     let none = core::ptr::null_mut::<i32>();
@@ -252,18 +260,19 @@ pub fn now_ms() -> u64 {
     now_ns() / 1_000_000
 }
 
-/// What became of a wait.
+/// The result of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {
     /// Woken, or the word had changed already.
     Woken,
     /// The time is over.
     Late,
-    /// The word cannot be read, or a filter of the program's refuses the call.
+    /// The word cannot be read, or a filter of the program refuses the call.
     Refused,
 }
 
-/// Sleeps while the word at `address` holds `value`. The kernel's own wake-ups of thread ends are heard.
+/// Sleeps for at most `ms` while the word at `address` holds `value`. The kernel's own wake-up at a thread's end ends
+/// the sleep too.
 pub fn wait(address: usize, value: u32, ms: u64) -> Waited {
     let time = timespec(ms.saturating_mul(1000));
     // SAFETY: the kernel checks the address.
@@ -285,38 +294,38 @@ pub fn wait(address: usize, value: u32, ms: u64) -> Waited {
 /// Whether the word at `address`, which may be unmapped, holds `value`.
 pub fn holds(address: usize, value: u32) -> bool {
     let compare = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the kernel checks the address; nobody is woken or moved.
+    // SAFETY: the kernel checks the address; no thread is woken or moved.
     match unsafe { syscall!(Sysno::futex, address, compare, 0, 0, address, value) } {
         Ok(_) => true,
         Err(Errno::EAGAIN | Errno::EFAULT) => false,
-        // A filter of the program's. A wait that is late found the value; somebody may wake it just then, but not
-        // twice in a row.
+        // A filter of the program refuses the call. A wait that times out found the value. Another thread may wake
+        // the waiter just then, but not twice in a row.
         Err(_) => (0..2).any(|_| wait(address, value, 0) == Waited::Late),
     }
 }
 
-/// Wakes everybody who waits as [`wait`] does.
+/// Wakes all threads that sleep in [`wait`].
 pub fn wake(address: usize) {
     // SAFETY: the kernel checks the address.
     let _ = unsafe { syscall!(Sysno::futex, address, libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Takes a mapping away.
+/// Removes a mapping.
 ///
 /// # Safety
-/// Nobody needs what is there.
+/// Nothing uses the range any more.
 pub unsafe fn unmap(start: usize, end: usize) {
-    // SAFETY: by contract. A refusal leaves it to the end of the process.
+    // SAFETY: by contract. If the call is refused, the end of the process unmaps the range.
     let _ = unsafe { syscall!(Sysno::munmap, start, end - start) };
 }
 
-/// Ends the requests of io_submit(2) whose ring begins at `ring`, and takes that away: what can be cancelled at once, else
-/// it waits for them, as the end of the memory would.
+/// Ends the io_submit(2) requests whose ring begins at `ring`, and removes the ring. Requests that can be cancelled
+/// end at once; the call waits for the others, as the end of the memory would.
 ///
 /// # Safety
-/// Nobody needs them.
+/// No thread needs the requests any more.
 pub unsafe fn end_requests(ring: usize) {
-    // SAFETY: by contract. A refusal leaves it to the end of the process.
+    // SAFETY: by contract. If the call is refused, the end of the process ends the requests.
     let _ = unsafe { syscall!(Sysno::io_destroy, ring) };
 }
 

@@ -1,11 +1,11 @@
-//! Who asks: this process and this thread, and what the kernel told it at its start.
+//! The identity of this process and this thread, and the auxiliary vector that the kernel passed at the start.
 
 use crate::call::{Sysno, syscall};
 
 /// A value of the auxiliary vector, or `None` when the kernel did not give it.
 pub fn auxv(kind: libc::c_ulong) -> Option<usize> {
-    // SAFETY: getauxval only reads the loader's copy of the vector. It sets `errno` when the
-    // value is missing; `errno` is restored by whoever promises to keep it.
+    // SAFETY: getauxval only reads the loader's copy of the vector. It sets `errno` when the value is missing;
+    // callers that promise to keep `errno` restore it.
     match unsafe { libc::getauxval(kind) } {
         0 => None,
         value => Some(value as usize),

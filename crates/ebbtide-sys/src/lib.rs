@@ -1,24 +1,24 @@
-//! Mechanism: everything that talks to the kernel or the processor.
+//! Mechanism: all code that uses the kernel's or the processor's interface directly.
 //!
-//! The only crate with inline assembly, system calls and raw pointers into the kernel's ABI.
-//! It decides nothing: what to reserve, when to release and whom to stop is policy and lives
-//! above. System calls are raw, so `errno` is never touched; results are values.
+//! This is the only crate with inline assembly, system calls and raw pointers into the kernel's ABI. It decides
+//! nothing: the crates above decide what to reserve, when to release and which threads to stop. System calls are raw,
+//! so `errno` is never touched; results are values.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`vm`] | reserve, commit, release and move address space |
-//! | [`loader`] | a `dlopen` in front of the C library's |
+//! | [`loader`] | a `dlopen` that runs before the C library's |
 //! | [`lock`] | futex lock with a rank, usable before libc is ready |
-//! | [`lockstat`] | what the locks cost, by rank; off by default |
+//! | [`lockstat`] | lock cost by rank; off by default |
 //! | [`rseq`] | per-CPU object stacks: restartable sections and their portable model |
 //! | [`membarrier`] | make another CPU leave its restartable section |
 //! | [`features`] | optional kernel calls, tried once and latched |
 //! | [`pages`] | what is mapped at an address |
-//! | [`pressure`] | limits, how far away they are, and events of need for memory |
+//! | [`pressure`] | memory limits, the headroom below them, and events of memory pressure |
 //! | [`thread`] | worker threads |
 //! | [`helper`] | a process that shares the program's memory and outlives it |
 //! | [`streams`] | the lock of libc's list of streams |
-//! | [`clock`] | coarse monotonic time |
+//! | [`clock`] | monotonic time and CPU time |
 //! | [`process`] | start-up facts: environment, auxiliary vector, CPUs, limits |
 //! | [`mod@file`] | read small kernel files without libc |
 #![no_std]

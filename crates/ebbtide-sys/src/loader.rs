@@ -1,28 +1,29 @@
-//! The dynamic loader: a `dlopen` that stands in front of the C library's.
+//! A `dlopen` that runs before the C library's `dlopen`, so that Ebbtide can change its flags.
 //!
 //! ```text
 //!  caller ──call──▶ dlopen (define_dlopen!) ──call──▶ a function of ours: new flags, and [`next_function`]
 //!                        └──────jump──▶ the next `dlopen`, which sees the caller's return address
 //! ```
 //!
-//! The loader takes `$ORIGIN`, `RUNPATH` and the namespace from the library that the return address lies in.
+//! The next `dlopen` sees the original caller's return address. From the library at that address the loader takes
+//! `$ORIGIN`, `RUNPATH` and the namespace.
 //!
-//! - INV-LOADER-1: the next `dlopen` finds the stack and the first argument as the caller left them, so that the
-//!   return address is the caller's: the wrapper jumps.
+//! - INV-LOADER-1: the next `dlopen` finds the stack and the first argument as the caller left them. So the wrapper
+//!   jumps, and the return address is the caller's.
 //!
-//! - INV-LOADER-2: what is kept of a search lies in an object that is never unloaded.
+//! - INV-LOADER-2: a search result is kept only if it lies in an object that is never unloaded.
 //!
-//! From glibc 2.34 on the next `dlopen` is in libc. Before that it is in libdl, which may be loaded late and unloaded
-//! again; then every call searches anew. The search reads the symbol tables itself: `dlsym` would miss a libdl that a
-//! plugin brought, changes what `dlerror` says, and may allocate.
+//! From glibc 2.34 on, the next `dlopen` is in libc. Before, it is in libdl, which may be loaded late and unloaded
+//! again; then every call searches anew. The search reads the symbol tables itself. `dlsym` would miss a libdl that a
+//! plugin loaded, would change what `dlerror` reports, and may allocate.
 //!
-//! A search takes the loader's lock of its list, which a forked child finds taken for ever if another thread held it. So
-//! the search is done once, before `main`, where its result can be kept.
+//! A search takes the loader's lock of its list. If another thread holds that lock during a fork, the child finds it
+//! taken for ever. So the search runs once, before `main`, if its result can be kept.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr;
 
-/// What the wrapper goes on with. Two words, which both ABIs return in registers.
+/// The address and the flags with which the wrapper continues. Two words, which both ABIs return in registers.
 #[repr(C)]
 pub struct Onward {
     /// Address of the next `dlopen`.
@@ -90,8 +91,8 @@ macro_rules! define_dlopen {
     };
 }
 
-/// The address of the function `name` as the program sees it without this library: from the first object behind this
-/// one that defines it, in the order of loading, or else from the first of all.
+/// The address of the function `name` as the program would see it without this library. The first object behind this
+/// one that defines the function wins, in load order; otherwise the first of all objects.
 ///
 /// Only objects in the namespace of this library are searched, and only those with a GNU hash table.
 pub fn next_function(name: &CStr) -> Option<Next> {
@@ -110,33 +111,34 @@ pub fn next_function(name: &CStr) -> Option<Next> {
     Some(Next { address, stays })
 }
 
-/// What [`next_function`] found.
+/// The result of [`next_function`].
 pub struct Next {
     /// The function.
     pub address: usize,
-    /// Whether the answer is the same for as long as the process lives.
+    /// Whether the answer stays the same for the life of the process.
     pub stays: bool,
 }
 
 struct Search<'a> {
     name: &'a CStr,
-    /// This library has been passed.
+    /// The search has passed this library.
     is_behind: bool,
-    /// The C library has been passed. It came with the program, as all before it, and none of these is unloaded.
+    /// The search has passed the C library. The C library and all objects before it came with the program, and none
+    /// of these is unloaded.
     is_behind_libc: bool,
     before: Option<usize>,
     behind: Option<usize>,
-    /// `behind` lies in one of those.
+    /// `behind` lies in an object that is never unloaded.
     stays: bool,
 }
 
-/// Called for each loaded object, with the loader's list locked. Not 0 ends the search.
+/// Called for each loaded object, with the loader's list locked. A result other than 0 ends the search.
 unsafe extern "C" fn look(
     info: *mut libc::dl_phdr_info,
     _size: libc::size_t,
     search: *mut c_void,
 ) -> c_int {
-    // SAFETY: what `next_function` passed, which uses it only after the search.
+    // SAFETY: the pointer comes from `next_function`, which uses the value only after the search.
     let search = unsafe { &mut *search.cast::<Search>() };
     // SAFETY: the loader's own record; object and headers stay while its list is locked.
     let object = unsafe { Object::new(&*info) };
@@ -171,7 +173,7 @@ struct Object<'a> {
 
 impl<'a> Object<'a> {
     /// # Safety
-    /// `info` is what the loader says of an object that stays loaded for `'a`.
+    /// `info` is the loader's description of an object that stays loaded for `'a`.
     unsafe fn new(info: &libc::dl_phdr_info) -> Self {
         let headers = match info.dlpi_phdr.is_null() {
             true => &[],
@@ -213,8 +215,8 @@ impl<'a> Object<'a> {
         loop {
             // SAFETY: the section ends with `DT_NULL`, where this loop ends.
             let Dynamic { tag, value } = unsafe { entry.read() };
-            // Most loaders have made offsets addresses, where they may write. The base may lie above the object: gVisor's
-            // vDSO was linked for the top of the address space.
+            // Most loaders have replaced the offsets by addresses, if the section is writable. The base may lie above
+            // the object: gVisor's vDSO was linked for the top of the address space.
             let address = match self.contains(value) {
                 true => value,
                 false => self.base.wrapping_add(value),
@@ -254,7 +256,7 @@ const HIDDEN: u16 = 0x8000;
 const STT_FUNC: u8 = 2;
 const STB_LOCAL: u8 = 0;
 
-/// The symbol tables of an object. Not null but for `versions`.
+/// The symbol tables of an object. Only `versions` may be null.
 struct Tables {
     base: usize,
     hash: *const u32,
@@ -321,7 +323,7 @@ fn gnu_hash(name: &CStr) -> u32 {
 mod tests {
     use super::*;
 
-    /// Of several versions the default one, as the link editor takes it.
+    /// With several versions of a symbol, the default one is found, as the link editor takes it.
     #[test]
     fn finds_what_the_program_was_linked_with() {
         for (name, address) in [
@@ -345,7 +347,7 @@ mod tests {
         }
     }
 
-    /// Linked for any address, with the addresses in its tables as they are in the file, or made absolute.
+    /// An object linked for any address: the addresses in its tables are as in the file, or made absolute.
     #[test]
     fn finds_in_an_object_linked_for_any_address() {
         #[repr(C)]

@@ -3,19 +3,20 @@
 //! ```text
 //!  state  meaning                              set by
 //!  0      free                                 the holder, on unlock
-//!  1      held, nobody waits                   a taker that found 0
-//!  2      held, somebody may be waiting        a taker about to sleep, or one that slept and took it
-//!  3      held, somebody has waited too long   a taker that was woken in vain `PATIENCE` times
-//!  4      handed on: for one that has slept    the holder, on unlock of 3
+//!  1      held, no thread waits                a taker that found 0
+//!  2      held, a thread may be waiting        a taker about to sleep, or one that slept and took it
+//!  3      held, a thread has waited too long   a taker that was woken in vain `PATIENCE` times
+//!  4      handed on to a thread that slept     the holder, on unlock of 3
 //! ```
 //!
-//! Who comes by takes a free lock before one that was woken for it gets there: that is fast, and unfair. So that a
-//! loop cannot keep others out, a waiter that was woken in vain says so, and the next unlock hands the lock on:
-//! only threads that slept may take it then. Should there be none any more (a process that shares the memory was
-//! killed), any thread may after a moment of sleep. See `docs/decisions/0016-a-starved-waiter-gets-the-lock.md`.
+//! A thread that arrives may take a free lock before the thread that was woken for it runs. That is fast, and unfair.
+//! So that a loop cannot keep other threads out, a waiter that was woken in vain sets state 3, and the next unlock
+//! hands the lock on. Then only threads that slept may take it. If none of them is left (a process that shares the
+//! memory was killed), any thread may take it after a moment of sleep. See
+//! `docs/decisions/0016-a-starved-waiter-gets-the-lock.md`.
 //!
-//! Works before libc is ready, allocates nothing, starts nothing, and keeps `errno`. It does not
-//! poison and is not re-entrant.
+//! The lock works before libc is ready, allocates nothing, starts nothing, and keeps `errno`. It does not poison and
+//! is not re-entrant.
 //!
 //! - `INV-LOCK-1`: a thread takes locks in ascending [`Rank`] only. Debug builds check it on each
 //!   [`Lock::lock`]; fork handlers take whole ranks in order through [`Lock::lock_for_fork`].
@@ -38,11 +39,11 @@ const AWAITED: u32 = 2;
 const STARVED: u32 = 3;
 const HANDED: u32 = 4;
 
-/// How long a taker looks on before it sleeps: about as long as the longest hold.
+/// Number of checks before a taker sleeps: about as long as the longest hold.
 const SPINS: u32 = 100;
-/// Sleeps in vain after which a taker asks to be handed the lock.
+/// Number of sleeps in vain after which a taker asks that the lock is handed on.
 const PATIENCE: u32 = 2;
-/// How long a taker that has not slept yet leaves a lock alone that was handed on to others.
+/// A lock was handed on to threads that slept. A taker that has not slept yet waits this long before it may take it.
 const HANDED_NS: u32 = 100_000_000;
 
 /// A value behind a futex.
@@ -52,7 +53,7 @@ pub struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by one thread at a time, whoever holds the lock.
+// SAFETY: only the thread that holds the lock reaches the value.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
@@ -90,7 +91,7 @@ impl<T> Lock<T> {
         Some(guard)
     }
 
-    /// Whether somebody sleeps until it is free.
+    /// Whether a thread sleeps until the lock is free.
     #[cfg(test)]
     pub(crate) fn is_awaited(&self) -> bool {
         self.state.load(Ordering::Relaxed) == AWAITED
@@ -124,7 +125,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// How often the thread slept.
+    /// Takes the lock after contention. Returns how often the thread slept.
     #[cold]
     fn acquire_contended(&self) -> u32 {
         for _ in 0..SPINS {
@@ -165,7 +166,7 @@ impl<T> Lock<T> {
 
     #[cold]
     fn release_awaited(&self) {
-        // A waiter may raise its mark meanwhile, nobody lowers it.
+        // A waiter may raise the state meanwhile; no thread lowers it.
         let awaited =
             self.state
                 .compare_exchange(AWAITED, FREE, Ordering::Release, Ordering::Relaxed);
@@ -175,7 +176,7 @@ impl<T> Lock<T> {
         futex_wake(&self.state, 1);
     }
 
-    /// Takes the lock for a fork, without a guard; several of one rank may be held so.
+    /// Takes the lock for a fork, without a guard. Several locks of one rank may be held this way.
     pub fn lock_for_fork(&self) {
         self.acquire();
     }
@@ -183,27 +184,28 @@ impl<T> Lock<T> {
     /// Undoes [`Self::lock_for_fork`], in the parent or in the child.
     ///
     /// # Safety
-    /// This thread, or the one that it was forked from, took it so.
+    /// This thread, or the thread that it was forked from, took the lock by [`Self::lock_for_fork`].
     pub unsafe fn unlock_after_fork(&self) {
         self.release();
     }
 
-    /// Makes the lock free whoever held it, and hands out the value.
+    /// Frees the lock, whichever thread held it, and returns the value.
     ///
     /// # Safety
     /// No other thread exists in this process, and the value is put into a known state now.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn reset(&self) -> &mut T {
         self.state.store(FREE, Ordering::Relaxed);
-        // SAFETY: by contract nobody else runs.
+        // SAFETY: by contract no other thread runs.
         unsafe { &mut *self.value.get() }
     }
 }
 
-/// What a taker that has slept so often makes of a state, and whether it has the lock then; else it sleeps.
+/// The next state for a taker that has slept `sleeps` times, and whether the taker has the lock then. If not, it
+/// sleeps.
 const fn ask(seen: u32, sleeps: u32) -> (u32, bool) {
     match seen {
-        // Others may be waiting behind this one.
+        // Other threads may be waiting behind this one.
         FREE => (AWAITED, true),
         HANDED if sleeps > 0 => (AWAITED, true),
         HANDED => (HANDED, false),
@@ -216,7 +218,7 @@ const fn ask(seen: u32, sleeps: u32) -> (u32, bool) {
 /// Access to the value; frees the lock when dropped.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// See [`lockstat`]; 0: not clocked.
+    /// Start of the hold, see [`lockstat`]; 0: not measured.
     since: u64,
 }
 
@@ -262,12 +264,12 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// Sleeps while `word` holds `value`. Wakes up spuriously too.
+/// Sleeps while `word` holds `value`. May wake up spuriously.
 pub fn futex_wait(word: &AtomicU32, value: u32) {
     futex_wait_ns(word, value, None);
 }
 
-/// The same for so many nanoseconds at most, below a second.
+/// The same for at most so many nanoseconds, less than a second.
 fn futex_wait_ns(word: &AtomicU32, value: u32, most_ns: Option<u32>) {
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     let most = most_ns.map(|ns| libc::timespec {
@@ -297,7 +299,7 @@ mod debug {
         held: AtomicU64,
     }
 
-    /// Threads that share a slot with another one go unchecked while that one holds locks.
+    /// Two threads can share a slot. One of them goes unchecked while the other holds locks.
     static SLOTS: [Slot; 1 << 14] = [const {
         Slot {
             thread: AtomicU32::new(0),

@@ -1,19 +1,20 @@
-//! What locks cost, by rank: how often they are taken, awaited and for how long, and how long they are held.
+//! Lock cost by rank: how often locks are taken and awaited, how long threads wait, and how long locks are held.
 //!
-//! Off until [`start`], before there is a second thread; then a lock pays one predictable branch. While on, each
-//! lock reads the clock twice and adds to shared counters after it was freed, so that holds stay what they are;
-//! what one reading of the clock costs is taken off each time. Waits go by the wall: a waiter sleeps. Holds go by
-//! the wall, or by the thread's CPU time, which leaves out what the hypervisor and the scheduler take away
-//! ([`Holds`]); a reading of that clock is a system call.
+//! It is off until [`start`] is called, before there is a second thread. While off, a lock pays one predictable
+//! branch. While on, each lock reads the clock twice. It adds to shared counters only after it was freed, so that
+//! holds do not get longer; the cost of one clock reading is subtracted each time. Waits are measured in wall time,
+//! because a waiter sleeps. Holds are measured in wall time or in the thread's CPU time ([`Holds`]). CPU time leaves
+//! out what the hypervisor and the scheduler take away, but a reading of it is a system call.
 
 use crate::clock;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// The place of a lock in the one order in which locks are taken, below 64.
+/// The place of a lock in the one order in which locks are taken. Below 64.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Rank(pub u8);
 
-/// Buckets of a histogram of times: below 32 ns, then one for each doubling, the last without an end (8 ms).
+/// Buckets of a histogram of times: the first below 32 ns, then one for each doubling. The last one (from 8 ms) has
+/// no end.
 pub const BUCKETS: usize = 20;
 /// Powers of two of nanoseconds that share the first bucket.
 const FIRST_LOG: u32 = 4;
@@ -31,7 +32,7 @@ const OFF: u8 = 0;
 const WALL: u8 = 1;
 const CPU: u8 = 2;
 static MODE: AtomicU8 = AtomicU8::new(OFF);
-/// What one reading costs, in nanoseconds: of the wall clock, and of the clock for holds.
+/// The cost of one reading in nanoseconds: of the wall clock, and of the clock for holds.
 static READS_NS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 struct Sums {
@@ -49,31 +50,31 @@ struct RankSums {
 
 static RANKS: [RankSums; 64] = [const { RankSums::new() }; 64];
 
-/// Durations that were seen.
+/// A set of measured durations.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Times {
     /// Their sum.
     pub sum_ns: u64,
     /// The longest.
     pub longest_ns: u64,
-    /// How many in each bucket.
+    /// Number of durations in each bucket.
     pub buckets: [u64; BUCKETS],
 }
 
-/// What the locks of one rank cost so far.
+/// The cost of all locks of one rank so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Figures {
     /// Acquisitions.
     pub taken: u64,
-    /// Of these, such that found the lock held.
+    /// Acquisitions that found the lock held.
     pub contended: u64,
-    /// Time until contended ones had it.
+    /// Time until contended acquisitions had the lock.
     pub waits: Times,
-    /// Time from there to the release.
+    /// Time from an acquisition to the release.
     pub holds: Times,
 }
 
-/// Switches the figures on. Called by the only thread that there is, or by none.
+/// Switches the figures on. Only the single thread of a process may call this.
 pub fn start(holds: Holds) {
     let mode = match holds {
         Holds::Wall => WALL,
@@ -90,7 +91,7 @@ pub fn start(holds: Holds) {
     MODE.store(mode, Ordering::Relaxed);
 }
 
-/// The least that two readings in a row are apart.
+/// The cost of a reading: the smallest distance between two readings in a row.
 fn cost(read: fn() -> u64) -> u64 {
     let pairs = (0..64).map(|_| {
         let first = read();
@@ -99,18 +100,18 @@ fn cost(read: fn() -> u64) -> u64 {
     pairs.min().unwrap_or(0)
 }
 
-/// Whether figures are kept.
+/// Whether figures are counted.
 #[inline]
 pub fn is_on() -> bool {
     MODE.load(Ordering::Relaxed) != OFF
 }
 
-/// What one reading of the clock for holds costs, taken off each hold.
+/// The cost of one reading of the clock for holds, which is subtracted from each hold.
 pub fn read_ns() -> u64 {
     READS_NS[1].load(Ordering::Relaxed)
 }
 
-/// The figures of a rank, each as of its own moment.
+/// The figures of a rank. Each is read at its own moment.
 pub fn figures(rank: Rank) -> Figures {
     let rank = &RANKS[usize::from(rank.0)];
     Figures {
@@ -121,7 +122,7 @@ pub fn figures(rank: Rank) -> Figures {
     }
 }
 
-/// Begins anew: in a forked child.
+/// Sets all figures to zero: in a forked child.
 pub fn forget() {
     for rank in &RANKS {
         rank.taken.store(0, Ordering::Relaxed);
@@ -131,7 +132,7 @@ pub fn forget() {
     }
 }
 
-/// A hold begins: what [`held_since`] wants to be told at its end, never 0.
+/// The start or the end of a hold, for [`held`]. Never 0.
 pub(crate) fn now() -> u64 {
     let now = match MODE.load(Ordering::Relaxed) {
         CPU => clock::thread_cpu_ns(),
@@ -146,7 +147,7 @@ pub(crate) fn taken(rank: Rank) {
         .fetch_add(1, Ordering::Relaxed);
 }
 
-/// A contended acquisition that began at `start` by the wall.
+/// Counts a contended acquisition that began at `start` in wall time.
 pub(crate) fn waited_since(rank: Rank, start: u64) {
     let rank = &RANKS[usize::from(rank.0)];
     rank.contended.fetch_add(1, Ordering::Relaxed);
@@ -155,7 +156,7 @@ pub(crate) fn waited_since(rank: Rank, start: u64) {
         .add(ns.saturating_sub(READS_NS[0].load(Ordering::Relaxed)));
 }
 
-/// A hold from `since` to `until`.
+/// Counts a hold from `since` to `until`.
 pub(crate) fn held(rank: Rank, since: u64, until: u64) {
     let ns = until.saturating_sub(since).saturating_sub(read_ns());
     RANKS[usize::from(rank.0)].holds.add(ns);
@@ -165,7 +166,7 @@ fn bucket_of(ns: u64) -> usize {
     (ns.max(1).ilog2().saturating_sub(FIRST_LOG) as usize).min(BUCKETS - 1)
 }
 
-/// Durations in this bucket and below are shorter than that.
+/// Durations in this bucket and below are shorter than the result.
 pub const fn bucket_end_ns(bucket: usize) -> u64 {
     2 << (FIRST_LOG + bucket as u32)
 }
@@ -215,7 +216,7 @@ impl RankSums {
 }
 
 impl Times {
-    /// A bound, by its bucket, of all but the longest `1 - share` of the durations; 0 when there are none.
+    /// An upper bound, by bucket, of all but the longest `1 - share` of the durations; 0 if there are none.
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let all: u64 = self.buckets.iter().sum();
         let mut left = (all as f64 * share) as u64;
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
     use crate::lock::Lock;
 
-    /// The only test that switches it on; others of this process may count too, in other ranks.
+    /// The only test that switches the figures on. Other tests of this process may count too, in other ranks.
     #[test]
     fn a_long_hold_is_a_long_wait() {
         const RANK: Rank = Rank(63);

@@ -1,4 +1,4 @@
-//! What stands behind a range of addresses: the pagemap.
+//! The pagemap: which kind of page is mapped in a range of addresses.
 
 use crate::call::{Errno, Sysno, syscall};
 
@@ -38,10 +38,10 @@ const PAGEMAP_SCAN: usize = 3 << 30 | size_of::<ScanArgument>() << 16 | (b'f' as
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
 impl PageMap {
-    /// Opens it, for a thread with a descriptor table of its own.
+    /// Opens the pagemap, for a thread with a descriptor table of its own.
     ///
     /// # Errors
-    /// What openat(2) says.
+    /// The error of openat(2).
     pub fn open() -> Result<Self, Errno> {
         let path = c"/proc/self/pagemap";
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -67,7 +67,7 @@ impl PageMap {
             return_mask: PAGE_IS_HUGE,
             ..ScanArgument::default()
         };
-        // SAFETY: the argument and the one region it names are valid places to write to.
+        // SAFETY: the argument and the one region that it points to can be written to.
         let found = unsafe { syscall!(Sysno::ioctl, self.fd, PAGEMAP_SCAN, &raw mut argument) }?;
         Ok(found > 0)
     }
@@ -98,7 +98,7 @@ mod tests {
             (start as *mut u8).write_volatile(1);
             match map.has_huge_page(start, vm::HUGE) {
                 Ok(true) => {}
-                // No huge page to be had, or an older kernel.
+                // No huge page is available, or the kernel is older.
                 _ => return,
             }
             assert_eq!(map.has_huge_page(start + vm::HUGE, vm::HUGE), Ok(false));

@@ -5,15 +5,15 @@ use crate::file::{Digits, PathText};
 pub use crate::identity::{auxv, id, thread_id};
 use core::ffi::CStr;
 
-/// Whether the program runs with more rights than its caller: nothing from outside is trusted.
+/// Whether the program runs with more rights than its caller. Then nothing from outside is trusted.
 pub fn is_secure() -> bool {
     auxv(libc::AT_SECURE).is_some()
 }
 
 /// Calls `found` with the value of the variable `name` at program start.
 ///
-/// Looked for on the initial stack, because the first allocation can come before libc has set
-/// `environ`; without that, in `/proc/self/environ`.
+/// Searches the initial stack, because the first allocation can come before libc has set `environ`. If the stack is
+/// not known, it reads `/proc/self/environ`.
 pub fn environment<R>(name: &[u8], found: impl FnOnce(&[u8]) -> R) -> Option<R> {
     if let Some(mut entry) = initial_environment() {
         loop {
@@ -60,10 +60,10 @@ fn initial_environment() -> Option<*const *const libc::c_char> {
     }
 }
 
-/// More than any kernel lets a program have.
+/// More arguments than any kernel allows.
 const MAX_ARGUMENTS: usize = 1 << 21;
 
-/// CPU numbers are below this: what the kernel may ever bring up.
+/// A bound of CPU numbers: all CPUs that the kernel may ever bring up have smaller numbers.
 pub fn cpu_limit() -> usize {
     let mut buffer = [0; 256];
     if let Ok(text) = crate::file::read(c"/sys/devices/system/cpu/possible", &mut buffer) {
@@ -85,16 +85,16 @@ pub fn cpu_limit() -> usize {
 pub struct CpuSet([u64; 16]);
 
 impl CpuSet {
-    /// None.
+    /// The empty set.
     pub const EMPTY: Self = Self([0; 16]);
 
-    /// Whether a CPU is in it.
+    /// Whether a CPU is in the set.
     pub fn has(&self, cpu: usize) -> bool {
         let word = self.0.get(cpu / 64);
         word.is_some_and(|word| word >> (cpu % 64) & 1 == 1)
     }
 
-    /// Adds a CPU; a number from 1,024 on is left out.
+    /// Adds a CPU. Numbers from 1,024 on are ignored.
     pub fn add(&mut self, cpu: usize) {
         if let Some(word) = self.0.get_mut(cpu / 64) {
             *word |= 1 << (cpu % 64);
@@ -110,22 +110,22 @@ impl CpuSet {
         set
     }
 
-    /// NUMA nodes, as a set of their numbers. Empty: not to be read.
+    /// NUMA nodes, as a set of their numbers. Empty if the file cannot be read.
     pub fn nodes() -> Self {
         Self::read(c"/sys/devices/system/node/online").unwrap_or(Self::EMPTY)
     }
 
-    /// The CPUs that are online. Empty: not to be read.
+    /// The CPUs that are online. Empty if the file cannot be read.
     pub fn online() -> Self {
         Self::read(c"/sys/devices/system/cpu/online").unwrap_or(Self::EMPTY)
     }
 
-    /// Whether there are no others than one.
+    /// Whether the set has at most one CPU.
     pub fn has_at_most_one(&self) -> bool {
         self.count() <= 1
     }
 
-    /// How many it has.
+    /// The number of CPUs in the set.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
@@ -142,7 +142,7 @@ impl CpuSet {
         Some(Self::parse(crate::file::read(path, &mut buffer).ok()?))
     }
 
-    /// A list as the kernel writes it: `0-3,8,10-11`.
+    /// Parses a list as the kernel writes it: `0-3,8,10-11`.
     fn parse(list: &[u8]) -> Self {
         let mut set = Self::EMPTY;
         for part in list.split(|&byte| byte == b',') {
@@ -157,14 +157,14 @@ impl CpuSet {
     }
 }
 
-/// How many CPUs this process may use now, at least 1.
+/// Number of CPUs that this thread may use now, at least 1.
 pub fn allowed_cpus() -> usize {
     let (mask, words) = affinity();
     let count: u32 = mask[..words].iter().map(|word| word.count_ones()).sum();
     (count as usize).max(1)
 }
 
-/// The CPUs that this thread may use, and how many words of the mask the kernel wrote; 0 when refused.
+/// The CPUs that this thread may use, and how many words of the mask the kernel wrote; 0 if the call is refused.
 fn affinity() -> ([u64; 1024], usize) {
     let mut mask = [0u64; 1024];
     let size = size_of_val(&mask);
@@ -224,33 +224,33 @@ pub fn soft_limit(resource: u32) -> Option<usize> {
     (limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur as usize)
 }
 
-/// The CPU that this thread is on now, a hint. glibc reads it from this thread's `struct rseq`, which
-/// [`crate::thread::Place`] gives to workers too.
+/// The CPU that this thread is on now, as a hint. glibc reads it from this thread's `struct rseq`, and
+/// [`crate::thread::Place`] gives workers one too.
 pub fn current_cpu() -> usize {
     // SAFETY: no arguments; the call cannot fail here and leaves `errno` alone then.
     let cpu = unsafe { libc::sched_getcpu() };
     cpu.max(0) as usize
 }
 
-/// Whether the C library says that this process has only ever had one thread since it last knew.
+/// Whether the C library says that this process has had only one thread. glibc before 2.32 never says so.
 pub fn is_single_threaded() -> bool {
     let place = crate::glibc::single_threaded();
-    // SAFETY: a byte of the C library's.
+    // SAFETY: the address of a byte of the C library.
     !place.is_null() && unsafe { place.read_volatile() } != 0
 }
 
-/// Where this C library keeps a thread's `struct rseq`, from its pointer on, whether anything is registered there or
-/// not. 0: nowhere, as glibc before 2.35.
+/// The distance of a thread's `struct rseq` from its thread pointer in this C library, whether or not it is
+/// registered. 0: there is none, as in glibc before 2.35.
 pub fn rseq_offset() -> isize {
     let place = crate::glibc::rseq_offset();
     if place.is_null() {
         return 0;
     }
-    // SAFETY: a constant of the C library's, set before the first thread runs.
+    // SAFETY: a constant of the C library, set before the first thread runs.
     unsafe { *place }
 }
 
-/// The CPU that this thread is on now, asked from the kernel: for threads that libc does not know.
+/// The CPU that this thread is on now, asked from the kernel. For threads that libc does not know.
 pub fn current_cpu_raw() -> usize {
     let mut cpu = 0u32;
     let none = core::ptr::null_mut::<u32>();
@@ -259,7 +259,7 @@ pub fn current_cpu_raw() -> usize {
     cpu as usize
 }
 
-/// The most memory that was ever resident, in bytes; after an exec, also what the program before it had.
+/// Peak resident size in bytes. After an exec, it includes the peak of the program before.
 pub fn peak_resident() -> usize {
     // SAFETY: zero is a valid rusage, a place to write to.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
@@ -268,7 +268,7 @@ pub fn peak_resident() -> usize {
     usage.ru_maxrss as usize * 1024
 }
 
-/// What is resident now, in bytes, from a counter.
+/// Resident size now in bytes, from a counter.
 pub fn resident_quickly() -> Option<usize> {
     let mut buffer = [0; 128];
     let text = crate::file::read(c"/proc/self/statm", &mut buffer).ok()?;
@@ -276,11 +276,12 @@ pub fn resident_quickly() -> Option<usize> {
     crate::file::parse_number(fields.next()?).map(|pages| pages as usize * crate::vm::GRANULE)
 }
 
-/// The first child that has ended and that only a wait with `__WCLONE` or `__WALL` finds. It stays there to be found.
+/// The first child that has ended and that only a wait with `__WCLONE` or `__WALL` finds. The child stays
+/// collectable.
 pub fn ended_clone() -> Option<u32> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WCLONE;
     let none = core::ptr::null_mut::<libc::rusage>();
-    // SAFETY: zero is a valid siginfo, a place to write to, in which the kernel leaves a child's or zero.
+    // SAFETY: zero is a valid siginfo. The kernel writes a child's number to it, or leaves zero.
     let id = unsafe {
         let mut about: libc::siginfo_t = core::mem::zeroed();
         syscall!(Sysno::waitid, libc::P_ALL, 0, &raw mut about, flags, none).ok()?;
@@ -289,14 +290,14 @@ pub fn ended_clone() -> Option<u32> {
     (id > 0).then_some(id as u32)
 }
 
-/// Whether a child will be in the process namespace that this process is in.
+/// Whether a new child will be in the process namespace of this process.
 pub fn has_plain_children() -> bool {
     let own = link(c"/proc/self/ns/pid");
     own.is_some() && own == link(c"/proc/self/ns/pid_for_children")
 }
 
-/// Whether the numbers in `/proc` are those by which this process knows itself and others: not so where it is the
-/// mount of another process namespace.
+/// Whether `/proc` uses the process numbers of this process's namespace. It does not if `/proc` is a mount of another
+/// process namespace.
 pub fn proc_is_own() -> bool {
     link(c"/proc/self")
         .is_some_and(|(text, len)| crate::file::parse_number(&text[..len]) == Some(u64::from(id())))
@@ -318,8 +319,8 @@ fn link(path: &CStr) -> Option<([u8; 64], usize)> {
     Some((text, len.ok()?))
 }
 
-/// Whether this thread has the signals blocked that libc keeps for itself, as one of a [`Place`](crate::thread::Place) has. libc lets no program
-/// block them.
+/// Whether this thread blocks the signals that libc keeps for itself, as threads of a [`Place`](crate::thread::Place)
+/// do. libc lets no program block them.
 pub(crate) fn is_unknown_to_libc() -> bool {
     /// 32 and 33, in glibc and in musl.
     const KEPT: u64 = 3 << 31;
@@ -333,9 +334,8 @@ pub(crate) fn is_unknown_to_libc() -> bool {
     blocked & KEPT == KEPT
 }
 
-/// Ends the process with `SIGABRT`, through libc so that a core and handlers work as usual. In a thread that libc does
-/// not know a handler of the program's would not find what it needs, a stack of some size and thread-local storage: none
-/// is called.
+/// Ends the process with `SIGABRT`, through libc so that a core file and handlers work as usual. In a thread that
+/// libc does not know, no handler of the program is called: it would need a larger stack and thread-local storage.
 pub fn abort() -> ! {
     if is_unknown_to_libc() {
         abort_without_handler();
@@ -345,10 +345,11 @@ pub fn abort() -> ! {
 }
 
 fn abort_without_handler() -> ! {
-    // What the kernel takes for a `struct sigaction`: the default action, no flag, no mask.
+    // The kernel's `struct sigaction`: the default action, no flag, no mask.
     let default = [0usize; 4];
     let abort_only = 1u64 << (libc::SIGABRT - 1);
-    // SAFETY: both are readable, and of the sizes that the kernel takes them to be; nothing here goes on after it.
+    // SAFETY: both are readable and have the sizes that the kernel expects. No code of this process runs after the
+    // signal.
     unsafe {
         let (size, none) = (size_of::<u64>(), core::ptr::null_mut::<u64>());
         let action = default.as_ptr();
@@ -357,16 +358,16 @@ fn abort_without_handler() -> ! {
         let unblock = libc::SIG_UNBLOCK;
         let set = &raw const abort_only;
         let _ = syscall!(Sysno::rt_sigprocmask, unblock, set, none, size);
-        // Somebody has ignored or blocked it meanwhile, or a filter refuses.
+        // Another thread has set the signal to be ignored or blocked meanwhile, or a filter refuses it.
         loop {
             let _ = syscall!(Sysno::exit_group, 128 + libc::SIGABRT);
         }
     }
 }
 
-/// Ends the process without handlers and without a core file. Returns only where a filter refuses the call.
+/// Ends the process without handlers and without a core file. Returns only if a filter refuses the call.
 pub fn exit_at_once(status: libc::c_int) {
-    // SAFETY: a plain call; nothing of this process goes on after it.
+    // SAFETY: a plain call; no code of this process runs after it.
     let _ = unsafe { syscall!(Sysno::exit_group, status) };
 }
 

@@ -1,8 +1,8 @@
-//! libc's lock of the list of all streams.
+//! The lock of libc's list of all streams.
 //!
-//! `fork` takes it after its handlers have run, and so does `fflush(NULL)`, which then waits for each stream; a reader
-//! holds its stream and allocates. Whoever keeps allocations waiting inside of a fork must take it first. Where a C
-//! library does not export it, these functions do nothing.
+//! `fork` takes this lock after its handlers have run. `fflush(NULL)` takes it too, and then waits for each stream; a
+//! thread that reads from a stream holds that stream and allocates. So a fork handler that makes allocations wait
+//! must take this lock first. If the C library does not export the lock, these functions do nothing.
 //!
 //! Source: glibc, `libio/genops.c` and `sysdeps/nptl/fork.h`.
 
@@ -10,13 +10,13 @@ use crate::glibc;
 
 fn call(address: *const ()) {
     if !address.is_null() {
-        // SAFETY: the address of one of glibc's functions without arguments and result.
+        // SAFETY: the address of a glibc function without arguments and result.
         let function: extern "C" fn() = unsafe { core::mem::transmute(address) };
         function();
     }
 }
 
-/// Takes it; the thread that has it may take it again. Waits without a bound, as `fork` does.
+/// Takes the lock; the thread that holds it may take it again. Waits without a bound, as `fork` does.
 pub fn lock() {
     call(glibc::list_lock());
 }
@@ -24,12 +24,12 @@ pub fn lock() {
 /// Undoes one [`lock`].
 ///
 /// # Safety
-/// This thread took it.
+/// This thread took it by [`lock`].
 pub unsafe fn unlock() {
     call(glibc::list_unlock());
 }
 
-/// Makes it free, in a forked child: what `fork` does there only where the parent had several threads.
+/// Frees the lock in a forked child. `fork` itself does this only if the parent had several threads.
 ///
 /// # Safety
 /// No other thread exists.

@@ -1,14 +1,14 @@
 //! Worker threads, made by a raw clone.
 //!
-//! Not by `pthread_create`: that takes libc's locks and memory, which whoever calls `free` may be holding;
-//! libc would count the thread, so that a program whose own threads have all ended went on, and ended in
-//! the worker; and the program's static TLS would come out of the worker's stack. So libc does not know
-//! these threads, and they must not use what it keeps per thread: no `errno`, no allocation, no
-//! cancellation. `setuid` neither waits for them nor changes them; they give up all capabilities and
-//! execute nothing.
+//! `pthread_create` is not used, for three reasons. It takes locks and memory of libc, which a thread that calls
+//! `free` may hold. libc would count the thread, so a program whose own threads have all ended would go on, and end
+//! in the worker. And the program's static TLS would come out of the worker's stack.
 //!
-//! They share memory and signal handlers with the program, but all signals are blocked in them; and not
-//! its descriptors: they have a table of their own, emptied at once.
+//! So libc does not know these threads, and they must not use what it keeps per thread: no `errno`, no allocation, no
+//! cancellation. `setuid` neither waits for them nor changes them; they give up all capabilities and execute nothing.
+//!
+//! They share memory and signal handlers with the program, but block all signals. They do not share its descriptors:
+//! they have a descriptor table of their own, which is emptied at once.
 
 use crate::call::{Errno, Sysno, syscall};
 pub use crate::clone::Entry;
@@ -24,15 +24,15 @@ pub use descriptors::{leave_descriptors, leave_descriptors_unnoticed};
 pub use place::Place;
 pub use rights::{Rights, SIGNAL_TO_ALL, pending_signals};
 
-/// Whether a thread of this process is gone, by its number. One with the same number may have come since, and the main
-/// thread stays as long as there are others.
+/// Whether the thread with this number is gone from this process. A new thread may have the same number, and the main
+/// thread stays while other threads exist.
 pub fn is_gone(thread: u32) -> bool {
     // SAFETY: no pointers; no signal is sent.
     let found = unsafe { syscall!(Sysno::tgkill, process::id(), thread, 0) };
     found == Err(Errno::ESRCH)
 }
 
-/// Gives up what a worker does not need: capabilities, and ever getting more.
+/// Gives up what a worker does not need: all capabilities, and the right to gain more.
 pub fn leave_privileges() {
     #[repr(C)]
     struct Header {
@@ -45,7 +45,7 @@ pub fn leave_privileges() {
         pid: 0,
     };
     let none = [0u32; 6];
-    // SAFETY: both are readable; only this thread loses something.
+    // SAFETY: both are readable; only this thread is changed.
     unsafe {
         let _ = syscall!(Sysno::prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         let _ = syscall!(Sysno::capset, &raw const header, none.as_ptr());
@@ -58,21 +58,21 @@ pub fn set_name(name: &[u8; 16]) {
     let _ = unsafe { syscall!(Sysno::prctl, libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
 }
 
-/// Lets this thread's wake-ups wait for the program's turn to end: `SCHED_BATCH`, which costs no share of the
-/// CPU and needs no privilege.
+/// Makes a wake-up of this thread wait until the running thread's time slice ends: `SCHED_BATCH`. It costs no share
+/// of the CPU and needs no privilege.
 pub fn wake_gently() {
     schedule(libc::SCHED_BATCH);
 }
 
-/// Gives up a priority beyond the usual, which a thread has from the one that made it.
+/// Gives up a priority above the default, which a thread inherits from its creator.
 pub fn leave_priority() {
     schedule(libc::SCHED_OTHER);
 }
 
-/// Lets this thread run only where nobody else wants to. There is no way back without privilege.
+/// Lets this thread run only when no other thread wants the CPU. It cannot be undone without privilege.
 pub fn run_idly() {
     schedule(libc::SCHED_IDLE);
-    // The kernel would look who else wants to at its next tick only.
+    // Without this, the kernel would check for other threads only at its next tick.
     give_way();
 }
 
@@ -82,16 +82,17 @@ fn schedule(policy: c_int) {
     let _ = unsafe { syscall!(Sysno::sched_setscheduler, 0, policy, &raw const parameter) };
 }
 
-/// Whether this thread gives way to others more than usual, and more than that thread does. It would hand that on to what
-/// it makes.
+/// Whether this thread yields to others more than usual, and more than `thread` does. Its children would inherit
+/// that.
 pub fn gives_way_more_than(thread: u32) -> bool {
     standing(0) < standing(thread).min(USUAL)
 }
 
-/// [`standing`] without niceness.
+/// The [`standing`] of a thread with niceness 0.
 const USUAL: usize = 20;
 
-/// A thread's right to the CPU, by number: 0 if it is idle, 1 to 40 against its niceness, else.
+/// A thread's right to the CPU: 0 if it is idle, else 1 to 40, the more the lower its niceness. `thread` is its
+/// number.
 fn standing(thread: u32) -> usize {
     const RESET_ON_FORK: usize = 0x4000_0000;
     // SAFETY: no pointers.
@@ -104,13 +105,13 @@ fn standing(thread: u32) -> usize {
     }
 }
 
-/// Lets others who want this CPU go first, once.
+/// Lets other threads that want this CPU run first, once.
 pub fn give_way() {
     // SAFETY: no arguments.
     let _ = unsafe { syscall!(Sysno::sched_yield) };
 }
 
-/// A CPU alone, as a mask.
+/// A mask with one CPU.
 fn one(cpu: usize) -> [u64; 128] {
     let mut mask = [0; 128];
     mask[cpu / 64] = 1 << (cpu % 64);
@@ -124,12 +125,12 @@ pub struct Affinity {
 }
 
 impl Affinity {
-    /// Those of this thread now.
+    /// The CPUs that this thread may use now.
     pub fn current() -> Self {
         Self::of(0)
     }
 
-    /// Those of a thread of this user's by number, 0 for this one.
+    /// The CPUs that a thread of this user may use, by its number; 0 is this thread.
     pub fn of(thread: u32) -> Self {
         let mut mask = [0u64; 128];
         let size = size_of_val(&mask);
@@ -139,7 +140,7 @@ impl Affinity {
         Self { mask, bytes }
     }
 
-    /// How many there are.
+    /// The number of CPUs.
     pub fn count(&self) -> usize {
         self.mask
             .iter()
@@ -147,8 +148,8 @@ impl Affinity {
             .sum()
     }
 
-    /// Keeps this thread on the `index`-th of these CPUs other than `avoid`, where there is one: long
-    /// calls into the kernel are not spread by the scheduler. Which one that is.
+    /// Pins this thread to the `index`-th of these CPUs other than `avoid`, if there is one, and returns that CPU.
+    /// Without this, the scheduler does not spread threads in long system calls.
     pub fn pin(&self, index: usize, avoid: usize) -> Option<usize> {
         let others = (0..self.bytes * 8)
             .filter(|&cpu| cpu != avoid && self.mask[cpu / 64] >> (cpu % 64) & 1 == 1);
@@ -163,7 +164,7 @@ impl Affinity {
         self.set(&self.mask);
     }
 
-    /// The same after [`Self::pin`], unless somebody has chosen others for it meanwhile.
+    /// The same after [`Self::pin`], unless another thread has changed this thread's CPUs meanwhile.
     pub fn unpin(&self, pinned: Option<usize>) {
         if pinned.is_some_and(|cpu| Self::current().mask == one(cpu)) {
             self.restore();
@@ -176,7 +177,7 @@ impl Affinity {
     }
 }
 
-/// Sleeps while `word` holds `value`, at most `timeout_ms`. Wakes up spuriously too.
+/// Sleeps while `word` holds `value`, at most `timeout_ms`. May wake up spuriously.
 pub fn wait(word: &AtomicU32, value: u32, timeout_ms: u64) {
     let time = libc::timespec {
         tv_sec: (timeout_ms / 1000) as i64,
@@ -201,7 +202,7 @@ mod tests {
     use super::*;
     use std::time::{Duration, Instant};
 
-    /// Waits until it is so. Who has been joined is in the kernel's list a moment longer.
+    /// Waits until `is_so` holds. A joined thread stays in the kernel's list a moment longer.
     pub(super) fn comes(is_so: impl Fn() -> bool) -> bool {
         let end = Instant::now() + Duration::from_secs(10);
         while !is_so() {
@@ -221,7 +222,7 @@ mod tests {
             assert_eq!(Affinity::current().count(), 1);
             all.unpin(Some(cpu));
             assert_eq!(Affinity::current().mask, all.mask);
-            // Nowhere to go.
+            // No other CPU is left.
             assert_eq!(
                 Affinity {
                     mask: one(cpu),
@@ -232,7 +233,7 @@ mod tests {
             );
             let Some(other) = all.pin(0, cpu) else { return };
             all.pin(0, other);
-            // Somebody calls it back meanwhile.
+            // The affinity is changed again meanwhile.
             all.set(&one(other));
             all.unpin(Some(cpu));
             assert_eq!(Affinity::current().mask, one(other));

@@ -1,7 +1,7 @@
 //! Address space: reserve, commit, release, move.
 //!
-//! Every range given to the kernel is a whole number of [`GRANULE`]s; the kernel would round
-//! lengths *up*, into the neighbour. Ranges are asserted, never rounded silently.
+//! Every range given to the kernel is a whole number of [`GRANULE`]s. The kernel would round lengths *up*, into the
+//! neighbour. So ranges are asserted, never rounded silently.
 //!
 //! Sources: mmap(2), mprotect(2), madvise(2), mremap(2).
 
@@ -22,7 +22,7 @@ fn assert_range(addr: usize, len: usize) {
 /// Reserves `len` bytes of address space without memory or access, aligned to `align`.
 ///
 /// # Errors
-/// What mmap(2) says; `ENOMEM` under `RLIMIT_AS`.
+/// The error of mmap(2); `ENOMEM` under `RLIMIT_AS`.
 pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
     assert_range(align, len);
     let addr = map_none(len)?;
@@ -43,14 +43,14 @@ pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
 }
 
 fn map_none(len: usize) -> Result<usize, Errno> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+    // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
     unsafe { map_private(0, len, libc::PROT_NONE, 0) }
 }
 
 /// Maps `len` bytes of zeroed memory anywhere, readable and writable.
 ///
 /// # Errors
-/// What mmap(2) says.
+/// The error of mmap(2).
 pub fn map(len: usize) -> Result<usize, Errno> {
     assert_range(0, len);
     // SAFETY: as in `map_none`.
@@ -59,7 +59,7 @@ pub fn map(len: usize) -> Result<usize, Errno> {
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// A mapping of nobody else's and of no file, with one more flag: `MAP_FIXED`, or 0.
+/// Makes a private mapping without a file, with one more flag: `MAP_FIXED`, or 0.
 ///
 /// # Safety
 /// With `MAP_FIXED`, the caller owns the range and needs nothing in it.
@@ -69,10 +69,10 @@ unsafe fn map_private(addr: usize, len: usize, access: i32, flag: i32) -> Result
     unsafe { syscall!(Sysno::mmap, addr, len, access, flags, usize::MAX, 0) }
 }
 
-/// Returns address space to the kernel. A refusal (`ENOMEM`: too many mappings) leaves it mapped.
+/// Returns address space to the kernel. If the call is refused (`ENOMEM`: too many mappings), the range stays mapped.
 pub fn unmap(addr: usize, len: usize) {
     assert_range(addr, len);
-    // SAFETY: the caller owns the range and forgets it.
+    // SAFETY: the caller owns the range and does not use it again.
     let _ = unsafe { syscall!(Sysno::munmap, addr, len) };
 }
 
@@ -82,27 +82,27 @@ pub fn unmap(addr: usize, len: usize) {
 /// `ENOMEM` under `RLIMIT_DATA`, strict overcommit or `vm.max_map_count`.
 ///
 /// # Safety
-/// The range lies in a reservation of the caller's.
+/// The range lies in a reservation of the caller.
 pub unsafe fn commit(addr: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the caller's range; access is only widened.
     unsafe { protect(addr, len, READ_WRITE) }
 }
 
 /// # Safety
-/// The caller owns the range, and nobody uses it but as `access` says.
+/// The caller owns the range, and no thread uses it except as `access` allows.
 unsafe fn protect(addr: usize, len: usize, access: i32) -> Result<(), Errno> {
     assert_range(addr, len);
     // SAFETY: by contract.
     unsafe { syscall!(Sysno::mprotect, addr, len, access) }.map(drop)
 }
 
-/// Takes all access to a range away.
+/// Removes all access to a range.
 ///
 /// # Errors
 /// `ENOMEM`: too many mappings.
 ///
 /// # Safety
-/// The caller owns the range, and nobody uses it before it is committed again.
+/// The caller owns the range, and no thread uses it before it is committed again.
 pub unsafe fn forbid(addr: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: by contract.
     unsafe { protect(addr, len, libc::PROT_NONE) }
@@ -114,7 +114,7 @@ pub unsafe fn forbid(addr: usize, len: usize) -> Result<(), Errno> {
 /// As [`commit`].
 ///
 /// # Safety
-/// The range lies in a reservation of the caller's that has not been committed.
+/// The range lies in a reservation of the caller and has not been committed.
 pub unsafe fn commit_read_only(addr: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the caller's range; access is only widened.
     unsafe { protect(addr, len, libc::PROT_READ) }
@@ -123,10 +123,10 @@ pub unsafe fn commit_read_only(addr: usize, len: usize) -> Result<(), Errno> {
 /// Gives `advice` (`MADV_*`) for a range.
 ///
 /// # Errors
-/// What madvise(2) says. `EAGAIN` and `EINTR` are retried a bounded number of times here.
+/// The error of madvise(2). `EAGAIN` and `EINTR` are retried a bounded number of times here.
 ///
 /// # Safety
-/// The caller owns the range, and `advice` may do to it what it does.
+/// The caller owns the range, and the effect of `advice` on it is allowed.
 pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> {
     assert_range(addr, len);
     let mut tries = 0;
@@ -139,13 +139,14 @@ pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> 
     }
 }
 
-/// Gives the memory of a range back; the next touch reads zero.
+/// Releases the memory of a range; the next touch reads zero.
 ///
-/// Falls back to `MADV_DONTNEED_LOCKED` (5.18) under mlock, at once where that was needed before, and after that to a
-/// fresh mapping over the range. So at once where these calls do nothing ([`RELEASE`]).
+/// Falls back to `MADV_DONTNEED_LOCKED` (5.18) for locked memory; once that was needed, it is tried first. If that
+/// fails too, a fresh mapping replaces the range. The fresh mapping is used at once if these calls do nothing
+/// ([`RELEASE`]).
 ///
 /// # Errors
-/// When none of the three works, the memory stays as it is.
+/// If none of the three works, the memory stays as it is.
 ///
 /// # Safety
 /// The caller owns the range and needs nothing in it.
@@ -157,7 +158,7 @@ pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
         }
         if RELEASE.may_work() && RELEASE_LOCKED.may_work() {
             match advise(addr, len, MADV_DONTNEED_LOCKED) {
-                // Not before Linux 5.18; or it would work, but not here.
+                // The call does not exist before Linux 5.18; or it works in general, but failed for this range.
                 Err(error) if error != Errno::EINVAL => {}
                 result if RELEASE_LOCKED.latch(result).is_ok() => return Ok(()),
                 _ => {}
@@ -167,8 +168,8 @@ pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
     }
 }
 
-/// Whether `MADV_DONTNEED` is worth a call: before the first one, it is tried on a page that can be looked at. Workers
-/// ask when they begin: where memory is short already, the page may take seconds to come.
+/// Whether `MADV_DONTNEED` is worth a call. Before the first call, it is tried on a page whose content is then
+/// checked. Workers call this when they begin: later, when memory is short, the page may take seconds to get.
 pub fn gives_back() -> bool {
     static ASKED: AtomicBool = AtomicBool::new(false);
     if !ASKED.load(Ordering::Acquire)
@@ -183,7 +184,7 @@ pub fn gives_back() -> bool {
         unmap(page, GRANULE);
         match answer {
             Ok(true) => RELEASE.note_success(),
-            // Not now, or not of locked memory.
+            // The answer says nothing: a temporary failure, or locked memory.
             Err(Errno::EINVAL | Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => {}
             Ok(false) | Err(_) => RELEASE.refuse(),
         }
@@ -192,12 +193,12 @@ pub fn gives_back() -> bool {
     RELEASE.may_work()
 }
 
-/// Whether this process was seen to lock memory that the kernel gives back nevertheless.
+/// Whether this process was seen to lock memory, and `MADV_DONTNEED_LOCKED` released it.
 pub fn is_locked() -> bool {
     RELEASE_LOCKED.known() == Some(true)
 }
 
-/// The advice that gives memory of this process back.
+/// The advice that releases memory of this process.
 pub fn release_advice() -> i32 {
     if is_locked() {
         MADV_DONTNEED_LOCKED
@@ -211,10 +212,10 @@ pub const MADV_DONTNEED_LOCKED: i32 = 24;
 /// `MADV_POPULATE_WRITE`, Linux 5.14.
 pub const MADV_POPULATE_WRITE: i32 = 23;
 
-/// An address range as the kernel takes it.
+/// An address range in the kernel's format.
 pub use libc::iovec as Range;
 
-/// None.
+/// An empty range.
 pub const NO_RANGE: Range = Range {
     iov_base: core::ptr::null_mut(),
     iov_len: 0,
@@ -223,15 +224,15 @@ pub const NO_RANGE: Range = Range {
 /// `PIDFD_SELF_THREAD_GROUP`, Linux 6.15: this process, without a descriptor.
 const PIDFD_SELF: i32 = -10001;
 
-/// Gives one advice for many ranges with one call: bytes advised, from the first range on. One TLB
-/// flush for all of them since Linux 6.16.
+/// Gives one advice for many ranges by one call. Returns the number of bytes advised, from the first range on. Since
+/// Linux 6.16, one TLB flush serves all ranges.
 ///
 /// # Errors
-/// `EINVAL` before Linux 6.13 (own process), `EBADF` before 6.15, `EPERM` or `ENOSYS` from a filter.
-/// Nothing was advised then.
+/// `EINVAL` before Linux 6.13 (own process), `EBADF` before 6.15, `EPERM` or `ENOSYS` from a filter. In all cases
+/// nothing was advised.
 ///
 /// # Safety
-/// As [`advise`], for each range. At most 1,024 ranges and 1 GiB: the kernel would cut the rest.
+/// As [`advise`], for each range. At most 1,024 ranges and 1 GiB: the kernel would ignore the rest.
 pub unsafe fn advise_many(ranges: &[Range], advice: i32) -> Result<usize, Errno> {
     debug_assert!(ranges.len() <= 1024);
     // SAFETY: by contract.
@@ -247,7 +248,7 @@ pub unsafe fn advise_many(ranges: &[Range], advice: i32) -> Result<usize, Errno>
     }
 }
 
-/// What is left of ranges of which the first `done` bytes are done. A range that is done in part is cut.
+/// The rest of the ranges after the first `done` bytes. A range that is done in part is cut.
 pub fn behind(ranges: &mut [Range], mut done: usize) -> &mut [Range] {
     let mut whole = 0;
     while whole < ranges.len() && done >= ranges[whole].iov_len {
@@ -265,7 +266,7 @@ pub fn behind(ranges: &mut [Range], mut done: usize) -> &mut [Range] {
 /// Replaces a range by a fresh private mapping: drops its memory and heals split mappings.
 ///
 /// # Errors
-/// What mmap(2) says; the range is then unchanged.
+/// The error of mmap(2); the range is then unchanged.
 ///
 /// # Safety
 /// The caller owns the range and needs nothing in it.
@@ -280,11 +281,11 @@ pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Makes a range readable and writable, and part of a forked child and of core dumps, with its content: whatever was
-/// done to it with mprotect(2) and madvise(2). Memory and content stay. Costs no walk through pages.
+/// Makes a range readable and writable, and part of forked children and core dumps, whatever mprotect(2) and
+/// madvise(2) did to it before. Memory and content stay. Needs no walk through pages.
 ///
-/// `false`: refused, and parts of it may be as they were. That the kernel does not know an advice is no refusal
-/// (`MADV_WIPEONFORK` is of Linux 4.14), nor is a filter against madvise(2).
+/// Returns `false` if refused; then parts of the range may be as before. Two failures do not count as refused: a
+/// kernel that does not know an advice (`MADV_WIPEONFORK` is of Linux 4.14), and a filter against madvise(2).
 ///
 /// # Safety
 /// The caller owns the range.
@@ -298,13 +299,14 @@ pub unsafe fn make_ordinary(addr: usize, len: usize) -> bool {
     }
 }
 
-/// Copies `len` bytes to `to` by a system call: a mapping whose file has become shorter is an error and not SIGBUS.
+/// Copies `len` bytes to `to` by a system call. If the file mapped at `to` has become shorter, the result is an error
+/// and not SIGBUS.
 ///
 /// # Errors
-/// `EFAULT`: nothing can be written there. `EPERM` from a filter, `ENOSYS` from kernels built without the call.
+/// `EFAULT`: `to` cannot be written to. `EPERM` from a filter, `ENOSYS` from kernels built without the call.
 ///
 /// # Safety
-/// What is mapped at `to` is the caller's, who holds no reference to it; `len` bytes at `from` can be read.
+/// The caller owns the mapping at `to` and holds no reference to it; `len` bytes at `from` can be read.
 pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> {
     let range = |base| Range {
         iov_base: base,
@@ -312,7 +314,7 @@ pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> 
     };
     let (from, to) = (range(from as *mut _), range(to as *mut _));
     let copy_as = |own: u32| {
-        // SAFETY: by contract. The process is this one.
+        // SAFETY: by contract. The target process is this one.
         unsafe {
             syscall!(
                 Sysno::process_vm_writev,
@@ -327,7 +329,7 @@ pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> 
         .map(drop)
     };
     match copy_as(crate::identity::id()) {
-        // Its first thread has ended. This one has the same memory.
+        // The first thread has ended. This thread has the same memory.
         Err(Errno::ESRCH) => copy_as(crate::identity::thread_id()),
         result => result,
     }
@@ -336,11 +338,11 @@ pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> 
 /// Moves the pages of `from` to `to` without copying; `from` stays mapped and reads zero.
 ///
 /// # Errors
-/// `EINVAL` before Linux 5.7, `ENOMEM` under a limit. `from` is as it was, if it is one mapping
-/// ([`is_one_mapping`]); **`to` may be unmapped**, and whatever is mapped there next may be somebody else's.
+/// `EINVAL` before Linux 5.7, `ENOMEM` under a limit. If `from` is one mapping ([`is_one_mapping`]), it is unchanged.
+/// **`to` may be unmapped**: the next mapping there may belong to another part of the program.
 ///
 /// # Safety
-/// The caller owns both ranges, which do not overlap, needs nothing that was in `to`, and after an error
+/// The caller owns both ranges. They do not overlap, `to` holds nothing that is needed, and after an error the caller
 /// never uses `to` again.
 pub unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<(), Errno> {
     assert_range(from, len);
@@ -350,12 +352,12 @@ pub unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<(), Errno
     unsafe { syscall!(Sysno::mremap, from, len, len, flags, to) }.map(drop)
 }
 
-/// Whether a range lies in one mapping, whatever the program did to parts of it (madvise, mlock, a name).
-/// What follows the range must be mapped too: then asking for one page more in place changes nothing, and
-/// the error tells.
+/// Whether a range lies in one mapping, whatever the program did to parts of it (madvise, mlock, a name). The address
+/// behind the range must be mapped too: then a request to grow by one page in place changes nothing, and its error
+/// gives the answer.
 ///
 /// # Safety
-/// The caller owns the range and what follows it.
+/// The caller owns the range and the page behind it.
 pub unsafe fn is_one_mapping(addr: usize, len: usize) -> bool {
     assert_range(addr, len);
     // SAFETY: without MREMAP_MAYMOVE and with a mapping behind, nothing can grow or move.
@@ -363,7 +365,7 @@ pub unsafe fn is_one_mapping(addr: usize, len: usize) -> bool {
     grown != Err(Errno::EFAULT)
 }
 
-/// Whether the page at `addr` is resident. `false` where the kernel does not say.
+/// Whether the page at `addr` is resident. `false` if the kernel does not say.
 pub fn is_resident(addr: usize) -> bool {
     assert_range(addr, GRANULE);
     let mut page = 0u8;
@@ -372,7 +374,7 @@ pub fn is_resident(addr: usize) -> bool {
     asked.is_ok() && page & 1 == 1
 }
 
-/// Whether all of a huge page's range is resident. `false` where the kernel does not say.
+/// Whether all of a huge page's range is resident. `false` if the kernel does not say.
 pub fn is_block_resident(addr: usize) -> bool {
     assert_range(addr, HUGE);
     let mut pages = [0u8; HUGE / GRANULE];
@@ -381,12 +383,12 @@ pub fn is_block_resident(addr: usize) -> bool {
     asked.is_ok() && pages.iter().all(|page| page & 1 == 1)
 }
 
-/// Whether the kernel uses 4 KiB pages: the frame size that everything here is built on.
+/// Whether the kernel uses 4 KiB pages, the frame size of Ebbtide.
 pub fn has_small_pages() -> bool {
     is_small_page(crate::identity::auxv(libc::AT_PAGESZ))
 }
 
-/// The kernel always says the size of its pages; without that, the usual one is taken.
+/// The kernel always passes its page size; if it is missing, 4 KiB is assumed.
 fn is_small_page(size: Option<usize>) -> bool {
     size.is_none_or(|size| size == GRANULE)
 }

@@ -1,6 +1,6 @@
-//! The configuration that a command gets, checked before it starts: `EBBTIDE_CONF` and `--conf`.
+//! Checks the configuration of a command (`EBBTIDE_CONF` and `--conf`) before the command starts.
 //!
-//! The keys and the reader of an item are those of the library ([`ebbtide_interface::keys`]).
+//! The keys, and the parser of an item, are those of the library ([`ebbtide_interface::keys`]).
 //!
 //! Invariants:
 //! - `INV-CONF-1`: a text that [`Conf::parse`] accepts holds only items that the library accepts, each key at most once.
@@ -15,7 +15,7 @@ use ebbtide_interface::keys::{self, KEYS, Key, Problem};
 /// Environment variable that holds the library's configuration.
 pub const ENV: &str = "EBBTIDE_CONF";
 
-/// The environment's configuration with that of the flags on top.
+/// The environment's configuration, overlaid with the one from the flags.
 pub fn merged(given: &[String]) -> Result<Conf> {
     let base = match env::var_os(ENV) {
         Some(text) => Conf::parse(&text.to_string_lossy()).with_context(|| {
@@ -26,10 +26,10 @@ pub fn merged(given: &[String]) -> Result<Conf> {
     Ok(base.overlaid(&Conf::parse(&given.join(",")).context("--conf")?))
 }
 
-/// What fits a manual page, and help, in a terminal of 80 columns.
+/// Width of the table of keys: it fits into a manual page, and into the help on a terminal of 80 columns.
 const TABLE_WIDTH: usize = 72;
 
-/// The table of keys as text, those for users.
+/// The table of keys for users, as text.
 pub fn key_table() -> String {
     let users = || KEYS.iter().filter(|key| !key.is_dev);
     let forms: Vec<String> = users().map(|k| format!("{}={}", k.name, k.kind)).collect();
@@ -46,7 +46,7 @@ pub fn key_table() -> String {
     out
 }
 
-/// The words of a text in lines of at most `width` characters, longer words in lines of their own.
+/// Wraps a text into lines of at most `width` characters. Longer words get lines of their own.
 fn lines(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -102,7 +102,7 @@ impl Conf {
             .map(|(_, v)| v.as_str())
     }
 
-    /// This configuration with `over` laid on top.
+    /// This configuration, in which the keys of `over` replace its own.
     pub fn overlaid(mut self, over: &Conf) -> Conf {
         for (name, value) in &over.pairs {
             self.set(name, value);
@@ -127,7 +127,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
     keys::size(text.as_bytes())
 }
 
-/// The keys that an unknown one may have been meant for.
+/// Suggests known keys that are similar to an unknown one.
 fn similar(item: &str) -> String {
     let name = item.strip_prefix("dev=").unwrap_or(item).to_lowercase();
     let name = name.split(['=', ':']).next().unwrap_or_default().trim();

@@ -1,16 +1,16 @@
-//! What the programs `ebbtide` and `ebbtide-bench` share. It links no part of the memory manager.
+//! The code that the programs `ebbtide` and `ebbtide-bench` share. It links no part of the memory manager.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `conf` | the keys of `EBBTIDE_CONF` |
 //! | `library` | finds `libebbtide.so` |
-//! | `lock_figures` | what the library's locks cost |
-//! | `machine` | facts about the machine that belong beside a measurement |
-//! | `out` | prints without failing on a closed pipe; units |
-//! | `proc` | reads what `/proc` says |
+//! | `lock_figures` | the cost of the library's locks |
+//! | `machine` | facts about the machine, to be stored with a measurement |
+//! | `out` | printing that tolerates a closed pipe; units |
+//! | `proc` | reads files of `/proc` |
 //! | `program` | exit status, completions and manual pages |
-//! | `stats_page` | the page of figures that a process under Ebbtide keeps |
-//! | `values` | what flags take: sizes, times |
+//! | `stats_page` | the statistics page of a process under Ebbtide |
+//! | `values` | values of flags: sizes, times |
 
 pub mod conf;
 pub mod library;

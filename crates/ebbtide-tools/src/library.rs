@@ -1,4 +1,4 @@
-//! Finds `libebbtide.so`.
+//! Finds the library `libebbtide.so`.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 
-/// Where the library is.
+/// The flag for the place of the library.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LibArgs {
     /// Path of libebbtide.so (default: EBBTIDE_LIB, then beside this program,
@@ -15,10 +15,10 @@ pub struct LibArgs {
     pub lib: Option<PathBuf>,
 }
 
-/// File name of the library, behind which a version may stand.
+/// File name of the library. A version may follow it.
 pub const FILE_NAME: &str = "libebbtide.so";
 
-/// The name that programs linked with the library ask for. Where only this one is installed, it will do.
+/// The name that programs linked with the library ask for. It is also accepted, if only this file is installed.
 const SONAME: &str = "libebbtide.so.0";
 
 /// Whether a file of this name is the library, in any version.
@@ -50,7 +50,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
                 .collect();
             Err(anyhow!(
                 "{FILE_NAME} not found; build it with 'cargo build --release -p ebbtide-preload', \
-                 or name it with --lib PATH or {ENV}=PATH. Looked at:\n{}",
+                 or give its path with --lib PATH or {ENV}=PATH. Searched:\n{}",
                 list.join("\n")
             ))
         },
@@ -58,13 +58,13 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     )
 }
 
-/// Where the library may stand, best first, for a program at `exe`.
+/// The possible places of the library, best first, for a program at `exe`.
 fn candidates(exe: Option<&Path>) -> Vec<PathBuf> {
     let mut dirs: Vec<PathBuf> = Vec::new();
     if let Some(dir) = exe.and_then(Path::parent) {
         dirs.push(dir.to_path_buf());
         if let Some(up) = dir.parent() {
-            // Debug builds and test programs find the optimised library.
+            // Programs of debug builds and of tests find the optimised library.
             dirs.extend(["release", "lib", "lib64"].map(|d| up.join(d)));
         }
     }
@@ -92,9 +92,11 @@ fn checked(path: &Path) -> Result<PathBuf> {
         .canonicalize()
         .context("no such library; check the path, or build it with 'cargo build --release -p ebbtide-preload'")?;
     if !path.is_file() {
-        bail!("this is not a file; name the library itself, such as target/release/{FILE_NAME}");
+        bail!(
+            "this is not a file; give the path of the library, such as target/release/{FILE_NAME}"
+        );
     }
-    // The loader splits LD_PRELOAD at these and knows no escape.
+    // The loader splits LD_PRELOAD at these characters, and they cannot be escaped.
     if path
         .as_os_str()
         .to_string_lossy()
@@ -102,7 +104,7 @@ fn checked(path: &Path) -> Result<PathBuf> {
     {
         bail!(
             "the library's path '{}' holds a space or a colon, which LD_PRELOAD cannot carry; \
-             link or copy the library to a path without",
+             link or copy the library to a path without these characters",
             path.display()
         );
     }

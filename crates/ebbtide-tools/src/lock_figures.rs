@@ -1,4 +1,4 @@
-//! What the library's locks cost, as its page of figures tells it (`dev=lockstat:on|cpu`).
+//! The cost of the library's locks, as its statistics page shows it (`dev=lockstat:on|cpu`).
 
 use ebbtide_interface::page::{BUCKETS, LOCK_HEAD, LOCK_WORDS};
 use ebbtide_interface::ranks;
@@ -6,14 +6,14 @@ use serde::Serialize;
 
 use crate::out;
 
-/// Durations.
+/// A set of measured durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Times {
     /// Their sum.
     pub sum_ns: u64,
     /// The longest.
     pub longest_ns: u64,
-    /// How many were below 32 ns, below 64, and so on; the last has no bound.
+    /// Number of durations below 32 ns, below 64 ns, and so on; the last bucket has no upper bound.
     pub histogram: Vec<u64>,
 }
 
@@ -24,15 +24,15 @@ pub struct RankFigures {
     pub rank: &'static str,
     /// Acquisitions.
     pub taken: u64,
-    /// Of these, such that had to wait.
+    /// Acquisitions that had to wait.
     pub contended: u64,
-    /// How long they waited.
+    /// Time that they waited.
     pub waits: Times,
-    /// How long locks were held.
+    /// Time for which locks were held.
     pub holds: Times,
 }
 
-/// Reads the records; `words` are those of the page's second half.
+/// Reads the records. `words` are the words of the page's second half.
 pub fn parse(words: &[u64]) -> Vec<RankFigures> {
     let records = words.chunks_exact(LOCK_WORDS);
     records
@@ -66,7 +66,7 @@ impl Times {
         both.for_each(|(sum, count)| *sum += count);
     }
 
-    /// A bound, by its bucket, of all but the longest `1 - share`; 0 when there are none.
+    /// An upper bound, by bucket, of all but the longest `1 - share` of the durations; 0 if there are none.
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let all: u64 = self.histogram.iter().sum();
         let mut left = (all as f64 * share) as u64;
@@ -104,7 +104,7 @@ pub fn sum<'a>(processes: impl Iterator<Item = &'a [RankFigures]>) -> Vec<RankFi
     sums
 }
 
-/// A table for people; empty without figures.
+/// A table for people; empty if there are no figures.
 pub fn table(locks: &[RankFigures]) -> String {
     if locks.is_empty() {
         return String::new();
@@ -143,7 +143,7 @@ pub fn table(locks: &[RankFigures]) -> String {
 mod tests {
     use super::*;
 
-    /// A page's second half with one record.
+    /// The second half of a page, with one record.
     fn words() -> Vec<u64> {
         let mut words = vec![0; 512];
         words[..8].copy_from_slice(&[31, 100, 2, 500, 400, 6_000, 90, 0]);

@@ -9,15 +9,15 @@ use rustix::thread::sched_getaffinity;
 use crate::out;
 use crate::proc::kib_field;
 
-/// Where the kernel keeps its settings of huge pages.
+/// The directory of the kernel's settings for huge pages.
 pub const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// The pages that the library is made for.
+/// The page size that the library requires.
 pub const SMALL_PAGE_BYTES: u64 = 4096;
 
 const UNKNOWN: &str = "unknown";
 
-/// The facts that belong beside a measurement, by name.
+/// The facts that are stored with a measurement, by name.
 pub fn facts() -> Vec<(String, String)> {
     let facts = [
         ("kernel", kernel().0),
@@ -30,7 +30,7 @@ pub fn facts() -> Vec<(String, String)> {
     facts.map(|(name, value)| (name.into(), value)).into()
 }
 
-/// What is said of a kernel without huge pages.
+/// The text for a kernel without huge pages.
 pub const NO_THP: &str = "not in this kernel";
 
 /// The trimmed text of a small file.
@@ -38,7 +38,7 @@ pub fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|t| t.trim().to_owned())
 }
 
-/// Release of the running kernel, such as `6.12.3-amd64`, and its version, which tells the build.
+/// Release of the running kernel, such as `6.12.3-amd64`, and its version, which identifies the build.
 pub fn kernel() -> (String, String) {
     let name = uname();
     let text = |field: &CStr| field.to_string_lossy().into_owned();
@@ -52,7 +52,7 @@ pub fn glibc() -> String {
     version.to_string_lossy().into_owned()
 }
 
-/// The chosen word of a setting of huge pages.
+/// The chosen word of a huge page setting.
 pub fn thp(setting: &str) -> Option<String> {
     let text = read(&format!("{THP}/{setting}"))?;
     bracketed(&text).map(str::to_owned)
@@ -63,7 +63,7 @@ fn bracketed(text: &str) -> Option<&str> {
     text.split_once('[')?.1.split(']').next()
 }
 
-/// Memory of the machine.
+/// The memory of the machine, as text.
 pub fn memory() -> String {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let value = |name| kib_field(&text, name).map_or(UNKNOWN.into(), out::bytes);
@@ -74,7 +74,7 @@ pub fn memory() -> String {
     )
 }
 
-/// Bytes that programs can still have.
+/// Bytes that are available to programs.
 pub fn available_bytes() -> Option<u64> {
     kib_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
 }
@@ -88,7 +88,7 @@ pub fn cpu_model() -> String {
     name.map_or(UNKNOWN, |(_, name)| name.trim()).into()
 }
 
-/// CPUs of this process and of the machine.
+/// The number of CPUs of this process and of the machine, as text.
 pub fn cpus() -> String {
     let allowed = match sched_getaffinity(None) {
         Ok(set) => set.count().to_string(),
@@ -100,7 +100,7 @@ pub fn cpus() -> String {
     format!("{allowed} allowed, {present} present, possible {possible}")
 }
 
-/// Bytes of the kernel's pages, as it tells this program.
+/// The kernel's page size in bytes, from the auxiliary vector.
 pub fn page_bytes() -> u64 {
     // SAFETY: a plain call; an unknown type gives 0.
     unsafe { libc::getauxval(libc::AT_PAGESZ) }

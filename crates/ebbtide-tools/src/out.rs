@@ -1,13 +1,13 @@
-//! Printing that never panics on a closed pipe, and figures with units for people.
+//! Prints without a panic on a closed pipe, and formats figures with units for people.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether something for stdout was lost.
+/// Whether output to stdout was lost.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Writes to stdout; a closed pipe is no error, the reader has seen enough. Says what else goes wrong, once; whether all
-/// of it was written.
+/// Writes to stdout and returns whether all of it was written. A closed pipe is no error: the reader has seen enough.
+/// Any other error is reported once.
 pub fn stdout(text: &[u8]) -> bool {
     let mut out = io::stdout().lock();
     match out.write_all(text).and_then(|()| out.flush()) {
@@ -21,27 +21,27 @@ pub fn stdout(text: &[u8]) -> bool {
     }
 }
 
-/// Whether something for stdout was lost.
+/// Whether output to stdout was lost.
 pub fn is_lost() -> bool {
     IS_LOST.load(Ordering::Relaxed)
 }
 
-/// Writes to stderr; failures are ignored, there is nowhere to report them.
+/// Writes to stderr. Failures are ignored, because there is no place to report them.
 pub fn stderr(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// One warning line.
+/// Prints one line with a warning.
 pub fn warning(text: &str) {
     stderr(&format!("ebbtide: warning: {text}\n"));
 }
 
-/// An error with its causes, on one line where they are short.
+/// Prints an error with its causes, on one line if they are short.
 pub fn error(error: &anyhow::Error) {
     stderr(&format!("ebbtide: {error:#}\n"));
 }
 
-/// Whether a stream takes colours and signs: a terminal, and no `NO_COLOR`.
+/// Whether a stream should get colours and signs: it is a terminal, and `NO_COLOR` is not set.
 pub fn is_fancy(stream: &impl IsTerminal) -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty());
     stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
@@ -67,7 +67,7 @@ pub fn bytes(n: u64) -> String {
 pub fn short_bytes(n: u64) -> String {
     const UNITS: &str = "BKMGTPE";
     let (mut value, mut unit) = (n as f64, 0);
-    // 1,023.5 would be shown as 1,024.
+    // Otherwise 1,023.5 would be shown as 1,024.
     while value >= 1023.5 {
         value /= 1024.0;
         unit += 1;

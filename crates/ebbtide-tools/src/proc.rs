@@ -1,10 +1,10 @@
-//! Reads what `/proc` says.
+//! Reads files of `/proc`.
 
 use std::fs;
 use std::path::Path;
 
-/// The text of a file. Names in it need not be UTF-8: the kernel cuts those of processes after 15 bytes, in the middle of a
-/// character too.
+/// The text of a file. Names in it need not be UTF-8: the kernel cuts process names after 15 bytes, even in the
+/// middle of a character.
 pub fn text(path: impl AsRef<Path>) -> Option<String> {
     let bytes = fs::read(path).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
@@ -19,8 +19,9 @@ pub fn kib_field(text: &str, name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The children of the process's main thread. Its other threads are not looked at: a thread that somebody has seen in
-/// `/proc` is taken off there when it ends, and until that is done, on whatever CPU, the kernel lets nobody's `wait` return.
+/// The children of the process's main thread. The files of other threads are not read. If a thread's file in `/proc`
+/// was read, the kernel removes it there when the thread ends. Until that is done, possibly on another CPU, no `wait`
+/// for the process returns.
 pub fn children_of_main_thread(pid: u32) -> Vec<u32> {
     let children = text(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     let numbers = children.split_whitespace();

@@ -1,4 +1,4 @@
-//! What every program has: exit status, completions, manual pages.
+//! The parts that every program needs: exit status, completions, manual pages.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,12 +9,12 @@ pub use clap_complete::Shell;
 
 use crate::out;
 
-/// Exit status of an error of the program itself, as in `env` and `timeout`.
+/// Exit status for an error of the program itself, as in `env` and `timeout`.
 pub const EXIT_OWN: u8 = 125;
 
-/// Prints a usage error, or the help that was asked for. Returns the exit status.
+/// Prints a usage error, or the requested help. Returns the exit status.
 pub fn told(error: &clap::Error) -> ExitCode {
-    // Help and version go to stdout and are no error.
+    // Help and version go to stdout and are no errors.
     let _ = error.print();
     ExitCode::from(if error.use_stderr() { EXIT_OWN } else { 0 })
 }
@@ -55,7 +55,7 @@ pub fn man(command: Command, dir: Option<&Path>) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes the page of the command, without those of its subcommands.
+/// Writes the manual page of the command, without those of its subcommands.
 pub fn man_page(command: Command, dir: &Path) -> Result<u8> {
     let page = clap_mangen::Man::new(command);
     page.generate_to(dir).with_context(|| told_of(dir))?;

@@ -1,6 +1,6 @@
-//! The page of figures that each process under Ebbtide keeps in `stats_dir`.
+//! Reads the statistics page that each process under Ebbtide keeps in `stats_dir`.
 //!
-//! A file `PID.ebb`, laid out by [`ebbtide_interface::page`].
+//! A page is a file `PID.ebb` in the layout of [`ebbtide_interface::page`].
 
 use std::env;
 use std::fs::{self, Permissions};
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::conf::Conf;
 use crate::lock_figures::{self, RankFigures};
 
-/// Leaves room for a name of its own below what a configuration carries.
+/// Maximum length of the base directory: a configuration can then carry the name of a directory below it.
 const MAX_BASE_BYTES: usize = 150;
 
 /// One process's page.
@@ -26,7 +26,7 @@ const MAX_BASE_BYTES: usize = 150;
 pub struct StatsPage {
     /// The figures of the process.
     pub figures: Figures,
-    /// What the locks of each rank cost; empty without `lockstat`.
+    /// The lock cost of each rank; empty without `lockstat`.
     pub locks: Vec<RankFigures>,
 }
 
@@ -52,7 +52,7 @@ impl Serialize for StatsPage {
         let values = FIGURES.iter().zip(self.figures.values());
         let mut map = serializer.serialize_map(None)?;
         for (figure, value) in values {
-            // The page never has what the kernel counts, and a sum of processes has no facts.
+            // The page has no figures that the kernel counts, and a sum of several processes has no facts.
             if !figure.name.starts_with("rss") && (figure.kind != Kind::Fact || self.pid != 0) {
                 map.serialize_entry(figure.name, &value)?;
             }
@@ -71,7 +71,7 @@ impl StatsPage {
         sum
     }
 
-    /// Reads the words; `None` if this is not such a page, or one of another version.
+    /// Reads the words of a page; `None` if it is no statistics page, or one of another version.
     pub fn parse(page: &[u8]) -> Option<Self> {
         let words: Vec<u64> = page
             .chunks_exact(8)
@@ -86,8 +86,8 @@ impl StatsPage {
     }
 }
 
-/// A private directory for pages, gone when dropped. Its path is one that a
-/// configuration can carry: absolute, short, without a comma.
+/// Creates a private directory for pages, which is removed on drop. A configuration can carry its path: absolute,
+/// short, without a comma.
 pub fn private_dir() -> anyhow::Result<TempDir> {
     let base = env::temp_dir().canonicalize().ok();
     let base = base
@@ -99,7 +99,7 @@ pub fn private_dir() -> anyhow::Result<TempDir> {
         .prefix("ebbtide-")
         .tempdir_in(&base)
         .and_then(|dir| {
-            // Whatever the umask.
+            // Sets the mode, whatever the umask is.
             fs::set_permissions(dir.path(), Permissions::from_mode(0o700))?;
             Ok(dir)
         });
@@ -132,7 +132,7 @@ pub fn read_all(dir: &Path, since: SystemTime) -> Vec<StatsPage> {
 mod tests {
     use super::*;
 
-    /// A page whose figures are those.
+    /// A page with these figures.
     fn page(figures: &Figures) -> Vec<u8> {
         let mut words = vec![page::MAGIC];
         words.extend(figures.values());

@@ -1,11 +1,11 @@
-//! What flags take: sizes, times, process numbers. What a mistake prints names what is taken.
+//! Parsers for values of flags: sizes, times, process numbers. An error message names the accepted form.
 
 use std::time::Duration;
 
 use crate::conf;
 
 const LEAST_BYTES: u64 = 1 << 20;
-/// Longest first: `ms` ends with `s`.
+/// The longest units come first: `ms` ends with `s`.
 const UNITS: [(&str, f64); 6] = [
     ("min", 60.0),
     ("ms", 1e-3),
@@ -29,17 +29,17 @@ pub fn time(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// A [`size`] as it was written, to be handed on.
+/// A [`size`] as it was written, to be passed on to another program.
 pub fn size_text(text: &str) -> Result<String, String> {
     size(text).map(|_| text.into())
 }
 
-/// A [`time`] as it was written, to be handed on.
+/// A [`time`] as it was written, to be passed on to another program.
 pub fn time_text(text: &str) -> Result<String, String> {
     time(text).map(|_| text.into())
 }
 
-/// The time between two looks.
+/// The time between two samples.
 pub fn interval(text: &str) -> Result<Duration, String> {
     let range = Duration::from_millis(100)..=Duration::from_secs(3600);
     parse_time(text)
@@ -47,10 +47,10 @@ pub fn interval(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "it takes seconds from 0.1 to 3600, or such as 250ms or 5m".into())
 }
 
-/// A process.
+/// A process number.
 pub fn process(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
-    number.ok_or_else(|| "it takes a process number; a program to start goes behind '--'".into())
+    number.ok_or_else(|| "it takes a process number; write a program to start behind '--'".into())
 }
 
 /// `90`, `1.5`, `250ms`, `5m`; at most some 30,000 years.
@@ -60,7 +60,7 @@ fn parse_time(text: &str) -> Option<Duration> {
         .iter()
         .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)));
     let (number, unit_s) = split.unwrap_or((text, 1.0));
-    // `parse` alone would take signs, exponents and `inf`.
+    // `parse` alone would accept signs, exponents and `inf`.
     let is_plain = number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let seconds = number.parse::<f64>().ok().filter(|_| is_plain)? * unit_s;
     (seconds <= MOST_S).then(|| Duration::from_secs_f64(seconds))

@@ -1,5 +1,5 @@
-/* A tiny malloc over glibc's own, for libraries with one planted fault each. A fault file defines what
- * it wants to spoil as a macro before it includes this. */
+/* A tiny malloc over glibc's own, for libraries with one planted fault each. A fault file defines the
+ * function with the fault as a macro before it includes this. */
 #pragma once
 #include <errno.h>
 #include <malloc.h>

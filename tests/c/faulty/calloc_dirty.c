@@ -1,3 +1,3 @@
-/* calloc does not zero. */
+/* Fault: calloc does not zero the memory. */
 #define CALLOC(n) __libc_malloc(n)
 #include "base.h"

@@ -1,5 +1,5 @@
-/* A helper that does everything wrong: made for every program that has allocated much, it keeps the program's
- * descriptors and its memory for CLING_MS (1 s), and its end can be waited for. */
+/* Fault: a wrong helper. It is made for every program that has allocated much, it keeps the program's descriptors and
+ * memory for CLING_MS (1 s), and the program's parent can wait for its end. */
 #include <stddef.h>
 static void *counted(size_t n);
 #define MALLOC(n) counted(n)

@@ -1,4 +1,4 @@
-/* Out of memory ends the program. */
+/* Fault: the program ends when memory runs out. */
 #include <stdlib.h>
 #include <stddef.h>
 static void *or_die(void *p) { if (!p) abort(); return p; }

@@ -1,4 +1,4 @@
-/* dlopen wrapped by a call: the loader takes this library for the caller. */
+/* Fault: dlopen is wrapped by a call, so the loader takes this library for the caller. */
 #include <dlfcn.h>
 
 static volatile int calls;

@@ -1,4 +1,4 @@
-/* Keeps a thread from the first call on, as an allocator with an eager worker would. */
+/* Fault: starts a thread at the first call and keeps it, as an allocator with an eager worker would. */
 #include <pthread.h>
 #include <unistd.h>
 #include "base.h"

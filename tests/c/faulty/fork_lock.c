@@ -1,4 +1,4 @@
-/* One lock around everything, which nobody takes or resets at fork. */
+/* Fault: one lock around everything, and no fork handler takes or resets it. */
 #include <pthread.h>
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 #define LOCKED(call) ({ pthread_mutex_lock(&lock); __typeof__(call) r_ = call; pthread_mutex_unlock(&lock); r_; })

@@ -1,5 +1,5 @@
-/* Now and then an object that is in use is handed out again. Nothing is ever freed, so that libc's own
- * checks see nothing. */
+/* Fault: sometimes an object that is in use is handed out again. Nothing is ever freed, so that libc's own
+ * checks find nothing. */
 #include <stddef.h>
 static void *twice(size_t n);
 #define MALLOC(n) twice(n)

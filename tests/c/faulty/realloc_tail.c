@@ -1,4 +1,4 @@
-/* A realloc that moves copies only half of the old content. */
+/* Fault: a realloc that moves an object copies only half of its content. */
 #include <stddef.h>
 static void *half_copied(void *p, size_t n);
 #define REALLOC(p, n) half_copied(p, n)

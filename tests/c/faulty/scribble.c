@@ -1,4 +1,4 @@
-/* An object in use is written to: every so often 8 bytes in the middle of an older object. */
+/* Fault: from time to time, 8 bytes in the middle of an older object in use are overwritten. */
 #include <stddef.h>
 static void *scribble(size_t n);
 #define MALLOC(n) scribble(n)

@@ -1,4 +1,4 @@
-/* malloc_usable_size promises 64 bytes more than there are. */
+/* Fault: malloc_usable_size returns 64 bytes more than the object has. */
 #include "base.h"
 
 size_t malloc_usable_size(void *p)

@@ -1,5 +1,5 @@
-/* A cache of one object per CPU that a thread trusts to be its own while it is in a call, found by
- * a CPU number taken at the thread's first call: stale in vfork children and after migration. */
+/* Fault: a cache of one object per CPU, which a thread uses without a lock during a call. The thread reads its CPU
+ * number only at its first call, so the number is stale in vfork children and after migration. */
 #include <stddef.h>
 #include <sched.h>
 static void *cached(size_t n);

@@ -1,4 +1,4 @@
-//! apt for one suite of Debian's, with a configuration of its own, and the directory in which its products are kept.
+//! Runs apt for one Debian suite with a configuration of its own, and keeps the results in a directory.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::have;
 
-/// Signs all suites.
+/// The keyring that signs all suites.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRRORS: [&str; 2] = [
     "http://deb.debian.org/debian",
-    // Where suites go that have come to their end.
+    // The archive of suites that are no longer supported.
     "http://archive.debian.org/debian",
 ];
 const FRESH: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -26,7 +26,7 @@ pub(super) fn keep(path: &Path, content: impl AsRef<[u8]>) -> Result<(), String>
     fs::write(path, content).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Where everything that is fetched is kept.
+/// The directory of everything that is fetched.
 pub(super) fn cache() -> Result<PathBuf, String> {
     let from = |key: &str| std::env::var_os(key).filter(|value| !value.is_empty());
     from("EBBTIDE_CACHE")
@@ -57,7 +57,7 @@ impl Suite {
         })
     }
 
-    /// The directory `part`, which `make` fills when it is missing or old. An old one stays where that fails.
+    /// The directory `part`. If it is missing or old, `make` fills it. If that fails, an old one is kept.
     pub(super) fn kept(
         &self,
         part: &str,
@@ -90,7 +90,7 @@ impl Suite {
         }
     }
 
-    /// apt with a configuration of its own, its lists renewed.
+    /// apt with a configuration of its own and new package lists.
     fn apt(&self) -> Result<Apt, String> {
         for tool in ["apt-get", "apt-cache", "dpkg"] {
             if !have(tool) {
@@ -104,7 +104,7 @@ impl Suite {
         for name in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.join(name)).map_err(|e| e.to_string())?;
         }
-        // Nothing is installed, as far as this apt knows.
+        // For this apt, no package is installed.
         keep(&dir.join("status"), "")?;
         let configuration = include_str!("apt.conf").replace("DIR", &dir.to_string_lossy());
         keep(&dir.join("apt.conf"), configuration)?;
@@ -124,7 +124,7 @@ impl Suite {
     }
 }
 
-/// The mirror that this machine fetches its own packages from.
+/// The mirror from which this machine fetches its own packages.
 fn mirror_of_this_machine() -> Option<String> {
     let run = Command::new("apt-get")
         .args(["indextargets", "--format", "$(REPO_URI)"])
@@ -167,7 +167,7 @@ impl Apt {
         Err(line.trim_start_matches("E: ").to_owned())
     }
 
-    /// The first dependency of a package whose name begins so, and goes on with a digit.
+    /// The first dependency of a package whose name is `prefix` followed by a digit.
     pub(super) fn dependency(&self, package: &str, prefix: &str) -> Result<String, String> {
         let text = self.run("apt-cache", &["depends", package])?;
         text.lines()
@@ -188,7 +188,7 @@ impl Apt {
             .ok_or(format!("no {package}"))
     }
 
-    /// Files of packages and of all that they depend on.
+    /// The files of packages and of all their dependencies.
     pub(super) fn with_dependencies(&self, packages: &[&str]) -> Result<Vec<PathBuf>, String> {
         let install = ["install", "-qq", "-y", "--no-install-recommends"];
         let simulated = self.run("apt-get", &[&install[..], &["-s"], packages].concat())?;

@@ -1,4 +1,4 @@
-//! The machine of a cell: what it starts from, whether it is what it should be, and the checks in it.
+//! Boots the machine of a cell, verifies that it is the intended one, and runs the checks in it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,10 +18,10 @@ use crate::guest::{self, Running};
 use crate::run::target_dir;
 use crate::{Machine, Processor};
 
-/// For a question that is no check.
+/// Time limit for a command that is no check.
 const ASK: Duration = Duration::from_secs(20);
 
-/// Root, library, programs and scripts as one file, which must live until the machine has booted.
+/// Root, library, programs and scripts as one file. The file must live until the machine has booted.
 fn file_system(work: &Work, root: &Root) -> Result<NamedTempFile, String> {
     let told = |e: std::io::Error| e.to_string();
     let mut file = NamedTempFile::new_in(target_dir().join("matrix")).map_err(told)?;
@@ -39,7 +39,7 @@ fn machine(name: &'static str) -> Machine {
     }
 }
 
-/// Library, programs and scripts, as an archive that follows that of the file system.
+/// Library, programs and scripts, as an archive that follows the archive of the file system.
 fn overlay(work: &Work, libc: &str) -> Result<Vec<u8>, String> {
     let mut archive = Archive::default();
     let mut add = |name: PathBuf, path: &Path| {
@@ -80,7 +80,7 @@ fn host_is_newer(libc: &str) -> bool {
     number(&host.to_string_lossy()) > number(libc)
 }
 
-/// Boots a cell for one line of shell, which sees the library as `$L`. To try something.
+/// Boots a cell for one line of shell, which finds the library as `$L`. For experiments.
 pub(super) fn shell(
     work: &Work,
     cell: &Cell,
@@ -128,7 +128,7 @@ pub(super) fn run_cell(
         guest::boot_with(&machine, &kernel.image, file_system.path(), more)
     };
     let end = Instant::now() + work.limit;
-    // Nothing of ours runs yet. Emulated, a new kernel has died in its first second once in a while.
+    // Nothing of this project runs yet. Under emulation, a new kernel sometimes dies in its first second.
     let mut running = match boot().or_else(|_| boot()) {
         Ok(running) => running,
         Err(why) => return outcome.ended(&why, &guest::log(&machine), started.elapsed()),
@@ -142,7 +142,7 @@ pub(super) fn run_cell(
     let mut died = false;
     for (number, check) in work.checks.iter().enumerate() {
         if died {
-            // The others in a new machine, as far as there is time.
+            // Runs the other checks in a new machine, if there is time.
             match boot() {
                 Ok(again) => running = again,
                 Err(_) => break,
@@ -177,7 +177,7 @@ pub(super) fn run_cell(
     outcome
 }
 
-/// Whether the machine is what the cell says; how commands are started there. `Ok(Err)`: it cannot be.
+/// Whether the machine is as the cell says, and how commands are started there. `Ok(Err)`: it cannot be.
 fn identity(
     running: &mut Running,
     cell: &Cell,
@@ -200,7 +200,7 @@ fn identity(
         Variant::Plain => Ok(Ok(String::new())),
         Variant::Filter(name) => {
             let around = format!("filter /matrix/{name}.filter");
-            // A filter that lets everything through would be no cell.
+            // A filter that allows everything would not test anything.
             let refused = ask(&format!(
                 "{around} sh -c 'mkdir -p m; ! mount -t tmpfs m m 2>/dev/null && echo refused'"
             ));

@@ -1,19 +1,21 @@
-//! Which kernel is combined with which C library, and under which circumstances.
+//! Selects which kernel is combined with which C library, and under which conditions.
 
 use super::suites::{self, Kernel, Root};
 
-/// Suites whose kernels are booted, oldest first. The last counts only where it is newer than the one before.
+/// Suites whose kernels are booted, oldest first. The last one counts only if it is newer than the one before.
 pub(super) const KERNELS: [&str; 5] = ["bullseye", "bookworm", "trixie", "sid", "experimental"];
-/// Suites whose C library and programs run.
+/// Suites whose C library and programs are run.
 pub(super) const LIBCS: [&str; 4] = ["bullseye", "bookworm", "trixie", "sid"];
-/// The newest kernel that is no candidate, and the newest C library.
+/// The newest kernel that is not a release candidate, and the newest C library.
 pub(super) const NEWEST: (&str, &str) = ("sid", "sid");
 
-/// Which pairs run. What both have to do with each other changed in few versions: libc registers rseq (2.35), with more
-/// than 32 bytes (2.41); the kernel checks what it wrote there (7.0.10). A container brings an older or a newer libc than
-/// its host was made for. So there run: what was shipped together, every libc on the newest kernels, the newest libc on
-/// every kernel. Left out are six pairs in between: an old kernel treats all libcs from 2.36 on alike, and 2.31, which has
-/// no rseq, is on the oldest kernel and on the two newest.
+/// The pairs that run. The interface between kernel and libc changed in few versions: libc registers rseq (2.35),
+/// with more than 32 bytes (2.41); the kernel checks its own fields there (7.0.10). A container may bring an older or
+/// a newer libc than its host was made for.
+///
+/// So these pairs run: those that were shipped together, every libc on the newest kernels, and the newest libc on
+/// every kernel. Six pairs in between are left out. An old kernel treats all libcs from 2.36 on alike, and 2.31,
+/// which has no rseq, runs on the oldest kernel and on the two newest.
 const PAIRS: [&str; 5] = [
     // 2.31 2.36 2.41 2.43
     "x..x", // 5.10
@@ -23,21 +25,21 @@ const PAIRS: [&str; 5] = [
     "xxxx", // next
 ];
 
-/// What is special about a cell.
+/// A special condition of a cell.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Variant {
     Plain,
-    /// Under a filter of system calls, `tests/matrix/NAME.filter`.
+    /// A filter of system calls, `tests/matrix/NAME.filter`.
     Filter(&'static str),
     /// The kernel checks the rseq area of every thread, whatever its length.
     RseqDebug,
 }
 
-/// Circumstances beside the pairs, each on one pair.
+/// Cells with a special condition, each on one pair.
 const VARIANTS: [(&str, &str, Variant); 3] = [
     ("sid", "sid", Variant::Filter("docker")),
     ("sid", "sid", Variant::Filter("system-service")),
-    // Registered with 32 bytes, which the kernel checks only so.
+    // libc registers 32 bytes, which the kernel checks only with rseq debugging.
     ("sid", "bookworm", Variant::RseqDebug),
 ];
 
@@ -50,7 +52,7 @@ impl Variant {
         }
     }
 
-    /// For the kernel.
+    /// The kernel's boot argument.
     pub fn boot_argument(self) -> &'static str {
         match self {
             Variant::RseqDebug => "rseq_debug=1",
@@ -92,7 +94,7 @@ impl Cell {
         (self.kernel, self.libc) == NEWEST && self.variant == Variant::Plain
     }
 
-    /// By suites: names of files.
+    /// The name by suites, for file names.
     pub fn id(&self) -> String {
         let variant = self
             .variant
@@ -101,7 +103,7 @@ impl Cell {
         format!("{}-{}{variant}", self.kernel, self.libc)
     }
 
-    /// By versions: `7.2/2.43+docker`.
+    /// The name by versions: `7.2/2.43+docker`.
     pub fn label(&self, kernel: &Kernel, root: &Root) -> String {
         let variant = self
             .variant

@@ -1,4 +1,4 @@
-//! What runs in a cell: the lines of `tests/matrix/list`.
+//! The checks that run in a cell: the lines of `tests/matrix/list`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,29 +13,29 @@ use crate::guest::{Answer, Running};
 pub(super) struct Check {
     pub name: String,
     pub seconds: u64,
-    /// Only Ebbtide promises this: there is nothing to compare with.
+    /// Only Ebbtide promises this, so there is nothing to compare with.
     pub own: bool,
     pub command: String,
-    /// Names of the programs of `tests/c` in the command.
+    /// Names of the `tests/c` programs in the command.
     programs: Vec<String>,
 }
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Passed,
     Failed(String),
     Skipped(String),
-    /// It fails without the library too.
+    /// It also fails without the library.
     FailsAnyway(String),
 }
 
-/// `tests/matrix`.
+/// The directory `tests/matrix`.
 pub(super) fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("matrix")
 }
 
-/// The list.
+/// Reads the list.
 pub(super) fn list() -> Result<Vec<Check>, String> {
     let path = directory().join("list");
     let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -76,7 +76,7 @@ fn word(text: &str) -> Option<(&str, &str)> {
     Some((word, rest.trim_start()))
 }
 
-/// Sources of the programs that the checks name.
+/// Sources of the programs that the checks use.
 pub(super) fn sources(checks: &[Check]) -> BTreeSet<PathBuf> {
     let named = checks
         .iter()
@@ -86,10 +86,10 @@ pub(super) fn sources(checks: &[Check]) -> BTreeSet<PathBuf> {
     named.filter(|path| path.exists()).chain([filter]).collect()
 }
 
-/// Programs by their names, or why they cannot be compiled.
+/// Programs by name, or the reason why one cannot be compiled.
 pub(super) type Programs = BTreeMap<String, Result<PathBuf, String>>;
 
-/// Compiles all programs for the C library under `sysroot`, else for that of this machine.
+/// Compiles all programs for the C library under `sysroot`, or for the C library of this machine.
 pub(super) fn compile(checks: &[Check], sysroot: Option<&Path>) -> Programs {
     let compile = |source: PathBuf| {
         let name = source.file_stem().expect("a source file");
@@ -108,8 +108,8 @@ fn source(program: &str) -> PathBuf {
 }
 
 impl Check {
-    /// Runs it, and again without the library when it fails. A machine that does not answer in time, or by the end of
-    /// its cell, hangs.
+    /// Runs the check; if it fails, runs it again without the library. A machine that does not answer in time, or by
+    /// the end of its cell, counts as hanging.
     pub fn run(
         &self,
         machine: &mut Running,

@@ -1,4 +1,4 @@
-//! `make matrix`: the library with kernels and C libraries of Debian's suites, in emulated machines.
+//! `make matrix`: runs the library with the kernels and C libraries of Debian's suites, in emulated machines.
 //!
 //! ```text
 //!   suites ── kernel, root ──▶ machine of a cell ◀── overlay: library, programs of tests/c, tests/matrix
@@ -7,8 +7,8 @@
 //!              target/matrix/KEY/CELL ──▶ docs/results/matrix-DATE.md ──▶ docs/platforms.md
 //! ```
 //!
-//! KEY stands for the library and for all that runs with it: a run that was interrupted goes on where it was, and a new
-//! library begins anew. A cell ends at its time limit and then counts as failed.
+//! KEY is computed from the library and from everything that runs with it. An interrupted run continues where it was;
+//! a new library starts from the beginning. A cell ends at its time limit and then counts as failed.
 
 mod apt;
 mod boot;
@@ -30,31 +30,31 @@ use cells::Cell;
 use checks::{Check, Programs};
 use report::Outcome;
 
-/// The oldest C library: what is compiled for it runs with all.
+/// The oldest C library: programs compiled for it run with all others.
 const OLDEST: &str = cells::LIBCS[0];
 
-/// What this run works with.
+/// The inputs of this run.
 struct Work {
     library: PathBuf,
     checks: Vec<Check>,
     results: PathBuf,
-    /// A cell's time.
+    /// Time limit of a cell.
     limit: Duration,
-    /// The C library that the programs are compiled for; `None`: that of this machine.
+    /// The C library for which the programs are compiled; `None`: that of this machine.
     sysroot: Option<PathBuf>,
     programs: Programs,
 }
 
-/// Which cells run.
+/// The cells that run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
-    /// Those without a result.
+    /// Cells without a result.
     All,
-    /// One, whether it has a result or not.
+    /// The newest cell, whether or not it has a result.
     Newest,
-    /// These, whether they have a result or not.
+    /// The named cells, whether or not they have a result.
     Named,
-    /// None: what is there is written down.
+    /// No cell: existing results are written.
     Kept,
 }
 
@@ -122,7 +122,7 @@ impl Work {
     }
 }
 
-/// Boots a cell for one line of shell, which sees the library as `$L`. To try something.
+/// Boots a cell for one line of shell, which finds the library as `$L`. For experiments.
 fn shell(label: &str, command: &str) -> Result<u8, String> {
     let mut work = Work::new()?;
     work.compile(suites::sysroot(OLDEST).ok());
@@ -138,7 +138,7 @@ fn shell(label: &str, command: &str) -> Result<u8, String> {
     boot::shell(&work, &cell, &kernel, &root, command)
 }
 
-/// Runs cells; whether none failed.
+/// Runs cells. Returns whether none failed.
 fn run(labels: &[&str], which: Which) -> Result<bool, String> {
     if cfg!(not(target_arch = "x86_64")) {
         skip("the matrix is for x86-64");
@@ -171,7 +171,8 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
     if let Some(label) = labels.iter().find(|label| !named(label)) {
         return Err(format!("no cell is called {label}{missing}"));
     }
-    // As little as needed: one cell with a libc that is newer than this machine's takes the programs made here.
+    // Compiles no more than needed: a single cell whose libc is newer than this machine's takes the programs made
+    // here.
     work.compile(match which {
         Which::Newest => None,
         _ => suites::sysroot(OLDEST).ok(),
@@ -242,7 +243,7 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
     Ok(failed == 0)
 }
 
-/// Stands for the library and for everything that runs with it.
+/// Computes the key of the library and of everything that runs with it.
 fn key(library: &Path, checks: &[Check]) -> Result<String, String> {
     let mut hasher = DefaultHasher::new();
     let mut files = vec![library.to_owned()];
@@ -267,7 +268,7 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// What was fetched for the cells so far, or why it cannot be had: nothing is tried twice.
+/// The files that were fetched for the cells so far, or why they cannot be fetched. Nothing is tried twice.
 #[derive(Default)]
 struct Fetched {
     kernels: BTreeMap<&'static str, Result<suites::Kernel, String>>,
@@ -295,7 +296,7 @@ impl Fetched {
     }
 }
 
-/// `git` in the repository.
+/// Runs `git` in the repository.
 fn git(arguments: &[&str]) -> Option<String> {
     let run = Command::new("git")
         .args(arguments)

@@ -1,4 +1,4 @@
-//! What came out: a file for each cell, a dated result file, and the table in `docs/platforms.md`.
+//! Writes the results: a file for each cell, a dated result file, and the table in `docs/platforms.md`.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,22 +10,22 @@ use super::cells::{self, Cell, Variant};
 use super::checks::Verdict;
 use super::{git, repository};
 
-/// What a result is about: changes below these directories make it old.
+/// Inputs of a result: changes below these directories make it outdated.
 const COVERS: &str = "crates tests/c tests/guest tests/matrix tests/src/matrix";
 const BEGIN: &str = "<!-- matrix -->";
 const END: &str = "<!-- /matrix -->";
-/// Lines of the kernel's log that are kept of a cell that failed.
+/// Number of kernel log lines that are kept for a failed cell.
 const TAIL: usize = 15;
 
-/// How a cell ended.
+/// The result of a cell.
 pub(super) struct Outcome {
     label: String,
     kernel: String,
-    /// Why it did not run.
+    /// The reason why it did not run.
     pub skipped: Option<String>,
-    /// Why it ended before its last check.
+    /// The reason why it ended before its last check.
     ended: Option<String>,
-    /// Verdict, check and what it said.
+    /// Verdict, check and output.
     lines: Vec<(String, String, String)>,
     log: String,
     pub took: Duration,
@@ -61,7 +61,7 @@ impl Outcome {
         self.lines.push((word.into(), check.into(), why));
     }
 
-    /// It ended before its time.
+    /// Marks the cell as ended too early.
     pub fn ended(mut self, why: &str, log: &str, took: Duration) -> Outcome {
         self.ended = Some(why.to_owned());
         self.keep_log(log);
@@ -69,7 +69,7 @@ impl Outcome {
         self
     }
 
-    /// Keeps the end of a kernel's log, of the first machine only: later ones did what that one could not.
+    /// Keeps the end of a kernel's log, of the first machine only: later machines ran the rest of its checks.
     pub fn keep_log(&mut self, log: &str) {
         if !self.log.is_empty() {
             return;
@@ -82,7 +82,7 @@ impl Outcome {
         self.lines.iter().filter(|line| line.0 == word).count()
     }
 
-    /// Whether it is about this kernel and this libc.
+    /// Whether the result is about this kernel and this libc.
     pub fn is_of(&self, label: &str, kernel: &str) -> bool {
         self.label == label && self.kernel == kernel
     }
@@ -91,7 +91,7 @@ impl Outcome {
         self.ended.is_some() || self.count("FAIL") > 0
     }
 
-    /// For people.
+    /// The result as a line for people.
     pub fn line(&self) -> String {
         let mut text = format!("{}: {} ok", self.label, self.count("ok"));
         for (word, what) in [
@@ -107,7 +107,7 @@ impl Outcome {
         text
     }
 
-    /// What did not pass, a line each, and of a cell that failed the end of its console.
+    /// One line for each check that did not pass, and for a failed cell the end of its console.
     pub fn details(&self) -> Vec<String> {
         let mut lines: Vec<String> = (self.lines.iter())
             .filter(|line| line.0 != "ok")
@@ -123,7 +123,7 @@ impl Outcome {
         lines
     }
 
-    /// For [`Outcome::parse`].
+    /// The result as text for [`Outcome::parse`].
     pub fn text(&self) -> String {
         let seconds = self.took.as_secs();
         let mut text = format!(
@@ -142,7 +142,7 @@ impl Outcome {
         text + "done\n"
     }
 
-    /// What [`Outcome::text`] wrote, unless it was cut short.
+    /// Parses the text of [`Outcome::text`]; `None` if it was cut short.
     pub fn parse(text: &str) -> Option<Outcome> {
         let mut outcome = Outcome::new("", "");
         let mut done = false;
@@ -168,7 +168,7 @@ impl Outcome {
         done.then_some(outcome)
     }
 
-    /// For the table.
+    /// The mark for the table.
     fn mark(&self) -> String {
         let failed: Vec<&str> = (self.lines.iter())
             .filter(|line| line.0 == "FAIL")
@@ -193,10 +193,10 @@ impl Outcome {
     }
 }
 
-/// Kernels down, C libraries across; then the cells under special circumstances.
+/// The table: a row for each kernel, a column for each C library; then the cells with special conditions.
 pub(super) fn table(all: &[(Cell, Outcome)]) -> String {
     let version = |outcome: &Outcome, part: usize| {
-        // One that could not be fetched is called by its suites.
+        // A cell that could not be fetched is named by its suites.
         let (kernel, libc) = outcome.label.split('+').next()?.split_once('/')?;
         Some([kernel, libc][part].to_owned())
     };

@@ -1,15 +1,16 @@
-//! Kernels, C libraries and programs of Debian's suites: fetched, unpacked, never installed.
+//! Fetches and unpacks kernels, C libraries and programs of Debian's suites. It never installs them.
 //!
-//! Kept in `$EBBTIDE_CACHE/debian/SUITE` (default: `~/.cache/ebbtide`), so that `cargo clean` does not lose them:
+//! They are kept in `$EBBTIDE_CACHE/debian/SUITE` (default: `~/.cache/ebbtide`), so that `cargo clean` does not
+//! remove them:
 //!
 //! ```text
-//!   apt/             lists and packages of this suite; apt takes up a download where it was interrupted
+//!   apt/             lists and packages of this suite; apt continues an interrupted download
 //!   kernel/          vmlinuz, version
 //!   root/            root.cpio, sysroot (bullseye only), version
 //! ```
 //!
-//! What is older than a week is fetched anew (`EBBTIDE_REFRESH=1`: all of it). Without a network the old one serves.
-//! A file lock for each suite keeps two runs apart.
+//! Files older than a week are fetched again (`EBBTIDE_REFRESH=1`: all files). Without a network, the old ones are
+//! used. A file lock for each suite keeps two runs apart.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -18,7 +19,7 @@ use std::path::{Component, Path, PathBuf};
 use super::apt::{Suite, keep, unpack, version};
 use crate::archive::Archive;
 
-/// What each distribution brings to the machine, with what these packages depend on.
+/// Packages of each distribution that go into the machine, with their dependencies.
 const PROGRAMS: [&str; 9] = [
     "bash",
     "busybox",
@@ -32,7 +33,7 @@ const PROGRAMS: [&str; 9] = [
 ];
 /// Headers and libraries to compile for the oldest C library.
 const DEVELOPMENT: [&str; 4] = ["libc6", "libc6-dev", "libcrypt-dev", "linux-libc-dev"];
-/// No machine reads these.
+/// Directories that no machine reads.
 const LEFT_OUT: [&str; 13] = [
     "/usr/share/bash-completion",
     "/usr/share/bug",
@@ -53,7 +54,7 @@ const LEFT_OUT: [&str; 13] = [
 #[derive(Clone)]
 pub(super) struct Kernel {
     pub image: PathBuf,
-    /// As `uname -r` says it.
+    /// The release, as `uname -r` prints it.
     pub release: String,
 }
 
@@ -77,7 +78,7 @@ pub(super) fn kernel(suite: &str) -> Result<Kernel, String> {
     let suite = Suite::open(suite)?;
     let dir = suite.kept("kernel", |apt, dir| {
         let newest = apt.dependency("linux-image-cloud-amd64", "linux-image-")?;
-        // From 7.0 on the image has a package of its own.
+        // From 7.0 on, the image has a package of its own.
         let package = apt.dependency(&newest, "linux-binary-").unwrap_or(newest);
         apt.unpack(&package, dir)?;
         let (image, release) = image_in(dir).ok_or(format!("{package} has no kernel"))?;
@@ -122,7 +123,7 @@ pub(super) fn root(suite: &str) -> Result<Root, String> {
         for package in packages {
             unpack(&package, &tree)?;
         }
-        // It cannot be installed beside busybox, but unpacked.
+        // The package cannot be installed beside busybox, but it can be unpacked.
         let only = dir.join("static");
         apt.unpack("busybox-static", &only)?;
         let mut archive = Archive::default();
@@ -159,14 +160,14 @@ pub(super) fn root(suite: &str) -> Result<Root, String> {
     })
 }
 
-/// Headers and libraries to compile with. What is linked so runs with every newer C library.
+/// Headers and libraries to compile with. Programs linked this way run with every newer C library.
 pub(super) fn sysroot(suite: &str) -> Result<PathBuf, String> {
     let suite = Suite::open(suite)?;
     suite.kept("sysroot", |apt, dir| {
         for package in DEVELOPMENT {
             apt.unpack(package, dir)?;
         }
-        // Where it will lie: `dir` is a draft.
+        // Its final place: `dir` is a draft.
         let place = dir.with_extension("");
         for part in ["lib64", "lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"] {
             lead_inside(&dir.join(part), &place)?;
@@ -175,7 +176,7 @@ pub(super) fn sysroot(suite: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// Makes absolute links lead into `place`, or the linker would take libraries of this machine.
+/// Makes absolute links point into `place`. Otherwise the linker would take libraries of this machine.
 fn lead_inside(dir: &Path, place: &Path) -> Result<(), String> {
     let told = |e: std::io::Error| format!("{}: {e}", dir.display());
     for entry in fs::read_dir(dir).map_err(told)? {
@@ -189,7 +190,7 @@ fn lead_inside(dir: &Path, place: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The name of a file in the machine, where `/bin`, `/sbin`, `/lib` and `/lib64` lead to those of `/usr`.
+/// The name of a file in the machine, where `/bin`, `/sbin`, `/lib` and `/lib64` are links to those of `/usr`.
 fn merged(name: &Path) -> PathBuf {
     let first = name.components().nth(1);
     let old = ["bin", "sbin", "lib", "lib64"].map(|name| Component::Normal(name.as_ref()));
@@ -200,7 +201,7 @@ fn merged(name: &Path) -> PathBuf {
     }
 }
 
-/// Adds what is below `dir` of an unpacked tree.
+/// Adds the files below `dir` of an unpacked tree.
 fn add(archive: &mut Archive, tree: &Path, dir: &Path) -> Result<(), String> {
     let told = |e: std::io::Error| format!("{}: {e}", dir.display());
     let mut entries: Vec<PathBuf> = Vec::new();
@@ -222,7 +223,7 @@ fn add(archive: &mut Archive, tree: &Path, dir: &Path) -> Result<(), String> {
             // `/bin` itself, which some distributions ship.
         } else if kind.is_symlink() {
             let target = fs::read_link(&path).map_err(told)?;
-            // Relative to where it was, before the directories were merged.
+            // Relative to its place before the directories were merged.
             let target = if target.is_absolute() || name == within {
                 target
             } else {
@@ -232,7 +233,7 @@ fn add(archive: &mut Archive, tree: &Path, dir: &Path) -> Result<(), String> {
         } else if kind.is_file() && kind.size() > 0 {
             archive.file(&name, &fs::read(&path).map_err(told)?);
         } else if kind.is_file() && kind.permissions().mode() & 0o111 == 0 {
-            // An empty `__init__.py` counts.
+            // An empty `__init__.py` is needed too.
             archive.file(&name, b"");
         }
     }

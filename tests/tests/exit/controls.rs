@@ -1,4 +1,4 @@
-//! Positive controls: each kind of check fails where it should.
+//! Positive controls: each kind of check must fail where it should.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn control_the_kernels_own_end_is_seen_late() {
     assert!(fails(run), "1 GiB ends within 5 ms without a helper");
 }
 
-/// Nobody needs the memory: it waits, and the check of what happens under need sees that.
+/// Memory is not short, so the helper waits, and the check for the case of short memory notices that.
 #[test]
 fn control_a_turn_that_does_not_end_is_noticed() {
     admitted("no-need", 0, |run| {
@@ -44,7 +44,7 @@ fn control_a_missing_helper_is_noticed() {
     }
 }
 
-/// A helper that keeps everything the program had open, for a second, and that can be waited for.
+/// A helper that keeps everything that the program had open, for a second, and that a parent can wait for.
 #[test]
 fn control_a_clinging_helper_is_noticed() {
     let clinging = c_library("faulty/clinging");
@@ -58,14 +58,14 @@ fn control_a_clinging_helper_is_noticed() {
         let run = Run::new(c_program(program)).args(args);
         let run = run.preload(&clinging).env("CLING_MS", "3000");
         assert!(fails(run), "{args}");
-        // The check itself holds where nobody keeps anything. 1 GiB ends late without a helper, and so does its pipe.
+        // The check itself passes if nothing is kept open. 1 GiB ends late without a helper, and so does its pipe.
         if args != "pipe alone" {
             Run::new(c_program(program)).args(args).plain().ok();
         }
     }
 }
 
-/// Its name is that of a helper, and it stays.
+/// A process with the name of a helper that stays.
 #[test]
 fn control_what_stays_behind_is_noticed() {
     let clinging = c_library("faulty/clinging");
@@ -84,7 +84,7 @@ fn control_a_core_file_without_the_heap_is_noticed() {
     if pattern.starts_with(['|', '/']) {
         return skip("core_pattern leads elsewhere");
     }
-    // No private memory in the file.
+    // The core file contains no private memory.
     let without = Run::new("sh")
         .arg("-c")
         .arg("echo 0 > /proc/self/coredump_filter; exec \"$0\" \"$@\"")

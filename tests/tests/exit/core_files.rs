@@ -1,4 +1,4 @@
-//! Core files of a process whose memory is a helper's too.
+//! Tests core files of a process that shares its memory with a helper.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use ebbtide_tests::{Run, c_program, core_files_here, skip};
 
 use super::{DETACHED, has_helper};
 
-/// How many of the 48 blocks a core file of the program has; `None` where none is written.
+/// The number of the 48 blocks that a core file of the program contains; `None` if none is written.
 pub(super) fn blocks_in_core(run: Run) -> Option<usize> {
     const TEXT: &[u8] = b"heap-pattern-for-the-core-file";
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -25,7 +25,7 @@ pub(super) fn blocks_in_core(run: Run) -> Option<usize> {
         .filter_map(|f| Some(f.ok()?.path()))
         .find(|p| p.to_string_lossy().contains("core"))?;
     let core = fs::read(core).expect("core file");
-    // Aligned as in memory: the middle of a block, wherever that begins.
+    // Aligned as in memory: the middle of a block, wherever the block begins.
     let found = core
         .chunks_exact(8)
         .enumerate()

@@ -1,5 +1,5 @@
-//! The end of a large process under `exit=detached`: every way to die, and what its parent and others see at once.
-//! `c/exit.c` and the programs beside it start, end and watch the processes.
+//! Tests the end of a large process under `exit=detached`: every way to die, and how its parent and other processes
+//! see it. `c/exit.c` and the programs beside it start, end and watch the processes.
 
 mod controls;
 mod core_files;
@@ -14,7 +14,7 @@ use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, library, only_ebb
 const MIB: u64 = 1 << 20;
 const DETACHED: &str = "exit=detached,exit_threshold=32M";
 
-/// The library as it should be, or says why not.
+/// Whether the library can have a helper. If not, prints why.
 fn has_helper() -> bool {
     only_ebbtide("has a helper")
 }
@@ -29,7 +29,7 @@ fn detached_with(program: &str, args: &str, more: &str) {
     }
 }
 
-/// No other program's helpers are waited for.
+/// Runs with admission slots of its own, so that it waits for no helper of another program.
 fn in_slots_of_its_own(run: Run, more: &str) -> Outcome {
     let places = tempfile::tempdir().expect("temporary directory");
     run.env("XDG_RUNTIME_DIR", places.path())
@@ -58,7 +58,7 @@ fn a_terminal_that_hangs_up() {
     detached("exit", "hangup");
 }
 
-/// 1 GiB of small pages takes the kernel 20 ms and more; the helper makes it a part of one.
+/// The kernel needs 20 ms and more for 1 GiB of small pages; with the helper it is a part of one ms.
 #[test]
 fn the_end_is_seen_at_once() {
     detached_with("exit_seen", "seen 5", ",thp=off");

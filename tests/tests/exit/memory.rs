@@ -1,4 +1,4 @@
-//! What the system, a cgroup and other users have back of a process that has ended, and when.
+//! Tests how much memory the system, a cgroup and other users get back from an ended process, and when.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,10 +12,10 @@ use super::{
     DETACHED, MIB, built_program, detached, detached_with, has_helper, in_slots_of_its_own,
 };
 
-/// Users that nobody else uses: their processes are counted.
+/// Users that no other process uses: their processes are counted.
 const USERS: [u32; 2] = [61234, 61235];
 
-/// 1,000 programs with `EBBTIDE_TEST_LONG`. In a cgroup of their own the memory that they leave is exact.
+/// Runs 1,000 programs with `EBBTIDE_TEST_LONG`. In a cgroup of their own, the memory that they leave is exact.
 #[test]
 fn many_programs_leave_nothing() {
     if !has_helper() {
@@ -42,7 +42,7 @@ fn memory_is_the_systems_again() {
     detached_with("exit_memory", "returned", ",thp=off,dev=teardown_workers:4");
 }
 
-/// A cgroup with this limit, and the file of its usage; or says why not.
+/// A cgroup with this limit, and its usage file. If that is not possible, prints why.
 fn limited(name: &str, bytes: u64) -> Option<(Cgroup, PathBuf)> {
     let group = Cgroup::limited(name, bytes)?;
     let usage = group.usage();
@@ -52,7 +52,7 @@ fn limited(name: &str, bytes: u64) -> Option<(Cgroup, PathBuf)> {
     Some((group, usage?))
 }
 
-/// Exact, whatever others do.
+/// The result is exact, whatever other processes do.
 #[test]
 fn memory_is_the_cgroups_again() {
     if let Some((group, usage)) = limited("exit", 2048 * MIB)
@@ -65,8 +65,8 @@ fn memory_is_the_cgroups_again() {
     }
 }
 
-/// A program of 1 GiB dies in a cgroup of 1.25 while its user's other helpers have the slots; then so much more is
-/// used there.
+/// A program of 1 GiB dies in a cgroup with a limit of 1.25 GiB, while other helpers of its user hold the admission
+/// slots. Then `more_mib` more is used in the cgroup.
 pub(super) fn admitted(name: &str, more_mib: u32, check: impl Fn(Run)) {
     let Some((group, usage)) = limited(name, 1280 * MIB) else {
         return;
@@ -90,7 +90,7 @@ fn admission_is_waited_for_until_memory_is_short() {
     });
 }
 
-/// `ebbtide-bench` has a process that sets up swap and takes it down when its input ends.
+/// `ebbtide-bench` has a process that sets up swap and removes it when its input ends.
 #[test]
 fn swap_is_free_again() {
     let Some(program) = built_program("ebbtide-bench") else {
@@ -124,7 +124,7 @@ fn swap_is_free_again() {
     }
 }
 
-/// The program and the library where any user can read them.
+/// The program and the library in a place where any user can read them.
 fn for_everybody(dir: &Path) -> Option<(PathBuf, PathBuf)> {
     if !needs_root("other users") || !has_helper() {
         return None;
@@ -141,7 +141,7 @@ fn for_everybody(dir: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((program, library))
 }
 
-/// Runs as other users; what their helpers left for admission is removed.
+/// Runs as other users, and removes the admission files that their helpers left.
 fn as_users(args: &str, set: impl Fn(Run, &Path) -> Run) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let Some((program, library)) = for_everybody(dir.path()) else {
@@ -162,10 +162,10 @@ fn as_users(args: &str, set: impl Fn(Run, &Path) -> Run) {
 
 #[test]
 fn users_share_the_machine() {
-    // One test for all: they use the same numbers, and remove the same directories.
+    // One test for all cases: they use the same users, and remove the same directories.
     as_users(&format!("users {} {}", USERS[0], USERS[1]), |run, _| run);
     as_users(&format!("nproc {}", USERS[0]), |run, _| run);
-    // A runtime directory that is there, and cannot be written to.
+    // A runtime directory that exists, but cannot be written to.
     as_users(&format!("user {}", USERS[0]), |run, dir| {
         let closed = dir.join("closed");
         fs::create_dir(&closed).expect("directory");

@@ -1,4 +1,4 @@
-//! Odd circumstances: what a sandbox or a tracer refuses, and what else holds on to a program's memory.
+//! Tests odd circumstances: calls that a sandbox or a tracer refuses, and other users of a program's memory.
 
 use ebbtide_tests::{Run, c_program, ensure_installed, library, skip};
 
@@ -10,7 +10,7 @@ fn odd(args: &str) {
     }
 }
 
-/// A helper whose `exit_group` is refused does not go round in circles.
+/// A helper whose `exit_group` is refused does not loop for ever.
 #[test]
 fn a_helper_that_may_not_end() {
     odd("refused end");
@@ -28,7 +28,8 @@ fn a_helper_that_may_not_even_begin() {
     odd("refused slow");
 }
 
-/// Under one that does, but for the helper: hardly any call of its is answered, and the program goes on.
+/// Under a tracer that follows, except the helper: hardly any of the helper's calls is answered, and the program goes
+/// on.
 #[test]
 fn a_tracer_by_a_filter() {
     if !has_helper() {
@@ -52,13 +53,13 @@ fn a_tracer_by_a_filter() {
     in_slots_of_its_own(run, "").ok();
 }
 
-/// They belong to the memory, which stays, and hold on to a port and a pipe.
+/// io_submit requests belong to the memory, which stays. They hold a port and a pipe open.
 #[test]
 fn requests_under_way_end_at_once() {
     odd("requests");
 }
 
-/// It would be a helper that does not come to its work when that is urgent.
+/// A helper made by such a thread would not start its work in time when that is urgent.
 #[test]
 fn a_thread_that_gives_way_makes_no_helper() {
     odd("nice nice");

@@ -1,4 +1,4 @@
-//! Real programs, whose memory is not all from malloc.
+//! Tests real programs whose memory is not all from malloc.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use ebbtide_tests::{Run, ensure_installed, skip};
 
 use super::{built_program, has_helper};
 
-/// Runs a program whose memory is not all from malloc, and checks what it says.
+/// Runs such a program, and checks its output.
 fn real(words: &[&str], says: &str) {
     let Some(ebbtide) = built_program("ebbtide") else {
         return;
@@ -62,7 +62,7 @@ fn java() {
     }
 }
 
-/// A Go program with C in it takes the library; its heap is its own.
+/// A Go program with C code uses the library; its Go heap is its own.
 #[test]
 fn go() {
     let Some(go) = ["go", "/usr/local/go/bin/go"].into_iter().find(|name| {

@@ -1,4 +1,4 @@
-//! Events that say that memory is short: `c/pressure_events.c`.
+//! Tests events of memory pressure: `c/pressure_events.c`.
 
 use ebbtide_tests::{Run, only_ebbtide};
 
@@ -9,7 +9,7 @@ const PROGRAM: &str = "pressure_events";
 /// "some 150000 2000000".
 const TRIGGER: &str = "c29tZSAxNTAwMDAgMjAwMDAwMA==";
 
-/// A run that is told of pressure by a FIFO, which lives as long as the directory.
+/// A run that gets pressure events by a FIFO, which exists as long as the directory.
 fn with_a_fifo(mode: &str, conf: &str) -> (Run, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let fifo = dir.path().join("fifo");
@@ -31,7 +31,7 @@ fn an_event_empties_what_is_kept() {
         let (run, _fifo) = with_a_fifo(mode, "retain_ms=60000");
         run.ok();
     }
-    // The control: nobody listens.
+    // The control: the program does not watch the FIFO.
     let (run, _fifo) = with_a_fifo("watch", "retain_ms=60000,pressure=off");
     run.must_fail("obeys");
 }

@@ -1,4 +1,4 @@
-//! Limits of a group that change, and other processes in it: `c/pressure_group.c`.
+//! Tests limits of a group that change, and other processes in the group: `c/pressure_group.c`.
 
 use ebbtide_tests::{Cgroup, Run, c_program, ensure_installed, is_ebbtide, skip};
 
@@ -14,7 +14,7 @@ fn large_file() -> tempfile::NamedTempFile {
     file
 }
 
-/// A program that does nothing has 150 MiB to give, and another one needs all but a tenth of the limit.
+/// An idle program has 150 MiB to release, and another process needs all but a tenth of the limit.
 #[test]
 fn another_process_gets_what_is_free() {
     let mode = "beside 150 460";
@@ -24,7 +24,7 @@ fn another_process_gets_what_is_free() {
     fails_in_group(512 * MIB, PROGRAM, mode, conf);
 }
 
-/// Pages of files fill the group: the kernel reclaims from it and says so, far from where anybody is killed.
+/// File pages fill the group: the kernel reclaims from it and sends events, long before a process would be killed.
 #[test]
 fn a_group_that_is_reclaimed_from() {
     let file = large_file();
@@ -32,7 +32,7 @@ fn a_group_that_is_reclaimed_from() {
     ok_in_group(512 * MIB, PROGRAM, &mode, "retain_ms=60000");
 }
 
-/// Version 1 tells of that in two ways; without the count of hits, the event alone.
+/// Version 1 reports that in two ways. This test uses the event alone, without the count of hits.
 #[test]
 fn a_pressure_level_alone() {
     let file = large_file();

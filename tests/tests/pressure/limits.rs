@@ -1,4 +1,4 @@
-//! A process near the limit of its group, and the owner's limit (`limit=`): `c/near_limit.c`.
+//! Tests a process near the limit of its group, and the owner's limit (`limit=`): `c/near_limit.c`.
 
 use ebbtide_tests::only_ebbtide;
 
@@ -9,7 +9,7 @@ const PROGRAM: &str = "near_limit";
 #[test]
 fn garbage_in_spans_goes_before_the_limit() {
     ok_in_group(256 * MIB, PROGRAM, "grow", "retain_ms=60000");
-    // The control: the same without is killed.
+    // The control: without that, the same process is killed.
     let conf = "retain_ms=60000,pressure=off";
     if let Some(outcome) = in_group(256 * MIB, PROGRAM, "grow", conf) {
         assert!(outcome.killed_by(9), "{}", outcome.describe("lives"));

@@ -1,5 +1,5 @@
-//! Memory that is short: limits, events, the owner's limit. `c/near_limit.c`, `c/pressure_events.c` and
-//! `c/pressure_group.c` work inside them.
+//! Tests behaviour when memory is short: limits, events, the owner's limit. `c/near_limit.c`, `c/pressure_events.c`
+//! and `c/pressure_group.c` work inside them.
 
 mod events;
 mod groups;
@@ -16,7 +16,7 @@ fn run(program: &str, mode: &str, conf: &str) -> Run {
     Run::new(c_program(program)).args(mode).conf(conf)
 }
 
-/// Runs it in a group with this limit, whose directory it is told.
+/// Runs the program in a group with this limit. The program gets the group's directory as an argument.
 fn in_group(bytes: u64, program: &str, mode: &str, conf: &str) -> Option<Outcome> {
     if !only_ebbtide(PROMISE) {
         return None;
@@ -27,7 +27,7 @@ fn in_group(bytes: u64, program: &str, mode: &str, conf: &str) -> Option<Outcome
     Some(run.cgroup(&group).run())
 }
 
-/// The same, and it must end well.
+/// The same; the run must succeed.
 fn ok_in_group(bytes: u64, program: &str, mode: &str, conf: &str) {
     if let Some(outcome) = in_group(bytes, program, mode, conf) {
         outcome.ok();

@@ -1,4 +1,4 @@
-//! Which sources of pressure the manager says it sees, with some of them hidden.
+//! Tests which sources of pressure the manager reports, with some of them hidden.
 
 use ebbtide_tests::{
     Cgroup, Run, c_program, command_line, ensure_installed, library, needs_root, only_ebbtide, skip,
@@ -6,7 +6,7 @@ use ebbtide_tests::{
 
 use super::{MIB, PROMISE};
 
-/// What the manager sees of memory, and says so, when `before` has been run in a mount namespace of its own.
+/// The sources that the manager reports after `before` has run in a mount namespace of its own.
 fn sources_after(before: &str) -> Option<Vec<String>> {
     if !only_ebbtide(PROMISE) || !needs_root("a mount namespace") {
         return None;
@@ -53,7 +53,8 @@ fn sources_after(before: &str) -> Option<Vec<String>> {
     )
 }
 
-/// Whatever is missing, the program works, what is left is watched, and `ebbtide run --summary` names it.
+/// Whichever source is missing, the program works, the other sources are watched, and `ebbtide run --summary` names
+/// them.
 #[test]
 fn what_cannot_be_seen_is_not_there() {
     let Some(all) = sources_after("") else {
@@ -65,7 +66,7 @@ fn what_cannot_be_seen_is_not_there() {
     if all.iter().any(|name| name == "PSI") {
         let hidden = sources_after("mount -t tmpfs none /proc/pressure;");
         assert_eq!(hidden, Some(without("PSI")));
-        // Nobody may read it, nor write to the group's files.
+        // No process may read it, nor write to the group's files.
         let closed = "umask 777; : > $HOME/closed; umask 022; \
             mount --bind $HOME/closed /proc/pressure/memory; \
             set -- setpriv --reuid=65534 --clear-groups;";
@@ -82,7 +83,7 @@ fn what_cannot_be_seen_is_not_there() {
     assert_eq!(sources_after(&nothing), Some(vec![]));
 }
 
-/// In a namespace of cgroups the own group looks like the root; its PSI is its own.
+/// In a cgroup namespace, the process's own group looks like the root; its PSI is its own.
 #[test]
 fn a_group_that_looks_like_the_root() {
     let Ok(group) = Cgroup::unified("looks-like-root") else {

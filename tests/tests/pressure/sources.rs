@@ -1,4 +1,4 @@
-//! Sources of pressure one by one, in groups whose files are made up.
+//! Tests sources of pressure one by one, in groups with fake files.
 
 use ebbtide_tests::{Cgroup, Run, c_program, ensure_installed, needs_root, only_ebbtide, skip};
 
@@ -7,7 +7,7 @@ use super::{MIB, PROMISE};
 const EVENTS: &str = "pressure_events";
 const LIMIT: &str = "near_limit";
 
-/// Groups of version 2 whose files are ours: one of 1 GiB in one of 8 GiB, and the machine's memory beside them.
+/// Fake groups of version 2: one of 1 GiB inside one of 8 GiB, with fake figures of the machine's memory.
 struct Fake {
     group: Cgroup,
     dir: tempfile::TempDir,
@@ -60,7 +60,7 @@ impl Fake {
         std::fs::write(self.dir.path().join(name), text).expect("a file of the kernel's");
     }
 
-    /// The program in the inner one.
+    /// The program, in the inner group.
     fn run(&self, conf: &str, program: &str, mode: &str) -> Run {
         let own = self.group.dir().join("own");
         let _ = std::fs::create_dir(&own);
@@ -93,7 +93,7 @@ impl Drop for Fake {
     }
 }
 
-// All of one length, so that one write changes them.
+// All of the same length, so that one write changes them.
 
 fn used(mib: u64) -> String {
     format!("{:012}\n", mib * MIB)
@@ -114,7 +114,7 @@ fn available(mib: u64) -> String {
     )
 }
 
-/// Each source alone, and what says nothing about this process.
+/// Tests each source alone, and files that mean nothing for this process.
 #[test]
 fn each_source_is_heard_for_itself() {
     let cases = [
@@ -123,10 +123,10 @@ fn each_source_is_heard_for_itself() {
         ("bumped", "memory.events.local", hits(0, 1)),
         ("bumped", "own/memory.pressure", stalled(300_000)),
         ("bumped", "own/memory.current", used(1000)),
-        // More than is left of the inner group, and less than has to be of this one.
+        // More headroom than the inner group has, and less than the outer group needs.
         ("bumped", "memory.current", used(8192 - 400)),
         ("bumped", "meminfo", available(300)),
-        // Another group below the same parent has met its own limit, or stalls.
+        // Another group below the same parent has hit its own limit, or stalls.
         ("ignored", "memory.events", hits(7, 7)),
         ("ignored", "memory.pressure", stalled(900_000)),
         ("ignored", "own/memory.current", used(600)),
@@ -141,7 +141,7 @@ fn each_source_is_heard_for_itself() {
     }
 }
 
-/// Whoever is watched for the program: its limits are its own.
+/// Whichever group is watched for events, the program's limits are those of its own group.
 #[test]
 fn events_that_are_not_wanted_do_not_count_but_distance_does() {
     let Some(fake) = Fake::new("unwanted") else {
@@ -160,7 +160,7 @@ fn events_that_are_not_wanted_do_not_count_but_distance_does() {
     }
 }
 
-/// A percentage is of the smallest limit, however near another one is, and whoever looks.
+/// A percentage is a share of the smallest limit, however near another limit is, and whichever thread reads it.
 #[test]
 fn a_part_of_the_groups_limit() {
     let Some(fake) = Fake::new("percent") else {
@@ -171,7 +171,7 @@ fn a_part_of_the_groups_limit() {
         let conf = format!("limit=5%,{with},retain_ms=60000");
         fake.run(&conf, LIMIT, "limit 52").ok();
     }
-    // No more than of what the machine has.
+    // It is at most a share of the machine's memory.
     for place in ["", "own/"] {
         fake.write(&format!("{place}memory.max"), &format!("{}\n", MIB << 20));
         fake.write(&format!("{place}memory.current"), &used(50));

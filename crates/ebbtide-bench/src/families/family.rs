@@ -1,4 +1,4 @@
-//! What a family of benchmarks is.
+//! The interface of a family of benchmarks.
 
 use anyhow::Result;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -22,7 +22,7 @@ pub trait Family: 'static {
     /// Seconds that one round of the quick form takes with one peer on 2 CPUs.
     const QUICK_ROUND_S: f64;
 
-    /// Runs it.
+    /// Runs the family.
     fn measure(flags: &Self::Flags) -> Result<Results>;
 
     /// Runs a case of the family in the measured process. `None` if the case is not one of the family's.
@@ -66,7 +66,7 @@ impl Registered {
         }
     }
 
-    /// Its subcommand.
+    /// The family's subcommand.
     pub fn command(&self) -> Command {
         (self.command)()
     }
@@ -88,7 +88,7 @@ impl Registered {
 pub trait Asked {
     /// The flags that all families share.
     fn bench(&self) -> &BenchArgs;
-    /// Runs it.
+    /// Runs the family.
     fn measure(&self) -> Result<Measured>;
 }
 

@@ -1,5 +1,5 @@
-//! The free family: one large block, what `free` costs the caller, and how long
-//! until the memory is back without any further call.
+//! The free family: one large block is freed. It measures the cost of `free` for the caller, and the time until the
+//! memory is back without any further call.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 const POLL: Duration = Duration::from_millis(1);
-/// After a release on request: only to see what is left.
+/// Wait after a release on request: only to see how much is left.
 const GLANCE: Duration = Duration::from_millis(50);
 
 const FREE: Metric = metric("free_ms", "ms in free()");
@@ -96,7 +96,7 @@ fn cases(plan: Plan) -> Vec<Case> {
     ]
 }
 
-/// Beside the peers: Ebbtide without one of its parts, and the kernel itself.
+/// The entries besides the peers: Ebbtide without one of its parts, and the kernel itself.
 fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     let mut entries = peers::rotation(&args.bench, true)?;
     let own = entries[0].clone();
@@ -110,7 +110,7 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     }
     variants.push(Entry::reference("munmap", ALONE));
     variants.push(Entry::reference("madvise", ALONE));
-    // Behind Ebbtide and Ebbtide again.
+    // After Ebbtide and Ebbtide again.
     entries.splice(2..2, variants);
     Ok(entries)
 }

@@ -1,8 +1,7 @@
-//! The families: Ebbtide beside other allocators.
+//! The families of benchmarks: Ebbtide beside other allocators.
 //!
-//! Every figure comes from a fresh process under one allocator. Allocators take
-//! turns within each round, so that drift of the machine meets all alike, and
-//! Ebbtide stands in the rotation twice: what the two differ by is noise.
+//! Every figure comes from a fresh process under one allocator. The allocators alternate within each round, so that
+//! drift of the machine affects all alike. Ebbtide is in the rotation twice: the difference between the two is noise.
 //!
 //! A family is a file or a folder with a [`Family`], and a line in [`FAMILIES`]. The subcommand with its help and flags,
 //! the measured processes and the place in the report follow from that. `worker` is the measured process.
@@ -40,7 +39,7 @@ pub static FAMILIES: [Registered; 10] = [
     Registered::new::<reuse::Reuse>(),
 ];
 
-/// The family that was asked for, if it was one.
+/// The family that the command line names, if any.
 pub fn asked(matches: &ArgMatches) -> Result<Option<Box<dyn Asked>>, clap::Error> {
     let Some((name, matches)) = matches.subcommand() else {
         return Ok(None);
@@ -59,7 +58,7 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Box<dyn Asked>> {
     asked(&all.try_get_matches_from(words)?)?.context("no family")
 }
 
-/// Runs a family and prints what came out.
+/// Runs a family and prints the results.
 pub fn main(asked: &dyn Asked) -> Result<u8> {
     html::check(asked.bench())?;
     figures::print(&asked.measure()?, asked.bench())

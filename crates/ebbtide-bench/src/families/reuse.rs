@@ -1,5 +1,5 @@
-//! The reuse family: memory is dropped, and wanted again after a while. What does it cost to
-//! have it again, and what did the process hold meanwhile?
+//! The reuse family: memory is freed, and needed again after a while. It measures the cost of having it again, and
+//! the memory that the process holds meanwhile.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const DEFAULTS: Defaults = Defaults {
 
 /// Bytes of one allocation.
 const PIECE_BYTES: usize = 1 << 20;
-/// Dropped and wanted so often before that counts, and how often it counts.
+/// Number of cycles before the measurement, and number of measured cycles.
 const LEARN: usize = 1;
 const CYCLES: usize = 3;
 const MIB: f64 = (1 << 20) as f64;
@@ -97,14 +97,14 @@ impl Family for Reuse {
     }
 }
 
-/// What this process holds, all of it and without lazy pages.
+/// Resident memory of this process, and the same without lazy pages.
 fn held() -> (f64, f64) {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let value = |name| kib_field(&text, name).unwrap_or(0) as f64 / MIB;
     (value("Rss"), value("Rss") - value("LazyFree"))
 }
 
-/// How long a case like `reuse_3s` or `reuse_100ms` waits.
+/// The wait of a case like `reuse_3s` or `reuse_100ms`.
 fn wait_of(case: &str) -> Option<Duration> {
     let text = case.strip_prefix("reuse_")?;
     match text.strip_suffix("ms") {
@@ -117,12 +117,12 @@ fn wait_of(case: &str) -> Option<Duration> {
     }
 }
 
-/// How long a process of this case waits in all.
+/// Total wait of a process of this case.
 fn idle(case: &str) -> Duration {
     wait_of(case).unwrap_or_default() * (LEARN + CYCLES) as u32
 }
 
-/// The measured process.
+/// Runs the measured process.
 fn worker(wait: Duration, bytes: u64) -> Result<Output> {
     let mut pieces = vec![std::ptr::null_mut::<u8>(); bytes as usize / PIECE_BYTES];
     let mut fill = || {

@@ -1,8 +1,7 @@
-//! The measured process: runs one case against the C library's allocation
-//! functions, whichever library defines them here, and prints one line of JSON.
+//! The measured process: runs one case with the C library's allocation functions, whichever library defines them, and
+//! prints one line of JSON.
 //!
-//! Rust's `System` allocator, the default, calls the same functions, so a
-//! preloaded library serves the whole process.
+//! Rust's default allocator `System` calls the same functions, so a preloaded library serves the whole process.
 
 use std::ffi::CStr;
 use std::mem;
@@ -14,7 +13,7 @@ use super::FAMILIES;
 use crate::measured::{Output, WorkerArgs, block};
 use crate::outside::swap;
 
-/// Runs one case and prints what came out.
+/// Runs one case and prints the result.
 pub fn main(args: &WorkerArgs) -> Result<u8> {
     if args.thp_off {
         block::disable_thp()?;
@@ -37,7 +36,7 @@ pub fn main(args: &WorkerArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// The file that defines `malloc` here.
+/// The file that defines `malloc` in this process.
 fn allocator() -> String {
     // SAFETY: dlsym and dladdr with valid arguments; `dli_fname`, if set, is a
     // NUL-terminated string that lives as long as the library.

@@ -43,7 +43,7 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// As many as asked for, or the family's own number: for all, and for a quick run.
+    /// The number of rounds that the user gave, or the family's own number: a full one, and one for a quick run.
     pub fn rounds_or(&self, (full, quick): (u32, u32)) -> Rounds {
         let usual = if self.quick { quick } else { full };
         Rounds {
@@ -71,7 +71,7 @@ pub struct SizedArgs {
     /// The common ones.
     #[command(flatten)]
     pub bench: BenchArgs,
-    /// What to fill, such as 512M; at most 40 % of the available memory
+    /// Memory to fill, such as 512M; at most 40 % of the available memory
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
     /// How long to wait for the memory

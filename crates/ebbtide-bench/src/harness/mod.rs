@@ -1,19 +1,20 @@
 //! Runs the cases of a family, interleaved over the allocators.
 //!
-//! All entries in each round of a case, in an order drawn anew each time, the same in every run: in a fixed
-//! circle each would always find the system's free memory as one and the same other had left it, and
-//! whether that is in huge pages is worth a quarter of a copy's time. An entry whose process does
-//! not really use its library, or that fails, is reported and not measured. What is measured when a signal
-//! comes is thrown away, and the run is over ([`interrupt`]).
+//! In each round of a case, all entries run, in a new order each time. The sequence of orders is the same in every
+//! run. In a fixed order, each entry would always find the system's free memory as one other entry had left it.
+//! Whether that memory is in huge pages changes a copy's time by a quarter.
+//!
+//! An entry whose process fails, or does not really use its library, is reported and not measured. If a signal comes,
+//! the current measurement is discarded and the run ends ([`interrupt`]).
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `flags` | flags that families share |
 //! | `peers` | the allocators, and where their libraries are |
 //! | `process` | starts measured processes and reads what they print |
-//! | `runs` | what is run for the cases of more than one family |
-//! | `progress` | says what a run is at |
-//! | `sized` | what the families that fill memory share |
+//! | `runs` | kinds of runs that several families use |
+//! | `progress` | shows the progress of a run |
+//! | `sized` | the part that families which fill memory share |
 //!
 //! Invariants:
 //! - `INV-BENCH-1`: within a case, every process reports the same checksum.
@@ -39,8 +40,7 @@ use crate::harness::progress::Progress;
 use crate::measured::{Curve, Output};
 use crate::outside::interrupt::{self, Listening};
 
-/// One figure that a case gives; less is better. An infinite value is one that
-/// was not reached while the harness waited.
+/// One figure of a case; lower is better. An infinite value was not reached while the harness waited.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
     /// Its name in the process's output.
@@ -54,7 +54,7 @@ pub const fn metric(id: &'static str, unit: &'static str) -> Metric {
     Metric { id, unit }
 }
 
-/// What is run for a case. [`runs`] has the kinds that several families use. A family may add its own.
+/// The work of a case. [`runs`] has the kinds that several families use. A family may add its own.
 pub trait Run: Debug {
     /// Called once before the first measurement. `dir` exists until the last one has ended.
     fn prepare(&self, _case: &Case, _dir: &Path) {}
@@ -62,12 +62,12 @@ pub trait Run: Debug {
     /// Runs one process, or several that belong together, under the entry's allocator. Returns the figures.
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output>;
 
-    /// Least time that one measurement waits.
+    /// Minimum time for which one measurement waits.
     fn idle(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Most bytes that one measurement fills.
+    /// Maximum number of bytes that one measurement fills.
     fn filled_bytes(&self) -> u64 {
         0
     }
@@ -78,11 +78,11 @@ pub trait Run: Debug {
 pub struct Case {
     /// Stable name.
     pub id: &'static str,
-    /// What it does, on one line.
+    /// A description on one line.
     pub about: &'static str,
-    /// What is run.
+    /// The work.
     pub run: Box<dyn Run>,
-    /// What is measured.
+    /// The figures.
     pub metrics: &'static [Metric],
 }
 
@@ -91,46 +91,45 @@ pub struct Case {
 pub struct Series {
     /// The case.
     pub case: &'static str,
-    /// What it does.
+    /// A description of the case.
     pub about: &'static str,
     /// The metric.
     pub metric: Metric,
-    /// One list of values per entry, in the order of the entries; none where the
-    /// case does not apply to the entry.
+    /// One list of values per entry, in the order of the entries; none if the case does not apply to the entry.
     pub values: Vec<Option<Vec<f64>>>,
 }
 
-/// How memory went back in one process.
+/// The return of memory in one process, over time.
 #[derive(Debug)]
 pub struct Drawn {
     /// The case.
     pub case: &'static str,
-    /// Place among the entries.
+    /// The entry's index.
     pub entry: usize,
-    /// Counted from 0.
+    /// The round, counted from 0.
     pub round: u32,
     /// The points.
     pub curve: Curve,
 }
 
-/// How often all is run.
+/// The number of rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounds {
-    /// So many times.
+    /// Maximum number of rounds.
     pub count: u32,
-    /// Another one is not begun when it would end later than this.
+    /// No round is begun that would end later than this.
     pub limit: Option<Duration>,
 }
 
 impl Rounds {
-    /// Whether another round fits, as far as the longest one tells.
+    /// Whether another round fits, judged by the longest one.
     fn fits(self, round: u32, elapsed: Duration, longest: Duration) -> bool {
         let is_over = self.limit.is_some_and(|limit| elapsed + longest > limit);
         round < self.count && (round == 0 || !is_over)
     }
 }
 
-/// Everything that came out.
+/// All results of a run.
 #[derive(Debug, Default)]
 pub struct Results {
     /// The entries that were measured.
@@ -139,19 +138,19 @@ pub struct Results {
     pub series: Vec<Series>,
     /// The curves of watched cases.
     pub curves: Vec<Drawn>,
-    /// What went wrong, for people.
+    /// Failures, for people.
     pub failures: Vec<String>,
-    /// Said below the tables.
+    /// Notes below the tables.
     pub notes: Vec<String>,
-    /// How long a watched process was given.
+    /// Maximum time for which a process was watched.
     pub wait: Duration,
-    /// Rounds that were begun.
+    /// Number of rounds that were begun.
     pub rounds: u32,
-    /// What broke off the run, and when.
+    /// The signal that interrupted the run, and when.
     pub broken_off: Option<(libc::c_int, String)>,
 }
 
-/// Keeps the cases whose name contains one of `only`; all without any.
+/// Keeps the cases whose name contains one of `only`; if `only` is empty, keeps all.
 pub fn select(cases: &mut Vec<Case>, only: &[String]) -> Result<()> {
     if only.is_empty() {
         return Ok(());
@@ -177,7 +176,7 @@ pub fn run(
     for entry in entries {
         match starter.serves(&entry) {
             Ok(()) => results.entries.push(entry),
-            // Without Ebbtide itself there is nothing to compare with.
+            // Without Ebbtide itself there is nothing to compare.
             Err(error) if entry.name == peers::OWN => return Err(error),
             Err(error) => results
                 .failures
@@ -230,7 +229,7 @@ pub fn run(
                 });
                 match measured {
                     Ok(output) => keep(&mut results, case, e, round, output),
-                    // It was ended from here.
+                    // This program ended the process.
                     Err(_) if interrupt::came().is_some() => break 'rounds,
                     Err(error) => {
                         broken[c][e] = true;
@@ -269,7 +268,7 @@ pub fn run(
     Ok(results)
 }
 
-/// The numbers below `len`, shuffled for the `turn`th time.
+/// The numbers below `len`, in the `turn`th random order.
 fn order(len: usize, turn: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (0..len).collect();
     fastrand::Rng::with_seed(turn as u64).shuffle(&mut all);

@@ -1,4 +1,4 @@
-//! The allocators to compare, and where their libraries are.
+//! The allocators that are compared, and the places of their libraries.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use ebbtide_tools::{library, out};
 
 use crate::harness::flags::BenchArgs;
 
-/// Where a known peer's library comes from.
+/// The source of a known peer's library.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     /// The C library: nothing is preloaded.
@@ -70,7 +70,7 @@ const KNOWN: &[Known] = &[
     ),
     built("jemalloc", "libpeer_jemalloc.so", "jemalloc"),
     Known {
-        // The name that a jemalloc built with a prefix reads.
+        // A jemalloc that was built with a prefix reads this name.
         env: &[("_RJEM_MALLOC_CONF", BACKGROUND)],
         ..built("jemalloc-bg", "libpeer_jemalloc.so", "jemalloc")
     },
@@ -82,13 +82,13 @@ const KNOWN: &[Known] = &[
     ),
     built("snmalloc", "libpeer_snmalloc.so", "snmalloc"),
     Known {
-        // It registers restartable sequences itself, which glibc must not have done.
+        // This peer registers restartable sequences itself, so glibc must not have registered them.
         env: &[("GLIBC_TUNABLES", "glibc.pthread.rseq=0")],
         ..built("tcmalloc", "libpeer_tcmalloc.so", "tcmalloc")
     },
 ];
 
-/// Settings that differ only where time passes: for the families that wait.
+/// Settings that matter only if time passes: for the families that wait.
 const KNOWN_WAITING: &[Known] = &[
     Known {
         env: &[("MALLOC_CONF", BACKGROUND_1S)],
@@ -104,7 +104,7 @@ fn all_known() -> impl Iterator<Item = &'static Known> {
     KNOWN.iter().chain(KNOWN_WAITING)
 }
 
-/// Variables of the caller's environment that would change an allocator.
+/// Variables of the caller's environment that would change an allocator's behaviour.
 pub const SCRUBBED_ENV: &[&str] = &[
     "LD_PRELOAD",
     "MALLOC_CONF",
@@ -120,13 +120,13 @@ pub struct Entry {
     pub name: String,
     /// Library to preload; none for the C library.
     pub library: Option<PathBuf>,
-    /// Settings beside `LD_PRELOAD`.
+    /// Environment variables besides `LD_PRELOAD`.
     pub env: Vec<(String, String)>,
     /// `EBBTIDE_CONF` of a variant of Ebbtide.
     pub conf: String,
-    /// How the process has its large block.
+    /// The way in which the process gets its large block.
     pub method: &'static str,
-    /// The only cases to run; all if there are none.
+    /// The only cases to run; empty: all.
     pub only: &'static [&'static str],
     is_own: bool,
 }
@@ -145,7 +145,7 @@ impl Entry {
         }
     }
 
-    /// A reference that goes to the kernel itself.
+    /// An entry that uses the kernel directly, as a reference.
     pub fn reference(method: &'static str, only: &'static [&'static str]) -> Self {
         Entry {
             method,
@@ -154,7 +154,7 @@ impl Entry {
         }
     }
 
-    /// This entry, of Ebbtide, with a setting of its own.
+    /// A variant of this Ebbtide entry with its own setting.
     pub fn variant(&self, conf: &str, only: &'static [&'static str]) -> Self {
         Entry {
             name: format!("ebbtide, {conf}"),
@@ -164,17 +164,17 @@ impl Entry {
         }
     }
 
-    /// Whether it is Ebbtide.
+    /// Whether the entry is Ebbtide.
     pub fn is_own(&self) -> bool {
         self.is_own
     }
 
-    /// Whether its processes should have helpers that take their memory back.
+    /// Whether its processes should have helpers that return their memory.
     pub fn is_detached(&self) -> bool {
         self.conf.contains("exit=detached")
     }
 
-    /// Whether a case is run with it.
+    /// Whether a case runs with this entry.
     pub fn takes(&self, case: &str) -> bool {
         self.only.is_empty() || self.only.contains(&case)
     }
@@ -196,19 +196,19 @@ impl Entry {
     }
 }
 
-/// The known peers as text for the help.
+/// The known peers, as text for the help.
 pub fn known_list() -> String {
     let names: Vec<&str> = all_known().map(|k| k.name).collect();
     format!("Known allocators: {}", names.join(", "))
 }
 
-/// Name of the first entry, the one that is compared.
+/// Name of the first entry, with which the others are compared.
 pub const OWN: &str = "ebbtide";
 /// Name of the second entry: the same library again.
 pub const TWIN: &str = "ebbtide (again)";
 
-/// The rotation: Ebbtide, Ebbtide again, then the peers asked for, or all that are
-/// here. `is_waiting`: with the settings that differ only where time passes.
+/// The rotation: Ebbtide, Ebbtide again, then the peers that the user named, or all that are installed. With
+/// `is_waiting`, they have the settings that matter only if time passes.
 pub fn rotation(args: &BenchArgs, is_waiting: bool) -> Result<Vec<Entry>> {
     let own = library::find(args.lib.lib.as_deref())?;
     let own = |name| Entry {
@@ -258,7 +258,7 @@ fn named(name: &str, folders: &[PathBuf]) -> Result<Entry> {
     )
 }
 
-/// The library's path (none for the C library), or what to do to get it.
+/// The library's path (none for the C library), or the way to get it.
 fn locate(source: Source, folders: &[PathBuf]) -> Result<Option<PathBuf>, String> {
     let first = |folders: &[PathBuf], file: &str| {
         folders
@@ -289,8 +289,8 @@ fn system_folders() -> Vec<PathBuf> {
     .to_vec()
 }
 
-/// Folders in which `bench/peers/build.sh` leaves its libraries, as seen from the
-/// working directory and from this program in `target/release`.
+/// The folders to which `bench/peers/build.sh` writes its libraries, relative to the working directory and to this
+/// program in `target/release`.
 fn built_folders() -> Vec<PathBuf> {
     const INSIDE: &str = "bench/peers/target/release";
     let mut folders: Vec<PathBuf> = env::var_os("EBBTIDE_PEERS")

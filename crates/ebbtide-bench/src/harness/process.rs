@@ -1,7 +1,7 @@
-//! Starts measured processes and reads what they print.
+//! Starts measured processes and reads their output.
 //!
-//! Each starts under its entry's library and settings, with the caller's own
-//! settings of other allocators taken out of the environment.
+//! Each process runs under its entry's library and settings. The caller's settings for other allocators are removed
+//! from the environment.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ use crate::harness::Case;
 use crate::harness::peers::{self, Entry};
 use crate::measured::Output;
 
-/// A process that runs longer is stopped.
+/// Maximum run time of a process; then it is stopped.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What all measurements share.
+/// The state that all measurements share.
 pub struct Starter {
     exe: PathBuf,
     _dir: TempDir,
 }
 
 impl Starter {
-    /// Makes ready what the cases need.
+    /// Prepares the cases.
     pub fn new(cases: &[Case]) -> Result<Self> {
         let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
         for case in cases {
@@ -38,7 +38,7 @@ impl Starter {
         })
     }
 
-    /// `conf` is laid over the settings of the caller and of the entry.
+    /// A command under the entry's library; `conf` overrides the settings of the caller and of the entry.
     pub fn command(&self, program: &Path, entry: &Entry, conf: &str) -> Command {
         let mut command = Command::new(program);
         for name in peers::SCRUBBED_ENV {
@@ -59,7 +59,7 @@ impl Starter {
         command
     }
 
-    /// This program as a measured process, at a case of that name.
+    /// This program as a measured process that runs the named case.
     pub fn worker(&self, case: &str, amount: u64, entry: &Entry, conf: &str) -> Command {
         let mut command = self.command(&self.exe, entry, conf);
         command.args(["worker", case, &amount.to_string()]);
@@ -67,8 +67,8 @@ impl Starter {
         command
     }
 
-    /// Whether `malloc` really comes from the entry's library (INV-BENCH-2), and
-    /// the library knows the entry's settings.
+    /// Checks that `malloc` really comes from the entry's library (INV-BENCH-2), and that the library accepts the
+    /// entry's settings.
     pub fn serves(&self, entry: &Entry) -> Result<()> {
         let (output, errors) = finish(self.worker("which", 0, entry, ""))?;
         if let Some(line) = errors.lines().find(|l| l.contains("EBBTIDE_CONF")) {
@@ -102,9 +102,8 @@ pub fn threshold_kib(size_bytes: u64) -> u64 {
     (size_bytes / 2).min(EXIT_THRESHOLD_BYTES) >> 10
 }
 
-/// Touches so much memory in a process that ends: a host that lends memory only
-/// on first touch makes that touch many times dearer. At most 60 % of what is
-/// available. Bytes, and seconds that it took.
+/// Touches memory in a process that then ends, at most 60 % of the available memory. A host that provides memory only
+/// at the first touch makes that touch many times as expensive. Returns the bytes, and the seconds that it took.
 pub fn warm_host(bytes: u64) -> Result<(u64, f64)> {
     let most = machine::available_bytes().map_or(bytes, |n| n / 5 * 3);
     let bytes = bytes.min(most);
@@ -117,7 +116,7 @@ pub fn warm_host(bytes: u64) -> Result<(u64, f64)> {
     Ok((bytes, seconds))
 }
 
-/// Gives it pipes for all three streams.
+/// Connects pipes to all three streams.
 pub fn piped(command: &mut Command) {
     command
         .stdin(Stdio::piped())
@@ -125,8 +124,8 @@ pub fn piped(command: &mut Command) {
         .stderr(Stdio::piped());
 }
 
-/// Waits for the end of a worker that was followed. Why it failed: how it ended by itself is
-/// the better reason, and what it said on stderr.
+/// Waits for the end of a worker that was followed. If it failed, the error says how the worker ended and what it
+/// wrote to stderr: that explains more than the failure to follow it.
 pub fn explained<T>(child: &mut Child, followed: Result<T>, may_fail: bool) -> Result<T> {
     let Err(error) = followed else {
         ended(child, may_fail)?;
@@ -145,7 +144,7 @@ pub fn explained<T>(child: &mut Child, followed: Result<T>, may_fail: bool) -> R
     })
 }
 
-/// Waits for a worker and reads its last line, and all of its stderr.
+/// Waits for a worker. Returns its last line, and all of its stderr.
 pub fn finish(mut command: Command) -> Result<(Output, String)> {
     command
         .stdin(Stdio::null())
@@ -156,10 +155,10 @@ pub fn finish(mut command: Command) -> Result<(Output, String)> {
     Ok((parse(said.lines().last().unwrap_or_default())?, errors))
 }
 
-/// Waits for the end; what is left to read from its pipes.
+/// Waits for the end. Returns the rest of its output.
 fn ended(child: &mut Child, may_fail: bool) -> Result<(String, String)> {
     let end = Instant::now() + TIMEOUT;
-    // What a worker prints fits into the pipe, so it never waits for a reader.
+    // A worker's output fits into the pipe, so it never waits for a reader.
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
@@ -187,7 +186,7 @@ fn ended(child: &mut Child, may_fail: bool) -> Result<(String, String)> {
     Ok((said, errors))
 }
 
-/// The figures in a worker's line.
+/// Parses the figures in a worker's line.
 pub fn parse(line: &str) -> Result<Output> {
     serde_json::from_str(line).with_context(|| format!("not a worker's line: {line:?}"))
 }

@@ -1,4 +1,4 @@
-//! What a run is at: a bar on a terminal, elsewhere a line now and then.
+//! Shows the progress of a run: a bar on a terminal, otherwise a line from time to time.
 
 use std::time::{Duration, Instant};
 
@@ -7,33 +7,34 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::harness::Rounds;
 
-/// Between two lines.
+/// Time between two lines.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// What is known of a case, and what it took so far.
+/// The known figures of a case, and the time that it took so far.
 struct Case {
-    /// In all rounds.
+    /// Number of steps in all rounds.
     steps: u64,
     done: u64,
-    /// Of one step, known beforehand.
+    /// Wait time of one step, known in advance.
     idle_s: f64,
-    /// All that are done.
+    /// Time of all finished steps.
     took_s: f64,
 }
 
-/// How far a run is.
+/// The progress of a run.
 pub struct Progress {
     bar: ProgressBar,
     began: Instant,
     said: Duration,
-    /// The last step.
+    /// End of the last step.
     ended: Duration,
     rounds: Rounds,
     cases: Vec<Case>,
 }
 
 impl Progress {
-    /// At the beginning; of each case, how many steps a round of it has, and how long each of them does nothing.
+    /// The start of a run. `cases` has, for each case, the number of steps in a round and the time for which each
+    /// step waits.
     pub fn new(rounds: Rounds, cases: impl IntoIterator<Item = (u64, Duration)>) -> Self {
         let cases = cases.into_iter().map(|(steps, idle)| Case {
             steps: steps * u64::from(rounds.count),
@@ -42,7 +43,7 @@ impl Progress {
             took_s: 0.0,
         });
         let cases: Vec<Case> = cases.collect();
-        // Hidden by itself where stderr is no terminal.
+        // The bar hides itself if stderr is no terminal.
         let bar = ProgressBar::new(cases.iter().map(|case| case.steps).sum());
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {prefix} {msg}") {
             bar.set_style(style);
@@ -57,12 +58,12 @@ impl Progress {
         }
     }
 
-    /// A step begins.
+    /// Shows that a step begins.
     pub fn begin(&self, what: String) {
         self.bar.set_message(what);
     }
 
-    /// A step of the case at this place has ended.
+    /// Counts a finished step of the case at this index.
     pub fn end(&mut self, at: usize, round: u32, name: &str) {
         let now = self.began.elapsed();
         self.note(at, now);
@@ -76,13 +77,13 @@ impl Progress {
         }
     }
 
-    /// How many steps have ended, of how many.
+    /// Number of finished steps, and of all steps.
     pub fn done(&self) -> (u64, u64) {
         let sum = |of: fn(&Case) -> u64| self.cases.iter().map(of).sum();
         (sum(|case| case.done), sum(|case| case.steps))
     }
 
-    /// No more of it.
+    /// Removes the progress display.
     pub fn finish(self) {
         self.bar.finish_and_clear();
     }
@@ -94,7 +95,7 @@ impl Progress {
         self.ended = now;
     }
 
-    /// What the rest takes. No round is begun that would end after the time limit; the first is there.
+    /// Estimated time for the rest. After the first round, no round is begun that would end after the time limit.
     fn left_s(&self, round: u32, now: Duration) -> f64 {
         let all_s = self.until_s(self.rounds.count);
         let Some(limit) = self.rounds.limit else {
@@ -104,7 +105,8 @@ impl Progress {
         all_s.min(until_limit_s.max(self.until_s(round + 1)))
     }
 
-    /// What these rounds still take, if a case goes on as it did, and one that is to come does as much as the others.
+    /// Estimated time until these rounds are done. A case continues at its own pace; a case that did not run yet is
+    /// as slow as the others.
     fn until_s(&self, rounds: u32) -> f64 {
         let (done, _) = self.done();
         let busy_s = |case: &Case| case.took_s - case.done as f64 * case.idle_s;
@@ -135,7 +137,7 @@ impl Progress {
     }
 }
 
-/// A guess of seconds: `30 s`, `12 min`.
+/// An estimate of seconds as text: `30 s`, `12 min`.
 pub fn minutes(seconds: f64) -> String {
     if seconds < 120.0 {
         format!("{seconds:.0} s")
@@ -165,7 +167,7 @@ mod tests {
             left.push(progress.left_s(step as u32 / 5, now));
         }
         assert_eq!(left, [11.0, 10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0]);
-        // The first round is made to its end.
+        // The first round always runs to its end.
         let mut progress = Progress::new(rounds(100, Some(seconds(1))), [(5, NO_TIME)]);
         progress.note(0, seconds(2));
         assert_eq!(progress.left_s(0, seconds(2)), 8.0);
@@ -187,7 +189,7 @@ mod tests {
         );
     }
 
-    /// Two rounds, in each two steps of each case: what is left after each step.
+    /// Two rounds, each with two steps of each case: the estimate after each step.
     fn left_after_each(steps: [(Duration, u64); 3]) -> Vec<f64> {
         let mut progress = Progress::new(rounds(2, None), steps.map(|(idle, _)| (2, idle)));
         let (mut now, mut left) = (Duration::ZERO, Vec::new());
@@ -203,7 +205,7 @@ mod tests {
     #[test]
     fn cases_that_wait_longer_are_known_to_beforehand() {
         let seconds = Duration::from_secs;
-        // Each works for 2 s.
+        // Each step works for 2 s.
         let steps = [(NO_TIME, 2), (seconds(4), 6), (seconds(40), 42)];
         let left = left_after_each(steps);
         let all = 4.0 * (2.0 + 6.0 + 42.0);

@@ -1,4 +1,4 @@
-//! What is run for the cases of more than one family.
+//! The kinds of runs that several families use.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// At this case, with its amount.
+    /// A measured process for this case, with its amount.
     pub fn new(case: &'static str, amount: u64) -> Self {
         Worker {
             case,
@@ -28,7 +28,7 @@ impl Worker {
         }
     }
 
-    /// The same, which does nothing for so long.
+    /// The same, with the time for which it does nothing.
     pub fn idle(self, idle: Duration) -> Self {
         Worker { idle, ..self }
     }
@@ -48,11 +48,11 @@ impl Run for Worker {
     }
 }
 
-/// The measured process `fill`, right after another process has touched as much: what the host of a virtual machine must
-/// provide again would be most of the time, and by chance.
+/// The measured process `fill`, right after another process has touched as much memory. Otherwise the host of a
+/// virtual machine would have to provide the memory again. That would take most of the time, and vary by chance.
 #[derive(Debug)]
 pub struct Fill {
-    /// How much.
+    /// Bytes to fill.
     pub bytes: u64,
 }
 
@@ -63,14 +63,14 @@ impl Run for Fill {
     }
 }
 
-/// One measured process, watched from outside.
+/// One measured process that is watched from outside.
 #[derive(Debug)]
 pub struct Watched {
     /// Its case.
     pub case: &'static str,
-    /// How, and how much it fills.
+    /// The way of watching, and how much it fills.
     pub watch: Watch,
-    /// Without huge pages.
+    /// Whether it runs without huge pages.
     pub is_thp_off: bool,
 }
 

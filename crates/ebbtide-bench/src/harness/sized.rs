@@ -1,4 +1,4 @@
-//! What the families that fill memory share: how much, how long, over which entries.
+//! The part that families which fill memory share: size, wait, entries.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use crate::harness::flags::SizedArgs;
 use crate::harness::peers::Entry;
 use crate::harness::{self, Case, Results, Rounds};
 
-/// Sizes and times of a family.
+/// Default sizes and times of a family.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
-    /// What is filled, and in a quick run.
+    /// Bytes to fill, and in a quick run.
     pub size_bytes: (u64, u64),
-    /// How long to wait for it, and in a quick run.
+    /// Maximum time to wait for the memory, and in a quick run.
     pub wait: (Duration, Duration),
 }
 
-/// What holds in this run.
+/// The values of this run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What is filled.
+    /// Bytes to fill.
     pub size_bytes: u64,
-    /// How long to wait for it.
+    /// Maximum time to wait for the memory.
     pub wait: Duration,
     /// Rounds.
     pub rounds: Rounds,
-    /// No process may fill more.
+    /// Upper bound of the bytes that a process fills.
     pub most_bytes: u64,
 }
 
@@ -36,7 +36,7 @@ fn pick<T>(is_quick: bool, (full, quick): (T, T)) -> T {
 }
 
 impl Plan {
-    /// From the flags and what is available; 40 % of it may be filled.
+    /// Computed from the flags and the available memory, of which 40 % may be filled.
     pub fn new(args: &SizedArgs, defaults: Defaults, rounds: (u32, u32)) -> Result<Self> {
         let quick = args.bench.quick;
         let most = machine::available_bytes().map_or(u64::MAX, |n| n / 5 * 2);
@@ -47,7 +47,7 @@ impl Plan {
                 most >> 20
             );
         }
-        // Whole huge pages, so that what is freed can go as a whole.
+        // Whole huge pages, so that freed memory can be released as whole pages.
         let size_bytes = pick(quick, defaults.size_bytes).min(most) >> 21 << 21;
         Ok(Plan {
             most_bytes: most,
@@ -57,20 +57,20 @@ impl Plan {
         })
     }
 
-    /// `bytes` in whole huge pages, within what is available.
+    /// `bytes` in whole huge pages, within the upper bound.
     pub fn at_most(&self, bytes: u64) -> u64 {
         bytes.min(self.most_bytes) >> 21 << 21
     }
 
-    /// What the largest case fills.
+    /// Bytes that the largest case fills.
     fn largest(&self, cases: &[Case]) -> u64 {
         let fills = cases.iter().map(|case| case.run.filled_bytes());
         fills.max().unwrap_or(self.size_bytes)
     }
 
-    /// Runs the cases and notes what was filled.
+    /// Runs the cases and notes how much was filled.
     pub fn run(&self, cases: &[Case], entries: Vec<Entry>) -> Result<Results> {
-        // What an allocator and the worker take beside the objects.
+        // Includes memory of the allocator and the worker besides the objects.
         let warm_bytes = self.largest(cases) / 4 * 5;
         let mut results = harness::run(cases, entries, self.rounds, warm_bytes)?;
         let mut note = format!("{} are filled", out::bytes(self.size_bytes));

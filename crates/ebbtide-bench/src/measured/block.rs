@@ -1,5 +1,4 @@
-//! Measured processes with one large block: freed, released on request, or made
-//! and dropped again and again.
+//! Measured processes with one large block: it is freed, released on request, or allocated and freed in a loop.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem;
@@ -10,19 +9,19 @@ use anyhow::{Result, bail, ensure};
 use crate::measured::link::{self, now_ns, page_bytes};
 use crate::measured::{Output, alloc, release};
 
-/// How the block is had and given up.
+/// The way to get and give up the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// `malloc` and `free`.
     Malloc,
-    /// `mmap` and `munmap`: what the kernel needs at least.
+    /// `mmap` and `munmap`: the minimum cost, that of the kernel.
     Munmap,
     /// `mmap` and `MADV_DONTNEED`.
     Madvise,
 }
 
 impl Method {
-    /// By its name.
+    /// The method with this name.
     pub fn named(name: &str) -> Result<Self> {
         Ok(match name {
             "malloc" => Method::Malloc,
@@ -48,7 +47,7 @@ impl Method {
             )
         };
         ensure!(block != libc::MAP_FAILED, "mmap: out of memory");
-        // SAFETY: advice on the mapping just made. Refused where there are no huge pages.
+        // SAFETY: advice on the mapping just made. The kernel refuses it if there are no huge pages.
         unsafe { libc::madvise(block, bytes, libc::MADV_HUGEPAGE) };
         Ok(block.cast())
     }
@@ -78,7 +77,7 @@ pub unsafe fn touch(block: *mut u8, bytes: usize) {
     }
 }
 
-/// From now on the process gets no huge pages.
+/// Disables huge pages for this process from now on.
 pub fn disable_thp() -> Result<()> {
     // SAFETY: takes numbers.
     let done = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
@@ -86,7 +85,7 @@ pub fn disable_thp() -> Result<()> {
     Ok(())
 }
 
-/// The call by which the allocator here gives back everything at once.
+/// The call by which this process's allocator releases everything at once.
 #[derive(Clone, Copy)]
 pub enum Trim {
     /// `ebb_release`, a built peer's `peer_release`, `MallocExtension_ReleaseFreeMemory`.
@@ -97,7 +96,7 @@ pub enum Trim {
     Control(Mallctl),
     /// `malloc_trim(0)`.
     Libc(extern "C" fn(usize) -> c_int),
-    /// There is none.
+    /// The allocator has no such call.
     Nothing,
 }
 
@@ -114,10 +113,9 @@ unsafe fn symbol<F: Copy>(name: &CStr) -> Option<F> {
 }
 
 impl Trim {
-    /// The allocator's own call before the C library's.
+    /// Finds the allocator's own call, else the C library's.
     pub fn find() -> Self {
-        // SAFETY: the types are those of the libraries' headers; a result that is
-        // not looked at is in a register.
+        // SAFETY: the types are those of the libraries' headers; an ignored result is in a register.
         unsafe {
             for name in [
                 c"ebb_release",
@@ -138,7 +136,7 @@ impl Trim {
         }
     }
 
-    /// Gives back everything that it can.
+    /// Releases as much memory as possible.
     pub fn call(self) {
         match self {
             Trim::Plain(f) => f(),
@@ -166,7 +164,7 @@ fn ms(from_ns: u64, to_ns: u64) -> f64 {
     (to_ns - from_ns) as f64 / 1e6
 }
 
-/// Fills a block and frees it; `at_once` asks for the release too.
+/// Fills a block and frees it; `at_once` also asks for the release.
 pub fn freed(bytes: u64, method: Method, at_once: bool) -> Result<Output> {
     let trim = Trim::find();
     let size = bytes as usize;
@@ -193,10 +191,10 @@ pub fn freed(bytes: u64, method: Method, at_once: bool) -> Result<Output> {
     Ok(output(bytes, &metrics))
 }
 
-/// Rounds of the loop over temporaries.
+/// Number of rounds of the loop over temporaries.
 pub const ROUNDS: usize = 10;
 
-/// Makes, touches and drops a block ten times, then does nothing.
+/// Allocates, touches and frees a block ten times, then does nothing.
 pub fn temporaries(bytes: u64) -> Result<Output> {
     let size = bytes as usize;
     let (mut faults, mut times) = ([0.0; ROUNDS], [0.0; ROUNDS]);
@@ -243,8 +241,8 @@ fn minor_faults() -> f64 {
     }
 }
 
-/// Touches memory that goes back when the process ends: the host backs it from then on. If it is to be held, it waits
-/// before it ends.
+/// Touches memory and ends, so that the host of a virtual machine backs the memory from then on. With `is_held`, it
+/// waits before it ends.
 pub fn warm(bytes: u64, is_held: bool) -> Result<Output> {
     let started = now_ns();
     let block = Method::Munmap.take(bytes as usize)?;

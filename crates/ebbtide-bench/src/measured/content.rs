@@ -3,10 +3,10 @@
 use crate::measured::Random;
 use crate::measured::link::page_bytes;
 
-/// Of a page's 64-byte lines, so many in a hundred do not compress.
+/// Percentage of a page's 64-byte lines that do not compress.
 const RANDOM_PERCENT: usize = 38;
 
-/// Words of pages that compress to somewhat over a third, no two alike.
+/// Words of pages that compress to somewhat more than a third. No two pages are equal.
 pub fn words(random: &mut Random) -> impl Iterator<Item = u64> {
     let page = page_bytes() / 8;
     let filler = random.next();
@@ -16,13 +16,13 @@ pub fn words(random: &mut Random) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Fills with such pages.
+/// Fills a block with such pages.
 ///
 /// # Safety
 /// The block has these bytes.
 pub unsafe fn fill(block: *mut u8, bytes: usize, random: &mut Random) {
     for (at, word) in words(random).take(bytes / 8).enumerate() {
-        // SAFETY: inside the block, which is aligned as malloc does.
+        // SAFETY: inside the block, which has malloc's alignment.
         unsafe { block.cast::<u64>().add(at).write(word) };
     }
 }
@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn pages_differ_and_are_partly_random() {
         let mut pages = vec![0u64; 1024];
-        // SAFETY: as long as said.
+        // SAFETY: the vector has this length.
         unsafe { fill(pages.as_mut_ptr().cast(), 8192, &mut Random(1)) };
         let words = page_bytes() / 8;
         let (first, second) = (&pages[..words], &pages[words..2 * words]);

@@ -1,6 +1,6 @@
-//! A histogram of times: buckets of at most 1/32 of their value, the largest value exact.
+//! A histogram of times. Buckets are at most 1/32 of their value wide; the largest value is exact.
 //!
-//! Recording allocates nothing and takes a few nanoseconds.
+//! Recording a value allocates nothing and takes a few nanoseconds.
 //!
 //! Invariants:
 //! - `INV-HIST-1`: `low(bucket(v)) <= v`, and `v - low(bucket(v)) <= v / 32`.
@@ -9,7 +9,7 @@
 const PARTS: u64 = 32;
 const BUCKETS: usize = (64 - 5 + 1) * PARTS as usize;
 
-/// Counts of values.
+/// A histogram.
 #[derive(Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -18,7 +18,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Empty.
+    /// An empty histogram.
     pub fn new() -> Self {
         Histogram {
             counts: Box::new([0; BUCKETS]),
@@ -35,17 +35,17 @@ impl Histogram {
         self.largest = self.largest.max(value);
     }
 
-    /// How many were counted.
+    /// Number of values.
     pub fn count(&self) -> u64 {
         self.total
     }
 
-    /// The largest.
+    /// The largest value.
     pub fn largest(&self) -> u64 {
         self.largest
     }
 
-    /// The value below which a part `q` of all lies; 0 without values.
+    /// The value below which a share `q` of all values lies; 0 if there are none.
     pub fn quantile(&self, q: f64) -> u64 {
         let rank = ((self.total as f64 * q).ceil() as u64).max(1);
         let mut sum = 0;
@@ -64,7 +64,7 @@ fn bucket(value: u64) -> usize {
         return value as usize;
     }
     let shift = u64::from(value.ilog2()) - 5;
-    // The top 6 bits, the first of which is set.
+    // The top 6 bits of the value; the first of them is set.
     (shift * PARTS + (value >> shift)) as usize
 }
 

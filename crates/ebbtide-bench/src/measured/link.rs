@@ -1,12 +1,12 @@
-//! The measured process's end of an observed run.
+//! The measured process's side of an observed run.
 //!
 //! ```text
 //! worker  @base      @filled LIVE      @freed T0 T1       {…}
 //!            ↓ ↑         ↓ ↑               ↓ ↑              ↓
 //! observer   sample      sample, poll …    poll … until back   keep
 //! ```
-//! After each mark the worker waits for one byte, and meanwhile makes no call
-//! that an allocator could notice. Nothing here allocates.
+//! After each mark the worker waits for one byte. Meanwhile it makes no call that an allocator could notice. Nothing
+//! in this module allocates.
 //!
 //! Invariants:
 //! - `INV-LINK-1`: between two marks the worker allocates only what it measures.
@@ -16,7 +16,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::slice;
 
-/// Nanoseconds of the clock that all processes share.
+/// Nanoseconds of the monotonic clock, which all processes share.
 pub fn now_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -33,37 +33,37 @@ pub fn page_bytes() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// Before anything is allocated.
+/// Mark: nothing is allocated yet.
 pub fn base() {
     tell(format_args!("@base\n"));
 }
 
-/// Everything is allocated and touched; `live_bytes` of pages will stay in use.
+/// Mark: everything is allocated and touched; `live_bytes` of pages will stay in use.
 pub fn filled(live_bytes: u64) {
     tell(format_args!("@filled {live_bytes}\n"));
 }
 
-/// Freed between these two times.
+/// Mark: the memory was freed between these two times.
 pub fn freed(began_ns: u64, ended_ns: u64) {
     tell(format_args!("@freed {began_ns} {ended_ns}\n"));
 }
 
-/// Ends now. Nobody reads this before the end, and there is no answer.
+/// Mark: the process ends now. The observer reads it only after the end, and there is no answer.
 pub fn ending(at_ns: u64) {
     say(format_args!("@ending {at_ns}\n"));
 }
 
-/// All is filled, so much of it swapped out, and so much CPU time used. Waits to be killed.
+/// Mark: everything is filled, with the bytes swapped out and the CPU time used. Then waits to be killed.
 pub fn ready(swapped_bytes: u64, cpu_us: u64) {
     tell(format_args!("@ready {swapped_bytes} {cpu_us}\n"));
 }
 
-/// Has started. There is no answer.
+/// Mark: the process has started. There is no answer.
 pub fn started(at_ns: u64) {
     say(format_args!("@started {at_ns}\n"));
 }
 
-/// Says a line and waits for the answer. Without an observer there is no point in going on.
+/// Writes a line and waits for the answer. Without an observer the process ends.
 fn tell(text: fmt::Arguments) {
     let mut answer = 0u8;
     // SAFETY: the buffer is as long as said.
@@ -81,7 +81,7 @@ fn say(text: fmt::Arguments) -> bool {
     unsafe { libc::write(1, line.bytes.as_ptr().cast(), line.len) == line.len as isize }
 }
 
-/// A line on the stack; what does not fit is cut.
+/// A line on the stack; text that does not fit is cut.
 struct Line {
     bytes: [u8; 96],
     len: usize,
@@ -106,15 +106,15 @@ impl Write for Line {
     }
 }
 
-/// Numbers in pages of their own, all of them resident from the start: what a
-/// measured process has to remember without the allocator.
+/// Numbers in pages of their own, all resident from the start: the memory of a measured process outside of the
+/// allocator.
 pub struct Mapped<const N: usize> {
     start: *mut [u64; N],
     len: usize,
 }
 
 impl<const N: usize> Mapped<N> {
-    /// `len` rows of zeros. Ends the process where there is no memory.
+    /// Maps `len` rows of zeros. Ends the process if there is no memory.
     pub fn new(len: usize) -> Self {
         let len = len.max(1);
         // SAFETY: a new mapping, no address asked for.

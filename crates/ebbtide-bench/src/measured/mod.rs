@@ -1,10 +1,10 @@
-//! What measured processes share: what they print, the allocation functions that they call, random numbers.
+//! The part that measured processes share: their output, the allocation functions that they call, random numbers.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `link` | marks: the measured process's end of an observed run |
+//! | `link` | marks: the measured process's side of an observed run |
 //! | `block`, `objects` | one block; many objects |
-//! | `content` | what compresses, but not to nothing |
+//! | `content` | content that compresses, but not to nothing |
 //! | `hist` | histograms of times |
 
 pub mod block;
@@ -26,32 +26,32 @@ use serde::{Deserialize, Serialize};
 use crate::stats::Spread;
 use block::Method;
 
-/// What a measured process does.
+/// Arguments of a measured process.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
     /// The case to run
     pub case: String,
     /// Its size, in the unit of the case
     pub amount: u64,
-    /// How a block is had: malloc, munmap, madvise
+    /// How to get a block: malloc, munmap, madvise
     #[arg(long, default_value = "malloc", value_parser = Method::named)]
     pub method: Method,
     /// Without huge pages
     #[arg(long)]
     pub thp_off: bool,
-    /// What else the case takes
+    /// Further arguments of the case
     pub more: Option<OsString>,
 }
 
 impl WorkerArgs {
-    /// What else the case takes.
+    /// The further arguments of the case; an error if there are none.
     pub fn more(&self) -> Result<&OsStr> {
         let more = self.more.as_deref();
         more.with_context(|| format!("case {} takes one argument more", self.case))
     }
 }
 
-/// What the worker prints.
+/// The output of a measured process.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Output {
     /// File that defines `malloc` in this process.
@@ -61,24 +61,24 @@ pub struct Output {
     pub checksum: u64,
     /// Figures by name.
     pub metrics: BTreeMap<String, f64>,
-    /// What an observer saw; the worker itself leaves it empty.
+    /// The observer's curve; the worker itself leaves it empty.
     #[serde(skip)]
     pub curve: Option<Curve>,
 }
 
-/// How memory went back, from the end of freeing on.
+/// The return of memory over time, from the end of freeing on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Curve {
-    /// Between two points.
+    /// Time between two points.
     pub step_ms: u64,
     /// Resident size of the process.
     pub rss_mib: Vec<f64>,
-    /// What the system has less than before the fill.
+    /// Memory that the system has less than before the fill.
     pub system_mib: Vec<f64>,
-    /// Swap in use beyond what was before; empty where nobody looked.
+    /// Swap in use beyond the use before; empty if it was not sampled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub swap_mib: Vec<f64>,
-    /// Resident before the fill.
+    /// Resident memory before the fill.
     pub base_mib: f64,
     /// Pages with a live byte.
     pub live_mib: f64,
@@ -86,7 +86,7 @@ pub struct Curve {
 
 /// A case is measured in this many parts; its figure is their median.
 const PARTS: u64 = 11;
-/// Allocates; never null, as the figures would mean nothing.
+/// Allocates. The result is never null, because the figures would mean nothing.
 pub fn alloc(size_bytes: usize) -> *mut u8 {
     // SAFETY: `malloc` takes any size. `black_box` keeps the compiler from
     // dropping a pair that has no use.
@@ -98,7 +98,7 @@ pub fn alloc(size_bytes: usize) -> *mut u8 {
     object
 }
 
-/// Frees.
+/// Frees an object.
 ///
 /// # Safety
 /// `object` came from [`alloc`] and is not used any more.
@@ -107,7 +107,7 @@ pub unsafe fn release(object: *mut u8) {
     unsafe { libc::free(black_box(object).cast::<c_void>()) };
 }
 
-/// Times `PARTS` parts of `count / PARTS` operations each; `part` gives a checksum.
+/// Times `PARTS` parts of `count / PARTS` operations each. `part` returns a checksum.
 pub fn timed(metric: &str, count: u64, mut part: impl FnMut(u64) -> u64) -> Output {
     let each = (count / PARTS).max(1);
     let mut checksum = part(each);
@@ -127,7 +127,7 @@ pub fn timed(metric: &str, count: u64, mut part: impl FnMut(u64) -> u64) -> Outp
     }
 }
 
-/// A small generator (xorshift64*), the same in every process.
+/// A small random number generator (xorshift64*), with the same numbers in every process.
 pub struct Random(pub u64);
 
 impl Random {
@@ -139,7 +139,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// A size of 64 to 512 bytes.
+    /// A random size of 64 to 512 bytes.
     pub fn size_bytes(&mut self) -> usize {
         64 + (self.next() >> 32) as usize % 449
     }

@@ -1,11 +1,11 @@
-//! Measured processes with many objects, of which one in eleven stays, or one in ten.
+//! Measured processes with many objects, of which one in eleven or one in ten stays.
 
 use anyhow::{Result, bail, ensure};
 
 use crate::measured::link::{self, Mapped, now_ns, page_bytes};
 use crate::measured::{Output, Random, alloc, content, release};
 
-/// Of so many objects one stays.
+/// One of this many objects stays.
 const ONE_IN: usize = 11;
 /// The same in [`scattered`].
 pub const ONE_IN_TEN: usize = 10;
@@ -37,7 +37,7 @@ impl Sizes {
     }
 }
 
-/// Which objects go, and in which order.
+/// The objects that are freed, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// Ten of eleven drawn at random, in random order.
@@ -46,12 +46,12 @@ enum Order {
     Oldest,
 }
 
-/// What the objects hold.
+/// The content of the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
-    /// One byte over and over, by their size.
+    /// One byte repeated, chosen by the size.
     Same,
-    /// Something that compresses, but not to nothing.
+    /// Content that compresses, but not to nothing.
     Mixed,
 }
 
@@ -68,7 +68,7 @@ impl Content {
         }
     }
 
-    /// Whether it is what was written.
+    /// Whether the object still holds what was written.
     ///
     /// # Safety
     /// The object is live, has these bytes, and was written.
@@ -89,7 +89,7 @@ impl Content {
         }
     }
 
-    /// The same again for the same object.
+    /// The random numbers of an object: the same again for the same object.
     fn random(at: *const u8, size: usize) -> Random {
         Random((at as u64 ^ size as u64).wrapping_mul(SEED) | 1)
     }
@@ -140,15 +140,14 @@ fn pages_of(objects: &[[u64; 2]], page: u64) -> u64 {
     pages.chunk_by(|a, b| a == b).count() as u64
 }
 
-/// Fills `bytes`, frees ten of eleven objects, does nothing, and looks whether
-/// the rest is as it was.
+/// Fills `bytes`, frees ten of eleven objects, does nothing, and checks that the rest is unchanged.
 pub fn thinned(case: &str, bytes: u64) -> Result<Output> {
     let (sizes, order) = parse(case)?;
     thin(sizes, order, Content::Same, ONE_IN, bytes)
 }
 
-/// The same with objects of many sizes, of which nine of ten go at random, and that do not
-/// compress to nothing.
+/// The same with objects of many sizes, whose content does not compress to nothing. Nine of ten objects are freed at
+/// random.
 pub fn scattered(bytes: u64) -> Result<Output> {
     thin(Sizes::Mix, Order::Random, Content::Mixed, ONE_IN_TEN, bytes)
 }

@@ -1,8 +1,9 @@
-//! A run that is broken off still says what it has measured.
+//! A run that is interrupted still prints the results so far.
 //!
-//! The first SIGINT, SIGTERM or SIGHUP ends the measured processes, so that whoever waits for one comes back; the harness
-//! looks at [`came`] then. A later one ends this process; one right behind the first is the same one, sent both to this
-//! process and to its group, as `timeout` does. What was ignored at the start stays ignored.
+//! The first SIGINT, SIGTERM or SIGHUP ends the measured processes, so that the threads that wait for them return.
+//! The harness then checks [`came`]. A later signal ends this process. A second signal right after the first counts
+//! as the same one, sent both to this process and to its group, as `timeout` does. A signal that is ignored at the
+//! start stays ignored.
 //!
 //! The handlers set a flag, or end this process; a thread does the rest.
 
@@ -23,34 +24,35 @@ use signal_hook::low_level::signal_name;
 use crate::outside::pidfd::{is_own_child, open_process, signal};
 
 const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
-/// A process that was just being started is ended after this.
+/// Interval at which children are ended again: a process may just have been starting.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Signals within this time are one.
+/// Signals within this time count as one.
 const TOGETHER: Duration = Duration::from_millis(500);
 
 /// The signal that came, or 0.
 static CAME: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
-/// Whether a signal ends this process: true while no `Listening` lives, and from [`TOGETHER`] after the first signal on.
+/// Whether a signal ends this process: true while no `Listening` exists, and from [`TOGETHER`] after the first signal
+/// on.
 static ENDS: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
-/// Number of `Listening` that live.
+/// Number of `Listening` values that exist.
 static LISTENING: AtomicUsize = AtomicUsize::new(0);
 
-/// The signal that broke off the run.
+/// The signal that interrupted the run.
 pub fn came() -> Option<i32> {
     Some(CAME.load(Ordering::Relaxed) as i32).filter(|&signal| signal != 0)
 }
 
-/// Its name.
+/// The name of a signal.
 pub fn name(signal: i32) -> &'static str {
     signal_name(signal).unwrap_or("a signal")
 }
 
-/// While a value lives, signals break off the run.
+/// While a value exists, signals interrupt the run.
 pub struct Listening(());
 
 impl Listening {
-    /// Begins.
+    /// Begins to listen.
     pub fn start() -> io::Result<Self> {
         static PREPARED: Once = Once::new();
         let mut prepared = Ok(());
@@ -67,7 +69,7 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         let is_last = LISTENING.fetch_sub(1, Ordering::AcqRel) == 1;
-        // After a signal, what was measured is still to be printed; the same signal may come twice.
+        // After a signal, the results are still to be printed, and the same signal may come twice.
         if is_last && came().is_none() {
             ENDS.store(true, Ordering::Release);
         }
@@ -95,7 +97,7 @@ fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// Waits for a signal, and ends the children as long as the run goes on.
+/// Waits for a signal. Then ends the children as long as the run goes on.
 fn end_children(mut heard: Signals) {
     heard.forever().next();
     let first = Instant::now();
@@ -130,9 +132,9 @@ fn children() -> impl Iterator<Item = u32> {
     numbers.into_iter()
 }
 
-/// Ends a child, with its group if it has one of its own.
+/// Kills a child, and its group if it has one of its own.
 fn end(pid: u32) {
-    // INV-SIGNAL-1: the number may be another process's by now, its descriptor cannot become that.
+    // INV-SIGNAL-1: the number may belong to another process by now; its descriptor cannot.
     let Ok(process) = open_process(pid) else {
         return;
     };
@@ -185,12 +187,12 @@ mod tests {
             .parse()
             .unwrap();
         assert!(children().any(|pid| pid == child.id()));
-        // A grandchild is nobody to be ended by its number.
+        // A grandchild must not be killed by its number.
         end(inner);
         assert!(open_process(inner).is_ok());
         end(child.id());
         assert_eq!(child.wait().unwrap().signal(), Some(SIGTERM));
-        // The end of what the group wrote to: nobody of it is left.
+        // The pipe of the group is at its end: no process of the group is left.
         assert_eq!(said.read(&mut [0; 16]).unwrap(), 0);
         assert_eq!((name(SIGINT), name(0)), ("SIGINT", "a signal"));
     }

@@ -1,10 +1,10 @@
-//! Measured processes seen from outside: signals, looks, and what they need of the system for a while.
+//! Observes measured processes from outside, and sets up swap and cgroups for them.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `observe`, `sample` | watches a process while memory goes back; a look |
+//! | `observe`, `sample` | watches a process while its memory returns; one sample |
 //! | `pidfd` | processes by descriptor |
-//! | `interrupt` | what a signal breaks off |
+//! | `interrupt` | interruption by a signal |
 //! | `swap` | swap and a memory cgroup for the time of a run |
 
 pub mod interrupt;

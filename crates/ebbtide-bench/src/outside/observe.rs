@@ -1,13 +1,13 @@
-//! Watches a measured process from outside: its resident size and the system's
-//! free memory, while it frees memory and then does nothing.
+//! Watches a measured process from outside: its resident size and the system's free memory, while it frees memory and
+//! then does nothing.
 //!
-//! The process says where it is (see `link`); all times are of the clock that
-//! processes share. The observer is the process that runs the benchmark, so the
-//! measured one has no additional thread, and none of its allocator's calls.
+//! The process reports its phases by marks (see `link`); all times are of the clock that processes share. The
+//! observer is the process that runs the benchmark. So the measured process has no additional thread, and no
+//! additional allocator calls.
 //!
 //! Invariants:
-//! - `INV-OBSERVE-1`: samples are in order of time, and the last one lies at the end
-//!   of the wait, or where everything was back.
+//! - `INV-OBSERVE-1`: samples are in order of time, and the last one lies at the end of the wait, or where all memory
+//!   was back.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Read, Write};
@@ -21,49 +21,49 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::measured::Curve;
 use crate::outside::sample::{Probe, SYSTEM_NS, Sample};
 
-/// How to watch.
+/// Parameters of a watch.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
-    /// Between two samples.
+    /// Time between two samples.
     pub poll: Duration,
-    /// How long to wait after the memory was freed.
+    /// Maximum wait after the memory was freed.
     pub wait: Duration,
-    /// Stop waiting when all is back.
+    /// Whether to stop when all memory is back.
     pub until_back: bool,
-    /// What the process fills.
+    /// Bytes that the process fills.
     pub size_bytes: u64,
 }
 
-/// Between two points of a curve.
+/// Time between two points of a curve.
 pub const CURVE_STEP: Duration = Duration::from_millis(50);
-/// What counts as the end.
+/// The last part of the wait, from which the final values are taken.
 const LAST: Duration = Duration::from_millis(100);
 /// Lets the system's counters settle after the last process.
 pub const SETTLE: Duration = Duration::from_millis(20);
 const MIB: f64 = (1 << 20) as f64;
 
-/// All that was seen.
+/// All observations.
 #[derive(Debug, Default)]
 pub struct Observation {
-    /// Before the fill.
+    /// The sample before the fill.
     pub base: Sample,
-    /// After it.
+    /// The sample after the fill.
     pub filled: Sample,
     /// Pages with a live byte, which must stay.
     pub live_bytes: u64,
-    /// Freeing began and ended.
+    /// Start and end of freeing.
     pub freed_ns: (u64, u64),
-    /// From `filled` on.
+    /// The samples from `filled` on.
     pub samples: Vec<Sample>,
 }
 
 impl Observation {
-    /// Resident beyond what was there before and what must stay.
+    /// Resident memory beyond the memory before and the memory that must stay.
     fn rss_over(&self, s: &Sample) -> i64 {
         s.rss_bytes as i64 - (self.base.rss_bytes + self.live_bytes) as i64
     }
 
-    /// Missing in the system beyond what must be in use.
+    /// Memory that the system lacks beyond the memory that must stay in use.
     fn system_over(&self, s: &Sample) -> i64 {
         self.base.free_bytes as i64 - s.free_bytes as i64 - self.live_bytes as i64
     }
@@ -73,15 +73,15 @@ impl Observation {
         self.rss_over(s) <= allowed && self.system_over(s) <= allowed
     }
 
-    /// Whether the fill took much more or less from the system than it added to the
-    /// process: others were at work, and the system's free memory says little.
+    /// Whether the fill took much more or less from the system than it added to the process. Then other processes
+    /// were at work, and the system's free memory means little.
     fn is_disturbed(&self) -> bool {
         let grown = self.filled.rss_bytes as f64 - self.base.rss_bytes as f64;
         let taken = self.base.free_bytes as f64 - self.filled.free_bytes as f64;
         (taken - grown).abs() > grown * 0.1 + 4.0 * MIB
     }
 
-    /// Milliseconds from `start_ns` to the first sample that `is_there`; infinite without one.
+    /// Milliseconds from `start_ns` to the first sample for which `is_there` holds; infinite if there is none.
     fn time_to(&self, start_ns: u64, is_there: impl Fn(&Sample) -> bool) -> f64 {
         self.samples
             .iter()
@@ -89,12 +89,11 @@ impl Observation {
             .map_or(f64::INFINITY, |s| (s.at_ns - start_ns) as f64 / 1e6)
     }
 
-    /// How it is at the end: the medians of the last samples after freeing, as
-    /// others come and go.
+    /// The final values: the medians of the last samples after freeing, because other processes come and go.
     fn settled(&self) -> Option<Sample> {
         let last = *self.samples.last()?;
         let since_ns = last.at_ns.saturating_sub(LAST.as_nanos() as u64);
-        // A sample may know the system as it was a little before.
+        // A sample's system values may be a little older than the sample.
         let freed_ns = self.freed_ns.1 + SYSTEM_NS;
         let of = |get: fn(&Sample) -> u64| {
             let samples = self.samples.iter().map(|s| (s.at_ns, get(s)));
@@ -112,7 +111,7 @@ impl Observation {
         })
     }
 
-    /// Figures by name. A time that was not reached is infinite.
+    /// All figures by name. A time that was not reached is infinite.
     pub fn figures(&self, size_bytes: u64) -> BTreeMap<String, f64> {
         let allowed = (size_bytes / 20) as i64;
         let (began, ended) = self.freed_ns;
@@ -124,7 +123,7 @@ impl Observation {
             "back_rss_ms",
             self.time_to(began, |s| self.rss_over(s) <= allowed),
         );
-        // Not a number where others took or gave too much meanwhile.
+        // Not a number if other processes took or freed too much memory meanwhile.
         let checked = |value| {
             if self.is_disturbed() { f64::NAN } else { value }
         };
@@ -151,7 +150,7 @@ impl Observation {
         figures
     }
 
-    /// Both curves from the end of freeing on, a point each [`CURVE_STEP`].
+    /// Both curves from the end of freeing on, with one point every [`CURVE_STEP`].
     pub fn curve(&self) -> Curve {
         let mut curve = Curve {
             step_ms: CURVE_STEP.as_millis() as u64,
@@ -179,12 +178,12 @@ impl Observation {
     }
 }
 
-/// A hundredth of a MiB is enough to draw.
+/// Rounds to a hundredth of a MiB, which is enough for a plot.
 fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// One line of the worker, if it is a mark: its name and its numbers.
+/// Parses a line of the worker, if it is a mark: its name and its numbers.
 pub fn parse_mark(line: &str) -> Option<(&str, Vec<u64>)> {
     let mut words = line.strip_prefix('@')?.split_whitespace();
     let name = words.next()?;
@@ -194,7 +193,7 @@ pub fn parse_mark(line: &str) -> Option<(&str, Vec<u64>)> {
     Some((name, numbers))
 }
 
-/// The numbers of the mark that the process says next.
+/// Reads the next mark and returns its numbers.
 pub fn mark(said: &mut impl BufRead, name: &str) -> Result<Vec<u64>> {
     let mut line = String::new();
     said.read_line(&mut line)?;
@@ -204,13 +203,13 @@ pub fn mark(said: &mut impl BufRead, name: &str) -> Result<Vec<u64>> {
     }
 }
 
-/// Follows a worker to its end. Gives what was seen, and its last line.
+/// Follows a worker to its end. Returns the observations, and the worker's last line.
 pub fn follow(child: &mut Child, watch: Watch, limit: Instant) -> Result<(Observation, String)> {
     let mut probe = Probe::new(child.id())?;
     let mut said = child.stdout.take().context("no pipe from the worker")?;
     let mut answer = child.stdin.take().context("no pipe to the worker")?;
     let mut seen = Observation::default();
-    // The worker waits after a mark until it is answered.
+    // After a mark, the worker waits until it is answered.
     let (mut is_filled, mut waits) = (false, false);
     let (mut text, mut last) = (Vec::new(), String::new());
     loop {
@@ -227,7 +226,7 @@ pub fn follow(child: &mut Child, watch: Watch, limit: Instant) -> Result<(Observ
                 }
             }
         }
-        // Before the fill there is nothing to see, and the fill should not be disturbed.
+        // Before the fill there is nothing to sample, and the fill should not be disturbed.
         let patience = if is_filled { watch.poll } else { CURVE_STEP };
         if !is_readable(&said, patience)? {
             continue;
@@ -264,11 +263,11 @@ pub fn follow(child: &mut Child, watch: Watch, limit: Instant) -> Result<(Observ
     }
 }
 
-/// Waits at most `patience` for something to read.
+/// Waits at most `patience` until there is data to read.
 pub fn is_readable(from: &impl AsFd, patience: Duration) -> Result<bool> {
     let mut from = [PollFd::new(from, PollFlags::IN)];
     let patience = Timespec::try_from(patience.max(Duration::from_millis(1)))?;
-    // A signal of this process's says nothing.
+    // A signal to this process means nothing here.
     Ok(poll(&mut from, Some(&patience)).is_ok_and(|ready| ready > 0))
 }
 
@@ -284,7 +283,7 @@ mod tests {
         }
     }
 
-    /// 100 MiB filled beside 10 that were there, 20 must stay, 80 can go.
+    /// 100 MiB are filled beside 10 MiB that existed; 20 MiB must stay, 80 MiB can return.
     fn seen() -> Observation {
         Observation {
             base: sample(0, 10, 1000),
@@ -303,10 +302,10 @@ mod tests {
     #[test]
     fn times_count_from_where_they_should() {
         let f = seen().figures(100 << 20);
-        // Within 5 MiB of what must stay: at 400 ms; freeing began at 200.
+        // Within 5 MiB of the memory that must stay: at 400 ms; freeing began at 200 ms.
         assert_eq!(f["back_rss_ms"], 200.0);
         assert_eq!(f["back_system_ms"], 200.0);
-        // Half of 80 MiB is gone at 260 ms; freeing ended at 210.
+        // Half of 80 MiB is gone at 260 ms; freeing ended at 210 ms.
         assert_eq!(f["t50_ms"], 50.0);
         assert_eq!(f["t90_ms"], 50.0);
         assert_eq!(f["t99_ms"], f64::INFINITY);
@@ -339,7 +338,7 @@ mod tests {
         seen.samples
             .extend([sample(410, 31, 900), sample(420, 31, 980)]);
         assert_eq!(seen.settled(), Some(sample(420, 31, 980)));
-        // Back at once: the one sample after freeing counts.
+        // All memory is back at once: the one sample after freeing counts.
         seen.samples.truncate(2);
         seen.samples.push(sample(211, 30, 1000));
         assert_eq!(seen.settled(), Some(sample(211, 30, 1000)));

@@ -1,4 +1,5 @@
-//! Processes by descriptor: found, signalled, and waited for, whatever becomes of their numbers.
+//! Processes by descriptor: finds them, sends them signals, and waits for them. A descriptor never means another
+//! process, even if the number is reused.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,25 +11,25 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-/// The only child of the process's main thread, which starts none but its helper.
+/// The only child of the process's main thread: its helper, because the main thread starts no other.
 pub fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
     let helper = *children_of_main_thread(pid).first()?;
     Some((helper, open_process(helper).ok()?))
 }
 
-/// A descriptor of the process.
+/// Opens a descriptor of the process.
 pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// Ends a process.
+/// Kills a process.
 pub fn kill(process: &OwnedFd) -> io::Result<()> {
     signal(process, Signal::KILL)
 }
 
-/// Sends it a signal.
+/// Sends a signal to a process.
 pub fn signal(process: &OwnedFd, signal: Signal) -> io::Result<()> {
     Ok(pidfd_send_signal(process, signal)?)
 }
@@ -39,7 +40,7 @@ pub fn is_own_child(process: &OwnedFd) -> bool {
     waitid(WaitId::PidFd(process.as_fd()), flags).is_ok()
 }
 
-/// Sleeps until one of the processes has ended: which of them have. None when time is up.
+/// Sleeps until one of the processes has ended. Returns which ones have; none if the time is up.
 pub fn wait_for_any(processes: &[&OwnedFd], limit: Instant) -> Vec<bool> {
     let polls = processes
         .iter()
@@ -48,7 +49,7 @@ pub fn wait_for_any(processes: &[&OwnedFd], limit: Instant) -> Vec<bool> {
     loop {
         let left = limit.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).ok();
-        // A signal of this process's is no end.
+        // A signal to this process is no end.
         if poll(&mut polls, left.as_ref()).is_ok() {
             return polls.iter().map(|p| !p.revents().is_empty()).collect();
         }

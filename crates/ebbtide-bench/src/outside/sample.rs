@@ -1,4 +1,4 @@
-//! One look at a process and at the system, from open files.
+//! Takes samples of a process and of the system, from files that stay open.
 //!
 //! `MemFree` alone would mislead: since Linux 6.7 the kernel keeps up to an eighth of the
 //! memory in lists of each CPU, where freed pages stay for a minute and count neither
@@ -13,21 +13,21 @@ use ebbtide_tools::proc::kib_field;
 
 use crate::measured::link::{now_ns, page_bytes};
 
-/// The zones are read only so often: it takes a lock in the kernel, and some 0.2 ms.
+/// Minimum time between two reads of the zones: a read takes a lock in the kernel, and about 0.2 ms.
 pub const SYSTEM_NS: u64 = 5_000_000;
 
-/// One look.
+/// One sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// When.
+    /// The time.
     pub at_ns: u64,
     /// Resident size of the process.
     pub rss_bytes: u64,
-    /// Free in the system, the CPUs' lists included; at most 5 ms old.
+    /// Free memory of the system, including the CPUs' lists; at most 5 ms old.
     pub free_bytes: u64,
 }
 
-/// Open files to look at: a process and the system.
+/// The open files for samples of a process and the system.
 pub struct Probe {
     statm: File,
     page_bytes: u64,
@@ -36,7 +36,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Of one process.
+    /// Opens the files of one process.
     pub fn new(pid: u32) -> Result<Self> {
         Ok(Probe {
             statm: statm(pid)?,
@@ -46,19 +46,19 @@ impl Probe {
         })
     }
 
-    /// From now on at another process, which has the same memory.
+    /// Continues with another process that has the same memory.
     pub fn turn_to(&mut self, pid: u32) -> Result<()> {
         self.statm = statm(pid)?;
         Ok(())
     }
 
-    /// Looks now, at the system too if the last look at it is old or `is_exact`.
+    /// Takes a sample. It includes the system if the last system sample is old, or if `is_exact`.
     pub fn look(&mut self, is_exact: bool) -> Result<Sample> {
         let sample = self.look_or_gone(is_exact)?;
         sample.context("no resident size: the process has ended")
     }
 
-    /// The same; `None` once the process is gone.
+    /// The same; `None` if the process is gone.
     fn look_or_gone(&mut self, is_exact: bool) -> Result<Option<Sample>> {
         let at_ns = now_ns();
         let pages = match read(&self.statm, &mut self.text) {
@@ -73,7 +73,7 @@ impl Probe {
         }))
     }
 
-    /// The same; resident is nothing once the process is gone.
+    /// The same; resident memory is 0 if the process is gone.
     pub fn look_beyond(&mut self, is_exact: bool) -> Result<Sample> {
         let at_ns = now_ns();
         Ok(self.look_or_gone(is_exact)?.unwrap_or(Sample {
@@ -89,19 +89,19 @@ fn statm(pid: u32) -> Result<File> {
     File::open(&path).with_context(|| format!("cannot open {path}"))
 }
 
-/// Open files to look at the system.
+/// The open files for samples of the system.
 pub struct System {
-    /// Or `meminfo`, where it cannot be read.
+    /// `zoneinfo`, or `meminfo` if that cannot be read.
     zoneinfo: File,
     is_meminfo: bool,
     page_bytes: u64,
     text: Vec<u8>,
-    /// When it was looked at last, and what was free.
+    /// Time and result of the last read.
     last: (u64, u64),
 }
 
 impl System {
-    /// Of this machine.
+    /// Opens the files of this machine.
     pub fn new() -> Result<Self> {
         let (zoneinfo, is_meminfo) = match File::open("/proc/zoneinfo") {
             Ok(file) => (file, false),
@@ -119,7 +119,7 @@ impl System {
         })
     }
 
-    /// Free, the CPUs' lists included: now if `is_exact`, else at most 5 ms ago.
+    /// Free memory including the CPUs' lists: exact if `is_exact`, else at most 5 ms old.
     pub fn free_bytes(&mut self, is_exact: bool) -> Result<u64> {
         let now = now_ns();
         if is_exact || now >= self.last.0 + SYSTEM_NS {
@@ -135,7 +135,7 @@ impl System {
     }
 }
 
-/// The whole file, from its beginning.
+/// Reads the whole file from its beginning.
 fn read<'a>(file: &File, text: &'a mut Vec<u8>) -> Result<&'a str> {
     let mut len = 0;
     loop {
@@ -150,7 +150,7 @@ fn read<'a>(file: &File, text: &'a mut Vec<u8>) -> Result<&'a str> {
     Ok(std::str::from_utf8(&text[..len])?)
 }
 
-/// Free pages of all zones and of the CPUs' lists.
+/// Free pages of all zones, and in the CPUs' lists.
 fn free_pages(zoneinfo: &str) -> Option<u64> {
     let mut zones = 0;
     let mut sum = 0;

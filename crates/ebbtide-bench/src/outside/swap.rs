@@ -1,8 +1,8 @@
-//! Swap and a memory cgroup for the time of a benchmark, and their removal whatever happens.
+//! Sets up swap and a memory cgroup for the time of a benchmark, and removes them in any case.
 //!
-//! A keeper, a process of its own session, sets both up, says what it has, and waits for
-//! the end of its input. That comes when the benchmark ends in any way, killed or not;
-//! then the keeper ends what is left in the cgroup and takes everything down again.
+//! A keeper process with a session of its own sets both up, reports them, and waits for the end of its input. The
+//! input ends when the benchmark ends in any way, killed or not. Then the keeper kills the processes that are left in
+//! the cgroup, and removes everything.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -26,32 +26,32 @@ use crate::measured::Output;
 use crate::measured::link::page_bytes;
 
 const CONTROL: &str = "/sys/class/zram-control";
-/// Above any swap that is there already.
+/// A higher priority than any swap that exists already.
 const PRIORITY: i32 = 0x7fff;
 const SWAP_FLAG_PREFER: i32 = 0x8000;
 
-/// What a keeper has set up.
+/// The things that a keeper has set up.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kept {
-    /// The swap, for people.
+    /// A description of the swap, for people.
     pub swap: String,
     /// The memory cgroup.
     pub group: Option<PathBuf>,
-    /// Why there is nothing.
+    /// The reason why there is nothing.
     error: Option<String>,
 }
 
-/// A keeper at work.
+/// A running keeper.
 pub struct Keeper {
-    /// What it has.
+    /// The things that it has set up.
     pub kept: Kept,
     child: Child,
     input: Option<ChildStdin>,
 }
 
 impl Keeper {
-    /// Swap of so many bytes: in compressed memory if the kernel has that, else in a file. For 0 bytes, only a
-    /// memory cgroup.
+    /// Sets up swap of `bytes` bytes: in compressed memory if the kernel has that, else in a file. For 0 bytes, sets
+    /// up only a memory cgroup.
     pub fn start(bytes: u64) -> Result<Self> {
         ensure!(
             geteuid().is_root(),
@@ -88,9 +88,9 @@ impl Drop for Keeper {
     }
 }
 
-/// The keeper's process.
+/// Runs the keeper's process.
 pub fn keep(bytes: u64) -> Result<Output> {
-    // What ends the benchmark must not end this.
+    // The signal that ends the benchmark must not end the keeper.
     let _ = setsid();
     // SAFETY: numbers only.
     unsafe {
@@ -131,12 +131,12 @@ pub fn keep(bytes: u64) -> Result<Output> {
 struct Swap {
     about: String,
     path: PathBuf,
-    /// Its number, if it is a device that was made for this.
+    /// The device's number, if this keeper made the device.
     zram: Option<String>,
 }
 
 impl Swap {
-    /// A compressed device of its own.
+    /// Makes a compressed device.
     fn zram(bytes: u64, dir: &Path) -> Result<Self> {
         let number = fs::read_to_string(format!("{CONTROL}/hot_add")).context("no zram here")?;
         let number = number.trim().to_owned();
@@ -154,13 +154,13 @@ impl Swap {
     }
 
     fn set_up(&mut self, bytes: u64, sys: &Path) -> Result<()> {
-        // Fast, and what phones use; else what the kernel prefers.
+        // lz4 is fast, and phones use it; otherwise the kernel's default.
         let _ = fs::write(sys.join("comp_algorithm"), "lz4");
         fs::write(sys.join("disksize"), bytes.to_string()).context("disksize is refused")?;
         let algorithms = fs::read_to_string(sys.join("comp_algorithm"))?;
         let chosen = algorithms.split(['[', ']']).nth(1).unwrap_or("?");
         self.about = format!("zram of {}, {chosen}", out::bytes(bytes));
-        // A node of our own: /dev may lack it for a while, or for good in a container.
+        // A device node of its own: /dev may not have it yet, or never in a container.
         let number = fs::read_to_string(sys.join("dev"))?;
         let (major, minor) = number.trim().split_once(':').context("no device number")?;
         let device = makedev(major.parse()?, minor.parse()?);
@@ -169,7 +169,7 @@ impl Swap {
         self.switch_on(bytes)
     }
 
-    /// A file.
+    /// Makes a swap file.
     fn file(bytes: u64, dir: &Path) -> Result<Self> {
         let path = dir.join("swap");
         let mut options = File::options();
@@ -216,7 +216,7 @@ impl Swap {
         let Some(number) = &self.zram else {
             return Ok(());
         };
-        // It is busy for a moment after it was in use.
+        // The device is busy for a moment after its use.
         for _ in 0..100 {
             let _ = fs::write(format!("/sys/block/zram{number}/reset"), "1");
             if fs::write(format!("{CONTROL}/hot_remove"), number).is_ok() {
@@ -244,7 +244,7 @@ fn header(bytes: u64) -> Vec<u8> {
     page
 }
 
-/// A cgroup of either version, for its limit of memory.
+/// Makes a memory cgroup of either version.
 fn make_group() -> Option<PathBuf> {
     let name = format!("ebbtide-bench-{}", std::process::id());
     let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"];
@@ -266,7 +266,7 @@ fn limit_file(group: &Path) -> Option<PathBuf> {
         .find(|file| file.exists())
 }
 
-/// What the group's processes have now.
+/// Memory in use by the group's processes.
 pub fn group_usage_bytes(group: &Path) -> Result<u64> {
     let text = ["memory.current", "memory.usage_in_bytes"]
         .iter()
@@ -274,7 +274,7 @@ pub fn group_usage_bytes(group: &Path) -> Result<u64> {
     Ok(text.context("no usage in the cgroup")?.trim().parse()?)
 }
 
-/// Limits the group's memory; without a limit for `None`.
+/// Sets the group's memory limit; `None` removes it.
 pub fn limit_group(group: &Path, bytes: Option<u64>) -> Result<()> {
     let file = limit_file(group).context("the cgroup has no limit")?;
     let text = bytes.map_or_else(
@@ -291,7 +291,7 @@ pub fn limit_group(group: &Path, bytes: Option<u64>) -> Result<()> {
     fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Lets the process join the group before it runs anything.
+/// Makes the process join the group before it runs the program.
 pub fn join(command: &mut Command, group: &Path) -> Result<()> {
     let file = group.join("cgroup.procs");
     let procs = std::fs::File::options().write(true).open(&file);
@@ -303,7 +303,7 @@ pub fn join(command: &mut Command, group: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the group's processes out of swap, whatever the machine has.
+/// Keeps the group's processes out of swap, whatever swap the machine has.
 pub fn forbid_swap(group: &Path) -> Result<()> {
     let file = ["memory.swap.max", "memory.swappiness"]
         .map(|name| group.join(name))
@@ -313,7 +313,7 @@ pub fn forbid_swap(group: &Path) -> Result<()> {
         Some(file) => {
             fs::write(&file, "0").with_context(|| format!("cannot write {}", file.display()))
         }
-        // A kernel without swap.
+        // The kernel has no swap.
         None => Ok(()),
     }
 }
@@ -322,7 +322,7 @@ fn remove_group(group: &Path) {
     let _ = limit_group(group, None);
     for _ in 0..200 {
         let inside = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-        // Only the benchmark's processes are in its group.
+        // Only processes of the benchmark are in its group.
         let pids = inside.lines().filter_map(|line| line.parse().ok());
         for pid in pids.filter_map(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);

@@ -1,5 +1,5 @@
-//! Where helpers of this user wait for admission: looked for as they do it (`admission.rs` of the crate `ebbtide-exit`, and
-//! `open_private` below that). What they would make is made.
+//! Finds the directory where exit helpers of this user wait for admission. It searches as the helpers do
+//! (`admission.rs` of the crate `ebbtide-exit`, and `open_private` below that), and creates what they would create.
 
 use std::env;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use super::Check;
 
 const NAME: &str = "ebbtide-exit.lock";
-/// A longer `XDG_RUNTIME_DIR` is not looked at.
+/// A longer `XDG_RUNTIME_DIR` is ignored.
 const MAX_BYTES: usize = 255;
 
-/// The directory, or that there is none.
+/// Reports the directory, or that there is none.
 pub fn check() -> Check {
     match places()
         .into_iter()
@@ -24,18 +24,18 @@ pub fn check() -> Check {
         Some((path, _)) => Check::ok(
             "exit_admission",
             path.display().to_string(),
-            "few helpers at a time while memory is not short",
+            "few helpers work at a time while memory is not short",
         ),
         None => Check::limited(
             "exit_admission",
             "no private directory",
-            "no helper waits for others: all of them work at once",
-            "set XDG_RUNTIME_DIR to a directory of mode 700 that is yours, and no symbolic link",
+            "helpers do not wait for each other: all work at once",
+            "set XDG_RUNTIME_DIR to a directory that you own, with mode 700 and not a symbolic link",
         ),
     }
 }
 
-/// Every place, and whether it may be made.
+/// All possible directories, and whether each may be created.
 fn places() -> Vec<(PathBuf, bool)> {
     let given = env::var_os("XDG_RUNTIME_DIR").filter(|path| {
         let bytes = path.as_bytes();
@@ -53,7 +53,7 @@ fn places() -> Vec<(PathBuf, bool)> {
         .collect()
 }
 
-/// Opens the file in this directory.
+/// Opens the lock file in this directory.
 fn open(directory: &Path, make: bool) -> io::Result<File> {
     if make {
         let _ = fs::DirBuilder::new().mode(0o700).create(directory);
@@ -80,7 +80,7 @@ fn open(directory: &Path, make: bool) -> io::Result<File> {
             .open(&path)
     };
     let file = open().or_else(|error| {
-        // An umask may have spoilt it.
+        // An umask may have removed the owner's rights.
         let about = fs::symlink_metadata(&path)?;
         owned(&about, about.is_file())?;
         if error.kind() != io::ErrorKind::PermissionDenied {
@@ -97,7 +97,7 @@ fn open(directory: &Path, make: bool) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether it is of the kind, this user's, and nobody else may write to it.
+/// Fails unless the file is of the wanted kind, belongs to this user, and no other user may write to it.
 fn owned(about: &Metadata, is_kind: bool) -> io::Result<()> {
     if is_kind && about.uid() == user() && about.mode() & 0o022 == 0 {
         Ok(())
@@ -145,7 +145,7 @@ mod tests {
         assert!(open(&real, false).is_err(), "a link in place of the file");
         fs::remove_file(&file).unwrap();
         set(&real, 0o500);
-        // Root may write there all the same, and so does a helper of root's.
+        // Root may write there anyway, and so may a helper of root.
         assert_eq!(open(&real, false).is_ok(), user() == 0);
         set(&real, 0o700);
     }

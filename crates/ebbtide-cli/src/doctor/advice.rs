@@ -1,4 +1,4 @@
-//! The kinds of `madvise` that Ebbtide uses, each tried on memory of this process's own.
+//! Tries each kind of `madvise` that Ebbtide uses, on memory of this process.
 
 use std::ffi::c_void;
 use std::io;
@@ -11,7 +11,7 @@ use super::{Check, State, probe, reason};
 /// Smallest unit of a mapping.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Every kind.
+/// The checks of all kinds.
 pub fn all() -> Vec<Check> {
     vec![
         lazy(probe::is_at_least((5, 18))),
@@ -50,7 +50,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Maps and touches.
+    /// Maps the pages and touches them.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -68,7 +68,7 @@ impl Pages {
         Ok(())
     }
 
-    /// The byte at this place, as it is now.
+    /// The current value of a byte.
     pub fn byte(&self, at_byte: usize) -> u8 {
         assert!(at_byte < self.len_bytes);
         // SAFETY: within the mapping; volatile, as the kernel changes it behind the compiler.
@@ -78,7 +78,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours and nothing refers to it.
+        // SAFETY: this object owns the mapping, and nothing refers to it.
         let _ = unsafe { munmap(self.at, self.len_bytes) };
     }
 }
@@ -95,7 +95,7 @@ fn advice(id: &'static str, advice: Advice, effect: &str, since: &str) -> Check 
     }
 }
 
-/// Older kernels do it, but the library does not trust them with it.
+/// Checks `MADV_FREE`. Older kernels have it too, but the library does not use it there.
 fn lazy(is_used: bool) -> Check {
     let check = advice("MADV_FREE", Advice::LinuxFree, "lazy release", "5.18");
     match check.state {
@@ -125,7 +125,7 @@ mod tests {
         let p = Pages::new(2 * PAGE_BYTES).unwrap();
         p.advise(0, PAGE_BYTES, Advice::LinuxDontNeed).unwrap();
         assert_eq!((p.byte(0), p.byte(PAGE_BYTES)), (0, 1));
-        // Not at the start of a page.
+        // The address is not the start of a page.
         assert!(p.advise(1, PAGE_BYTES, Advice::LinuxDontNeed).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The known-broken combinations (`known`), each with whether it is met here: a pure function of what was found.
+//! Checks which of the known-broken combinations (`known`) apply here: a pure function of the facts.
 
 use std::env;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::{Check, State};
 use crate::elf;
 use ebbtide_interface::known::{self, Known, Refused};
 
-/// What decides.
+/// The facts from which the checks are computed.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Bytes of a page.
@@ -21,19 +21,19 @@ pub struct Facts {
     pub kernel: Option<(u32, u32)>,
     /// The system that answers in place of a Linux kernel.
     pub other_kernel: Option<&'static str>,
-    /// Who registered rseq.
+    /// The library that registered rseq, if any.
     pub rseq: Owner,
     /// Whether `membarrier` works for rseq.
     pub fences: bool,
-    /// The emulator that this program runs under.
+    /// The user-mode emulator that this program runs under.
     pub emulator: Option<String>,
-    /// For what the library refused to start.
+    /// The combination for which the library refused to start.
     pub refusal: Option<&'static Known>,
     /// An allocator that `LD_PRELOAD` names before Ebbtide.
     pub before: Option<String>,
 }
 
-/// Every combination.
+/// The checks of all combinations.
 pub fn all(facts: &Facts) -> Vec<Check> {
     let checks = known::ALL.iter().map(|known| check(known, facts));
     checks.collect()
@@ -59,7 +59,7 @@ fn check(known: &'static Known, facts: &Facts) -> Check {
     }
 }
 
-/// `None`: it depends on the program. `Some(None)`: not here. Else what there is.
+/// `None`: it depends on the program. `Some(None)`: it does not apply here. Otherwise the detail that was found.
 fn met(known: &Known, facts: &Facts) -> Option<Option<String>> {
     let here = |is_here: bool, detail: &str| is_here.then(|| detail.to_owned());
     Some(match known.id {
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    /// Those that hold for a machine, as doctor says it.
+    /// The ids of the combinations that doctor finds for these facts.
     fn found(facts: &Facts) -> Vec<&'static str> {
         let bad = |c: &Check| matches!(c.state, State::Limited | State::Missing);
         let checks = all(facts).into_iter().filter(bad);

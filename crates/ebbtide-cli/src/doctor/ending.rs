@@ -1,4 +1,4 @@
-//! Whether a large process can end beside whoever waits for it, and what happens where it cannot.
+//! Checks whether `exit=detached` works here: a helper returns a large process's memory after the process's end.
 
 use std::fs;
 use std::io;
@@ -10,16 +10,16 @@ use ebbtide_tools::proc;
 
 use super::{Check, admission, trial};
 
-const INLINE: &str = "processes end as the kernel ends them: seen when their memory is back";
-const LOOK: &str = "look for a seccomp filter and a tracer (Seccomp and TracerPid in /proc/self/status), and try it without them";
+const INLINE: &str = "as with exit=inline: a wait returns when the kernel has freed the memory";
+const LOOK: &str = "check for a seccomp filter and a tracer (Seccomp and TracerPid in /proc/self/status), and try without them";
 
 /// The first process namespace of a machine, `PROC_PID_INIT_INO`.
 const MACHINES_OWN: &str = "pid:[4026531836]";
 
-/// Longer than a helper takes to get ready; and where CPUs are busy.
+/// Run times of the trial, longer than a helper needs to get ready. The second one is for busy CPUs.
 const TRIAL_SECONDS: [&str; 2] = ["0.3", "2"];
 
-/// Every check; the library, if it was found.
+/// All checks. `library` is the library, if it was found.
 pub fn all(library: Option<&Path>) -> Vec<Check> {
     vec![
         helper(library),
@@ -29,7 +29,7 @@ pub fn all(library: Option<&Path>) -> Vec<Check> {
     ]
 }
 
-/// A process with a helper, really made.
+/// Runs a process that should get a helper, and reports whether it did.
 fn helper(library: Option<&Path>) -> Check {
     let Some(library) = library else {
         return Check::info("exit_helper", "not tried without the library");
@@ -45,21 +45,25 @@ fn helper(library: Option<&Path>) -> Check {
             Err(error) => return not_made(&format!("the trial failed: {error:#}"), LOOK),
         };
         if has(page.worked) {
-            return Check::ok("exit_helper", "works", "takes memory back after the end");
+            return Check::ok(
+                "exit_helper",
+                "works",
+                "returns memory after the program's end",
+            );
         }
         if has(page.refused) {
             return Check::missing(
                 "exit_helper",
                 "refused",
                 INLINE,
-                "allow clone, close_range, pidfd_open, seccomp and unshare in the sandbox, and one process more",
+                "allow clone, close_range, pidfd_open, seccomp and unshare in the sandbox, and one more process",
             );
         }
     }
     why_not()
 }
 
-/// What keeps a program from asking for a helper holds here too.
+/// Finds the reason why there was no helper. The conditions that stop a program hold for this process too.
 fn why_not() -> Check {
     let mut word = 0usize;
     // SAFETY: `word` is a valid place to write to.
@@ -67,23 +71,26 @@ fn why_not() -> Check {
         let error = io::Error::last_os_error();
         return not_made(
             &format!("PR_GET_TID_ADDRESS: {error}"),
-            "a kernel with CONFIG_CHECKPOINT_RESTORE, and a sandbox that allows prctl",
+            "use a kernel with CONFIG_CHECKPOINT_RESTORE, and allow prctl in the sandbox",
         );
     }
     let link = |path: &str| fs::read_link(path).ok();
     if link("/proc/self") != Some(process::id().to_string().into()) {
         return not_made(
-            "/proc is not this process namespace's",
-            "mount the own /proc",
+            "/proc belongs to another process namespace",
+            "mount /proc for this process namespace",
         );
     }
     if link("/proc/self/ns/pid") != link("/proc/self/ns/pid_for_children") {
         return not_made(
             "children are in another process namespace",
-            "start programs in that one",
+            "start programs in that namespace",
         );
     }
-    not_made("not asked for, or not ready in time", LOOK)
+    not_made(
+        "the library asked for none, or it was not ready in time",
+        LOOK,
+    )
 }
 
 fn not_made(why: &str, remedy: &str) -> Check {
@@ -91,15 +98,15 @@ fn not_made(why: &str, remedy: &str) -> Check {
     Check::limited("exit_helper", value, INLINE, remedy)
 }
 
-/// The first process of a container ends with everybody.
+/// Checks for process 1 of a container: its end ends all other processes of the container.
 fn first_process() -> Check {
     const ID: &str = "exit_first_process";
     if process::id() == 1 {
         return Check::limited(
             ID,
             "this is the first process here",
-            "it never has a helper, as its end is everybody's",
-            "start the container with an init of its own (docker run --init)",
+            "it never has a helper: its end also ends all other processes here",
+            "start the container with an init (docker run --init)",
         );
     }
     match fs::read_link("/proc/self/ns/pid") {
@@ -107,7 +114,7 @@ fn first_process() -> Check {
             Check::info(ID, "not in a container's process namespace")
         }
         Ok(_) => Check {
-            effect: "its end is everybody's; with an init (docker run --init) programs are not the first".into(),
+            effect: "the end of process 1 ends the container; with an init (docker run --init) programs are not process 1".into(),
             ..Check::info(
                 ID,
                 "in a container: a program that is process 1 of this container has no helper",
@@ -117,19 +124,22 @@ fn first_process() -> Check {
     }
 }
 
-/// A service's cgroup is waited for, or killed.
+/// Checks for a systemd service: its end waits for all processes of its cgroup, or kills them.
 fn service() -> Check {
     let groups = proc::text("/proc/self/cgroup").unwrap_or_default();
     match service_of(&groups) {
         Some(unit) => Check::info(
             "exit_service",
-            format!("{unit}: the end of a service waits for its whole cgroup, helpers too"),
+            format!(
+                "{unit}: the end of a service waits for all processes of its cgroup, including helpers"
+            ),
         ),
-        None => Check::info("exit_service", "in no service's cgroup"),
+        None => Check::info("exit_service", "not in a service's cgroup"),
     }
 }
 
-/// The service whose groups these are. It may have others inside, and be a user's, whose programs have scopes of their own.
+/// The service that owns these cgroups. A service may have other groups inside. It may also be a user's service
+/// manager, whose programs have scopes of their own.
 fn service_of(groups: &str) -> Option<&str> {
     let mut paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths.find_map(|path| {
@@ -158,7 +168,7 @@ mod tests {
         assert_eq!(service_of(""), None);
     }
 
-    /// This one runs here, so nothing is known against it, but for what is told.
+    /// This process runs here, so no reason is found, except the general one.
     #[test]
     fn reasons_name_what_to_look_at() {
         let check = why_not();

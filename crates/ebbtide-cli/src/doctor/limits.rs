@@ -1,4 +1,4 @@
-//! Resource limits and control groups.
+//! Checks resource limits and control groups.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use super::Check;
 use super::machine::read_number;
 
-/// Fewer mappings than this may not be enough for a large heap beside huge pages.
+/// Below this many mappings, a large heap with huge pages may reach the limit.
 const FEW_MAPPINGS: u64 = 65_530;
 
 /// A reservation below this leaves no room to grow.
@@ -18,7 +18,7 @@ const SMALL_ADDRESS_SPACE: u64 = 64 << 30;
 /// Version 1 writes "no limit" as a number near 2^63.
 const V1_UNLIMITED: u64 = 1 << 60;
 
-/// Every limit.
+/// The checks of all limits.
 pub fn all() -> Vec<Check> {
     vec![
         address_space(),
@@ -76,7 +76,7 @@ fn mappings() -> Check {
         Some(n) if n < FEW_MAPPINGS => Check::limited(
             "vm.max_map_count",
             out::count(n),
-            "programs with many mappings may meet it",
+            "programs with many mappings may hit this limit",
             "sysctl -w vm.max_map_count=65530",
         ),
         Some(n) => Check::info("vm.max_map_count", out::count(n)),
@@ -84,7 +84,7 @@ fn mappings() -> Check {
     }
 }
 
-/// Where a process's memory control group is.
+/// The path of a process's memory control group.
 #[derive(Debug, PartialEq, Eq)]
 enum Group {
     V1(PathBuf),
@@ -132,7 +132,7 @@ fn cgroup() -> Check {
     let root = Path::new(root);
     let mut dir = root.join(group);
     if !dir.is_dir() {
-        // In a container the path may be one of the host's.
+        // In a container, the path may be a path of the host.
         dir = root.to_path_buf();
     }
     let limit = tightest(root, &dir, limit).filter(|n| *n < V1_UNLIMITED);
@@ -142,19 +142,19 @@ fn cgroup() -> Check {
         limit.map_or("none".into(), out::bytes),
         usage.map_or("unknown".into(), out::bytes)
     );
-    // Groups that account no memory have no usage, but they are to be seen.
+    // A group that does not account for memory has no usage file, but it is visible.
     if usage.is_none() && read(&dir.join("cgroup.procs").to_string_lossy()).is_none() {
         return Check::limited(
             "cgroup",
             text,
-            "distances to limits are not known; what the machine has left counts",
+            "headroom below cgroup limits is unknown; only the machine's available memory counts",
             "make the cgroup file system visible in the container",
         );
     }
     Check::info("cgroup", text)
 }
 
-/// What tells that the group is short of memory, beside the distance to its limit.
+/// Checks for events of memory pressure, besides the headroom below the limit.
 fn pressure_events() -> Check {
     const ID: &str = "cgroup_events";
     if let Some(path) = std::env::var_os("MEMORY_PRESSURE_WATCH") {
@@ -163,11 +163,11 @@ fn pressure_events() -> Check {
             Check::limited(
                 ID,
                 what,
-                "no events are wanted; only the distance to limits counts",
-                "MemoryPressureWatch=yes in the systemd unit, if that is not meant",
+                "events are switched off; only the headroom below limits counts",
+                "if this is not intended, set MemoryPressureWatch=yes in the systemd unit",
             )
         } else {
-            Check::ok(ID, what, "gives everything back when it says so")
+            Check::ok(ID, what, "releases free memory on its events")
         };
     }
     let text = read("/proc/self/cgroup").unwrap_or_default();
@@ -190,9 +190,12 @@ fn pressure_events() -> Check {
         Ok(_) => Check::ok(
             ID,
             "memory.pressure_level",
-            "noticed when the group is reclaimed from",
+            "an event when the kernel reclaims memory from the group",
         ),
-        Err(error) => Check::info(ID, format!("{file}: {error}; distances to limits count")),
+        Err(error) => Check::info(
+            ID,
+            format!("{file}: {error}; only the headroom below limits counts"),
+        ),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Huge pages, overcommit, memory, swap, processors and nodes.
+//! Checks huge pages, overcommit, memory, swap, processors and NUMA nodes.
 
 use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, read};
 use ebbtide_tools::{out, proc};
@@ -6,7 +6,7 @@ use ebbtide_tools::{out, proc};
 use super::Check;
 use ebbtide_interface::known;
 
-/// Every fact about the machine.
+/// All checks of the machine.
 pub fn all() -> Vec<Check> {
     vec![
         thp(),
@@ -23,7 +23,7 @@ pub fn all() -> Vec<Check> {
     ]
 }
 
-/// A number from a small file.
+/// Reads a number from a small file.
 pub fn read_number(path: &str) -> Option<u64> {
     read(path)?.parse().ok()
 }
@@ -59,7 +59,7 @@ fn khugepaged() -> Check {
     match read_number(&format!("{THP}/khugepaged/max_ptes_none")) {
         Some(n) if n > 64 => Check::info(
             "khugepaged_max_ptes_none",
-            format!("{n}: khugepaged may refill what was given back; Ebbtide advises it not to"),
+            format!("{n}: khugepaged may refill released memory; Ebbtide advises it not to"),
         ),
         Some(n) => Check::info("khugepaged_max_ptes_none", n.to_string()),
         None => Check::info("khugepaged_max_ptes_none", "unknown"),

@@ -1,17 +1,17 @@
-//! `ebbtide doctor`: what this system offers, what is missing, and what to do about it.
+//! `ebbtide doctor`: reports what this system offers to Ebbtide, what is missing, and the remedies.
 //!
-//! | module | what it looks at |
+//! | module | what it checks |
 //! |---|---|
-//! | `probe` | versions and kernel features, each really tried |
-//! | `rseq` | who registered restartable sequences, and whether the kernel checks them |
-//! | `advice` | the kinds of `madvise`, each really tried |
+//! | `probe` | versions and kernel features, each by a real call |
+//! | `rseq` | which library registered restartable sequences, and whether the kernel checks them |
+//! | `advice` | the kinds of `madvise`, each by a real call |
 //! | `machine` | huge pages, overcommit, swap, processors |
 //! | `limits` | resource limits and control groups |
-//! | `ending` | exit beside the program |
-//! | `admission` | where its helpers wait for admission |
+//! | `ending` | whether `exit=detached` works |
+//! | `admission` | the directory where helpers wait for admission |
 //! | `sandbox` | filters, containers, emulators |
-//! | `combinations` | which of the known-broken combinations are met here |
-//! | `trial` | the library, in a process of its own |
+//! | `combinations` | which of the known-broken combinations apply here |
+//! | `trial` | the library, by a run in a process of its own |
 
 mod admission;
 mod advice;
@@ -40,20 +40,20 @@ use combinations::Facts;
 /// Exit status when the library cannot work here.
 const EXIT_BROKEN: u8 = 1;
 
-/// Narrower terminals get one check a line.
+/// On narrower terminals, each check is one line.
 const TABLE_COLUMNS: u16 = 60;
 
-/// How good the news is.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Works.
+    /// The feature works.
     Ok,
     /// A fact, neither good nor bad.
     Info,
-    /// Works with less effect than it could.
+    /// It works, but with less effect than possible.
     Limited,
-    /// Not there.
+    /// It is missing.
     Missing,
 }
 
@@ -62,13 +62,13 @@ pub enum State {
 pub struct Check {
     /// Stable name.
     pub id: &'static str,
-    /// How good it is.
+    /// The result.
     pub state: State,
-    /// What was found.
+    /// The value that was found.
     pub value: String,
-    /// What Ebbtide uses it for, or what its lack means.
+    /// Ebbtide's use of it, or the effect of its lack.
     pub effect: String,
-    /// What to do about it; empty where nothing is wrong, but for known combinations.
+    /// The remedy; empty if nothing is wrong, except for known combinations.
     pub remedy: String,
 }
 
@@ -84,7 +84,7 @@ impl Check {
         }
     }
 
-    /// A feature that works, and what it is for.
+    /// A feature that works, and its use.
     pub fn ok(id: &'static str, value: impl Into<String>, effect: &str) -> Self {
         Check {
             state: State::Ok,
@@ -93,7 +93,7 @@ impl Check {
         }
     }
 
-    /// A feature that is not there.
+    /// A missing feature.
     pub fn missing(id: &'static str, value: impl Into<String>, effect: &str, remedy: &str) -> Self {
         Check {
             state: State::Missing,
@@ -103,7 +103,7 @@ impl Check {
         }
     }
 
-    /// Something that takes part of the effect away.
+    /// A condition that reduces the effect of Ebbtide.
     pub fn limited(id: &'static str, value: impl Into<String>, effect: &str, remedy: &str) -> Self {
         Check {
             state: State::Limited,
@@ -126,7 +126,7 @@ struct Report {
     sections: Vec<Section>,
 }
 
-/// Prints the report; 0 if the library works here, else 1.
+/// Prints the report. Returns 0 if the library works here, else 1.
 pub fn main(args: &DoctorArgs) -> Result<u8> {
     let trial = trial::run(args.lib.lib.as_deref());
     let (release, version) = kernel();
@@ -168,7 +168,7 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
                 checks: ending::all(trial.path.as_deref()),
             },
             Section {
-                title: "combinations that are known not to work, or to work with less",
+                title: "combinations that are known not to work, or to work only in part",
                 checks: combinations,
             },
         ],
@@ -182,12 +182,12 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
     Ok(if report.works { 0 } else { EXIT_BROKEN })
 }
 
-/// Whether programs are started with `syscalls=basic`, by the environment.
+/// Whether the environment sets `syscalls=basic` for programs.
 fn has_basic_syscalls() -> bool {
     conf::merged(&[]).is_ok_and(|conf| conf.get("syscalls") == Some("basic"))
 }
 
-/// Whether the terminal says that tables fit: a serial console says 0 columns.
+/// Whether the terminal is wide enough for tables. A serial console reports 0 columns.
 fn is_wide() -> bool {
     ratatui::crossterm::terminal::size().is_ok_and(|(columns, _)| columns >= TABLE_COLUMNS)
 }
@@ -200,7 +200,7 @@ fn render(report: &Report, fancy: bool) -> String {
         table.load_preset(if fancy { UTF8_FULL_CONDENSED } else { NOTHING });
         table.set_content_arrangement(ContentArrangement::Dynamic);
         if !fancy {
-            // Not a terminal: one check a line, for grep and diff.
+            // Not a terminal: each check is one line, for grep and diff.
             table.set_content_arrangement(ContentArrangement::Disabled);
             table.force_no_tty();
         }
@@ -225,8 +225,8 @@ fn render(report: &Report, fancy: bool) -> String {
     text.push_str(&remedies(report));
     text.push_str(match (report.works, report.mode) {
         (true, Some("rseq")) => "Ebbtide works here, with restartable sequences.\n",
-        (true, _) => "Ebbtide works here, with the portable model (slower: locks in place of restartable sequences).\n",
-        (false, _) => "Ebbtide cannot work here as things stand; see the remedies above.\n",
+        (true, _) => "Ebbtide works here, in portable mode (slower: locks in place of restartable sequences).\n",
+        (false, _) => "Ebbtide cannot work here now; see the remedies above.\n",
     });
     text
 }
@@ -236,7 +236,7 @@ fn remedies(report: &Report) -> String {
     let mut told = Vec::new();
     let mut lines: Vec<String> = Vec::new();
     for check in checks.filter(|c| matches!(c.state, State::Limited | State::Missing)) {
-        // The same cause may show in several checks.
+        // Several checks may have the same remedy.
         if !told.contains(&&check.remedy) {
             told.push(&check.remedy);
             lines.push(format!("  {}: {}\n", check.id, check.remedy));
@@ -248,7 +248,7 @@ fn remedies(report: &Report) -> String {
     format!("For full effect:\n{}\n", lines.concat())
 }
 
-/// An error in words that say whether a newer kernel or more rights would help.
+/// Describes an error so that the user sees whether a newer kernel or more rights would help.
 fn reason(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {

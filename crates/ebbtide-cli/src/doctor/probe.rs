@@ -1,4 +1,4 @@
-//! Versions and kernel features, each really tried.
+//! Checks versions and kernel features. It tries each feature with a real call.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 3 << 30 | 96 << 16 | (b'f' as libc::c_ulong) << 8 | 16;
 
-/// Every probe.
+/// All checks of kernel features.
 pub fn all() -> Vec<Check> {
     let owner = rseq::owner();
     let mut checks = vec![
@@ -68,7 +68,7 @@ fn kernel() -> Check {
         _ => Check::missing(
             "kernel",
             release,
-            "older than the oldest kernel Ebbtide is made for",
+            "older than the oldest supported kernel",
             "run kernel 5.18 or later (6.13 for every feature)",
         ),
     }
@@ -85,7 +85,7 @@ fn glibc() -> Check {
     }
 }
 
-/// This program has glibc; others here may have another C library.
+/// Checks for another C library: this program uses glibc, but other programs here may not.
 fn other_libc() -> Check {
     let entries = std::fs::read_dir("/lib").into_iter().flatten().flatten();
     let mut names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
@@ -96,7 +96,7 @@ fn other_libc() -> Check {
     Check::info("other_libc", value)
 }
 
-/// Whether caches of other CPUs can be emptied.
+/// Whether Ebbtide can drain the caches of other CPUs.
 pub fn fences() -> bool {
     membarrier().state == State::Ok
 }
@@ -114,7 +114,7 @@ fn membarrier() -> Check {
     }
 }
 
-/// One vectored call over two ranges of this process, and whether it cleared them.
+/// Makes one call for two ranges of this process, and checks that it cleared exactly these.
 fn try_process_madvise(pidfd: libc::c_int) -> io::Result<()> {
     let pages = Pages::new(4 * PAGE_BYTES)?;
     let range = |page: usize| libc::iovec {
@@ -176,7 +176,7 @@ fn pidfd() -> Check {
         Ok(_) => Check::ok(
             "pidfd",
             "works",
-            "waits for a process to be gone (exit=detached)",
+            "waits for the end of a process (exit=detached)",
         ),
         Err(e) => Check::limited(
             "pidfd",
@@ -192,12 +192,12 @@ fn psi() -> Check {
         Ok(_) => Check::ok(
             "psi",
             "readable",
-            "gives everything back when others need memory",
+            "releases free memory when other processes need memory",
         ),
         Err(e) => Check::limited(
             "psi",
             reason(&e),
-            "the pressure of other processes is noticed by what the machine has left only",
+            "pressure of other processes is noticed only by the machine's available memory",
             "boot with psi=1 (kernel with CONFIG_PSI); in a container, make /proc/pressure visible",
         ),
     }
@@ -223,7 +223,7 @@ fn close_range() -> Check {
     }
 }
 
-/// Looks for a page that is there.
+/// Scans for a page that is resident.
 fn try_pagemap_scan() -> io::Result<()> {
     const PRESENT: u64 = 1 << 3;
     let pages = Pages::new(PAGE_BYTES)?;
@@ -233,7 +233,7 @@ fn try_pagemap_scan() -> io::Result<()> {
     // `struct pm_scan_arg` of linux/fs.h: size, flags, start, end, walk_end, vec, vec_len, max_pages, categories
     // inverted, wanted, any of, returned.
     let mut argument: [u64; 12] = [96, 0, start, end, 0, found_at, 1, 1, 0, PRESENT, 0, PRESENT];
-    // SAFETY: the argument, and the one region that it names, are valid places to write to.
+    // SAFETY: the argument, and the one region that it points to, can be written to.
     match unsafe { libc::ioctl(map.as_raw_fd(), PAGEMAP_SCAN, argument.as_mut_ptr()) } {
         1 if found[0] == start => Ok(()),
         count if count >= 0 => Err(io::Error::other("wrong result")),
@@ -246,12 +246,12 @@ fn pagemap_scan() -> Check {
         Ok(()) => Check::ok(
             "pagemap_scan",
             "works",
-            "tells whether a huge page was split",
+            "checks whether a huge page was split",
         ),
         Err(e) => Check::limited(
             "pagemap_scan",
             reason(&e),
-            "nobody checks that a huge page was split before a part of it counts as given back",
+            "parts of a huge page count as released even if it could not be split",
             "run kernel 6.7 or later with CONFIG_PROC_PAGE_MONITOR, or use thp=off",
         ),
     }

@@ -1,8 +1,8 @@
-//! Restartable sequences: who registered them for this thread, with which length and where, and whether the kernel
-//! checks the fields that only it may write.
+//! Checks restartable sequences: which library registered them for this thread, with which length and where, and
+//! whether the kernel checks the fields that only the kernel may write.
 //!
-//! A second registration with the same address, length and signature fails with `EBUSY`, one with others with
-//! `EINVAL`: so the kernel itself says what is registered.
+//! A second registration with the same address, length and signature fails with `EBUSY`; with other values it fails
+//! with `EINVAL`. So the kernel's answer shows what is registered.
 
 use std::io;
 use std::ptr;
@@ -13,10 +13,10 @@ use ebbtide_interface::known;
 const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
 const AT_RSEQ_ALIGN: libc::c_ulong = 28;
 
-/// Length of the first version of `struct rseq`, the shortest that the kernel takes.
+/// Length of the first version of `struct rseq`, the shortest that the kernel accepts.
 const FIRST_BYTES: u32 = 32;
 const UNREGISTER: libc::c_int = 1;
-/// Where `struct rseq` has the node, one of the fields that only the kernel writes.
+/// Offset of the node in `struct rseq`, one of the fields that only the kernel writes.
 const NODE_ID_AT: usize = 20;
 
 /// The signature that the C library registers with.
@@ -27,23 +27,23 @@ const SIGNATURE: u32 = 0xd428_bc00;
 
 const EFFECT: &str = "per-CPU caches without locks";
 
-/// What is registered for this thread.
+/// The registration of this thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// By the C library.
+    /// Registered by the C library.
     Libc {
-        /// Length that was registered.
+        /// The registered length.
         bytes: u32,
-        /// Place of the area, from the thread pointer.
+        /// Distance of the area from the thread pointer.
         offset: isize,
     },
-    /// By another library.
+    /// Registered by another library.
     Other,
-    /// By nobody, and why.
+    /// Not registered, with the reason.
     Nobody(String),
 }
 
-/// The C library's figures, where it has any (glibc 2.35).
+/// The C library's values, if it has them (glibc 2.35).
 #[derive(Clone, Copy)]
 struct Libc {
     feature_bytes: u32,
@@ -66,18 +66,18 @@ impl Libc {
         }
     }
 
-    /// The area of this thread, where its thread pointer is known.
+    /// The area of this thread, if its thread pointer is known.
     fn area(self) -> Option<*mut u8> {
         // On x86-64 glibc's pthread_t is the thread pointer.
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a plain call. The sum is not used as a place to read from before the kernel has confirmed it.
+        // SAFETY: a plain call. Nothing reads from the computed address before the kernel has confirmed it.
         return Some((unsafe { libc::pthread_self() } as *mut u8).wrapping_offset(self.offset));
         #[cfg(not(target_arch = "x86_64"))]
         return None;
     }
 }
 
-/// Asks for a registration, or with the flag for its end.
+/// Registers the area, or with the flag removes the registration.
 fn call(area: *mut u8, bytes: u32, flags: libc::c_int) -> io::Result<()> {
     // SAFETY: `area` is memory of this process that stays, or the kernel refuses it.
     match unsafe { libc::syscall(libc::SYS_rseq, area, bytes, flags, SIGNATURE) } {
@@ -86,13 +86,13 @@ fn call(area: *mut u8, bytes: u32, flags: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// A value of the auxiliary vector; 0 where the kernel gives none.
+/// A value of the auxiliary vector; 0 if the kernel gives none.
 pub fn auxv(kind: libc::c_ulong) -> u64 {
     // SAFETY: a plain call; an unknown type gives 0.
     unsafe { libc::getauxval(kind) }
 }
 
-/// Who registered, with which length.
+/// The library that registered, with the length.
 pub fn owner() -> Owner {
     let libc = Libc::get();
     match libc {
@@ -101,7 +101,7 @@ pub fn owner() -> Owner {
     }
 }
 
-/// The C library says that it has registered: the length is the one that the kernel calls busy.
+/// The C library reports a registration. The registered length is the one for which the kernel answers `EBUSY`.
 fn registered_by(libc: Libc) -> Owner {
     let said = Owner::Libc {
         bytes: libc.feature_bytes.max(FIRST_BYTES),
@@ -115,14 +115,15 @@ fn registered_by(libc: Libc) -> Owner {
                 let offset = libc.offset;
                 return Owner::Libc { bytes, offset };
             }
-            // Another length, or another place.
+            // The registration has another length or another place.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
-            // Not to be asked: what the C library says counts.
+            // The kernel gives no answer, so the C library's report counts.
             Err(_) => return said,
             Ok(()) => {
-                // Nobody was registered after all. The area is the C library's own, so it goes again.
+                // There was no registration after all. The area belongs to the C library, so this registration is
+                // removed again.
                 let _ = call(area, bytes, UNREGISTER);
-                let why = "the C library says so, the kernel does not";
+                let why = "the C library reports a registration, the kernel has none";
                 return Owner::Nobody(why.into());
             }
         }
@@ -130,7 +131,8 @@ fn registered_by(libc: Libc) -> Owner {
     Owner::Other
 }
 
-/// An area of our own is registered for a moment, if there is room for it.
+/// No registration by the C library is known. Registers an area of this program for a moment, if the kernel accepts
+/// it.
 fn without(is_known: bool) -> Owner {
     #[repr(align(64))]
     struct Area([u8; 64]);
@@ -157,7 +159,7 @@ fn without(is_known: bool) -> Owner {
     }
 }
 
-/// The line about the registration.
+/// The check of the registration.
 pub fn check(owner: &Owner) -> Check {
     match owner {
         Owner::Libc { bytes, offset } => {
@@ -178,8 +180,9 @@ fn of(known: &known::Known, value: &str) -> Check {
     Check::limited("rseq", value, known.happens, known.remedy)
 }
 
-/// Whether the kernel ends a program that writes to its fields. A child does so and changes its CPU, which is when
-/// the kernel looks (Linux 7.0.10, for lengths above 32 bytes; with rseq debugging switched on, for all).
+/// Checks whether the kernel ends a program that writes to the kernel's fields. A child writes to one and changes its
+/// CPU, because the kernel checks at that moment (Linux 7.0.10, for lengths above 32 bytes; with rseq debugging, for
+/// all lengths).
 pub fn enforcement(owner: &Owner) -> Check {
     const ID: &str = "rseq_checked";
     if !matches!(owner, Owner::Libc { .. }) {
@@ -190,7 +193,8 @@ pub fn enforcement(owner: &Owner) -> Check {
     };
     match child_that_writes(area) {
         Ok(Some(libc::SIGSEGV)) => Check {
-            effect: "Ebbtide writes none of them; a program or library that does is ended".into(),
+            effect: "Ebbtide writes none of these fields; the kernel ends a program that does"
+                .into(),
             ..Check::info(
                 ID,
                 "yes: the kernel ends a program that writes to its fields",
@@ -200,7 +204,7 @@ pub fn enforcement(owner: &Owner) -> Check {
             Check::info(ID, format!("not known: the trial ended by signal {signal}"))
         }
         Ok(None) if allowed_cpus().len() < 2 => {
-            Check::info(ID, "not seen; a program on one CPU cannot tell")
+            Check::info(ID, "not known: the test needs two CPUs")
         }
         Ok(None) => Check::info(ID, "no"),
         Err(error) => Check::info(ID, format!("not known: {error}")),
@@ -220,7 +224,7 @@ fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// The signal that ended the child, if one did.
+/// The signal that ended the child, if any.
 fn child_that_writes(area: *mut u8) -> io::Result<Option<libc::c_int>> {
     let cpus = allowed_cpus();
     // SAFETY: the child makes system calls only, and leaves by `_exit`.
@@ -274,7 +278,8 @@ mod tests {
             eprintln!("skipped: the C library has registered nothing");
             return;
         };
-        // Length and place that it did not register are not confirmed: the answer is the kernel's.
+        // The kernel does not confirm a length and place that were not registered: so the answer comes from the
+        // kernel.
         let wrong = call(libc.area().unwrap().wrapping_add(64), FIRST_BYTES, 0);
         assert_eq!(wrong.unwrap_err().raw_os_error(), Some(libc::EINVAL));
         let Owner::Libc { bytes, offset } = owner() else {

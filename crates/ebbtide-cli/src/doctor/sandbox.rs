@@ -1,4 +1,4 @@
-//! What stands between this process and the machine's kernel: filters, containers, emulators.
+//! Checks for layers between this process and the machine's kernel: filters, containers, emulators.
 
 use std::fs;
 
@@ -6,13 +6,13 @@ use ebbtide_tools::proc;
 
 use super::Check;
 
-/// The first namespaces of a machine have numbers of their own, from `PROC_CGROUP_INIT_INO` on.
+/// The first namespaces of a machine have fixed numbers, from `PROC_CGROUP_INIT_INO` on.
 const MACHINES_OWN: [(&str, &str); 2] = [
     ("pid", "pid:[4026531836]"),
     ("cgroup", "cgroup:[4026531835]"),
 ];
 
-/// Every fact.
+/// All checks of the sandbox.
 pub fn all() -> Vec<Check> {
     vec![seccomp(), container()]
 }
@@ -57,7 +57,7 @@ fn container() -> Check {
     Check::info("container", value)
 }
 
-/// The system that answers in place of a Linux kernel, by what it calls itself.
+/// The name of a system that is not a Linux kernel, recognised by its release and version.
 pub fn other_kernel(release: &str, version: &str) -> Option<&'static str> {
     if release.ends_with("-Microsoft") {
         Some("WSL 1")

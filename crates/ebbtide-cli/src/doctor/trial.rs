@@ -16,15 +16,15 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use super::Check;
 use ebbtide_interface::known::{self, Known};
 
-/// Longer than this, and the trial process hangs.
+/// After this time, the trial process counts as hanging.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// So long an ended one is waited for.
+/// Maximum wait for a process that was killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 const REINSTALL: &str = "build it again with 'cargo build --release -p ebbtide-preload', \
      and check it with: LD_PRELOAD=PATH /bin/true";
 
-/// What the trial showed.
+/// The results of the trial.
 pub struct Trial {
     /// Whether the library works here.
     pub works: bool,
@@ -32,7 +32,7 @@ pub struct Trial {
     pub mode: Option<&'static str>,
     /// The library.
     pub path: Option<PathBuf>,
-    /// For what the library refused to start.
+    /// The combination for which the library refused to start.
     pub refusal: Option<&'static Known>,
     /// The lines of the report.
     pub checks: Vec<Check>,
@@ -132,14 +132,14 @@ pub fn run(given: Option<&Path>) -> Trial {
     }
 }
 
-/// The combination that the library's line names.
+/// The combination named in the library's message.
 fn refused_for(said: &str) -> Option<&'static Known> {
     let (_, line) = said.split_once(known::REFUSED)?;
     let mut all = known::ALL.into_iter();
     all.find(|known| line.starts_with(known.what))
 }
 
-/// Runs this program's `--version` under the library.
+/// Runs `ebbtide --version` under the library.
 fn start(library: &Path) -> Result<Option<StatsPage>> {
     let exe = env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(exe);
@@ -147,10 +147,10 @@ fn start(library: &Path) -> Result<Option<StatsPage>> {
     watch(command, library, "")
 }
 
-/// Runs a command under the library with this configuration, and reads its page.
+/// Runs a command under the library with this configuration, and reads its statistics page.
 pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<StatsPage>> {
     let dir = stats_page::private_dir()?;
-    // A file: nobody who still has it open is waited for.
+    // A file, not a pipe: then there is no wait for a process that still has it open.
     let mut stderr = tempfile::tempfile_in(dir.path())?;
     command
         .env("LD_PRELOAD", library)
@@ -164,7 +164,7 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
     // SAFETY: one system call.
     unsafe {
         command.pre_exec(|| {
-            // It goes with this program, however that ends.
+            // The trial process ends with this program, however that ends.
             Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
         });
     }
@@ -185,7 +185,7 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
         .next())
 }
 
-/// Ended and collected when dropped, whatever became of it.
+/// Kills and reaps the process when dropped.
 struct TrialProcess(Child);
 
 impl TrialProcess {
@@ -207,9 +207,9 @@ impl TrialProcess {
 
 impl Drop for TrialProcess {
     fn drop(&mut self) {
-        // Does nothing to one that was collected.
+        // Has no effect on a process that was reaped.
         let _ = self.0.kill();
-        // Not for ever: a tracer may keep it.
+        // The wait is limited, because a tracer may keep the process.
         let _ = self.end_within(KILL_TIMEOUT);
     }
 }

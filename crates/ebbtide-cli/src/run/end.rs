@@ -1,4 +1,4 @@
-//! What comes after the end of a run: helpers that take memory back beside whoever waited.
+//! Measures the end of a run: how soon it was seen, and when helpers had returned the memory.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,35 +9,35 @@ use serde::Serialize;
 use ebbtide_tools::proc;
 use ebbtide_tools::stats_page::StatsPage;
 
-/// Longer than this is not waited for.
+/// Maximum time to wait for helpers.
 const MOST: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(1);
 
 /// Name of a helper.
 pub const HELPER_NAME: &str = "ebbtide/exit";
 
-/// A moment of the monotonic clock, as the library writes it.
+/// The time of the monotonic clock, in the library's units.
 pub fn monotonic_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What the time until an end was seen is counted from.
+/// The event from which the time until the end was seen is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Since {
-    /// The program's last steps before it ended in order.
+    /// The program's last steps before it ended in order (`exit`).
     Exit,
-    /// The signal that ended it, as it came to this process too.
+    /// The signal that ended the program, if it came to this process too.
     Signal,
-    /// The main thread's leaving of the memory, as the helper saw it: after `_exit`, a fault, a signal from
-    /// elsewhere, or its own notice of the end where it came late. What came before is not known, so the time is too
-    /// short; it is too long, by 0.1 s at most, where the main thread had left and another one ended the program.
+    /// The main thread left the memory, as its helper saw it. This is used after `_exit`, a fault, a signal from
+    /// elsewhere, or if the program's own notice of its end came late. The time before is not known, so the result is
+    /// too short. It is too long, by 0.1 s at most, if the main thread had left and another thread ended the program.
     Leaving,
 }
 
 impl Since {
-    /// In words.
+    /// The event in words.
     pub fn shown(self) -> &'static str {
         match self {
             Since::Exit => "exit",
@@ -47,21 +47,21 @@ impl Since {
     }
 }
 
-/// The end of a process.
+/// The end of the command's first process.
 #[derive(Clone, Copy, Debug)]
 pub struct End {
-    /// The process.
+    /// Its process number.
     pub pid: u32,
-    /// The signal that ended it, and when it came, where that is known.
+    /// The signal that ended it, and when the signal came, if known.
     pub signal: Option<(i32, Option<u64>)>,
-    /// When its end was seen, by both clocks.
+    /// When its end was seen.
     pub seen: Instant,
-    /// See there.
+    /// The same in nanoseconds of the monotonic clock.
     pub seen_ns: u64,
 }
 
 impl End {
-    /// How long it took until it was seen, and from when on; `None` where nobody knows.
+    /// The time until the end was seen, and the event that it is measured from; `None` if not known.
     pub fn seen_after_ns(&self, pages: &[StatsPage]) -> Option<(u64, Since)> {
         let page = pages.iter().find(|page| page.pid == u64::from(self.pid));
         let (end_ns, left_ns) = page.map_or((0, 0), |page| (page.end_ns, page.left_ns));
@@ -73,8 +73,8 @@ impl End {
         known.map(|(began_ns, since)| (self.seen_ns.saturating_sub(began_ns), since))
     }
 
-    /// Waits until the helpers of all processes are gone. How long after the end was seen that was; `None` if
-    /// they stay.
+    /// Waits until the helpers of all processes are gone. Returns the time from the seen end to then; `None` if they
+    /// stay.
     pub fn wait_for_memory(&self, pages: &[StatsPage]) -> Option<u64> {
         let patience = Instant::now() + MOST;
         let helpers = pages.iter().map(|page| page.helper);
@@ -95,7 +95,7 @@ impl End {
     }
 }
 
-/// Whether the process has a helper's name and has not come to its own end: its last step may take memory too.
+/// Whether the process has a helper's name and has not ended: a helper's last step may take memory too.
 pub fn is_helper(pid: u64) -> bool {
     proc::text(format!("/proc/{pid}/stat")).is_some_and(|stat| is_at_work(&stat))
 }
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(after(None, page(1000, 1400)), Some((500, Since::Exit)));
         assert_eq!(after(None, page(0, 1400)), Some((100, Since::Leaving)));
         assert_eq!(after(None, page(0, 0)), None);
-        // An exit that a signal cut short.
+        // A signal cut the exit short.
         let killed = Some((libc::SIGKILL, None));
         assert_eq!(after(killed, page(700, 1300)), Some((200, Since::Leaving)));
         assert_eq!(after(killed, page(700, 0)), None);
@@ -173,7 +173,7 @@ mod tests {
             })
         };
         assert_eq!(end.wait_for_memory(&[with_helper(0)]), Some(0));
-        // This process is none: one that has gone already.
+        // This process is no helper: it counts as one that has gone already.
         let own = with_helper(u64::from(std::process::id()));
         assert!(end.wait_for_memory(&[own]).is_some_and(|ns| ns > 0));
     }

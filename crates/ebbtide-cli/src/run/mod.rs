@@ -1,8 +1,7 @@
 //! `ebbtide run`: starts a program under Ebbtide.
 //!
-//! Without a summary this process *becomes* the program (`execve`), so signals,
-//! job control and exit status are the program's own. With a summary it stays
-//! as the parent: it passes signals on, watches memory, and repeats the exit
+//! Without a summary this process *becomes* the program (`execve`), so signals, job control and exit status are the
+//! program's own. With a summary it stays as the parent: it passes signals on, samples memory, and repeats the exit
 //! status.
 
 pub mod end;
@@ -30,7 +29,7 @@ use crate::cli::{Exit, Format, RunArgs};
 use program::Refusal;
 use summary::{Figures, LibraryFigures, Summary};
 
-/// Runs the command; gives the exit status to end with.
+/// Runs the command and returns the exit status.
 pub fn main(args: &RunArgs) -> Result<u8> {
     let mut conf = conf::merged(&args.conf)?;
     match args.exit {
@@ -60,12 +59,14 @@ pub struct Launch<'a> {
     program: PathBuf,
     rest: &'a [OsString],
     library: PathBuf,
-    /// Whether the library may be preloaded: what it would break runs without.
+    /// Whether the library may be preloaded: a program that Ebbtide would break runs without it.
     preloads: bool,
+    /// The obstacle despite which the program is started (`--force`).
+    obstacle: Option<String>,
 }
 
 impl<'a> Launch<'a> {
-    /// Of at least one word. The inner error has been told, and is the exit status to end with.
+    /// Checks the command, which has at least one word. The inner error is the exit status; its message was printed.
     pub fn new(
         words: &'a [OsString],
         lib: &LibArgs,
@@ -79,11 +80,16 @@ impl<'a> Launch<'a> {
             Err(refusal) => return Ok(Err(refuse(&refusal))),
         };
         let mut preloads = true;
+        let mut obstacle = None;
         match program::check_machine(conf).and_then(|()| program::check(&program)) {
-            Err(Refusal::NoEffect(text)) if force => out::warning(&text),
+            Err(Refusal::NoEffect(text)) if force => {
+                out::warning(&text);
+                obstacle = Some(text);
+            }
             Err(Refusal::Breaks(text)) if force => {
                 out::warning(&text);
                 preloads = false;
+                obstacle = Some(text);
             }
             Err(refusal) => return Ok(Err(refuse(&refusal))),
             Ok(()) => {}
@@ -94,10 +100,11 @@ impl<'a> Launch<'a> {
             rest,
             library,
             preloads,
+            obstacle,
         }))
     }
 
-    /// Tells why it could not be started; the exit status to end with.
+    /// Prints why the program could not be started, and returns the exit status.
     pub fn cannot_start(&self, error: &io::Error) -> u8 {
         let shown = self.program.display();
         let (code, hint) = match error.raw_os_error() {
@@ -115,13 +122,25 @@ impl<'a> Launch<'a> {
         code
     }
 
+    /// Why no process of the command loaded the library, as far as it is known.
+    fn not_loaded_because(&self) -> String {
+        match &self.obstacle {
+            Some(text) => text.split("; --force").next().unwrap_or(text).to_owned(),
+            None => {
+                "no process of the command kept a statistics page, and the reason is not known; \
+                     'ebbtide doctor' tests the library here"
+                    .to_owned()
+            }
+        }
+    }
+
     /// The program's short name.
     pub fn short_name(&self) -> String {
         let name = self.program.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// With a configuration: under Ebbtide. Without: as if Ebbtide were not there.
+    /// The command to run: with a configuration under Ebbtide, without one as if Ebbtide were not there.
     pub fn command(&self, conf: Option<&Conf>) -> Command {
         let mut command = Command::new(&self.program);
         command.arg0(self.name).args(self.rest);
@@ -152,7 +171,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// What stands in `LD_PRELOAD` beside Ebbtide.
+/// The entries of `LD_PRELOAD` other than Ebbtide.
 fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
     list.unwrap_or_default()
         .to_string_lossy()
@@ -166,7 +185,7 @@ fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
 }
 
 fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
-    // A directory that the user named stays; one of our own goes at the end.
+    // A directory that the user named stays; a private one is removed at the end.
     let own_dir = match conf.get("stats_dir") {
         Some(_) => None,
         None => Some(stats_page::private_dir()?),
@@ -189,15 +208,17 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
     with.ebbtide = LibraryFigures::sum(&pages);
     with.complete_end(&pages);
     if with.ebbtide.is_none() {
-        out::warning(
-            "no process of the command kept a statistics page, so Ebbtide was probably not \
-             loaded; 'ebbtide doctor' says whether the library works here",
-        );
+        let reason = launch.not_loaded_because();
+        // A text summary on stderr says the same.
+        if args.summary == Some(Format::Json) || args.summary_file.is_some() {
+            out::warning(&format!("Ebbtide was NOT loaded: {reason}"));
+        }
+        with.not_loaded = Some(reason);
     }
 
     let mut without = None;
     if args.compare && ended_by_user(&with) {
-        out::warning("the first run was interrupted; the comparison is left out");
+        out::warning("the first run was interrupted, so there is no second run to compare with");
     } else if args.compare {
         out::stderr("ebbtide: running the command again, without Ebbtide\n");
         without = match supervise::measure(launch.command(None)) {
@@ -208,7 +229,9 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
     if let Some(base) = &without
         && base.exit_status != with.exit_status
     {
-        out::warning("the two runs ended with different exit statuses; the figures do not compare");
+        out::warning(
+            "the two runs ended with different exit statuses, so their figures are not comparable",
+        );
     }
     let status = with.exit_status;
     let shown = args

@@ -1,10 +1,9 @@
-//! Looks at a program before it starts: is it there, may it be executed, and can a
-//! preloaded library take effect in it?
+//! Checks a program before it starts: does it exist, may it be executed, and can a preloaded library take effect in
+//! it?
 //!
-//! The loader ignores `LD_PRELOAD` silently where there is no loader (static
-//! programs), where the program gains privilege (secure mode), and with one
-//! line on stderr where the library has another word size. A script is judged
-//! by its interpreter. The texts are those of [`known`].
+//! `LD_PRELOAD` has no effect in three cases. A static program has no loader. A program that gains privilege runs in
+//! secure mode. A program with another word size only gets a line on stderr from the loader. For a script, its
+//! interpreter is checked. The texts are those of [`known`].
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -21,12 +20,12 @@ use crate::elf::{self, Obstacle};
 use crate::emulator::emulator;
 use ebbtide_interface::known;
 
-/// Why a program is not started as asked.
+/// The reason why a program is not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// There is no such program (exit status 127).
     NotFound(String),
-    /// It is there and cannot be executed (exit status 126).
+    /// It exists but cannot be executed (exit status 126).
     NotExecutable(String),
     /// It would run, but without Ebbtide (exit status 125; `--force` runs it).
     NoEffect(String),
@@ -35,7 +34,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The exit status that says so.
+    /// The exit status for this refusal.
     pub fn exit_status(&self) -> u8 {
         match self {
             Refusal::NotFound(_) => 127,
@@ -56,12 +55,12 @@ impl Refusal {
 }
 
 const WITHOUT: &str = "--force runs it without Ebbtide";
-const ALL_THE_SAME: &str = "--force runs it all the same";
+const ALL_THE_SAME: &str = "--force runs it anyway";
 
-/// The kernel follows this many interpreters of interpreters.
+/// Number of nested interpreters that the kernel follows.
 const MAX_SCRIPT_DEPTH: u32 = 5;
 
-/// The file that `program` means, as `execvp` would search for it.
+/// The file that `program` names, found as `execvp` would find it.
 pub fn resolve(program: &OsStr) -> Result<PathBuf, Refusal> {
     let shown = program.to_string_lossy();
     if program.is_empty() {
@@ -109,7 +108,7 @@ pub fn check(path: &Path) -> Result<(), Refusal> {
 fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     let shown = path.display();
     let file = File::open(path);
-    // Executable but unreadable is allowed by the kernel; nothing can be said then.
+    // The kernel allows programs that are executable but not readable. They cannot be checked.
     let Ok(file) = file else { return Ok(()) };
     let mut head = [0u8; 256];
     let len = elf::read_head(&file, &mut head);
@@ -123,7 +122,7 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
              if it is a shell script, run it as: sh {shown}"
         )));
     }
-    // Set-user-id bits count on programs only, the kernel ignores them on scripts.
+    // Set-user-ID bits count on programs only: the kernel ignores them on scripts.
     if let Some(reason) = elf::gains_privilege(path, &file) {
         return Err(obstacle(path, Obstacle::new(&known::PRIVILEGE, reason)));
     }
@@ -138,7 +137,7 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     }
 }
 
-/// Whether anything can run under Ebbtide on this machine.
+/// Whether any program can run under Ebbtide on this machine.
 pub fn check_machine(conf: &Conf) -> Result<(), Refusal> {
     let on_machine = |found: Obstacle| {
         let text = format!("this machine has {}", found.text);
@@ -188,7 +187,7 @@ fn check_script(path: &Path, head: &[u8], depth: u32) -> Result<(), Refusal> {
         return Err(broken(&interpreter.display().to_string()));
     }
     check_at(&interpreter, depth + 1).map_err(|r| of_script(path, r))?;
-    // `env NAME` starts NAME, and that is the program that counts.
+    // `env NAME` starts NAME, so NAME is the program to check.
     if interpreter.file_name() == Some(OsStr::new("env"))
         && let Some(name) = argument.as_deref().and_then(env_program)
     {
@@ -198,7 +197,7 @@ fn check_script(path: &Path, head: &[u8], depth: u32) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A refusal of an interpreter, as one of the script at `path`.
+/// Turns an interpreter's refusal into one of the script at `path`.
 fn of_script(path: &Path, refusal: Refusal) -> Refusal {
     let of = |text: String| format!("the interpreter of {}: {text}", path.display());
     match refusal {
@@ -208,7 +207,7 @@ fn of_script(path: &Path, refusal: Refusal) -> Refusal {
     }
 }
 
-/// Interpreter and its one argument from a `#!` line.
+/// The interpreter and its one argument from a `#!` line.
 fn shebang(head: &[u8]) -> Option<(OsString, Option<OsString>)> {
     let line = head.strip_prefix(b"#!")?.split(|b| *b == b'\n').next()?;
     let line = line.trim_ascii();
@@ -224,8 +223,8 @@ fn shebang(head: &[u8]) -> Option<(OsString, Option<OsString>)> {
     Some((owned(&line[..end]), (!rest.is_empty()).then(|| owned(rest))))
 }
 
-/// The program that `env` with this argument starts, where that is plain to see: options may have values, and another
-/// `PATH` may find another program.
+/// The program that `env` starts with this argument, if that is clear. It is not clear if there are options, which
+/// may have values, or another `PATH`, which may find another program.
 fn env_program(argument: &OsStr) -> Option<OsString> {
     let text = argument.to_str()?;
     let text = text.strip_prefix("-S").unwrap_or(text).trim_start();
@@ -234,7 +233,7 @@ fn env_program(argument: &OsStr) -> Option<OsString> {
     (!word.starts_with(['-', '$', '"', '\'']) && !word.contains('=')).then(|| word.into())
 }
 
-/// `None`: no such file. `Some(false)`: there, but not a file that may be executed.
+/// `None`: no such file. `Some(false)`: it exists, but is not an executable file.
 fn is_executable(path: &Path) -> Option<bool> {
     let meta = path.metadata().ok()?;
     Some(meta.is_file() && access(path, Access::EXEC_OK).is_ok())

@@ -1,11 +1,10 @@
-//! Watches the memory of a process tree from `/proc` while it runs.
+//! Samples the memory of a process tree from `/proc` while it runs.
 //!
-//! A thread looks at the known processes after 1 ms, then at intervals that
-//! double up to 50 ms, and longer where looking costs more than 1 % of the
-//! time. Two things cost more, and are done apart by their own cost, so that
-//! they do not keep the thread from looking: `smaps_rollup` walks the page
-//! tables of a process, and is read at most once a second; the walk of all
-//! `/proc` finds what other threads than the main ones have started.
+//! A thread samples the known processes after 1 ms, then at intervals that double up to 50 ms. The intervals are
+//! longer if sampling costs more than 1 % of the time. Two steps cost more. They have intervals of their own, by
+//! their own cost, so that they do not delay the samples. Reading `smaps_rollup` walks the page tables of a process;
+//! it is read at most once a second. A walk through all of `/proc` finds processes that were started by other threads
+//! than main threads.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,11 +22,11 @@ use crate::run::end::{HELPER_NAME, is_at_work};
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(50);
 const ROLLUP_INTERVAL: Duration = Duration::from_secs(1);
-/// Looks of a kind are at least this many times apart what one costs.
+/// The distance between two samples of a kind is at least this many times their cost.
 const COST_FACTOR: u32 = 100;
 const MAX_PROCESSES: usize = 64;
 
-/// What the samples showed. Values are 0 where no sample came in time.
+/// The results of all samples. A value is 0 if no sample came in time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Samples {
     /// Number of samples.
@@ -46,7 +45,7 @@ pub struct Samples {
     pub swap_end_bytes: u64,
     /// Peak of bytes given with `MADV_FREE` and still resident.
     pub lazy_free_peak_bytes: u64,
-    /// Sum of the same over the tree in the last sample that looked; none without such a sample.
+    /// Sum of the same over the tree in the last sample that read it; none without such a sample.
     pub tree_lazy_free_end_bytes: Option<u64>,
     /// Peak of bytes in anonymous huge pages.
     pub huge_peak_bytes: u64,
@@ -84,14 +83,15 @@ impl Sampler {
         Ok(Sampler { stop, thread })
     }
 
-    /// Stops and gives what was seen.
+    /// Stops the thread and returns the results.
     pub fn finish(self) -> Samples {
         let _ = self.stop.send(());
         self.thread.join().unwrap_or_default()
     }
 }
 
-/// Of this thread: what others do meanwhile is no cost of a look, or busy CPUs would make it blind.
+/// CPU time of this thread. With wall time, the work of other threads would count as cost, and busy CPUs would stop
+/// the samples.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -99,7 +99,7 @@ fn cpu_time() -> Duration {
 
 struct Watch {
     pid: u32,
-    /// Its descendants, as far as they are known.
+    /// The known descendants.
     tree: BTreeSet<u32>,
     walk_due: Instant,
     rollup_due: Instant,
@@ -115,9 +115,9 @@ impl Watch {
         Watch {
             pid,
             tree: BTreeSet::new(),
-            // Not at the first look: the second one comes soon.
+            // Not at the first sample, because the second one comes soon.
             walk_due: now + FIRST_INTERVAL,
-            // The first one after half a second: short programs are left alone.
+            // The first rollup comes after half a second, so that short programs are not disturbed.
             rollup_due: now + ROLLUP_INTERVAL / 2,
             last: None,
             area_byte_ns: 0,
@@ -126,7 +126,7 @@ impl Watch {
         }
     }
 
-    /// Takes a sample, unless the first process has no memory any more: whether it has.
+    /// Takes a sample. Returns `false` if the first process has no memory any more.
     fn look(&mut self, now: Instant) -> bool {
         let text = proc::text(format!("/proc/{}/status", self.pid));
         let Some(main) = text.and_then(|text| Status::parse(&text)) else {
@@ -151,7 +151,7 @@ impl Watch {
         true
     }
 
-    /// Adds the children of the known processes, and leaves out who is gone.
+    /// Adds the children of the known processes, and removes processes that are gone.
     fn follow(&mut self) {
         let known = self.tree.iter().copied();
         let mut parents: Vec<u32> = iter::once(self.pid).chain(known).collect();
@@ -162,13 +162,13 @@ impl Watch {
                 }
             }
         }
-        // A helper's memory is its program's; it has its name a moment after it is made.
+        // A helper's memory is its program's. A helper gets its name a moment after it is made.
         self.tree.retain(|pid| {
             proc::text(format!("/proc/{pid}/comm")).is_some_and(|name| name.trim() != HELPER_NAME)
         });
     }
 
-    /// Does what costs more, where it is due.
+    /// Takes the more expensive steps that are due.
     fn look_closer(&mut self, now: Instant) {
         if now >= self.walk_due {
             let began = cpu_time();
@@ -228,16 +228,16 @@ fn lazy_of(pid: u32) -> Option<u64> {
     kib_field(&text, "LazyFree")
 }
 
-/// What is resident of a process.
+/// Resident memory of a process.
 pub fn rss_of(pid: u32) -> Option<u64> {
     let text = proc::text(format!("/proc/{pid}/statm"))?;
     let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
     Some(pages * page_bytes())
 }
 
-/// The descendants of `pid`, up to [`MAX_PROCESSES`] of them, whichever thread has started them. By their parents, and not by
-/// `children` of each thread: whoever has looked at a thread in `/proc` makes the kernel hold up whoever waits for the end of
-/// the process.
+/// The descendants of `pid`, at most [`MAX_PROCESSES`], whichever thread started them. They are found by their parent
+/// numbers, not by the file `children` of each thread. If a thread's files in `/proc` were read, the kernel delays
+/// every process that waits for the end of the thread's process.
 fn descendants(pid: u32) -> BTreeSet<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
@@ -259,7 +259,7 @@ fn descendants(pid: u32) -> BTreeSet<u32> {
     tree
 }
 
-/// `PID (name) state parent …`; the name may hold anything.
+/// Parses `PID (name) state parent …`. The name may hold any characters.
 fn parent_of(stat: &str) -> Option<u32> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(1)?.parse().ok()
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(parent_of("7 (a) b) S 5 7 7"), Some(5));
     }
 
-    /// Between two walks.
+    /// A child that starts between two walks.
     #[test]
     fn follows_the_children_of_main_threads() {
         let dir = tempfile::tempdir().unwrap();

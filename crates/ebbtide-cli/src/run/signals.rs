@@ -1,16 +1,15 @@
-//! Passes signals on to the child.
+//! Passes signals on to the child, and records when they came.
 //!
-//! A signal from the terminal reaches the whole foreground process group, the
-//! child included; only those sent to this process (by `kill`) are passed on.
-//! What is ignored at the start stays ignored, here and in the child (`nohup`).
+//! A signal from the terminal reaches the whole foreground process group, the child included. So only signals sent to
+//! this process (by `kill`) are passed on. A signal that is ignored at the start stays ignored, here and in the child
+//! (`nohup`).
 //!
 //! Invariants:
-//! - `INV-SIGNAL-1`: [`CHILD`] is 0 or a child that has not been reaped, so a
-//!   signal never goes to a recycled process number.
-//! - `INV-SIGNAL-2`: the handler calls only async-signal-safe functions and
-//!   keeps `errno`.
+//! - `INV-SIGNAL-1`: [`CHILD`] is 0 or a child that has not been reaped, so a signal never goes to a recycled process
+//!   number.
+//! - `INV-SIGNAL-2`: the handler calls only async-signal-safe functions and keeps `errno`.
 //!
-//! When a signal came is noted, whoever sent it: it may be what ends the child.
+//! The time of each signal is recorded, whichever process sent it: the signal may be the one that ends the child.
 
 use std::io;
 use std::mem;
@@ -23,7 +22,7 @@ use rustix::process::Pid;
 
 use crate::run::end::monotonic_ns;
 
-/// Signals that are passed on.
+/// Signals that are passed on, and whose time is recorded.
 const PASSED: [libc::c_int; 12] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -39,12 +38,12 @@ const PASSED: [libc::c_int; 12] = [
     libc::SIGIO,
 ];
 
-/// The child, or 0.
+/// The child's process number, or 0.
 static CHILD: AtomicI32 = AtomicI32::new(0);
-/// When the last one of each came, in the order of [`PASSED`]; 0: none has.
+/// Time of the last signal of each kind, in the order of [`PASSED`]; 0: none came.
 static CAME_NS: [AtomicU64; PASSED.len()] = [const { AtomicU64::new(0) }; PASSED.len()];
 
-/// When the last signal of this number came, for this process or for its whole group.
+/// Time at which the last signal of this number came, for this process or for its whole group.
 pub fn came_ns(signal: libc::c_int) -> Option<u64> {
     let place = PASSED.iter().position(|&passed| passed == signal)?;
     Some(CAME_NS[place].load(Ordering::Relaxed)).filter(|&ns| ns != 0)
@@ -70,10 +69,10 @@ extern "C" fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
     }
 }
 
-/// Handlers installed, signals held back until the child is known; undone on drop.
+/// Installed signal handlers. Signals are held back until the child is known. Dropping it restores everything.
 pub struct Passing(Saved);
 
-/// What was set before, for this process and for the child.
+/// The previous signal mask and actions, for this process and for the child.
 #[derive(Clone)]
 pub struct Saved {
     mask: libc::sigset_t,
@@ -81,8 +80,8 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Sets everything back. Only async-signal-safe calls: the child does this
-    /// between fork and exec.
+    /// Restores the mask and the actions. It makes only async-signal-safe calls, because the child calls it between
+    /// fork and exec.
     pub fn restore(&self) {
         for (signal, old) in &self.actions {
             // SAFETY: `old` is what the kernel gave for this signal.
@@ -138,7 +137,7 @@ impl Passing {
         }
     }
 
-    /// Starts the child, which has everything as it was before it becomes the program; signals held back go to it now.
+    /// Starts the child with the previous mask and actions. Signals held back so far are then passed on to it.
     pub fn start(&self, command: &mut Command) -> io::Result<Pid> {
         let saved = self.0.clone();
         // SAFETY: `restore` makes async-signal-safe calls only and does not allocate.
@@ -153,13 +152,13 @@ impl Passing {
         Ok(pid)
     }
 
-    /// Names the child, or none; signals held back go to it now.
+    /// Sets the child, or none. Signals held back so far are then passed on to it.
     pub fn set_child(&self, pid: Option<Pid>) {
         CHILD.store(Pid::as_raw(pid), Ordering::Release);
         self.0.unmask();
     }
 
-    /// To be called before the child is reaped (INV-SIGNAL-1).
+    /// Must be called before the child is reaped (INV-SIGNAL-1).
     pub fn clear_child(&self) {
         CHILD.store(0, Ordering::Release);
     }

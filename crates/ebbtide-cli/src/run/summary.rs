@@ -1,4 +1,4 @@
-//! What a run used, as text for people or as JSON with stable field names.
+//! The figures of a run, as text for people or as JSON with stable field names.
 
 use ebbtide_tools::lock_figures;
 use ebbtide_tools::out;
@@ -12,7 +12,7 @@ use ebbtide_interface::PRESSURE_SOURCES;
 /// Version of the JSON form; raised when a field changes its meaning.
 const SCHEMA: u32 = 1;
 
-/// What one run of the command used.
+/// The figures of one run of the command.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Figures {
     /// Exit status, or 128 + the signal that ended the program.
@@ -29,8 +29,8 @@ pub struct Figures {
     pub rss_peak_bytes: u64,
     /// Resident size of the process tree in the last sample before the end.
     pub rss_end_bytes: u64,
-    /// Of that, what the kernel could not take at once: without pages under `MADV_FREE`, as of at most
-    /// a second before in most cases. None for programs that end too soon for such a look.
+    /// Of that, memory that the kernel could not take at once: without pages under `MADV_FREE`, in most cases as of
+    /// at most a second before. None if the program ended before the first such sample.
     pub rss_without_lazy_end_bytes: Option<u64>,
     /// Mean over time of the resident size of the process tree.
     pub rss_mean_bytes: u64,
@@ -42,23 +42,25 @@ pub struct Figures {
     pub lazy_free_peak_bytes: u64,
     /// Peak of bytes in anonymous huge pages.
     pub huge_peak_bytes: u64,
-    /// Page faults without input or output.
+    /// Page faults without input from a device.
     pub faults_minor: u64,
     /// Page faults that read from a device.
     pub faults_major: u64,
     /// Samples taken.
     pub samples: u64,
-    /// From the beginning of the program's end, as far as it is known, to its being seen.
+    /// Time from the beginning of the program's end, if known, until this process saw the end.
     pub end_seen_ns: Option<u64>,
-    /// What that is counted from; none where it is not known.
+    /// The event from which `end_seen_ns` is measured; none if not known.
     pub end_seen_since: Option<Since>,
-    /// From there to the end of the helpers that took memory back; 0 without any, none if they stay.
+    /// Time from there until the helpers that returned memory had ended; 0 without helpers, none if they stay.
     pub memory_back_ns: Option<u64>,
-    /// The end itself.
+    /// The end of the command's first process.
     #[serde(skip)]
     pub end: Option<End>,
-    /// What the library says; none if no process loaded it.
+    /// The library's own figures; none if no process loaded it.
     pub ebbtide: Option<LibraryFigures>,
+    /// Why no process loaded the library, as far as it is known; none if one did, or none should.
+    pub not_loaded: Option<String>,
 }
 
 /// Sums over the processes that loaded the library.
@@ -68,10 +70,10 @@ pub struct LibraryFigures {
     pub processes: u64,
     /// Of these, with per-CPU caches by restartable sequences.
     pub processes_rseq: u64,
-    /// Their figures, those that are amounts as of the end.
+    /// The sums of their figures. Amounts of memory are as of the end.
     #[serde(flatten)]
     pub sum: StatsPage,
-    /// What told the processes about memory; nothing where nobody had enough to give to look.
+    /// The sources of memory pressure that the processes watched; empty if none had enough free memory to watch any.
     pub pressure_sources: Vec<&'static str>,
 }
 
@@ -88,19 +90,20 @@ impl LibraryFigures {
 }
 
 impl Figures {
-    /// Waits for the helpers that the pages name.
+    /// Waits for the helpers that the statistics pages name.
     pub fn wait_for_memory(&mut self, pages: &[StatsPage]) {
         self.memory_back_ns = self.end.and_then(|end| end.wait_for_memory(pages));
     }
 
-    /// Adds what the pages say of the end, those of helpers that have done their work.
+    /// Adds the time until the end was seen, from the statistics pages. Call it after the helpers have done their
+    /// work.
     pub fn complete_end(&mut self, pages: &[StatsPage]) {
         let seen = self.end.and_then(|end| end.seen_after_ns(pages));
         self.end_seen_ns = seen.map(|(ns, _)| ns);
         self.end_seen_since = seen.map(|(_, since)| since);
     }
 
-    /// Takes over the samples and the kernel's own peak of the largest process.
+    /// Takes over the samples, and the kernel's own peak of the largest process.
     pub fn set_samples(&mut self, s: &Samples, maxrss_bytes: u64) {
         self.rss_peak_bytes = maxrss_bytes.max(s.rss_peak_bytes);
         self.rss_end_bytes = s.tree_rss_end_bytes;
@@ -123,7 +126,7 @@ pub struct Summary {
     command: Vec<String>,
     with_ebbtide: Figures,
     without_ebbtide: Option<Figures>,
-    /// With Ebbtide over without; below 1 is less.
+    /// The value with Ebbtide divided by the value without; below 1 means less with Ebbtide.
     ratio: Option<Ratios>,
 }
 
@@ -141,7 +144,7 @@ fn ratio(with: u64, without: u64) -> Option<f64> {
 }
 
 impl Summary {
-    /// Sets the figures side by side.
+    /// Puts the figures side by side.
     pub fn new(command: Vec<String>, with: Figures, without: Option<Figures>) -> Self {
         let cpu = |f: &Figures| f.user_ns + f.system_ns;
         let ratio = without.as_ref().map(|base| Ratios {
@@ -165,12 +168,13 @@ impl Summary {
         serde_json::to_string(self).unwrap_or_default() + "\n"
     }
 
-    /// Aligned lines; two columns and the ratio where there were two runs.
+    /// Aligned lines; with two runs, two columns and the ratio.
     pub fn text(&self) -> String {
         let table = rows(&self.with_ebbtide);
         let base = self.without_ebbtide.as_ref().map(rows);
         let mut text = String::from("\n");
         text.push_str(&format!("ebbtide run: {}\n", shown(&self.command)));
+        text.push_str(&loaded(&self.with_ebbtide));
         if base.is_some() {
             text.push_str(&line("", "with Ebbtide", Some(("without", "ratio"))));
         }
@@ -192,19 +196,19 @@ impl Summary {
             let rows = [
                 ("end seen after", duration(self.with_ebbtide.end_seen_ns)),
                 (
-                    "counted from",
+                    "measured from",
                     self.with_ebbtide
                         .end_seen_since
                         .map_or("unknown", Since::shown)
                         .into(),
                 ),
                 (
-                    "then memory after",
+                    "memory back after",
                     duration(self.with_ebbtide.memory_back_ns),
                 ),
-                ("given back", out::bytes(sum.released_bytes)),
-                ("in calls", out::count(sum.release_calls)),
-                ("and used again", out::bytes(sum.refaulted_bytes)),
+                ("released", out::bytes(sum.released_bytes)),
+                ("release calls", out::count(sum.release_calls)),
+                ("used again", out::bytes(sum.refaulted_bytes)),
                 ("made lazy", out::bytes(sum.lazied_bytes)),
                 ("worker time", out::duration(sum.worker_ns)),
                 ("longest stall", out::duration(sum.longest_stall_ns)),
@@ -217,18 +221,28 @@ impl Summary {
             let mode = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
             text.push_str(&line("processes", &mode, alone));
             let watched = if lib.pressure_sources.is_empty() {
-                "nothing to give".to_owned()
+                "none needed".to_owned()
             } else {
                 lib.pressure_sources.join(", ")
             };
-            text.push_str(&line("memory watched by", &watched, alone));
+            text.push_str(&line("pressure sources", &watched, alone));
             let short = out::count(sum.pressure_events);
-            text.push_str(&line("found to be short", &short, alone));
+            text.push_str(&line("pressure events", &short, alone));
             text.push_str(&lock_figures::table(&sum.locks));
         } else {
-            text.push_str(&line("given back", "unknown", alone));
+            text.push_str(&line("released", "unknown", alone));
         }
         text
+    }
+}
+
+/// The line that says whether Ebbtide was loaded.
+fn loaded(figures: &Figures) -> String {
+    match (&figures.ebbtide, &figures.not_loaded) {
+        (Some(library), _) if library.processes == 1 => "Ebbtide was loaded by 1 process\n".into(),
+        (Some(library), _) => format!("Ebbtide was loaded by {} processes\n", library.processes),
+        (None, Some(reason)) => format!("Ebbtide was NOT loaded: {reason}\n"),
+        (None, None) => "Ebbtide was NOT loaded: the reason is not known\n".into(),
     }
 }
 
@@ -242,7 +256,7 @@ fn duration(ns: Option<u64>) -> String {
     ns.map_or("unknown".into(), out::duration)
 }
 
-/// The command on one line of bounded length.
+/// The command on one line of limited length.
 fn shown(words: &[String]) -> String {
     const MAX_CHARS: usize = 72;
     let text = words.join(" ").replace(char::is_control, " ");
@@ -301,7 +315,7 @@ fn rows(f: &Figures) -> Vec<Row> {
         sampled("mean RSS", f.rss_mean_bytes),
         sampled("RSS at the end", f.rss_end_bytes),
         Row {
-            name: "without lazy",
+            name: "RSS without lazy",
             value: f.rss_without_lazy_end_bytes.unwrap_or(0),
             shown: f
                 .rss_without_lazy_end_bytes
@@ -357,6 +371,7 @@ mod tests {
         .into()]);
         with.end_seen_ns = Some(41_000_000);
         let one = Summary::new(vec!["x".into()], with.clone(), None).text();
+        assert!(one.contains("\nEbbtide was loaded by 1 process\n"), "{one}");
         assert!(one.contains("2.000 s") && one.contains("1.0 GiB") && one.contains("1 (1 rseq)"));
         assert!(one.contains("3.0 MiB") && one.contains("7.0 ms"), "{one}");
         assert!(one.contains("41.0 ms") && one.contains("unknown"), "{one}");
@@ -371,6 +386,24 @@ mod tests {
         )
         .text();
         assert!(two.contains("2.00") && two.contains("3.00"), "{two}");
+    }
+
+    #[test]
+    fn text_says_whether_the_library_was_loaded() {
+        let text = |figures| Summary::new(vec!["x".into()], figures, None).text();
+        let mut figures = figures(1, 1);
+        figures.not_loaded = Some("a static program".into());
+        let alone = text(figures.clone());
+        assert!(
+            alone.contains("\nEbbtide was NOT loaded: a static program\n"),
+            "{alone}"
+        );
+        figures.ebbtide = LibraryFigures::sum(&[StatsPage::default(), StatsPage::default()]);
+        let both = text(figures);
+        assert!(
+            both.contains("\nEbbtide was loaded by 2 processes\n"),
+            "{both}"
+        );
     }
 
     #[test]

@@ -1,11 +1,10 @@
-//! Starts a child, stands by until it ends, and measures it.
+//! Starts a child, waits until it ends, and measures it.
 //!
-//! The child is made by fork, not by a call that shares this process's memory:
-//! the kernel's peak (`ru_maxrss`) would start at the size of this process.
+//! The child is made by fork, not by a call that shares this process's memory: then the kernel's peak (`ru_maxrss`)
+//! would start at the size of this process.
 //!
-//! States of the child: running → stopped ⇄ running → zombie → reaped. The
-//! sampler and the passing of signals end while it is a zombie, so neither can
-//! meet a recycled process number.
+//! States of the child: running → stopped ⇄ running → zombie → reaped. The sampler and the passing of signals end
+//! while the child is a zombie, so neither can meet a recycled process number.
 
 use std::io;
 use std::mem;
@@ -20,7 +19,7 @@ use crate::run::sample::{Sampler, Samples};
 use crate::run::signals::{Passing, came_ns};
 use crate::run::summary::Figures;
 
-/// Runs the command to its end; the error is that it could not be started.
+/// Runs the command to its end. An error means that it could not be started.
 pub fn measure(mut command: Command) -> io::Result<Figures> {
     let passing = Passing::hold()?;
     let began = Instant::now();
@@ -62,8 +61,8 @@ fn wait_until_zombie(pid: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the child has come to its end, which it is waited for but with `NOHANG` in `flags`. With `STOPPED`: when
-/// the child stops for job control, so does this process, so that the shell sees the job stop.
+/// Whether the child has ended. It waits for that, except with `NOHANG` in `flags`. With `STOPPED`: when the child
+/// stops for job control, this process stops too, so that the shell sees the job stop.
 pub fn is_over(pid: Pid, flags: WaitIdOptions) -> io::Result<bool> {
     let flags = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | flags;
     let status = match waitid(WaitId::Pid(pid), flags) {
@@ -74,7 +73,7 @@ pub fn is_over(pid: Pid, flags: WaitIdOptions) -> io::Result<bool> {
     if !status.stopped() && !status.trapped() {
         return Ok(true);
     }
-    // This takes the stop event, which was seen above.
+    // Consumes the stop event that was seen above.
     let _ = waitid(
         WaitId::Pid(pid),
         WaitIdOptions::STOPPED | WaitIdOptions::NOHANG,
@@ -86,7 +85,7 @@ pub fn is_over(pid: Pid, flags: WaitIdOptions) -> io::Result<bool> {
     {
         // SAFETY: a plain call; it returns when this process is continued.
         unsafe { libc::raise(libc::SIGSTOP) };
-        // The child is not reaped, its number is still its own.
+        // The child is not reaped, so its number is still its own.
         let _ = kill_process(pid, Signal::CONT);
     }
     Ok(false)
@@ -100,7 +99,7 @@ pub fn exit_status(status: libc::c_int) -> u8 {
     }
 }
 
-/// Takes a child that has come to its end.
+/// Reaps a child that has ended.
 pub fn reap(pid: Pid) -> io::Result<(libc::c_int, libc::rusage)> {
     let mut status = 0;
     // SAFETY: rusage is plain data for which zero is valid.

@@ -1,7 +1,7 @@
-//! Layers over time, one on the other: what is resident, and what of it comes back.
+//! The stacked chart of `ebbtide top`: resident memory over time, in layers.
 //!
-//! A column of characters is a slot of time; slots are fixed, so that the picture moves as a whole. A character is
-//! eight steps high. It holds the lowest layer in it, and behind that the one with most of the rest.
+//! A column of characters is a time slot. Slots have fixed borders, so the chart moves as a whole. A character is
+//! eight steps high. It shows the lowest layer in it, and as background the largest of the other layers.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,22 +13,22 @@ use ratatui::widgets::Widget;
 
 use crate::top::watch::{Point, SPAN};
 
-/// How many layers there are.
+/// Number of layers.
 pub const LAYERS: usize = 4;
-/// Their names, from below.
+/// Names of the layers, from the bottom up.
 pub const NAMES: [&str; LAYERS] = ["other", "live", "dirty", "lazy"];
-/// Their colours.
+/// Colours of the layers.
 pub const COLOURS: [Color; LAYERS] = [Color::DarkGray, Color::Green, Color::Red, Color::Yellow];
-/// Without colours.
+/// Characters of the layers on a terminal without colours.
 pub const SHADES: [&str; LAYERS] = [":", "█", "▓", "░"];
 
 const STEPS: u64 = 8;
 const BARS: [&str; STEPS as usize] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 
-/// The shortest of these that holds all of a history is shown.
+/// Possible time spans. The chart shows the shortest one that holds the whole history.
 const SPANS: [Duration; 3] = [Duration::from_secs(30), Duration::from_secs(60), SPAN];
 
-/// The last point in each of so many slots of time, and how long they are together.
+/// The last point in each of `count` time slots, and the time span of all slots.
 pub fn slots(
     history: &VecDeque<Point>,
     epoch: Instant,
@@ -49,21 +49,21 @@ pub fn slots(
             slots[place] = Some(*point);
         }
     }
-    // Where looks are further apart than slots are long.
+    // A slot without a point shows the point before it: slots may be shorter than the sample interval.
     for place in 1..count {
         slots[place] = slots[place].or(slots[place - 1]);
     }
     (slots, span)
 }
 
-/// The picture.
+/// The chart widget.
 #[derive(Debug)]
 pub struct Stacked<'a> {
-    /// From the oldest on.
+    /// The slots, oldest first.
     pub slots: &'a [Option<Point>],
-    /// At the upper edge.
+    /// The value at the upper edge.
     pub most_bytes: u64,
-    /// Or shades.
+    /// Whether layers are shown in colours; otherwise in shades.
     pub is_coloured: bool,
 }
 
@@ -83,7 +83,7 @@ impl Widget for Stacked<'_> {
     }
 }
 
-/// Where each layer ends, in steps from below.
+/// The upper end of each layer, in steps from the bottom.
 fn tops(layers: [u64; LAYERS], most: u64, height: u64) -> [u64; LAYERS] {
     let mut sum = 0u128;
     layers.map(|layer| {
@@ -94,7 +94,7 @@ fn tops(layers: [u64; LAYERS], most: u64, height: u64) -> [u64; LAYERS] {
 }
 
 impl Stacked<'_> {
-    /// What stands in the character whose lower edge is at `low` steps.
+    /// The character and style of the cell whose lower edge is at `low` steps.
     fn cell(&self, tops: [u64; LAYERS], low: u64) -> (&'static str, Style) {
         let filled = |layer: usize| {
             let below = if layer == 0 { 0 } else { tops[layer - 1] };
@@ -103,7 +103,7 @@ impl Stacked<'_> {
         };
         if !self.is_coloured {
             let most = (0..LAYERS).max_by_key(|&layer| filled(layer)).unwrap_or(0);
-            // Half a character counts.
+            // A layer that fills half of a character is shown.
             let symbol = if filled(most) * 2 >= STEPS {
                 SHADES[most]
             } else {

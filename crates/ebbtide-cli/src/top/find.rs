@@ -1,7 +1,8 @@
-//! Finds the processes that run under Ebbtide, by what `/proc` says of each.
+//! Finds the processes that run under Ebbtide, by their mappings in `/proc`.
 //!
-//! A process that keeps a page of figures has a file `PID.ebb` mapped and shared, wherever it lies. One without has
-//! the library mapped, unless it is linked in: nothing tells of such a process from outside.
+//! A process with a statistics page has a file `PID.ebb` mapped and shared, in any directory. A process without one
+//! has the library mapped. If the library is linked in and there is no statistics page, the process cannot be
+//! recognised from outside.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
@@ -14,24 +15,24 @@ use ebbtide_tools::{library, proc};
 use crate::run::end::HELPER_NAME;
 use ebbtide_interface::page;
 
-/// What `/proc/PID/stat` says.
+/// Fields of `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// The program's short name.
     pub name: String,
     /// `R`, `S`, `Z`, …
     pub state: char,
-    /// When it began; with the number, this is one process and no other.
+    /// Start time. Together with the process number, it identifies one process.
     pub began: u64,
 }
 
 impl Stat {
-    /// Of a process; none if there is no such.
+    /// Reads the file of a process; `None` if there is no such process.
     pub fn read(pid: u32) -> Option<Self> {
         Self::parse(&proc::text(format!("/proc/{pid}/stat"))?)
     }
 
-    /// `PID (name) state …`; the name may hold anything.
+    /// Parses `PID (name) state …`. The name may hold any characters.
     fn parse(text: &str) -> Option<Self> {
         let (head, rest) = text.rsplit_once(") ")?;
         let (_, name) = head.split_once(" (")?;
@@ -43,18 +44,18 @@ impl Stat {
         })
     }
 
-    /// Whether it has come to its end, waited for or not.
+    /// Whether the process has ended, reaped or not.
     pub fn is_over(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// The page of a process, open: what was written last can be read after its end, too.
+/// The open statistics page of a process. The last figures can be read after the process has ended.
 #[derive(Debug)]
 pub struct OpenPage(File);
 
 impl OpenPage {
-    /// The figures as they are.
+    /// Reads the figures.
     pub fn read(&self) -> Option<StatsPage> {
         let mut page = [0; page::WORDS * 8];
         let len = read_all(&self.0, &mut page)?;
@@ -75,47 +76,47 @@ fn read_all(file: &File, page: &mut [u8]) -> Option<usize> {
     Some(len)
 }
 
-/// Why a process under Ebbtide has no figures.
+/// The reason why a process under Ebbtide has no figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Without {
-    /// It was not told to keep a page.
+    /// It was not configured to keep a statistics page.
     NotTold,
-    /// It has its parent's until its first slow call after the fork.
+    /// It was forked and still has its parent's page, until its first slow call.
     NotYet,
 }
 
 /// A process under Ebbtide.
 #[derive(Debug)]
 pub struct Found {
-    /// Its number.
+    /// The process number.
     pub pid: u32,
-    /// What it is.
+    /// Name, state and start time.
     pub stat: Stat,
     /// Its figures, or why there are none.
     pub page: Result<OpenPage, Without>,
 }
 
-/// What a search gave.
+/// The result of a search.
 #[derive(Debug, Default)]
 pub struct Search {
-    /// By number.
+    /// Processes under Ebbtide, by number.
     pub found: Vec<Found>,
-    /// Processes whose mappings may not be read, most of them other users'.
+    /// Number of processes whose mappings this user may not read, most of them of other users.
     pub hidden: usize,
 }
 
-/// Which processes count.
+/// The processes that are searched.
 #[derive(Clone, Debug)]
 pub enum Scope {
-    /// All.
+    /// All processes.
     All,
-    /// These.
+    /// The processes with these numbers.
     Pids(Vec<u32>),
-    /// Those with a page in this directory.
+    /// The processes with a statistics page in this directory.
     Dir(PathBuf),
 }
 
-/// Looks at every process in scope.
+/// Checks every process in scope.
 pub fn search(scope: &Scope) -> Search {
     let mut search = Search::default();
     let mut pids = match scope {
@@ -130,7 +131,7 @@ pub fn search(scope: &Scope) -> Search {
             Ok(Some(found)) => search.found.push(found),
             Ok(None) => {}
             Err(error) if error.kind() == ErrorKind::PermissionDenied => search.hidden += 1,
-            // It has ended meanwhile.
+            // The process has ended meanwhile.
             Err(_) => {}
         }
     }
@@ -151,7 +152,7 @@ impl OpenPage {
     }
 }
 
-/// Of the names that are a number and `suffix`.
+/// The numbers in file names of the form number and `suffix`.
 fn numbers_in(dir: &Path, suffix: &str) -> Vec<u32> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let number = |name: &str| name.strip_suffix(suffix)?.parse().ok();
@@ -160,13 +161,13 @@ fn numbers_in(dir: &Path, suffix: &str) -> Vec<u32> {
         .collect()
 }
 
-/// Whether the mappings of a process may be read.
+/// Whether this user may read the mappings of a process.
 pub fn is_open(pid: u32) -> bool {
     let read = File::open(format!("/proc/{pid}/maps")).and_then(|mut maps| maps.read(&mut [0]));
     !read.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
-/// None: not under Ebbtide, as far as can be seen.
+/// Checks one process. `None`: it does not visibly run under Ebbtide.
 fn look_at(pid: u32) -> io::Result<Option<Found>> {
     let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     let mapped = Mapped::read(maps)?;
@@ -191,7 +192,7 @@ fn look_at(pid: u32) -> io::Result<Option<Found>> {
     }))
 }
 
-/// The number by which a process knows itself: another one inside a container.
+/// The process's number in its own process namespace; inside a container it is another one.
 fn inner_pid(pid: u32) -> u32 {
     let status = proc::text(format!("/proc/{pid}/status")).unwrap_or_default();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
@@ -199,17 +200,17 @@ fn inner_pid(pid: u32) -> u32 {
     inner.and_then(|pid| pid.parse().ok()).unwrap_or(pid)
 }
 
-/// What of the mappings matters.
+/// The needed facts from a process's mappings.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Mapped {
     pages: Vec<MappedPage>,
     has_library: bool,
 }
 
-/// A file that may be a page.
+/// A mapped file that may be a statistics page.
 #[derive(Debug, PartialEq, Eq)]
 struct MappedPage {
-    /// In its name.
+    /// The number in the file's name.
     number: u32,
     range: String,
     inode: u64,
@@ -225,7 +226,7 @@ impl Mapped {
         Ok(mapped)
     }
 
-    /// `RANGE PERMISSIONS OFFSET DEVICE INODE PATH`, the path perhaps with ` (deleted)` behind it.
+    /// Parses `RANGE PERMISSIONS OFFSET DEVICE INODE PATH`; ` (deleted)` may follow the path.
     fn add(&mut self, line: &str) {
         let mut rest = line;
         let mut field = || {
@@ -256,13 +257,14 @@ impl Mapped {
 }
 
 impl MappedPage {
-    /// By its path as the process sees it; where it has none any more, by its place in the memory (as root).
+    /// Opens the page by its path as the process sees it. If the path is gone, opens it by its range in memory (needs
+    /// root).
     fn open(&self, pid: u32) -> Option<OpenPage> {
         let places = [
             format!("/proc/{pid}/root{}", self.path),
             format!("/proc/{pid}/map_files/{}", self.range),
         ];
-        // A pipe that somebody has put into its place is not waited for.
+        // `O_NONBLOCK`: does not wait if another program has put a pipe in its place.
         let mut options = File::options();
         options.read(true).custom_flags(libc::O_NONBLOCK);
         places.iter().find_map(|place| {
@@ -313,7 +315,7 @@ mod tests {
         assert!(!stat.is_over() && Stat::parse("12 (x").is_none());
     }
 
-    /// This process stands for one under Ebbtide: it has a page mapped, at first its parent's.
+    /// This test process plays a process under Ebbtide: it maps a statistics page, at first its parent's.
     #[test]
     fn a_mapped_page_is_found_without_configuration() {
         let dir = tempfile::tempdir().unwrap();
@@ -350,7 +352,7 @@ mod tests {
         );
         assert_eq!(search(&Scope::Dir(dir.path().into())).found.len(), 1);
         assert!(search(&Scope::Dir("/proc".into())).found.is_empty());
-        // Another file of that name is not it, and one that is gone can be had as root only.
+        // Another file of the same name is not accepted. A deleted page can be opened by root only.
         fs::remove_file(&path).unwrap();
         fs::write(&path, [0; 8192]).unwrap();
         let page = search(&only).found.remove(0).page;

@@ -1,13 +1,13 @@
-//! `ebbtide top`: what processes under Ebbtide hold, keep, and give back, while they run.
+//! `ebbtide top`: shows what processes under Ebbtide hold, keep and release, while they run.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `find` | which processes there are, and where their pages of figures lie |
-//! | `watch` | what was seen of each lately |
+//! | `find` | finds the processes and their statistics pages |
+//! | `watch` | keeps the recent figures of each process |
 //! | `table` | columns and order; the plain table, and JSON |
-//! | `view`, `chart` | the picture on a terminal; layers over time |
-//! | `screen` | the terminal: keys, signals, and as it was afterwards |
-//! | `started` | a command that was started to be watched |
+//! | `view`, `chart` | the view on a terminal; layers over time |
+//! | `screen` | the terminal: keys and signals; restores it at the end |
+//! | `started` | a command that `top` started to watch it |
 
 mod chart;
 mod find;
@@ -36,16 +36,16 @@ use view::View;
 use watch::Watch;
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Two looks tell what is given back in between.
+/// Interval between the two samples from which `--once` computes rates.
 const ONCE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Shows the processes; gives the exit status to end with.
+/// Shows the processes and returns the exit status.
 pub fn main(args: &TopArgs) -> Result<u8> {
     let is_dumb = env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal() && !is_dumb;
     let is_once = args.once || !is_terminal;
     if !is_terminal && !args.once {
-        out::stderr("ebbtide: this is no terminal to draw on: one table, as with --once\n");
+        out::stderr("ebbtide: not a terminal, so this prints one table, as with --once\n");
     }
     match (args.command.is_empty(), is_once) {
         (true, true) => once(args),
@@ -79,7 +79,7 @@ fn print(args: &TopArgs, watch: &Watch) {
     out::stdout(text.as_bytes());
 }
 
-/// Says which of the processes that were named cannot be shown, and why; fails if none can.
+/// Warns about each named process that cannot be shown, with the reason. Fails if none can be shown.
 fn check_pids(args: &TopArgs, watch: &Watch) -> Result<()> {
     let mut reasons = Vec::new();
     for &pid in watch.missing(&args.pids) {
@@ -87,13 +87,13 @@ fn check_pids(args: &TopArgs, watch: &Watch) -> Result<()> {
         reasons.push(match find::Stat::read(pid) {
             None => format!("there is no process {pid}"),
             Some(_) if untold.is_some_and(|u| u.soon) => {
-                format!("process {pid} was forked, and has figures of its own as soon as it allocates more")
+                format!("process {pid} was forked; it gets figures of its own when it allocates more")
             }
             Some(_) if untold.is_some() => format!(
-                "process {pid} keeps no page of figures: start it with EBBTIDE_CONF=stats_dir=/DIRECTORY"
+                "process {pid} keeps no statistics page; start it with EBBTIDE_CONF=stats_dir=/DIRECTORY"
             ),
             Some(_) if !find::is_open(pid) => format!(
-                "process {pid} may not be looked at: it is another user's (root sees it), or closed to everybody"
+                "process {pid} cannot be read: it belongs to another user (root can read it), or no user may read it"
             ),
             Some(_) => format!("process {pid} does not run under Ebbtide"),
         });
@@ -130,7 +130,7 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
         Ok(launch) => launch,
         Err(status) => return Ok(status),
     };
-    // One of its own, so that nobody else is in it.
+    // A directory of its own, so that it holds no pages of other processes.
     let dir = stats_page::private_dir()?;
     conf.set("stats_dir", &dir.path().to_string_lossy());
     let output = if is_once {
@@ -150,7 +150,7 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
         watch.adopt(dir.path(), pid, &name);
         if watch.processes.is_empty() {
             out::stderr(&format!(
-                "ebbtide: no figures of {name}: it has allocated nothing, or runs without Ebbtide\n"
+                "ebbtide: no figures for {name}: it has allocated nothing, or Ebbtide was not loaded\n"
             ));
         }
     };
@@ -175,14 +175,12 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
             Ok(status)
         }
         Ok(Left::Quit) => {
-            out::stderr(&format!(
-                "ebbtide: {name} goes on; this waits for its end\n"
-            ));
+            out::stderr(&format!("ebbtide: {name} continues; waiting for its end\n"));
             started.wait()
         }
         Ok(Left::Signal(_)) => started.wait(),
         Err(error) => {
-            out::warning(&format!("cannot draw: {error}; the command goes on"));
+            out::warning(&format!("cannot draw: {error}; the command continues"));
             started.wait()
         }
     }

@@ -1,7 +1,8 @@
-//! The terminal: keys, signals, and as it was afterwards, however this ends.
+//! The terminal: reads keys and signals, and restores the terminal at the end, however the program ends.
 //!
-//! The view is left by a key, a signal, or the end of the command; a panic restores the terminal before its message is
-//! written. Ctrl-Z and Ctrl-C are keys here: what the terminal would have done for the others of the group is done for it.
+//! A key, a signal, or the end of the command closes the view. A panic restores the terminal before its message is
+//! written. In raw mode, Ctrl-Z and Ctrl-C are keys. So this module sends the signals to the rest of the process
+//! group, as the terminal would.
 
 use std::io::{self, stdout};
 use std::mem;
@@ -22,22 +23,22 @@ use crate::top::started::Started;
 use crate::top::view::View;
 use crate::top::watch::Watch;
 
-/// Signals are seen after this at the latest.
+/// Maximum time until a signal is noticed.
 const TURN: Duration = Duration::from_millis(100);
 const LEAVING: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
-/// Why the view was left.
+/// The reason why the view was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// By a key.
+    /// A key.
     Quit,
-    /// By this signal.
+    /// This signal.
     Signal(libc::c_int),
-    /// The command has ended.
+    /// The end of the command.
     Ended,
 }
 
-/// What a key asks for.
+/// The action that a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Nothing,
@@ -47,7 +48,7 @@ enum Asked {
     Stop,
 }
 
-/// The terminal as it was, when dropped.
+/// Restores the terminal when dropped.
 struct Restore;
 
 impl Drop for Restore {
@@ -57,7 +58,7 @@ impl Drop for Restore {
     }
 }
 
-/// Shows the view until it is left. Signals have to be handled by the caller's `Passing`.
+/// Shows the view until it is closed. The caller's `Passing` must handle the signals.
 pub fn show(watch: &mut Watch, view: &mut View, command: Option<&Started>) -> io::Result<Left> {
     let told = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -143,13 +144,14 @@ fn on_key(key: &KeyEvent, watch: &Watch, view: &mut View) -> Asked {
     Asked::Picture
 }
 
-/// Stops as a program without a view would, `all` of the group if the terminal would have; goes on when continued.
-/// Returns when the last signal came that this was for: a later one is for another stop.
+/// Stops this process as a program without a view would stop, and continues later. With `all`, it stops the whole
+/// group, as the terminal would. Returns the time of the last SIGTSTP that this stop answers: a later signal asks for
+/// another stop.
 fn stop(terminal: &mut DefaultTerminal, all: bool) -> io::Result<Option<u64>> {
     terminal.show_cursor()?;
     ratatui::restore();
-    // SAFETY: plain data for which zero is valid, pointers to live locals; with the default action the signal stops this
-    // process, but not one whose group nobody would continue.
+    // SAFETY: plain data for which zero is valid, and pointers to live locals. With the default action the signal
+    // stops this process, except if no process could continue its group.
     let came = unsafe {
         let mut default: libc::sigaction = mem::zeroed();
         let mut old: libc::sigaction = mem::zeroed();
@@ -166,12 +168,12 @@ fn stop(terminal: &mut DefaultTerminal, all: bool) -> io::Result<Option<u64>> {
     };
     enable_raw_mode()?;
     execute!(stdout(), EnterAlternateScreen)?;
-    // One that knows of nothing on the screen.
+    // A new terminal object, which assumes nothing about the screen.
     *terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
     Ok(came)
 }
 
-/// What the terminal does for a key: to all of the group, but this process knows already.
+/// Sends a signal to the rest of the group, as the terminal does for a key. This process ignores it.
 fn to_the_others(signal: libc::c_int) {
     // SAFETY: plain data for which zero is valid, pointers to live locals.
     unsafe {
@@ -184,7 +186,7 @@ fn to_the_others(signal: libc::c_int) {
     }
 }
 
-/// Ends as the signal would have ended this process.
+/// Ends this process by the default action of the signal.
 pub fn die_by(signal: libc::c_int) {
     // SAFETY: plain calls.
     unsafe {

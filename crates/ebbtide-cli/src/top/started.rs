@@ -1,7 +1,7 @@
-//! A command that was started to be watched.
+//! A command that `ebbtide top` started to watch it.
 //!
-//! While the terminal shows the view, the command has no input from it, and what it writes goes to a file without a
-//! name, to be shown afterwards: both would meet on the screen.
+//! While the terminal shows the view, the command gets no input from it. Its output goes to a file without a name and
+//! is shown afterwards, so that it does not disturb the view.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -20,25 +20,25 @@ use crate::run::supervise::{exit_status, is_over, reap};
 
 const STEP: Duration = Duration::from_millis(50);
 
-/// Where what the command writes goes.
+/// Destination of the command's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// To stderr: stdout is for figures.
+    /// Stderr, because stdout is for figures.
     Stderr,
-    /// Held back, what would go to a terminal.
+    /// Held back in a file, if it would go to a terminal.
     Held,
 }
 
-/// The command, until it has been waited for.
+/// A started command that was not reaped yet.
 pub struct Started {
     pid: Pid,
     passing: Passing,
-    /// What it wrote, and how much of it has been shown.
+    /// The file with the held output, and how many bytes of it have been shown.
     held: Option<(File, u64)>,
 }
 
 impl Started {
-    /// Starts it; signals are passed on to it from now on.
+    /// Starts the command and passes signals on to it from now on.
     pub fn start(command: &mut Command, output: Output) -> io::Result<Self> {
         let mut held = None;
         match output {
@@ -59,17 +59,17 @@ impl Started {
         Ok(Started { pid, passing, held })
     }
 
-    /// Its number.
+    /// Its process number.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_pid() as u32
     }
 
-    /// Whether it has.
+    /// Whether the command has ended.
     pub fn has_ended(&self) -> io::Result<bool> {
         is_over(self.pid, WaitIdOptions::NOHANG)
     }
 
-    /// Waits for its end and shows what it wrote; its exit status.
+    /// Waits for the end of the command, shows its output, and returns its exit status.
     pub fn wait(&mut self) -> Result<u8> {
         let flags = match self.held {
             Some(_) => WaitIdOptions::STOPPED | WaitIdOptions::NOHANG,
@@ -87,7 +87,7 @@ impl Started {
         Ok(exit_status(status))
     }
 
-    /// Shows what was held back since the last time.
+    /// Shows the output that was held back since the last call.
     fn show(&mut self) -> io::Result<()> {
         let Some((file, shown)) = &mut self.held else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The columns, and the order of the rows: for the view, for a plain table, and as JSON.
+//! The columns and the row order, for the view, the plain table and JSON.
 
 use std::cmp::Ordering;
 
@@ -10,15 +10,15 @@ use crate::top::watch::{Process, Untold, Watch};
 /// A column.
 #[derive(Debug)]
 pub struct Column {
-    /// Above it.
+    /// The title above the column.
     pub title: &'static str,
-    /// What it means.
+    /// The explanation in the help.
     pub about: &'static str,
-    /// Where there is no room, those with the highest go first.
+    /// If the terminal is too narrow, columns with the highest rank are left out first.
     pub rank: u8,
-    /// At most so many characters.
+    /// Maximum number of characters.
     pub width: u16,
-    /// What stands in it.
+    /// Formats the value of a process.
     pub cell: fn(&Process) -> String,
 }
 
@@ -41,7 +41,7 @@ const fn column(
     }
 }
 
-/// All of them, in their order.
+/// All columns, in their order.
 pub const COLUMNS: &[Column] = &[
     column("PID", 0, 7, |p| p.pid.to_string(), "the process"),
     column("NAME", 0, 15, |p| p.name.clone(), "its program"),
@@ -50,42 +50,42 @@ pub const COLUMNS: &[Column] = &[
         1,
         5,
         |p| short_bytes(p.rss_bytes),
-        "resident now; after the end, with its helper",
+        "resident memory now; after the end, its helper's",
     ),
     column(
         "NOLAZY",
         4,
         6,
         no_lazy,
-        "of that, without pages that the kernel may take",
+        "RSS without lazy pages, which the kernel may take",
     ),
     column(
         "LIVE",
         2,
         5,
         |p| short_bytes(p.figures.live_bytes),
-        "with the program, resident as far as touched",
+        "memory that the program holds; resident if touched",
     ),
     column(
         "DIRTY",
         3,
         5,
         |p| short_bytes(p.figures.dirty_bytes),
-        "freed, and still there",
+        "freed, and still resident",
     ),
     column(
         "LAZY",
         5,
         5,
         |p| short_bytes(p.figures.lazy_bytes),
-        "freed, and the kernel's to take",
+        "freed, and the kernel may take it",
     ),
     column(
         "PEND",
         9,
         5,
         |p| short_bytes(p.figures.pending_bytes),
-        "on its way to the kernel",
+        "freed, on its way to the kernel",
     ),
     column(
         "UNSPLIT",
@@ -99,28 +99,22 @@ pub const COLUMNS: &[Column] = &[
         8,
         6,
         |p| short_bytes(p.figures.cached_bytes),
-        "in the caches of the CPUs",
+        "freed, in per-CPU caches",
     ),
-    column(
-        "BACK/s",
-        3,
-        6,
-        back,
-        "given back to the kernel, by the second",
-    ),
+    column("BACK/s", 3, 6, back, "released to the kernel per second"),
     column(
         "BACK",
         6,
         5,
         |p| short_bytes(p.figures.released_bytes),
-        "given back since it began",
+        "released since the start",
     ),
     column(
         "AGAIN",
         7,
         5,
         |p| short_bytes(p.figures.refaulted_bytes),
-        "given back, and used again",
+        "released, and used again",
     ),
     column(
         "WORKERS",
@@ -135,7 +129,7 @@ pub const COLUMNS: &[Column] = &[
         13,
         7,
         helper,
-        "the process that takes its memory back",
+        "the process that returns its memory after the end",
     ),
 ];
 
@@ -164,10 +158,10 @@ fn helper(p: &Process) -> String {
     }
 }
 
-/// The columns for which there is room.
+/// The columns that fit into the width.
 pub fn fitting(width: u16) -> Vec<&'static Column> {
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
-    // Each with a blank behind it.
+    // A blank follows each column.
     let needed = |columns: &[&Column]| columns.iter().map(|c| c.width + 1).sum::<u16>() - 1;
     while columns.len() > 2 && needed(&columns) > width {
         let last = columns.iter().map(|c| c.rank).max();
@@ -176,16 +170,16 @@ pub fn fitting(width: u16) -> Vec<&'static Column> {
     columns
 }
 
-/// What the rows are ordered by.
+/// The order of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
-    /// Most resident first.
+    /// Most resident memory first.
     Rss,
-    /// Most with the program first.
+    /// Most live memory first.
     Live,
-    /// Most free and still there first, lazy included.
+    /// Most free memory first, lazy included.
     Free,
-    /// Most given back lately first.
+    /// Highest current release rate first.
     Back,
     /// By name.
     Name,
@@ -194,7 +188,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// What a key press makes of it.
+    /// The next order, for a key press.
     pub fn next(self) -> Self {
         match self {
             Sort::Rss => Sort::Live,
@@ -206,19 +200,19 @@ impl Sort {
         }
     }
 
-    /// In words.
+    /// The order in words.
     pub fn shown(self) -> &'static str {
         match self {
             Sort::Rss => "resident",
             Sort::Live => "live",
-            Sort::Free => "freed and there",
-            Sort::Back => "given back",
+            Sort::Free => "freed",
+            Sort::Back => "released",
             Sort::Name => "name",
             Sort::Pid => "number",
         }
     }
 
-    /// Living processes first; where two are alike, the lower number.
+    /// Living processes first; equal ones by number.
     pub fn order(self, a: &Process, b: &Process) -> Ordering {
         let free = |p: &Process| p.figures.dirty_bytes + p.figures.lazy_bytes;
         let back = |p: &Process| p.rates.map_or(0, |rates| rates.back());
@@ -242,7 +236,7 @@ impl Sort {
     }
 }
 
-/// A plain table with all columns, and what is to be said below it.
+/// A plain table with all columns, and the notes below it.
 pub fn text(watch: &Watch, sort: Sort) -> String {
     let rows = sort.sorted(&watch.processes);
     let cells: Vec<Vec<String>> = rows
@@ -281,7 +275,7 @@ pub fn text(watch: &Watch, sort: Sort) -> String {
     text
 }
 
-/// What is to be said of processes that are not shown.
+/// Notes about processes that are not shown.
 pub fn notes(watch: &Watch) -> Vec<String> {
     const NAMED: usize = 5;
     let mut notes = Vec::new();
@@ -298,19 +292,19 @@ pub fn notes(watch: &Watch) -> Vec<String> {
     if !untold.is_empty() {
         notes.push(format!(
             "Under Ebbtide, but without figures: {}. Start them with EBBTIDE_CONF=stats_dir=/DIRECTORY, or by \
-             'ebbtide run --conf stats_dir=/DIRECTORY -- …'; any directory they may write to will do, such as /dev/shm.",
+             'ebbtide run --conf stats_dir=/DIRECTORY -- …'; any directory that they may write to works, such as /dev/shm.",
             names(&untold)
         ));
     }
     if !soon.is_empty() {
         notes.push(format!(
-            "Forked, with figures of their own as soon as they allocate more: {}.",
+            "Forked; they get figures of their own when they allocate more: {}.",
             names(&soon)
         ));
     }
     if watch.hidden > 0 {
         notes.push(format!(
-            "Not looked at: {}, of other users (root sees them) or closed to everybody.",
+            "Not readable: {} processes, of other users (root can read them) or closed to all users.",
             watch.hidden
         ));
     }
@@ -352,7 +346,7 @@ pub mod tests {
         process
     }
 
-    /// Three of them.
+    /// A watch with three processes.
     pub fn watch() -> Watch {
         let mut watch = Watch::new(Scope::Pids(Vec::new()));
         watch.processes = vec![
@@ -427,7 +421,7 @@ pub mod tests {
             "{text}"
         );
         assert!(
-            text.contains("stats_dir=") && text.contains("Not looked at: 4"),
+            text.contains("stats_dir=") && text.contains("Not readable: 4 processes"),
             "{text}"
         );
         assert!(

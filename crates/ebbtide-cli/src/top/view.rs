@@ -1,6 +1,7 @@
-//! The picture on the terminal: a table of all, and the last minutes of the one that is selected.
+//! The view of `ebbtide top` on a terminal: a table of all processes, and the last minutes of the selected process.
 //!
-//! What there is no room for goes: first the pictures, then columns, then notes, at last everything but the rows.
+//! On a small terminal, parts are left out in this order: the charts, columns, notes, and at last everything but the
+//! rows.
 
 use std::time::{Duration, Instant};
 
@@ -15,20 +16,20 @@ use crate::top::chart::{COLOURS, NAMES, SHADES, Stacked, slots};
 use crate::top::table::{COLUMNS, LEFT, Sort, fitting, notes};
 use crate::top::watch::{Process, Watch};
 
-/// From here on there is room for pictures.
+/// Minimum height of a terminal for charts.
 const HIGH: u16 = 18;
 const LEGEND: u16 = 30;
 const SCALE: u16 = 6;
 const KEYS: &str = " q quit  ↑↓ select  s sort  ? help";
 
-/// What the keys change.
+/// The state that keys change.
 #[derive(Debug)]
 pub struct View {
     /// The order of the rows.
     pub sort: Sort,
-    /// Whether the explanations cover the rest.
+    /// Whether the help covers the view.
     pub is_help: bool,
-    /// Or shades.
+    /// Whether layers are shown in colours; otherwise in shades.
     pub is_coloured: bool,
     selected: Option<u32>,
     epoch: Instant,
@@ -37,7 +38,7 @@ pub struct View {
 }
 
 impl View {
-    /// With nothing selected yet.
+    /// A view without a selection.
     pub fn new(interval: Duration, is_coloured: bool) -> Self {
         View {
             sort: Sort::Rss,
@@ -50,12 +51,12 @@ impl View {
         }
     }
 
-    /// Between two looks.
+    /// Time between two samples.
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// Selects the row so many below.
+    /// Moves the selection by so many rows.
     pub fn step(&mut self, watch: &Watch, by: isize) {
         let rows = self.sort.sorted(&watch.processes);
         let now = self.place(&rows).unwrap_or(0);
@@ -64,13 +65,13 @@ impl View {
         self.selected = rows.get(next).map(|process| process.pid);
     }
 
-    /// The row that is selected, wherever it has come to stand; the first one without.
+    /// The selected process's current row; the first row if none is selected.
     fn place(&self, rows: &[&Process]) -> Option<usize> {
         let selected = rows.iter().position(|p| Some(p.pid) == self.selected);
         selected.or((!rows.is_empty()).then_some(0))
     }
 
-    /// Draws all of it.
+    /// Draws the whole view.
     pub fn draw(&mut self, frame: &mut Frame<'_>, watch: &Watch) {
         let area = frame.area();
         let notes = notes(watch);
@@ -110,7 +111,7 @@ impl View {
         let alive = || watch.processes.iter().filter(|p| p.ended.is_none());
         let sum = |of: fn(&Process) -> u64| watch.processes.iter().map(of).sum::<u64>();
         Line::from(format!(
-            " ebbtide top: {} {}, {} resident, {} live, {}/s given back; every {} s, by {}",
+            " ebbtide top: {} {}, {} resident, {} live, {}/s released; every {} s, by {}",
             alive().count(),
             if alive().count() == 1 {
                 "process"
@@ -134,8 +135,7 @@ impl View {
         place: Option<usize>,
     ) {
         if rows.is_empty() {
-            let text =
-                " No process that runs under Ebbtide with figures; one that starts will be shown.";
+            let text = " No process under Ebbtide has figures; new ones will appear here.";
             frame.render_widget(Paragraph::new(text), area);
             return;
         }
@@ -242,7 +242,7 @@ impl View {
         lines.push(line("in spans", bytes(f.in_spans_bytes)));
         lines.push(line("own records", bytes(f.metadata_bytes)));
         lines.push(line("unsplit", bytes(f.unsplit_bytes)));
-        lines.push(line("given back", bytes(f.released_bytes)));
+        lines.push(line("released", bytes(f.released_bytes)));
         lines.push(line("workers", duration(f.worker_ns)));
         let busy = process
             .rates
@@ -259,7 +259,7 @@ impl View {
     }
 }
 
-/// A line of bars, with its name before it and the highest value behind.
+/// Draws a line of bars, with its name in front and the highest value behind.
 fn sparkline(frame: &mut Frame<'_>, area: Rect, name: &str, values: &[u64]) {
     let [label, bars] =
         Layout::horizontal([Constraint::Length(SCALE), Constraint::Min(1)]).areas(area);
@@ -278,12 +278,12 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, name: &str, values: &[u64]) {
     }
 }
 
-/// What the columns and keys mean.
+/// Draws the help: columns and keys.
 fn help(frame: &mut Frame<'_>, notes: &[String]) {
     let area = frame.area();
-    // First what leads out of this where there is no room for all of it.
+    // The keys come first, in case the terminal is too small for the rest.
     let mut lines = vec![
-        Line::from(" q, Esc: quit   up, down, Home, End: select   s: sort by the next   ?: this"),
+        Line::from(" q, Esc: quit   up, down, Home, End: select   s: change the order   ?: help"),
         Line::from(""),
     ];
     let columns = COLUMNS.iter();
@@ -303,7 +303,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    /// Three processes, the largest with a history that comes back.
+    /// Three processes; the largest has a history in which memory is released.
     fn sample() -> Watch {
         let mut watch = watch();
         let now = Instant::now();
@@ -342,7 +342,7 @@ mod tests {
 
     fn view() -> View {
         let mut view = View::new(Duration::from_secs(1), false);
-        // The samples are older than this.
+        // The samples are older than the view would be.
         view.epoch -= Duration::from_secs(60);
         view
     }
@@ -368,7 +368,7 @@ mod tests {
         assert!(lines[38].contains("99 quiet") && lines[39].contains("q quit"));
         let all = lines.join("\n");
         assert!(all.contains("30 s ago") && all.contains("dirty"), "{all}");
-        // Live below, and above it what was freed and has gone.
+        // Live memory is at the bottom; above it is memory that was freed, and then released.
         let column = |x: usize| -> String {
             let chart = lines[6..35].iter().rev();
             chart.map(|line| line.chars().nth(x).unwrap()).collect()
@@ -385,7 +385,7 @@ mod tests {
             !column(end).contains('▓') && column(end).contains("██████████"),
             "{all}"
         );
-        // Given back: the last bar but for the label behind it.
+        // The release line: the label covers all but the last bars.
         let back = lines.iter().find(|line| line.starts_with(" back")).unwrap();
         assert!(back.contains("≤"), "{back}");
     }

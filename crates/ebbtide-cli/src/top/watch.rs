@@ -1,10 +1,11 @@
-//! The processes that are watched, and what was seen of each lately.
+//! The watched processes and their recent figures.
 //!
-//! A process is *watched* from the search that finds it on, *ends*, and is shown for [`KEPT`] after that, or as long as
-//! its helper gives its memory back.
+//! A process is *watched* from the search that finds it. After it has *ended*, it is shown for [`KEPT`], and longer
+//! while its helper returns its memory.
 //!
-//! What a look costs the watched: its page is shared memory, `/proc/PID/stat` takes no lock. `smaps_rollup` walks its
-//! page tables, and a search reads everybody's mappings: both are done seldom, and more seldom where they take long.
+//! A sample costs the watched process little: its statistics page is shared memory, and `/proc/PID/stat` takes no
+//! lock. Two steps cost more and run seldom, and still more seldom if they take long. Reading `smaps_rollup` walks
+//! the process's page tables. A search reads the mappings of all processes.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -20,57 +21,58 @@ use crate::run::end::{is_helper, monotonic_ns};
 use crate::run::sample::rss_of;
 use crate::top::find::{Found, OpenPage, Scope, Stat, Without, search};
 
-/// How long a process is shown after its end.
+/// Time for which an ended process is shown.
 pub const KEPT: Duration = Duration::from_secs(5);
-/// How far the pictures go back.
+/// Time span of the charts.
 pub const SPAN: Duration = Duration::from_secs(180);
-/// Between searches, and between looks at `smaps_rollup`, at least.
+/// Minimum time between two searches, and between two reads of `smaps_rollup`.
 const SEARCH: Duration = Duration::from_secs(1);
 const ROLLUP: Duration = Duration::from_secs(2);
-/// These intervals are at least so many times what the work costs: the watched, and this program alone.
+/// The intervals are at least so many times the cost of the work. A rollup costs the watched process time, a search
+/// only this program.
 const COST_FACTOR: u32 = 100;
 const SEARCH_FACTOR: u32 = 20;
 
-/// A moment of a process.
+/// The figures of a process at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// When.
+    /// The moment.
     pub at: Instant,
-    /// What was resident.
+    /// Resident memory.
     pub rss_bytes: u64,
-    /// With the program.
+    /// Memory that the program holds.
     pub live_bytes: u64,
-    /// Freed and still there: dirty, on its way, held.
+    /// Free memory that is still resident: dirty, or on its way to the kernel.
     pub dirty_bytes: u64,
-    /// Freed, and the kernel's to take.
+    /// Free memory that the kernel may take.
     pub lazy_bytes: u64,
-    /// Counted since the process began.
+    /// Bytes released since the process began.
     pub released_bytes: u64,
-    /// See there.
+    /// Bytes released and used again since the process began.
     pub refaulted_bytes: u64,
-    /// See there.
+    /// CPU time of workers since the process began.
     pub worker_ns: u64,
 }
 
-/// Changes in the last interval, by the second.
+/// Changes in the last interval, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Given back to the kernel.
+    /// Memory released to the kernel.
     pub released_bytes_per_s: f64,
-    /// Given back and used again.
+    /// Memory released and used again.
     pub refaulted_bytes_per_s: f64,
-    /// Of a CPU, for workers.
+    /// Share of a CPU that workers used.
     pub worker_share: f64,
 }
 
 /// One process.
 #[derive(Debug, Serialize)]
 pub struct Process {
-    /// Its number.
+    /// The process number.
     pub pid: u32,
-    /// Its short name.
+    /// The short name of its program.
     pub name: String,
-    /// All of its words.
+    /// Its command line.
     pub command: String,
     /// Its `EBBTIDE_CONF`.
     pub conf: String,
@@ -78,18 +80,18 @@ pub struct Process {
     pub exit: &'static str,
     /// Resident now.
     pub rss_bytes: u64,
-    /// Of that, what the kernel could not take at once, as of the last look at it.
+    /// Of `rss_bytes`, memory that the kernel could not take at once, in the last sample.
     pub rss_without_lazy_bytes: Option<u64>,
-    /// How old the figures are that are not counted as they come; none where the page does not say.
+    /// Age of the figures that are refreshed only from time to time; none if the page has no such time.
     pub figures_age_ms: Option<u64>,
-    /// Nothing before the second look.
+    /// None before the second sample.
     pub rates: Option<Rates>,
-    /// From its page.
+    /// The figures on its statistics page.
     pub figures: StatsPage,
-    /// Whether it has.
+    /// When it was seen to have ended.
     #[serde(rename = "ended", serialize_with = "is_some")]
     pub ended: Option<Instant>,
-    /// The latest last.
+    /// The recent points, the latest last.
     #[serde(skip)]
     pub history: VecDeque<Point>,
     #[serde(skip)]
@@ -107,29 +109,29 @@ fn is_some<S: serde::Serializer>(ended: &Option<Instant>, to: S) -> Result<S::Ok
 /// A process under Ebbtide that has no figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Untold {
-    /// Its number.
+    /// The process number.
     pub pid: u32,
-    /// Its short name.
+    /// The short name of its program.
     pub name: String,
-    /// Whether it will have some.
+    /// Whether it will have figures soon.
     pub soon: bool,
 }
 
-/// All that is watched.
+/// All watched processes.
 #[derive(Debug)]
 pub struct Watch {
     scope: Scope,
-    /// Those with figures, by number.
+    /// Processes with figures, by number.
     pub processes: Vec<Process>,
-    /// Those without.
+    /// Processes without figures.
     pub untold: Vec<Untold>,
-    /// Processes of which nothing can be seen.
+    /// Number of processes that this user may not read.
     pub hidden: usize,
     search_due: Option<Instant>,
 }
 
 impl Watch {
-    /// Nothing seen yet.
+    /// A watch without any process yet.
     pub fn new(scope: Scope) -> Self {
         Watch {
             scope,
@@ -140,7 +142,7 @@ impl Watch {
         }
     }
 
-    /// Looks at all of them, and for new ones now and then.
+    /// Takes a sample of all processes, and searches for new ones from time to time.
     pub fn look(&mut self, now: Instant) {
         if self.search_due.is_none_or(|due| now >= due) {
             self.search(now);
@@ -178,7 +180,7 @@ impl Watch {
                 }),
             }
         }
-        // What has become a program without Ebbtide has ended as far as this view goes.
+        // A process that became a program without Ebbtide counts as ended.
         for process in &mut self.processes {
             if !seen.contains(&(process.pid, process.began)) {
                 process.end(now);
@@ -192,7 +194,7 @@ impl Watch {
             (process.pid, process.began) == (pid, stat.began) && process.ended.is_none()
         };
         match self.processes.iter_mut().find(known) {
-            // It may have become another program since.
+            // The process may have become another program since.
             Some(process) => process.become_(stat.name, page),
             None => {
                 let mut process = Process::new(pid, stat.began);
@@ -202,7 +204,8 @@ impl Watch {
         }
     }
 
-    /// Adds those that were too short to be found, by the pages they left in `dir`; the name of one of them is known.
+    /// Adds processes that were too short to be found, by the pages that they left in `dir`. `pid` is the one whose
+    /// name is known.
     pub fn adopt(&mut self, dir: &Path, pid: u32, name: &str) {
         for page in read_all(dir, SystemTime::UNIX_EPOCH) {
             let number = page.pid as u32;
@@ -216,7 +219,7 @@ impl Watch {
         }
     }
 
-    /// Those of `pids` that are not watched.
+    /// The numbers in `pids` that are not watched.
     pub fn missing<'a>(&self, pids: &'a [u32]) -> impl Iterator<Item = &'a u32> {
         let known: Vec<u32> = self.processes.iter().map(|p| p.pid).collect();
         pids.iter().filter(move |pid| !known.contains(pid))
@@ -224,7 +227,7 @@ impl Watch {
 }
 
 impl Process {
-    /// Without figures as yet.
+    /// A process without figures so far.
     pub fn new(pid: u32, began: u64) -> Self {
         Process {
             pid,
@@ -272,7 +275,7 @@ impl Process {
         if Stat::read(self.pid).filter(is_it).is_none() {
             self.end(now);
         }
-        // After the end the memory is its helper's.
+        // After the end, the helper holds the memory.
         let holder = match self.ended {
             None => Some(self.pid),
             Some(_) => Some(self.figures.helper as u32).filter(|&pid| is_helper(pid.into())),
@@ -284,7 +287,7 @@ impl Process {
         self.note(now);
     }
 
-    /// Reads what walks the page tables, seldom.
+    /// Reads `smaps_rollup` if it is due. The read walks the page tables.
     fn look_at_rollup(&mut self, now: Instant, shown: u32) {
         if self.ended.is_some() {
             self.rss_without_lazy_bytes = None;
@@ -301,7 +304,7 @@ impl Process {
         self.rollup_due = Some(now + ROLLUP.max(began.elapsed() * COST_FACTOR * shown));
     }
 
-    /// Adds what is known to the history.
+    /// Adds the current figures to the history.
     fn note(&mut self, now: Instant) {
         let f = &self.figures;
         let point = Point {
@@ -324,14 +327,14 @@ impl Process {
         }
     }
 
-    /// Whether a helper gives its memory back.
+    /// Whether the process has ended and its helper still returns memory.
     pub fn is_going(&self) -> bool {
         self.ended.is_some() && self.rss_bytes > 0
     }
 }
 
 impl Rates {
-    /// Whole bytes given back in a second.
+    /// Bytes released per second, as a whole number.
     pub fn back(&self) -> u64 {
         self.released_bytes_per_s as u64
     }
@@ -340,7 +343,7 @@ impl Rates {
 impl Point {
     fn since(&self, before: &Point) -> Rates {
         let seconds = (self.at.saturating_duration_since(before.at).as_secs_f64()).max(1e-3);
-        // Counts begin anew where a process becomes another program.
+        // The counters restart when a process becomes another program.
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
         Rates {
             released_bytes_per_s: rate(self.released_bytes, before.released_bytes),
@@ -349,8 +352,8 @@ impl Point {
         }
     }
 
-    /// What is resident in layers that add up to it: the rest, live, dirty, lazy. Memory that is live but was never
-    /// touched is in none.
+    /// Resident memory in layers that add up to it: other, live, dirty, lazy. Live memory that was never touched is
+    /// in no layer.
     pub fn layers(&self) -> [u64; 4] {
         let lazy = self.lazy_bytes.min(self.rss_bytes);
         let dirty = self.dirty_bytes.min(self.rss_bytes - lazy);
@@ -359,7 +362,7 @@ impl Point {
     }
 }
 
-/// Words that end with a NUL, for people.
+/// The NUL-terminated words of a file in `/proc`, made printable.
 fn words_of(pid: u32, file: &str) -> Vec<String> {
     let text = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let words = text
@@ -395,7 +398,7 @@ mod tests {
     fn layers_add_up_to_what_is_resident() {
         let now = Instant::now();
         assert_eq!(point(now, 100, 50, 20, 10).layers(), [20, 50, 20, 10]);
-        // Live, and never touched.
+        // Live memory that was never touched.
         assert_eq!(point(now, 100, 900, 20, 10).layers(), [0, 70, 20, 10]);
         assert_eq!(point(now, 5, 50, 20, 10).layers(), [0, 0, 0, 5]);
     }

@@ -19,7 +19,7 @@ fn top_without_a_terminal_is_one_table() {
         .assert()
         .success()
         .stdout(says("process").or(says("PID")))
-        .stderr(says("no terminal"));
+        .stderr(says("not a terminal"));
     let output = ebbtide(&["top", "--once", "--json"]).output().unwrap();
     assert!(
         output.status.success() && output.stderr.is_empty(),

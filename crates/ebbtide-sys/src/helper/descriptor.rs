@@ -1,4 +1,4 @@
-//! A helper's descriptors: files of the kernel's, processes, and files for locks.
+//! The exit helper's descriptors: kernel files, processes, and files for locks.
 
 use super::timespec;
 use crate::call::{Errno, Sysno, syscall};
@@ -8,25 +8,25 @@ use core::ffi::CStr;
 pub(super) const F_OFD_SETLK: i32 = 37;
 pub(super) const F_OFD_SETLKW: i32 = 38;
 
-/// A descriptor of its own, never closed but by its end.
+/// A descriptor of the helper. It is closed only by the end of the helper.
 #[derive(Clone, Copy)]
 pub struct Descriptor(usize);
 
 impl Descriptor {
-    /// Opens a file of the kernel's for reading.
+    /// Opens a kernel file for reading.
     ///
     /// # Errors
-    /// What openat(2) says.
+    /// The error of openat(2).
     pub fn open(path: &CStr) -> Result<Self, Errno> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: `path` ends with a NUL.
         unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0) }.map(Self)
     }
 
-    /// A process.
+    /// Opens a process by its number.
     ///
     /// # Errors
-    /// What pidfd_open(2) says.
+    /// The error of pidfd_open(2).
     pub fn process(id: u32) -> Result<Self, Errno> {
         // SAFETY: no pointers.
         unsafe { syscall!(Sysno::pidfd_open, id, 0) }.map(Self)
@@ -39,23 +39,23 @@ impl Descriptor {
         buffer.get(..len.ok()?)
     }
 
-    /// Reads on; 0 at the end.
+    /// Reads from the current offset; 0 at the end of the file.
     ///
     /// # Errors
-    /// What read(2) says.
+    /// The error of read(2).
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         // SAFETY: `buffer` can be written to for its length.
         unsafe { syscall!(Sysno::read, self.0, buffer.as_mut_ptr(), buffer.len()) }
     }
 
-    /// Goes back to the beginning.
+    /// Moves the offset to the beginning.
     pub fn rewind(&self) {
         // SAFETY: no pointers.
         let _ = unsafe { syscall!(Sysno::lseek, self.0, 0, libc::SEEK_SET) };
     }
 
-    /// Of a process: waits until all its threads are gone. `false`: it cannot wait, because a filter of the
-    /// program's refuses the call.
+    /// For a process: waits until all its threads are gone. Returns `false` if it cannot wait, because a filter of
+    /// the program refuses the call.
     pub fn wait_for_end(&self) -> bool {
         loop {
             match self.poll(libc::POLLIN, None) {
@@ -66,8 +66,8 @@ impl Descriptor {
         }
     }
 
-    /// Of a process that has ended: waits until its parent knows, or for `us`. Whether it knows: kernels before 6.15
-    /// do not tell.
+    /// For a process that has ended: waits at most `us` microseconds until its parent knows of the end. Returns
+    /// whether the parent knows. Kernels before 6.15 do not say.
     pub fn wait_for_parent(&self, us: u64) -> bool {
         self.poll(0, Some(us)).is_ok_and(|events| events != 0)
     }
@@ -85,7 +85,8 @@ impl Descriptor {
         Ok(one.revents)
     }
 
-    /// Locks byte `at` of a file against other processes; waits for it if `wait`. `false`: not now, or refused.
+    /// Locks byte `at` of a file against other processes, and waits for it if `wait`. Returns `false` if the byte is
+    /// locked now, or if the call is refused.
     pub fn lock_byte(&self, at: u64, wait: bool) -> bool {
         // SAFETY: zero is a valid flock.
         let mut lock: libc::flock64 = unsafe { core::mem::zeroed() };
@@ -99,13 +100,14 @@ impl Descriptor {
     }
 }
 
-/// Opens, and makes where it is missing, a file for locks in a directory that is this user's alone. `make`: the
-/// directory too. What is made is the owner's to use whatever the umask, and so is what an umask has spoilt before.
+/// Opens a file for locks in a directory that only this user can write to, and creates the file if it is missing.
+/// With `make`, it creates the directory too. It sets the owner's rights on what it creates, whatever the umask, and
+/// repairs rights that an umask removed before.
 ///
 /// # Errors
-/// What the calls say; `EPERM` when somebody else could be behind the directory or the file.
+/// The error of the call that failed; `EPERM` if another user could control the directory or the file.
 pub fn open_private(directory: &CStr, name: &CStr, make: bool) -> Result<Descriptor, Errno> {
-    // Without a right to read it: an umask may have taken that.
+    // `O_PATH` needs no right to read the directory: an umask may have removed that right.
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: the path ends with a NUL; the descriptor is this process's own.
     unsafe {
@@ -137,14 +139,14 @@ fn open_in(dir: usize, name: &CStr, make: bool) -> Result<Descriptor, Errno> {
         let _ = unsafe { syscall!(Sysno::close, file) };
         return Err(error);
     }
-    // Others who may read it could lock it, too.
+    // Other users with the right to read the file could lock it, too.
     if rights != Ok(0o600) {
         let _ = set_mode(file, 0o600);
     }
     Ok(Descriptor(file))
 }
 
-/// Gives this user's rights to its own file back to it.
+/// Restores this user's rights to its own file.
 fn allow_owner(dir: usize, name: &CStr) -> Result<(), Errno> {
     let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: the name ends with a NUL; the descriptor is this process's own.
@@ -156,7 +158,7 @@ fn allow_owner(dir: usize, name: &CStr) -> Result<(), Errno> {
     }
 }
 
-/// Sets the mode of what is open, if only with `O_PATH`: fchmod(2) refuses that.
+/// Sets the mode of an open file, also of one opened with `O_PATH`, for which fchmod(2) fails.
 fn set_mode(fd: usize, mode: u32) -> Result<(), Errno> {
     let path = PathText::join(&[b"/proc/self/fd/", &Digits::of(fd)]).ok_or(Errno::ENAMETOOLONG)?;
     let path = path.as_c_str().as_ptr();
@@ -164,7 +166,7 @@ fn set_mode(fd: usize, mode: u32) -> Result<(), Errno> {
     unsafe { syscall!(Sysno::fchmodat, libc::AT_FDCWD, path, mode) }.map(drop)
 }
 
-/// The rights to what is open, if it is of this kind, this user's, and nobody else may write to it.
+/// The mode of an open file, if it is of this kind, belongs to this user, and no other user may write to it.
 fn owned(fd: usize, kind: u32) -> Result<u32, Errno> {
     // SAFETY: zero is a valid stat, a place to write to.
     let (about, user) = unsafe {
@@ -195,7 +197,7 @@ mod tests {
     const NAME: &CStr = c"locks";
     const NOBODY: u32 = 65534;
 
-    /// A new directory of mode 0700, gone with its owner.
+    /// A new directory of mode 0700, removed on drop.
     struct Place(PathBuf);
 
     impl Place {
@@ -227,7 +229,7 @@ mod tests {
         fs::symlink_metadata(path).unwrap().mode() & 0o7777
     }
 
-    /// `Ok`: the number of the file that was opened.
+    /// `Ok`: the inode number of the opened file.
     fn open(path: &Path, make: bool) -> Result<u64, Errno> {
         let path = CString::new(path.as_os_str().as_bytes()).unwrap();
         let fd = open_private(&path, NAME, make)?.0;
@@ -239,7 +241,7 @@ mod tests {
         Ok(number)
     }
 
-    /// Runs in a process without privileges, in this directory: what `test` says is `true`.
+    /// Runs `test` in this directory, in a process without privileges, and checks that it returns `true`.
     fn as_nobody(place: &Place, test: impl FnOnce() -> bool) {
         let path = CString::new(place.0.as_os_str().as_bytes()).unwrap();
         // SAFETY: the child calls what may be called after a fork in a process with threads: system calls.
@@ -259,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Gives it to the user of [`as_nobody`].
+    /// Makes the user of [`as_nobody`] the owner of `path`.
     fn give(path: &Path) {
         // SAFETY: a plain call.
         if unsafe { libc::geteuid() } == 0 {
@@ -358,7 +360,7 @@ mod tests {
         assert_eq!(rights(&place.lock()), 0o600);
     }
 
-    /// What root may read and write is another matter, so this is somebody else.
+    /// Root may read and write everything, so this test runs as another user.
     #[test]
     fn a_directory_that_cannot_be_written_to() {
         let place = Place::new("closed");
@@ -378,7 +380,7 @@ mod tests {
         as_nobody(&place, || {
             // SAFETY: this process's own.
             unsafe { libc::umask(0o777) };
-            // Made, and opened again.
+            // The first call creates the file, the second opens it again.
             (0..2).all(|_| open_private(c"made", NAME, true).is_ok())
         });
         assert_eq!(
@@ -398,7 +400,7 @@ mod tests {
     fn modes_by_number() {
         let place = Place::new("number");
         let mut files: std::vec::Vec<File> = std::vec::Vec::new();
-        // One, two and three digits.
+        // Descriptors with one, two and three digits.
         while files.last().is_none_or(|file| file.as_raw_fd() < 101) {
             files.push(File::create(place.0.join(std::format!("{}", files.len()))).unwrap());
         }

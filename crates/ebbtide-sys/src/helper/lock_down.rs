@@ -1,13 +1,13 @@
-//! What a helper may still do once it waits: a filter for seccomp(2).
+//! The seccomp(2) filter of the exit helper: the system calls that remain allowed while it waits.
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::call::{Sysno, syscall};
 
-/// Lets this process make only the calls that are in [`super`], without privileges and without a way back.
-/// `false`: refused; then it must end.
+/// Limits this process to the system calls that [`super`] uses, without privileges and without a way back. Returns
+/// `false` if refused; then the process must end.
 ///
-/// Whoever can write to the program's memory can make it do what he wants: so it may do nothing that the
-/// program, which may lock itself in later, could not. Opening files is over when this is called.
+/// An attacker who can write to the program's memory controls the helper. The program may lock itself in later. So
+/// the helper may do nothing that such a program could not do. The helper has opened its files before this call.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub fn lock_down() -> bool {
     let mut code = filter::program(crate::process::id() as usize);
@@ -28,13 +28,13 @@ pub fn lock_down() -> bool {
     .is_ok()
 }
 
-/// Nothing is known of other processors' calls.
+/// The calls of other processors are not known.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn lock_down() -> bool {
     false
 }
 
-/// The calls that are left, as a program for seccomp(2).
+/// The allowed calls, as a program for seccomp(2).
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod filter {
     use super::super::THREAD_FLAGS;
@@ -49,7 +49,7 @@ mod filter {
         } else {
             183
         };
-    /// Allowed whatever the arguments are: on memory that the program has too, and on descriptors of its own.
+    /// Allowed with any arguments: calls on memory that the program has too, and on the helper's own descriptors.
     const FREE: [Sysno; 14] = [
         Sysno::madvise,
         Sysno::munmap,
@@ -66,7 +66,7 @@ mod filter {
         Sysno::clock_gettime,
         Sysno::sched_yield,
     ];
-    /// Allowed with one of two values of an argument: call, number of the argument, values.
+    /// Allowed with one of two values of an argument: the call, the number of the argument, the values.
     const fn bound(own: usize) -> [(Sysno, u32, [usize; 2]); 8] {
         [
             (Sysno::clone, 0, [THREAD_FLAGS, THREAD_FLAGS]),
@@ -81,9 +81,9 @@ mod filter {
                 [F_OFD_SETLK as usize, F_OFD_SETLKW as usize],
             ),
             (Sysno::kill, 0, [own, own]),
-            // To memory that it can write to anyway.
+            // Writes only to memory that the helper can write to anyway.
             (Sysno::process_vm_writev, 0, [own, own]),
-            // The calling thread alone.
+            // Only for the calling thread.
             (Sysno::sched_setscheduler, 0, [0, 0]),
             (Sysno::sched_setaffinity, 0, [0, 0]),
             (Sysno::sched_getaffinity, 0, [0, 0]),
@@ -100,7 +100,7 @@ mod filter {
         }
     }
 
-    /// For a process of this number.
+    /// The program for a process with this number.
     pub const fn program(own: usize) -> [sock_filter; LEN] {
         let bound = bound(own);
         let load = BPF_LD | BPF_W | BPF_ABS;

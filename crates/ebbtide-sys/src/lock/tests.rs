@@ -1,4 +1,4 @@
-//! Exclusion, fairness, and the order of ranks; all interleavings of a few threads at one lock.
+//! Tests exclusion, fairness and the order of ranks, and explores all interleavings of a few threads at one lock.
 
 extern crate std;
 use super::*;
@@ -24,7 +24,7 @@ fn excludes_and_wakes() {
     assert!(LOCK.try_lock().is_some());
 }
 
-/// Two threads, one of which does nothing but take the lock: the other is woken in vain a bounded number of times.
+/// One of two threads only takes the lock in a loop. The other is woken in vain a bounded number of times.
 #[test]
 fn a_loop_cannot_keep_others_out() {
     static LOCK: Lock<u64> = Lock::new(Rank(1), 0);
@@ -57,8 +57,9 @@ fn a_loop_cannot_keep_others_out() {
         OVER.store(1, Ordering::Relaxed);
     });
     seen.sort();
-    // Turns depend on how soon the scheduler runs who was woken. So do sleeps, seldom: one that is not run within
-    // `HANDED_NS` loses the lock that was handed on, and the other takes such a lock when it has slept itself.
+    // The number of iterations depends on how soon the scheduler runs a woken thread. The number of sleeps seldom
+    // does: a thread that does not run within `HANDED_NS` loses the lock that was handed on. The other thread takes
+    // such a lock when it has slept itself.
     let turns = |part: usize| seen[(seen.len() - 1) * part / 100].0;
     let often = seen.iter().filter(|(_, sleeps)| *sleeps > 3);
     let (often, most) = (often.count(), seen.iter().map(|(_, sleeps)| *sleeps).max());
@@ -85,21 +86,21 @@ fn descending_ranks_are_caught() {
     let _low = low.lock();
 }
 
-/// Where a thread is, between two of its atomic steps.
+/// The state of a thread between two of its atomic steps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum At {
     Outside,
-    /// About to look at the state.
+    /// About to read the state.
     Asking,
-    /// About to exchange what it saw.
+    /// About to exchange the state that it read.
     Changing(u32),
-    /// About to sleep while the state is this.
+    /// About to sleep while the state has this value.
     Dozing(u32),
     Asleep,
     Inside,
     /// Its first exchange failed.
     Leaving,
-    /// About to wake one.
+    /// About to wake one sleeper.
     Waking,
 }
 
@@ -118,7 +119,7 @@ struct World {
 }
 
 impl World {
-    /// What thread `index` can do next: as many worlds as there are outcomes.
+    /// The possible next steps of thread `index`: one world for each outcome.
     fn step(&self, index: usize) -> Vec<World> {
         let mut world = self.clone();
         let state = world.state;
@@ -196,7 +197,7 @@ impl World {
     }
 }
 
-/// All that can happen at one lock. Timeouts of sleeps do not: nobody is killed here, so they are not needed.
+/// All interleavings at one lock. Sleeps have no timeouts here: no thread is killed, so they are not needed.
 #[test]
 fn every_interleaving_excludes_and_ends() {
     for (threads, turns) in [(2, 4), (3, 2), (4, 1)] {

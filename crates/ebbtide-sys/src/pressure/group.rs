@@ -1,18 +1,18 @@
-//! The memory cgroup of this process: where it is, its limits and its parents', what is used.
+//! The memory cgroup of this process: its place, its limits and its parents' limits, and its memory usage.
 //!
-//! `/proc/self/cgroup` names it, `/proc/self/mountinfo` says where that is to be seen. In a container the
-//! name may lead outside what is mounted: the mount's own root is taken then, which is the container's
-//! group. What cannot be read is not there.
+//! `/proc/self/cgroup` has the group's name, and `/proc/self/mountinfo` has the place where the hierarchy is mounted.
+//! In a container, the name may lead outside of the mount. Then the mount's own root is taken, which is the
+//! container's group. A group that cannot be read is treated as missing.
 
 use super::Room;
 use crate::file::{self, PathText, Text};
 
-/// Version 1 says "no limit" with a number near the top.
+/// Version 1 writes "no limit" as a number near the top.
 const UNLIMITED: u64 = 1 << 60;
-/// Levels looked at, from the process's own group upwards.
+/// Maximum number of levels read, from the process's own group upwards.
 const MAX_LEVELS: usize = 32;
 
-/// Which files there are.
+/// The version of the cgroup file interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Version {
     /// `memory.limit_in_bytes` and the like.
@@ -21,21 +21,21 @@ pub enum Version {
     V2,
 }
 
-/// The files that say how far a level's limits are away.
+/// The files from which a level's headroom is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Figure {
-    /// What the level may use.
+    /// The limit of the level.
     Limit,
-    /// Beyond this much the kernel slows it down. Version 2 only.
+    /// The usage above which the kernel slows the group down. Version 2 only.
     High,
-    /// What it uses.
+    /// The memory in use.
     Usage,
-    /// Of what kinds that is.
+    /// The memory in use by kind (`memory.stat`).
     Kinds,
 }
 
 impl Figure {
-    /// All of them.
+    /// All of these files.
     pub(super) const ALL: [Self; 4] = [Self::Limit, Self::High, Self::Usage, Self::Kinds];
 
     fn name(self, version: Version) -> Option<&'static [u8]> {
@@ -51,37 +51,37 @@ impl Figure {
     }
 }
 
-/// A level of the hierarchy, however its files are read.
+/// A level of the hierarchy, whichever way its files are read.
 pub(super) trait Level {
-    /// A file of it. `None`: there is none.
+    /// One of the level's files. `None`: there is none.
     fn text(&self, figure: Figure) -> Option<impl Text>;
 
-    /// Which files there are.
+    /// The version of its files.
     fn version(&self) -> Version;
 
     fn number(&self, figure: Figure) -> Option<u64> {
         self.text(figure)?.number()
     }
 
-    /// What it may use, if there is a limit.
+    /// The level's limit, if there is one.
     fn limit(&self) -> Option<u64> {
         let limits = [Figure::Limit, Figure::High].map(|figure| self.number(figure));
         let limit = limits.into_iter().flatten().min();
         limit.filter(|&limit| limit < UNLIMITED)
     }
 
-    /// How far the limit is away, if there is one.
+    /// The headroom below the limit, if there is a limit.
     fn room(&self) -> Option<Room> {
         let (limit, usage) = (self.limit()?, self.number(Figure::Usage)?);
         let mut left = limit.saturating_sub(usage);
         if left < limit / 4 {
-            // Pages of files go first: a group that has read much is not short of memory.
+            // The kernel drops pages of files first, so a group that has read many files is not short of memory.
             left = left.saturating_add(self.file_cache()).min(limit);
         }
         Some(Room::new(left, limit))
     }
 
-    /// Bytes of files that the kernel can drop: what is inactive, and half of the rest.
+    /// Bytes of files that the kernel can drop: the inactive ones, and half of the others.
     fn file_cache(&self) -> u64 {
         let keys: [(&[u8], u32); 2] = match self.version() {
             Version::V1 => [(b"total_inactive_file ", 0), (b"total_active_file ", 1)],
@@ -92,13 +92,13 @@ pub(super) trait Level {
     }
 }
 
-/// The limit of all levels that is nearest.
+/// The limit with the least headroom, of all levels.
 pub(super) fn nearest(levels: impl Iterator<Item = impl Level>) -> Option<Room> {
     let rooms = levels.filter_map(|level| level.room());
     rooms.fold(None, |nearest, room| Some(room.nearer(nearest)))
 }
 
-/// The sum of a text's numbers with these keys, each shifted right. `None`: it cannot be read.
+/// The sum of the numbers with these keys in a text, each shifted right. `None`: the text cannot be read.
 fn sum(text: &impl Text, keys: &[(&[u8], u32)]) -> Option<u64> {
     let mut sum = 0u64;
     let there = text.lines(|line| {
@@ -111,7 +111,7 @@ fn sum(text: &impl Text, keys: &[(&[u8], u32)]) -> Option<u64> {
     there.then_some(sum)
 }
 
-/// A level of a group, by the length of its path: its files are opened for each reading.
+/// A level of a group, identified by the length of its path. Its files are opened for each reading.
 struct AtPath<'a>(&'a Group, usize);
 
 impl Level for AtPath<'_> {
@@ -131,23 +131,23 @@ pub struct Group {
     version: Version,
     /// Its directory.
     path: PathText,
-    /// So much of the path is the mount point.
+    /// Length of the mount point, the first part of the path.
     mount: usize,
-    /// Levels that had a limit when they were last looked for, the own one first, one bit each.
+    /// The levels that had a limit at the last check, one bit each; the own level is the first bit.
     limited: u32,
 }
 
-/// Where this process is.
+/// The cgroups of this process.
 pub struct Groups {
-    /// The group that accounts its memory. `None`: there is none to be seen.
+    /// The group that accounts for the memory of this process. `None`: none is visible.
     pub memory: Option<Group>,
-    /// The group of version 2, whether it accounts memory or not: PSI is there in any case. `None`: there is none,
+    /// The group of version 2, whether or not it accounts for memory: it has PSI in any case. `None`: there is none,
     /// or it is the root, whose PSI is the machine's.
     pub unified: Option<Group>,
 }
 
 impl Groups {
-    /// Looks for them.
+    /// Finds the cgroups of this process.
     pub fn find() -> Self {
         let unified = Group::place(Version::V2);
         let with_memory = |group: &Group| group.has_memory();
@@ -164,7 +164,8 @@ impl Groups {
 }
 
 impl Group {
-    /// A group whose files are in `path`, as far up as the first `mount` bytes of it. `None`: the path is too long.
+    /// A group whose files are in `path`; its parents reach up to the first `mount` bytes of it. `None`: the path is
+    /// too long.
     #[doc(hidden)]
     pub fn at(version: Version, path: &[u8], mount: usize) -> Option<Self> {
         let mut group = Self {
@@ -178,12 +179,13 @@ impl Group {
     }
 
     fn has_memory(&self) -> bool {
-        // Without the controller here, a parent may still account for it.
+        // Without the memory controller in this group, a parent may still account for its memory.
         let usage = Figure::Usage.name(self.version);
         usage.is_some_and(|usage| self.levels().any(|len| self.file(len, usage).is_some()))
     }
 
-    /// The mount point of a container or of a namespace is not the root either: only the root has no events.
+    /// Whether the group has events. Only the root has none. A container's or a namespace's mount point is not the
+    /// root.
     fn is_below_the_root(&self) -> bool {
         let len = self.path.as_bytes().len();
         len > self.mount || self.file(len, b"/cgroup.events").is_some()
@@ -204,7 +206,7 @@ impl Group {
             group.is_there().then_some(group)
         };
         let mut found: Option<Self> = None;
-        // So much of the name is below what is mounted.
+        // The number of bytes of the name that are below the mount.
         let mut seen = None;
         file::lines(c"/proc/self/mountinfo", |line| {
             let Some((root, mount)) = parse_mount(line, version) else {
@@ -212,8 +214,8 @@ impl Group {
             };
             let inside = below(name, root);
             let sees = inside.map(<[u8]>::len);
-            // The more of the hierarchy the better. Where the name leads outside of all that is mounted, the mount's own root
-            // is the container's group. What is there, others mounted over it may hide.
+            // The mount that shows most of the hierarchy wins. If the name leads outside of all mounts, the mount's
+            // own root is the container's group. A mount may be hidden by other mounts over it.
             if (found.is_none() || sees > seen)
                 && let Some(group) = at(mount, inside.unwrap_or(b""))
             {
@@ -222,7 +224,7 @@ impl Group {
             seen != Some(name.len())
         });
         found.or_else(|| {
-            // No mountinfo: where they usually are.
+            // Without mountinfo, use the usual place.
             let usual: &[u8] = match version {
                 Version::V1 => b"/sys/fs/cgroup/memory",
                 Version::V2 => b"/sys/fs/cgroup",
@@ -231,22 +233,22 @@ impl Group {
         })
     }
 
-    /// Whether the group is to be seen, and has not been removed.
+    /// Whether the group is visible and has not been removed.
     pub fn is_there(&self) -> bool {
         let sign: &[u8] = match self.version {
             Version::V1 => b"/cgroup.procs",
-            // A threaded group does not say which processes are in it.
+            // A threaded group does not list its processes.
             Version::V2 => b"/cgroup.controllers",
         };
         self.file(self.path.as_bytes().len(), sign).is_some()
     }
 
-    /// Whether it is the same group.
+    /// Whether both are the same group.
     pub fn is_at(&self, other: &Self) -> bool {
         self.version == other.version && self.path.as_bytes() == other.path.as_bytes()
     }
 
-    /// Which it is.
+    /// Its version.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -256,14 +258,14 @@ impl Group {
         PathText::join(&[self.path.as_bytes(), name])
     }
 
-    /// Finds out which levels have a limit at all; the others are not read again until the next time.
+    /// Finds the levels that have a limit. Until the next call, the other levels are not read.
     pub fn look_for_limits(&mut self) {
         let with = self.levels().enumerate();
         let with = with.filter(|&(_, len)| self.limit(len).is_some());
         self.limited = with.fold(0, |mask, (level, _)| mask | 1 << level);
     }
 
-    /// The limit of all levels that is nearest.
+    /// The limit with the least headroom, of all levels.
     pub fn nearest(&self) -> Option<Room> {
         nearest(self.limited_levels().map(|len| AtPath(self, len)))
     }
@@ -275,15 +277,15 @@ impl Group {
             .min()
     }
 
-    /// Paths of the files of one level, of the own group and of those that have a limit.
+    /// Paths of the files of the own level and of each level with a limit.
     pub(super) fn to_keep(&self) -> impl Iterator<Item = [Option<PathText>; 4]> + '_ {
         let levels = self.levels().enumerate();
         let kept = levels.filter(|&(level, _)| level == 0 || self.limited >> level & 1 == 1);
         kept.map(|(_, len)| Figure::ALL.map(|figure| self.path_of(len, figure.name(self.version)?)))
     }
 
-    /// How often a limit has been met so far, on all levels that have one. Limits of other groups below the same
-    /// parents do not count.
+    /// How often a limit was hit so far, on all levels that have one. Hits of other groups below the same parents do
+    /// not count.
     pub fn hits(&self) -> u64 {
         self.limited_levels()
             .map(|len| match self.version {
@@ -299,7 +301,7 @@ impl Group {
     fn events(&self, len: usize) -> u64 {
         let keys: [(&[u8], u32); 2] = [(b"high ", 0), (b"max ", 0)];
         let is_own = len == self.path.as_bytes().len();
-        // Before 5.2 there is only the file that counts for the groups below, too.
+        // Before Linux 5.2 there is only the file that also counts the groups below.
         let sum_of = |name| self.path_of(len, name).and_then(|path| sum(&path, &keys));
         let all = || is_own.then(|| sum_of(b"/memory.events"));
         sum_of(b"/memory.events.local")
@@ -331,14 +333,14 @@ impl Group {
         PathText::join(&[&self.path.as_bytes()[..len], name])
     }
 
-    /// Whether a file can be read.
+    /// `Some` if the file can be read.
     fn file(&self, len: usize, name: &[u8]) -> Option<()> {
         let path = self.path_of(len, name)?;
         file::read(path.as_c_str(), &mut [0; 8]).ok().map(|_| ())
     }
 }
 
-/// What `/proc/self/cgroup` calls the group: "0::/path" is version 2, "7:memory:/path" is version 1.
+/// The group's name in `/proc/self/cgroup`: "0::/path" is version 2, "7:memory:/path" is version 1.
 fn named(version: Version) -> Option<PathText> {
     let mut found = None;
     file::lines(c"/proc/self/cgroup", |line| {
@@ -349,7 +351,7 @@ fn named(version: Version) -> Option<PathText> {
                 Version::V1 => has_memory(controllers),
                 Version::V2 => controllers.is_empty(),
             };
-            // From outside of the namespace that /proc is seen from: not to be found from here.
+            // The group is outside of the namespace of /proc, so it cannot be found from here.
             if ours && !path.starts_with(b"/..") {
                 found = PathText::join(&[path.strip_suffix(b"/").unwrap_or(path)]);
             }
@@ -364,7 +366,7 @@ fn has_memory(list: &[u8]) -> bool {
         .any(|name| name == b"memory")
 }
 
-/// Root and place of a line of mountinfo, if it is such a cgroup's:
+/// Root and mount point in a line of mountinfo, if it is a cgroup mount of this version:
 /// `35 31 0:32 /root /at rw,relatime shared:1 - cgroup cgroup rw,memory`.
 fn parse_mount(line: &[u8], version: Version) -> Option<(&[u8], &[u8])> {
     let mut words = line.split(|&byte| byte == b' ');
@@ -378,7 +380,7 @@ fn parse_mount(line: &[u8], version: Version) -> Option<(&[u8], &[u8])> {
     (ours && !at.contains(&b'\\')).then_some((root.strip_suffix(b"/").unwrap_or(root), at))
 }
 
-/// A group's name as seen from a mount of `root`. `None`: it is not below that.
+/// A group's name relative to a mount of `root`. `None`: the group is not below that.
 fn below<'a>(name: &'a [u8], root: &[u8]) -> Option<&'a [u8]> {
     let rest = name.strip_prefix(root)?;
     (rest.is_empty() || rest.starts_with(b"/")).then_some(rest)

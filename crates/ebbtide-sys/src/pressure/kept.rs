@@ -1,14 +1,14 @@
-//! What tells of need for memory, open from the start: for a process that may open nothing later, the helper.
+//! Pressure files that stay open from the start, for the exit helper: it may open no file later.
 //!
-//! The files are those that the others read, found and read in the same way. A process that is moved to another group goes on
-//! looking at the one that it was in.
+//! These are the same files that workers read, found and read in the same way. A process that is moved to another
+//! group still reads the files of its old group.
 
 use super::group::{Figure, Level, Version, nearest};
 use super::source::{Stalled, stalled_in};
 use super::{Groups, MEMINFO, Psi, Room, machine_in};
 use crate::file::{Descriptor, PathText, Text};
 
-/// Levels at most: the own group, and those with a limit above it.
+/// Maximum number of levels: the own group, and the groups above it with a limit.
 const LEVELS: usize = 8;
 
 /// See the module's header.
@@ -25,7 +25,7 @@ struct KeptLevel {
 }
 
 impl Kept {
-    /// Opens what there is.
+    /// Opens the files that exist.
     pub fn open() -> Self {
         let groups = Groups::find();
         let mut levels = [const { None }; LEVELS];
@@ -45,22 +45,22 @@ impl Kept {
         }
     }
 
-    /// What the machine has available.
+    /// The machine's available memory.
     pub fn machine(&self) -> Option<Room> {
         machine_in(self.machine.as_ref()?)
     }
 
-    /// The nearest limit of the process's groups.
+    /// The limit with the least headroom of the process's groups.
     pub fn group(&self) -> Option<Room> {
         nearest(self.levels.iter().flatten())
     }
 
-    /// Microseconds that tasks of the process's group have stalled, or of the machine.
+    /// Microseconds for which tasks of the process's group, or of the machine, have stalled.
     pub fn stalled_us(&self, who: Stalled) -> Option<u64> {
         stalled_in(&self.psi.as_ref()?, who)
     }
 
-    /// Whether those are the machine's.
+    /// Whether the stalls are those of the whole machine.
     pub fn stalls_are_machines(&self) -> bool {
         self.psi_is_machines
     }
@@ -84,7 +84,7 @@ fn open(path: &PathText) -> Option<Descriptor> {
 mod tests {
     use super::*;
 
-    /// Both readers see the same, but for what changes meanwhile.
+    /// Both readers return the same, except for changes in between.
     #[test]
     fn what_is_kept_says_what_is_read() {
         let kept = Kept::open();

@@ -1,18 +1,18 @@
-//! What tells of need for memory: limits and how far away they are, and events.
+//! Sources of memory pressure: limits, the headroom below them, and events.
 //!
-//! All of it is read from small files, each opened, read and closed: raw calls, no allocation, no
-//! descriptor that stays (but those of [`Level`] and [`EventChannel`]). Whoever looks should have a descriptor
-//! table of its own, as workers have: the program's would otherwise see a number come and go. The helper may open
-//! nothing later: [`Kept`] has its files open.
+//! Each reading opens, reads and closes a small file: raw calls, no allocation, and no descriptor that stays (except
+//! those of [`Level`] and [`EventChannel`]). The reading thread should have a descriptor table of its own, as workers
+//! have: otherwise the program would see a descriptor number come and go. The helper may open no file later, so
+//! [`Kept`] keeps its files open.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`group`] | the memory cgroup of this process, version 1 or 2: limits, usage, hits |
-//! | [`kept`] | what of it a process keeps open that may open nothing later |
-//! | [`source`] | PSI counters, `memory.pressure_level`, what systemd's protocol names |
+//! | [`kept`] | the same files, kept open for a process that may open none later |
+//! | [`source`] | PSI counters, `memory.pressure_level`, event channels of systemd's protocol |
 //!
-//! PSI is read, never waited for: a process that ends while it holds a trigger ends milliseconds later,
-//! because the kernel waits for readers of it to be gone.
+//! PSI is read, never waited for. A process that ends while it holds a trigger would end milliseconds later, because
+//! the kernel waits until no reader of the trigger is left.
 
 pub mod group;
 pub mod kept;
@@ -28,7 +28,7 @@ pub use source::{EventChannel, Level, PressureEnvironment, Psi, Watch};
 
 const MEMINFO: &CStr = c"/proc/meminfo";
 
-/// What the machine has available without swapping. `None`: `/proc/meminfo` does not say.
+/// The memory that is available on the machine without swapping. `None`: `/proc/meminfo` does not say.
 pub fn machine() -> Option<Room> {
     machine_in(MEMINFO)
 }

@@ -1,4 +1,4 @@
-//! Where need for memory is told of: PSI counters, version 1's pressure level, systemd's protocol.
+//! Readers for events of memory pressure: PSI counters, version 1's pressure level, and systemd's protocol.
 
 use super::Group;
 use crate::call::{Errno, Sysno, syscall};
@@ -6,15 +6,15 @@ use crate::file::{self, Descriptor, PathText, Text};
 use crate::process;
 use ebbtide_zone::plan::pressure::Stalls;
 
-/// A PSI file: how long tasks have stalled for memory.
+/// A PSI file: the time for which tasks have stalled for memory.
 #[derive(Clone)]
 pub struct Psi {
     path: PathText,
 }
 
 impl Psi {
-    /// What tells of the process's own stalls: its group's, else the machine's; and whether it is the machine's.
-    /// `None`: the kernel has none, or does not show it.
+    /// The PSI file of the process's group, else the machine's; and whether it is the machine's. `None`: the kernel
+    /// has no PSI, or does not show it.
     pub fn own(unified: Option<&Group>) -> Option<(Self, bool)> {
         let group = unified.and_then(Self::of_group).map(|psi| (psi, false));
         group.or_else(|| Self::of_machine().map(|psi| (psi, true)))
@@ -35,39 +35,39 @@ impl Psi {
         psi.stalled_us(Stalled::Some).is_some().then_some(psi)
     }
 
-    /// Microseconds that tasks have stalled, since the beginning.
+    /// Microseconds for which tasks have stalled since the beginning.
     pub fn stalled_us(&self, who: Stalled) -> Option<u64> {
         stalled_in(&self.path, who)
     }
 
-    /// Where it stands.
+    /// The path of the file.
     pub(super) fn path(&self) -> &PathText {
         &self.path
     }
 }
 
-/// Microseconds that tasks have stalled, as a PSI file says.
+/// Microseconds for which tasks have stalled, from a PSI file.
 pub(super) fn stalled_in(psi: &impl Text, who: Stalled) -> Option<u64> {
     let mut total = None;
     psi.lines(|line| {
         total = parse_stalled(line, who);
-        // Whatever the environment names may have no end.
+        // A file named by the environment may have no end.
         total.is_none() && Stalled::split(line).is_some()
     });
     total
 }
 
-/// Whose stall counts.
+/// The kind of stall that counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stalled {
-    /// At least one task's.
+    /// At least one task stalls.
     Some,
-    /// That of all at once.
+    /// All tasks stall at once.
     Full,
 }
 
 impl Stalled {
-    /// A line or a trigger, with the word that says so in front.
+    /// Splits off the first word of a line or a trigger, which names the kind of stall.
     fn split(text: &[u8]) -> Option<(Self, &[u8])> {
         let some = text.strip_prefix(b"some ").map(|rest| (Self::Some, rest));
         some.or_else(|| text.strip_prefix(b"full ").map(|rest| (Self::Full, rest)))
@@ -82,14 +82,14 @@ fn parse_stalled(line: &[u8], who: Stalled) -> Option<u64> {
     (is == who).then_some(total)
 }
 
-/// Version 1's `memory.pressure_level`: the group is being reclaimed from.
+/// Version 1's `memory.pressure_level`: an event says that the kernel reclaims memory from the group.
 pub struct Level {
     event: Descriptor,
     _file: Descriptor,
 }
 
 impl Level {
-    /// Registers for level `low`. `None`: version 2, or refused.
+    /// Registers for level `low`. `None`: version 2, or the kernel refuses.
     pub fn open(group: &Group) -> Option<Self> {
         if group.version() != super::group::Version::V1 {
             return None;
@@ -115,33 +115,33 @@ impl Level {
         Some(Self { event, _file: file })
     }
 
-    /// Whether it happened since the last time.
+    /// Whether an event came since the last call.
     pub fn happened(&self) -> bool {
         let mut count = [0; 8];
         self.event.fill(&mut count) == Ok(8)
     }
 }
 
-/// A trigger as PSI has it: so much stall within so much time.
+/// A PSI trigger: a time of stall within a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trigger {
-    /// Whose stall.
+    /// The kind of stall.
     pub who: Stalled,
     /// Microseconds of stall.
     pub stall_us: u64,
-    /// Within these.
+    /// Microseconds of the window.
     pub window_us: u64,
 }
 
 impl Trigger {
-    /// What the kernel would let everybody wait for.
+    /// A trigger that the kernel allows without privileges.
     pub const DEFAULT: Self = Self {
         who: Stalled::Some,
         stall_us: 150_000,
         window_us: 2_000_000,
     };
 
-    /// Makes events of a counter of such stall.
+    /// A counter that turns such stalls into events.
     pub fn stalls(self) -> Stalls {
         Stalls::new(self.stall_us, self.window_us)
     }
@@ -160,7 +160,7 @@ impl Trigger {
     }
 }
 
-/// What the environment said about pressure: `MEMORY_PRESSURE_WATCH` and `MEMORY_PRESSURE_WRITE`.
+/// The pressure settings of the environment: `MEMORY_PRESSURE_WATCH` and `MEMORY_PRESSURE_WRITE`.
 #[derive(Clone, Copy)]
 pub struct PressureEnvironment {
     path: Option<PathText>,
@@ -168,14 +168,14 @@ pub struct PressureEnvironment {
 }
 
 impl PressureEnvironment {
-    /// Nothing.
+    /// No settings.
     pub const NOTHING: Self = Self {
         path: None,
         write: None,
     };
 
-    /// Of this process at its start: later, the program may have written other things where the environment was.
-    /// Nothing is taken from that of a program with more rights than its caller.
+    /// The settings from this process's environment at its start: later, the program may have overwritten that
+    /// memory. A program with more rights than its caller gets no settings.
     pub fn from_environment() -> Self {
         if process::is_secure() {
             return Self::NOTHING;
@@ -191,7 +191,7 @@ impl PressureEnvironment {
         }
     }
 
-    /// What that is now.
+    /// The source of events that the settings name.
     pub fn watch(&self) -> Watch {
         let (Some(path), write) = (self.path, self.write) else {
             return Watch::Unset;
@@ -209,10 +209,10 @@ impl PressureEnvironment {
 
 /// A source of events.
 #[derive(Clone)]
-// There is no heap to put the large ones on.
+// The large variants cannot be boxed: there is no heap.
 #[allow(clippy::large_enum_variant)]
 pub enum Watch {
-    /// Nothing: whoever watches chooses.
+    /// Not set: the watcher chooses.
     Unset,
     /// `/dev/null`: no events are wanted.
     Off,
@@ -229,7 +229,7 @@ pub struct EventChannelPath {
     write: Option<PathText>,
 }
 
-/// The text of base64. `None`: it is not.
+/// Decodes base64. `None`: it is not base64.
 fn decode(text: &[u8]) -> Option<PathText> {
     let text = text.trim_ascii();
     let text = text.strip_suffix(b"=").unwrap_or(text);
@@ -260,8 +260,8 @@ pub struct EventChannel {
 }
 
 impl EventChannel {
-    /// Opens what the environment named, and says to a socket what the environment told to. To a FIFO it would say
-    /// that to itself.
+    /// Opens the channel that the environment named. To a socket, it writes the bytes that the environment gave. To a
+    /// FIFO it writes nothing, because it would read that itself.
     pub fn open(at: &EventChannelPath) -> Option<Self> {
         let path = at.path.as_c_str();
         let file = match Descriptor::open(path, libc::O_RDWR | libc::O_NONBLOCK) {
@@ -277,11 +277,11 @@ impl EventChannel {
         Some(Self { file })
     }
 
-    /// Whether something has come since the last time.
+    /// Whether data came since the last call.
     pub fn happened(&self) -> bool {
         let mut happened = false;
         let mut buffer = [0u8; 64];
-        // A writer that never stops must not hold us.
+        // The loop is bounded, because a writer may never stop.
         for _ in 0..64 {
             let size = buffer.len();
             // SAFETY: the buffer is a valid place for its length.
@@ -296,7 +296,7 @@ impl EventChannel {
     }
 }
 
-/// Other files would be read for ever.
+/// A file of another kind would be read for ever.
 fn is_fifo(file: &Descriptor) -> bool {
     // SAFETY: zero is a valid `stat`.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };

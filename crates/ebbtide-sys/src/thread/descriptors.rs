@@ -1,32 +1,34 @@
 //! A thread leaves the program's table of descriptors for an empty one of its own.
 //!
-//! The kernel has no call for an empty table. `close_range` with `CLOSE_RANGE_UNSHARE` copies the first 64 descriptors,
-//! which fit into the new table itself, and closes these copies; of more it copies none. Each of these closes runs the
-//! file's *flush* operation, in the name of the process. Most files have none. A message queue takes the process's
-//! `mq_notify` away, FUSE, NFS and others write to their server, and a driver may do anything. A worker stays with the
-//! program's table while such a file is among the 64, and opens nothing
+//! The kernel has no call for an empty table. `close_range` with `CLOSE_RANGE_UNSHARE` copies the first 64
+//! descriptors, which fit into the new table itself, and closes these copies. Of more descriptors it copies none.
+//!
+//! Each of these closes runs the file's *flush* operation, in the name of the process. Most files have none. But a
+//! message queue removes the process's `mq_notify`, FUSE, NFS and others write to their server, and a driver may do
+//! anything. While such a file is among the first 64, a worker keeps the program's table, and opens nothing
 //! ([decision 0067](../../../../docs/decisions/0067-workers-copy-no-file-that-notices-a-close.md)).
 
 use crate::call::{Errno, Sysno, syscall};
 use core::sync::atomic::Ordering;
 
-/// So many descriptors are copied, whatever is closed: the kernel's `NR_OPEN_DEFAULT`.
+/// Number of descriptors that are copied, whatever range is closed: the kernel's `NR_OPEN_DEFAULT`.
 const COPIED: usize = usize::BITS as usize;
 
-/// Leaves the program's table of descriptors for an empty one of this thread's own. `false`: refused, the table is the
-/// program's still.
+/// Replaces the program's descriptor table by an empty one for this thread alone. Returns `false` if refused; then
+/// the table is still the program's.
 pub fn leave_descriptors() -> bool {
     crate::file::SOME_LEFT_DESCRIPTORS.store(true, Ordering::Relaxed);
     has_close_range() && close_range(0, u32::MAX).is_ok()
 }
 
-/// The same for a thread of the program's process: also `false` where a file among those that the kernel copies could
-/// notice that a copy of it is closed. Asking a server's file for its kind may wait for that server.
+/// The same for a thread of the program's process. Also returns `false` if a file among those that the kernel copies
+/// could notice that a copy of it is closed. A query about a file on a server may wait for that server.
 pub fn leave_descriptors_unnoticed() -> bool {
     has_close_range() && (0..COPIED).all(is_closed_unnoticed) && leave_descriptors()
 }
 
-/// No range at all: a kernel says so, a filter that answers in its place may claim that it is done.
+/// Calls `close_range` with an empty range: a kernel with the call reports an error, while a filter may claim
+/// success.
 fn has_close_range() -> bool {
     close_range(1, 0) == Err(Errno::EINVAL)
 }
@@ -37,7 +39,7 @@ fn close_range(first: u32, last: u32) -> Result<usize, Errno> {
     unsafe { syscall!(Sysno::close_range, first, last, CLOSE_RANGE_UNSHARE) }
 }
 
-/// Whether nothing is open there, or a file without a flush operation.
+/// Whether the descriptor is closed, or its file has no flush operation.
 fn is_closed_unnoticed(fd: usize) -> bool {
     match kind_of(fd) {
         Err(error) => error == Errno::EBADF,
@@ -45,12 +47,12 @@ fn is_closed_unnoticed(fd: usize) -> bool {
             true
         }
         Ok((libc::S_IFCHR, device)) => is_quiet_device(device),
-        // Regular files, and those of no kind: timers, epoll and such.
+        // Regular files, and files without a kind, such as timers and epoll.
         Ok(_) => file_system_of(fd).is_ok_and(|magic| QUIET_FILE_SYSTEMS.contains(&magic)),
     }
 }
 
-/// The kind of what is open there, and major and minor number of a device. No server is asked.
+/// The kind of the open file, and a device's major and minor number. No server is asked.
 fn kind_of(fd: usize) -> Result<(u32, (u32, u32)), Errno> {
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     // SAFETY: zero is a valid statx, a place to write to; the path ends with a NUL.
@@ -80,8 +82,8 @@ fn file_system_of(fd: usize) -> Result<u32, Errno> {
     }
 }
 
-/// Memory, terminals, and those of virtual machines, networks and file systems in user space: their drivers have no
-/// flush operation. Others are not known.
+/// Devices whose drivers have no flush operation: memory, terminals, virtual machines, networks, and file systems in
+/// user space. All others count as unknown.
 fn is_quiet_device((major, minor): (u32, u32)) -> bool {
     const MEMORY: u32 = 1;
     const TERMINALS: [u32; 2] = [4, 5];

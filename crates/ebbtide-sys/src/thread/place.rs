@@ -1,4 +1,4 @@
-//! Where a thread runs: its stack, and what stands in for its thread block.
+//! The memory of a worker thread: its stack, and the block that stands in for its thread block.
 //!
 //! ```text
 //!  guard │ stack, downwards │ below │ block │ above
@@ -6,11 +6,14 @@
 //!                             └ struct rseq, where the C library puts it below; or in `above`
 //! ```
 //!
-//! The C library keeps `struct rseq` at one distance from every thread's pointer: inside its thread block before glibc
-//! 2.41, from then on beyond all static TLS, whatever the size of that. Both `below` and `above` reach so far, and it
-//! says −1 there: not registered. So sections find the parked slab, and `sched_getcpu` asks the kernel
-//! ([decision 0066](../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md)). `INV-THREAD-1`: where code in
-//! such a thread looks for `struct rseq`, there is memory of its own that says −1.
+//! The C library keeps `struct rseq` at a fixed distance from every thread's pointer. Before glibc 2.41 it lies
+//! inside the thread block; from then on beyond all static TLS, whatever its size. `below` and `above` both reach
+//! that far. The `cpu_id` there is −1: not registered. So sections find the parked slab, and `sched_getcpu` asks the
+//! kernel
+//! ([decision 0066](../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md)).
+//!
+//! - `INV-THREAD-1`: wherever code in such a thread expects `struct rseq`, the thread has memory of its own that says
+//!   −1.
 
 use super::is_gone;
 use crate::call::{Sysno, syscall};
@@ -20,13 +23,13 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Bytes of a worker's stack.
 const STACK_BYTES: usize = 128 << 10;
-/// Bytes on each side of the thread pointer's target, at least.
+/// Minimum number of bytes on each side of the thread pointer's target.
 const SIDE_BYTES: usize = 16 << 10;
-/// What the C library and sections touch of `struct rseq`.
+/// Bytes of `struct rseq` that the C library and sections touch.
 const AREA_BYTES: usize = 64;
-/// A distance beyond this is no layout of a C library's: no thread is made.
+/// No C library has a distance beyond this. If it is larger, no thread is made.
 const FARTHEST: usize = 1 << 30;
-/// Below the stack: no access.
+/// Bytes without access below the stack.
 const GUARD_BYTES: usize = vm::GRANULE;
 
 /// Set in [`Place::busy`] until the kernel has made the thread.
@@ -34,12 +37,13 @@ const MAKING: u32 = 1 << 31;
 
 /// A place for one thread at a time.
 pub struct Place {
-    /// The number of the thread that runs here: the kernel sets it when it has made the thread, and clears it when the
-    /// thread is gone. Before, [`MAKING`] and the number of who makes it, whom a filter may kill for that.
+    /// The number of the thread that runs here. The kernel sets it when it has made the thread, and clears it when
+    /// the thread is gone. Before that, [`MAKING`] and the number of the creating thread, which a filter may kill
+    /// during the call.
     busy: AtomicU32,
-    /// How many were tried to start here.
+    /// Number of threads that this place tried to start.
     made: AtomicU32,
-    /// Its stack, above a guard, kept for the next one. 0: none yet.
+    /// The stack, above a guard, kept for the next thread. 0: none yet.
     memory: AtomicUsize,
 }
 
@@ -50,7 +54,7 @@ impl Default for Place {
 }
 
 impl Place {
-    /// Nobody is here.
+    /// An empty place.
     pub const fn new() -> Self {
         Self {
             busy: AtomicU32::new(0),
@@ -59,7 +63,7 @@ impl Place {
         }
     }
 
-    /// Whether the last thread that ran here is gone, or who was to make it.
+    /// Whether the last thread that ran here is gone, or the thread that was to make it.
     pub fn is_free(&self) -> bool {
         let busy = self.busy.load(Ordering::Acquire);
         busy == 0 || busy & MAKING != 0 && is_gone(busy & !MAKING)
@@ -71,22 +75,22 @@ impl Place {
         if busy & MAKING == 0 { busy } else { 0 }
     }
 
-    /// Tells the threads that have run here apart: greater by one for each.
+    /// A number that identifies the last thread started here: greater by one for each.
     pub fn made(&self) -> u32 {
         self.made.load(Ordering::Acquire)
     }
 
-    /// Nobody is here any more: in a forked child.
+    /// Marks the place as empty: in a forked child.
     pub fn reset(&self) {
         self.busy.store(0, Ordering::Relaxed);
     }
 
-    /// Starts a thread. `false`: refused, or the last one is not gone yet. One caller at a time.
+    /// Starts a thread. Returns `false` if refused, or if the last thread is not gone yet. Only one caller at a time.
     pub fn spawn(&'static self, entry: Entry, argument: usize) -> bool {
         self.spawn_with(entry, argument, process::rseq_offset())
     }
 
-    /// The same, with `struct rseq` at this distance from the thread pointer; 0: nobody looks for it.
+    /// The same, with `struct rseq` at this distance from the thread pointer; 0: no code looks for it.
     fn spawn_with(&'static self, entry: Entry, argument: usize, rseq_offset: isize) -> bool {
         let Some(layout) = Layout::reaching(rseq_offset) else {
             return false;
@@ -113,11 +117,11 @@ impl Place {
             }
         }
         self.made.fetch_add(1, Ordering::Relaxed);
-        // Behind the count: who finds the place busy again finds that changed.
+        // After the count: a thread that sees the place busy again also sees the new count.
         let making = MAKING | process::thread_id();
         self.busy.store(making, Ordering::Release);
-        // Descriptors are shared until `leave_descriptors`: a copy would keep open what the program closes before the
-        // thread first gets a CPU.
+        // Descriptors are shared until `leave_descriptors`. A copy would keep files open that the program closes
+        // before the new thread first runs.
         let flags = libc::CLONE_VM
             | libc::CLONE_FS
             | libc::CLONE_FILES
@@ -129,8 +133,7 @@ impl Place {
             | libc::CLONE_CHILD_CLEARTID;
         let all = u64::MAX;
         let mut before = 0u64;
-        // SAFETY: the new thread has a stack and a thread block of its own, and inherits the blocked
-        // signals.
+        // SAFETY: the new thread has a stack and a thread block of its own, and inherits the blocked signals.
         unsafe {
             let size = size_of::<u64>();
             let set = libc::SIG_SETMASK;
@@ -159,7 +162,7 @@ impl Place {
     }
 }
 
-/// How far a thread's memory reaches from its pointer.
+/// How far a thread's memory reaches below and above its thread pointer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Layout {
     below: usize,
@@ -167,7 +170,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// So far that `struct rseq` at this distance lies inside. `None`: nowhere near.
+    /// A layout in which `struct rseq` at this distance lies inside. `None`: the distance is too large.
     fn reaching(rseq_offset: isize) -> Option<Self> {
         let far = rseq_offset.unsigned_abs();
         if far > FARTHEST {
@@ -191,7 +194,8 @@ impl Layout {
         STACK_BYTES + self.below + self.above
     }
 
-    /// Memory for a stack and a block, with a guard below. `None`: refused. Resident is what is touched: some pages.
+    /// Maps memory for a stack and a block, with a guard below. `None`: refused. Only touched pages become resident:
+    /// a few.
     fn map(self) -> Option<usize> {
         let guard = vm::reserve(GUARD_BYTES + self.bytes(), vm::GRANULE).ok()?;
         let memory = guard + GUARD_BYTES;
@@ -213,13 +217,13 @@ mod tests {
     use super::super::tests::comes;
     use super::*;
 
-    /// Where a worker's stack is at an end, so is the worker, and nobody's memory is written to.
+    /// A stack overflow ends the worker and writes to no other memory.
     #[test]
     fn below_a_stack_is_no_memory() {
         let layout = Layout::reaching(0).unwrap();
         let memory = layout.map().unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        // Neighbours without access may be in one mapping with it.
+        // The kernel may merge the guard with a neighbour without access.
         let guard = std::format!("-{memory:x} ---p");
         assert!(maps.contains(&guard), "no {guard} in {maps}");
         // SAFETY: the mapping just made.
@@ -241,13 +245,13 @@ mod tests {
         assert_eq!(Layout::reaching(isize::MAX), None);
     }
 
-    /// What a thread finds as its `cpu_id`, and that what a section would write beside it is its own.
+    /// A thread reads −1 as its `cpu_id`, and the words that a section would write beside it are the thread's own.
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn a_thread_finds_no_registration_however_far_away() {
         static SEEN: AtomicUsize = AtomicUsize::new(0);
         extern "C" fn looks(offset: usize) {
-            // SAFETY: inside this thread's block, as the test wants to see.
+            // SAFETY: inside this thread's block; the test checks exactly that.
             let cpu = unsafe { crate::rseq::section::cpu_id(offset as isize) };
             SEEN.store(cpu as usize, Ordering::Relaxed);
         }

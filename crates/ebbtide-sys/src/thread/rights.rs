@@ -1,27 +1,29 @@
-//! What the main thread may do, as any other thread can read it.
+//! The rights of the main thread, as any other thread can read them.
 
 use crate::call::{Sysno, syscall};
 use crate::file;
 
-/// Signals by which programs reach all threads: the C library's own, which libpsx uses too, and `SIGSYS`.
+/// Signals that programs send to all their threads: those that the C library keeps, which libpsx uses too, and
+/// `SIGSYS`.
 pub const SIGNAL_TO_ALL: u64 = 1 << (33 - 1) | 1 << (libc::SIGSYS - 1);
 
 /// The main thread's user, groups and filters.
 pub struct Rights {
-    /// Changes when one of them does.
+    /// Changes when the user, the groups or the filters change.
     pub digest: u32,
-    /// A seccomp(2) filter, or its strict mode, binds it.
+    /// Whether a seccomp(2) filter, or its strict mode, binds the main thread.
     pub is_filtered: bool,
-    /// Signals that wait for the process, not for one of its threads.
+    /// Signals pending for the process, not for one of its threads.
     pub pending: u64,
     user: u64,
     group: u64,
 }
 
 impl Rights {
-    /// From `/proc/self/status`, which is about the main thread: a look at a thread's own file there would make the end of
-    /// the process slow ([decision 0049](../../../../docs/decisions/0049-the-command-line-reads-no-threads-in-proc.md)). By a thread with a
-    /// table of descriptors of its own. `None`: it cannot be read.
+    /// Reads `/proc/self/status`, which describes the main thread. Reading a thread's own file there would slow down
+    /// the end of the process ([decision
+    /// 0049](../../../../docs/decisions/0049-the-command-line-reads-no-threads-in-proc.md)). The calling thread
+    /// should have a descriptor table of its own. `None`: it cannot be read.
     pub fn of_main_thread() -> Option<Self> {
         let mut rights = Self {
             digest: DIGEST_START,
@@ -55,11 +57,11 @@ impl Rights {
         });
     }
 
-    /// Whether the calling thread has the same user and group. The kernel knows them by thread.
+    /// Whether the calling thread has the same user and group. The kernel keeps them per thread.
     pub fn has_own_user(&self) -> bool {
         // SAFETY: no arguments.
         let (user, group) = unsafe { (syscall!(Sysno::geteuid), syscall!(Sysno::getegid)) };
-        // A filter that refuses to say so is one that this thread has.
+        // If a filter refuses these calls, it binds this thread too.
         user.is_ok_and(|user| user as u64 == self.user)
             && group.is_ok_and(|group| group as u64 == self.group)
     }
@@ -69,7 +71,7 @@ impl Rights {
 const DIGEST_START: u32 = 0x811c_9dc5;
 const DIGEST_PRIME: u32 = 0x0100_0193;
 
-/// The second of the real, effective, saved and file system's numbers.
+/// The second of four numbers: real, effective, saved and file system's.
 fn effective(value: &[u8]) -> u64 {
     let mut numbers = value
         .split(|&byte| byte == b'\t')
@@ -85,7 +87,7 @@ fn hexadecimal(value: &[u8]) -> u64 {
     u64::from_str_radix(text, 16).unwrap_or(0)
 }
 
-/// Signals that wait for this thread or for the process, and are blocked here.
+/// Signals that are pending for this thread or for the process, and blocked here.
 pub fn pending_signals() -> u64 {
     let mut pending = 0u64;
     let size = size_of::<u64>();

@@ -1,5 +1,5 @@
-//! The cluster family: what a refill costs under a zone's lock, alone, among threads, beside releases, and in real
-//! programs; by clusters and frame by frame.
+//! The cluster family: the cost of a refill under a zone's lock. It measures single threads, many threads, threads
+//! beside releases, and real programs; each by clusters and frame by frame.
 
 mod pages;
 mod script;
@@ -47,7 +47,7 @@ const REAL_LOCKS: &[Metric] = &[
     metric("held_ms", "ms under a zone's lock"),
 ];
 
-/// Blocks of 4 KiB by threads: case, threads, touched.
+/// Cases that allocate blocks of 4 KiB: name, number of threads, whether the blocks are touched.
 const TAKES: [(&str, u64, bool); 10] = [
     ("take_1_untouched", 1, false),
     ("take_1_touched", 1, true),
@@ -86,7 +86,7 @@ const FILLED: &[Metric] = &[metric("fill_s", "s to fill")];
 const REALS: [&str; 3] = ["redis", "gcc", "python"];
 const REALS_LOCKED: [&str; 3] = ["redis_locks", "gcc_locks", "python_locks"];
 
-/// Cases that say something of any allocator, and of Ebbtide's variants.
+/// Cases that work with any allocator, and with variants of Ebbtide.
 const OPEN: [&str; 14] = {
     let mut all = [""; 14];
     let mut at = 0;
@@ -118,12 +118,12 @@ const COUNTED: [&str; 6] = [
 ];
 const CLOCKED: [&str; 2] = [HOLDS[0].0, HOLDS[1].0];
 
-/// What each thread holds at once.
+/// Bytes that each thread holds at once.
 const BLOCK_BYTES: u64 = 128 << 20;
 const QUICK_BYTES: u64 = 16 << 20;
-/// What the fill case fills.
+/// Bytes that the fill case fills, and in a quick run.
 const FILL_BYTES: (u64, u64) = (1 << 30, 128 << 20);
-/// What the hold cases allocate.
+/// Bytes that the hold cases allocate.
 const HOLD_BYTES: u64 = 64 << 20;
 
 fn cases(bytes: u64, quick: bool) -> Vec<Case> {
@@ -198,7 +198,7 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
         own.variant("dev=lockstat:cpu,dev=cluster:off", &CLOCKED),
         own.variant("thp=off", &[FILL]),
     ];
-    // Behind Ebbtide and Ebbtide again.
+    // After Ebbtide and Ebbtide again.
     entries.splice(2..2, variants);
     Ok(entries)
 }

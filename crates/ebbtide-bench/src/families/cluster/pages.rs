@@ -1,4 +1,5 @@
-//! The measured process: threads that take and give blocks of 4 KiB, with what the library says of its zones' locks.
+//! The measured process of the cluster family: threads allocate and free blocks of 4 KiB. The library's figures show
+//! the cost of its zone locks.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +12,10 @@ use ebbtide_interface::figures::VERSION;
 use crate::measured::{Output, alloc, release};
 
 const BLOCK: usize = 4096;
-/// The blocks are taken and given back so many times; the first time does not count.
+/// Number of times that the blocks are allocated and freed. The first time does not count.
 const ROUNDS: usize = 5;
 
-/// What the zones' locks cost so far.
+/// The cost of the zone locks so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Locks {
     taken: u64,
@@ -26,9 +27,10 @@ struct Locks {
 impl Locks {
     fn now() -> Result<Self> {
         let mut figures = Figures::default();
-        // Without the last two, for which the kernel would walk the page tables.
+        // Leaves out the last two figures, for which the kernel would walk the page tables.
         let len = std::mem::offset_of!(Figures, rss_bytes);
-        // SAFETY: if the library defines it, `ebb_stats` has this form and writes as many bytes as it is told at most.
+        // SAFETY: if the library defines it, `ebb_stats` has this form, and it writes at most as many bytes as its
+        // argument says.
         let filled = unsafe {
             let found = libc::dlsym(libc::RTLD_DEFAULT, c"ebb_stats".as_ptr());
             ensure!(!found.is_null(), "the library has no ebb_stats");
@@ -88,7 +90,7 @@ pub fn run(case: &str, amount: u64) -> Result<Output> {
     }
 }
 
-/// Takes `count` blocks and gives them back; the sum of what they held in the end.
+/// Allocates `count` blocks and frees them. Returns the sum of their contents.
 fn round(blocks: &mut [*mut u8], touched: bool, seed: u64) -> u64 {
     let mut sum = 0u64;
     for (at, block) in blocks.iter_mut().enumerate() {
@@ -176,14 +178,14 @@ fn take(threads: usize, bytes: u64, touched: bool, locked: bool) -> Result<Outpu
     ))
 }
 
-/// Objects of a class whose spans have so many frames, one span after the other.
+/// Allocates objects of a class whose spans have `frames` frames, one span after the other.
 fn hold(frames: usize, bytes: u64) -> Result<Output> {
     let size = match frames {
         2 => 16,
         64 => BLOCK,
         _ => bail!("no class for {frames} frames"),
     };
-    // One span at a time, so that each is a refill of its own.
+    // One span at a time, so that each span is a refill of its own.
     let before = Locks::now()?;
     let mut objects = Vec::with_capacity(bytes as usize / size);
     while objects.len() < objects.capacity() {
@@ -204,7 +206,7 @@ fn hold(frames: usize, bytes: u64) -> Result<Output> {
     Ok(output(objects.len() as u64, &[("turn_ns", turn)]))
 }
 
-/// Times single calls by the thread's CPU clock, alone or beside releases.
+/// Measures single calls in CPU time of the thread, alone or beside releases.
 fn stall(calls: u64, beside: bool) -> Result<Output> {
     const HELD: usize = 4096;
     const OTHER: usize = 16384;

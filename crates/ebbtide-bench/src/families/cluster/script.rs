@@ -1,7 +1,8 @@
-//! Real programs under an allocator: shell scripts that check what they did.
+//! Runs real programs under an allocator, by shell scripts that check their own results.
 //!
-//! A script's last line is `done N`, the same whenever it did its work. Its process and those that it waited for are
-//! counted; where the library keeps figures of locks, they are read from its pages.
+//! A script's last line is `done N`, and N is the same whenever the script did its work. CPU time and peak memory
+//! count the script's process and the processes that it waited for. If the library keeps lock figures, they are read
+//! from its statistics pages.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -21,7 +22,7 @@ const REDIS: &str = include_str!("scripts/redis.sh");
 const GCC: &str = include_str!("scripts/gcc.sh");
 const PYTHON: &str = include_str!("scripts/python.sh");
 
-/// What a script does, on one line.
+/// A description of a script, on one line.
 pub fn about(name: &str) -> &'static str {
     match name {
         "redis" => "redis-server filled and flushed by 4 client threads",
@@ -35,7 +36,7 @@ pub fn about(name: &str) -> &'static str {
 pub struct Script {
     /// Its name.
     pub name: &'static str,
-    /// A quarter of the work.
+    /// Whether to do only a quarter of the work.
     pub is_quick: bool,
 }
 
@@ -124,10 +125,11 @@ fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result
     })
 }
 
-/// Waits for a process; its status, and what it and those it waited for used.
+/// Waits for a process. Returns its status, and the resources that it used, with the processes that it waited for.
 fn wait(pid: u32) -> Result<(i32, libc::rusage)> {
     let mut status = 0;
-    // SAFETY: zero is a valid rusage; both places can be written to, and the child is ours and not waited for yet.
+    // SAFETY: zero is a valid rusage; both places can be written to. The child is this process's own and not waited
+    // for yet.
     let (waited, usage) = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         (

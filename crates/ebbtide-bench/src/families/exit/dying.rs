@@ -1,17 +1,17 @@
-//! A measured process that ends while it holds memory, and what its parent sees of it.
+//! A measured process that ends while it holds memory, and its end as its parent sees it.
 //!
 //! ```text
 //! worker    @base … @filled   @ending T0, end
 //! parent                        wait ─────── returns
 //! (its helper's)                poll ─────────────────── returns
-//! observer    look    look      sleep, look, sleep, look …
+//! observer    sample  sample    sleep, sample, sleep, sample …
 //! ```
-//! The memory is gone when the process has been waited for and its helper, if it had
-//! one, has ended too. Each of the two ends is seen by a thread that does nothing but wait for
-//! it; the system's free memory is looked at every few milliseconds, alike under every allocator.
+//! The memory counts as returned when the process has been waited for and its helper, if it had one, has ended too.
+//! Each of the two ends is awaited by a thread that does nothing else. The system's free memory is sampled every few
+//! milliseconds, in the same way under every allocator.
 //!
-//! - `INV-DYING-1`: no look comes between an end and the time that is noted for it, and none is taken
-//!   before an end that comes at once, or because of the program's end while its helper is at work.
+//! - `INV-DYING-1`: no sample is taken between an end and the time that is recorded for it. No sample is taken before
+//!   an end that comes at once, or because of the program's end while its helper is at work.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -30,26 +30,26 @@ use crate::outside::observe::{SETTLE, is_readable, parse_mark};
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::{Probe, Sample};
 
-/// How a process ends.
+/// The way in which a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
     /// `exit(0)`.
     Exit,
-    /// SIGKILL from its parent, while it sleeps.
+    /// SIGKILL from its parent, while the process sleeps.
     Kill,
-    /// A write where nothing may be written, without a core file.
+    /// A write to memory without write access, without a core file.
     Fault,
 }
 
 impl Death {
-    /// By the name of the worker's case.
+    /// The way that belongs to the worker's case.
     pub fn named(case: &str) -> Option<Self> {
         [Death::Exit, Death::Kill, Death::Fault]
             .into_iter()
             .find(|death| death.case() == case)
     }
 
-    /// The worker's case.
+    /// The case of the worker.
     pub fn case(self) -> &'static str {
         match self {
             Death::Exit => "end_exit",
@@ -67,25 +67,25 @@ impl Death {
     }
 }
 
-/// How to watch an end.
+/// Parameters of a watched end.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending {
-    /// How it ends.
+    /// The way in which the process ends.
     pub death: Death,
-    /// What the process fills.
+    /// Bytes that the process fills.
     pub size_bytes: u64,
-    /// How long to wait for the memory.
+    /// Maximum time to wait until the memory is back.
     pub wait: Duration,
 }
 
-/// From the call or signal to the first look: what ends at once ends without one.
+/// Time from the call or signal to the first sample: a process that ends at once ends without a sample.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
-/// Between two looks, and between two points of a curve.
+/// Time between two samples, and between two points of a curve.
 const POLL: Duration = Duration::from_millis(2);
 const CURVE_STEP_MS: u64 = 10;
 const MIB: f64 = (1 << 20) as f64;
 
-/// The measured process. Does not return.
+/// Runs in the measured process. Does not return.
 pub fn run(death: Death, bytes: u64) -> Result<Output> {
     let never = libc::rlimit {
         rlim_cur: 0,
@@ -106,50 +106,50 @@ pub fn run(death: Death, bytes: u64) -> Result<Output> {
         libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, flags, -1, 0)
     };
     ensure!(forbidden != libc::MAP_FAILED, "mmap: out of memory");
-    // One that is to be killed gets no answer.
+    // A process that will be killed gets no answer.
     link::filled(0);
     link::ending(now_ns());
     match death {
         Death::Exit => std::process::exit(0),
         Death::Kill => bail!("was answered instead of killed"),
-        // SAFETY: a mapping of ours. The write is refused, which ends the process.
+        // SAFETY: a mapping of this process. The write is refused, which ends the process.
         Death::Fault => unsafe { forbidden.cast::<u8>().write_volatile(1) },
     }
     bail!("outlived its fault")
 }
 
-/// What was seen of an end.
+/// The observations of one end.
 #[derive(Debug, Default)]
 struct Seen {
     base: Sample,
     filled: Sample,
-    /// The call, or the signal.
+    /// Time of the call or the signal.
     began_ns: u64,
-    /// Waited for.
+    /// Time at which the process had been waited for.
     ended_ns: u64,
-    /// Its helper too.
+    /// Time at which its helper had ended too.
     gone_ns: u64,
     samples: Vec<Sample>,
 }
 
 impl Seen {
-    /// What the system has less than before the fill.
+    /// Memory that the system has less than before the fill.
     fn taken(&self, s: &Sample) -> i64 {
         self.base.free_bytes as i64 - s.free_bytes as i64
     }
 
-    /// All but a hundredth; the system's other business takes and gives a little.
+    /// Whether the memory is back, except for a hundredth: other processes take and free some memory.
     fn is_back(&self, s: &Sample, size_bytes: u64) -> bool {
         self.taken(s) <= (size_bytes / 100).max(8 << 20) as i64
     }
 
-    /// Whether others took or gave too much during the fill.
+    /// Whether other processes took or freed too much memory during the fill.
     fn is_disturbed(&self) -> bool {
         let grown = self.filled.rss_bytes as i64 - self.base.rss_bytes as i64;
         (self.taken(&self.filled) - grown).abs() > grown / 10 + (4 << 20)
     }
 
-    /// Looks until both have ended and the memory is back, or the time for that is over.
+    /// Takes samples until both have ended and the memory is back, or until the time is over.
     fn watch(
         &mut self,
         mut ends: Ends,
@@ -172,7 +172,7 @@ impl Seen {
                 self.gone_ns = self.gone_ns.max(at_ns);
                 ends.left -= 1;
                 if ends.left > 0 {
-                    // A look now would hold the other one up, and nobody else.
+                    // A sample now would delay only the other end.
                     continue;
                 }
             }
@@ -231,7 +231,7 @@ impl Seen {
     }
 }
 
-/// Follows a worker to its end and until its memory is back.
+/// Follows a worker to its end, and until its memory is back.
 pub fn follow(
     child: &mut Child,
     ending: Ending,
@@ -274,21 +274,21 @@ pub fn follow(
     Ok(seen.output(ending.size_bytes))
 }
 
-/// An end, as whoever waited for it saw it.
+/// An end, at the time when the waiting thread saw it.
 #[derive(Debug)]
 enum End {
     Program(io::Result<ExitStatus>),
     Helper,
 }
 
-/// The ends that are waited for.
+/// The ends that threads wait for.
 struct Ends {
     told: Receiver<(u64, End)>,
-    /// So many have not come.
+    /// Number of ends that have not come.
     left: usize,
 }
 
-/// Runs `watch` while two threads wait for the ends, and say when they knew. If it fails, the process is killed.
+/// Runs `watch` while two threads wait for the ends and report their times. If it fails, the process is killed.
 fn beside_waiters(
     child: &mut Child,
     helper: Option<OwnedFd>,
@@ -312,7 +312,7 @@ fn beside_waiters(
                 }
             });
         }
-        // Both wait now.
+        // Now both threads wait.
         thread::sleep(SETTLE);
         let watched = watch(Ends { told, left });
         if watched.is_err() {
@@ -322,7 +322,7 @@ fn beside_waiters(
     })
 }
 
-/// Reads the mark of this name, and its number if it has one.
+/// Reads the mark with this name. Returns its number, if it has one.
 fn mark(said: &mut ChildStdout, name: &str, limit: Instant) -> Result<u64> {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {
@@ -363,7 +363,7 @@ mod tests {
         };
         seen.filled.rss_bytes = 1000 << 20;
         let output = seen.output(1000 << 20);
-        // Within 10 MiB; what was seen before the end does not count.
+        // The memory is within 10 MiB; samples before the end do not count.
         assert_eq!(output.metrics["back_ms"], 40.0);
         assert_eq!(output.metrics["seen_ms"], 1.0);
         assert_eq!(output.metrics["gone_ms"], 50.0);
@@ -380,7 +380,7 @@ mod tests {
         command.arg("100").spawn().unwrap()
     }
 
-    /// INV-DYING-1. On busy CPUs who waits may be late: not three times.
+    /// Tests INV-DYING-1. On busy CPUs a waiting thread may be late, but not three times.
     #[test]
     fn slow_looks_do_not_make_ends_late() {
         const LOOK: Duration = Duration::from_millis(300);
@@ -390,7 +390,7 @@ mod tests {
         assert!(all.len() < 3, "{all:?}");
     }
 
-    /// How late a program's end and its helper's are seen, beside looks that take so long.
+    /// The delays with which the ends of a program and its helper are seen, beside samples that take `look`.
     fn ends_are_late_ns(look: Duration) -> [u64; 2] {
         let (mut child, helper) = (sleeper(), sleeper());
         let (program, mut helper) = (open_process(child.id()).unwrap(), helper);
@@ -408,7 +408,7 @@ mod tests {
                 looks += 1;
                 let at_ns = now_ns();
                 if looks == 1 {
-                    // The ends come right after the beginning of a look.
+                    // The ends come right after the start of a sample.
                     killed_ns = at_ns;
                     kill(&program)?;
                     helper.kill()?;
@@ -457,7 +457,7 @@ mod tests {
         seen.watch(ended(0, Some(9)), ending, limit, look).unwrap();
         assert_eq!((seen.ended_ns, seen.gone_ns), (7, 9));
         assert_eq!(seen.samples.len(), 1);
-        // Another end than the intended one is none.
+        // A process that ended in another way than intended is an error.
         let other = Seen::default().watch(ended(9, None), ending, limit, look);
         assert!(other.unwrap_err().to_string().contains("signal"));
     }

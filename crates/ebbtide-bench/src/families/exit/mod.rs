@@ -1,5 +1,5 @@
-//! The exit family: a process that holds much memory ends. How long until its parent
-//! knows, and how long until the memory is back.
+//! The exit family: a process that holds much memory ends. It measures the time until its parent knows, and the time
+//! until the memory is back.
 
 mod dying;
 
@@ -21,7 +21,7 @@ const DEFAULTS: Defaults = Defaults {
     wait: (Duration::from_secs(5), Duration::from_secs(2)),
 };
 
-/// Peers that stand for the kernel's own exit, unless others are asked for.
+/// The peers that stand for the kernel's own exit, unless the user names others.
 const REFERENCES: [&str; 3] = ["glibc", "jemalloc", "mimalloc3"];
 
 const METRICS: &[Metric] = &[
@@ -78,9 +78,9 @@ const CASES: [(&str, &str, Death, bool); 6] = [
 /// A measured process that ends while it holds memory.
 #[derive(Debug)]
 struct Ends {
-    /// How, and how much it fills.
+    /// The way in which it ends, and how much it fills.
     ending: Ending,
-    /// Without huge pages.
+    /// Whether it runs without huge pages.
     is_thp_off: bool,
 }
 
@@ -125,7 +125,7 @@ fn cases(plan: Plan) -> Vec<Case> {
     CASES.into_iter().map(case).collect()
 }
 
-/// Ebbtide as it is by default, inline; with the helper; and some peers, inline as well.
+/// The entries: Ebbtide by default (inline), Ebbtide with the helper, and some peers (inline too).
 fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     let mut entries = peers::rotation(&args.bench, false)?;
     if args.bench.against.is_empty() {
@@ -137,7 +137,7 @@ fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
         let conf = format!("exit=detached,dev=teardown_workers:{workers}");
         variants.push(own.variant(&conf, &[]));
     }
-    // Behind Ebbtide and Ebbtide again.
+    // After Ebbtide and Ebbtide again.
     entries.splice(2..2, variants);
     Ok(entries)
 }

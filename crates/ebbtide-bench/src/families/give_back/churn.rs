@@ -1,9 +1,9 @@
-//! The measured process that always has something to give back.
+//! A measured process that always has memory to release.
 
 use crate::measured::{Output, Random, alloc, release, timed};
 
-/// Frees or makes objects of 64 bytes to 16 KiB at random: half of 32,768 places hold one, and which sizes are
-/// in demand changes, so that there is always something to give back.
+/// Allocates or frees objects of 64 bytes to 16 KiB at random. Half of the 32,768 slots hold an object. The common
+/// sizes change over time, so that there is always memory to release.
 pub fn churn(count: u64) -> Output {
     const PLACES: usize = 32_768;
     const PHASE: u64 = 1 << 17;
@@ -21,7 +21,7 @@ pub fn churn(count: u64) -> Output {
                 // SAFETY: the object has more than 32 bytes.
                 unsafe { place.write_volatile(draw as u8) };
             } else {
-                // SAFETY: a live object, forgotten below.
+                // SAFETY: a live object; its slot is overwritten below.
                 unsafe {
                     sum = sum.wrapping_add(1 + u64::from(place.read_volatile()));
                     release(*place);

@@ -1,5 +1,5 @@
-//! The return family: what goes back to the system while the program does nothing,
-//! and what the giving back costs the program.
+//! The return family: it measures how much memory returns to the system while the program does nothing, and the cost
+//! of that for the program.
 
 pub mod churn;
 mod victim;
@@ -24,11 +24,11 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 const POLL: Duration = Duration::from_millis(10);
-/// The victim's neighbour frees a larger block than the others fill, within the same limit.
+/// The victim's neighbour frees a block this many times as large as what the other cases fill, within the same limit.
 const VICTIM_TIMES: u64 = 4;
-/// Calls of the churn for so many bytes that the others fill.
+/// The churn case makes one call for this many bytes that the other cases fill.
 const CHURN_PART: u64 = 16;
-/// The loop's blocks in a quick run are smaller than what the others fill.
+/// In a quick run, the loop's blocks are this many times smaller than what the other cases fill.
 const QUICK_LOOP_PART: u64 = 2;
 
 const THINNED: &[Metric] = &[
@@ -157,7 +157,7 @@ fn cases(plan: Plan, loop_bytes: u64, victim_bytes: u64) -> Vec<Case> {
     cases
 }
 
-/// Beside the peers: Ebbtide without one of its parts.
+/// The entries besides the peers: Ebbtide without one of its parts.
 fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
     let mut entries = peers::rotation(&args.bench, true)?;
     let own = entries[0].clone();

@@ -1,6 +1,5 @@
-//! A measured process with two threads: one frees a large block and has it released,
-//! at once or whenever the allocator likes; the other one, the victim, wants nothing
-//! but small objects.
+//! A measured process with two threads. One frees a large block, which is released at once or when the allocator
+//! decides to. The other thread, the victim, only allocates and frees small objects.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,17 +15,17 @@ use crate::measured::{Output, Random, alloc, release};
 const SLOTS: usize = 4096;
 /// Length of the quiet phase.
 const QUIET: Duration = Duration::from_millis(500);
-/// The least length of the other phase with a release on request, and its length
-/// without: long enough for what an allocator defers by a second.
+/// Minimum length of the other phase with a release on request, and its length without a request: long enough for
+/// allocators that release a second later.
 const DURING: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-// What the victim does with its times.
+// Where the victim adds its times.
 const DISCARD: usize = 0;
 const KEEP_QUIET: usize = 1;
 const KEEP_DURING: usize = 2;
 const STOP: usize = 3;
 
-/// Measures the victim quiet and during. `at_once` asks for the release.
+/// Measures the victim in the quiet phase and during the release. `at_once` asks for the release.
 pub fn run(bytes: u64, at_once: bool) -> Result<Output> {
     let phase = AtomicUsize::new(DISCARD);
     let trim = Trim::find();
@@ -72,7 +71,7 @@ pub fn run(bytes: u64, at_once: bool) -> Result<Output> {
     Ok(output)
 }
 
-/// Replaces one of its objects at a time, and times each replacement.
+/// Replaces one object at a time, and times each replacement.
 fn suffer(phase: &AtomicUsize) -> (Histogram, Histogram) {
     let mut random = Random(0x2545_F491_4F6C_DD1D);
     let mut slots = [std::ptr::null_mut::<u8>(); SLOTS];
@@ -89,14 +88,13 @@ fn suffer(phase: &AtomicUsize) -> (Histogram, Histogram) {
         *slot = alloc(size_bytes);
         // SAFETY: at least 64 bytes.
         unsafe { slot.write_volatile(1) };
-        // One look at the clock ends this operation and begins the next, so that
-        // a stall between two of them is seen too.
+        // One clock reading ends this operation and begins the next, so that a stall between the two is measured too.
         let ended = now_ns();
         match phase.load(Ordering::Relaxed) {
             KEEP_QUIET => quiet.add(ended - began),
             KEEP_DURING => during.add(ended - began),
             STOP => {
-                // It had no CPU for the rest of the phase, or for all of it.
+                // The thread had no CPU for the rest of the phase, or for all of it.
                 during.add(ended - began);
                 break;
             }

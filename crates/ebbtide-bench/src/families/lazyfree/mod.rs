@@ -1,5 +1,5 @@
-//! The lazyfree family: programs that free what they soon want again, in as many processes
-//! and threads as the machine has to bear, with memory for all and within a limit.
+//! The lazyfree family: programs that free memory which they soon need again. Many processes and threads run, with
+//! enough memory for all, and within a limit.
 
 mod search;
 
@@ -17,11 +17,11 @@ use crate::measured::{Output, WorkerArgs};
 use crate::outside::swap::{Keeper, join, limit_group};
 use search::CHUNK_BYTES;
 
-/// Chunks of a process, and in a quick run.
+/// Number of chunks of a process, and in a quick run.
 const CHUNKS: (u64, u64) = (512, 64);
-/// The limit of the cgroup.
+/// Limit of the cgroup, and in a quick run.
 const LIMIT_BYTES: (u64, u64) = (2 << 30, 512 << 20);
-/// Of that, for everything that is not a chunk: 64 copies, eight programs, and what allocators keep.
+/// Part of the limit that is not for chunks: 64 copies, eight programs, and memory that allocators keep.
 const REST_BYTES: u64 = 256 << 20;
 
 const METRICS: &[Metric] = &[metric(
@@ -32,7 +32,7 @@ const METRICS: &[Metric] = &[metric(
 const PLENTY: &str = "copy a chunk of 512 KiB, search it, free it; memory for all";
 const LIMITED: &str = "the same within a memory cgroup";
 
-/// Cases, processes.
+/// The cases and their numbers of processes.
 const SHAPES: [(&str, &str, u64); 9] = [
     ("search_1x1", "search_limit_1x1", 1),
     ("search_1x4", "search_limit_1x4", 1),
@@ -45,14 +45,14 @@ const SHAPES: [(&str, &str, u64); 9] = [
     ("search_8x8", "search_limit_8x8", 8),
 ];
 
-/// What is freed goes back at once; is lazy at once; is lazy where that was seen to be worth it.
+/// Variants: freed memory is released at once; is made lazy at once; is made lazy if that was seen to be worth it.
 const VARIANTS: [&str; 3] = [
     "retain_ms=0,lazyfree=off",
     "retain_ms=0,lazyfree=always",
     "retain_ms=0,lazyfree=auto",
 ];
 
-/// How many chunks each of the processes can have within the limit.
+/// Number of chunks that each process can have within the limit.
 fn most_chunks(limit_bytes: u64, processes: u64) -> u64 {
     (limit_bytes - REST_BYTES) / CHUNK_BYTES as u64 / processes
 }
@@ -64,9 +64,9 @@ struct Search {
     case: &'static str,
     /// Chunks of a process.
     chunks: u64,
-    /// Chunks for which the searches are counted.
+    /// The number of chunks from which the number of searches is computed.
     searches_of_chunks: u64,
-    /// All processes are in this cgroup.
+    /// The cgroup of all processes.
     group: Option<PathBuf>,
 }
 
@@ -106,7 +106,7 @@ fn cases(chunks: u64, limit_bytes: u64, group: Option<&Path>) -> Vec<Case> {
     cases
 }
 
-/// Beside the peers: Ebbtide when it keeps nothing.
+/// The entries besides the peers: Ebbtide when it retains nothing.
 fn entries(args: &BenchArgs) -> Result<Vec<Entry>> {
     let mut entries = peers::rotation(args, false)?;
     let own = entries[0].clone();
@@ -173,7 +173,7 @@ impl Family for Lazyfree {
     }
 }
 
-/// A cgroup with a limit, for the time of the run.
+/// Makes a cgroup with a limit, for the time of the run.
 fn limited(bytes: u64) -> Result<Keeper> {
     let keeper = Keeper::start(0)?;
     let group = keeper.kept.group.as_deref();

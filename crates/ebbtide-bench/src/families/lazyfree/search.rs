@@ -1,13 +1,13 @@
-//! A load like that of ebizzy, a web search: each thread copies a chunk of memory, searches
-//! the copy, and frees it, again and again; several processes do so at once.
+//! A load like that of ebizzy, a web search. Each thread copies a chunk of memory, searches the copy, and frees it,
+//! in a loop. Several processes do so at once.
 //!
 //! ```text
 //! search_PxT ─┬─ searcher T: fill chunks, copy once, wait ─ go ─ T threads: copy, search, free
 //!             ├─ searcher T                                  ↑
 //!             └─ … P of them                           all at the same time
 //! ```
-//! The number of searches is the same for all cases, so the figure is the time of one
-//! search with everything that the machine has at work.
+//! The number of searches is the same in all cases, so the figure is the time of one search while the whole machine
+//! is busy.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -22,18 +22,18 @@ use crate::measured::{Output, Random, alloc, release};
 /// Bytes of a chunk, and of each copy.
 pub const CHUNK_BYTES: usize = 512 << 10;
 const WORDS: usize = CHUNK_BYTES / 8;
-/// Searches in all, by all threads of all processes, for each chunk of a process.
+/// Number of searches by all threads of all processes, for each chunk of a process.
 const PER_CHUNK: u64 = 40;
 const BEGAN: &str = "began_ns";
 const ENDED: &str = "ended_ns";
 
-/// Numbers of a case `…_8x4`: processes and threads.
+/// The numbers in a case's name `…_8x4`: processes and threads.
 fn shape(case: &str) -> Option<(u64, u64)> {
     let (processes, threads) = case.rsplit('_').next()?.split_once('x')?;
     Some((processes.parse().ok()?, threads.parse().ok()?))
 }
 
-/// Starts the processes, lets them search at the same time, and collects what they say.
+/// Starts the processes, lets them search at the same time, and collects their results.
 pub fn run(case: &str, chunks: u64, searches_of_chunks: u64) -> Result<Output> {
     let (processes, threads) = shape(case).context("not a case like search_8x4")?;
     let each = (searches_of_chunks * PER_CHUNK / (processes * threads)).max(1);
@@ -105,7 +105,7 @@ impl Searcher {
             .with_context(|| format!("a process {}", self.how_it_ended()))
     }
 
-    /// Killed for memory, most likely.
+    /// Describes the end of a process. Most likely the kernel killed it because memory was short.
     fn how_it_ended(&mut self) -> String {
         self.child
             .wait()
@@ -120,12 +120,12 @@ impl Drop for Searcher {
     }
 }
 
-/// One process: fills its chunks, and searches with some threads, which wait when each of them has
-/// made its first copy.
+/// Runs one process. It fills its chunks, and searches with some threads. The threads wait once each of them has made
+/// its first copy.
 ///
-/// A copy's pages that the system has to provide cost many times what a search costs, more so in a
-/// virtual machine whose host has to provide them in turn; how many of them there are differs by
-/// what ran before. So all copies of a process are there at the same time once, before the time is taken.
+/// Pages that the system must provide for a copy cost many times as much as a search. In a virtual machine they cost
+/// more, because the host must provide them too. Their number depends on the processes that ran before. So all copies
+/// of a process exist at the same time once, before the time is taken.
 pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
     let (searches, threads) = shape(case).context("not a case like searcher_100x4")?;
     ensure!(chunks > 0, "no chunks");
@@ -169,7 +169,7 @@ pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
     })
 }
 
-/// Where threads wait for each other, and for the one that started them.
+/// Lets the threads wait for each other, and for the thread that started them.
 struct Gate {
     /// Every thread has made a copy.
     copied: Barrier,
@@ -186,15 +186,15 @@ impl Gate {
     }
 }
 
-/// A copy of a chunk.
+/// Copies a chunk.
 fn copied(chunk: usize) -> *mut u8 {
     let copy = alloc(CHUNK_BYTES);
-    // SAFETY: both have so many bytes, and the copy is this thread's alone.
+    // SAFETY: both have `CHUNK_BYTES` bytes, and no other thread uses the copy.
     unsafe { ptr::copy_nonoverlapping(chunk as *const u8, copy, CHUNK_BYTES) };
     copy
 }
 
-/// A chunk of ascending even numbers.
+/// Allocates a chunk of ascending even numbers.
 fn filled(number: u64) -> *mut u8 {
     let chunk = alloc(CHUNK_BYTES).cast::<u64>();
     for word in 0..WORDS {
@@ -204,7 +204,7 @@ fn filled(number: u64) -> *mut u8 {
     chunk.cast()
 }
 
-/// Copies, searches, frees. The sum of the places where something was found.
+/// Copies, searches, frees. Returns the sum of the places of all hits.
 fn search(chunks: &[usize], searches: u64, seed: u64) -> u64 {
     let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ seed);
     let mut sum = 0u64;
@@ -212,7 +212,7 @@ fn search(chunks: &[usize], searches: u64, seed: u64) -> u64 {
         let chunk = (random.next() >> 20) as usize % chunks.len();
         let wanted = chunk as u64 + 2 * ((random.next() >> 20) % WORDS as u64);
         let copy = copied(chunks[chunk]);
-        // SAFETY: so many words were written to it just now.
+        // SAFETY: this many words were written to it just now.
         let words = unsafe { slice::from_raw_parts(copy.cast::<u64>(), WORDS) };
         let found = words.binary_search(&wanted);
         sum = sum.wrapping_add(found.map_or(u64::MAX / 2, |place| place as u64));

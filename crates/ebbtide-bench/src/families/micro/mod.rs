@@ -1,4 +1,4 @@
-//! The micro family: what single operations cost, and what a small process weighs.
+//! The micro family: the cost of single operations, and the memory of a small process.
 
 mod operations;
 mod programs;
@@ -28,7 +28,7 @@ const HELLO: &[Metric] = &[
     metric("rss_peak_kib", "KiB resident at the peak"),
 ];
 
-/// What `fill` fills in a quick run.
+/// Bytes that `fill` fills in a quick run.
 const FILL_BYTES: u64 = 256 << 20;
 
 fn worker(id: &'static str, amount: u64, about: &'static str) -> Case {

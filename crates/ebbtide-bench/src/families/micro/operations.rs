@@ -1,4 +1,4 @@
-//! The measured process: single operations, and filling.
+//! The measured process of the micro family: single operations, and filling.
 
 use std::fs;
 use std::hint::black_box;
@@ -17,7 +17,7 @@ pub const BATCH: usize = 1024;
 const SLOTS: usize = 4096;
 const CACHE_LINE_BYTES: usize = 64;
 
-/// Makes and frees one object over and over.
+/// Allocates and frees one object in a loop.
 pub fn pair(size_bytes: usize, count: u64) -> Output {
     timed("ns_per_pair", count, |each| {
         let mut sum = 0u64;
@@ -34,7 +34,7 @@ pub fn pair(size_bytes: usize, count: u64) -> Output {
     })
 }
 
-/// Batches of 1,024 objects of 64 bytes, freed in the order that `order` gives.
+/// Allocates batches of 1,024 objects of 64 bytes, and frees them in the order of `order`.
 pub fn batch(batches: u64, order: impl Fn(usize) -> usize) -> Output {
     let mut objects = [ptr::null_mut::<u8>(); BATCH];
     let mut output = timed("ns_per_pair", batches, |each| {
@@ -92,15 +92,15 @@ pub fn working_set(count: u64) -> Output {
     output
 }
 
-/// First words of an object of `fill`.
+/// The first words of an object in `fill`.
 #[repr(C)]
 struct Link {
     next: *mut Link,
     size_bytes: usize,
 }
 
-/// Fills `bytes` with objects of 64 to 512 bytes, every cache line touched, then
-/// frees all, oldest last. The objects hold the list themselves.
+/// Fills `bytes` with objects of 64 to 512 bytes and touches every cache line. Then it frees all objects, the oldest
+/// last. The objects hold the list themselves.
 pub fn fill(bytes: u64) -> Result<Output> {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     if let Some(available) = kib_field(&info, "MemAvailable") {
@@ -173,7 +173,7 @@ fn rss_bytes() -> u64 {
     status_bytes("VmRSS")
 }
 
-/// Size of a process that does nothing; used where no C compiler is at hand.
+/// The memory of a process that does nothing. Used if there is no C compiler.
 pub fn rss() -> Output {
     let kib = |name| status_bytes(name) as f64 / 1024.0;
     Output {

@@ -1,4 +1,4 @@
-//! Small programs: how long they take to start, and how much they hold.
+//! Small programs: the time that they take to start, and the memory that they hold.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use crate::harness::{Case, Run};
 use crate::measured::Output;
 use crate::stats::Spread;
 
-/// A C program, compiled here; it prints what a measured process prints. Where there is no compiler, the measured process
-/// at a case that does the same.
+/// A C program that is compiled here and prints the output of a measured process. Without a compiler, the measured
+/// process runs a case that does the same.
 #[derive(Debug)]
 pub struct Compiled {
     source: &'static str,
@@ -24,7 +24,7 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Of this source, or the case without a compiler.
+    /// A program made from this source, or the case that replaces it without a compiler.
     pub fn new(source: &'static str, or_case: &'static str) -> Self {
         Compiled {
             source,
@@ -73,12 +73,12 @@ fn compile(id: &str, source: &str, dir: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A program started so many times; the figure is `ms_per_start`.
+/// Starts a program `times` times. The figure is `ms_per_start`.
 #[derive(Debug)]
 pub struct Starts {
     /// Its path.
     pub program: &'static str,
-    /// How often.
+    /// Number of starts.
     pub times: u32,
 }
 

@@ -1,14 +1,15 @@
-//! A run of the family `neighbour`: two processes in one memory cgroup, and the second of them.
+//! One run of the family `neighbour`: two processes in one memory cgroup. It also holds the second process.
 //!
 //! ```text
 //! warm, second alone                                      → its time
 //! warm, first: fill, free, pause, warm, second beside     → its time, swap, kills
 //! the same without a pause: fill, warm, free, second beside
 //! ```
-//! Each of these parts has a cgroup of its own, and swap of its own where the case has swap.
-//! What the second process will need is touched before it, after a pause, so that the first has given back what it does,
-//! and held until right before its start: a host takes back what lies free, and gives it again at a cost that varies
-//! more than what is measured.
+//! Each of these parts has a cgroup of its own. If the case has swap, each part has swap of its own too.
+//!
+//! Another process touches the memory that the second process will need, and holds it until right before the second
+//! process starts. It does so after the pause, when the first process has released its memory. The reason is the
+//! host: it takes back free memory, and provides it again at a cost that varies more than the measured effect.
 
 use std::io::{BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -29,12 +30,12 @@ use crate::measured::{Output, Random, alloc};
 use crate::outside::observe::mark;
 use crate::outside::swap::{self, Keeper, join};
 
-/// The second process is ended after this.
+/// Maximum run time of the second process; then it is killed.
 pub const WAIT: Duration = Duration::from_secs(60);
-/// For the first to look at what it kept.
+/// Time for the first process to check the memory that it kept.
 const LOOK_WAIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(1);
-/// What it takes to give 3 GiB back.
+/// Time that the warm process needs to return 3 GiB.
 const END_OF_WARM: Duration = Duration::from_millis(200);
 
 /// Bytes of one allocation of the second process.
@@ -42,29 +43,29 @@ const PIECE_BYTES: usize = 1 << 20;
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const MIB: f64 = (1 << 20) as f64;
 
-/// What a run consists of.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// What each of the two processes has at most.
+    /// Peak memory of each of the two processes.
     pub size_bytes: u64,
-    /// Between the first's last free and the second's start, at least.
+    /// Minimum time between the first process's last free and the second's start.
     pub pause: Duration,
-    /// Whether there is swap, as much as this size.
+    /// Whether there is swap, of this size.
     pub has_swap: bool,
 }
 
 impl Pair {
-    /// Of the cgroup.
+    /// The limit of the cgroup.
     pub fn limit_bytes(&self) -> u64 {
         self.size_bytes / 3 * 4
     }
 
-    /// What a run may touch, in the cgroup and to keep what is swapped out.
+    /// Bytes that a run may touch, in the cgroup and for memory that is swapped out.
     pub fn touched_bytes(&self) -> u64 {
         self.size_bytes * 5 / 2
     }
 
-    /// What is touched for the second process: not all of it lies in pieces that can be huge pages again.
+    /// Bytes that are touched for the second process: not all of them lie in ranges that can become huge pages again.
     fn warm_bytes(&self) -> u64 {
         self.size_bytes * 3 / 2
     }
@@ -80,7 +81,7 @@ impl Run for Pair {
     }
 }
 
-/// Runs the second process alone, then beside the first. `worker` gives the command of a case and an amount.
+/// Runs the second process alone, then beside the first. `worker` makes the command for a case and an amount.
 fn run(what: &Pair, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
     let alone = part(what, worker, false)?.second;
     let mut output =
@@ -118,19 +119,19 @@ fn second_s(output: &Output) -> Result<f64> {
     found.context("no time from the second process")
 }
 
-/// What came of one part of a run.
+/// The observations of one part of a run.
 struct Seen {
-    /// Nothing if it was killed or did not end.
+    /// The second process's output; none if it was killed or did not end.
     second: Option<Output>,
     swapped_bytes: u64,
     kills: u32,
     unsplit_bytes: u64,
-    /// Between the first's last free and the second's start.
+    /// Time between the first process's last free and the second's start.
     paused: Duration,
 }
 
 fn part(what: &Pair, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> Result<Seen> {
-    // Ends last: it takes the cgroup and the swap away.
+    // Dropped last, because that removes the cgroup and the swap.
     let keeper = Keeper::start(if what.has_swap { what.size_bytes } else { 0 })?;
     let group = keeper.kept.group.as_deref().context("no memory cgroup")?;
     swap::limit_group(group, Some(what.limit_bytes()))?;
@@ -179,16 +180,16 @@ fn part(what: &Pair, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> 
     })
 }
 
-/// How a process ended.
+/// The way in which a process ended.
 enum End {
     Said(Output),
-    /// For want of memory: nobody else kills it.
+    /// Killed because memory was short: nothing else kills it.
     Killed,
-    /// It had to be ended here.
+    /// It took too long and was killed by this program.
     Late,
 }
 
-/// One of the two. It does not outlive this.
+/// One of the two processes. It is killed on drop.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -208,7 +209,8 @@ impl Process {
         Ok(Process { child, input, said })
     }
 
-    /// The one that has filled, freed, and done nothing for the pause when this returns; when it had freed.
+    /// Starts the first process. When this returns, it has filled, freed, and done nothing for the pause. Also
+    /// returns the time of its last free.
     fn first(command: Command, group: &Path, what: &Pair) -> Result<(Self, Instant)> {
         let mut first = Process::start(command, group)?;
         first.next("base")?;
@@ -216,7 +218,7 @@ impl Process {
         first.next("filled")?;
         let bytes = what.warm_bytes();
         let at_once = what.pause.is_zero();
-        // Held throughout a pause too, so that it is soon touched again.
+        // Held throughout a pause too, so that the memory can soon be touched again.
         let warm = if at_once {
             Warm::before_it_is_needed(bytes)?
         } else {
@@ -230,7 +232,8 @@ impl Process {
         }
         sleep(what.pause);
         drop(warm);
-        // Only now: free memory that the first has cut into pieces, and the host may have taken, is used before other.
+        // Not before this point. Free memory that the first process has split up, and that the host may have taken,
+        // is then used first.
         drop(Warm::before_it_is_needed(bytes)?);
         sleep(END_OF_WARM);
         Ok((first, freed))
@@ -245,9 +248,9 @@ impl Process {
         Ok(self.input.write_all(b"g")?)
     }
 
-    /// Answers, and waits.
+    /// Answers the process and waits for it.
     fn end(mut self, wait: Duration) -> Result<End> {
-        // Without a reader it was killed; the status says so.
+        // If nothing reads the answer, the process was killed, and its status shows that.
         let _ = self.answer();
         let limit = Instant::now() + wait;
         let status = loop {
@@ -284,18 +287,18 @@ impl Drop for Process {
     }
 }
 
-/// The second process: fills, then reads.
+/// Runs the second process: fills, then reads.
 pub fn second(bytes: u64) -> Result<Output> {
     let mut pieces = vec![std::ptr::null_mut::<u8>(); bytes as usize / PIECE_BYTES];
     let mut random = Random(SEED);
-    // Copied, so that the time is that of the memory.
+    // The content is copied, so that the time is that of the memory.
     let pattern: Vec<u64> = words(&mut random).take(PIECE_BYTES / 8).collect();
     let page_words = page_bytes() / 8;
     let began = now_ns();
     for piece in &mut pieces {
         *piece = alloc(PIECE_BYTES);
         let words = piece.cast::<u64>();
-        // SAFETY: the piece has these bytes, aligned as malloc does; it is never freed.
+        // SAFETY: the piece has these bytes and malloc's alignment; it is never freed.
         unsafe {
             words.copy_from_nonoverlapping(pattern.as_ptr(), pattern.len());
             for page in (0..pattern.len()).step_by(page_words) {
@@ -305,7 +308,7 @@ pub fn second(bytes: u64) -> Result<Output> {
     }
     let mut sum = 0u64;
     for piece in &pieces {
-        // SAFETY: filled above, as long as said, and aligned as malloc does.
+        // SAFETY: filled above, with this length and malloc's alignment.
         let words = unsafe { std::slice::from_raw_parts(piece.cast::<u64>(), PIECE_BYTES / 8) };
         sum = words
             .iter()

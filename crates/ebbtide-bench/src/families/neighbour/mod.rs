@@ -1,5 +1,5 @@
-//! The neighbour family: one process has had much memory and keeps a tenth of it; another one in
-//! the same memory cgroup needs as much. What does the first, which does nothing, cost it?
+//! The neighbour family: one process had much memory and keeps a tenth of it. Another process in the same memory
+//! cgroup needs as much. It measures the cost of the first process, which does nothing, for the second.
 
 mod beside;
 mod warm;
@@ -17,11 +17,11 @@ use crate::measured::{Output, WorkerArgs, objects};
 use crate::outside::swap::Keeper;
 use beside::{Pair, WAIT};
 
-/// What each of the two processes has at most.
+/// Peak memory of each of the two processes, and in a quick run.
 const SIZE_BYTES: (u64, u64) = (3 << 30, 768 << 20);
 const PAUSE: Duration = Duration::from_millis(2500);
 
-/// Ebbtide that gives nothing back by itself.
+/// Ebbtide that releases nothing by itself.
 const ABSENCE: &str = "pressure=off,workers=0";
 
 const METRICS: &[Metric] = &[
@@ -42,10 +42,10 @@ const METRICS: &[Metric] = &[
         "s from the first's last free to the second's start: the benchmark's own",
     ),
 ];
-/// Without a pause there is none to speak of.
+/// The cases without a pause do not report it.
 const AT_ONCE_METRICS: &[Metric] = METRICS.split_at(METRICS.len() - 1).0;
 
-/// Cases: name, what it does, whether there is a pause, whether there is swap.
+/// The cases: name, description, whether there is a pause, whether there is swap.
 const CASES: [(&str, &str, bool, bool); 4] = [
     (
         "pause",
@@ -79,7 +79,7 @@ pub struct NeighbourArgs {
     /// The common ones.
     #[command(flatten)]
     pub bench: BenchArgs,
-    /// What each of the two fills, such as 768M; their limit is a third more
+    /// Memory that each of the two fills, such as 768M; their limit is a third more
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
     /// Least time between the first's last free and the second's start, such as 500ms
@@ -177,7 +177,7 @@ fn notes(sized: &Pair, swap: Option<&str>) -> Vec<String> {
     notes
 }
 
-/// Whether the runs can be made here; what the swap is, or that there is none.
+/// Whether the runs are possible here. Returns a description of the swap, or none without swap.
 fn possible(sized: &Pair) -> Result<Option<String>> {
     let has_group = |keeper: &Keeper| {
         ensure!(
@@ -209,10 +209,10 @@ mod tests {
                 pause: Duration::ZERO,
                 has_swap: false,
             };
-            // What is live, and as much again for pages that hold little of it.
+            // The live memory, and as much again for pages that hold little of it.
             let live = size_bytes / ONE_IN_TEN as u64;
             assert!(size_bytes + 2 * live < one.limit_bytes());
-            // Had the first given nothing back, both would not.
+            // If the first process had released nothing, both would not fit.
             assert!(2 * size_bytes > one.limit_bytes());
         }
     }

@@ -1,4 +1,4 @@
-//! Memory that is touched by a process of its own and held until it is told to end.
+//! A process that touches memory and holds it until its parent ends it.
 
 use std::fs;
 use std::io::BufReader;
@@ -13,22 +13,23 @@ use ebbtide_tools::out;
 use crate::outside::interrupt;
 use crate::outside::observe::mark;
 
-/// How often the kernel has told its host of free memory. Few kernels count that; mainline's does not.
+/// Counts how often the kernel has reported free memory to its host. Few kernels have this file; mainline has not.
 const PASSES: &str = "/sys/module/page_reporting/parameters/passes";
-/// Less than this is used in so short a time that it is hardly ever hit.
+/// Below this much memory, the time of use is so short that a report hardly ever falls into it.
 const HIT_BYTES: u64 = 1 << 30;
-/// What makes it do so when it comes free: more huge pages than the CPUs keep to themselves. 8 MiB is not always enough.
+/// Freeing this much memory makes the kernel report: it is more huge pages than the CPUs keep in their lists. 8 MiB
+/// is not always enough.
 const ENOUGH_BYTES: u64 = 64 << 20;
-/// Longer than the time between two of them.
+/// Longer than the time between two reports.
 const PASS_WAIT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(2);
 
-/// A process that has touched memory, holds it, and gives it back when it is told to end. What it held lies free
-/// for the shortest time: a host takes back what has done so for some seconds.
+/// A process that has touched memory and holds it until it is dropped. Then the memory is free only for a short time:
+/// a host takes back memory that was free for some seconds.
 pub struct Warm(Child);
 
 impl Warm {
-    /// It is all touched when this returns.
+    /// Returns when all of the memory is touched.
     pub fn start(bytes: u64) -> Result<Self> {
         let exe = std::env::current_exe().context("cannot find this program")?;
         let child = Command::new(exe)
@@ -44,7 +45,7 @@ impl Warm {
         Ok(warm)
     }
 
-    /// The same for memory that somebody measured will need, held until the host has just been told of what is free.
+    /// The same for memory that a measured process will need. It is held until right after a report to the host.
     pub fn before_it_is_needed(bytes: u64) -> Result<Self> {
         let warm = Warm::start(bytes)?;
         if bytes >= HIT_BYTES {
@@ -54,13 +55,13 @@ impl Warm {
     }
 }
 
-/// Waits until the kernel has just told its host of free memory, where it does so and counts: what comes free after that
-/// is the guest's for the two seconds until the next time.
+/// Waits for a report of free memory to the host, if the kernel reports and counts. Memory that is freed after it
+/// stays with the guest for the two seconds until the next report.
 fn rest_of_host() -> Result<()> {
     let Ok(before) = fs::read_to_string(PASSES) else {
         return Ok(());
     };
-    // There is no next time before something comes free.
+    // There is no report before memory is freed.
     drop(Warm::start(ENOUGH_BYTES)?);
     if !changes(Path::new(PASSES), &before, PASS_WAIT) {
         out::warning(
@@ -70,8 +71,8 @@ fn rest_of_host() -> Result<()> {
     Ok(())
 }
 
-/// Whether the content of a file becomes another one than this in time. A signal that breaks off the run ends the wait,
-/// and then nobody needs to be warned.
+/// Whether the content of a file changes from `before` within `wait`. A signal that interrupts the run ends the wait;
+/// then no warning is needed.
 fn changes(file: &Path, before: &str, wait: Duration) -> bool {
     let limit = Instant::now() + wait;
     while Instant::now() < limit && interrupt::came().is_none() {

@@ -1,5 +1,4 @@
-//! The measured process: threads that count, and threads that allocate and free
-//! per-CPU areas.
+//! The measured process of the percpu family: threads that count, and threads that allocate and free per-CPU areas.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +11,7 @@ use anyhow::{Result, ensure};
 use crate::families::percpu::percpu_api::{Area, PerCpu};
 use crate::measured::Output;
 
-/// Measured so often; the median counts.
+/// Number of measurements; the median counts.
 const PARTS: usize = 7;
 /// Counters of the sharded atomic, each on a cache line of its own.
 const SHARDS: usize = 64;
@@ -26,13 +25,12 @@ struct Padded(AtomicU64);
 #[derive(Clone, Copy)]
 struct Shared(Area);
 
-// SAFETY: a number; the library's functions take it from any thread.
+// SAFETY: a number; the library's functions accept it from any thread.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// Nanoseconds for each of `count` turns of `work`, by `threads` threads at once:
-/// the median of the parts.
+/// Nanoseconds for each of `count` iterations of `work`, by `threads` threads at once: the median of the parts.
 fn turns(threads: usize, count: u64, work: impl Fn(usize, u64) + Sync) -> f64 {
     let mut parts: Vec<f64> = (0..PARTS)
         .map(|_| {
@@ -105,7 +103,7 @@ pub fn count(threads: usize, count: u64) -> Result<Output> {
         }
     });
     note("mutex_ns", locked);
-    // SAFETY: nobody uses it any more.
+    // SAFETY: no thread uses the area any more.
     unsafe { percpu.free(area.0) };
     output.checksum = expected;
     Ok(output)

@@ -1,11 +1,10 @@
-//! The measured process: groups of per-CPU areas, created like control groups by
-//! the script of the kernel's "percpu: partial chunk depopulation".
+//! The measured process: groups of per-CPU areas, created like control groups by the script of the kernel's "percpu:
+//! partial chunk depopulation".
 //!
-//! A parent group and its ten children are created in turn. Each has what such a
-//! group has: a few reference counts, small statistics, two tables. Ten of eleven
-//! groups are removed: all children, in order; or any ten of eleven, in random
-//! order. A second later short-lived small areas top the chunks up. At last
-//! all groups go, and the small areas stay: what do they pin?
+//! Parent groups and their ten children each are created one after the other. A group has the areas of a control
+//! group: a few reference counts, small statistics, two tables. Then ten of eleven groups are removed: all children
+//! in order, or any ten of eleven in random order. A second later, short-lived small areas are allocated in the same
+//! chunks. At last all groups are removed and the small areas stay. The figure is the memory that they pin.
 
 use std::collections::HashSet;
 use std::thread;
@@ -17,7 +16,7 @@ use ebbtide_tools::proc::{self, kib_field};
 use crate::families::percpu::percpu_api::{Area, PerCpu};
 use crate::measured::Output;
 
-/// Of so many groups one stays.
+/// One of this many groups stays.
 const FAMILY: usize = 11;
 const PAGE_BYTES: usize = 4096;
 const CALM: Duration = Duration::from_secs(1);
@@ -30,7 +29,7 @@ const SIZES: [(usize, usize); 6] = [
     (640, 1536),
     (2048, 4608),
 ];
-/// Short-lived areas for each family.
+/// Number of short-lived areas for each family of groups.
 const TOP_UP: usize = 10;
 
 struct Random(u64);
@@ -48,7 +47,7 @@ impl Random {
     }
 }
 
-/// One area of a group, with a content that its seed tells.
+/// One area of a group. Its content is computed from its seed.
 struct Member {
     area: Area,
     size_bytes: usize,
@@ -59,7 +58,7 @@ impl Member {
     fn new(percpu: &PerCpu, size_bytes: usize, seed: u8) -> Result<Self> {
         let area = percpu.alloc(size_bytes, 8)?;
         for cpu in 0..percpu.cpus {
-            // SAFETY: just allocated, and nobody else's.
+            // SAFETY: just allocated, and no other code uses it.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(percpu.copy(area, cpu), size_bytes) };
             ensure!(bytes.iter().all(|&b| b == 0), "an area is not zero");
@@ -74,7 +73,7 @@ impl Member {
 
     fn check(&self, percpu: &PerCpu) -> Result<()> {
         for cpu in 0..percpu.cpus {
-            // SAFETY: allocated, and nobody else's.
+            // SAFETY: allocated, and no other code uses it.
             let bytes =
                 unsafe { std::slice::from_raw_parts(percpu.copy(self.area, cpu), self.size_bytes) };
             let value = self.seed ^ cpu as u8;
@@ -142,7 +141,7 @@ pub fn run(case: &str, count: u64) -> Result<Output> {
     note("after_to_peak", after as f64 / peak as f64);
     note("after_to_live", after as f64 / live as f64);
 
-    // Short-lived small areas come, and half of them go.
+    // Short-lived small areas are allocated, and half of them freed.
     let mut small = Vec::new();
     for step in 0..families * TOP_UP {
         let seed = random.next() as u8;
@@ -180,7 +179,7 @@ pub fn run(case: &str, count: u64) -> Result<Output> {
     Ok(output)
 }
 
-/// Removes ten of eleven groups; the areas of the others.
+/// Removes ten of eleven groups. Returns the areas of the others.
 fn remove(
     percpu: &PerCpu,
     case: &str,

@@ -1,5 +1,5 @@
-//! The percpu family: per-CPU data, what it holds after most of it was freed, and
-//! how fast it counts and allocates.
+//! The percpu family: per-CPU data. It measures the memory held after most areas were freed, and the speed of
+//! counting and allocating.
 
 mod counting;
 mod groups;
@@ -117,7 +117,8 @@ fn cases(quick: bool, cpus: usize) -> Vec<Case> {
     cases
 }
 
-/// Ebbtide, without depopulation, and with copies for 64 CPUs. Others have no such data.
+/// The entries: Ebbtide by default, without depopulation, and with copies for 64 CPUs. Other allocators have no
+/// per-CPU data.
 fn entries(bench: &BenchArgs) -> Result<Vec<Entry>> {
     const ONLY: &[&str] = &["groups_children", "groups_any"];
     let mut entries = peers::rotation(bench, false)?;
@@ -163,7 +164,7 @@ impl Family for Percpu {
         })
     }
 
-    /// No peer has such data.
+    /// No peer has per-CPU data.
     fn more_help() -> String {
         String::new()
     }

@@ -1,12 +1,12 @@
-//! The measured process's way to Ebbtide's per-CPU data: this program links no
-//! allocator, so the functions are looked up in the library that is loaded.
+//! Access to Ebbtide's per-CPU data for the measured process. This program links no allocator, so the functions are
+//! looked up in the loaded library.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::mem;
 
 use anyhow::{Result, bail, ensure};
 
-/// An area, as the library calls it.
+/// An area, in the library's type.
 pub type Area = *mut c_void;
 
 /// `struct ebb_percpu_stats` of `ebbtide.h`.
@@ -25,7 +25,7 @@ pub struct Stats {
     pub depopulated_bytes: usize,
 }
 
-/// The functions.
+/// The library's functions.
 #[derive(Clone, Copy, Debug)]
 pub struct PerCpu {
     alloc: unsafe extern "C" fn(usize, usize) -> Area,
@@ -34,7 +34,7 @@ pub struct PerCpu {
     add: unsafe extern "C" fn(Area, usize, u64),
     sum: unsafe extern "C" fn(Area, usize) -> u64,
     stats: unsafe extern "C" fn(*mut Stats, usize) -> c_int,
-    /// Copies of each area.
+    /// Number of copies of each area.
     pub cpus: usize,
 }
 
@@ -48,7 +48,7 @@ fn symbol(name: &CStr) -> Result<*mut c_void> {
 }
 
 impl PerCpu {
-    /// The functions of the library that is loaded.
+    /// Looks up the functions in the loaded library.
     pub fn find() -> Result<Self> {
         // SAFETY: the types are those of `ebbtide.h`.
         unsafe {
@@ -79,7 +79,7 @@ impl PerCpu {
         }
     }
 
-    /// An area.
+    /// Allocates an area.
     #[inline]
     pub fn alloc(&self, size_bytes: usize, align: usize) -> Result<Area> {
         // SAFETY: takes any arguments.
@@ -88,36 +88,36 @@ impl PerCpu {
         Ok(area)
     }
 
-    /// Frees it.
+    /// Frees an area.
     ///
     /// # Safety
-    /// It is allocated, and not used any more.
+    /// The area is allocated, and not used any more.
     #[inline]
     pub unsafe fn free(&self, area: Area) {
         // SAFETY: by contract.
         unsafe { (self.free)(area) }
     }
 
-    /// Its copy for a CPU.
+    /// The copy of an area for a CPU.
     ///
     /// # Safety
-    /// It is allocated, and there is such a CPU.
+    /// The area is allocated, and the CPU exists.
     pub unsafe fn copy(&self, area: Area, cpu: usize) -> *mut u8 {
         // SAFETY: by contract.
         unsafe { (self.ptr)(area, cpu as c_uint) }.cast()
     }
 
-    /// Adds.
+    /// Adds a value to this CPU's copy.
     ///
     /// # Safety
-    /// It is allocated and has an aligned word there.
+    /// The area is allocated and has an aligned word at `offset`.
     #[inline]
     pub unsafe fn add(&self, area: Area, offset: usize, value: u64) {
         // SAFETY: by contract.
         unsafe { (self.add)(area, offset, value) }
     }
 
-    /// Sums up.
+    /// The sum over all copies.
     ///
     /// # Safety
     /// As [`Self::add`].
@@ -126,10 +126,10 @@ impl PerCpu {
         unsafe { (self.sum)(area, offset) }
     }
 
-    /// The figures.
+    /// The library's figures about per-CPU data.
     pub fn stats(&self) -> Stats {
         let mut stats = Stats::default();
-        // SAFETY: a place of that size.
+        // SAFETY: `stats` has the size that is passed.
         unsafe { (self.stats)(&mut stats, size_of::<Stats>()) };
         stats
     }

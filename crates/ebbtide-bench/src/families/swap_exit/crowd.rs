@@ -1,8 +1,8 @@
 //! One run of the family `swap-exit`: many processes are killed together while another one starts.
 //!
-//! The killed ones' helpers become children of this process (it makes itself their
-//! subreaper), so that the CPU time of all can be read when they have ended. A thread of its
-//! own waits for them: a look at memory and swap does not come between an end and its time.
+//! The helpers of the killed processes become children of this process, which makes itself their subreaper. So it can
+//! read the CPU time of all when they have ended. A thread of its own waits for them, so that no sample of memory and
+//! swap comes between an end and its time.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -29,45 +29,44 @@ use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::System;
 use crate::outside::swap::{self, join};
 
-/// What a run consists of.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Crowd {
-    /// How many are killed.
+    /// Number of killed processes.
     pub processes: u32,
-    /// What each of them holds.
+    /// Memory that each of them holds.
     pub size_bytes: u64,
-    /// What the foreground process maps.
+    /// Bytes that the foreground process maps.
     pub foreground_bytes: u64,
-    /// What it reads.
+    /// The file that the foreground process reads.
     pub file: PathBuf,
-    /// All are in this cgroup, which has no room for the foreground process until the
-    /// others give some back.
+    /// The cgroup of all processes. It has no room for the foreground process until the others release some memory.
     pub group: Option<PathBuf>,
-    /// How long to wait for memory and swap.
+    /// Maximum time to wait for memory and swap.
     pub wait: Duration,
 }
 
 const POLL: Duration = Duration::from_millis(4);
-/// How long to wait for swap after the last has ended.
+/// Maximum time to wait for swap after the last end.
 const LATE_NS: u64 = 1_000_000_000;
 const CURVE_STEP_MS: u64 = 20;
 const MIB: f64 = (1 << 20) as f64;
-/// Room in the cgroup beyond what the killed hold.
+/// Room in the cgroup beyond the memory of the killed processes.
 const ROOM_BYTES: u64 = 8 << 20;
-/// The least part of the intended swap that makes a run worth anything.
+/// Minimum part of the intended swap for a valid run.
 const LEAST_SWAPPED: f64 = 0.8;
 
-/// A process that is to be killed.
+/// A process that will be killed.
 struct App {
     child: Child,
-    // Open till here, or it would end by itself.
+    // Stays open until the kill; otherwise the process would end by itself.
     _answer: ChildStdin,
     process: OwnedFd,
     helper: Option<(u32, OwnedFd)>,
     cpu_us: u64,
 }
 
-/// Memory and swap at a moment.
+/// Memory and swap at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     at_ns: u64,
@@ -95,8 +94,7 @@ impl Run for Crowd {
     }
 }
 
-/// Runs it. `app` and `foreground` are the commands, `needs_helper` says whether the
-/// processes must have one.
+/// Runs it. `app` and `foreground` make the commands. `needs_helper` says whether the processes must have a helper.
 fn run(
     crowd: &Crowd,
     processes: u32,
@@ -127,7 +125,7 @@ fn run(
         .stderr(Stdio::piped());
 
     let full = look()?;
-    // When 99 % of the swap are free again.
+    // Swap counts as back when 99 % of it are free again.
     let least_swap = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
     let limit = Instant::now() + crowd.wait;
     let mut ends = Ends::of(&apps, limit)?;
@@ -144,7 +142,7 @@ fn run(
         if status.is_none() {
             status = front.try_wait()?;
         }
-        // What is back is back when the last has ended; only swap may come later.
+        // All memory is back when the last process has ended; only swap may come later.
         let late = ends.all_ns().map_or(0, |ns| now_ns().saturating_sub(ns));
         let is_back = looks.last().is_some_and(|l| l.swap_bytes <= least_swap);
         let is_over = ends.all_ns().is_some() && status.is_some();
@@ -182,7 +180,7 @@ fn run(
     Ok(output)
 }
 
-/// Starts the processes and waits until each has its memory where it belongs.
+/// Starts the processes and waits until the memory of each is resident or swapped out as intended.
 fn start(
     crowd: &Crowd,
     processes: u32,
@@ -237,7 +235,7 @@ fn start(
     Ok(apps)
 }
 
-/// When the foreground process had started, and its figures.
+/// The time at which the foreground process had started, and its figures.
 fn foreground_said(front: &mut Child, status: ExitStatus) -> Result<(u64, Output)> {
     let mut errors = String::new();
     let mut pipe = front.stderr.take().context("no pipe")?;
@@ -255,7 +253,7 @@ fn foreground_said(front: &mut Child, status: ExitStatus) -> Result<(u64, Output
     Ok((numbers.first().copied().unwrap_or(0), output))
 }
 
-/// An end: who, when, and the CPU time that was used.
+/// The end of a process: its number, the time, and the CPU time used.
 struct End {
     is_helper: bool,
     at_ns: u64,
@@ -265,17 +263,17 @@ struct End {
 /// The ends of all killed processes and their helpers.
 struct Ends {
     told: Receiver<End>,
-    /// So many have not come.
+    /// Number of ends that have not come.
     left: usize,
     /// CPU time since before the kill.
     cpu_us: u64,
-    /// The last of the killed was waited for.
+    /// Time at which the last of the killed processes was waited for.
     seen_ns: u64,
     gone_ns: u64,
 }
 
 impl Ends {
-    /// Starts to wait for them.
+    /// Starts a thread that waits for the ends.
     fn of(apps: &[App], limit: Instant) -> Result<Self> {
         let mut waiting = Vec::new();
         for app in apps {
@@ -289,7 +287,7 @@ impl Ends {
         let ends = Ends {
             told,
             left: waiting.len(),
-            // Added to below by more than this.
+            // More than this is added below.
             cpu_us: 0u64.wrapping_sub(before),
             seen_ns: 0,
             gone_ns: now_ns(),
@@ -298,7 +296,7 @@ impl Ends {
         Ok(ends)
     }
 
-    /// Takes in what has been told.
+    /// Takes in the ends that the thread has reported.
     fn hear(&mut self) {
         for end in self.told.try_iter() {
             self.left -= 1;
@@ -310,14 +308,14 @@ impl Ends {
         }
     }
 
-    /// When the last had ended.
+    /// Time of the last end.
     fn all_ns(&self) -> Option<u64> {
         (self.left == 0).then_some(self.gone_ns)
     }
 }
 
-/// Waits for processes and helpers, in the order in which they end. A helper is a child of this process once its own
-/// parent has ended, which it outlives.
+/// Waits for processes and helpers, in the order in which they end. A helper becomes a child of this process when its
+/// own parent has ended, and it outlives that parent.
 fn wait_for_all(mut waiting: Vec<(u32, OwnedFd, bool)>, limit: Instant, tell: &Sender<End>) {
     while !waiting.is_empty() && Instant::now() < limit {
         let processes: Vec<&OwnedFd> = waiting.iter().map(|(_, process, _)| process).collect();
@@ -338,7 +336,7 @@ fn wait_for_all(mut waiting: Vec<(u32, OwnedFd, bool)>, limit: Instant, tell: &S
                 at_ns: now_ns(),
                 cpu_us: usage_us(&usage),
             };
-            // One that somebody else has waited for is missed when time is up.
+            // A process that was waited for elsewhere counts as missing when the time is up.
             let _ = found && tell.send(end).is_ok();
             false
         });
@@ -387,7 +385,7 @@ fn curve(base: &Look, looks: &[Look], began_ns: u64) -> Curve {
 mod tests {
     use super::*;
 
-    /// On busy CPUs a sleep, or a thread that hears, may be late: not three times.
+    /// On busy CPUs a sleep or the receiving thread may be late, but not three times.
     #[test]
     fn ends_are_collected_with_their_cpu_time() {
         const LATE: Duration = Duration::from_millis(300);
@@ -398,7 +396,7 @@ mod tests {
         assert!(all.len() < 3, "{all:?}");
     }
 
-    /// The second one ends so much later.
+    /// The second process ends `late` after the first.
     fn second_of_two_is_seen_after_ns(late: Duration) -> u64 {
         let child = || {
             let mut command = Command::new("sleep");
@@ -421,7 +419,7 @@ mod tests {
         ends.hear();
         assert_eq!((ends.left, ends.all_ns()), (1, None));
         kill(&apps[1].process).unwrap();
-        // Heard late, and known in time.
+        // The end is received late, but its time is exact.
         thread::sleep(late);
         ends.hear();
         assert!(ends.all_ns() == Some(ends.seen_ns) && ends.cpu_us < 1_000_000);

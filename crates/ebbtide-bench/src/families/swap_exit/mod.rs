@@ -1,5 +1,5 @@
-//! The swap-exit family: many processes, mostly swapped out, are killed together while one
-//! starts in the foreground. What does their end cost it?
+//! The swap-exit family: many processes, mostly swapped out, are killed together while a process starts in the
+//! foreground. It measures the cost of their end for the foreground process.
 
 mod crowd;
 mod phone;
@@ -24,7 +24,7 @@ use phone::CPUS;
 
 const PROCESSES: (u32, u32) = (15, 8);
 const SIZE_BYTES: (u64, u64) = (450 << 20, 128 << 20);
-// Start and loop together should be shorter than the kernel takes to end the others.
+// Start and loop together should be shorter than the kernel needs to end the others.
 const FOREGROUND_BYTES: (u64, u64) = (64 << 20, 16 << 20);
 const FILE_BYTES: (usize, usize) = (32 << 20, 8 << 20);
 const WAIT: Duration = Duration::from_secs(60);
@@ -48,7 +48,7 @@ const METRICS: &[Metric] = &[
     metric("swap_back_ms", "ms until 99 % of their swap are free"),
 ];
 
-/// The foreground process without anybody who dies.
+/// The entry in which no process is killed.
 const NOBODY: &str = "nobody dies";
 const CALM: &str = "calm";
 
@@ -78,7 +78,7 @@ fn cases(crowd: &Crowd, group: Option<&Path>) -> Vec<Case> {
     cases
 }
 
-/// Ebbtide as it is by default, inline; with the helper; the C library's allocator; nobody.
+/// The entries: Ebbtide by default (inline), with the helper, the C library's allocator, and no killed processes.
 fn entries(args: &SwapExitArgs) -> Result<Vec<Entry>> {
     let mut entries = peers::rotation(&args.bench, false)?;
     if args.bench.against.is_empty() {
@@ -98,10 +98,10 @@ pub struct SwapExitArgs {
     /// The common ones.
     #[command(flatten)]
     pub bench: BenchArgs,
-    /// What each process fills, such as 200M
+    /// Memory that each process fills, such as 200M
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub size: Option<u64>,
-    /// How many processes are killed
+    /// Number of processes that are killed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub processes: Option<u32>,
 }
@@ -146,7 +146,7 @@ impl Family for SwapExit {
             .collect();
         File::create(&file)?.write_all(&content)?;
         drop(content);
-        // What is swapped out, and what pressure may add to it.
+        // The memory that is swapped out, and more that pressure may add.
         let keeper = Keeper::start(all_bytes.max(64 << 20))?;
         let crowd = Crowd {
             processes,

@@ -1,5 +1,5 @@
-//! Measured processes of the family `swap-exit`: one of many that hold memory, most of it
-//! swapped out, until they are killed; and the one in the foreground that starts meanwhile.
+//! Measured processes of the family `swap-exit`. Many processes hold memory, most of it swapped out, until they are
+//! killed. One process starts in the foreground meanwhile.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -16,19 +16,19 @@ use crate::measured::hist::Histogram;
 use crate::measured::link::{self, now_ns, page_bytes};
 use crate::measured::{Output, Random, alloc};
 
-/// How many CPUs the processes share: they must be scarce.
+/// Number of CPUs that the processes share: CPUs must be scarce.
 pub const CPUS: usize = 2;
-/// Of ten parts, so many are swapped out.
+/// Tenths of the memory that are swapped out.
 pub const SWAPPED_TENTHS: u64 = 6;
-/// What is swapped out or not as a whole.
+/// The unit that is swapped out or not.
 const PART_BYTES: usize = 1 << 20;
-/// What one frame computes and touches.
+/// Words that one frame of the loop computes and touches.
 const FRAME_WORDS: usize = 1 << 18;
 const FRAME_BYTES: usize = 1 << 20;
-/// Frames of the loop.
+/// Number of frames of the loop.
 const FRAMES: u64 = 100;
 
-/// Holds so much memory until it is killed.
+/// Holds memory until it is killed.
 pub fn app(bytes: u64) -> Result<Output> {
     share_cpus();
     link::base();
@@ -46,7 +46,7 @@ pub fn app(bytes: u64) -> Result<Output> {
     }
     let status = proc::text("/proc/self/status").unwrap_or_default();
     link::ready(kib_field(&status, "VmSwap").unwrap_or(0), cpu_us());
-    // Answered only by mistake: it should have been killed.
+    // An answer comes only by mistake: the process should have been killed.
     Ok(Output::default())
 }
 
@@ -60,7 +60,8 @@ unsafe fn swap_out(block: *mut u8, bytes: usize) {
     unsafe { libc::madvise(start as *mut _, len, libc::MADV_PAGEOUT) };
 }
 
-/// Starts cold: maps, faults, reads and computes; says so; then does the same over and over.
+/// Starts cold: maps, faults, reads and computes, and reports that it has started. Then it repeats the same in a
+/// loop.
 pub fn foreground(bytes: u64, file: &Path) -> Result<Output> {
     share_cpus();
     let mut sum = 0u64;
@@ -93,7 +94,7 @@ pub fn foreground(bytes: u64, file: &Path) -> Result<Output> {
             unsafe { block.add(at).write_volatile(1) };
         }
         sum = sum.wrapping_add(compute(&words));
-        // SAFETY: mapped above, not used any more.
+        // SAFETY: mapped above, and not used any more.
         unsafe { libc::munmap(block.cast(), FRAME_BYTES) };
         let ended_ns = now_ns();
         times.add(ended_ns - began_ns);
@@ -160,7 +161,7 @@ fn cpu_us() -> u64 {
     }
 }
 
-/// Microseconds of both kinds.
+/// Microseconds of user and system time together.
 pub fn usage_us(usage: &libc::rusage) -> u64 {
     let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
     us(usage.ru_utime) + us(usage.ru_stime)

@@ -1,4 +1,4 @@
-//! What the filter answers, asked by a forked child. The calls would do nothing, or are refused for something else.
+//! Tests the filter's answers in a forked child. The calls in the lists would do nothing, or fail for another reason.
 
 extern crate std;
 use super::*;
@@ -18,7 +18,7 @@ fn call(number: Sysno, arguments: &[usize]) -> Call {
     (number, all)
 }
 
-/// What a helper needs, with a page and its own number.
+/// The calls that a helper needs, for a page and its own number.
 fn needed(page: usize, own: usize, _: usize) -> Vec<Call> {
     let dont_need = libc::MADV_DONTNEED as usize;
     std::vec![
@@ -46,7 +46,7 @@ fn needed(page: usize, own: usize, _: usize) -> Vec<Call> {
     ]
 }
 
-/// What is none of its business, with the number of another process too.
+/// Calls that a helper never needs, also with the number of another process.
 fn refused(page: usize, own: usize, other: usize) -> Vec<Call> {
     let here = libc::AT_FDCWD as usize;
     let null = c"/dev/null".as_ptr() as usize;
@@ -83,7 +83,7 @@ fn refused(page: usize, own: usize, other: usize) -> Vec<Call> {
         call(Sysno::mmap, &[0, 4096, code, hidden, usize::MAX, 0]),
         call(Sysno::mprotect, &[page, 4096, code]),
         call(Sysno::execve, &[0, 0, 0]),
-        // Not a thread: refused for its flags, which do not fit together.
+        // Not a thread: without a filter, refused because the flags do not fit together.
         call(Sysno::clone, &[libc::CLONE_THREAD as usize]),
         call(Sysno::clone3, &[0, 0]),
         call(Sysno::unshare, &[libc::CLONE_FS as usize]),
@@ -92,7 +92,7 @@ fn refused(page: usize, own: usize, other: usize) -> Vec<Call> {
     ]
 }
 
-/// Makes the calls in a child, under the filter or not, and says which of them were answered with `EPERM`.
+/// Makes the calls in a child, with or without the filter, and says for each whether the answer was `EPERM`.
 fn denied(is_bound: bool, list: fn(usize, usize, usize) -> Vec<Call>) -> Vec<(Call, bool)> {
     const UNSEEN: u32 = u32::MAX;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -144,7 +144,7 @@ fn the_rest_is_refused() {
     for (call, is_denied) in denied(true, refused) {
         assert!(is_denied, "{call:x?}");
     }
-    // It is the filter that does it; a sandbox around the tests may refuse some too.
+    // Shows that the filter causes the refusals: a sandbox around the tests may refuse some calls too.
     let others = denied(false, refused);
     let denied = others.iter().filter(|(_, is_denied)| *is_denied).count();
     assert!(denied < 4, "{others:x?}");

@@ -22,7 +22,7 @@ fn names_are_seen_from_the_mount() {
     assert_eq!(below(b"/docker/x", b"/docker/x"), Some(&b""[..]));
     assert_eq!(below(b"/docker/xy", b"/docker/x"), None);
     assert_eq!(below(b"/a/b", b""), Some(&b"/a/b"[..]));
-    // A cgroup namespace's way of saying "outside".
+    // A cgroup namespace writes "outside" this way.
     assert_eq!(below(b"/../../x", b"/y"), None);
 }
 
@@ -44,7 +44,7 @@ fn levels_go_up_to_the_mount() {
     assert!(group.limited_levels().eq([18, 14]));
 }
 
-/// Files as the kernel has them, in a directory.
+/// A directory with files in the kernel's format.
 struct Files(std::path::PathBuf);
 
 impl Files {
@@ -97,10 +97,10 @@ fn every_level_counts_for_itself() {
     };
     assert_eq!(room(&files), (412, 512));
     assert_eq!(files.group(Version::V2).smallest_limit(), Some(512 * MIB));
-    // Less is left of the large one than has to be.
+    // The large limit has less headroom left than is required.
     files.write("memory.current", &mib(8192 - 450));
     assert_eq!(room(&files), (450, 8192));
-    // Of which files can go: those not in use, and half of the others.
+    // File pages that can go: the inactive ones, and half of the others.
     let stat = std::format!(
         "anon 7\ninactive_file {}\nactive_file {}\n",
         200 * MIB,
@@ -119,12 +119,12 @@ fn limits_that_others_meet_are_not_hits() {
         .write("own/memory.max", &mib(1024));
     files.write("memory.events", "low 0\nhigh 70\nmax 80\noom 0\n");
     files.write("own/memory.events", "low 9\nhigh 1\nmax 2\noom 5\n");
-    // An old kernel's: the parent's file says nothing of the parent.
+    // On an old kernel, the parent's file does not count its own hits.
     assert_eq!(files.group(Version::V2).hits(), 3);
     files.write("own/memory.events.local", "low 9\nhigh 1\nmax 1\noom 5\n");
     files.write("memory.events.local", "low 0\nhigh 10\nmax 20\noom 0\n");
     assert_eq!(files.group(Version::V2).hits(), 32);
-    // Without a limit there is nothing to meet.
+    // Without a limit there are no hits.
     files.write("memory.max", "max\n");
     assert_eq!(files.group(Version::V2).hits(), 2);
 }
@@ -159,7 +159,7 @@ fn a_mount_point_may_be_below_the_root() {
     assert!(files.group(Version::V2).is_below_the_root());
 }
 
-/// Wherever the tests run: what is found can be read, or nothing is found.
+/// Wherever the tests run: a group that is found can be read, or none is found.
 #[test]
 fn the_own_group_is_readable() {
     let groups = Groups::find();
