@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use ebbtide_tools::out;
 
 use crate::figures::plot::{self, Bar, Line, escape};
-use crate::figures::{CurveRow, Measurement, Report, Row, labels, tables};
+use crate::figures::{CurveRow, Measurement, Report, Row, Without, labels, tables};
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{OWN, TWIN};
 use crate::measured::Curve;
@@ -23,7 +23,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1rem auto
 a { color: inherit; } h1 { line-height: 1.2; } h2 { margin: 2rem 0 .4rem; } h3 { margin: 1.6rem 0 .3rem; }
 p, figure { margin: .2rem 0 .8rem; }
 .verdict { font-size: 1.15rem; font-weight: 600; }
-.dropped, figcaption { color: var(--faint); font-size: 14px; }
+.dropped { color: var(--faint); font-size: 14px; }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
 .plot { display: block; width: 100%; max-width: 32rem; height: auto; }
 .scroll { overflow-x: auto; }
@@ -36,6 +36,7 @@ code, pre { font-size: 13px; } pre { overflow-x: auto; line-height: 1.35; }
   .cards thead { display: none; } .cards tr { display: block; border-bottom: 1px solid var(--line); padding: .4rem 0; }
   .cards, .cards tbody, .cards caption { display: block; }
   .cards th, .cards td { display: block; border: 0; padding: .05rem 0; }
+  .cards td:empty { display: none; }
   .cards td::before { content: attr(data-label) ': '; color: var(--faint); }
 }
 ";
@@ -155,7 +156,7 @@ fn shown(pictures: &[Picture]) -> String {
     let mut dropped = String::new();
     for Picture { about, drawn, .. } in pictures {
         match drawn {
-            Ok(svg) => grid.push_str(&figure(about, svg)),
+            Ok(svg) => grid.push_str(&format!("<figure>{svg}</figure>\n")),
             Err(reason) => dropped.push_str(&format!(
                 "<p class=\"dropped\">Not drawn: {}: {}.</p>\n",
                 escape(about),
@@ -167,14 +168,6 @@ fn shown(pictures: &[Picture]) -> String {
         grid = format!("<div class=\"plots\">\n{grid}</div>\n");
     }
     grid + &dropped
-}
-
-/// A drawing with its caption.
-pub fn figure(about: &str, svg: &str) -> String {
-    format!(
-        "<figure><figcaption>{}</figcaption>\n{svg}</figure>\n",
-        escape(about)
-    )
 }
 
 /// A table with a caption; on a narrow screen each row becomes a card if `is_cards`, or else the table scrolls.
@@ -210,20 +203,20 @@ fn figures(report: &Report, case: &[Measurement]) -> String {
     let without = report.without();
     let header = case.iter().map(|m| m.unit.clone());
     let header: Vec<String> = ["Allocator".into()].into_iter().chain(header).collect();
-    let row = |(place, first): (usize, &Row)| {
+    let mut names: Vec<&str> = Vec::new();
+    for row in case.iter().flat_map(|m| &m.results) {
+        if !names.contains(&row.allocator.as_str()) {
+            names.push(&row.allocator);
+        }
+    }
+    let row = |name: &&str| {
         let cells = case.iter().map(|m| {
-            let row = m
-                .results
-                .get(place)
-                .filter(|row| row.allocator == first.allocator);
-            row.map_or(String::new(), |row| tables::with_ratio(m, row, &without))
+            let row = m.results.iter().find(|row| row.allocator == *name);
+            row.map_or(String::new(), |row| cell(m, row, &without))
         });
-        [labels::allocator(&first.allocator)]
-            .into_iter()
-            .chain(cells)
-            .collect()
+        [labels::allocator(name)].into_iter().chain(cells).collect()
     };
-    let mut rows: Vec<Vec<String>> = case[0].results.iter().enumerate().map(row).collect();
+    let mut rows: Vec<Vec<String>> = names.iter().map(row).collect();
     let noises = case.iter().map(tables::noise);
     rows.push(["Noise".into()].into_iter().chain(noises).collect());
     table(
@@ -232,6 +225,14 @@ fn figures(report: &Report, case: &[Measurement]) -> String {
         &rows,
         false,
     )
+}
+
+/// A figure, with its ratio to Ebbtide's unless it is Ebbtide's.
+fn cell(m: &Measurement, row: &Row, without: &Without) -> String {
+    match row.allocator == OWN {
+        true => tables::median(row, without),
+        false => tables::with_ratio(m, row, without),
+    }
 }
 
 /// Curves first, then the figures of each metric.
@@ -256,22 +257,23 @@ fn pictures(report: &Report, case: &[Measurement]) -> Vec<Picture> {
     ];
     let mut pictures = Vec::new();
     for (name, about, lines) in over_time.iter().filter(|(.., lines)| !lines.is_empty()) {
+        let caption = format!("{about} over time, MiB (lower is better)");
         let title = format!("{about}: {}", case[0].about);
         let is_empty = lines.iter().flat_map(|l| &l.points).all(|p| p.1 == 0.0);
         pictures.push(Picture {
             name: format!("{id}-{name}"),
-            about: format!("{about} over time, MiB (lower is better)"),
             drawn: match is_empty {
                 true => Err("all values are 0".into()),
-                false => Ok(plot::curves(&title, "MiB", lines)),
+                false => Ok(plot::curves(&title, &caption, "MiB", lines)),
             },
+            about: caption,
         });
     }
     let without = report.without();
     for m in case.iter().filter(|m| !m.results.is_empty()) {
         let bar = |row: &&Row| Bar {
             name: labels::allocator(&row.allocator),
-            label: tables::with_ratio(m, row, &without),
+            label: cell(m, row, &without),
             value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
         };
         let rows: Vec<Bar> = m
@@ -281,13 +283,14 @@ fn pictures(report: &Report, case: &[Measurement]) -> Vec<Picture> {
             .map(|r| bar(&r))
             .collect();
         let title = format!("{}: {}", m.unit, m.about);
+        let caption = format!("{}; noise {}", labels::metric(&m.unit), tables::noise(m));
         pictures.push(Picture {
             name: format!("{id}-{}", m.metric),
-            about: format!("{}; noise {}", labels::metric(&m.unit), tables::noise(m)),
             drawn: match not_drawn(m) {
                 Some(reason) => Err(reason),
-                None => Ok(plot::bars(&title, &rows)),
+                None => Ok(plot::bars(&title, &caption, &rows)),
             },
+            about: caption,
         });
     }
     pictures

@@ -40,11 +40,14 @@ const CHARACTER: i32 = 7;
 const MARGIN: i32 = 8;
 /// Height of a line of the list of names.
 const ROW: i32 = 20;
+/// Height of a line of the caption.
+const CAPTION_ROW: i32 = 17;
 /// Height of a bar with its name.
 const BAR_ROW: i32 = 38;
 const BAR: i32 = 12;
-/// The part of a drawing that the curves have.
-const PLOT: (Range<i32>, Range<i32>) = (52..WIDTH - 12, 30..250);
+/// Where the curves are, and their height.
+const ACROSS: Range<i32> = 52..WIDTH - 12;
+const DOWN: i32 = 220;
 /// Steps of an axis, at most.
 const STEPS: f64 = 5.0;
 
@@ -97,12 +100,14 @@ pub fn file(svg: &str) -> String {
     svg.replacen("<svg ", &head, 1).replacen(">\n", &style, 1)
 }
 
-/// Lines over seconds; `unit` names the other axis. The first line is Ebbtide's. A line that ends before the others is
+/// Lines over seconds; `unit` is that of the other axis, and `caption` stands above. The first line is Ebbtide's. A line that ends before the others is
 /// marked there and continued in dots.
-pub fn curves(title: &str, unit: &str, lines: &[Line]) -> String {
+pub fn curves(title: &str, caption: &str, unit: &str, lines: &[Line]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let (x_axis, y_axis) = (axis(points().map(|p| p.0)), axis(points().map(|p| p.1)));
-    let (across, down) = PLOT;
+    let mut svg = Drawing::default();
+    let top = svg.caption(caption);
+    let (across, down) = (ACROSS, top..top + DOWN);
     let x = |value: f64| {
         place(
             value,
@@ -111,7 +116,6 @@ pub fn curves(title: &str, unit: &str, lines: &[Line]) -> String {
         )
     };
     let y = |value: f64| place(value, &y_axis, f64::from(down.end)..f64::from(down.start));
-    let mut svg = Drawing::default();
     for value in ticks(&y_axis) {
         svg.grid(
             (across.start.into(), y(value)),
@@ -134,11 +138,6 @@ pub fn curves(title: &str, unit: &str, lines: &[Line]) -> String {
             &number(value),
         );
     }
-    svg.text(
-        (MARGIN.into(), 12.0),
-        "start",
-        &format!("{unit} (lower is better)"),
-    );
     svg.text(
         (across.end.into(), f64::from(down.end + 32)),
         "end",
@@ -183,7 +182,7 @@ pub fn curves(title: &str, unit: &str, lines: &[Line]) -> String {
 }
 
 /// Figures side by side, each with its quartiles; the first is Ebbtide's.
-pub fn bars(title: &str, rows: &[Bar]) -> String {
+pub fn bars(title: &str, caption: &str, rows: &[Bar]) -> String {
     let values = rows.iter().filter_map(|row| row.value.as_ref());
     let most = values.map(|(median, to)| median.max(to.end));
     let scale = 0.0..most.fold(0.0, f64::max).max(1e-9);
@@ -195,8 +194,9 @@ pub fn bars(title: &str, rows: &[Bar]) -> String {
         )
     };
     let mut svg = Drawing::default();
+    let first = svg.caption(caption);
     for (number, row) in rows.iter().enumerate() {
-        let top = MARGIN + number as i32 * BAR_ROW;
+        let top = first + number as i32 * BAR_ROW;
         let middle = f64::from(top + FONT / 2 + 1);
         let room = WIDTH - 2 * MARGIN - width(&row.label) - CHARACTER;
         svg.text((MARGIN.into(), middle), "start", &fitting(&row.name, room));
@@ -216,7 +216,7 @@ pub fn bars(title: &str, rows: &[Bar]) -> String {
     let figures = rows
         .iter()
         .map(|row| format!("{}: {}", row.name, row.label));
-    let height = rows.len() as i32 * BAR_ROW + MARGIN;
+    let height = first + rows.len() as i32 * BAR_ROW;
     svg.done(height, title, &figures.collect::<Vec<_>>().join("; "))
 }
 
@@ -227,6 +227,16 @@ struct Drawing(String);
 type Point = (f64, f64);
 
 impl Drawing {
+    /// Above everything, in as many lines as it takes; gives where the rest begins.
+    fn caption(&mut self, text: &str) -> i32 {
+        let mut top = MARGIN;
+        for line in wrapped(text, WIDTH - 2 * MARGIN) {
+            self.text((MARGIN.into(), f64::from(top + FONT / 2)), "start", &line);
+            top += CAPTION_ROW;
+        }
+        top + MARGIN
+    }
+
     fn text(&mut self, (x, y): Point, anchor: &str, text: &str) {
         let (ink, text) = (INK[0], escape(text));
         self.add(format_args!(
@@ -348,6 +358,24 @@ fn width(text: &str) -> i32 {
     text.chars().count() as i32 * CHARACTER
 }
 
+/// A text in lines, cut between words.
+fn wrapped(text: &str, room: i32) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        if let Some(line) = lines.last_mut()
+            && (line.is_empty() || width(line) + width(word) + CHARACTER <= room)
+        {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        } else {
+            lines.push(word.into());
+        }
+    }
+    lines
+}
+
 /// The beginning of a text for which there is not enough room.
 fn fitting(text: &str, room: i32) -> String {
     if width(text) <= room {
@@ -388,7 +416,7 @@ mod tests {
     fn every_line_is_drawn_and_named() {
         let falls = [(0.0, 100.0), (9.0, 10.0)];
         let lines = [line("a<b", &falls, false), line("live", &falls, true)];
-        let drawn = curves("t & u", "MiB", &lines);
+        let drawn = curves("t & u", "memory, MiB", "MiB", &lines);
         for text in [
             "a&lt;b",
             "live",
@@ -403,6 +431,7 @@ mod tests {
         for value in [-5.0, -1e12, 0.0, 1e-12, 1e12] {
             let drawn = curves(
                 "t",
+                "memory, MiB",
                 "MiB",
                 &[line("a", &[(0.0, value), (9.0, value / 2.0)], false)],
             );
@@ -411,7 +440,7 @@ mod tests {
             let own = lines.filter(|l| l.contains("#0A7EA4")).count();
             assert_eq!(own, 2, "the line and its name's: {value}: {drawn}");
         }
-        let empty = curves("t", "MiB", &[]);
+        let empty = curves("t", "memory, MiB", "MiB", &[]);
         assert!(empty.starts_with("<svg") && !empty.contains("NaN"));
     }
 
@@ -419,7 +448,7 @@ mod tests {
     fn a_line_that_ends_early_is_continued_to_the_end() {
         let whole = line("whole", &[(0.0, 9.0), (9.0, 9.0)], false);
         let early = line("early", &[(0.0, 9.0), (3.0, 1.0)], false);
-        let drawn = curves("t", "MiB", &[whole, early]);
+        let drawn = curves("t", "memory, MiB", "MiB", &[whole, early]);
         let continued = drawn.lines().find(|l| l.contains("continued")).unwrap();
         assert!(
             continued.contains("s1 ") && continued.contains("H388.0"),
@@ -435,22 +464,32 @@ mod tests {
             label: format!("{name}'s label"),
             value,
         };
-        let one = bars("t", &[bar("none", None)]);
-        let two = bars("t", &[bar("own", Some((2.0, 1.0..3.0))), bar("none", None)]);
+        let one = bars("t", "c", &[bar("none", None)]);
+        let two = bars(
+            "t",
+            "c",
+            &[bar("own", Some((2.0, 1.0..3.0))), bar("none", None)],
+        );
         for text in ["own", "own's label", "none's label"] {
             assert!(two.contains(text), "{two}");
         }
         let rectangles = |svg: &str| svg.matches("<rect").count();
         assert_eq!(rectangles(&two), rectangles(&one) + 1);
-        let long = bars("t", &[bar(&"x".repeat(99), None)]);
+        let long = bars("t", "c", &[bar(&"x".repeat(99), None)]);
         assert!(long.contains("x…</text>") && long.contains(&"x".repeat(99)));
     }
 
     #[test]
     fn a_file_has_its_style_and_a_name_space() {
-        let file = file(&bars("t", &[]));
+        let file = file(&bars("t", "c", &[]));
         assert!(file.starts_with("<svg xmlns=") && file.contains("prefers-color-scheme"));
         assert_eq!(file.matches("<style>").count(), 1);
+    }
+
+    #[test]
+    fn a_caption_is_cut_between_words() {
+        assert_eq!(wrapped("a bb ccc", 5 * CHARACTER), ["a bb", "ccc"]);
+        assert_eq!(wrapped("toolong b", 5 * CHARACTER), ["toolong", "b"]);
     }
 
     #[test]

@@ -237,8 +237,6 @@ impl Verdict {
 /// A figure with the design and without it.
 #[derive(Debug)]
 pub struct Finding {
-    /// What was measured, with its unit.
-    pub label: &'static str,
     with: String,
     without: String,
     factor: String,
@@ -250,11 +248,11 @@ pub struct Finding {
 
 /// The columns of [`Finding::cells`].
 pub const COLUMNS: [&str; 6] = [
+    "Verdict",
     "With it",
     "Without it",
     "Without ÷ with",
     "Noise",
-    "Verdict",
     "Best other allocator",
 ];
 
@@ -269,27 +267,26 @@ impl Finding {
             best_peer,
             ..
         } = self;
-        [with, without, factor, noise, self.verdict.text(), best_peer]
+        [self.verdict.text(), with, without, factor, noise, best_peer]
             .map(|cell: &str| cell.to_owned())
     }
 }
 
 impl Design {
     /// Its figures in the order of their importance, or why there is none.
-    pub fn findings<'a>(
-        &'a self,
-        parts: &'a [Part],
-    ) -> impl Iterator<Item = (&'a Worth, Result<Finding, String>)> {
+    pub fn findings(
+        &self,
+        parts: &[Part],
+    ) -> impl Iterator<Item = (&Worth, Result<Finding, String>)> {
         self.worth
             .iter()
             .map(move |worth| (worth, finding(worth, parts)))
     }
 
-    /// The most important figure that was measured, or why the most important one was not.
-    pub fn headline(&self, parts: &[Part]) -> Result<Finding, String> {
-        let first = finding(&self.worth[0], parts);
-        let mut rest = self.worth[1..].iter().map(|worth| finding(worth, parts));
-        first.or_else(|reason| rest.find_map(Result::ok).ok_or(reason))
+    /// The most important figure that was measured, or the most important one and why it was not.
+    pub fn headline(&self, parts: &[Part]) -> (&Worth, Result<Finding, String>) {
+        let measured = self.findings(parts).find(|(_, finding)| finding.is_ok());
+        measured.unwrap_or_else(|| (&self.worth[0], finding(&self.worth[0], parts)))
     }
 }
 
@@ -338,7 +335,6 @@ fn finding(worth: &Worth, parts: &[Part]) -> Result<Finding, String> {
     };
     let in_place = report.without();
     Ok(Finding {
-        label: worth.label,
         with: tables::median(with, &in_place),
         without: tables::median(without, &in_place),
         factor,
@@ -455,7 +451,7 @@ mod tests {
                 "percpu",
                 report("percpu", "groups_any", "after_mib", rows),
             )];
-            DESIGNS[3].headline(&parts)
+            DESIGNS[3].headline(&parts).1
         };
         let helps = found(&[
             (OWN, 10.0),
@@ -464,7 +460,7 @@ mod tests {
             ("jemalloc", 20.0),
         ])
         .unwrap();
-        let cells = ["10.0", "45.0", "4.50", "±10.0 %", "helps", "jemalloc: 20.0"];
+        let cells = ["helps", "10.0", "45.0", "4.50", "±10.0 %", "jemalloc: 20.0"];
         assert_eq!(helps.cells(), cells);
         let verdict = |without| found(&[(OWN, 10.0), (off, without)]).unwrap().verdict;
         assert_eq!(verdict(10.5), Verdict::Same);
@@ -485,11 +481,12 @@ mod tests {
         );
         let reason = DESIGNS[3]
             .headline(std::slice::from_ref(&skipped))
+            .1
             .unwrap_err();
         assert_eq!(reason, "the family return was not run");
         skipped.family = "return".into();
         skipped.state = State::Skipped("no room".into());
-        let reason = DESIGNS[3].headline(&[skipped]).unwrap_err();
+        let reason = DESIGNS[3].headline(&[skipped]).1.unwrap_err();
         assert_eq!(reason, "no room");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::designs::{COLUMNS, DESIGNS, Finding, Verdict};
 use super::{Part, State, peers, told};
+use crate::families::FAMILIES;
 use crate::figures::plot::escape;
 use crate::figures::{Report, html, labels};
 
@@ -23,6 +24,11 @@ pub fn page(parts: &[Part]) -> String {
         body.push_str(&format!(
             "<li>{name}: {state}<br><code>{command}</code></li>\n"
         ));
+    }
+    for family in &FAMILIES {
+        if parts.iter().all(|part| part.family != family.name) {
+            body.push_str(&format!("<li>{}: left out: not chosen</li>\n", family.name));
+        }
     }
     body.push_str("</ul>\n<h2>The five designs in detail</h2>\n");
     for design in &DESIGNS {
@@ -59,46 +65,60 @@ fn verdict(parts: &[Part]) -> String {
     let rows: Vec<Vec<String>> = DESIGNS
         .iter()
         .zip(&headlines)
-        .map(|(design, finding)| {
-            let figure = finding.as_ref().map_or("", |f| f.label);
+        .map(|(design, (worth, finding))| {
             let mut cells = row(design.name.into(), finding.as_ref());
-            cells.insert(1, labels::capital(figure));
+            cells.insert(2, labels::capital(worth.label()));
             cells
         })
         .collect();
-    let header = header(&["Design", "Figure (lower is better)"]);
+    let mut header = header(&["Design"]);
+    header.insert(2, "Figure (lower is better)".into());
+    let verdicts = headlines.map(|(_, finding)| finding.ok().map(|f| f.verdict));
     format!(
         "<p class=\"verdict\" id=\"verdict\">{}</p>\n{}<p class=\"dropped\">Each figure is a median. Noise is the difference \
          between two runs of the same Ebbtide; ≈ marks a difference within it.</p>\n",
-        escape(&sentence(&headlines)),
+        escape(&sentence(&verdicts)),
         html::table("Each design against its own absence", &header, &rows, true)
     )
 }
 
-/// The verdict in words.
-fn sentence(headlines: &[Result<Finding, String>]) -> String {
-    let count = |verdict| {
-        let found = headlines.iter().filter_map(|f| f.as_ref().ok());
-        found.filter(|f| f.verdict == verdict).count()
-    };
-    let counts = [
-        (count(Verdict::Helps), "help"),
-        (count(Verdict::Same), "make no difference beyond the noise"),
-        (count(Verdict::Costs), "cost more than they bring"),
-        (count(Verdict::Unclear), "are unclear"),
+/// The verdict on each design in words.
+fn sentence(verdicts: &[Option<Verdict>; DESIGNS.len()]) -> String {
+    let clauses = [
+        (Some(Verdict::Helps), ["helps", "help"]),
         (
-            headlines.iter().filter(|f| f.is_err()).count(),
-            "not measured",
+            Some(Verdict::Costs),
+            ["costs more than it brings", "cost more than they bring"],
         ),
+        (
+            Some(Verdict::Same),
+            [
+                "makes no difference beyond the noise",
+                "make no difference beyond the noise",
+            ],
+        ),
+        (Some(Verdict::Unclear), ["is unclear", "are unclear"]),
+        (None, ["was not measured", "were not measured"]),
     ];
-    let told = counts.iter().filter(|(count, _)| *count > 0);
-    let told: Vec<String> = told
-        .map(|(count, what)| format!("{count} {what}"))
-        .collect();
-    format!(
-        "Of Ebbtide's five designs on this machine: {}.",
-        told.join(", ")
-    )
+    let clauses = clauses.iter().filter_map(|(wanted, [one, several])| {
+        let designs = DESIGNS.iter().zip(verdicts);
+        let designs = designs.filter(|(_, verdict)| *verdict == wanted);
+        let names: Vec<String> = designs
+            .map(|(design, _)| design.name.to_lowercase())
+            .collect();
+        let does = if names.len() == 1 { one } else { several };
+        (!names.is_empty()).then(|| format!("{} {does}", and(&names)))
+    });
+    let clauses = clauses.collect::<Vec<_>>().join("; ");
+    format!("On this machine: {clauses}.")
+}
+
+/// As in a sentence.
+fn and(names: &[String]) -> String {
+    match names {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => names.concat(),
+    }
 }
 
 fn header(first: &[&str]) -> Vec<String> {
@@ -115,7 +135,7 @@ fn row(name: String, finding: Result<&Finding, &String>) -> Vec<String> {
         Ok(finding) => finding.cells(),
         Err(reason) => {
             let mut cells = [const { String::new() }; COLUMNS.len()];
-            cells[4] = format!("not measured: {reason}");
+            cells[0] = format!("not measured: {reason}");
             cells
         }
     };
@@ -140,6 +160,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_sentence_names_every_design() {
+        use Verdict::{Costs, Helps, Same, Unclear};
+        assert_eq!(
+            sentence(&[Some(Helps), Some(Costs), None, Some(Helps), Some(Same)]),
+            "On this machine: parallel free and partial depopulation help; clustered refill costs more than it brings; \
+             lazy free makes no difference beyond the noise; asynchronous release at exit was not measured."
+        );
+        let unclear = sentence(&[Some(Unclear); 5]);
+        assert!(
+            unclear.contains("free, clustered refill,")
+                && unclear.ends_with("lazy free are unclear.")
+        );
+    }
+
+    #[test]
     fn the_verdict_comes_first() {
         let page = page(&[]);
         let at = |text: &str| {
@@ -147,7 +182,7 @@ mod tests {
                 .unwrap_or_else(|| panic!("no {text}: {page}"))
         };
         assert!(at("id=\"verdict\"") < at("<table") && at("<table") < at("<h2>"));
-        assert!(page.contains("on this machine: 5 not measured."));
+        assert!(page.contains("lazy free were not measured."));
         assert!(page.contains("not measured: the family free was not run"));
     }
 }

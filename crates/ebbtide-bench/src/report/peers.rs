@@ -37,7 +37,7 @@ pub fn section(reports: &[&Report]) -> String {
     ];
     let rows: Vec<Vec<String>> = standings.iter().map(Standing::cells).collect();
     let table = html::table(
-        "Other allocators (a ratio above 1: Ebbtide needs less)",
+        "Other allocators (a ratio above 1: Ebbtide needs less; those with few figures come last)",
         &header.map(String::from),
         &rows,
         true,
@@ -72,7 +72,13 @@ fn standings(reports: &[&Report]) -> Vec<Standing> {
             standing.worse += usize::from(differs && ratio > 1.0);
         }
     }
-    standings.sort_by(|a, b| a.median().total_cmp(&b.median()));
+    // An allocator that ran in a few cases only is not compared with those that ran in all.
+    let most = standings.iter().map(|s| s.ratios.len()).max().unwrap_or(0);
+    let is_rare = |s: &Standing| 2 * s.ratios.len() < most;
+    standings.sort_by(|a, b| {
+        let by_count = is_rare(a).cmp(&is_rare(b));
+        by_count.then(a.median().total_cmp(&b.median()))
+    });
     standings
 }
 
@@ -88,5 +94,53 @@ impl Standing {
             .into_iter()
             .chain(counts.map(|count| count.to_string()))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(case: &str, rows: &[(&str, f64)]) -> Report {
+        let row = |(name, ratio): &(&str, f64)| {
+            serde_json::json!({
+                "allocator": name, "values": [ratio], "not_reached": 0, "ratio_to_ebbtide": ratio,
+                "spread": Spread::of(&[*ratio]),
+            })
+        };
+        let rows: Vec<_> = rows.iter().map(row).collect();
+        serde_json::from_value(serde_json::json!({
+            "schema": 1, "family": "f", "rounds": 1, "quick": true, "machine": [], "curves": [],
+            "notes": [], "failures": [],
+            "measurements": [{
+                "case": case, "about": "", "metric": "m", "unit": "MiB", "noise": 0.1, "results": rows,
+            }],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_best_is_first_unless_it_ran_in_few_cases() {
+        let reports = [
+            report(
+                "a",
+                &[
+                    ("ebbtide", 1.0),
+                    ("munmap", 0.1),
+                    ("x", 2.0),
+                    ("y", 1.05),
+                    ("z", 0.5),
+                ],
+            ),
+            report("b", &[("ebbtide, workers=0", 0.2), ("x", 3.0), ("y", 0.7)]),
+            report("c", &[("x", 3.0), ("y", 1.2)]),
+        ];
+        let reports: Vec<&Report> = reports.iter().collect();
+        let cells: Vec<_> = standings(&reports).iter().map(Standing::cells).collect();
+        assert_eq!(cells[0], ["y", "1.05", "3", "1", "1", "1"]);
+        assert_eq!(cells[1], ["x", "3.00", "3", "3", "0", "0"]);
+        assert_eq!(cells[2], ["z", "0.50", "1", "0", "0", "1"]);
+        assert_eq!(cells.len(), 3);
+        assert!(section(&reports).starts_with("<p>The best is y:"));
     }
 }
