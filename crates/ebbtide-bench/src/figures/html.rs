@@ -328,12 +328,7 @@ fn not_drawn(m: &Measurement) -> Option<String> {
             .is_some_and(|ratio| tables::is_same(m, ratio))
     };
     let is_disturbed = others().count() > 0 && others().filter(|row| has_figure(row)).all(is_same);
-    is_disturbed.then(|| {
-        format!(
-            "every difference is within the noise ({})",
-            tables::noise(m)
-        )
-    })
+    is_disturbed.then(|| "every difference is within the noise".into())
 }
 
 /// One line per entry, from the round in the middle by the size at the end, and the reference.
@@ -388,6 +383,38 @@ fn lines(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::Spread;
+
+    #[test]
+    fn pictures_that_show_nothing_are_not_drawn() {
+        let drawn = |noise: f64, rows: &[(&str, Option<f64>)]| {
+            let own = rows[0].1;
+            let row = |(name, value): &(&str, Option<f64>)| Row {
+                allocator: (*name).into(),
+                spread: value.and_then(|v| Spread::of(&[v])),
+                not_reached: 0,
+                ratio_to_ebbtide: value.zip(own).map(|(v, own)| v / own),
+                values: value.iter().copied().collect(),
+            };
+            not_drawn(&Measurement {
+                case: "c".into(),
+                about: "a".into(),
+                metric: "m".into(),
+                unit: "u".into(),
+                noise: Some(noise),
+                results: rows.iter().map(row).collect(),
+            })
+        };
+        let (a, b) = ((OWN, Some(10.0)), ("a", Some(12.0)));
+        assert_eq!(drawn(0.1, &[a, b]), None);
+        assert_eq!(drawn(0.1, &[a, b, ("c", None)]), None);
+        assert_eq!(drawn(0.1, &[a]), None);
+        let why = |noise, rows: &[_]| drawn(noise, rows).unwrap();
+        assert!(why(0.3, &[a, b]).contains("within the noise"));
+        assert!(why(0.1, &[a, b, ("c", None), ("d", None)]).contains("2 of 3 others"));
+        assert!(why(0.1, &[(OWN, None), b]).contains("Ebbtide are missing"));
+        assert!(why(0.1, &[(OWN, Some(0.0)), ("a", Some(0.0))]).contains("all values are 0"));
+    }
     use crate::figures::{self, Measured};
     use crate::harness::peers::Entry;
     use crate::harness::{Drawn, Metric, Results, Series};

@@ -48,6 +48,8 @@ const BAR: i32 = 12;
 /// Where the curves are, and their height.
 const ACROSS: Range<i32> = 52..WIDTH - 12;
 const DOWN: i32 = 220;
+/// Between the highest curve and the end of its axis, so that a line at the top is not taken for a frame.
+const HEADROOM: f64 = 1.05;
 /// Steps of an axis, at most.
 const STEPS: f64 = 5.0;
 
@@ -105,6 +107,7 @@ pub fn file(svg: &str) -> String {
 pub fn curves(title: &str, caption: &str, unit: &str, lines: &[Line]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let (x_axis, y_axis) = (axis(points().map(|p| p.0)), axis(points().map(|p| p.1)));
+    let y_axis = y_axis.start * HEADROOM..y_axis.end * HEADROOM;
     let mut svg = Drawing::default();
     let top = svg.caption(caption);
     let (across, down) = (ACROSS, top..top + DOWN);

@@ -381,6 +381,7 @@ fn best_peer(m: &Measurement) -> Option<&Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::families::FAMILIES;
     use crate::figures::Report;
     use crate::stats::Spread;
 
@@ -440,6 +441,24 @@ mod tests {
             {
                 assert!(all.contains(&format!("\"{name}\"")), "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn every_design_has_a_figure_in_the_families_that_run_first() {
+        let mut families = FAMILIES.iter();
+        let core: Vec<&str> = families
+            .by_ref()
+            .take_while(|f| f.is_core)
+            .map(|f| f.name)
+            .collect();
+        assert!(families.all(|family| !family.is_core));
+        for design in &DESIGNS {
+            let is_shown = design
+                .worth
+                .iter()
+                .any(|worth| core.contains(&worth.family));
+            assert!(is_shown, "{}", design.name);
         }
     }
 

@@ -13,24 +13,9 @@ pub fn page(parts: &[Part]) -> String {
     body.push_str(&verdict(parts));
     body.push_str("<h2>Best other allocator</h2>\n");
     body.push_str(&peers::section(&reports));
-    body.push_str("<h2>What ran, and what was left out</h2>\n<ul>\n");
-    for part in parts {
-        let (name, command) = (escape(&part.family), escape(&part.command()));
-        let state = match &part.state {
-            State::ToCome => "not yet".into(),
-            State::Skipped(reason) => format!("left out: {}", escape(reason)),
-            State::Measured(report) => format!("<a href=\"#{name}\">{}</a>", told(report)),
-        };
-        body.push_str(&format!(
-            "<li>{name}: {state}<br><code>{command}</code></li>\n"
-        ));
-    }
-    for family in &FAMILIES {
-        if parts.iter().all(|part| part.family != family.name) {
-            body.push_str(&format!("<li>{}: left out: not chosen</li>\n", family.name));
-        }
-    }
-    body.push_str("</ul>\n<h2>The five designs in detail</h2>\n");
+    body.push_str("<h2>What ran, and what was left out</h2>\n");
+    body.push_str(&families(parts));
+    body.push_str("<h2>The five designs in detail</h2>\n");
     for design in &DESIGNS {
         let rows: Vec<Vec<String>> = design
             .findings(parts)
@@ -57,6 +42,28 @@ pub fn page(parts: &[Part]) -> String {
         body.push_str(&html::section(report));
     }
     html::document("Ebbtide: what it is worth here", &body)
+}
+
+/// What became of each family.
+fn families(parts: &[Part]) -> String {
+    let mut list = String::from("<ul>\n");
+    for part in parts {
+        let (name, command) = (escape(&part.family), escape(&part.command()));
+        let state = match &part.state {
+            State::ToCome => "not yet".into(),
+            State::Skipped(reason) => format!("left out: {}", escape(reason)),
+            State::Measured(report) => format!("<a href=\"#{name}\">{}</a>", told(report)),
+        };
+        list.push_str(&format!(
+            "<li>{name}: {state}<br><code>{command}</code></li>\n"
+        ));
+    }
+    for family in &FAMILIES {
+        if parts.iter().all(|part| part.family != family.name) {
+            list.push_str(&format!("<li>{}: left out: not chosen</li>\n", family.name));
+        }
+    }
+    list + "</ul>\n"
 }
 
 /// One sentence and one table: what each design is worth.
