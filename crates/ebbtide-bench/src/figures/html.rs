@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use ebbtide_tools::out;
 
 use crate::figures::plot::{self, Bar, Line, escape};
-use crate::figures::{CurveRow, Measurement, Report, Row, Without, labels, tables};
+use crate::figures::{CurveRow, Measurement, Report, Row, Without, failures, labels, tables};
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{OWN, TWIN};
 use crate::measured::Curve;
@@ -96,7 +96,7 @@ pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
 fn page(report: &Report) -> String {
     let title = format!("ebbtide bench {}", report.family);
     let head = format!("<h1>{}</h1>\n", escape(&title));
-    document(&title, &(head + &section(report)))
+    document(&title, &(head + LEGEND + &section(report)))
 }
 
 /// A page with this title.
@@ -111,39 +111,34 @@ pub fn document(title: &str, body: &str) -> String {
     )
 }
 
+/// How to read the figures of families.
+pub const LEGEND: &str = "<p>Bars show the median and a line from quartile to quartile. The number in brackets is the \
+ratio to Ebbtide: above 1, Ebbtide needs less; ≈ is within the noise. Curves begin when the program has freed its memory or \
+ends. Dots continue a curve whose observation ended early.</p>\n";
+
 /// What a page says of a family: what is missing, pictures and figures of each case.
 pub fn section(report: &Report) -> String {
     let mut body = String::new();
     if report.partial {
         body.push_str("<p>PARTIAL: not everything was measured.</p>\n");
-        let reasons = report.broken_off.iter().chain(&report.failures);
-        body.push_str(&format!(
-            "<ul class=\"dropped\">{}</ul>\n",
-            reasons.map(|why| item(why)).collect::<String>()
-        ));
+        let mut reasons: Vec<String> = report.broken_off.iter().cloned().collect();
+        reasons.extend(failures::summary(&report.failures));
+        body.push_str(&list(&reasons));
     }
     for case in report.cases() {
-        body.push_str(&format!(
-            "<h3>{}</h3>\n",
-            escape(&labels::capital(&case[0].about))
-        ));
+        let about = escape(&labels::capital(&case[0].about));
+        body.push_str(&format!("<h3>{about}</h3>\n"));
         body.push_str(&shown(&pictures(report, case)));
         body.push_str(&figures(report, case));
     }
-    let rounds = format!(
-        "Rounds: {}. Bars show the median and a line from quartile to quartile. The number in brackets is the ratio to \
-         Ebbtide; above 1 Ebbtide needs less; ≈ is within the noise. Curves begin when the program has freed its memory or \
-         ends; dots continue a curve whose observation ended early.",
-        report.rounds
-    );
-    let notes = [rounds.as_str()]
-        .into_iter()
-        .chain(report.notes.iter().map(String::as_str));
-    body.push_str(&format!(
-        "<ul>{}</ul>\n",
-        notes.map(item).collect::<String>()
-    ));
-    body
+    let mut notes = vec![format!("Rounds: {}", report.rounds)];
+    notes.extend_from_slice(&report.notes);
+    body + &list(&notes)
+}
+
+fn list(texts: &[String]) -> String {
+    let items: String = texts.iter().map(|text| item(text)).collect();
+    format!("<ul class=\"dropped\">{items}</ul>\n")
 }
 
 fn item(text: &str) -> String {

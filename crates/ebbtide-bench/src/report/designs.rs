@@ -1,6 +1,7 @@
 //! What each of Ebbtide's designs is worth: the same measured with it and without it.
 
 use super::{Part, State};
+use crate::figures::failures::Failure;
 use crate::figures::{Measurement, Row, labels, tables};
 
 /// One figure that a design is for.
@@ -305,21 +306,24 @@ fn finding(worth: &Worth, parts: &[Part]) -> Result<Finding, String> {
         State::Skipped(reason) => return Err(reason.clone()),
         State::Measured(report) => report,
     };
-    let missing = || {
-        let failure = report.failures.iter().find(|f| f.starts_with(worth.case));
-        let reason = failure.or(report.broken_off.as_ref());
-        reason.map_or("this case was not run".into(), |why| labelled(why))
+    let missing = |names: &[&str]| {
+        let failures = report
+            .failures
+            .iter()
+            .filter_map(|text| Failure::read(text));
+        let failure = failures
+            .filter(|f| f.case == worth.case)
+            .find(|f| names.contains(&f.allocator));
+        let reason = failure.map(|f| f.why).or(report.broken_off.as_deref());
+        reason.unwrap_or("this case was not run").to_owned()
     };
     let is_wanted = |m: &&Measurement| m.case == worth.case && m.metric == worth.metric;
-    let m = report
-        .measurements
-        .iter()
-        .find(is_wanted)
-        .ok_or_else(missing)?;
+    let m = report.measurements.iter().find(is_wanted);
+    let m = m.ok_or_else(|| missing(&[worth.with, worth.without]))?;
     let row = |name: &str| {
         let row = m.results.iter().find(|row| row.allocator == name);
         row.filter(|row| row.spread.is_some() || row.not_reached > 0)
-            .ok_or_else(missing)
+            .ok_or_else(|| missing(&[name]))
     };
     let (with, without) = (row(worth.with)?, row(worth.without)?);
     let median = |row: &Row| row.spread.map(|s| s.median);
@@ -357,14 +361,6 @@ fn judged(m: &Measurement, ratio: f64) -> Verdict {
         Some(_) if ratio > 1.0 => Verdict::Helps,
         Some(_) => Verdict::Costs,
     }
-}
-
-/// A failure begins with the case and the allocator, which the row of the table names already.
-fn labelled(failure: &str) -> String {
-    failure
-        .split_once(": ")
-        .map_or(failure, |(_, why)| why)
-        .into()
 }
 
 fn best_peer(m: &Measurement) -> Option<&Row> {
@@ -503,6 +499,16 @@ mod tests {
             .1
             .unwrap_err();
         assert_eq!(reason, "the family return was not run");
+        let mut report = report("return", "mix_random", "final_ratio", &[(OWN, 1.0)]);
+        report.failures = vec![
+            "mix_random in glibc, round 1: killed".into(),
+            "mix_random in ebbtide, dev=depopulate:off, round 1: ends with status: 1".into(),
+        ];
+        let reason = DESIGNS[3]
+            .headline(&[part("return", report)])
+            .1
+            .unwrap_err();
+        assert_eq!(reason, "ends with status: 1");
         skipped.family = "return".into();
         skipped.state = State::Skipped("no room".into());
         let reason = DESIGNS[3].headline(&[skipped]).1.unwrap_err();

@@ -36,9 +36,11 @@ pub fn page(parts: &[Part]) -> String {
             machines.push(machine);
         }
     }
+    body.push_str("<h2>All benchmarks</h2>\n");
+    body.push_str(html::LEGEND);
     for report in reports {
         let family = escape(&report.family);
-        body.push_str(&format!("<h2 id=\"{family}\">Benchmarks: {family}</h2>\n"));
+        body.push_str(&format!("<h2 id=\"{family}\">The family {family}</h2>\n"));
         body.push_str(&html::section(report));
     }
     html::document("Ebbtide: what it is worth here", &body)

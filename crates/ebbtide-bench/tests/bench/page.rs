@@ -71,7 +71,7 @@ fn chromium() -> Option<&'static str> {
     };
     // Only the download is cut short: packages are not left half installed.
     let install = "[ $(id -u) = 0 ] && [ -e /etc/debian_version ] || exit 1
-        get() { timeout 30 apt-get \"$@\"; }
+        get() { timeout 15 apt-get \"$@\"; }
         wanted='install -y --no-install-recommends chromium'
         get $wanted --download-only || { get update && get $wanted --download-only; } &&
         DEBIAN_FRONTEND=noninteractive apt-get $wanted --no-download";
@@ -176,6 +176,7 @@ fn the_page_is_readable_on_a_phone_and_in_the_dark() {
     }
     for id in [
         "mix_random",
+        "exit_4k",
         "final_ratio",
         "jemalloc-bg-1s\"",
         "dev=depopulate",
