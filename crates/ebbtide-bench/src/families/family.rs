@@ -42,6 +42,8 @@ pub struct Registered {
     pub quick_rounds: u32,
     /// [`Family::QUICK_ROUND_S`].
     pub quick_round_s: f64,
+    /// Whether a report measures it for a design, with fewer rounds where time is short.
+    pub is_core: bool,
     /// [`Family::process`].
     pub process: fn(&WorkerArgs) -> Option<Result<Output>>,
     command: fn() -> Command,
@@ -55,6 +57,7 @@ impl Registered {
             name: F::NAME,
             quick_rounds: F::ROUNDS.1,
             quick_round_s: F::QUICK_ROUND_S,
+            is_core: false,
             process: F::process,
             command: || {
                 let command = Command::new(F::NAME)
@@ -64,6 +67,12 @@ impl Registered {
             },
             asked: |matches| Ok(Box::new(Line::<F>(F::Flags::from_arg_matches(matches)?))),
         }
+    }
+
+    /// The entry of a family that shows a design.
+    pub const fn core(mut self) -> Self {
+        self.is_core = true;
+        self
     }
 
     /// The family's subcommand.

@@ -5,29 +5,50 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use ebbtide_tools::out;
 
-use crate::figures::plot::{Bar, Line, bars, curves, escape};
-use crate::figures::{CurveRow, Measurement, Report, Row, tables};
+use crate::figures::plot::{self, Bar, Line, escape};
+use crate::figures::{CurveRow, Measurement, Report, Row, Without, failures, labels, tables};
 use crate::harness::flags::BenchArgs;
-use crate::harness::peers::TWIN;
+use crate::harness::peers::{OWN, TWIN};
 use crate::measured::Curve;
 
 const STYLE: &str = "
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #111; background: #fff; }
-h2 { margin: 2.2rem 0 .2rem; } p { margin: .2rem 0 .8rem; }
-svg { width: 100%; height: auto; }
-pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
+:root { color-scheme: light dark; --ink: #111; --ground: #fff; --line: #ccc; --faint: #555; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --ground: #16181c; --line: #3a3e45; --faint: #aaa; } }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1rem auto; padding: 0 .75rem; color: var(--ink);
+  background: var(--ground); overflow-wrap: anywhere; }
+a { color: inherit; } h1 { line-height: 1.2; } h2 { margin: 2rem 0 .4rem; } h3 { margin: 1.6rem 0 .3rem; }
+p, figure { margin: .2rem 0 .8rem; }
+.verdict { font-size: 1.15rem; font-weight: 600; }
+.dropped { color: var(--faint); font-size: 14px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
+.plot { display: block; width: 100%; max-width: 32rem; height: auto; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; overflow-wrap: normal; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; }
+th, td { padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th { min-width: 6rem; } td { font-variant-numeric: tabular-nums; }
+code, pre { font-size: 13px; } pre { overflow-x: auto; line-height: 1.35; }
+@media (max-width: 40rem) {
+  .cards thead { display: none; } .cards tr { display: block; border-bottom: 1px solid var(--line); padding: .4rem 0; }
+  .cards, .cards tbody, .cards caption { display: block; }
+  .cards th, .cards td { display: block; border: 0; padding: .05rem 0; }
+  .cards td:empty { display: none; }
+  .cards td::before { content: attr(data-label) ': '; color: var(--faint); }
+}
 ";
-
-/// In a file of its own, not in a page.
-const NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
 
 /// One picture.
 struct Picture {
     /// Of the file, if it gets one.
     name: String,
+    /// The caption, which says what is drawn.
     about: String,
-    svg: String,
+    /// The drawing, or why there is none.
+    drawn: Result<String, String>,
 }
 
 /// Whether what is wanted can be written: better known before an hour of measuring.
@@ -40,98 +61,187 @@ pub fn check(args: &BenchArgs) -> Result<()> {
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     if let Some(dir) = &args.plots {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        tempfile::tempfile_in(dir)
-            .with_context(|| format!("cannot write into {}", dir.display()))?;
+        check_plots(dir)?;
     }
+    Ok(())
+}
+
+/// Makes the directory for pictures; whether they can be written there.
+pub fn check_plots(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    tempfile::tempfile_in(dir).with_context(|| format!("cannot write into {}", dir.display()))?;
     Ok(())
 }
 
 /// Writes the page.
 pub fn write(file: &Path, report: &Report) -> Result<()> {
-    fs::write(file, page(report)?).with_context(|| format!("cannot write {}", file.display()))
+    fs::write(file, page(report)).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Writes each picture into a file, `FAMILY-CASE-WHAT.svg`.
 pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
     for case in report.cases() {
-        for picture in pictures(report, case)? {
+        for picture in pictures(report, case) {
             let file = dir.join(format!("{}-{}.svg", report.family, picture.name));
-            fs::write(&file, picture.svg)
-                .with_context(|| format!("cannot write {}", file.display()))?;
+            match picture.drawn {
+                Ok(svg) => fs::write(&file, plot::file(&svg))
+                    .with_context(|| format!("cannot write {}", file.display()))?,
+                Err(reason) => out::warning(&format!("{} is not drawn: {reason}", file.display())),
+            }
         }
     }
     Ok(())
 }
 
-fn page(report: &Report) -> Result<String> {
+fn page(report: &Report) -> String {
     let title = format!("ebbtide bench {}", report.family);
     let head = format!("<h1>{}</h1>\n", escape(&title));
-    Ok(document(&title, &(head + &section(report)?)))
+    document(&title, &(head + LEGEND + &section(report)))
 }
 
 /// A page with this title.
 pub fn document(title: &str, body: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\">\
-         <title>{}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n",
-        escape(title)
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\">\
+         <title>{}</title><style>{STYLE}{}</style></head>\n<body>\n{body}\n</body></html>\n",
+        escape(title),
+        plot::style()
     )
 }
 
-/// What a page tells of a family: what is missing, pictures of each case, and all figures.
-pub fn section(report: &Report) -> Result<String> {
+/// How to read the figures of families.
+pub const LEGEND: &str = "<p>Bars show the median and a line from quartile to quartile. The number in brackets is the \
+ratio to Ebbtide: above 1, Ebbtide needs less; ≈ is within the noise. Curves begin when the program has freed its memory or \
+ends. Dots continue a curve whose observation ended early.</p>\n";
+
+/// What a page says of a family: what is missing, pictures and figures of each case.
+pub fn section(report: &Report) -> String {
     let mut body = String::new();
     if report.partial {
-        body.push_str(&format!(
-            "<pre>{}</pre>\n",
-            escape(&tables::partial(report))
-        ));
+        body.push_str("<p>PARTIAL: not everything was measured.</p>\n");
+        let mut reasons: Vec<String> = report.broken_off.iter().cloned().collect();
+        reasons.extend(failures::summary(&report.failures));
+        body.push_str(&list(&reasons));
     }
-    body.push_str(
-        "<p>Bars: the median of all rounds, with a line from quartile to quartile; less is better. Curves: memory over \
-         time, from the end of freeing, or from the call that ends the process, on. Dashed: what has to stay. Below: all \
-         figures.</p>\n",
-    );
     for case in report.cases() {
-        body.push_str(&format!(
-            "<h2>{}</h2>\n<p>{}</p>\n",
-            escape(&case[0].case),
-            escape(&case[0].about)
-        ));
-        for picture in pictures(report, case)? {
-            body.push_str(&self::picture(&picture.about, &picture.svg));
-        }
+        let about = escape(&labels::capital(&case[0].about));
+        body.push_str(&format!("<h3>{about}</h3>\n"));
+        body.push_str(&shown(&pictures(report, case)));
+        body.push_str(&figures(report, case));
     }
-    for failure in &report.failures {
-        body.push_str(&format!("<p>Not measured: {}</p>\n", escape(failure)));
-    }
-    body.push_str(&format!(
-        "<h2>Figures</h2>\n<pre>{}</pre>",
-        escape(&tables::render(report))
-    ));
-    Ok(body)
+    let mut notes = vec![format!("Rounds: {}", report.rounds)];
+    notes.extend_from_slice(&report.notes);
+    body + &list(&notes)
 }
 
-/// A drawing in a page, with what it shows above it.
-pub fn picture(about: &str, svg: &str) -> String {
-    let svg = svg.replacen(NAMESPACE, "", 1);
-    format!("<p>{}</p>\n{svg}", escape(about))
+fn list(texts: &[String]) -> String {
+    let items: String = texts.iter().map(|text| item(text)).collect();
+    format!("<ul class=\"dropped\">{items}</ul>\n")
+}
+
+fn item(text: &str) -> String {
+    format!("<li>{}</li>\n", escape(text))
+}
+
+/// Pictures in a grid, and a line for each that is not drawn.
+fn shown(pictures: &[Picture]) -> String {
+    let mut grid = String::new();
+    let mut dropped = String::new();
+    for Picture { about, drawn, .. } in pictures {
+        match drawn {
+            Ok(svg) => grid.push_str(&format!("<figure>{svg}</figure>\n")),
+            Err(reason) => dropped.push_str(&format!(
+                "<p class=\"dropped\">Not drawn: {}: {}.</p>\n",
+                escape(about),
+                escape(reason)
+            )),
+        }
+    }
+    if !grid.is_empty() {
+        grid = format!("<div class=\"plots\">\n{grid}</div>\n");
+    }
+    grid + &dropped
+}
+
+/// A table with a caption; on a narrow screen each row becomes a card if `is_cards`, or else the table scrolls.
+pub fn table(caption: &str, header: &[String], rows: &[Vec<String>], is_cards: bool) -> String {
+    let class = if is_cards { "cards" } else { "" };
+    let mut text = format!(
+        "<div class=\"scroll\" tabindex=\"0\"><table class=\"{class}\"><caption>{}</caption>\n<thead><tr>",
+        escape(caption)
+    );
+    for name in header {
+        text.push_str(&format!("<th scope=\"col\">{}</th>", escape(name)));
+    }
+    text.push_str("</tr></thead>\n<tbody>\n");
+    for row in rows {
+        let cells = row
+            .iter()
+            .zip(header)
+            .enumerate()
+            .map(|(place, (cell, name))| {
+                let (cell, name) = (escape(cell), escape(name));
+                match place {
+                    0 => format!("<th scope=\"row\">{cell}</th>"),
+                    _ => format!("<td data-label=\"{name}\">{cell}</td>"),
+                }
+            });
+        text.push_str(&format!("<tr>{}</tr>\n", cells.collect::<String>()));
+    }
+    text + "</tbody></table></div>\n"
+}
+
+/// All figures of a case: a row for each allocator, a column for each metric.
+fn figures(report: &Report, case: &[Measurement]) -> String {
+    let without = report.without();
+    let header = case.iter().map(|m| m.unit.clone());
+    let header: Vec<String> = ["Allocator".into()].into_iter().chain(header).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for row in case.iter().flat_map(|m| &m.results) {
+        if !names.contains(&row.allocator.as_str()) {
+            names.push(&row.allocator);
+        }
+    }
+    let row = |name: &&str| {
+        let cells = case.iter().map(|m| {
+            let row = m.results.iter().find(|row| row.allocator == *name);
+            row.map_or(String::new(), |row| cell(m, row, &without))
+        });
+        [labels::allocator(name)].into_iter().chain(cells).collect()
+    };
+    let mut rows: Vec<Vec<String>> = names.iter().map(row).collect();
+    let noises = case.iter().map(tables::noise);
+    rows.push(["Noise".into()].into_iter().chain(noises).collect());
+    table(
+        "Figures: median (ratio to Ebbtide), lower is better",
+        &header,
+        &rows,
+        false,
+    )
+}
+
+/// A figure, with its ratio to Ebbtide's unless it is Ebbtide's.
+fn cell(m: &Measurement, row: &Row, without: &Without) -> String {
+    match row.allocator == OWN {
+        true => tables::median(row, without),
+        false => tables::with_ratio(m, row, without),
+    }
 }
 
 /// Curves first, then the figures of each metric.
-fn pictures(report: &Report, case: &[Measurement]) -> Result<Vec<Picture>> {
+fn pictures(report: &Report, case: &[Measurement]) -> Vec<Picture> {
     let id = case[0].case.as_str();
     let over_time = [
         (
             "rss",
-            "Resident size of the process",
+            "Resident memory of the process",
             lines(report, id, |c| &c.rss_mib, |c| c.base_mib + c.live_mib),
         ),
         (
             "system",
-            "What the system has less than before the fill",
+            "Memory that the system lacks compared with before",
             lines(report, id, |c| &c.system_mib, |c| c.live_mib),
         ),
         (
@@ -142,27 +252,78 @@ fn pictures(report: &Report, case: &[Measurement]) -> Result<Vec<Picture>> {
     ];
     let mut pictures = Vec::new();
     for (name, about, lines) in over_time.iter().filter(|(.., lines)| !lines.is_empty()) {
+        let caption = format!("{about} over time, MiB (lower is better)");
+        let title = format!("{about}: {}", case[0].about);
+        let is_empty = lines.iter().flat_map(|l| &l.points).all(|p| p.1 == 0.0);
         pictures.push(Picture {
             name: format!("{id}-{name}"),
-            about: (*about).into(),
-            svg: curves("MiB", lines)?,
+            drawn: match is_empty {
+                true => Err("all values are 0".into()),
+                false => Ok(plot::curves(&title, &caption, "MiB", lines)),
+            },
+            about: caption,
         });
     }
     let without = report.without();
     for m in case.iter().filter(|m| !m.results.is_empty()) {
-        let bar = |row: &Row| Bar {
-            name: row.allocator.clone(),
-            label: tables::with_ratio(m, row, &without),
+        let bar = |row: &&Row| Bar {
+            name: labels::allocator(&row.allocator),
+            label: cell(m, row, &without),
             value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
         };
-        let rows: Vec<Bar> = m.results.iter().map(bar).collect();
+        let rows: Vec<Bar> = m
+            .results
+            .iter()
+            .filter(|r| has_figure(r))
+            .map(|r| bar(&r))
+            .collect();
+        let title = format!("{}: {}", m.unit, m.about);
+        let caption = format!("{}; noise {}", labels::metric(&m.unit), tables::noise(m));
         pictures.push(Picture {
             name: format!("{id}-{}", m.metric),
-            about: format!("{}; A/A noise {}", m.unit, tables::noise(m)),
-            svg: bars(&rows)?,
+            drawn: match not_drawn(m) {
+                Some(reason) => Err(reason),
+                None => Ok(plot::bars(&title, &caption, &rows)),
+            },
+            about: caption,
         });
     }
-    Ok(pictures)
+    pictures
+}
+
+/// Whether it was measured, or was waited for in vain.
+fn has_figure(row: &Row) -> bool {
+    row.spread.is_some() || row.not_reached > 0
+}
+
+/// Why a picture of these figures would show nothing, or what is not so.
+fn not_drawn(m: &Measurement) -> Option<String> {
+    let own = m.results.iter().find(|row| row.allocator == OWN);
+    if !own.is_some_and(has_figure) {
+        return Some("samples of Ebbtide are missing".into());
+    }
+    let others = || {
+        m.results
+            .iter()
+            .filter(|row| row.allocator != OWN && row.allocator != TWIN)
+    };
+    let missing = others().filter(|row| !has_figure(row)).count();
+    if 2 * missing > others().count() {
+        return Some(format!(
+            "samples of {missing} of {} others are missing",
+            others().count()
+        ));
+    }
+    let is_zero = |row: &Row| row.spread.is_some_and(|s| s.median == 0.0);
+    if m.results.iter().all(is_zero) {
+        return Some("all values are 0".into());
+    }
+    let is_same = |row: &Row| {
+        row.ratio_to_ebbtide
+            .is_some_and(|ratio| tables::is_same(m, ratio))
+    };
+    let is_disturbed = others().count() > 0 && others().filter(|row| has_figure(row)).all(is_same);
+    is_disturbed.then(|| "every difference is within the noise".into())
 }
 
 /// One line per entry, from the round in the middle by the size at the end, and the reference.
@@ -176,6 +337,10 @@ fn lines(
     let mut reference: Option<Line> = None;
     let drawn = |c: &&CurveRow| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
     let curves: Vec<&CurveRow> = report.curves.iter().filter(drawn).collect();
+    let ends = curves
+        .iter()
+        .map(|c| of(&c.curve).len().saturating_sub(1) as f64 * c.curve.step_ms as f64 / 1e3);
+    let window_s = ends.fold(0.0, f64::max);
     let measured = report.measurements.iter().find(|m| m.case == case);
     for Row {
         allocator: name, ..
@@ -192,7 +357,7 @@ fn lines(
         let values = of(&middle.curve);
         let points = values.iter().enumerate();
         lines.push(Line {
-            name: name.clone(),
+            name: labels::allocator(name),
             points: points.map(|(i, v)| (i as f64 * step_s, *v)).collect(),
             is_reference: false,
         });
@@ -201,10 +366,7 @@ fn lines(
             name: "must stay".into(),
             points: vec![
                 (0.0, must_stay(&middle.curve)),
-                (
-                    values.len().saturating_sub(1) as f64 * step_s,
-                    must_stay(&middle.curve),
-                ),
+                (window_s, must_stay(&middle.curve)),
             ],
             is_reference: true,
         });
@@ -216,6 +378,38 @@ fn lines(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::Spread;
+
+    #[test]
+    fn pictures_that_show_nothing_are_not_drawn() {
+        let drawn = |noise: f64, rows: &[(&str, Option<f64>)]| {
+            let own = rows[0].1;
+            let row = |(name, value): &(&str, Option<f64>)| Row {
+                allocator: (*name).into(),
+                spread: value.and_then(|v| Spread::of(&[v])),
+                not_reached: 0,
+                ratio_to_ebbtide: value.zip(own).map(|(v, own)| v / own),
+                values: value.iter().copied().collect(),
+            };
+            not_drawn(&Measurement {
+                case: "c".into(),
+                about: "a".into(),
+                metric: "m".into(),
+                unit: "u".into(),
+                noise: Some(noise),
+                results: rows.iter().map(row).collect(),
+            })
+        };
+        let (a, b) = ((OWN, Some(10.0)), ("a", Some(12.0)));
+        assert_eq!(drawn(0.1, &[a, b]), None);
+        assert_eq!(drawn(0.1, &[a, b, ("c", None)]), None);
+        assert_eq!(drawn(0.1, &[a]), None);
+        let why = |noise, rows: &[_]| drawn(noise, rows).unwrap();
+        assert!(why(0.3, &[a, b]).contains("within the noise"));
+        assert!(why(0.1, &[a, b, ("c", None), ("d", None)]).contains("2 of 3 others"));
+        assert!(why(0.1, &[(OWN, None), b]).contains("Ebbtide are missing"));
+        assert!(why(0.1, &[(OWN, Some(0.0)), ("a", Some(0.0))]).contains("all values are 0"));
+    }
     use crate::figures::{self, Measured};
     use crate::harness::peers::Entry;
     use crate::harness::{Drawn, Metric, Results, Series};
@@ -257,7 +451,7 @@ mod tests {
         assert_eq!(rss.len(), 3);
         assert_eq!(rss[0].points, [(0.0, 100.0), (0.05, 20.0)]);
         assert_eq!(rss[2].points[0].1, 12.0);
-        let page = page(&report).unwrap();
+        let page = page(&report);
         assert_eq!(page.matches("<svg").count(), 3);
         assert!(page.contains("&lt;x&gt;") && !page.contains("http"));
         assert!(page.contains("a &amp; b"));

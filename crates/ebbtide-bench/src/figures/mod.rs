@@ -1,6 +1,8 @@
 //! A family's results, set beside Ebbtide's: printed as tables or JSON, and read again.
 
+pub mod failures;
 pub mod html;
+pub mod labels;
 pub mod plot;
 pub mod tables;
 

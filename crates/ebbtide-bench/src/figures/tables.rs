@@ -110,14 +110,6 @@ pub fn with_ratio(m: &Measurement, row: &Row, without: &Without) -> String {
     }
 }
 
-/// A table of these, numbers to the right.
-pub fn plain(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.set_header(header);
-    table.add_rows(rows);
-    lines(table)
-}
-
 /// The median, or why there is none.
 pub fn median(row: &Row, without: &Without) -> String {
     let figure = row.spread.map(|s| figure(s.median));
@@ -149,12 +141,20 @@ pub fn noise(m: &Measurement) -> String {
 
 /// A ratio, and whether it says anything.
 pub fn ratio(m: &Measurement, ratio: f64) -> String {
-    // Within the noise it does not.
-    let is_same = m.noise.is_some_and(|n| (ratio - 1.0).abs() <= n);
-    format!("{}{}", if is_same { "≈ " } else { "" }, factor(ratio))
+    format!(
+        "{}{}",
+        if is_same(m, ratio) { "≈ " } else { "" },
+        factor(ratio)
+    )
 }
 
-fn factor(ratio: f64) -> String {
+/// Whether a ratio is within the noise, and says nothing.
+pub fn is_same(m: &Measurement, ratio: f64) -> bool {
+    m.noise.is_some_and(|n| (ratio - 1.0).abs() <= n)
+}
+
+/// A ratio as text.
+pub fn factor(ratio: f64) -> String {
     match ratio {
         r if r >= 100.0 => format!("{r:.0}"),
         r => format!("{r:.2}"),

@@ -1,4 +1,4 @@
-//! `ebbtide report`: every family of benchmarks in turn, and one page that tells all of it.
+//! `ebbtide report`: every family of benchmarks in turn, and one page that begins with what each design is worth.
 //!
 //! The page is written anew, as a whole, after each family: whoever interrupts this keeps what was measured. An older page
 //! stays until something has been measured.
@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `designs` | which figures tell what a design is worth |
 //! | `page` | the page |
+//! | `peers` | how Ebbtide stands beside each other allocator |
 //! | `keep` | the results beside it |
 //! | `place` | where both are written |
 //! | `pace` | how long families take |
@@ -15,6 +16,7 @@ mod designs;
 mod keep;
 mod pace;
 mod page;
+mod peers;
 mod place;
 
 use std::fs;
@@ -27,15 +29,16 @@ use ebbtide_tools::library::LibArgs;
 use ebbtide_tools::{out, values};
 
 use crate::families::{self, Asked, FAMILIES, Registered};
-use crate::figures::{self, Report, SCHEMA, tables};
+use crate::figures::{self, Report, SCHEMA, html, tables};
 use crate::harness::progress::minutes;
 use crate::outside::interrupt::{self, Listening};
 use pace::Pace;
 
 /// Below the flags.
 pub const HELP: &str = "\
-Every family of 'ebbtide bench' in turn, beside glibc, the short ones first: a quarter of an hour, nearly half of it for \
-the last, 'reuse' (see --time-limit and --only); plan a day for --full with all peers. Nothing else should run meanwhile. \
+Every family of 'ebbtide bench' in turn, beside glibc: a quarter of an hour, nearly half of it for 'reuse' (see --only). \
+The families of the five designs run first; where --time-limit is short they run fewer rounds, and the page says which \
+families were left out; plan a day for --full with all peers. Nothing else should run meanwhile. \
 Families that need root, swap or a memory cgroup say so in the page and are skipped. The page holds everything itself, and \
 is written anew after each family: Ctrl-C keeps what was measured.";
 
@@ -65,6 +68,9 @@ pub struct ReportArgs {
     /// Write each family's results to DIR/FAMILY.json as soon as they are there, for --from
     #[arg(long, value_name = "DIR", conflicts_with = "from")]
     pub keep: Option<PathBuf>,
+    /// Write each picture of the families into this directory
+    #[arg(long, value_name = "DIR")]
+    pub plots: Option<PathBuf>,
     /// Rounds, instead of each family's own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "from")]
     pub rounds: Option<u32>,
@@ -104,6 +110,8 @@ struct Part {
     words: Vec<String>,
     /// How long it takes as a rule, where that is known.
     usual_s: Option<f64>,
+    /// How long one round takes of a core family, which is begun if there is time for that.
+    least_s: Option<f64>,
     /// With fewer rounds it took less than that.
     rounds: u32,
     state: State,
@@ -121,6 +129,9 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
     if let Some(dir) = &args.keep {
         keep::check(dir, parts.iter().map(|part| part.family.as_str()))?;
     }
+    if let Some(dir) = &args.plots {
+        html::check_plots(dir)?;
+    }
     // Between two families, too: no signal takes along what was measured.
     let _listening = Listening::start()?;
     measure(&mut parts, args);
@@ -136,6 +147,11 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
             out::stdout(tables::render(report).as_bytes());
         }
         return Err(error.context("the figures are on stdout, without their pictures"));
+    }
+    if let Some(dir) = &args.plots {
+        for report in &reports {
+            html::write_plots(dir, report)?;
+        }
     }
     out::stdout(format!("{file}\n").as_bytes());
     if let Some(status) = broken_off {
@@ -168,10 +184,19 @@ fn measure(parts: &mut [Part], args: &ReportArgs) {
         }
         let left = pace.of(parts[at..].iter().map(|part| part.usual_s).sum());
         let left = left.map_or(String::new(), |s| format!(", about {} left", minutes(s)));
+        let later_s: f64 = parts[at + 1..]
+            .iter()
+            .filter_map(|part| pace.of(part.least_s))
+            .sum();
         let (number, part) = (at + 1, &mut parts[at]);
         let room = args.time_limit.map(|t| t.saturating_sub(began.elapsed()));
+        let least_s = pace.of(part.least_s);
+        let room = match least_s {
+            Some(least_s) => pace::share(room, least_s, later_s),
+            None => room,
+        };
         let begins = Instant::now();
-        part.state = match pace.no_room(part.usual_s, room) {
+        part.state = match pace.no_room(part.least_s.or(part.usual_s), room) {
             Some(reason) => State::Skipped(reason),
             None => {
                 let command = part.command();
@@ -203,7 +228,7 @@ fn measure(parts: &mut [Part], args: &ReportArgs) {
 }
 
 fn write(file: &Path, parts: &[Part]) -> Result<()> {
-    place::write(file, &page::page(parts)?)
+    place::write(file, &page::page(parts))
 }
 
 /// What is to be measured.
@@ -225,6 +250,7 @@ fn parts(args: &ReportArgs) -> Result<Vec<Part>> {
             family: family.name.into(),
             words: words(args, family),
             usual_s: is_usual.then(|| family.quick_round_s * f64::from(rounds)),
+            least_s: (is_usual && family.is_core).then_some(family.quick_round_s),
             rounds,
             state: State::ToCome,
         }
@@ -302,6 +328,7 @@ fn saved(file: &Path) -> Result<Part> {
         family: report.family.clone(),
         words: command.collect(),
         usual_s: None,
+        least_s: None,
         rounds: report.rounds,
         state: State::Measured(Box::new(report)),
     })
@@ -423,6 +450,7 @@ mod tests {
             family: family.into(),
             words: words.iter().map(|w| (*w).into()).collect(),
             usual_s: None,
+            least_s: None,
             rounds: 1,
             state: State::ToCome,
         };
@@ -438,11 +466,11 @@ mod tests {
             reason.contains("such.so") && !reason.contains('\n'),
             "{reason}"
         );
-        let page = page::page(&[bad, part("a & b", &["ebbtide"])]).unwrap();
+        let page = page::page(&[bad, part("a & b", &["ebbtide"])]);
         assert!(
-            page.contains("skipped: ") && page.contains("a &amp; b: not yet"),
+            page.contains("left out: ") && page.contains("a &amp; b: not yet"),
             "{page}"
         );
-        assert!(!page.contains("http") && page.contains("Lazy freeing"));
+        assert!(!page.contains("http") && page.contains("Lazy free"));
     }
 }

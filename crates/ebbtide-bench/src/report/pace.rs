@@ -43,9 +43,26 @@ impl Pace {
     }
 }
 
+/// How much of the time that is left a family may take, so that the core families after it come to one round each.
+pub fn share(room: Option<Duration>, least_s: f64, later_s: f64) -> Option<Duration> {
+    let room_s = room?.as_secs_f64();
+    let share_s = (room_s - later_s).max(least_s.min(room_s));
+    Some(Duration::from_secs_f64(share_s))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn later_core_families_keep_their_part() {
+        let second = Duration::from_secs;
+        assert_eq!(share(None, 20.0, 100.0), None);
+        assert_eq!(share(Some(second(300)), 20.0, 100.0), Some(second(200)));
+        // One round is the least; it does not take more than there is.
+        assert_eq!(share(Some(second(110)), 20.0, 100.0), Some(second(20)));
+        assert_eq!(share(Some(second(15)), 20.0, 100.0), Some(second(15)));
+    }
 
     #[test]
     fn what_was_measured_corrects_what_is_usual() {

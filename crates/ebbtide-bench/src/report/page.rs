@@ -1,61 +1,154 @@
-//! The page: what each design is worth, the machine, and all families.
+//! The page: the verdict, the best peer, what ran, and then the details.
 
-use anyhow::Result;
-
-use super::designs::{self, DESIGNS};
-use super::{Part, State, told};
+use super::designs::{COLUMNS, DESIGNS, Finding, Verdict};
+use super::{Part, State, peers, told};
+use crate::families::FAMILIES;
 use crate::figures::plot::escape;
-use crate::figures::{Report, html};
+use crate::figures::{Report, html, labels};
 
 /// What stands in it.
-pub fn page(parts: &[Part]) -> Result<String> {
+pub fn page(parts: &[Part]) -> String {
     let reports: Vec<&Report> = parts.iter().filter_map(Part::report).collect();
-    let mut body = String::from(
-        "<h1>What Ebbtide is worth here</h1>\n\
-         <p>Each family of benchmarks runs fresh processes, allocators in turn; a figure is the median of its rounds. \
-         Less is better. Ebbtide is measured twice: what the two differ by is the noise, and ≈ is within it. \
-         What a design is worth is told by the same measured without it; ÷ is without over with, so above 1 the design \
-         helps, and below 1 it costs.</p>\n<h2>Families</h2>\n<ul>\n",
-    );
-    for part in parts {
-        let (name, command) = (escape(&part.family), escape(&part.command()));
-        let state = match &part.state {
-            State::ToCome => "not yet".into(),
-            State::Skipped(reason) => format!("skipped: {}", escape(reason)),
-            State::Measured(report) => format!("<a href=\"#{name}\">{}</a>", told(report)),
-        };
-        body.push_str(&format!(
-            "<li>{name}: {state}<br><code>{command}</code></li>\n"
-        ));
-    }
-    body.push_str("</ul>\n<h2>The five designs, with and without</h2>\n");
+    let mut body = String::from("<h1>What Ebbtide is worth here</h1>\n");
+    body.push_str(&verdict(parts));
+    body.push_str("<h2>Best other allocator</h2>\n");
+    body.push_str(&peers::section(&reports));
+    body.push_str("<h2>What ran, and what was left out</h2>\n");
+    body.push_str(&families(parts));
+    body.push_str("<h2>The five designs in detail</h2>\n");
     for design in &DESIGNS {
+        let rows: Vec<Vec<String>> = design
+            .findings(parts)
+            .map(|(worth, finding)| row(labels::capital(worth.label()), finding.as_ref()))
+            .collect();
         body.push_str(&format!(
-            "<h3>{}</h3>\n<p>{}</p>\n<pre>{}</pre>\n",
+            "<h3>{}</h3>\n<p>{}</p>\n",
             escape(design.name),
-            escape(design.about),
-            escape(&designs::table(design, &reports))
+            escape(design.about)
         ));
-        for (about, svg) in designs::pictures(design, &reports)? {
-            body.push_str(&html::picture(&about, &svg));
-        }
+        let header = header(&["Figure (lower is better)"]);
+        body.push_str(&html::table("All figures", &header, &rows, true));
     }
     let mut machines: Vec<String> = Vec::new();
     for machine in reports.iter().map(|report| machine(report)) {
         if !machines.contains(&machine) {
-            body.push_str(&format!(
-                "<h2>The machine</h2>\n<pre>{}</pre>\n",
-                escape(&machine)
-            ));
+            body.push_str(&format!("<h2>The machine</h2>\n<ul>{machine}</ul>\n"));
             machines.push(machine);
         }
     }
+    body.push_str("<h2>All benchmarks</h2>\n");
+    body.push_str(html::LEGEND);
     for report in reports {
         let family = escape(&report.family);
-        body.push_str(&format!("<h1 id=\"{family}\">{family}</h1>\n"));
-        body.push_str(&html::section(report)?);
+        body.push_str(&format!("<h2 id=\"{family}\">The family {family}</h2>\n"));
+        body.push_str(&html::section(report));
     }
-    Ok(html::document("Ebbtide: what it is worth here", &body))
+    html::document("Ebbtide: what it is worth here", &body)
+}
+
+/// What became of each family.
+fn families(parts: &[Part]) -> String {
+    let mut list = String::from("<ul>\n");
+    for part in parts {
+        let (name, command) = (escape(&part.family), escape(&part.command()));
+        let state = match &part.state {
+            State::ToCome => "not yet".into(),
+            State::Skipped(reason) => format!("left out: {}", escape(reason)),
+            State::Measured(report) => format!("<a href=\"#{name}\">{}</a>", told(report)),
+        };
+        list.push_str(&format!(
+            "<li>{name}: {state}<br><code>{command}</code></li>\n"
+        ));
+    }
+    for family in &FAMILIES {
+        if parts.iter().all(|part| part.family != family.name) {
+            list.push_str(&format!("<li>{}: left out: not chosen</li>\n", family.name));
+        }
+    }
+    list + "</ul>\n"
+}
+
+/// One sentence and one table: what each design is worth.
+fn verdict(parts: &[Part]) -> String {
+    let headlines = DESIGNS.each_ref().map(|design| design.headline(parts));
+    let rows: Vec<Vec<String>> = DESIGNS
+        .iter()
+        .zip(&headlines)
+        .map(|(design, (worth, finding))| {
+            let mut cells = row(design.name.into(), finding.as_ref());
+            cells.insert(2, labels::capital(worth.label()));
+            cells
+        })
+        .collect();
+    let mut header = header(&["Design"]);
+    header.insert(2, "Figure (lower is better)".into());
+    let verdicts = headlines.map(|(_, finding)| finding.ok().map(|f| f.verdict));
+    format!(
+        "<p class=\"verdict\" id=\"verdict\">{}</p>\n{}<p class=\"dropped\">Each figure is a median. Noise is the difference \
+         between two runs of the same Ebbtide; ≈ marks a difference within it.</p>\n",
+        escape(&sentence(&verdicts)),
+        html::table("Each design against its own absence", &header, &rows, true)
+    )
+}
+
+/// The verdict on each design in words.
+fn sentence(verdicts: &[Option<Verdict>; DESIGNS.len()]) -> String {
+    let clauses = [
+        (Some(Verdict::Helps), ["helps", "help"]),
+        (
+            Some(Verdict::Costs),
+            ["costs more than it brings", "cost more than they bring"],
+        ),
+        (
+            Some(Verdict::Same),
+            [
+                "makes no difference beyond the noise",
+                "make no difference beyond the noise",
+            ],
+        ),
+        (Some(Verdict::Unclear), ["is unclear", "are unclear"]),
+        (None, ["was not measured", "were not measured"]),
+    ];
+    let clauses = clauses.iter().filter_map(|(wanted, [one, several])| {
+        let designs = DESIGNS.iter().zip(verdicts);
+        let designs = designs.filter(|(_, verdict)| *verdict == wanted);
+        let names: Vec<String> = designs
+            .map(|(design, _)| design.name.to_lowercase())
+            .collect();
+        let does = if names.len() == 1 { one } else { several };
+        (!names.is_empty()).then(|| format!("{} {does}", and(&names)))
+    });
+    let clauses = clauses.collect::<Vec<_>>().join("; ");
+    format!("On this machine: {clauses}.")
+}
+
+/// As in a sentence.
+fn and(names: &[String]) -> String {
+    match names {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+fn header(first: &[&str]) -> Vec<String> {
+    first
+        .iter()
+        .chain(&COLUMNS)
+        .map(|name| (*name).into())
+        .collect()
+}
+
+/// A figure's cells, or the reason in the place of the verdict.
+fn row(name: String, finding: Result<&Finding, &String>) -> Vec<String> {
+    let cells = match finding {
+        Ok(finding) => finding.cells(),
+        Err(reason) => {
+            let mut cells = [const { String::new() }; COLUMNS.len()];
+            cells[0] = format!("not measured: {reason}");
+            cells
+        }
+    };
+    [name].into_iter().chain(cells).collect()
 }
 
 /// Of the facts what stays the same from family to family; the rest stands with each.
@@ -65,7 +158,40 @@ fn machine(report: &Report) -> String {
             "memory" => value.split(", ").next().unwrap_or_default(),
             _ => value,
         };
-        format!("{name}: {value}\n")
+        let name = name.replace('_', " ").replace("thp enabled", "huge pages");
+        format!("<li>{}: {}</li>\n", escape(&name), escape(value))
     };
     report.machine.iter().map(lasting).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentence_names_every_design() {
+        use Verdict::{Costs, Helps, Same, Unclear};
+        assert_eq!(
+            sentence(&[Some(Helps), Some(Costs), None, Some(Helps), Some(Same)]),
+            "On this machine: parallel free and partial depopulation help; clustered refill costs more than it brings; \
+             lazy free makes no difference beyond the noise; asynchronous release at exit was not measured."
+        );
+        let unclear = sentence(&[Some(Unclear); 5]);
+        assert!(
+            unclear.contains("free, clustered refill,")
+                && unclear.ends_with("lazy free are unclear.")
+        );
+    }
+
+    #[test]
+    fn the_verdict_comes_first() {
+        let page = page(&[]);
+        let at = |text: &str| {
+            page.find(text)
+                .unwrap_or_else(|| panic!("no {text}: {page}"))
+        };
+        assert!(at("id=\"verdict\"") < at("<table") && at("<table") < at("<h2>"));
+        assert!(page.contains("lazy free were not measured."));
+        assert!(page.contains("not measured: the family free was not run"));
+    }
 }

@@ -2,6 +2,7 @@
 
 mod families;
 mod measuring;
+mod page;
 mod partial;
 mod report;
 mod system;

@@ -38,8 +38,8 @@ fn report_keeps_what_could_be_measured() {
     let html = fs::read_to_string(&page).unwrap();
     for text in [
         "five designs",
-        "block_4k back_rss_ms",
-        "exit_4k",
+        "Time until a freed block has left the process, ms",
+        "Fill a block, then exit(0)",
         "no helper was made",
         "PARTIAL",
         "not measured",
@@ -93,7 +93,7 @@ fn results_that_can_no_longer_be_kept_stop_nothing() {
     );
     assert!(said.contains("kept/free.json") && said.contains("kept/exit.json"));
     let html = fs::read_to_string(&page).unwrap();
-    assert!(html.contains("block_4k back_rss_ms") && html.contains("exit_4k"));
+    assert!(html.contains("Time until a freed block") && html.contains("then exit(0)"));
 }
 
 #[test]
@@ -118,9 +118,10 @@ fn report_is_made_from_saved_results() {
     .stdout(says("page.html"));
     let html = fs::read_to_string(path("page.html")).unwrap();
     assert!(
-        html.contains("ebbtide bench free --quick --json") && html.contains("block_now_4k both_ms")
+        html.contains("ebbtide bench free --quick --json")
+            && html.contains("Time to free a block and release it at once, ms")
     );
-    assert!(html.contains("ebbtide, workers=0") && html.contains("percpu: groups_any after_mib"));
+    assert!(html.contains("Ebbtide, no workers") && html.contains("Per-CPU memory kept after"));
     // What cannot be written is printed, and a device stays one.
     program(&["report", "--out", "/dev/full", "--from"])
         .arg(path("free.json"))
@@ -185,9 +186,9 @@ fn a_page_that_is_broken_off_tells_what_is_missing() {
     );
     let html = fs::read_to_string(&page).unwrap();
     for text in [
-        "micro: <a href=\"#micro\">measured in part",
+        "free: <a href=\"#free\">measured in part",
         "broken off by SIGINT in round",
-        "free: skipped: broken off by SIGINT",
+        "micro: left out: broken off by SIGINT",
     ] {
         assert!(html.contains(text), "no {text}: {said}");
     }

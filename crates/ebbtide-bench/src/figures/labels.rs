@@ -1,0 +1,148 @@
+//! Names for a reader in place of those in JSON and on the command line.
+
+use crate::harness::peers::TWIN;
+
+/// Entries that call the kernel, or that measure a case without the process in question.
+const REFERENCES: [(&str, &str); 3] = [
+    ("munmap", "munmap alone (reference)"),
+    ("madvise", "madvise alone (reference)"),
+    ("nobody dies", "no process ends (reference)"),
+];
+
+const PEERS: [(&str, &str); 13] = [
+    ("glibc", "glibc"),
+    ("jemalloc-system", "jemalloc (distribution)"),
+    ("jemalloc-system-bg", "jemalloc (distribution), background"),
+    (
+        "jemalloc-system-bg-1s",
+        "jemalloc (distribution), background 1 s",
+    ),
+    ("mimalloc2-system", "mimalloc 2 (distribution)"),
+    ("gperftools-system", "gperftools (distribution)"),
+    ("jemalloc", "jemalloc"),
+    ("jemalloc-bg", "jemalloc, background"),
+    ("jemalloc-bg-1s", "jemalloc, background 1 s"),
+    ("mimalloc3", "mimalloc 3"),
+    ("mimalloc-pprof", "mimalloc with profiler"),
+    ("snmalloc", "snmalloc"),
+    ("tcmalloc", "tcmalloc"),
+];
+
+const SETTINGS: [(&str, &str); 14] = [
+    ("workers=0", "no workers"),
+    ("gather:inline", "gather inline"),
+    ("thp=off", "no huge pages"),
+    ("exit=detached", "detached exit"),
+    ("depopulate:off", "no depopulation"),
+    ("percpu_depopulate:off", "no per-CPU depopulation"),
+    ("cluster:off", "no clusters"),
+    ("lockstat:on", "locks counted"),
+    ("lockstat:cpu", "locks timed"),
+    ("lazyfree=auto", "lazy free"),
+    ("lazyfree=off", "no lazy free"),
+    ("lazyfree=always", "always lazy free"),
+    ("pressure=off", "no pressure watch"),
+    ("retain_ms=0", "no retention"),
+];
+
+fn of(list: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
+    list.iter()
+        .find(|(id, _)| *id == name)
+        .map(|(_, label)| *label)
+}
+
+/// An allocator, or a variant of Ebbtide with its settings.
+pub fn allocator(name: &str) -> String {
+    if name == TWIN {
+        return "Ebbtide again (for the noise)".into();
+    }
+    let Some(settings) = name.strip_prefix("ebbtide") else {
+        let known = of(&PEERS, name).or_else(|| of(&REFERENCES, name));
+        return known.unwrap_or(name).into();
+    };
+    let settings = settings
+        .trim_start_matches(", ")
+        .split(',')
+        .filter(|s| !s.is_empty());
+    let labels = settings.map(setting);
+    ["Ebbtide".into()]
+        .into_iter()
+        .chain(labels)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn setting(text: &str) -> String {
+    let text = text.strip_prefix("dev=").unwrap_or(text);
+    if let Some(label) = of(&SETTINGS, text) {
+        return label.into();
+    }
+    let count = |prefix: &str, noun: &str| {
+        let count = text.strip_prefix(prefix)?;
+        let plural = if count == "1" { "" } else { "s" };
+        Some(format!("{count} {noun}{plural}"))
+    };
+    count("workers=", "worker")
+        .or_else(|| count("teardown_workers:", "exit worker"))
+        .or_else(|| count("percpu_units:", "per-CPU unit"))
+        .unwrap_or_else(|| text.into())
+}
+
+/// Whether it is another allocator: neither a variant of Ebbtide nor a reference.
+pub fn is_peer(name: &str) -> bool {
+    !name.starts_with("ebbtide") && of(&REFERENCES, name).is_none()
+}
+
+/// A sentence or a caption begins with it.
+pub fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars
+        .next()
+        .into_iter()
+        .flat_map(char::to_uppercase)
+        .chain(chars)
+        .collect()
+}
+
+/// The caption of a metric: what its unit says, and its direction.
+pub fn metric(unit: &str) -> String {
+    format!("{unit} (lower is better)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::peers;
+
+    #[test]
+    fn every_known_peer_has_a_label() {
+        let list = peers::known_list();
+        for (name, _) in PEERS {
+            assert!(list.contains(name), "{name}: {list}");
+        }
+        assert!(is_peer("glibc") && is_peer("/a/lib.so") && !is_peer("munmap"));
+        assert!(!is_peer(TWIN) && !is_peer("ebbtide, workers=0"));
+    }
+
+    #[test]
+    fn settings_are_spelled_out() {
+        for (name, label) in [
+            ("ebbtide", "Ebbtide"),
+            (
+                "ebbtide, dev=lockstat:cpu,dev=cluster:off",
+                "Ebbtide, locks timed, no clusters",
+            ),
+            (
+                "ebbtide, exit=detached,dev=teardown_workers:1",
+                "Ebbtide, detached exit, 1 exit worker",
+            ),
+            ("ebbtide, workers=16", "Ebbtide, 16 workers"),
+            ("ebbtide, unheard=of", "Ebbtide, unheard=of"),
+            ("mimalloc3", "mimalloc 3"),
+            ("/a/lib.so", "/a/lib.so"),
+        ] {
+            assert_eq!(allocator(name), label);
+        }
+        assert_eq!(capital("a block"), "A block");
+    }
+}
