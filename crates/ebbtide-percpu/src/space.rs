@@ -6,6 +6,7 @@ use ebbtide_core::front::FAST;
 use ebbtide_core::pages::Settings;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::lock::Lock;
+use ebbtide_sys::rseq::{SECTIONS, section};
 use ebbtide_sys::{process, vm};
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{Chunk, Shard, ShardState, UNIT_BYTES};
@@ -150,20 +151,18 @@ pub fn rseq_offset() -> isize {
 }
 
 /// Whether the CPU that this thread is on has a unit, by the kernel's word for a registered thread. Sections are in use.
-#[cfg(target_arch = "x86_64")]
 pub fn has_unit() -> bool {
     // SAFETY: sections are in use, so `struct rseq` lies there.
-    let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
+    let cpu = unsafe { section::cpu_id(rseq_offset()) };
     usize::try_from(cpu).is_ok_and(|cpu| cpu < units())
 }
 
 /// The CPU that this thread is on, or was a moment ago.
 #[inline]
 pub fn current_cpu() -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if rseq_offset() != 0 {
+    if SECTIONS && rseq_offset() != 0 {
         // SAFETY: sections are in use, so `struct rseq` lies there.
-        let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
+        let cpu = unsafe { section::cpu_id(rseq_offset()) };
         // Without registration, libc may not know the thread either.
         return usize::try_from(cpu).unwrap_or_else(|_| process::current_cpu_raw());
     }

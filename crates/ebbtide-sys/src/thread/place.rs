@@ -242,7 +242,6 @@ mod tests {
     }
 
     /// What a thread finds as its `cpu_id`, and that what a section would write beside it is its own.
-    #[cfg(target_arch = "x86_64")]
     #[test]
     fn a_thread_finds_no_registration_however_far_away() {
         static SEEN: AtomicUsize = AtomicUsize::new(0);

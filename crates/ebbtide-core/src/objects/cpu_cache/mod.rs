@@ -44,7 +44,7 @@ use ebbtide_sys::{membarrier, process, vm};
 /// CPUs with a cache of their own; higher ones share them in the portable mode and go without in
 /// the section mode.
 const MAX_CPUS: usize = 1024;
-/// Entries of the table: no kernel for x86-64 has a higher CPU number than 8,191, whatever `/sys` says of this machine.
+/// Entries of the table: no kernel for x86-64 or aarch64 has a higher CPU number than 8,191, whatever `/sys` says of this machine.
 const TABLE_CPUS: usize = 8192;
 /// Before the entry of CPU 0: the wipe word, a spare one, and two entries for threads without registration.
 const TABLE_HEAD_BYTES: usize = 4 * 8;
@@ -168,7 +168,6 @@ impl CpuCaches {
                 wipe_word,
             };
         }
-        #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
         if sections && config.vfork_guard {
             rseq::guard_vfork(stacks.rseq_offset);
         }

@@ -5,15 +5,12 @@ use crate::objects::Objects;
 use crate::objects::central::Misuse;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;
-#[cfg(target_arch = "x86_64")]
-use ebbtide_sys::rseq::section;
-use ebbtide_sys::rseq::{Outcome, SLAB_BYTES};
+use ebbtide_sys::rseq::{Outcome, SLAB_BYTES, section};
 use ebbtide_sys::{process, vm};
 
 use super::{COLD, LIVE};
 
 /// So many aborted sections in a row mean that they cannot get through (single-stepping).
-#[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: usize = 20;
 
 /// One operation on this CPU's stacks, in whichever mode.
@@ -30,7 +27,6 @@ impl Objects {
         if !place.sections {
             return self.operate_portable(class, &mut operation);
         }
-        #[cfg(target_arch = "x86_64")]
         for _ in 0..MAX_ABORTS {
             // SAFETY: the mode says that the offset is good; the slabs behind live table entries are
             // mapped; objects are never 0.
@@ -118,7 +114,6 @@ impl Objects {
 
     /// An object of `class`, for who has no fast path. 0: out of memory.
     pub fn take_object(&self, class: usize) -> usize {
-        #[cfg(target_arch = "x86_64")]
         if self.caches.uses_sections() {
             // SAFETY: the section mode.
             let object = unsafe { section::pop(&self.caches.place().stacks, class) };
@@ -134,7 +129,6 @@ impl Objects {
 
     /// Takes an object back from who has no fast path.
     pub fn put_object(&self, class: usize, object: usize) {
-        #[cfg(target_arch = "x86_64")]
         if self.caches.uses_sections() {
             let stacks = &self.caches.place().stacks;
             // SAFETY: the section mode; an object is not 0.

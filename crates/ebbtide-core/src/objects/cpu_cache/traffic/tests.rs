@@ -21,7 +21,6 @@ pub fn has_sections(heap: &Heap) -> bool {
 }
 
 /// Makes a CPU's slab live from any other CPU.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 pub fn warm(heap: &Heap, cpu: usize) -> bool {
     heap.warm(cpu as i32)
 }
@@ -251,7 +250,7 @@ fn every_object_has_one_owner_and_comes_back_without_sections() {
 
 /// A pop is aborted after it has copied the newest object, and the repetition finds the slab drained: that object
 /// belongs to who drains, and the caller has none.
-#[cfg(all(feature = "inject", target_arch = "x86_64"))]
+#[cfg(feature = "inject")]
 #[test]
 fn an_object_of_an_aborted_pop_is_not_handed_out() {
     use core::sync::atomic::AtomicUsize;
