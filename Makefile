@@ -1,6 +1,7 @@
 # Ebbtide: build, try, test, measure, install. `make help` lists the targets.
 #
-# Results: $(TARGET)/release/libebbtide.so, a link to it by its soname, and $(TARGET)/release/ebbtide.
+# Results: $(TARGET)/release/libebbtide.so, a link to it by its soname, $(TARGET)/release/ebbtide, and
+# $(TARGET)/release/ebbtide-bench.
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -19,6 +20,7 @@ FISHDIR ?= $(DATADIR)/fish/vendor_completions.d
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := $(TARGET)/release/libebbtide.so
 PROGRAM := $(TARGET)/release/ebbtide
+BENCH   := $(TARGET)/release/ebbtide-bench
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # The name that programs linked with the library ask for. It changes with the interface, not with the version.
 SONAME  := $(shell sed -n 's/.*-soname,\([^"]*\)".*/\1/p' crates/ebbtide-preload/build.rs)
@@ -26,13 +28,14 @@ SONAME  := $(shell sed -n 's/.*-soname,\([^"]*\)".*/\1/p' crates/ebbtide-preload
 all: build
 
 help:
-	@echo 'make            build the library and the program (release)'
+	@echo 'make            build the library and the programs (release)'
 	@echo 'make demo       redis and python with Ebbtide, and without beside it'
 	@echo 'make test       unit, property, model-checked and process-level tests'
 	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
+	@echo 'make install-bench  the benchmarks (ebbtide-bench) too; the same PREFIX and DESTDIR'
 	@echo 'make uninstall  the same PREFIX and DESTDIR'
 	@echo 'make clean      remove what was built here'
 
@@ -43,7 +46,7 @@ need-cc:
 	@command -v $(CC) >/dev/null || { echo '$(CC) not found: install a C compiler (Debian: apt install gcc libc6-dev)'; exit 1; }
 
 build: need-cargo need-cc
-	$(CARGO) build --release -p ebbtide-preload -p ebbtide-cli
+	$(CARGO) build --release -p ebbtide-preload -p ebbtide-cli -p ebbtide-bench
 	ln -sfn libebbtide.so '$(TARGET)/release/$(SONAME)'
 
 demo: build
@@ -59,7 +62,7 @@ matrix: need-cargo need-cc
 
 bench: build
 	$(MAKE) -C bench/peers
-	$(PROGRAM) bench micro
+	$(BENCH) micro
 
 # The cheap ones first.
 lint: need-cargo
@@ -92,15 +95,25 @@ install:
 	'$(PROGRAM)' completions fish > '$(DESTDIR)$(FISHDIR)/ebbtide.fish'
 	@test -n '$(DESTDIR)' || echo 'installed; if the loader does not find -lebbtide yet, run ldconfig as root'
 
+install-bench:
+	@test -x '$(BENCH)' || { echo 'nothing built yet: run make first'; exit 1; }
+	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(MANDIR)' '$(DESTDIR)$(BASHDIR)' '$(DESTDIR)$(ZSHDIR)' '$(DESTDIR)$(FISHDIR)'
+	install -m 755 '$(BENCH)' '$(DESTDIR)$(BINDIR)/ebbtide-bench'
+	'$(BENCH)' man --dir '$(DESTDIR)$(MANDIR)'
+	'$(BENCH)' completions bash > '$(DESTDIR)$(BASHDIR)/ebbtide-bench'
+	'$(BENCH)' completions zsh > '$(DESTDIR)$(ZSHDIR)/_ebbtide-bench'
+	'$(BENCH)' completions fish > '$(DESTDIR)$(FISHDIR)/ebbtide-bench.fish'
+
 uninstall:
-	rm -f '$(DESTDIR)$(BINDIR)/ebbtide' '$(DESTDIR)$(LIBDIR)/libebbtide.so' \
+	rm -f '$(DESTDIR)$(BINDIR)/ebbtide' '$(DESTDIR)$(BINDIR)/ebbtide-bench' '$(DESTDIR)$(LIBDIR)/libebbtide.so' \
 	    '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/$(SONAME)'.* \
 	    '$(DESTDIR)$(INCDIR)/ebbtide.h' '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc' \
 	    '$(DESTDIR)$(MANDIR)/ebbtide.1' '$(DESTDIR)$(MANDIR)'/ebbtide-*.1 \
-	    '$(DESTDIR)$(BASHDIR)/ebbtide' '$(DESTDIR)$(ZSHDIR)/_ebbtide' '$(DESTDIR)$(FISHDIR)/ebbtide.fish'
+	    '$(DESTDIR)$(BASHDIR)/ebbtide' '$(DESTDIR)$(ZSHDIR)/_ebbtide' '$(DESTDIR)$(FISHDIR)/ebbtide.fish' \
+	    '$(DESTDIR)$(BASHDIR)/ebbtide-bench' '$(DESTDIR)$(ZSHDIR)/_ebbtide-bench' '$(DESTDIR)$(FISHDIR)/ebbtide-bench.fish'
 
 clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build demo test matrix bench lint install uninstall clean
+.PHONY: all help need-cargo need-cc build demo test matrix bench lint install install-bench uninstall clean

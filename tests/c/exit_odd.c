@@ -5,7 +5,7 @@
  *                 slow  the same with kill
  *   traced        under a tracer by a filter, whom its helper does not have: that ends, and leaves no core file
  *   requests      it is killed while requests of io_submit wait for a listening socket and for its pipe, and its helper
- *                 waits for its turn: the port is free and the pipe ends at once
+ *                 waits for admission: the port is free and the pipe ends at once
  *   nice HOW      a thread that gives way to others (HOW: idle, nice) makes no helper, the main thread does; `all`: where
  *                 the main thread is as nice, it makes one; `less`: where the main thread is less nice than usual, too
  *   left          its main thread has ended by pthread_exit and another sleeps: the helper looks ever more seldom
@@ -163,7 +163,7 @@ static int traced(void)
     return 0;
 }
 
-/* The helper has no turn as long as `slots` are taken. */
+/* The helper is not admitted as long as `slots` are taken. */
 static int requests(void)
 {
     struct sockaddr_in here;
@@ -186,7 +186,7 @@ static int requests(void)
     while (listen_at(ntohs(here.sin_port)) < 0) CHECK(now() - began < 1.5, "the port is taken for %.1f s", now() - began);
     printf("free after %.2f ms\n", (now() - began) * 1e3);
     char state = state_of(c.helper);
-    if (!state || state == 'Z') puts("skipped: the helper did not wait for its turn, this machine is short of memory");
+    if (!state || state == 'Z') puts("skipped: the helper did not wait for admission, this machine is short of memory");
     close(slots);
     await_gone(c.helper);
     forget(&c);

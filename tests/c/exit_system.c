@@ -1,8 +1,8 @@
 /* What the system has of a large process that ended: exit_system MODE. Needs exit=detached, exit_threshold=32M.
  *   returned [FILE]  512 MiB are free again, in FILE (a cgroup's usage) or in the system's free memory
  *   swapped          256 MiB of swap are free again
- *   hurried FILE MIB 1 GiB waits for its turn while the slots of XDG_RUNTIME_DIR are taken, and is back at once,
- *                    turn or no turn, when MIB more are used in the cgroup whose usage FILE says
+ *   hurried FILE MIB 1 GiB waits for admission while the slots of XDG_RUNTIME_DIR are taken, and is back at once,
+ *                    admitted or not, when MIB more are used in the cgroup whose usage FILE says
  *   many N [DIR]     N short programs (fewer where their helpers take long) leave nothing: no process, no descriptor, no
  *                    file, no lock in XDG_RUNTIME_DIR, and no memory or swap of the cgroup DIR
  *   nproc UID        a plain user with RLIMIT_NPROC: no helper to be had, the end is as ever
@@ -64,21 +64,21 @@ static int a_slot_is_taken(int slots)
     return all.l_type != F_UNLCK;
 }
 
-/* Idle threads have 5 s of a helper's turn, then usual ones do what is left. */
-#define TURN_S 7.0
+/* Idle threads have 5 s once a helper is admitted, then usual ones do what is left. */
+#define ADMITTED_S 7.0
 
-/* Seconds until less than `most` is in use, from the helper's turn on; TURN_S or more: it is not by then. */
-static double back_in_its_turn(pid_t helper, const char *file, ssize_t most)
+/* Seconds until less than `most` is in use, from the helper's admission on; ADMITTED_S or more: it is not by then. */
+static double back_once_admitted(pid_t helper, const char *file, ssize_t most)
 {
     /* Without a place for slots it counts from now on. */
     int slots = getenv("XDG_RUNTIME_DIR") ? open_slots() : -1;
-    double ended = now(), turn = slots < 0 ? ended : 0, passed_s = 0;
-    while (in_use(file) >= most && passed_s < TURN_S) {
-        /* A short turn may have been missed. */
-        if (!turn && (a_slot_is_taken(slots) || strchr("Z", state_of(helper)))) turn = now();
-        CHECK(turn || now() - ended < patience(), "it has had no turn");
+    double ended = now(), admitted = slots < 0 ? ended : 0, passed_s = 0;
+    while (in_use(file) >= most && passed_s < ADMITTED_S) {
+        /* A short admission may have been missed. */
+        if (!admitted && (a_slot_is_taken(slots) || strchr("Z", state_of(helper)))) admitted = now();
+        CHECK(admitted || now() - ended < patience(), "it was never admitted");
         usleep(1000);
-        passed_s = turn ? now() - turn : 0;
+        passed_s = admitted ? now() - admitted : 0;
     }
     if (slots >= 0) close(slots);
     return passed_s;
@@ -88,20 +88,20 @@ static double back_in_its_turn(pid_t helper, const char *file, ssize_t most)
 static int returned(const char *file)
 {
     const ssize_t size = 512 * MIB;
-    double took = TURN_S;
-    for (int i = 0; i < 4 && took >= TURN_S; i++) {
+    double took = ADMITTED_S;
+    for (int i = 0; i < 4 && took >= ADMITTED_S; i++) {
         ssize_t before = in_use(file);
         struct plan plan = {"kill", 512, 0, 0, 0, NULL};
         struct child c = start(&plan, 1, -1);
         CHECK(file == NULL || in_use(file) - before > size * 9 / 10);
         end_child(&c, "kill");
         CHECK(fits("kill", wait_for(&c)));
-        took = back_in_its_turn(c.helper, file, before + size / 10);
+        took = back_once_admitted(c.helper, file, before + size / 10);
         await_gone(c.helper);
         forget(&c);
     }
-    printf("%.1f ms of its turn\n", took * 1e3);
-    CHECK(took < TURN_S, "the memory is not back after a turn");
+    printf("%.1f ms from admission on\n", took * 1e3);
+    CHECK(took < ADMITTED_S, "the memory is not back in the time of an admitted helper");
     return passed();
 }
 
@@ -121,7 +121,7 @@ static int machine_is_short(unsigned long long *lost)
 }
 
 /* A child of 1 GiB has been killed and waited for, the slots are taken. 0: its memory goes early, and may. */
-static int waits_for_its_turn(const char *file, struct child *c, ssize_t before, double seconds)
+static int waits_for_admission(const char *file, struct child *c, ssize_t before, double seconds)
 {
     unsigned long long lost = 0;
     struct plan plan = {"kill", 1024, 0, 0, 0, NULL};
@@ -133,7 +133,7 @@ static int waits_for_its_turn(const char *file, struct child *c, ssize_t before,
     CHECK(fits("kill", wait_for(c)));
     for (double began = now(); now() - began < seconds; usleep(20000)) {
         if (in_use(file) - before > full * 9 / 10) continue;
-        CHECK(machine_is_short(&lost), "the memory does not wait for its turn");
+        CHECK(machine_is_short(&lost), "the memory does not wait for admission");
         return 0;
     }
     return 1;
@@ -154,13 +154,13 @@ static int hurried(const char *file, size_t mib)
 {
     struct child c;
     ssize_t before = in_use(file);
-    int slots = take_slots(), waited = waits_for_its_turn(file, &c, before, 1);
+    int slots = take_slots(), waited = waits_for_admission(file, &c, before, 1);
     close(slots);
     double calm = until_back(file, before, 0, patience());
     await_gone(c.helper);
     forget(&c);
     slots = take_slots();
-    waited &= waits_for_its_turn(file, &c, before, 0.3);
+    waited &= waits_for_admission(file, &c, before, 0.3);
     if (!waited) { puts("skipped: this machine is short of memory"); return 0; }
     char *more = mmap(NULL, mib * MIB + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(more != MAP_FAILED);
@@ -169,7 +169,7 @@ static int hurried(const char *file, size_t mib)
     close(slots);
     await_gone(c.helper);
     forget(&c);
-    printf("its turn: back after %.0f ms; need: after %.0f ms\n", calm * 1e3, hurry * 1e3);
+    printf("admitted: back after %.0f ms; memory is short: after %.0f ms\n", calm * 1e3, hurry * 1e3);
     return passed();
 }
 
@@ -191,7 +191,7 @@ static int swapped(void)
     for (int i = 0; i < 8; i++) end_child(&all[i], "kill");
     for (int i = 0; i < 8; i++) CHECK(fits("kill", wait_for(&all[i])));
     double began = now(), last = began;
-    /* The helpers take turns: some of it must come with each. */
+    /* Few helpers are admitted at a time: some of it must come with each. */
     for (size_t least = before + grown, used; (used = swap_used()) > before + MIB; usleep(1000)) {
         if (used + MIB <= least) { least = used; last = now(); }
         CHECK(now() - last < patience(), "%zu MiB of swap are not back", (used - before) >> 20);
@@ -242,7 +242,7 @@ static size_t held_in(const char *group)
     return access(line, R_OK) ? bytes : bytes + number_in(line);
 }
 
-/* Collects helpers until so many have ended; returns how long that took. They take turns, of 5 s where others want the
+/* Collects helpers until so many have ended; returns how long that took. They are admitted one after the other, for 5 s where others want the
  * CPUs: it is late when none ends any more. */
 static double collect(int *ended, int wanted)
 {

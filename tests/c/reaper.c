@@ -281,7 +281,7 @@ static int rights(void)
     return passed();
 }
 
-/* Collects helpers until at most so many of these programs may have one. Each has its turn, of 5 s and what its idle
+/* Collects helpers until at most so many of these programs may have one. Each is admitted, for 5 s and what its idle
  * threads then take to begin and to go, where others want the CPUs: it is late when none has ended for three. */
 static void collect(int *programs, int most)
 {

@@ -1,5 +1,5 @@
-/* Where memory is short a helper does not wait for its turn: reaper_short MIB soon|later. With exit=detached, and an empty
- * XDG_RUNTIME_DIR in which this program takes all turns. A child takes so many MiB and is killed. */
+/* Where memory is short a helper does not wait for admission: reaper_short MIB soon|later. With exit=detached, and an empty
+ * XDG_RUNTIME_DIR in which this program takes all slots. A child takes so many MiB and is killed. */
 #include "reaper.h"
 #include <signal.h>
 #include <sys/wait.h>
@@ -13,8 +13,8 @@ int main(int argc, char **argv)
     CHECK(argc > 2 && dir);
     size_t size = atoi(argv[1]) * MIB;
     snprintf(path, sizeof path, "%s/ebbtide-exit.lock", dir);
-    int turns = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    CHECK(turns >= 0 && !fcntl(turns, F_SETLK, &all) && !pipe(ready));
+    int slots = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(slots >= 0 && !fcntl(slots, F_SETLK, &all) && !pipe(ready));
 
     pid_t child = fork();
     CHECK(child >= 0);
@@ -34,8 +34,8 @@ int main(int argc, char **argv)
         return passed();
     }
     usleep(2000 * 1000);
-    CHECK(has_memory(helper), "it did not wait for a turn");
-    close(turns);
+    CHECK(has_memory(helper), "it did not wait for admission");
+    close(slots);
     wait_gone(helper, 10);
     return passed();
 }

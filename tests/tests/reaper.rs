@@ -186,7 +186,7 @@ fn none_with_few_calls() {
     );
 }
 
-/// A program of 240 MiB in a group is killed, while no turn is to be had. `container`: in a namespace of cgroups, with the
+/// A program of 240 MiB in a group is killed, while no helper is admitted. `container`: in a namespace of cgroups, with the
 /// group mounted as its root.
 fn killed_in_a_group(limit_mib: u64, container: bool, how: &str) {
     if !is_ebbtide() {
@@ -226,7 +226,7 @@ fn killed_in_a_group(limit_mib: u64, container: bool, how: &str) {
 }
 
 #[test]
-fn short_of_memory_it_waits_for_no_turn() {
+fn short_of_memory_it_does_not_wait_for_admission() {
     killed_in_a_group(256, false, "soon");
     // The control: there is enough.
     killed_in_a_group(1024, false, "later");

@@ -249,6 +249,9 @@ fn installed_and_removed() {
         .plain()
         .ok();
 
+    make("install-bench", prefix.path());
+    let bench = prefix.path().join("bin/ebbtide-bench");
+    Run::new(bench).args("--version").plain().ok();
     make("uninstall", prefix.path());
     assert_eq!(files_below(prefix.path()), Vec::<PathBuf>::new());
 }

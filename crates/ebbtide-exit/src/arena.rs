@@ -7,33 +7,32 @@
 //! Zeroed memory is valid and says that nothing has begun. The program writes [`Control`] before the helper is
 //! made; afterwards only the helper does, and its threads through the atomic fields.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_core::base::config::{AUTO, Config, MAX_TEARDOWN_WORKERS};
 use ebbtide_sys::helper::{self, Seat, Waited};
+use ebbtide_sys::{process, vm};
 
 const BUFFER_AT: usize = 4096;
 const BUFFER_BYTES: usize = 20 << 10;
-const STORAGE_AT: usize = BUFFER_AT + BUFFER_BYTES;
+/// In the middle: there is room on both sides of it.
+const STORAGE_AT: usize = BUFFER_AT + BUFFER_BYTES + STORAGE_BYTES / 2;
 const STORAGE_BYTES: usize = 8 << 10;
-const PIECES_AT: usize = STORAGE_AT + STORAGE_BYTES;
-/// Pieces in one round of the teardown.
-pub const PIECES: usize = 32 << 10;
+const PIECES_AT: usize = BUFFER_AT + BUFFER_BYTES + STORAGE_BYTES;
+/// Pieces at most: a process has 65,530 mappings by default, and 8 TiB make as many. The end of the process takes the rest.
+pub const PIECES: usize = 256 << 10;
 const SEATS_AT: usize = (PIECES_AT + PIECES * size_of::<Piece>()).next_multiple_of(4096);
 const SEAT_BYTES: usize = 32 << 10;
-/// Threads at most: the helper, its watcher, [`CALM`], [`HURRIED`] and [`ENDERS`].
-const SEATS: usize = FIRST_ENDER + ENDERS;
-/// Threads that take memory while there is enough, at most.
-pub const CALM: usize = MAX_TEARDOWN_WORKERS;
-/// Threads that take over when there is not, at most.
-pub const HURRIED: usize = 32;
-/// Threads that end requests, at most.
-pub const ENDERS: usize = 16;
-/// The first seats of each kind.
-pub const FIRST_CALM: usize = 2;
-/// See there.
-pub const FIRST_HURRIED: usize = FIRST_CALM + CALM;
-/// See there.
-pub const FIRST_ENDER: usize = FIRST_HURRIED + HURRIED;
+/// The seat of the thread that watches for an exec. The helper's first thread has seat 0.
+pub const WATCHER: usize = 1;
+/// Seats of threads that take memory while there is enough.
+pub const CALM: Range<usize> = WATCHER + 1..WATCHER + 1 + MAX_TEARDOWN_WORKERS;
+/// Seats of threads that take over when there is not.
+pub const HURRIED: Range<usize> = CALM.end..CALM.end + 32;
+/// Seats of threads that end requests.
+pub const ENDERS: Range<usize> = HURRIED.end..HURRIED.end + 16;
+/// All seats.
+pub const SEATS: usize = ENDERS.end;
 /// Rings of requests at most; the end of the process ends the others.
 pub const RINGS: usize = 256;
 /// The whole.
@@ -58,26 +57,20 @@ pub struct Control {
     pub ended: Flag,
     /// Memory is short.
     pub hurry: Flag,
-    /// It is this helper's turn.
-    pub turn: Flag,
+    /// This helper may work: it has been admitted.
+    pub admitted: Flag,
     /// No piece is left.
     pub finished: Flag,
     /// When the main thread was seen to leave the memory, if the end followed at once; else 0.
     pub left_ns: AtomicU64,
-    /// Changes when there are new pieces.
-    pub round: AtomicU32,
-    /// The next piece to take; pieces of this round; those not done yet.
+    /// The next piece to take; how many are listed; those not done yet.
     pub next: AtomicUsize,
     /// See there.
     pub count: AtomicUsize,
     /// See there.
     pub left: AtomicUsize,
-    /// Where the threads find what they share.
-    pub crew: AtomicUsize,
-    /// Rings of requests of io_submit(2), how many, and the next one to end.
+    /// Rings of requests of io_submit(2), 0 behind the last one; and the next one to end.
     pub rings: [AtomicUsize; RINGS],
-    /// See there.
-    pub ring_count: AtomicUsize,
     /// See there.
     pub next_ring: AtomicUsize,
     /// The program's process id.
@@ -109,11 +102,6 @@ impl Flag {
         self.wake();
     }
 
-    /// Not any more.
-    pub fn clear(&self) {
-        self.0.store(0, Ordering::SeqCst);
-    }
-
     /// Lets those who wait look again.
     pub fn wake(&self) {
         helper::wake(self.0.as_ptr() as usize);
@@ -135,54 +123,30 @@ impl Flag {
     }
 }
 
-/// A range to take. Listed anew each round, while a thread of the round before may still look at it.
+/// A range to take.
 #[repr(C)]
 pub struct Piece {
     start: AtomicUsize,
+    /// 0: it is done.
     bytes: AtomicUsize,
-    /// Odd: done. Even, another number each round: not yet.
-    done: AtomicU32,
-}
-
-/// What is to be taken, as it was when it was looked at.
-#[derive(Clone, Copy)]
-pub struct Pending {
-    /// Its first byte.
-    pub start: usize,
-    /// Its length.
-    pub bytes: usize,
-    state: u32,
 }
 
 impl Piece {
-    /// Lists a range in this round, once the one before is done. Whoever sees the last store sees the others, and whoever sees
-    /// one of the others sees that the last range was done.
-    pub fn list(&self, start: usize, bytes: usize, round: u32) {
-        self.start.store(start, Ordering::Release);
+    /// Lists a range. Nobody may take pieces yet.
+    pub fn list(&self, start: usize, bytes: usize) {
+        self.start.store(start, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Release);
-        self.done.store(round.wrapping_mul(2), Ordering::Release);
     }
 
-    /// The range, whole, if it has not been done.
-    pub fn pending(&self) -> Option<Pending> {
-        let state = self.done.load(Ordering::SeqCst);
-        let start = self.start.load(Ordering::Acquire);
-        let bytes = self.bytes.load(Ordering::Acquire);
-        let range = Pending {
-            start,
-            bytes,
-            state,
-        };
-        // Else somebody has done it meanwhile, and this may be a piece of another round by now, in parts.
-        (state & 1 == 0 && self.done.load(Ordering::SeqCst) == state).then_some(range)
-    }
-
-    /// Notes that it is done. `true`: nobody else had.
-    pub fn finish(&self, range: Pending) -> bool {
-        let state = range.state;
-        self.done
-            .compare_exchange(state, state | 1, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
+    /// Calls `work` with the range's first byte and length if it has not been done, and notes that it has. `true`: nobody else
+    /// noted that meanwhile.
+    pub fn take(&self, work: impl FnOnce(usize, usize)) -> bool {
+        let bytes = self.bytes.load(Ordering::SeqCst);
+        if bytes == 0 {
+            return false;
+        }
+        work(self.start.load(Ordering::Relaxed), bytes);
+        self.bytes.swap(0, Ordering::SeqCst) != 0
     }
 }
 
@@ -191,9 +155,20 @@ impl Piece {
 pub struct Arena(usize);
 
 impl Arena {
-    /// The one that was mapped at `address`, or none for 0.
-    pub fn at(address: usize) -> Option<Self> {
-        (address != 0).then_some(Self(address))
+    /// A new one. `None`: there is no memory.
+    pub fn map() -> Option<Self> {
+        let address = vm::map(BYTES).ok()?;
+        // SAFETY: the mapping just made. A forked child has no use for it.
+        unsafe {
+            let _ = vm::advise(address, BYTES, libc::MADV_DONTFORK);
+            let _ = vm::advise(address, BYTES, libc::MADV_NOHUGEPAGE);
+        }
+        Some(Self(address))
+    }
+
+    /// The one that was mapped at `address`.
+    pub fn at(address: usize) -> Self {
+        Self(address)
     }
 
     /// Where it begins.
@@ -218,7 +193,7 @@ impl Arena {
     /// No helper lives on it.
     pub unsafe fn prepare(self, program: u32, word: usize, config: &Config) {
         let workers = match config.teardown_workers {
-            AUTO => ebbtide_sys::process::allowed_cpus().clamp(1, 4),
+            AUTO => process::allowed_cpus().clamp(1, 4),
             workers => workers,
         };
         // SAFETY: by contract nobody else reads it now; both places are inside the mapping.
@@ -227,8 +202,8 @@ impl Arena {
             control.write_bytes(0, 1);
             (*control).program = program;
             (*control).word = word;
-            (*control).workers = workers.clamp(1, CALM);
-            let storage = self.0 + STORAGE_AT + STORAGE_BYTES / 2;
+            (*control).workers = workers;
+            let storage = self.0 + STORAGE_AT;
             (storage as *mut usize).write(storage);
         }
     }
@@ -237,7 +212,7 @@ impl Arena {
     pub fn seat(self, number: usize) -> Seat<'static> {
         Seat {
             stack: self.0 + SEATS_AT + (number + 1) * SEAT_BYTES,
-            storage: self.0 + STORAGE_AT + STORAGE_BYTES / 2,
+            storage: self.0 + STORAGE_AT,
             busy: &self.control().busy[number],
         }
     }
@@ -251,75 +226,30 @@ impl Arena {
         unsafe { core::slice::from_raw_parts_mut((self.0 + BUFFER_AT) as *mut u8, BUFFER_BYTES) }
     }
 
-    /// The list of pieces.
+    /// The list of pieces, with those that are not listed.
     pub fn pieces(self) -> &'static [Piece] {
         // SAFETY: inside the mapping, all fields atomic.
         unsafe { core::slice::from_raw_parts((self.0 + PIECES_AT) as *const Piece, PIECES) }
     }
 }
 
-impl Control {
-    /// Whether the helper's first thread runs.
-    pub fn is_alive(&self) -> bool {
-        self.busy[0].load(Ordering::Acquire) != 0
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    extern crate std;
     use super::*;
 
     #[test]
-    fn a_piece_is_done_once_and_listed_anew() {
+    fn a_piece_is_done_once() {
         let piece = Piece {
             start: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
-            done: AtomicU32::new(1),
         };
-        assert!(piece.pending().is_none());
-        piece.list(7, 8, 1);
-        let range = piece.pending().unwrap();
-        assert_eq!((range.start, range.bytes), (7, 8));
-        assert!(piece.finish(range) && !piece.finish(range));
-        assert!(piece.pending().is_none());
-        piece.list(9, 10, 2);
-        assert!(!piece.finish(range), "of another round");
-        assert_eq!(piece.pending().unwrap().start, 9);
-    }
-
-    /// As when a thread that was held up in one round meets the list of the next.
-    #[test]
-    fn a_piece_is_not_seen_by_halves_of_two_rounds() {
-        let piece = Piece {
-            start: AtomicUsize::new(0),
-            bytes: AtomicUsize::new(0),
-            done: AtomicU32::new(1),
-        };
-        let is_over = core::sync::atomic::AtomicBool::new(false);
-        let seen = std::thread::scope(|scope| {
-            let looker = scope.spawn(|| {
-                let mut seen = 0u64;
-                while !is_over.load(Ordering::Relaxed) {
-                    if let Some(range) = piece.pending() {
-                        assert_eq!(range.bytes, !range.start);
-                        seen += 1;
-                    }
-                }
-                seen
-            });
-            let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
-            let mut round = 0u32;
-            while !looker.is_finished() && std::time::Instant::now() < until {
-                for _ in 0..1000 {
-                    round = round.wrapping_add(1);
-                    piece.list(round as usize, !(round as usize), round);
-                    assert!(piece.pending().is_some_and(|range| piece.finish(range)));
-                }
-            }
-            is_over.store(true, Ordering::Relaxed);
-            looker.join().unwrap()
-        });
-        assert!(seen > 0, "nothing was tested");
+        let never = |_, _| panic!("it is done");
+        assert!(!piece.take(never), "not listed");
+        piece.list(7, 8);
+        assert!(piece.take(|start, bytes| assert_eq!((start, bytes), (7, 8))));
+        assert!(!piece.take(never));
+        // Two threads are at it, and the first one ends later.
+        piece.list(7, 8);
+        assert!(!piece.take(|_, _| assert!(piece.take(|_, _| {}))));
     }
 }

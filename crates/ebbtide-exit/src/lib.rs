@@ -3,19 +3,20 @@
 //! ```text
 //!  program ──clone(CLONE_VM)──▶ helper: waits            the program ends: its parent knows at once
 //!                               │                        (the memory is the helper's too, so it stays)
-//!                               ├─ end ──▶ files unmapped ▶ turn ▶ anonymous memory zapped by threads ▶ exit
+//!                               ├─ end ──▶ files unmapped ▶ admission ▶ anonymous memory zapped by threads ▶ exit
 //!                               └─ exec ─▶ exit: the old memory goes with it
 //! ```
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`arena`] | the helper's own memory: what it knows, its stacks, its list of pieces |
-//! | [`life`] | what it does from its beginning to the program's end |
+//! | [`resources`] | what it has open, and how its threads find that |
+//! | [`lifecycle`] | what it does from its beginning to the program's end |
 //! | [`teardown`] | the order in which memory goes |
-//! | [`crew`] | the threads that take it |
+//! | [`teardown_threads`] | the threads that take it |
 //! | [`maps`] | what is mapped |
-//! | [`turns`] | few helpers of a user at a time |
-//! | [`need`] | whether memory is short, so that it must go at once |
+//! | [`admission`] | few helpers of a user at a time |
+//! | [`memory_shortage`] | whether memory is short, so that it must go at once |
 //!
 //! With `exit=detached` the helper is made once the process is larger than `exit_threshold`: from a slow path
 //! ([`Hook::look`]), with no lock held. Whatever is refused, the process ends as the kernel ends it.
@@ -31,13 +32,14 @@
 // Read by those who change it.
 #![allow(rustdoc::private_intra_doc_links)]
 
+mod admission;
 mod arena;
-mod crew;
-mod life;
+mod lifecycle;
 mod maps;
-mod need;
+mod memory_shortage;
+mod resources;
 mod teardown;
-mod turns;
+mod teardown_threads;
 
 use arena::Arena;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -45,7 +47,7 @@ use ebbtide_core::reclaim::Heap;
 use ebbtide_core::reclaim::sources::Hook;
 use ebbtide_sys::features::REAPER;
 use ebbtide_sys::file::{self, Digits, PathText};
-use ebbtide_sys::{clock, helper, process, thread, vm};
+use ebbtide_sys::{clock, helper, process, thread};
 
 /// Between two looks at the size of memory that is not ours.
 const LOOK_MS: u64 = 1000;
@@ -66,7 +68,7 @@ pub struct ExitHelper {
     process: AtomicU32,
     /// Where the kernel tells that the main thread has left this memory.
     main_word: AtomicUsize,
-    /// Whether a thread is at [`Self::look_now`].
+    /// Whether a thread is at [`Hook::look`].
     is_looking: AtomicBool,
     /// None is made before.
     retry_at: AtomicU64,
@@ -104,10 +106,23 @@ impl Hook for ExitHelper {
     }
 
     fn look(&self, heap: &Heap) {
-        let wanted = heap.config.exit_detached;
-        if wanted && clock::now_ms() >= self.retry_at.load(Ordering::Relaxed) {
-            self.look_now(heap);
+        if !heap.config.exit_detached
+            || clock::now_ms() < self.retry_at.load(Ordering::Relaxed)
+            || ebbtide_core::front::fork::is_forking()
+            || self.process.load(Ordering::Relaxed) != process::id()
+        {
+            return;
         }
+        self.note_main_thread();
+        if self.is_looking.swap(true, Ordering::Acquire) {
+            return;
+        }
+        if self.helper.load(Ordering::Relaxed) != 0 {
+            self.check();
+        } else if self.is_large(heap) {
+            self.make(heap);
+        }
+        self.is_looking.store(false, Ordering::Release);
     }
 
     /// The last moment for a process whose memory is not from here.
@@ -129,23 +144,6 @@ impl ExitHelper {
         {
             self.main_word.store(word, Ordering::Relaxed);
         }
-    }
-
-    #[cold]
-    fn look_now(&self, heap: &Heap) {
-        if ebbtide_core::front::fork::is_forking()
-            || self.process.load(Ordering::Relaxed) != process::id()
-        {
-            return;
-        }
-        self.note_main_thread();
-        if self.is_looking.swap(true, Ordering::Acquire) {
-            return;
-        }
-        if (self.helper.load(Ordering::Relaxed) == 0 || self.has_ended()) && self.is_large(heap) {
-            self.make(heap);
-        }
-        self.is_looking.store(false, Ordering::Release);
     }
 
     fn is_large(&self, heap: &Heap) -> bool {
@@ -170,34 +168,28 @@ impl ExitHelper {
         self.retry_at.store(at, Ordering::Relaxed);
     }
 
-    /// Whether the last helper is gone before its time: somebody killed it, or it could not work.
-    fn has_ended(&self) -> bool {
-        let Some(arena) = Arena::at(self.arena.load(Ordering::Relaxed)) else {
-            return true;
-        };
-        let control = arena.control();
+    /// Looks whether the helper is at work, or gone before its time: somebody killed it, or it could not work.
+    fn check(&self) {
+        let control = Arena::at(self.arena.load(Ordering::Relaxed)).control();
         let (helper, is_stuck) = (self.helper.load(Ordering::Relaxed), control.stuck.is_set());
-        if control.is_alive() {
+        // Whether its first thread runs.
+        if control.busy[0].load(Ordering::Acquire) != 0 {
             if is_stuck && !helper::kill(helper) {
                 control.may_trap.set();
             }
             // Not before the next time that it is worth a look.
             if control.watching.is_set() {
-                let _ = REAPER.latch(Ok::<_, ()>(()));
+                REAPER.note_success();
                 self.retry_in(RETRY_MS);
             }
-            return false;
+        } else if helper::collect(helper) {
+            self.helper.store(0, Ordering::Relaxed);
+            if !control.watching.is_set() {
+                REAPER.refuse();
+            }
+            // The next one would be stuck, too.
+            self.retry_in(if is_stuck { u64::MAX } else { RETRY_MS });
         }
-        if !helper::collect(helper) {
-            return false;
-        }
-        self.helper.store(0, Ordering::Relaxed);
-        if !control.watching.is_set() {
-            REAPER.refuse();
-        }
-        // The next one would be stuck, too.
-        self.retry_in(if is_stuck { u64::MAX } else { RETRY_MS });
-        false
     }
 
     fn make(&self, heap: &Heap) {
@@ -205,20 +197,25 @@ impl ExitHelper {
         let program = self.process.load(Ordering::Relaxed);
         // The first process of a container takes everybody with it, and so would be the helper of a program that has
         // asked for its next child to be the first. By the `/proc` of others no exec would be noticed.
-        if word == 0 || program == 1 || !process::has_plain_children() || !process::proc_is_own() {
-            return;
-        }
-        // It would hand its priority on, from which there is no way back. Another thread comes.
-        if thread::gives_way_more_than(program) {
+        // A thread that gives way would hand its priority on, from which there is no way back. Another thread comes.
+        if word == 0
+            || program == 1
+            || !process::has_plain_children()
+            || !process::proc_is_own()
+            || thread::gives_way_more_than(program)
+        {
             return;
         }
         self.retry_in(RETRY_MS);
-        collect_earlier();
+        // An exec ends the helper, and no wait that the new program knows to make finds it. Behind another child of that
+        // kind that has ended and is not waited for it is not seen.
+        let collect = |id| is_helper(id) && helper::collect(id);
+        (0..EARLIER).all(|_| process::ended_clone().is_some_and(collect));
         let Some(arena) = self.arena() else { return };
         // SAFETY: no helper runs on it: none was made, or it has been collected.
         unsafe { arena.prepare(program, word, &heap.config) };
-        // SAFETY: the main seat is free, and the arena stays mapped; `life::main` keeps to what a helper may do.
-        match unsafe { helper::spawn_process(arena.seat(0), life::main, arena.address()) } {
+        // SAFETY: the main seat is free, and the arena stays mapped; `lifecycle::main` keeps to what a helper may do.
+        match unsafe { helper::spawn_process(arena.seat(0), lifecycle::main, arena.address()) } {
             Ok(id) => {
                 self.helper.store(id, Ordering::Relaxed);
                 ebbtide_core::base::stats::set_helper(id);
@@ -233,26 +230,11 @@ impl ExitHelper {
 
     /// That of the helper before, or a new one.
     fn arena(&self) -> Option<Arena> {
-        let address = self.arena.load(Ordering::Relaxed);
-        if address != 0 {
-            return Arena::at(address);
+        if self.arena.load(Ordering::Relaxed) == 0 {
+            self.arena.store(Arena::map()?.address(), Ordering::Relaxed);
         }
-        let address = vm::map(arena::BYTES).ok()?;
-        // SAFETY: the mapping just made. A forked child has no use for it.
-        unsafe {
-            let _ = vm::advise(address, arena::BYTES, libc::MADV_DONTFORK);
-            let _ = vm::advise(address, arena::BYTES, libc::MADV_NOHUGEPAGE);
-        }
-        self.arena.store(address, Ordering::Relaxed);
-        Arena::at(address)
+        Some(Arena::at(self.arena.load(Ordering::Relaxed)))
     }
-}
-
-/// An exec ends the helper, and no wait that the new program knows to make finds it. Behind another child of that kind
-/// that has ended and is not waited for it is not seen.
-fn collect_earlier() {
-    let collect = |id| is_helper(id) && helper::collect(id);
-    (0..EARLIER).all(|_| process::ended_clone().is_some_and(collect));
 }
 
 /// By its name, which the end leaves.

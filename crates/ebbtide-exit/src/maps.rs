@@ -1,6 +1,6 @@
 //! What is mapped: lines of `/proc/self/maps`.
 
-use ebbtide_sys::file::parse_number;
+use ebbtide_sys::file::{each_line, parse_number};
 use ebbtide_sys::helper::Descriptor;
 
 /// A mapping.
@@ -25,7 +25,7 @@ pub enum Kind {
     /// A file, by device and number, or memory that may be shared.
     File {
         /// Major and minor number.
-        device: (u32, u32),
+        device: (usize, usize),
         /// The file's number on it.
         inode: u64,
     },
@@ -39,44 +39,17 @@ pub enum Kind {
 /// has been told of.
 pub fn for_each(maps: &Descriptor, buffer: &mut [u8], mut each: impl FnMut(Mapping) -> bool) {
     maps.rewind();
-    let mut filled = 0;
-    loop {
-        let len = maps.read(&mut buffer[filled..]);
-        if len == 0 {
-            return;
-        }
-        filled += len;
-        let mut begun = 0;
-        while let Some(line_len) = buffer[begun..filled].iter().position(|&byte| byte == b'\n') {
-            if let Some(mapping) = parse(&buffer[begun..begun + line_len])
-                && !each(mapping)
-            {
-                return;
-            }
-            begun += line_len + 1;
-        }
-        if begun == 0 && filled == buffer.len() {
-            // A line longer than any can be.
-            return;
-        }
-        buffer.copy_within(begun..filled, 0);
-        filled -= begun;
-    }
+    let read = |rest: &mut [u8]| maps.read(rest);
+    each_line(buffer, read, |line| parse(line).is_none_or(&mut each));
 }
 
 /// `start-end perms offset major:minor inode   path`
 fn parse(line: &[u8]) -> Option<Mapping> {
     let mut fields = line.split(|&byte| byte == b' ');
-    let mut range = fields.next()?.split(|&byte| byte == b'-');
-    let start = hexadecimal(range.next()?)? as usize;
-    let end = hexadecimal(range.next()?)? as usize;
+    let (start, end) = numbers(fields.next()?, b'-')?;
     let permissions = fields.next()?;
     let _offset = fields.next()?;
-    let mut numbers = fields.next()?.split(|&byte| byte == b':');
-    let device = (
-        hexadecimal(numbers.next()?)? as u32,
-        hexadecimal(numbers.next()?)? as u32,
-    );
+    let device = numbers(fields.next()?, b':')?;
     let inode = parse_number(fields.next()?)?;
     let name = fields.find(|field| !field.is_empty()).unwrap_or(b"");
     let shared = permissions.get(3) == Some(&b's');
@@ -98,8 +71,13 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     (start < end).then_some(Mapping { start, end, kind })
 }
 
-fn hexadecimal(text: &[u8]) -> Option<u64> {
-    u64::from_str_radix(core::str::from_utf8(text).ok()?, 16).ok()
+/// Two hexadecimal numbers.
+fn numbers(text: &[u8], between: u8) -> Option<(usize, usize)> {
+    let (first, second) = core::str::from_utf8(text)
+        .ok()?
+        .split_once(char::from(between))?;
+    let number = |text| usize::from_str_radix(text, 16).ok();
+    Some((number(first)?, number(second)?))
 }
 
 #[cfg(test)]

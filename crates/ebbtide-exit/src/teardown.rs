@@ -5,13 +5,13 @@
 //! mapping, ours and others', by `MADV_DONTNEED` in pieces that several threads take from one list. The rest is
 //! the end of the process.
 
-use crate::arena::{self, Arena};
-use crate::crew::Crew;
+use crate::arena::{Arena, ENDERS, Piece};
 use crate::maps::{self, Kind, Mapping};
-use crate::need::Need;
-use crate::turns::Turns;
+use crate::memory_shortage::MemoryShortage;
+use crate::resources::Resources;
+use crate::teardown_threads;
 use core::sync::atomic::Ordering;
-use ebbtide_sys::helper::{self, Descriptor};
+use ebbtide_sys::helper;
 
 /// Pieces end at a multiple of this, and are about this long at least.
 const PIECE_BYTES: usize = 32 << 20;
@@ -23,9 +23,8 @@ const RESERVED_BYTES: usize = 64 << 30;
 pub const SMALL_BYTES: usize = 64 << 20;
 
 /// What was mapped when the program had ended.
-pub struct Survey {
-    arena: Arena,
-    maps: Descriptor,
+pub struct Survey<'a> {
+    resources: &'a Resources,
     /// Where the code is that the helper runs: this library, and what the compiler calls.
     places: [usize; 5],
     /// The files that hold it.
@@ -34,14 +33,15 @@ pub struct Survey {
     pub has_large_files: bool,
     /// The size of private memory that can be touched.
     anonymous_bytes: usize,
+    /// Rings of requests.
+    rings: usize,
 }
 
-impl Survey {
+impl<'a> Survey<'a> {
     /// Looks. `code` is a place in this library.
-    pub fn make(arena: Arena, maps: Descriptor, code: usize) -> Self {
+    pub fn make(resources: &'a Resources, code: usize) -> Self {
         let mut survey = Self {
-            arena,
-            maps,
+            resources,
             places: [
                 code,
                 libc::memcpy as *const () as usize,
@@ -52,10 +52,11 @@ impl Survey {
             kept: [None; 5],
             has_large_files: false,
             anonymous_bytes: 0,
+            rings: 0,
         };
         // SAFETY: the first thread's, and not in use.
-        maps::for_each(&maps, unsafe { arena.buffer() }, |mapping| {
-            survey.add(mapping);
+        maps::for_each(&resources.maps, unsafe { resources.arena.buffer() }, |it| {
+            survey.add(it);
             true
         });
         survey
@@ -71,7 +72,12 @@ impl Survey {
         match mapping.kind {
             Kind::File { .. } => self.has_large_files |= bytes > SMALL_BYTES,
             Kind::Anonymous { reserved: false } => self.anonymous_bytes += bytes,
-            Kind::Requests => add_ring(self.arena, mapping.start),
+            Kind::Requests => {
+                if let Some(place) = self.resources.arena.control().rings.get(self.rings) {
+                    place.store(mapping.start, Ordering::Relaxed);
+                    self.rings += 1;
+                }
+            }
             Kind::Anonymous { reserved: true } | Kind::Kernel => {}
         }
     }
@@ -82,10 +88,21 @@ impl Survey {
             || matches!(mapping.kind, Kind::File { .. }) && self.kept.contains(&Some(mapping.kind))
     }
 
+    /// Has requests ended that pin ports and pipes. Each ring takes a grace period of the kernel's, some 30 ms, which
+    /// several threads wait for together, and nobody else.
+    pub fn end_requests(&self) {
+        // SAFETY: each seat is used once; `end_rings` keeps to what a helper may do.
+        let made = unsafe { self.resources.spawn(ENDERS.take(self.rings), end_rings) };
+        if made == 0 {
+            take_rings(self.resources.arena);
+        }
+    }
+
     /// Unmaps files and shared memory, mappings of up to `most` bytes.
     pub fn unmap_files(&self, most: usize) {
+        let Resources { arena, maps, .. } = self.resources;
         // SAFETY: the first thread's, and not in use.
-        maps::for_each(&self.maps, unsafe { self.arena.buffer() }, |mapping| {
+        maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
             let is_file = matches!(mapping.kind, Kind::File { .. });
             if is_file && mapping.end - mapping.start <= most && !self.keeps(&mapping) {
                 // SAFETY: INV-REAPER-1: nobody else uses the memory; INV-REAPER-2: this is not the helper's.
@@ -96,61 +113,44 @@ impl Survey {
     }
 
     /// Takes all private memory but the helper's.
-    pub fn take_memory(&self, turns: Turns, need: &mut Need) {
-        let control = self.arena.control();
-        let mut from = 0;
-        let mut crew = Crew::new(self.arena, turns);
-        loop {
-            control.finished.clear();
-            // Nobody begins with a piece that is being listed, and one that is done early is not the last.
-            control.count.store(0, Ordering::SeqCst);
-            control.left.store(arena::PIECES, Ordering::SeqCst);
-            let (count, next) = self.list_pieces(from);
-            let unused = arena::PIECES - count;
-            control.left.fetch_sub(unused, Ordering::SeqCst);
-            control.next.store(0, Ordering::SeqCst);
-            control.count.store(count, Ordering::SeqCst);
-            control.round.fetch_add(1, Ordering::SeqCst);
-            helper::wake(control.round.as_ptr() as usize);
-            if count == 0 || !crew.finish(need) {
-                return;
-            }
-            let Some(next) = next else { return };
-            from = next;
+    pub fn take_memory(&self, shortage: &mut MemoryShortage) {
+        let arena = self.resources.arena;
+        let count = self.list_pieces(arena.pieces());
+        arena.control().left.store(count, Ordering::SeqCst);
+        arena.control().count.store(count, Ordering::SeqCst);
+        if count > 0 {
+            teardown_threads::take_pieces(self.resources, shortage);
         }
     }
 
-    /// Lists what lies at or above `from`. How many pieces, and where the next list begins if this one is full.
-    fn list_pieces(&self, from: usize) -> (usize, Option<usize>) {
-        let arena = self.arena;
-        let (pieces, control) = (arena.pieces(), arena.control());
-        let round = control.round.load(Ordering::SeqCst).wrapping_add(1);
+    /// Lists it, as far as there are pieces for it. How many are listed.
+    fn list_pieces(&self, pieces: &[Piece]) -> usize {
+        let Resources { arena, maps, .. } = self.resources;
         let mut left_bytes = self.anonymous_bytes;
-        let (mut count, mut more) = (0, None);
+        let mut unlisted = pieces.iter();
         let mut add = |start: usize, end: usize, reserved: bool| {
-            let mut at = start.max(from);
-            while at < end && more.is_none() {
+            let mut at = start;
+            while at < end {
                 let most = if reserved {
                     RESERVED_BYTES
                 } else {
-                    piece_bytes(left_bytes.saturating_sub(at - start), control.workers)
+                    let left_bytes = left_bytes.saturating_sub(at - start);
+                    piece_bytes(left_bytes, arena.control().workers)
                 };
                 let next = ((at + most) / PIECE_BYTES * PIECE_BYTES).min(end);
-                if let Some(piece) = pieces.get(count) {
-                    piece.list(at, next - at, round);
-                    count += 1;
-                    at = next;
-                } else {
-                    more = Some(at);
-                }
+                let Some(piece) = unlisted.next() else {
+                    return false;
+                };
+                piece.list(at, next - at);
+                at = next;
             }
             if !reserved {
                 left_bytes = left_bytes.saturating_sub(end.saturating_sub(start));
             }
-            more.is_none()
+            true
         };
         // SAFETY: the first thread's, and not in use.
-        maps::for_each(&self.maps, unsafe { arena.buffer() }, |mapping| {
+        maps::for_each(maps, unsafe { arena.buffer() }, |mapping| {
             match mapping.kind {
                 // INV-REAPER-2: not the arena, which the kernel may have merged with its neighbours.
                 Kind::Anonymous { reserved } if !self.keeps(&mapping) => {
@@ -160,46 +160,27 @@ impl Survey {
                 _ => true,
             }
         });
-        (count, more)
+        pieces.len() - unlisted.len()
     }
 }
 
-fn add_ring(arena: Arena, ring: usize) {
-    let control = arena.control();
-    let count = control.ring_count.load(Ordering::Relaxed);
-    if let Some(place) = control.rings.get(count) {
-        place.store(ring, Ordering::Relaxed);
-        control.ring_count.store(count + 1, Ordering::Release);
-    }
-}
-
-/// Has requests ended that pin ports and pipes. Each ring takes a grace period of the kernel's, some 30 ms, which
-/// several threads wait for together, and nobody else.
-pub fn end_requests(arena: Arena) {
-    let rings = arena.control().ring_count.load(Ordering::Relaxed);
-    for n in 0..rings.min(arena::ENDERS) {
-        let seat = arena.seat(arena::FIRST_ENDER + n);
-        // SAFETY: each seat is used once; the arena stays.
-        let made = unsafe { helper::spawn_thread(seat, end_rings, arena.address()) };
-        if made.is_err() && n == 0 {
-            take_rings(arena);
-        }
-    }
-}
-
-extern "C" fn end_rings(arena: usize) {
-    if let Some(arena) = Arena::at(arena) {
-        take_rings(arena);
-    }
+extern "C" fn end_rings(argument: usize) {
+    // SAFETY: the argument of a thread made by `spawn`.
+    let (resources, _) = unsafe { Resources::of_thread(argument) };
+    take_rings(resources.arena);
     helper::exit_thread()
 }
 
 fn take_rings(arena: Arena) {
     let control = arena.control();
-    let rings = &control.rings[..control.ring_count.load(Ordering::Acquire)];
-    while let Some(ring) = rings.get(control.next_ring.fetch_add(1, Ordering::Relaxed)) {
+    let next = || {
+        let place = control.next_ring.fetch_add(1, Ordering::Relaxed);
+        let ring = control.rings.get(place)?.load(Ordering::Relaxed);
+        (ring != 0).then_some(ring)
+    };
+    while let Some(ring) = next() {
         // SAFETY: INV-REAPER-1: nobody else uses the memory.
-        unsafe { helper::end_requests(ring.load(Ordering::Relaxed)) };
+        unsafe { helper::end_requests(ring) };
     }
 }
 
@@ -213,6 +194,21 @@ fn piece_bytes(left_bytes: usize, workers: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::Admission;
+    use ebbtide_sys::helper::Descriptor;
+    use ebbtide_sys::pressure::Kept;
+
+    fn resources() -> Resources {
+        let own = ebbtide_sys::process::id();
+        Resources {
+            arena: Arena::map().unwrap(),
+            program: Descriptor::process(own).unwrap(),
+            stat: Descriptor::open(c"/proc/self/stat").unwrap(),
+            maps: Descriptor::open(c"/proc/self/maps").unwrap(),
+            pressure: Kept::open(),
+            admission: Admission::open(),
+        }
+    }
 
     #[test]
     fn pieces_are_half_a_fair_share() {
@@ -224,42 +220,59 @@ mod tests {
 
     #[test]
     fn pieces_are_all_there_is_and_not_the_arena() {
-        let maps = Descriptor::open(c"/proc/self/maps").unwrap();
-        let arena = Arena::at(ebbtide_sys::vm::map(arena::BYTES).unwrap()).unwrap();
+        let resources = resources();
+        let arena = resources.arena;
         let block = ebbtide_sys::vm::map(300 << 20).unwrap();
-        let survey = Survey::make(arena, maps, Survey::make as *const () as usize);
-        // A list from the middle of the block on has the rest of it.
-        for from in [0, block + (100 << 20)] {
-            let (count, next) = survey.list_pieces(from);
-            assert_eq!(next, None);
-            let mut at = block.max(from);
-            for piece in &arena.pieces()[..count] {
-                let range = piece.pending().unwrap();
-                let (start, end) = (range.start, range.start + range.bytes);
+        let survey = Survey::make(&resources, Survey::make as *const () as usize);
+        let count = survey.list_pieces(arena.pieces());
+        let mut at = block;
+        for piece in &arena.pieces()[..count] {
+            assert!(piece.take(|start, bytes| {
+                let end = start + bytes;
                 assert!(end <= arena.address() || start >= arena.end());
                 if start <= at && at < end {
                     at = end;
                 }
-            }
-            assert!(at >= block + (300 << 20));
+            }));
         }
+        assert!(at >= block + (300 << 20));
+    }
+
+    #[test]
+    fn what_there_are_no_pieces_for_is_not_listed() {
+        let resources = resources();
+        let pieces = resources.arena.pieces();
+        ebbtide_sys::vm::map(300 << 20).unwrap();
+        let survey = Survey::make(&resources, Survey::make as *const () as usize);
+        let all = survey.list_pieces(pieces);
+        assert!(all > 4);
+        for piece in &pieces[..all] {
+            assert!(piece.take(|_, _| {}));
+        }
+        assert_eq!(
+            (
+                survey.list_pieces(&pieces[..0]),
+                survey.list_pieces(&pieces[..4])
+            ),
+            (0, 4)
+        );
+        let listed = pieces.iter().filter(|piece| piece.take(|_, _| {}));
+        assert_eq!(listed.count(), 4);
     }
 
     #[test]
     fn a_survey_finds_the_code_that_runs() {
-        let maps = Descriptor::open(c"/proc/self/maps").unwrap();
-        let address = ebbtide_sys::vm::map(arena::BYTES).unwrap();
-        let arena = Arena::at(address).unwrap();
-        let survey = Survey::make(arena, maps, Survey::make as *const () as usize);
+        let resources = resources();
+        let survey = Survey::make(&resources, Survey::make as *const () as usize);
         let mut keeps = 0;
         let mut buffer = [0; 4600];
-        maps::for_each(&maps, &mut buffer, |mapping| {
+        maps::for_each(&resources.maps, &mut buffer, |mapping| {
             let here = (mapping.start..mapping.end).contains(&survey.places[0]);
             assert!(!here || survey.keeps(&mapping));
             keeps += usize::from(survey.keeps(&mapping));
             true
         });
         assert!(keeps > 1, "the parts of a file are kept together");
-        assert!(survey.anonymous_bytes > arena::BYTES / 2);
+        assert!(survey.anonymous_bytes > crate::arena::BYTES / 2);
     }
 }

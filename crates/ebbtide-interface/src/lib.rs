@@ -1,4 +1,5 @@
-//! What the library and its tools agree on, each item defined once: figures, the statistics page, keys, lock ranks.
+//! What the library and its tools agree on, each item defined once: figures, the statistics page,
+//! keys, lock ranks, and the combinations under which the library does not work.
 //!
 //! The library fills, the tools read, and `include/ebbtide.h` repeats the figures for C (a test compares it). There is no code here
 //! that decides or acts.
@@ -8,6 +9,7 @@
 
 pub mod figures;
 pub mod keys;
+pub mod known;
 pub mod page;
 
 pub use figures::Figures;

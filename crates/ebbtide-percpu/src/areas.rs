@@ -6,6 +6,7 @@ use crate::space::{self, PERCPU, Place};
 use core::sync::atomic::Ordering;
 use ebbtide_core::front::{Front, started_heap};
 use ebbtide_core::reclaim::Heap;
+use ebbtide_sys::process;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{Chunk, GRANULE_BYTES, Misuse, Putting, Shard, Taken, UNIT_BYTES};
 
@@ -53,7 +54,7 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
     let granules = size.div_ceil(GRANULE_BYTES) as u32;
     let align = (align / GRANULE_BYTES).max(1) as u32;
     let shards = space::shards();
-    let first = space::current_cpu() % shards;
+    let first = process::current_cpu() % shards;
     for shard in (first..shards).chain(0..first) {
         if let Some(taken) = take(heap, shard, granules, align) {
             let (chunk, at, pages) = (taken.chunk, taken.at, taken.populate);
@@ -83,14 +84,12 @@ fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {
 
 /// Frees an area. Ends the process for what is none.
 pub fn free(handle: Handle) {
-    let Some(front) = started_heap() else {
+    let area = handle.place().and_then(space::chunk_of);
+    let area = area.filter(|area| area.1.is_multiple_of(GRANULE_BYTES));
+    let (Some(front), Some((place, offset))) = (started_heap(), area) else {
         refuse(FREE, handle, FOREIGN)
     };
     let heap = &front.enter_uncounted();
-    let area = handle.place().and_then(space::chunk_of);
-    let Some((place, offset)) = area.filter(|area| area.1.is_multiple_of(GRANULE_BYTES)) else {
-        refuse(FREE, handle, FOREIGN)
-    };
     match put(heap, place, (offset / GRANULE_BYTES) as u32, true) {
         Ok(Some(stock)) => PERCPU.emptied(heap, stock),
         Ok(None) | Err(Misuse::Abandoned) => {}
@@ -123,9 +122,8 @@ fn put(heap: &Heap, place: Place, at: u32, used: bool) -> Result<Option<u32>, Mi
 
 /// The figures now.
 pub fn stats() -> Stats {
-    started_heap().map_or_else(Stats::default, |heap| {
-        stats_inside(&heap.enter_uncounted()).0
-    })
+    let figures = |front: &Front| stats_inside(&front.enter_uncounted()).0;
+    started_heap().map(figures).unwrap_or_default()
 }
 
 /// The figures, and bytes of the chunks' records with them.

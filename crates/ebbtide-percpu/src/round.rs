@@ -26,16 +26,11 @@ const CALL_MS: u64 = 10;
 const IN_PLACE: usize = 4;
 
 impl PerCpuData {
-    /// Frees call this when a page became empty: sees to it that somebody looks.
-    #[inline]
+    /// Frees call this when a page became empty: sees to it that a thread looks, if the shard's stock is worth one.
     pub(crate) fn emptied(&self, heap: &Heap, stock: u32) {
-        if stock as usize * space::units() * FRAME_BYTES > FLOOR_BYTES {
-            self.call(heap);
+        if stock as usize * space::units() * FRAME_BYTES <= FLOOR_BYTES {
+            return;
         }
-    }
-
-    #[cold]
-    fn call(&self, heap: &Heap) {
         let now = clock::now_ms();
         let (call, order) = (&self.last_call_ms, Ordering::Relaxed);
         let last = call.load(order);
@@ -57,30 +52,6 @@ impl PerCpuData {
 
     fn is_due(&self, now: u64) -> bool {
         now.wrapping_sub(self.last_round_ms.load(Ordering::Relaxed)) >= ROUND_MS
-    }
-
-    /// The coordinator's turn. Frames that another one will find, more than the floor if any: one or two turns
-    /// end it. So too shortly after a call: what becomes empty within [`CALL_MS`] of it makes no other.
-    fn turn(&self, heap: &Heap, now: u64, by: Releaser) -> u64 {
-        if space::shards() == 0 {
-            return 0;
-        }
-        if heap.allowance.is_short(now) {
-            self.give_all(heap, by);
-        } else if self.is_due(now) {
-            self.last_round_ms.store(now, Ordering::Relaxed);
-            self.depopulate(heap, Scope::Due, by, usize::MAX);
-        }
-        let scope = allowed(heap, Scope::Due);
-        let pages: u64 = (0..space::shards())
-            .map(|shard| self.with(heap, shard, |shard| shard.due_pages(scope)))
-            .sum();
-        let last_call = self.last_call_ms.load(Ordering::Relaxed);
-        let is_quiet = now.saturating_sub(last_call) >= 2 * CALL_MS;
-        match pages * space::units() as u64 {
-            0 if is_quiet => 0,
-            frames => frames.max(FLOOR_FRAMES + 1),
-        }
     }
 
     /// A round through all shards, until `most` chunks have given pages back. `false`: it was cut short.
@@ -120,17 +91,33 @@ fn allowed(heap: &Heap, scope: Scope) -> Scope {
     }
 }
 
-impl Source for PerCpuData {
-    type Room = Heap;
-
+impl Source<Heap> for PerCpuData {
     fn locks(&self, _heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::PERCPU {
             self.locks().for_each(|shard| each(shard));
         }
     }
 
+    /// Notes the frames that another round will find, more than the floor if any: one or two rounds end it. So too shortly
+    /// after a call: what becomes empty within [`CALL_MS`] of it makes no other.
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
-        left.note(self.turn(heap, round.now, round.by));
+        let now = round.now;
+        if heap.allowance.is_short(now) {
+            self.give_all(heap, round.by);
+        } else if self.is_due(now) {
+            self.last_round_ms.store(now, Ordering::Relaxed);
+            self.depopulate(heap, Scope::Due, round.by, usize::MAX);
+        }
+        let scope = allowed(heap, Scope::Due);
+        let pages: u64 = (0..space::shards())
+            .map(|shard| self.with(heap, shard, |shard| shard.due_pages(scope)))
+            .sum();
+        let last_call = self.last_call_ms.load(Ordering::Relaxed);
+        let is_quiet = now.saturating_sub(last_call) >= 2 * CALL_MS;
+        left.note(match pages * space::units() as u64 {
+            0 if is_quiet => 0,
+            frames => frames.max(FLOOR_FRAMES + 1),
+        });
     }
 
     fn give_all(&self, heap: &Heap, by: Releaser) {
@@ -157,10 +144,7 @@ impl Source for PerCpuData {
     unsafe fn abandon(&self, heap: &Heap) {
         space::finish_start();
         for shard in 0..space::shards() {
-            let end = self.with(heap, shard, |shard| {
-                shard.abandon();
-                shard.end()
-            });
+            let end = self.with(heap, shard, |shard| shard.abandon());
             // SAFETY: by contract. What this thread has is in chunks that it saw open.
             unsafe { space::empty_behind(shard, end) };
         }

@@ -157,18 +157,6 @@ pub fn has_unit() -> bool {
     usize::try_from(cpu).is_ok_and(|cpu| cpu < units())
 }
 
-/// The CPU that this thread is on, or was a moment ago.
-#[inline]
-pub fn current_cpu() -> usize {
-    if SECTIONS && rseq_offset() != 0 {
-        // SAFETY: sections are in use, so `struct rseq` lies there.
-        let cpu = unsafe { section::cpu_id(rseq_offset()) };
-        // Without registration, libc may not know the thread either.
-        return usize::try_from(cpu).unwrap_or_else(|_| process::current_cpu_raw());
-    }
-    process::current_cpu()
-}
-
 /// A shard on cache lines of its own.
 #[repr(align(128))]
 struct Padded(Lock<ShardState>);
@@ -193,69 +181,56 @@ impl PerCpuData {
         bytes() != 0 || finish_start() || self.make_plan(heap) && finish_start()
     }
 
-    /// Makes a plan, unless another thread is faster. `false`: there is no address space.
+    /// Makes a plan for as many chunks as there is address space for, unless another thread is faster. `false`: there is not
+    /// enough for one chunk of each shard.
     fn make_plan(&self, heap: &Heap) -> bool {
         let units = cpus(heap);
         let shards = units.min(MAX_SHARDS);
-        let chunk_bytes = (units + 1) * UNIT_BYTES;
         let ram = process::memory_total().map_or(4 << 30, |(ram, _)| ram);
-        let mut wanted = ram.saturating_mul(4).min(LIMIT_BYTES);
-        if let Some(limit) = process::soft_limit(libc::RLIMIT_AS) {
-            wanted = wanted.min(limit / 16);
-        }
-        let mut chunks = (wanted / chunk_bytes / shards).clamp(1, MAX_CHUNKS);
+        let limit = process::soft_limit(libc::RLIMIT_AS).map_or(LIMIT_BYTES, |limit| limit / 16);
+        let wanted = ram.saturating_mul(4).min(LIMIT_BYTES).min(limit);
+        let chunks = wanted / ((units + 1) * UNIT_BYTES) / shards;
         // Powers of two, so that a chunk's number says its shard.
-        chunks = 1 << chunks.ilog2();
-        let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
-        loop {
-            let count = shards * chunks;
-            // The plan, the records, the spills.
-            let (records, spills) = (page(count * size_of::<Chunk>()), page(count * 8));
-            let side_bytes = FRAME_BYTES + records + spills;
-            let side = vm::reserve(side_bytes, FRAME_BYTES);
-            let data = vm::reserve(count * chunk_bytes, UNIT_BYTES);
-            // SAFETY: the first page of the reservation just made.
-            let has_page = side.is_ok_and(|side| unsafe { vm::commit(side, FRAME_BYTES) }.is_ok());
-            if let (Ok(base), Ok(side), true) = (data, side, has_page) {
-                let plan = Plan {
-                    base,
-                    bytes: count * chunk_bytes,
-                    units,
-                    rseq_offset: if heap.caches.uses_sections() {
-                        FAST.rseq_offset.load(Ordering::Relaxed)
-                    } else {
-                        0
-                    },
-                    shards,
-                    shift: chunks.ilog2() as usize,
-                    records: side + FRAME_BYTES,
-                    spills: side + FRAME_BYTES + records,
-                };
-                // What is populated shall be what is needed.
-                // SAFETY: our own reservation, without content; the plan has a page of its own.
-                unsafe {
-                    let _ = vm::advise(base, plan.bytes, libc::MADV_NOHUGEPAGE);
-                    (side as *mut Plan).write(plan);
-                }
-                let place = &self.words.plan;
-                let first = place.compare_exchange(0, side, Ordering::AcqRel, Ordering::Acquire);
-                if first.is_err() {
-                    vm::unmap(base, plan.bytes);
-                    vm::unmap(side, side_bytes);
-                }
-                return true;
-            }
-            if let Ok(data) = data {
-                vm::unmap(data, count * chunk_bytes);
-            }
-            if let Ok(side) = side {
-                vm::unmap(side, side_bytes);
-            }
-            if chunks == 1 {
-                return false;
-            }
-            chunks /= 2;
+        let most = chunks.clamp(1, MAX_CHUNKS).ilog2() as usize;
+        let mut shifts = (0..=most).rev();
+        shifts.any(|shift| self.reserve(units, shards, shift))
+    }
+
+    /// Reserves address space for `1 << shift` chunks in each shard, and writes the plan into it. The data come first, then
+    /// the plan, the records, the spills. `false`: there is none.
+    fn reserve(&self, units: usize, shards: usize, shift: usize) -> bool {
+        let count = shards << shift;
+        let bytes = count * (units + 1) * UNIT_BYTES;
+        let records = bytes + FRAME_BYTES;
+        let spills = records + (count * size_of::<Chunk>()).next_multiple_of(FRAME_BYTES);
+        let all_bytes = spills + (count * 8).next_multiple_of(FRAME_BYTES);
+        let Ok(base) = vm::reserve(all_bytes, UNIT_BYTES) else {
+            return false;
+        };
+        let place = base + bytes;
+        let plan = Plan {
+            base,
+            bytes,
+            units,
+            rseq_offset: FAST.rseq_offset.load(Ordering::Relaxed),
+            shards,
+            shift,
+            records: base + records,
+            spills: base + spills,
+        };
+        // SAFETY: our own reservation, without content; the plan has a page of its own.
+        let is_written = unsafe {
+            // What is populated shall be what is needed.
+            let _ = vm::advise(base, bytes, libc::MADV_NOHUGEPAGE);
+            let page = vm::commit(place, FRAME_BYTES);
+            page.map(|()| (place as *mut Plan).write(plan)).is_ok()
+        };
+        let (word, order) = (&self.words.plan, Ordering::AcqRel);
+        let counts = || word.compare_exchange(0, place, order, Ordering::Acquire);
+        if !is_written || counts().is_err() {
+            vm::unmap(base, all_bytes);
         }
+        is_written
     }
 
     /// Calls `work` with a shard, under its lock, in a thread that has looked for forks.
@@ -273,18 +248,16 @@ impl PerCpuData {
             return false;
         };
         let place = Place { shard, chunk };
-        let parts = [
-            (record(place), size_of::<Chunk>()),
-            (spill(place).as_ptr() as usize, 8),
-            (address(place, 0), (units() + 1) * UNIT_BYTES),
-        ];
-        let mut opened = parts.into_iter().map(|(from, bytes)| {
+        let commit = |from: usize, bytes: usize| {
             let start = from / FRAME_BYTES * FRAME_BYTES;
             let end = (from + bytes).next_multiple_of(FRAME_BYTES);
-            // SAFETY: a part of our own reservations; opening twice does no harm.
-            unsafe { vm::commit(start, end - start) }
-        });
-        if !opened.all(|part| part.is_ok()) || self.is_closed.load(Ordering::Relaxed) {
+            // SAFETY: a part of our own reservation; opening twice does no harm.
+            unsafe { vm::commit(start, end - start) }.is_ok()
+        };
+        let is_committed = commit(record(place), size_of::<Chunk>())
+            && commit(spill(place).as_ptr() as usize, 8)
+            && commit(address(place, 0), (units() + 1) * UNIT_BYTES);
+        if !is_committed || self.is_closed.load(Ordering::Relaxed) {
             return false;
         }
         // Untouched, so it is there only if the program locks its memory as it comes: all of it, then.

@@ -3,6 +3,7 @@
 use crate::handle::Handle;
 use crate::space::{self, Place};
 use core::sync::atomic::{AtomicU64, Ordering};
+use ebbtide_sys::process;
 use ebbtide_sys::rseq::{SECTIONS, section};
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::UNIT_BYTES;
@@ -35,10 +36,9 @@ pub unsafe fn add(handle: Handle, offset: usize, value: u64) {
 pub(crate) unsafe fn add_slowly(word: usize, value: u64) {
     let rseq_offset = space::rseq_offset();
     if rseq_offset == 0 {
-        let cpu = space::current_cpu() % space::units();
+        let cpu = process::current_cpu() % space::units();
         // SAFETY: by contract; INV-PERCPU-8.
-        let place = unsafe { &*((word + cpu * UNIT_BYTES) as *const AtomicU64) };
-        place.fetch_add(value, Ordering::Relaxed);
+        unsafe { copy(word, cpu) }.fetch_add(value, Ordering::Relaxed);
         return;
     }
     for _ in 0..MAX_ABORTS {
@@ -50,19 +50,20 @@ pub(crate) unsafe fn add_slowly(word: usize, value: u64) {
             return;
         }
     }
-    // SAFETY: by contract.
-    unsafe { spilled(word) }.fetch_add(value, Ordering::Relaxed);
+    let (place, bit) = page_of(word);
+    // Its page is noted as resident from now on.
+    space::spill(place).fetch_or(bit, Ordering::AcqRel);
+    // SAFETY: by contract; the spill unit is opened with the others; INV-PERCPU-8.
+    unsafe { copy(word, space::units()) }.fetch_add(value, Ordering::Relaxed);
 }
 
-/// The word's copy in the spill unit, whose page is noted as resident from now on.
+/// The word's copy in a unit.
 ///
 /// # Safety
-/// As [`add_slowly`].
-unsafe fn spilled(word: usize) -> &'static AtomicU64 {
-    let (place, bit) = page_of(word);
-    space::spill(place).fetch_or(bit, Ordering::AcqRel);
-    // SAFETY: by contract; the spill unit is opened with the others.
-    unsafe { &*((word + space::units() * UNIT_BYTES) as *const AtomicU64) }
+/// As [`add_slowly`], and there is such a unit.
+unsafe fn copy<'a>(word: usize, unit: usize) -> &'a AtomicU64 {
+    // SAFETY: by contract; units are opened as a whole.
+    unsafe { &*((word + unit * UNIT_BYTES) as *const AtomicU64) }
 }
 
 fn page_of(word: usize) -> (Place, u64) {
@@ -82,9 +83,7 @@ pub unsafe fn sum(handle: Handle, offset: usize) -> u64 {
     let (place, bit) = page_of(word);
     let spilled = space::spill(place).load(Ordering::Acquire) & bit != 0;
     (0..space::units() + usize::from(spilled))
-        .map(|unit| {
-            // SAFETY: by contract; aligned words do not tear.
-            unsafe { &*((word + unit * UNIT_BYTES) as *const AtomicU64) }.load(Ordering::Relaxed)
-        })
+        // SAFETY: by contract; aligned words do not tear.
+        .map(|unit| unsafe { copy(word, unit) }.load(Ordering::Relaxed))
         .fold(0, u64::wrapping_add)
 }

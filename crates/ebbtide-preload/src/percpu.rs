@@ -1,5 +1,7 @@
 //! Per-CPU data: `ebb_percpu_*` of `include/ebbtide.h`.
 
+use crate::own::fill;
+use crate::standard::set_errno;
 use core::ffi::{c_int, c_uint, c_void};
 use ebbtide::percpu::{self, Handle, Problem};
 
@@ -7,18 +9,13 @@ use ebbtide::percpu::{self, Handle, Problem};
 #[allow(non_camel_case_types)]
 pub type ebb_percpu = c_void;
 
-fn fail(error: c_int) {
-    // SAFETY: the C library's own word of this thread.
-    unsafe { *libc::__errno_location() = error };
-}
-
 /// An area of `size` bytes, zeroed, for each CPU; null with `EINVAL` or `ENOMEM`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ebb_percpu_alloc(size: usize, align: usize) -> *mut ebb_percpu {
     match percpu::allocate(size, align) {
         Ok(handle) => handle.0 as *mut ebb_percpu,
         Err(problem) => {
-            fail(match problem {
+            set_errno(match problem {
                 Problem::BadArguments => libc::EINVAL,
                 Problem::NoMemory => libc::ENOMEM,
             });
@@ -86,22 +83,16 @@ pub struct ebb_percpu_stats {
 /// `result` can be written to for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ebb_percpu_stats(result: *mut ebb_percpu_stats, size: usize) -> c_int {
-    if result.is_null() || size < size_of::<usize>() {
-        fail(libc::EINVAL);
-        return -1;
-    }
-    let stats = percpu::stats();
-    let figures = ebb_percpu_stats {
-        chunks: stats.chunks,
-        sidelined_chunks: stats.sidelined_chunks,
-        allocated_bytes: stats.allocated_bytes,
-        populated_bytes: stats.populated_bytes,
-        depopulated_bytes: stats.depopulated_bytes,
+    let figures = || {
+        let stats = percpu::stats();
+        ebb_percpu_stats {
+            chunks: stats.chunks,
+            sidelined_chunks: stats.sidelined_chunks,
+            allocated_bytes: stats.allocated_bytes,
+            populated_bytes: stats.populated_bytes,
+            depopulated_bytes: stats.depopulated_bytes,
+        }
     };
-    let count = size.min(size_of::<ebb_percpu_stats>());
-    // SAFETY: by contract, and both have that many bytes.
-    unsafe {
-        core::ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), result.cast(), count);
-    }
-    count as c_int
+    // SAFETY: by contract.
+    unsafe { fill(result, size, figures) }
 }

@@ -6,7 +6,7 @@ use ebbtide::alloc;
 
 const PAGE: usize = 4096;
 
-fn set_errno(error: c_int) {
+pub(crate) fn set_errno(error: c_int) {
     // SAFETY: the C library's own word of this thread.
     unsafe { *libc::__errno_location() = error };
 }

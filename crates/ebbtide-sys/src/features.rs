@@ -40,13 +40,17 @@ impl Feature {
     /// Keeps the answer of a use and passes it on.
     pub fn latch<T, E>(&self, result: Result<T, E>) -> Result<T, E> {
         match result {
-            Ok(_) if self.state.load(Ordering::Relaxed) == UNKNOWN => {
-                self.state.store(WORKS, Ordering::Relaxed);
-            }
-            Ok(_) => {}
+            Ok(_) => self.note_success(),
             Err(_) => self.refuse(),
         }
         result
+    }
+
+    /// It was used, and did what it should.
+    pub fn note_success(&self) {
+        if self.state.load(Ordering::Relaxed) == UNKNOWN {
+            self.state.store(WORKS, Ordering::Relaxed);
+        }
     }
 
     /// Never tries it again.

@@ -84,6 +84,9 @@ pub fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     Ok(&buffer[..len])
 }
 
+/// Of a line of [`Text`] as many are told of.
+const LINE_BYTES: usize = 1024;
+
 /// Text that can be read again and again.
 pub trait Text {
     /// Calls `each` for its lines from the first on, until it says `false` or the end. Of a line above 1,024 bytes it
@@ -178,7 +181,7 @@ impl Deref for Digits {
 impl Text for &CStr {
     fn lines(&self, each: impl FnMut(&[u8]) -> bool) -> bool {
         Descriptor::open(self, libc::O_RDONLY | libc::O_NONBLOCK)
-            .is_ok_and(|file| each_line(|buffer| file.fill(buffer), each))
+            .is_ok_and(|file| each_line(&mut [0; LINE_BYTES], |rest| file.fill(rest), each))
     }
 }
 
@@ -191,7 +194,7 @@ impl Text for &Descriptor {
             at += filled;
             Ok(filled)
         };
-        each_line(more, each)
+        each_line(&mut [0; LINE_BYTES], more, each)
     }
 }
 
@@ -200,12 +203,13 @@ pub fn lines(path: &CStr, each: impl FnMut(&[u8]) -> bool) -> bool {
     path.lines(each)
 }
 
-/// Lines of what `fill` reads, which fills all of its buffer or comes to the end.
-fn each_line(
+/// The lines of what `fill` reads, until `each` says `false` or `fill` 0. Of a line that does not fit into the buffer `each`
+/// gets as much as does. `false`: it cannot be read, and a line that was begun is not told of.
+pub fn each_line(
+    buffer: &mut [u8],
     mut fill: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     mut each: impl FnMut(&[u8]) -> bool,
 ) -> bool {
-    let mut buffer = [0; 1024];
     let mut len = 0;
     // In the rest of a line that was too long.
     let mut skipping = false;
@@ -223,7 +227,7 @@ fn each_line(
             }
         }
         if start == 0 && len == buffer.len() {
-            if !skipping && !each(&buffer) {
+            if !skipping && !each(buffer) {
                 return true;
             }
             (skipping, len) = (true, 0);

@@ -43,9 +43,8 @@ pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
 }
 
 fn map_none(len: usize) -> Result<usize, Errno> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing of ours.
-    unsafe { syscall!(Sysno::mmap, 0, len, libc::PROT_NONE, flags, usize::MAX, 0) }
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+    unsafe { map_private(0, len, libc::PROT_NONE, 0) }
 }
 
 /// Maps `len` bytes of zeroed memory anywhere, readable and writable.
@@ -54,10 +53,20 @@ fn map_none(len: usize) -> Result<usize, Errno> {
 /// What mmap(2) says.
 pub fn map(len: usize) -> Result<usize, Errno> {
     assert_range(0, len);
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: as in `map_none`.
-    unsafe { syscall!(Sysno::mmap, 0, len, prot, flags, usize::MAX, 0) }
+    unsafe { map_private(0, len, READ_WRITE, 0) }
+}
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// A mapping of nobody else's and of no file, with one more flag: `MAP_FIXED`, or 0.
+///
+/// # Safety
+/// With `MAP_FIXED`, the caller owns the range and needs nothing in it.
+unsafe fn map_private(addr: usize, len: usize, access: i32, flag: i32) -> Result<usize, Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flag;
+    // SAFETY: by contract.
+    unsafe { syscall!(Sysno::mmap, addr, len, access, flags, usize::MAX, 0) }
 }
 
 /// Returns address space to the kernel. A refusal (`ENOMEM`: too many mappings) leaves it mapped.
@@ -75,17 +84,16 @@ pub fn unmap(addr: usize, len: usize) {
 /// # Safety
 /// The range lies in a reservation of the caller's.
 pub unsafe fn commit(addr: usize, len: usize) -> Result<(), Errno> {
-    assert_range(addr, len);
     // SAFETY: the caller's range; access is only widened.
-    unsafe {
-        syscall!(
-            Sysno::mprotect,
-            addr,
-            len,
-            libc::PROT_READ | libc::PROT_WRITE
-        )
-    }
-    .map(drop)
+    unsafe { protect(addr, len, READ_WRITE) }
+}
+
+/// # Safety
+/// The caller owns the range, and nobody uses it but as `access` says.
+unsafe fn protect(addr: usize, len: usize, access: i32) -> Result<(), Errno> {
+    assert_range(addr, len);
+    // SAFETY: by contract.
+    unsafe { syscall!(Sysno::mprotect, addr, len, access) }.map(drop)
 }
 
 /// Takes all access to a range away.
@@ -96,9 +104,8 @@ pub unsafe fn commit(addr: usize, len: usize) -> Result<(), Errno> {
 /// # Safety
 /// The caller owns the range, and nobody uses it before it is committed again.
 pub unsafe fn forbid(addr: usize, len: usize) -> Result<(), Errno> {
-    assert_range(addr, len);
     // SAFETY: by contract.
-    unsafe { syscall!(Sysno::mprotect, addr, len, libc::PROT_NONE) }.map(drop)
+    unsafe { protect(addr, len, libc::PROT_NONE) }
 }
 
 /// Makes a reserved range readable: it reads zero and takes no memory.
@@ -109,9 +116,8 @@ pub unsafe fn forbid(addr: usize, len: usize) -> Result<(), Errno> {
 /// # Safety
 /// The range lies in a reservation of the caller's that has not been committed.
 pub unsafe fn commit_read_only(addr: usize, len: usize) -> Result<(), Errno> {
-    assert_range(addr, len);
     // SAFETY: the caller's range; access is only widened.
-    unsafe { syscall!(Sysno::mprotect, addr, len, libc::PROT_READ) }.map(drop)
+    unsafe { protect(addr, len, libc::PROT_READ) }
 }
 
 /// Gives `advice` (`MADV_*`) for a range.
@@ -146,10 +152,7 @@ pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> 
 pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: by contract.
     unsafe {
-        if release_locked() != Some(true)
-            && gives_back()
-            && advise(addr, len, libc::MADV_DONTNEED).is_ok()
-        {
+        if !is_locked() && gives_back() && advise(addr, len, libc::MADV_DONTNEED).is_ok() {
             return Ok(());
         }
         if RELEASE.may_work() && RELEASE_LOCKED.may_work() {
@@ -179,9 +182,7 @@ pub fn gives_back() -> bool {
         };
         unmap(page, GRANULE);
         match answer {
-            Ok(true) => {
-                let _ = RELEASE.latch(Ok::<_, Errno>(()));
-            }
+            Ok(true) => RELEASE.note_success(),
             // Not now, or not of locked memory.
             Err(Errno::EINVAL | Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => {}
             Ok(false) | Err(_) => RELEASE.refuse(),
@@ -191,19 +192,14 @@ pub fn gives_back() -> bool {
     RELEASE.may_work()
 }
 
-/// `Some(true)` if this process locks its memory and the kernel gives it back nevertheless.
-fn release_locked() -> Option<bool> {
-    RELEASE_LOCKED.known()
-}
-
 /// Whether this process was seen to lock memory that the kernel gives back nevertheless.
 pub fn is_locked() -> bool {
-    release_locked() == Some(true)
+    RELEASE_LOCKED.known() == Some(true)
 }
 
 /// The advice that gives memory of this process back.
 pub fn release_advice() -> i32 {
-    if release_locked() == Some(true) {
+    if is_locked() {
         MADV_DONTNEED_LOCKED
     } else {
         libc::MADV_DONTNEED
@@ -275,11 +271,9 @@ pub fn behind(ranges: &mut [Range], mut done: usize) -> &mut [Range] {
 /// The caller owns the range and needs nothing in it.
 pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
     assert_range(addr, len);
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: MAP_FIXED over the caller's own range.
-    unsafe { syscall!(Sysno::mmap, addr, len, prot, flags, usize::MAX, 0) }?;
-    if release_locked() == Some(true) {
+    // SAFETY: over the caller's own range.
+    unsafe { map_private(addr, len, READ_WRITE, libc::MAP_FIXED) }?;
+    if is_locked() {
         // SAFETY: as above; the kernel has populated the new mapping.
         let _ = unsafe { advise(addr, len, MADV_DONTNEED_LOCKED) };
     }

@@ -71,6 +71,9 @@ impl Recent {
 
     /// Takes up to `frames` out again, the newest first; how many.
     pub fn remove(&mut self, frames: u64) -> u64 {
+        if frames == 0 {
+            return 0;
+        }
         let mut left = frames;
         for age in 0..SLOTS as u64 {
             let slot = ((self.now_part + SLOTS as u64 - age) % SLOTS as u64) as usize;

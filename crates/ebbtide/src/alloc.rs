@@ -11,10 +11,10 @@ use core::sync::atomic::Ordering;
 use ebbtide_core::base::report::Line;
 pub use ebbtide_core::base::size_class::MIN_ALIGN;
 use ebbtide_core::base::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
-use ebbtide_core::front::fork::{self, Entered};
 use ebbtide_core::front::requests::free_inside;
-use ebbtide_core::front::{FAST, Front};
+use ebbtide_core::front::{FAST, Front, fork};
 use ebbtide_core::objects::find::Allocation;
+use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::rseq::{SECTIONS, Stacks, section};
 use ebbtide_zone::FRAME_BYTES;
 
@@ -86,33 +86,11 @@ fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
-    let Some(heap) = heap() else {
-        return ptr::null_mut();
+    let inside = |heap: &Heap| match heap.is_hardened() {
+        true => heap.allocate_hardened(size, align),
+        false => heap.allocate_object(class),
     };
-    match way(heap, size, align) {
-        Way::Reserve(object) => object as *mut u8,
-        Way::Inside(heap) if heap.is_hardened() => heap.allocate_hardened(size, align) as *mut u8,
-        Way::Inside(heap) => heap.allocate_object(class) as *mut u8,
-    }
-}
-
-/// Where a request is served.
-enum Way<'a> {
-    Inside(Entered<'a>),
-    /// Already: by this object.
-    Reserve(usize),
-}
-
-/// In the heap, or, while another thread forks, by the reserve.
-#[inline]
-fn way(heap: &Front, size: usize, align: usize) -> Way<'_> {
-    match heap.enter() {
-        Some(heap) => Way::Inside(heap),
-        None => match heap.reserve().allocate(size, align) {
-            Some(object) => Way::Reserve(object),
-            None => Way::Inside(heap.enter_after_fork()),
-        },
-    }
+    serve(size, align, |heap| (inside(heap), false)).0
 }
 
 /// Address and whether it reads zero.
@@ -120,17 +98,30 @@ fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
     if size > isize::MAX as usize {
         return (ptr::null_mut(), false);
     }
-    let Some(heap) = heap() else {
+    serve(size, align, |heap| {
+        let large = heap.allocate_large(size, align);
+        large.map_or((0, false), |large| (large.address, large.clean))
+    })
+}
+
+/// Serves a request in the heap, or, while another thread forks, from the reserve. Address and whether it reads zero.
+#[inline]
+fn serve(
+    size: usize,
+    align: usize,
+    inside: impl FnOnce(&Heap) -> (usize, bool),
+) -> (*mut u8, bool) {
+    let Some(front) = heap() else {
         return (ptr::null_mut(), false);
     };
-    match way(heap, size, align) {
-        Way::Reserve(object) => (object as *mut u8, false),
-        Way::Inside(heap) => heap
-            .allocate_large(size, align)
-            .map_or((ptr::null_mut(), false), |large| {
-                (large.address as *mut u8, large.clean)
-            }),
-    }
+    let (address, clean) = match front.enter() {
+        Some(heap) => inside(&heap),
+        None => match front.reserve().allocate(size, align) {
+            Some(object) => (object, false),
+            None => inside(&front.enter_after_fork()),
+        },
+    };
+    (address as *mut u8, clean)
 }
 
 /// Allocates `size` bytes that read zero; null when out of memory. Memory that is known to be fresh
@@ -196,9 +187,7 @@ unsafe fn free_slow(address: *mut u8) {
     if address.is_null() {
         return;
     }
-    let Some(heap) = heap() else {
-        not_ours(address as usize)
-    };
+    let heap = heap_with(address as usize);
     let address = address as usize;
     if heap.reserve().contains(address) {
         return heap.reserve().free(address);
@@ -219,9 +208,7 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
     if address.is_null() {
         return 0;
     }
-    let Some(heap) = heap() else {
-        not_ours(address as usize)
-    };
+    let heap = heap_with(address as usize);
     match heap.find(address as usize) {
         Allocation::Object(class) if heap.is_hardened() => {
             heap.size_hardened(class, address as usize, "size asked of ")
@@ -242,9 +229,7 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
 /// # Safety
 /// As [`free`].
 pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
-    let Some(heap) = heap() else {
-        not_ours(address as usize)
-    };
+    let heap = heap_with(address as usize);
     if size > isize::MAX as usize {
         return ptr::null_mut();
     }
@@ -296,7 +281,9 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     }
     // SAFETY: by contract.
     let usable = unsafe { usable_size(address) };
-    let fits = if knows_size(address as usize) {
+    let heap = heap_with(address as usize);
+    let is_exact = heap.is_hardened() || heap.reserve().contains(address as usize);
+    let fits = if is_exact {
         // A large allocation has one byte at least.
         size == usable || size == 0 && usable == 1
     } else if aligned {
@@ -321,13 +308,10 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     }
 }
 
-/// Whether the size that was asked for is known to the byte.
-fn knows_size(address: usize) -> bool {
-    heap().is_some_and(|heap| match heap.find(address) {
-        Allocation::Reserve => true,
-        Allocation::None => false,
-        _ => heap.is_hardened(),
-    })
+/// The heap for an allocation of its own. Before its start there is none.
+#[inline]
+fn heap_with(address: usize) -> &'static Front {
+    heap().unwrap_or_else(|| not_ours(address))
 }
 
 #[cold]

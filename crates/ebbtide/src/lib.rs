@@ -39,7 +39,7 @@ pub mod stats {
     pub use ebbtide_interface::figures::{FIGURES, Figure, Figures, Kind};
 }
 
-pub use ebbtide_core::base::{config, known, report, size_class};
+pub use ebbtide_core::base::{config, report, size_class};
 pub use global::Ebbtide;
 
 use ebbtide_core::base::releaser::Releaser;

@@ -7,7 +7,7 @@ use ebbtide_tests::{Run, c_library, c_program, is_ebbtide, skip, understands};
 
 use super::DETACHED;
 use super::core_files::blocks_in_core;
-use super::memory::turns;
+use super::memory::admitted;
 
 /// Whether the check fails.
 fn fails(run: Run) -> bool {
@@ -28,7 +28,7 @@ fn control_the_kernels_own_end_is_seen_late() {
 /// Nobody needs the memory: it waits, and the check of what happens under need sees that.
 #[test]
 fn control_a_turn_that_does_not_end_is_noticed() {
-    turns("no-need", 0, |run| {
+    admitted("no-need", 0, |run| {
         let outcome = run.run();
         if !outcome.stdout.contains("skipped: ") {
             assert!(outcome.verdict().is_err(), "back without need");
@@ -72,7 +72,7 @@ fn control_what_stays_behind_is_noticed() {
     let clinging = c_library("faulty/clinging");
     for args in ["many 4", "returned"] {
         let run = Run::new(c_program("exit_system")).args(args);
-        // Longer than a turn may take.
+        // Longer than an admitted helper may take.
         let run = run.preload(&clinging).env("CLING_MS", "12000");
         assert!(fails(run.env("EXIT_PATIENCE", "1")), "{args}");
     }

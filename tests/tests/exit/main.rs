@@ -44,11 +44,11 @@ fn in_slots_of_its_own(run: Run, more: &str) -> Outcome {
         .run()
 }
 
-/// `ebbtide`, beside the library.
-fn command_line() -> Option<PathBuf> {
-    let program = library()?.with_file_name("ebbtide");
+/// `ebbtide` or `ebbtide-bench`, beside the library.
+fn built_program(name: &str) -> Option<PathBuf> {
+    let program = library()?.with_file_name(name);
     if !program.is_file() {
-        skip("the program ebbtide is not built");
+        skip(&format!("the program {name} is not built"));
         return None;
     }
     Some(program)

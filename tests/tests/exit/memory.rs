@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use ebbtide_tests::{Cgroup, Run, c_program, is_root, library, skip};
 
 use super::{
-    DETACHED, MIB, command_line, detached, detached_with, has_helper, in_slots_of_its_own,
+    DETACHED, MIB, built_program, detached, detached_with, has_helper, in_slots_of_its_own,
 };
 
 /// Users that nobody else uses: their processes are counted.
@@ -76,7 +76,7 @@ fn memory_is_the_cgroups_again() {
 
 /// A program of 1 GiB dies in a cgroup of 1.25 while its user's other helpers have the slots; then so much more is
 /// used there.
-pub(super) fn turns(name: &str, more_mib: u32, check: impl Fn(Run)) {
+pub(super) fn admitted(name: &str, more_mib: u32, check: impl Fn(Run)) {
     let Some((group, usage)) = limited(name, 1280 * MIB) else {
         return;
     };
@@ -93,23 +93,23 @@ pub(super) fn turns(name: &str, more_mib: u32, check: impl Fn(Run)) {
 }
 
 #[test]
-fn turns_are_kept_until_memory_is_short() {
-    turns("turns", 200, |run| {
+fn admission_is_waited_for_until_memory_is_short() {
+    admitted("admitted", 200, |run| {
         run.ok();
     });
 }
 
-/// `ebbtide bench` has a process that sets up swap and takes it down when its input ends.
+/// `ebbtide-bench` has a process that sets up swap and takes it down when its input ends.
 #[test]
 fn swap_is_free_again() {
-    let Some(program) = command_line() else {
+    let Some(program) = built_program("ebbtide-bench") else {
         return;
     };
     if !is_root() || !has_helper() {
         return skip("swap needs root and the helper");
     }
     let mut keeper = Command::new(program)
-        .args(["bench-worker", "swap_keeper"])
+        .args(["worker", "swap_keeper"])
         .arg((512 * MIB).to_string())
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::piped())
@@ -154,7 +154,7 @@ fn for_everybody(dir: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((program, library))
 }
 
-/// Runs as other users; what their helpers left for their turns is removed.
+/// Runs as other users; what their helpers left for admission is removed.
 fn as_users(args: &str, set: impl Fn(Run, &Path) -> Run) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let Some((program, library)) = for_everybody(dir.path()) else {

@@ -5,11 +5,11 @@ use std::process::Command;
 
 use ebbtide_tests::{Run, ensure_installed, skip};
 
-use super::{command_line, has_helper};
+use super::{built_program, has_helper};
 
 /// Runs a program whose memory is not all from malloc, and checks what it says.
 fn real(words: &[&str], says: &str) {
-    let Some(ebbtide) = command_line() else {
+    let Some(ebbtide) = built_program("ebbtide") else {
         return;
     };
     if !has_helper() {

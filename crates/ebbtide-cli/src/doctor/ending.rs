@@ -5,9 +5,10 @@ use std::io;
 use std::path::Path;
 use std::process::{self, Command};
 
-use super::{Check, trial, turns};
-use crate::proc;
 use ebbtide_interface::FEATURES;
+use ebbtide_tools::proc;
+
+use super::{Check, admission, trial};
 
 const INLINE: &str = "processes end as the kernel ends them: seen when their memory is back";
 const LOOK: &str = "look for a seccomp filter and a tracer (Seccomp and TracerPid in /proc/self/status), and try it without them";
@@ -20,7 +21,12 @@ const TRIAL_SECONDS: [&str; 2] = ["0.3", "2"];
 
 /// Every check; the library, if it was found.
 pub fn all(library: Option<&Path>) -> Vec<Check> {
-    vec![helper(library), turns::check(), first_process(), service()]
+    vec![
+        helper(library),
+        admission::check(),
+        first_process(),
+        service(),
+    ]
 }
 
 /// A process with a helper, really made.

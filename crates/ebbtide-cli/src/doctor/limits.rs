@@ -3,9 +3,11 @@
 use std::mem;
 use std::path::{Path, PathBuf};
 
+use ebbtide_tools::machine::read;
+use ebbtide_tools::out;
+
 use super::Check;
-use super::machine::{read, read_number};
-use crate::out;
+use super::machine::read_number;
 
 /// Fewer mappings than this may not be enough for a large heap beside huge pages.
 const FEW_MAPPINGS: u64 = 65_530;

@@ -1,13 +1,10 @@
 //! Huge pages, overcommit, memory, swap, processors and nodes.
 
-use std::fs;
-use std::mem;
+use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, read};
+use ebbtide_tools::{out, proc};
 
 use super::Check;
-use crate::run::sample::kib_field;
-use crate::{known, out, proc, run};
-
-const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+use ebbtide_interface::known;
 
 /// Every fact about the machine.
 pub fn all() -> Vec<Check> {
@@ -16,19 +13,14 @@ pub fn all() -> Vec<Check> {
         Check::info("thp_defrag", chosen("defrag")),
         khugepaged(),
         overcommit(),
-        memory(),
+        Check::info("memory", machine::memory()),
         swap(),
-        cpu_model(),
-        cpus(),
+        Check::info("cpu_model", machine::cpu_model()),
+        Check::info("cpus", machine::cpus()),
         numa(),
         page_size(),
         Check::info("huge_page_size", huge_page_size()),
     ]
-}
-
-/// The trimmed text of a small file.
-pub fn read(path: &str) -> Option<String> {
-    fs::read_to_string(path).ok().map(|t| t.trim().to_owned())
 }
 
 /// A number from a small file.
@@ -36,15 +28,8 @@ pub fn read_number(path: &str) -> Option<u64> {
     read(path)?.parse().ok()
 }
 
-/// The word in brackets in a file such as `always [madvise] never`.
-fn bracketed(text: &str) -> Option<&str> {
-    text.split_once('[')?.1.split(']').next()
-}
-
 fn chosen(name: &str) -> String {
-    read(&format!("{THP}/{name}"))
-        .and_then(|t| bracketed(&t).map(str::to_owned))
-        .unwrap_or_else(|| "unknown".into())
+    machine::thp(name).unwrap_or_else(|| "unknown".into())
 }
 
 fn thp() -> Check {
@@ -57,7 +42,7 @@ fn thp() -> Check {
         ),
         "unknown" => Check::limited(
             "thp_enabled",
-            "not in this kernel",
+            NO_THP,
             "first touches cost more without huge pages",
             "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
         ),
@@ -93,19 +78,6 @@ fn overcommit() -> Check {
     }
 }
 
-fn memory() -> Check {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let value = |name| kib_field(&text, name).map_or("unknown".into(), out::bytes);
-    Check::info(
-        "memory",
-        format!(
-            "{} total, {} available",
-            value("MemTotal"),
-            value("MemAvailable")
-        ),
-    )
-}
-
 fn swap() -> Check {
     let text = proc::text("/proc/swaps").unwrap_or_default();
     let areas: Vec<&str> = text.lines().skip(1).collect();
@@ -127,15 +99,10 @@ fn swap() -> Check {
     )
 }
 
-fn sysconf(name: libc::c_int) -> i64 {
-    // SAFETY: a plain call; an unknown name gives -1.
-    unsafe { libc::sysconf(name) }
-}
-
 fn page_size() -> Check {
-    let bytes = run::page_bytes();
+    let bytes = machine::page_bytes();
     let value = format!("{bytes} B");
-    if bytes == run::SMALL_PAGE_BYTES {
+    if bytes == SMALL_PAGE_BYTES {
         return Check::ok("page_size", value, "the size of a frame");
     }
     let pages = &known::PAGES;
@@ -147,47 +114,7 @@ fn huge_page_size() -> String {
     bytes.map_or("unknown".into(), out::bytes)
 }
 
-/// Name of the processor.
-fn cpu_model() -> Check {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text
-        .lines()
-        .find_map(|l| l.strip_prefix("model name")?.split_once(':'))
-        .map_or("unknown", |(_, name)| name.trim());
-    Check::info("cpu_model", name)
-}
-
-fn cpus() -> Check {
-    // SAFETY: cpu_set_t is plain data; the call fills at most its size.
-    let allowed = unsafe {
-        let mut set: libc::cpu_set_t = mem::zeroed();
-        match libc::sched_getaffinity(0, mem::size_of_val(&set), &mut set) {
-            0 => libc::CPU_COUNT(&set).to_string(),
-            _ => "unknown".into(),
-        }
-    };
-    let possible = read("/sys/devices/system/cpu/possible").unwrap_or_else(|| "unknown".into());
-    Check::info(
-        "cpus",
-        format!(
-            "{allowed} allowed, {} present, possible {possible}",
-            sysconf(libc::_SC_NPROCESSORS_CONF)
-        ),
-    )
-}
-
 fn numa() -> Check {
     let nodes = read("/sys/devices/system/node/online").unwrap_or_else(|| "0".into());
     Check::info("numa_nodes", nodes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn word_in_brackets() {
-        assert_eq!(bracketed("always [madvise] never"), Some("madvise"));
-        assert_eq!(bracketed("always"), None);
-    }
 }

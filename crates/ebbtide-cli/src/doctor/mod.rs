@@ -8,11 +8,15 @@
 //! | `machine` | huge pages, overcommit, swap, processors |
 //! | `limits` | resource limits and control groups |
 //! | `ending` | exit beside the program |
-//! | `turns` | where its helpers take turns |
+//! | `admission` | where its helpers wait for admission |
 //! | `sandbox` | filters, containers, emulators |
 //! | `combinations` | which of the known-broken combinations are met here |
 //! | `trial` | the library, in a process of its own |
 
+mod admission;
+/// What the library does by the kernel's release.
+#[path = "../../../ebbtide-sys/src/rseq/kernel.rs"]
+mod aborting;
 mod advice;
 mod combinations;
 mod ending;
@@ -20,19 +24,20 @@ mod limits;
 mod machine;
 mod probe;
 mod rseq;
-pub mod sandbox;
+mod sandbox;
 mod trial;
-mod turns;
 
 use std::io;
 
 use anyhow::Result;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Color, ContentArrangement, Table};
+use ebbtide_tools::machine::{kernel, page_bytes};
+use ebbtide_tools::{conf, out};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
-use crate::{out, run};
+use crate::emulator::emulator;
 use combinations::Facts;
 
 /// Exit status when the library cannot work here.
@@ -127,14 +132,15 @@ struct Report {
 /// Prints the report; 0 if the library works here, else 1.
 pub fn main(args: &DoctorArgs) -> Result<u8> {
     let trial = trial::run(args.lib.lib.as_deref());
-    let (release, version) = probe::uname();
+    let (release, version) = kernel();
     let facts = Facts {
-        page_bytes: run::page_bytes(),
+        page_bytes: page_bytes(),
         kernel: probe::kernel_numbers(),
         other_kernel: sandbox::other_kernel(&release, &version),
         rseq: rseq::owner(),
         fences: probe::fences(),
-        emulator: sandbox::emulator().filter(|_| !has_basic_syscalls()),
+        unaborted: unaborted(&release),
+        emulator: emulator().filter(|_| !has_basic_syscalls()),
         refusal: trial.refusal,
         before: combinations::before_ebbtide(),
     };
@@ -180,31 +186,20 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
     Ok(if report.works { 0 } else { EXIT_BROKEN })
 }
 
+/// The release, if it is that of a kernel that does not abort the sections of this processor.
+fn unaborted(release: &str) -> Option<String> {
+    let is_faulty = cfg!(target_arch = "aarch64") && !aborting::aborts_sections(release.as_bytes());
+    is_faulty.then(|| release.to_owned())
+}
+
 /// Whether programs are started with `syscalls=basic`, by the environment.
 fn has_basic_syscalls() -> bool {
-    run::merged_conf(&[]).is_ok_and(|conf| conf.get("syscalls") == Some("basic"))
+    conf::merged(&[]).is_ok_and(|conf| conf.get("syscalls") == Some("basic"))
 }
 
 /// Whether the terminal says that tables fit: a serial console says 0 columns.
 fn is_wide() -> bool {
     ratatui::crossterm::terminal::size().is_ok_and(|(columns, _)| columns >= TABLE_COLUMNS)
-}
-
-/// The facts that belong beside a measurement.
-pub fn machine_facts() -> Vec<Check> {
-    let wanted = [
-        "kernel",
-        "glibc",
-        "cpus",
-        "memory",
-        "thp_enabled",
-        "cpu_model",
-    ];
-    let mut facts = Vec::new();
-    facts.extend(probe::versions());
-    facts.extend(machine::all());
-    facts.retain(|c| wanted.contains(&c.id));
-    facts
 }
 
 fn render(report: &Report, fancy: bool) -> String {

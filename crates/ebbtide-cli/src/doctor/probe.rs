@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::mem;
 use std::os::fd::AsRawFd;
+
+use ebbtide_tools::machine;
 
 use super::advice::{self, PAGE_BYTES, Pages};
 use super::{Check, State, reason, rseq};
-use crate::known;
+use ebbtide_interface::known;
 
 const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
@@ -21,7 +22,7 @@ pub fn all() -> Vec<Check> {
     let owner = rseq::owner();
     let mut checks = vec![
         kernel(),
-        Check::info("kernel_version", uname().1),
+        Check::info("kernel_version", machine::kernel().1),
         glibc(),
         other_libc(),
         rseq::check(&owner),
@@ -37,31 +38,9 @@ pub fn all() -> Vec<Check> {
     checks
 }
 
-/// The versions that decide what there is.
-pub fn versions() -> Vec<Check> {
-    vec![kernel(), glibc()]
-}
-
-/// Release of the running kernel, such as `6.12.3-amd64`, and its version, which tells the build.
-pub fn uname() -> (String, String) {
-    let text = |field: &[libc::c_char]| {
-        // SAFETY: the kernel ends each field with a NUL.
-        let text = unsafe { std::ffi::CStr::from_ptr(field.as_ptr()) };
-        text.to_string_lossy().into_owned()
-    };
-    // SAFETY: utsname is plain data; the call fills it with NUL-terminated strings.
-    unsafe {
-        let mut name: libc::utsname = mem::zeroed();
-        match libc::uname(&mut name) {
-            0 => (text(&name.release), text(&name.version)),
-            _ => ("unknown".into(), "unknown".into()),
-        }
-    }
-}
-
 /// Major and minor number of the running kernel.
 pub fn kernel_numbers() -> Option<(u32, u32)> {
-    version_of(&uname().0)
+    version_of(&machine::kernel().0)
 }
 
 /// Major and minor number of a release.
@@ -76,7 +55,7 @@ pub fn is_at_least(version: (u32, u32)) -> bool {
 }
 
 fn kernel() -> Check {
-    let release = uname().0;
+    let release = machine::kernel().0;
     match version_of(&release) {
         Some(v) if v >= (5, 18) => {
             Check::ok("kernel", release, "new enough for every base feature")
@@ -95,9 +74,7 @@ fn kernel() -> Check {
 }
 
 fn glibc() -> Check {
-    // SAFETY: glibc returns a static NUL-terminated string.
-    let version = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
-    let version = version.to_string_lossy().into_owned();
+    let version = machine::glibc();
     match version_of(&version) {
         Some(v) if v >= (2, 35) => Check::ok("glibc", version, "registers rseq for every thread"),
         _ => {

@@ -8,7 +8,7 @@ use std::io;
 use std::ptr;
 
 use super::Check;
-use crate::known;
+use ebbtide_interface::known;
 
 const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
 const AT_RSEQ_ALIGN: libc::c_ulong = 28;

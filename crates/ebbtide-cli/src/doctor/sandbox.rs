@@ -2,8 +2,9 @@
 
 use std::fs;
 
+use ebbtide_tools::proc;
+
 use super::Check;
-use crate::proc;
 
 /// The first namespaces of a machine have numbers of their own, from `PROC_CGROUP_INIT_INO` on.
 const MACHINES_OWN: [(&str, &str); 2] = [
@@ -56,20 +57,6 @@ fn container() -> Check {
     Check::info("container", value)
 }
 
-/// The user-mode emulator that this program runs under. It shows a made-up `/proc/self/maps`, but none for a thread.
-pub fn emulator() -> Option<String> {
-    emulator_in(&proc::text("/proc/thread-self/maps")?)
-}
-
-fn emulator_in(maps: &str) -> Option<String> {
-    maps.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        let is_code = words.nth(1)?.contains('x');
-        let name = words.nth(3)?.rsplit('/').next()?;
-        (is_code && name.starts_with("qemu-")).then(|| name.to_owned())
-    })
-}
-
 /// The system that answers in place of a Linux kernel, by what it calls itself.
 pub fn other_kernel(release: &str, version: &str) -> Option<&'static str> {
     if release.ends_with("-Microsoft") {
@@ -96,15 +83,6 @@ mod tests {
         assert_eq!(other_kernel("4.4.0-19041-Microsoft", linux), Some("WSL 1"));
         let gvisor = "#1 SMP Sun Jan 10 15:06:54 PST 2016";
         assert_eq!(other_kernel("4.4.0", gvisor), Some("gVisor"));
-    }
-
-    #[test]
-    fn an_emulator_is_code_that_is_mapped() {
-        let emulated = "00400000-00abc000 r-xp 00001000 08:01 99 /usr/bin/qemu-x86_64-static\n";
-        assert_eq!(emulator_in(emulated).unwrap(), "qemu-x86_64-static");
-        let read = "00400000-00abc000 r--p 00001000 08:01 99 /tmp/qemu-x86_64-static\n";
-        assert_eq!(emulator_in(read), None);
-        assert_eq!(emulator(), None);
     }
 
     #[test]

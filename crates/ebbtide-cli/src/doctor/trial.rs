@@ -9,11 +9,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
+use ebbtide_tools::stats_page::{self, StatsPage};
+use ebbtide_tools::{conf, library, out};
+
 use super::Check;
-use crate::known::{self, Known};
-use crate::run::CONF_ENV;
-use crate::stats_page::{self, StatsPage};
-use crate::{library, out};
+use ebbtide_interface::known::{self, Known};
 
 /// Longer than this, and the trial process hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -154,7 +154,7 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
     command
         .env("LD_PRELOAD", library)
         .env(
-            CONF_ENV,
+            conf::ENV,
             format!("stats_dir={},{conf}", dir.path().display()),
         )
         .stdin(Stdio::null())

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::proc;
-use crate::stats_page::StatsPage;
+use ebbtide_tools::proc;
+use ebbtide_tools::stats_page::StatsPage;
 
 /// Longer than this is not waited for.
 const MOST: Duration = Duration::from_secs(60);

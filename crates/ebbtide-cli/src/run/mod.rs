@@ -5,7 +5,6 @@
 //! as the parent: it passes signals on, watches memory, and repeats the exit
 //! status.
 
-mod elf;
 pub mod end;
 mod program;
 pub mod sample;
@@ -22,21 +21,18 @@ use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
+use ebbtide_tools::conf::{self, Conf};
+use ebbtide_tools::library::{self, LibArgs};
+use ebbtide_tools::program::EXIT_OWN;
+use ebbtide_tools::{out, stats_page};
 
-use crate::cli::{Exit, Format, LibArgs, RunArgs};
-use crate::conf::Conf;
-use crate::{library, out, stats_page};
-pub use elf::defines_malloc;
+use crate::cli::{Exit, Format, RunArgs};
 use program::Refusal;
-pub use program::{SMALL_PAGE_BYTES, page_bytes};
 use summary::{Figures, LibraryFigures, Summary};
-
-/// Environment variable that holds the library's configuration.
-pub const CONF_ENV: &str = "EBBTIDE_CONF";
 
 /// Runs the command; gives the exit status to end with.
 pub fn main(args: &RunArgs) -> Result<u8> {
-    let mut conf = merged_conf(&args.conf)?;
+    let mut conf = conf::merged(&args.conf)?;
     match args.exit {
         Some(Exit::Detached) => conf.set("exit", "detached"),
         Some(Exit::Inline) => conf.set("exit", "inline"),
@@ -51,17 +47,6 @@ pub fn main(args: &RunArgs) -> Result<u8> {
         return Ok(launch.cannot_start(&error));
     }
     supervised(args, &launch, conf)
-}
-
-/// The environment's configuration with that of the flags on top.
-pub fn merged_conf(given: &[String]) -> Result<Conf> {
-    let base = match env::var_os(CONF_ENV) {
-        Some(text) => Conf::parse(&text.to_string_lossy()).with_context(|| {
-            format!("in the environment variable {CONF_ENV} (correct it, or unset it)")
-        })?,
-        None => Conf::default(),
-    };
-    Ok(base.overlaid(&Conf::parse(&given.join(",")).context("--conf")?))
 }
 
 fn refuse(refusal: &Refusal) -> u8 {
@@ -121,10 +106,9 @@ impl<'a> Launch<'a> {
                 126,
                 "; the arguments and the environment are too long, shorten them",
             ),
-            Some(libc::EAGAIN | libc::ENOMEM) => (
-                crate::EXIT_OWN,
-                "; the limit on processes or memory is reached",
-            ),
+            Some(libc::EAGAIN | libc::ENOMEM) => {
+                (EXIT_OWN, "; the limit on processes or memory is reached")
+            }
             _ => (126, ""),
         };
         out::stderr(&format!("ebbtide: cannot start {shown}: {error}{hint}\n"));
@@ -151,17 +135,17 @@ impl<'a> Launch<'a> {
                 }
                 command.env("LD_PRELOAD", list);
                 match conf.to_string() {
-                    text if text.is_empty() => command.env_remove(CONF_ENV),
-                    text => command.env(CONF_ENV, text),
+                    text if text.is_empty() => command.env_remove(conf::ENV),
+                    text => command.env(conf::ENV, text),
                 };
             }
             None if others.is_empty() => {
-                command.env_remove("LD_PRELOAD").env_remove(CONF_ENV);
+                command.env_remove("LD_PRELOAD").env_remove(conf::ENV);
             }
             None => {
                 command
                     .env("LD_PRELOAD", others.join(":"))
-                    .env_remove(CONF_ENV);
+                    .env_remove(conf::ENV);
             }
         }
         command

@@ -12,10 +12,13 @@ use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use crate::conf::Conf;
-use crate::doctor::sandbox;
-use crate::known;
-use crate::run::elf::{self, Obstacle};
+use ebbtide_tools::conf::Conf;
+use ebbtide_tools::machine::{SMALL_PAGE_BYTES, page_bytes};
+use ebbtide_tools::program::EXIT_OWN;
+
+use crate::elf::{self, Obstacle};
+use crate::emulator::emulator;
+use ebbtide_interface::known;
 
 /// Why a program is not started as asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +39,7 @@ impl Refusal {
         match self {
             Refusal::NotFound(_) => 127,
             Refusal::NotExecutable(_) => 126,
-            Refusal::NoEffect(_) | Refusal::Breaks(_) => crate::EXIT_OWN,
+            Refusal::NoEffect(_) | Refusal::Breaks(_) => EXIT_OWN,
         }
     }
 
@@ -50,9 +53,6 @@ impl Refusal {
         }
     }
 }
-
-/// The pages that the library is made for.
-pub const SMALL_PAGE_BYTES: u64 = 4096;
 
 const WITHOUT: &str = "--force runs it without Ebbtide";
 const ALL_THE_SAME: &str = "--force runs it all the same";
@@ -148,17 +148,11 @@ pub fn check_machine(conf: &Conf) -> Result<(), Refusal> {
         return on_machine(Obstacle::new(&known::PAGES, &format!("{bytes} B")));
     }
     if conf.get("syscalls") != Some("basic")
-        && let Some(name) = sandbox::emulator()
+        && let Some(name) = emulator()
     {
         return on_machine(Obstacle::new(&known::EMULATOR, &name));
     }
     Ok(())
-}
-
-/// Bytes of the kernel's pages, as it tells this program.
-pub fn page_bytes() -> u64 {
-    // SAFETY: a plain call; an unknown type gives 0.
-    unsafe { libc::getauxval(libc::AT_PAGESZ) }
 }
 
 fn obstacle(path: &Path, found: Obstacle) -> Refusal {
@@ -267,7 +261,7 @@ fn is_loader(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::elf::fixture::elf64;
+    use crate::elf::fixture::elf64;
     use goblin::elf::header::EM_386;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;

@@ -14,7 +14,9 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::proc::{self, children_of_main_thread};
+use ebbtide_tools::machine::page_bytes;
+use ebbtide_tools::proc::{self, children_of_main_thread, kib_field};
+
 use crate::run::end::{HELPER_NAME, is_at_work};
 
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
@@ -224,15 +226,6 @@ impl Status {
     }
 }
 
-/// The value of a line `Name:   123 kB`, in bytes.
-pub fn kib_field(text: &str, name: &str) -> Option<u64> {
-    let value = text
-        .lines()
-        .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
 fn lazy_of(pid: u32) -> Option<u64> {
     let text = proc::text(format!("/proc/{pid}/smaps_rollup"))?;
     kib_field(&text, "LazyFree")
@@ -243,11 +236,6 @@ pub fn rss_of(pid: u32) -> Option<u64> {
     let text = proc::text(format!("/proc/{pid}/statm"))?;
     let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
     Some(pages * page_bytes())
-}
-
-fn page_bytes() -> u64 {
-    // SAFETY: a plain call.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// The descendants of `pid`, up to [`MAX_PROCESSES`] of them, whichever thread has started them. By their parents, and not by
@@ -299,7 +287,6 @@ mod tests {
             (1 << 20, 2 << 20, 4096)
         );
         assert_eq!(Status::parse("Name:\tx\nState:\tZ (zombie)\n"), None);
-        assert_eq!(kib_field(STATUS, "Vm"), None);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! What a run used, as text for people or as JSON with stable field names.
 
+use ebbtide_tools::lock_figures;
+use ebbtide_tools::out;
+use ebbtide_tools::stats_page::StatsPage;
 use serde::Serialize;
 
-use crate::lock_figures;
-use crate::out;
 use crate::run::end::{End, Since};
 use crate::run::sample::Samples;
-use crate::stats_page::StatsPage;
 use ebbtide_interface::PRESSURE_SOURCES;
 
 /// Version of the JSON form; raised when a field changes its meaning.

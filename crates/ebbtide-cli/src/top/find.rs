@@ -8,10 +8,10 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::library;
-use crate::proc;
+use ebbtide_tools::stats_page::StatsPage;
+use ebbtide_tools::{library, proc};
+
 use crate::run::end::HELPER_NAME;
-use crate::stats_page::StatsPage;
 use ebbtide_interface::page;
 
 /// What `/proc/PID/stat` says.

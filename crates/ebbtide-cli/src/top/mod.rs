@@ -23,11 +23,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ebbtide_tools::{conf, out, stats_page};
 
 use crate::cli::TopArgs;
+use crate::run::Launch;
 use crate::run::signals::Passing;
-use crate::run::{Launch, merged_conf};
-use crate::{out, stats_page};
 use find::Scope;
 use screen::Left;
 use started::{Output, Started};
@@ -125,7 +125,7 @@ fn watch(args: &TopArgs) -> Result<u8> {
 }
 
 fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
-    let mut conf = merged_conf(&args.conf)?;
+    let mut conf = conf::merged(&args.conf)?;
     let launch = match Launch::new(&args.command, &args.lib, &conf, false)? {
         Ok(launch) => launch,
         Err(status) => return Ok(status),

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use ebbtide_tools::out;
 
-use crate::out;
 use crate::run::signals::Passing;
 use crate::run::supervise::{exit_status, is_over, reap};
 

@@ -2,9 +2,9 @@
 
 use std::cmp::Ordering;
 
+use ebbtide_tools::out::{duration, short_bytes};
 use serde::Serialize;
 
-use crate::out::{duration, short_bytes};
 use crate::top::watch::{Process, Untold, Watch};
 
 /// A column.

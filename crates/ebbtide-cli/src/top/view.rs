@@ -4,13 +4,13 @@
 
 use std::time::{Duration, Instant};
 
+use ebbtide_tools::out::{bytes, duration, short_bytes};
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Sparkline, Table, TableState};
 
-use crate::out::{bytes, duration, short_bytes};
 use crate::top::chart::{COLOURS, NAMES, SHADES, Stacked, slots};
 use crate::top::table::{COLUMNS, LEFT, Sort, fitting, notes};
 use crate::top::watch::{Process, Watch};

@@ -11,13 +11,13 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use ebbtide_tools::conf::{self, Conf};
+use ebbtide_tools::proc::kib_field;
+use ebbtide_tools::stats_page::{StatsPage, read_all};
 use serde::Serialize;
 
-use crate::conf::Conf;
-use crate::run::CONF_ENV;
 use crate::run::end::{is_helper, monotonic_ns};
-use crate::run::sample::{kib_field, rss_of};
-use crate::stats_page::{StatsPage, read_all};
+use crate::run::sample::rss_of;
 use crate::top::find::{Found, OpenPage, Scope, Stat, Without, search};
 
 /// How long a process is shown after its end.
@@ -249,7 +249,7 @@ impl Process {
         self.name = name;
         self.page = Some(page);
         self.command = words_of(self.pid, "cmdline").join(" ");
-        let prefix = format!("{CONF_ENV}=");
+        let prefix = format!("{}=", conf::ENV);
         let environ = words_of(self.pid, "environ");
         let conf = environ.iter().find_map(|word| word.strip_prefix(&prefix));
         self.conf = conf.unwrap_or_default().into();

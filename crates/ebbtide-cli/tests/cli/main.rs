@@ -1,18 +1,12 @@
-//! The other commands from outside: help, completions, manual pages, doctor; `top`; and `bench`, in files by what it
-//! measures.
+//! The other commands from outside: help, completions, manual pages, doctor; `top`; and the way to `ebbtide-bench`.
 
-mod bench;
-mod bench_families;
-mod bench_partial;
-mod bench_system;
-mod report;
 #[path = "../terminal/mod.rs"]
 mod terminal;
 mod top;
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -49,7 +43,7 @@ fn version_help_and_usage_errors() {
     ebbtide(&["--help"])
         .assert()
         .success()
-        .stdout(says("bench-worker").not());
+        .stdout(says("ebbtide-bench report").and(says("runs the program ebbtide-bench")));
 }
 
 #[test]
@@ -74,7 +68,54 @@ fn manual_pages() {
     assert!(dir.path().join("ebbtide.1").exists());
     let top = fs::read_to_string(dir.path().join("ebbtide-top.1")).unwrap();
     assert!(top.contains("stats_dir") && top.contains("interval"));
-    assert!(!dir.path().join("ebbtide-bench-worker.1").exists());
+    // That program writes its own.
+    assert!(!dir.path().join("ebbtide-bench.1").exists());
+    let all = fs::read_to_string(dir.path().join("ebbtide.1")).unwrap();
+    assert!(all.contains("ebbtide\\-bench(1)"), "{all}");
+}
+
+/// A copy of the program where no other program of the project is, and a directory for `PATH`.
+fn alone() -> (tempfile::TempDir, Command) {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("bin/ebbtide");
+    fs::create_dir(dir.path().join("bin")).unwrap();
+    fs::create_dir(dir.path().join("path")).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_ebbtide"), &program).unwrap();
+    let mut command = Command::new(program);
+    command.env("PATH", dir.path().join("path"));
+    (dir, command)
+}
+
+/// A program that says how it was called.
+fn put_program(file: &Path, says: &str) {
+    fs::write(file, format!("#!/bin/sh\necho {says} \"$@\"\nexit 7\n")).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn benchmarks_are_another_program_that_is_found_and_run() {
+    let run = |args: &[&str], beside: bool, in_path: bool| {
+        let (dir, mut command) = alone();
+        if beside {
+            put_program(&dir.path().join("bin/ebbtide-bench"), "beside");
+        }
+        if in_path {
+            put_program(&dir.path().join("path/ebbtide-bench"), "path");
+        }
+        command.args(args).assert()
+    };
+    run(&["bench", "micro", "--quick", "--help"], true, true)
+        .code(7)
+        .stdout("beside micro --quick --help\n");
+    run(&["report", "--from", "x"], false, true)
+        .code(7)
+        .stdout("path report --from x\n");
+    for args in [["bench", "micro"], ["report", "--full"]] {
+        run(&args, false, false).code(125).stderr(
+            says("make install-bench")
+                .and(predicate::function(|said: &str| said.lines().count() == 1)),
+        );
+    }
 }
 
 #[test]
@@ -139,12 +180,12 @@ fn doctor_looks_for_turns_as_helpers_do() {
     let (real, link) = (dir.path().join("real"), dir.path().join("link"));
     fs::DirBuilder::new().mode(0o700).create(&real).unwrap();
     symlink(&real, &link).unwrap();
-    let turns = |place: &Path| {
+    let admission = |place: &Path| {
         let mut doctor = ebbtide(&["doctor", "--json", "--lib", "/no/lib.so"]);
-        doctor_says(doctor.env("XDG_RUNTIME_DIR", place), "exit_turns")
+        doctor_says(doctor.env("XDG_RUNTIME_DIR", place), "exit_admission")
     };
-    assert_eq!(turns(&real), real.to_str().unwrap());
-    assert_ne!(turns(&link), link.to_str().unwrap());
+    assert_eq!(admission(&real), real.to_str().unwrap());
+    assert_ne!(admission(&link), link.to_str().unwrap());
 }
 
 #[test]

@@ -241,14 +241,14 @@ impl Config {
             }
         }
         if config.basic_syscalls {
-            if config.workers > 0 && config.workers != AUTO {
-                complain(b"workers", &NO_CALLS);
-            }
-            config.workers = 0;
-            if config.exit_detached {
-                complain(b"exit=detached", &NO_CALLS);
-            }
-            config.exit_detached = false;
+            let mut refuse = |is_set: bool, item: &str| {
+                if is_set {
+                    complain(item.as_bytes(), &NO_CALLS);
+                }
+            };
+            refuse(![0, AUTO].contains(&config.workers), "workers");
+            refuse(config.exit_detached, "exit=detached");
+            (config.workers, config.exit_detached) = (0, false);
         }
         config
     }
@@ -257,10 +257,8 @@ impl Config {
 /// The line about an item. A long item is cut, the reason never is.
 fn complaint(item: &[u8], problem: &dyn Display) -> Line {
     const MOST_BYTES: usize = 64;
-    let (shown, cut) = match item.get(..MOST_BYTES) {
-        Some(start) if item.len() > MOST_BYTES => (start, "..."),
-        _ => (item, ""),
-    };
+    let shown = &item[..item.len().min(MOST_BYTES)];
+    let cut = if shown == item { "" } else { "..." };
     Line::new()
         .text("EBBTIDE_CONF: \"")
         .bytes(shown)
@@ -324,7 +322,10 @@ mod tests {
         let line = complaint(&[b'x'; 1000], &keys::Problem::UnknownKey);
         let shown = String::from_utf8_lossy(line.shown());
         let users = keys::KEYS.iter().filter(|key| !key.is_dev);
-        assert!(shown.ends_with(users.last().unwrap().name), "{shown}");
+        assert!(
+            users.into_iter().all(|key| shown.contains(key.name)),
+            "{shown}"
+        );
     }
 
     /// Each key has a field that takes it, and the default of the table is the field's, but where it is in words.

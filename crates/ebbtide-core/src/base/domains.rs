@@ -13,7 +13,6 @@
 //! kernel without NUMA) is one node.
 
 use crate::base::config::MAX_ZONES;
-use core::ops::Range;
 use ebbtide_sys::process::CpuSet;
 
 /// CPUs with a home of their own choosing; higher ones wrap round.
@@ -31,9 +30,8 @@ pub struct Domains {
     /// Number of zones.
     zones: u8,
     homes: [u8; CPUS],
-    /// First zone behind those of the same node, and the first of them, by zone.
+    /// The first zone of the same node, by zone.
     first: [u8; MAX_ZONES],
-    end: [u8; MAX_ZONES],
 }
 
 impl Domains {
@@ -42,7 +40,6 @@ impl Domains {
         zones: 1,
         homes: [0; CPUS],
         first: [0; MAX_ZONES],
-        end: [1; MAX_ZONES],
     };
 
     /// By what the machine says. One zone, when only one is wanted, asks it nothing.
@@ -52,28 +49,26 @@ impl Domains {
         }
         let nodes = CpuSet::nodes();
         let several = !nodes.has_at_most_one();
-        Self::new(wanted, most, &CpuSet::allowed(), |node, into| {
-            let cpus = (several && nodes.has(node)).then(|| CpuSet::of_node(node));
-            cpus.flatten().inspect(|cpus| *into = *cpus).is_some()
+        Self::new(wanted, most, &CpuSet::allowed(), |node| {
+            let is_there = several && nodes.has(node);
+            is_there.then(|| CpuSet::of_node(node)).flatten()
         })
     }
 
-    /// As configured (`dev=zones:N`, 0: by the machine), `most` zones at most. `fill` writes the CPUs of a node into a
-    /// set; `false`: there is no such node.
+    /// As configured (`dev=zones:N`, 0: by the machine), `most` zones at most. `of_node` says which CPUs a node has;
+    /// `None`: there is no such node.
     pub fn new(
         wanted: usize,
         most: usize,
         allowed: &CpuSet,
-        mut fill: impl FnMut(usize, &mut CpuSet) -> bool,
+        of_node: impl Fn(usize) -> Option<CpuSet>,
     ) -> Self {
         let mut node_of = [0u8; CPUS];
         let mut counts = [0usize; NODES];
-        let mut cpus = CpuSet::EMPTY;
         for node in 0..NODES {
-            if fill(node, &mut cpus) {
-                (0..CPUS)
-                    .filter(|&cpu| cpus.has(cpu))
-                    .for_each(|cpu| node_of[cpu] = node as u8);
+            if let Some(cpus) = of_node(node) {
+                let here = (0..CPUS).filter(|&cpu| cpus.has(cpu));
+                here.for_each(|cpu| node_of[cpu] = node as u8);
             }
         }
         let may_run = |cpu: &usize| allowed.has(*cpu);
@@ -94,26 +89,19 @@ impl Domains {
         // Nodes of the process, in order; each has an equal share of the zones.
         let used = (0..NODES).filter(|&node| counts[node] > 0);
         for (order, node) in used.enumerate() {
-            let range = share(order, nodes, zones);
-            for zone in range.clone() {
-                domains.first[zone] = range.start as u8;
-                domains.end[zone] = range.end as u8;
-            }
+            let start = order * zones / nodes;
+            let range = start..((order + 1) * zones / nodes).max(start + 1);
+            domains.first[range.clone()].fill(start as u8);
             let own = |cpu: &usize| usize::from(node_of[*cpu]) == node;
             let here = (0..CPUS).filter(own).filter(may_run);
             for (at, cpu) in here.enumerate() {
-                let zone = range.start + at * range.len() / counts[node];
+                let zone = start + at * range.len() / counts[node];
                 domains.homes[cpu] = zone as u8;
             }
         }
         // CPUs that the process may be given later are at home where their neighbours are.
-        let mut last = 0;
-        for cpu in 0..CPUS {
-            if allowed.has(cpu) {
-                last = domains.homes[cpu];
-            } else {
-                domains.homes[cpu] = last;
-            }
+        for cpu in (1..CPUS).filter(|&cpu| !allowed.has(cpu)) {
+            domains.homes[cpu] = domains.homes[cpu - 1];
         }
         domains
     }
@@ -131,21 +119,11 @@ impl Domains {
     /// All other zones, those of the same node first.
     pub fn siblings(&self, home: usize) -> impl Iterator<Item = usize> {
         let zones = self.zones();
-        let near = usize::from(self.first[home])..usize::from(self.end[home]);
         let around = (1..zones).map(move |turn| (home + turn) % zones);
-        let (nearby, far) = (near.clone(), near);
-        around
-            .clone()
-            .filter(move |zone| nearby.contains(zone))
-            .chain(around.filter(move |zone| !far.contains(zone)))
+        let is_near = move |zone: &usize| self.first[*zone] == self.first[home];
+        let near = around.clone().filter(is_near);
+        near.chain(around.filter(move |zone| !is_near(zone)))
     }
-}
-
-/// The zones of node number `order` of `nodes`.
-fn share(order: usize, nodes: usize, zones: usize) -> Range<usize> {
-    let start = order * zones / nodes;
-    let end = (order + 1) * zones / nodes;
-    start..end.max(start + 1)
 }
 
 #[cfg(test)]
@@ -162,10 +140,9 @@ mod tests {
 
     /// Nodes of `each` neighbouring CPUs.
     fn domains(wanted: usize, cpus: usize, each: usize) -> Domains {
-        Domains::new(wanted, 64, &set(0..cpus), |node, into| {
+        Domains::new(wanted, 64, &set(0..cpus), |node| {
             let first = node * each;
-            *into = set(first..(first + each).min(cpus));
-            first < cpus
+            (first < cpus).then(|| set(first..(first + each).min(cpus)))
         })
     }
 
@@ -177,9 +154,9 @@ mod tests {
         assert_eq!((by_default(16, 16), by_default(256, 256)), (4, 16));
         assert_eq!((by_default(2, 1), by_default(256, 8)), (2, 32));
         assert_eq!(domains(64, 2, 2).zones(), 64);
-        let under_a_limit = Domains::new(8, 3, &set(0..8), |_, _| false);
+        let under_a_limit = Domains::new(8, 3, &set(0..8), |_| None);
         assert_eq!(under_a_limit.zones(), 3);
-        assert_eq!(Domains::new(0, 8, &set([]), |_, _| false).zones(), 1);
+        assert_eq!(Domains::new(0, 8, &set([]), |_| None).zones(), 1);
     }
 
     #[test]
@@ -217,7 +194,7 @@ mod tests {
 
     #[test]
     fn cpus_that_are_given_later_have_a_home() {
-        let d = Domains::new(2, 64, &set([4, 5, 6, 7]), |_, _| false);
+        let d = Domains::new(2, 64, &set([4, 5, 6, 7]), |_| None);
         assert_eq!([4, 7, 900].map(|cpu| d.home(cpu)), [0, 1, 1]);
         assert!(d.home(5000) < 2);
     }

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`config`] | the keys of `EBBTIDE_CONF` |
 //! | [`domains`] | zones by CPUs and nodes |
-//! | [`known`] | combinations that cannot work |
 //! | [`ranks`] | the one order of locks |
 //! | [`releaser`] | who releases memory |
 //! | [`report`] | the one line before an abort |
@@ -14,7 +13,6 @@
 
 pub mod config;
 pub mod domains;
-pub mod known;
 pub mod ranks;
 pub mod releaser;
 pub mod report;

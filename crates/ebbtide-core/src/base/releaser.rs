@@ -6,7 +6,7 @@ use ebbtide_sys::pages::PageMap;
 /// Who owns a gather: a thread of the program, or a worker, of which one knows whether it is gone. No two workers are
 /// the same owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Owner(u64);
+pub struct Owner(pub u64);
 
 impl Owner {
     /// A thread of the program.
@@ -15,16 +15,6 @@ impl Owner {
     /// The worker that was the `made`th in place `number`, from 1 on.
     pub fn worker(number: usize, made: u32) -> Self {
         Self(u64::from(made) << 32 | number as u64)
-    }
-
-    /// As a word; see [`Self::of_word`].
-    pub fn word(self) -> u64 {
-        self.0
-    }
-
-    /// The owner with that word.
-    pub fn of_word(word: u64) -> Self {
-        Self(word)
     }
 
     /// That place and that count, of a worker.

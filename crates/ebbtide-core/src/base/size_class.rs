@@ -41,12 +41,15 @@ pub struct Class {
 }
 
 impl Class {
-    /// Which object `offset` (bytes from the span's start, below 256 KiB) lies in, and whether it is
-    /// that object's start.
+    /// Which object begins at `offset` (bytes from the span's start), if one does.
     #[inline]
-    pub fn object_at(&self, offset: usize) -> (usize, bool) {
+    pub fn object_at(&self, offset: usize) -> Option<usize> {
+        if offset >= self.frames as usize * FRAME_BYTES {
+            return None;
+        }
         let index = ((offset as u64 / 16 * self.reciprocal) >> 32) as usize;
-        (index, index * self.size as usize == offset)
+        let begins = index < self.objects as usize && index * self.size as usize == offset;
+        begins.then_some(index)
     }
 }
 
@@ -234,9 +237,11 @@ mod tests {
         for class in &CLASS[1..] {
             let size = class.size as usize;
             for offset in (0..class.frames as usize * FRAME_BYTES).step_by(16) {
-                assert_eq!(class.object_at(offset), (offset / size, offset % size == 0));
+                let number = offset / size;
+                let begins = offset % size == 0 && number < class.objects as usize;
+                assert_eq!(class.object_at(offset), begins.then_some(number));
             }
-            assert!(!class.object_at(8).1);
+            assert_eq!(class.object_at(8), None);
         }
     }
 

@@ -39,16 +39,17 @@
 
 pub mod gate;
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::stats;
+use crate::front::requests::free_inside;
 use crate::front::{FRONT, Front, started_heap};
+use crate::reclaim::gather::Gather;
 use crate::reclaim::{Heap, the_heap};
 use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::streams;
+use ebbtide_sys::{process, streams};
 use gate::Inside;
 
 /// Longest time, in milliseconds, that a thread waits for another one's fork before the reserve serves it.
@@ -147,15 +148,11 @@ fn stop(heap: &Heap) {
     FRONT.gate.close();
     heap.for_each_lock(|lock| lock.take());
     let fenced = heap.caches.park_all();
-    let state = if fenced { 0 } else { UNFENCED };
-    FRONT
-        .forks
-        .forking
-        .store(this_thread() | state, Ordering::Relaxed);
+    let forking = this_thread() | if fenced { 0 } else { UNFENCED };
+    FRONT.forks.forking.store(forking, Ordering::Relaxed);
 }
 
 extern "C" fn parent() {
-    let Some(front) = started_heap() else { return };
     // The heap was not there when the fork began, or this fork is inside another one.
     if FRONT.forks.owner.load(Ordering::Relaxed) != this_thread()
         || FRONT.forks.depth.fetch_sub(1, Ordering::Relaxed) > 1
@@ -165,32 +162,17 @@ extern "C" fn parent() {
     resume();
     // SAFETY: `prepare` took it in this thread.
     unsafe { streams::unlock() };
-    front.workers().bar(false);
+    FRONT.workers().bar(false);
     FRONT.forks.owner.store(NO, Ordering::Relaxed);
     // SAFETY: `owner` said that this thread took it.
     unsafe { FRONT.forks.lock.free() };
-    free_queued(front);
-}
-
-/// Undoes [`stop`].
-///
-/// # Safety
-/// This thread has called it last.
-unsafe fn go(heap: &Heap) {
-    heap.forked.store(true, Ordering::Relaxed);
-    FRONT.forks.forking.store(NO, Ordering::Relaxed);
-    heap.caches.unpark_all();
-    // SAFETY: `stop` took them in this thread.
-    heap.for_each_lock(|lock| unsafe { lock.free() });
-    FRONT.gate.open();
+    free_queued(&FRONT);
 }
 
 extern "C" fn child() {
-    if started_heap().is_none() {
-        return;
-    }
     let state = FRONT.forks.forking.load(Ordering::Relaxed);
-    // Done already, or not prepared by the thread that this one was: its first slow path recovers.
+    // No heap has started, or it is done already, or not prepared by the thread that this one was: its first slow path
+    // recovers.
     if !is_mine(state) {
         return;
     }
@@ -235,10 +217,9 @@ fn go_on(heap: &Heap) {
             heap.put_back(gather, false);
             gather.free_batches();
         });
-    }
-    for source in heap.parts().sources() {
-        // SAFETY: as above.
-        unsafe { source.child(heap) };
+        for source in heap.parts().sources() {
+            source.child(heap);
+        }
     }
     heap.caches.unpark_all();
     stats::forked(&heap.config);
@@ -351,7 +332,13 @@ fn resume() -> bool {
     let is_mine = is_mine(FRONT.forks.forking.load(Ordering::Relaxed));
     if is_mine {
         // SAFETY: `forking` says that this thread has stopped all. So it alone is at work inside.
-        unsafe { go(the_heap()) };
+        let heap = unsafe { the_heap() };
+        heap.forked.store(true, Ordering::Relaxed);
+        FRONT.forks.forking.store(NO, Ordering::Relaxed);
+        heap.caches.unpark_all();
+        // SAFETY: `stop` took them in this thread.
+        heap.for_each_lock(|lock| unsafe { lock.free() });
+        FRONT.gate.open();
     }
     is_mine
 }
@@ -376,7 +363,7 @@ fn free_queued(front: &Front) {
         && let Some(heap) = front.try_enter()
     {
         heap.reserve
-            .take_queued(|address| crate::front::requests::free_inside(&heap, address));
+            .take_queued(|address| free_inside(&heap, address));
     }
 }
 
@@ -386,8 +373,8 @@ fn recover(heap: &Heap) {
         // A handler that runs before ours allocates.
         return child();
     }
-    // A worker is a thread that the C library does not know of.
-    let alone = parent_had_one_thread() && heap.workers.count() == 0;
+    // Of the process as it was copied. A worker is a thread that the C library does not know of.
+    let alone = process::is_single_threaded() && heap.workers.count() == 0;
     heap.caches.forget_fork();
     // SAFETY: a child that skipped the handlers has one thread until it allocates one more's stack.
     unsafe {
@@ -410,18 +397,11 @@ unsafe fn give_up(heap: &Heap) {
     }
     // SAFETY: by contract. What was claimed is given up with the rest, batches and all.
     unsafe {
-        heap.slots
-            .reset(|gather| *gather = crate::reclaim::gather::Gather::NEW)
-    };
-    for source in heap.parts().sources() {
-        // SAFETY: by contract.
-        unsafe { source.abandon(heap) };
+        heap.slots.reset(|gather| *gather = Gather::NEW);
+        for source in heap.parts().sources() {
+            source.abandon(heap);
+        }
     }
-}
-
-/// Whether this process, as it was copied, had a single thread.
-fn parent_had_one_thread() -> bool {
-    ebbtide_sys::process::is_single_threaded()
 }
 
 #[cfg(test)]

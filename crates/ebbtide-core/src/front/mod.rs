@@ -11,8 +11,8 @@ pub mod requests;
 
 use crate::base::config::Config;
 use crate::base::domains::Domains;
-use crate::base::known::{self, Known};
 use crate::base::report::Line;
+use crate::base::size_class::{MIN_ALIGN, TABLE_MAX};
 use crate::base::stats::{self, Figures};
 use crate::front::fork::Forks;
 use crate::front::fork::gate::Gate;
@@ -24,8 +24,13 @@ use crate::reclaim::sources::Parts;
 use crate::reclaim::workers::Workers;
 use crate::reclaim::{Heap, the_heap};
 use core::ops::Deref;
+use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use ebbtide_interface::known::{self, Known};
+use ebbtide_sys::features::{self, HUGE_PAGES, RELEASE, WIPE_ON_FORK};
 use ebbtide_sys::lock::{futex_wait, futex_wake};
+use ebbtide_sys::{process, vm};
+use ebbtide_zone::BLOCK_BYTES;
 
 /// Exit status of a process that cannot work here: the loader's own for a program that it cannot start.
 const REFUSED_STATUS: i32 = 127;
@@ -54,7 +59,7 @@ pub(crate) static FRONT: Front = Front {
 #[repr(C, align(2048))]
 pub struct Fast {
     _apart: [u8; 1024],
-    /// Requests below this size may be popped at once: [`crate::base::size_class::TABLE_MAX`] + 1, or 0.
+    /// Requests below this size may be popped at once: [`TABLE_MAX`] + 1, or 0.
     pub sizes: AtomicUsize,
     /// Multiples of 16 less `base` below 16 times this may be pushed at once: sixteenths of the region, or 0.
     pub units: AtomicUsize,
@@ -147,94 +152,74 @@ pub fn end() {
 
 #[cold]
 fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
-    match STATE.compare_exchange(COLD, STARTING, Ordering::Acquire, Ordering::Acquire) {
-        Ok(_) => {
-            // SAFETY: only this thread is here, once.
-            let started = unsafe { start(parts) };
-            STATE.store(if started { READY } else { FAILED }, Ordering::Release);
-            futex_wake(&STATE, u32::MAX >> 1);
-            if started {
-                // As early as that, so that other handlers run outside ours.
-                crate::front::fork::register();
-                // SAFETY: it has just started.
-                let heap = unsafe { the_heap() };
-                parts.hooks.iter().for_each(|hook| hook.started(heap));
-            }
+    let before = STATE.compare_exchange(COLD, STARTING, Ordering::Acquire, Ordering::Acquire);
+    if before.is_ok() {
+        // SAFETY: only this thread is here, once.
+        let started = unsafe { start(parts) };
+        let state = started.map_or_else(refuse, |()| READY);
+        STATE.store(state, Ordering::Release);
+        futex_wake(&STATE, u32::MAX >> 1);
+        if state == READY {
+            // As early as that, so that other handlers run outside ours.
+            fork::register();
+            // SAFETY: it has just started.
+            let heap = unsafe { the_heap() };
+            parts.hooks.iter().for_each(|hook| hook.started(heap));
         }
-        Err(_) => {
-            while STATE.load(Ordering::Acquire) == STARTING {
-                futex_wait(&STATE, STARTING);
-            }
-        }
+    }
+    while STATE.load(Ordering::Acquire) == STARTING {
+        futex_wait(&STATE, STARTING);
     }
     started_heap()
 }
 
 /// # Safety
 /// Called once.
-unsafe fn start(parts: &'static Parts) -> bool {
+unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     // SAFETY: nobody else has it before READY.
     let heap = unsafe { the_heap() };
     let config = Config::from_environment();
-    if !ebbtide_sys::vm::has_small_pages() {
-        return refuse(&known::PAGES);
+    if !vm::has_small_pages() {
+        return Err(&known::PAGES);
     }
     if config.basic_syscalls {
-        for feature in ebbtide_sys::features::ALL {
-            use ebbtide_sys::features::{HUGE_PAGES, RELEASE, WIPE_ON_FORK};
-            if ![&HUGE_PAGES, &RELEASE, &WIPE_ON_FORK]
-                .iter()
-                .any(|basic| core::ptr::eq(feature, *basic))
-            {
-                feature.refuse();
-            }
-        }
+        let basic = [&HUGE_PAGES, &RELEASE, &WIPE_ON_FORK];
+        let is_basic = |feature| basic.iter().any(|basic| ptr::eq(*basic, feature));
+        let others = features::ALL.iter().filter(|feature| !is_basic(**feature));
+        others.for_each(|feature| feature.refuse());
     }
+    let no_room = &known::ADDRESS_SPACE;
     // The small one first: under a limit, the region takes most of what is left.
     // SAFETY: once, before any other use.
-    let Some(stacks) = (unsafe { heap.caches.start(&config) }) else {
-        return refuse(&known::ADDRESS_SPACE);
-    };
-    if heap.nodes.start().is_none() {
-        return refuse(&known::ADDRESS_SPACE);
-    }
-    let Ok(region) = Region::reserve(config.harden) else {
-        return refuse(&known::ADDRESS_SPACE);
-    };
+    let stacks = unsafe { heap.caches.start(&config) }.ok_or(no_room)?;
+    heap.nodes.start().ok_or(no_room)?;
+    let region = Region::reserve(config.harden).map_err(|_| no_room)?;
     if config.harden && !heap.quarantine.start() {
-        return refuse(&known::ADDRESS_SPACE);
+        return Err(no_room);
     }
     heap.spares.start(&config, heap.caches.cpus());
     let most = region.blocks / ebbtide_zone::ZONE_ALIGN_BLOCKS;
     let domains = Domains::of_machine(config.zones, most as usize);
-    let memory = ebbtide_sys::process::memory_total();
-    let request_limit = memory.map_or(usize::MAX, |(ram, swap)| ram.saturating_add(swap));
-    let ram = memory.map_or(usize::MAX, |(ram, _)| ram);
-    let cpus = match config.basic_syscalls {
-        true => usize::MAX,
-        false => ebbtide_sys::process::allowed_cpus(),
-    };
-    heap.cpus.store(cpus, Ordering::Relaxed);
-    // SAFETY: nobody reads before READY.
-    unsafe {
-        heap.begin(
-            parts,
-            Settings {
-                config,
-                region,
-                domains,
-                request_limit,
-                ram,
-            },
-        );
+    let (ram, swap) = process::memory_total().unwrap_or((usize::MAX, 0));
+    if !config.basic_syscalls {
+        heap.cpus.store(process::allowed_cpus(), Ordering::Relaxed);
     }
+    let settings = Settings {
+        config,
+        region,
+        domains,
+        request_limit: ram.saturating_add(swap),
+        ram,
+    };
+    // SAFETY: nobody reads before READY.
+    unsafe { heap.begin(parts, settings) };
     heap.workers.begin();
     if let Some(holds) = config.lockstat {
         ebbtide_sys::lockstat::start(holds);
     }
     // SAFETY: as above.
     unsafe { heap.pressure.start(&config, ram, &heap.allowance) };
-    crate::base::stats::start(&config);
+    stats::start(&config);
     // Or the optimiser would make a variable of each word, and place them where it likes.
     core::hint::black_box(&FAST);
     FAST.base.store(region.base, Ordering::Relaxed);
@@ -244,21 +229,17 @@ unsafe fn start(parts: &'static Parts) -> bool {
     FAST.rseq_offset
         .store(stacks.rseq_offset as usize, Ordering::Relaxed);
     if heap.caches.uses_sections() && !config.harden {
-        FAST.units.store(
-            region.blocks as usize
-                * (ebbtide_zone::BLOCK_BYTES / crate::base::size_class::MIN_ALIGN),
-            Ordering::Release,
-        );
-        FAST.sizes
-            .store(crate::base::size_class::TABLE_MAX + 1, Ordering::Release);
+        let units = region.blocks as usize * (BLOCK_BYTES / MIN_ALIGN);
+        FAST.units.store(units, Ordering::Release);
+        FAST.sizes.store(TABLE_MAX + 1, Ordering::Release);
     }
-    true
+    Ok(())
 }
 
 /// Says what cannot work here, and ends the process: every request would fail, and the program would die of one of
-/// them later, without a word. Returns, with `false`, only where a filter refuses `exit_group`.
+/// them later, without a word. Returns, with [`FAILED`], only where a filter refuses `exit_group`.
 #[cold]
-fn refuse(why: &Known) -> bool {
+fn refuse(why: &Known) -> u32 {
     Line::new()
         .text(known::REFUSED)
         .text(why.what)
@@ -267,8 +248,8 @@ fn refuse(why: &Known) -> bool {
         .text("; ")
         .text(why.remedy)
         .write();
-    ebbtide_sys::process::exit_at_once(REFUSED_STATUS);
-    false
+    process::exit_at_once(REFUSED_STATUS);
+    FAILED
 }
 
 impl Front {

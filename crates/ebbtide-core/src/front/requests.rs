@@ -77,13 +77,11 @@ impl Heap {
             Resized::NoRoom => None,
             done => Some(done),
         });
-        match resized {
-            Some(Resized::At(address)) => {
-                self.large_changed(size.abs_diff(before));
-                Some(address)
-            }
-            _ => None,
-        }
+        let Some(Resized::At(address)) = resized else {
+            return None;
+        };
+        self.large_changed(size.abs_diff(before));
+        Some(address)
     }
 }
 

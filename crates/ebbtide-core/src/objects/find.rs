@@ -3,9 +3,9 @@
 use crate::base::report::Line;
 use crate::base::size_class::MIN_ALIGN;
 use crate::objects::Objects;
-use crate::pages::large::Found;
 use crate::pages::region::LARGE;
 use core::sync::atomic::Ordering;
+use ebbtide_zone::FRAME_BYTES;
 
 /// What an address is.
 pub enum Allocation {
@@ -24,32 +24,30 @@ impl Objects {
     pub fn find(&self, address: usize) -> Allocation {
         let region = self.region();
         if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {
+            let frame = region.frame(address);
             // SAFETY: inside the region.
-            let class = unsafe { region.class_of(region.frame(address)) }.load(Ordering::Relaxed);
-            if class != 0 && class != LARGE {
-                return Allocation::Object(class as usize);
+            match unsafe { region.class_of(frame) }.load(Ordering::Acquire) {
+                LARGE if address.is_multiple_of(FRAME_BYTES) => return Allocation::Large(frame),
+                0 | LARGE => {}
+                class => return Allocation::Object(class as usize),
             }
         }
-        match self.find_large(address) {
-            Found::Head(head) => Allocation::Large(head),
-            Found::Nothing if self.reserve.contains(address) => Allocation::Reserve,
-            Found::Nothing => Allocation::None,
+        match self.reserve.contains(address) {
+            true => Allocation::Reserve,
+            false => Allocation::None,
         }
     }
 
     /// Ends the process over a pointer that is no allocation, with what is known of it.
     #[cold]
     pub fn mistaken(&self, address: usize, what: &str) -> ! {
-        let region = self.region();
-        let line = Line::new().text(what).address(address);
-        if !region.contains(address) {
-            line.text(", which is not from this allocator").abort();
-        }
-        if !address.is_multiple_of(MIN_ALIGN) {
-            line.text(", which is not aligned to 16 bytes and so no allocation")
-                .abort();
-        }
-        line.text(", where nothing is allocated: freed already, or inside a large allocation")
-            .abort();
+        let why = if !self.region().contains(address) {
+            ", which is not from this allocator"
+        } else if !address.is_multiple_of(MIN_ALIGN) {
+            ", which is not aligned to 16 bytes and so no allocation"
+        } else {
+            ", where nothing is allocated: freed already, or inside a large allocation"
+        };
+        Line::new().text(what).address(address).text(why).abort()
     }
 }

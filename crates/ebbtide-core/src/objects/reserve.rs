@@ -42,6 +42,8 @@ const EMPTYING: u32 = 1 << 31;
 /// Set in the uses of a chunk that somebody has taken. A use without it is one of a thread that is about to find out that
 /// the chunk is current no more.
 const TAKEN: u32 = 1 << 30;
+/// One use of a chunk that is taken.
+const LAST_USE: u32 = TAKEN + 1;
 
 const LIVE: u32 = 0x4542_4221;
 const FREED: u32 = 0x4542_4220;
@@ -174,19 +176,13 @@ impl Reserve {
         // SAFETY: the object has room for a node, and nobody else has it.
         let node = unsafe { &*(place as *const Node) };
         node.address.store(address, Ordering::Relaxed);
-        let mut newest = self.queue.load(Ordering::Relaxed);
-        loop {
+        let put_in_front = |newest| {
             node.next.store(newest, Ordering::Relaxed);
-            match self.queue.compare_exchange_weak(
-                newest,
-                place,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return true,
-                Err(seen) => newest = seen,
-            }
-        }
+            Some(place)
+        };
+        self.queue
+            .fetch_update(Ordering::Release, Ordering::Relaxed, put_in_front)
+            .is_ok()
     }
 
     /// Whether frees are queued.
@@ -200,10 +196,8 @@ impl Reserve {
         while place != 0 {
             // SAFETY: a node that this thread took out of the queue is its own until it frees it.
             let node = unsafe { &*(place as *const Node) };
-            let (address, next) = (
-                node.address.load(Ordering::Relaxed),
-                node.next.load(Ordering::Relaxed),
-            );
+            let address = node.address.load(Ordering::Relaxed);
+            let next = node.next.load(Ordering::Relaxed);
             self.free(place);
             each(address);
             place = next;
@@ -220,15 +214,13 @@ impl Reserve {
 
     /// Where it is, made at its first use.
     fn base(&self) -> Option<usize> {
-        let base = self.base.load(Ordering::Acquire);
-        if base != 0 {
-            return Some(base);
+        let base = &self.base;
+        let known = base.load(Ordering::Acquire);
+        if known != 0 {
+            return Some(known);
         }
         let made = vm::reserve(BYTES, CHUNK).ok()?;
-        match self
-            .base
-            .compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire)
-        {
+        match base.compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(made),
             Err(others) => {
                 vm::unmap(made, BYTES);
@@ -278,7 +270,7 @@ impl Reserve {
                 .iter()
                 .take_while(|uses| {
                     let taken =
-                        uses.compare_exchange(0, TAKEN + 1, Ordering::AcqRel, Ordering::Relaxed);
+                        uses.compare_exchange(0, LAST_USE, Ordering::AcqRel, Ordering::Relaxed);
                     taken.is_ok()
                 })
                 .count();
@@ -303,16 +295,13 @@ impl Reserve {
     /// Takes a use of a chunk away. The last one empties it.
     fn end_use(&self, chunk: usize) {
         let uses = &self.uses[chunk];
-        let mut seen = uses.load(Ordering::Acquire);
-        loop {
-            // A use that comes and goes while the chunk is being emptied leaves the mark to the one that set it.
-            let is_last = seen == TAKEN + 1;
-            let next = if is_last { EMPTYING } else { seen - 1 };
-            match uses.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) if is_last => break,
-                Ok(_) => return,
-                Err(now) => seen = now,
-            }
+        // A use that comes and goes while the chunk is being emptied leaves the mark to the one that set it.
+        let less = |seen| match seen {
+            LAST_USE => Some(EMPTYING),
+            seen => Some(seen - 1),
+        };
+        if uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, less) != Ok(LAST_USE) {
+            return;
         }
         let start = self.base.load(Ordering::Relaxed) + chunk * CHUNK;
         // SAFETY: nobody uses the chunk, and nobody takes it while the mark is set. A refusal leaves old content, which

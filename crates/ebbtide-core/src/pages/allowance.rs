@@ -62,11 +62,6 @@ impl Allowance {
             .store(frames.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Whether the owner has set a limit.
-    pub fn is_limited(&self) -> bool {
-        self.limit().is_some()
-    }
-
     /// Frames that the owner lets us keep dirty.
     pub fn dirty_limit(&self) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);

@@ -13,6 +13,7 @@ use crate::base::ranks;
 use crate::base::stats::{self, word};
 use crate::pages::Pages;
 use crate::pages::region::{Region, flag};
+use crate::pages::span::PER_BLOCK;
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_sys::features::HUGE_PAGES;
 use ebbtide_sys::lock::Lock;
@@ -91,24 +92,6 @@ impl ZoneSlot {
         work(&mut view(region, &mut self.lock.lock().state, 0))
     }
 
-    /// What was taken, and how many frames of it may not be resident. `slack`: frames that are taken with the others and stay unused.
-    fn take<R>(
-        &self,
-        region: &Region,
-        slack: u64,
-        attempt: impl FnOnce(&mut Zone) -> Option<R>,
-    ) -> Option<(R, u64)> {
-        let mut data = self.lock.lock();
-        let before = data.state.counters();
-        let taken = attempt(&mut view(region, &mut data.state, 0))?;
-        let after = data.state.counters();
-        data.retain.rise(after.in_use);
-        let other = (before.free - before.dirty) - (after.free - after.dirty);
-        let fresh = other.saturating_sub(slack);
-        data.taken += fresh;
-        Some((taken, fresh))
-    }
-
     /// The zone's counts.
     pub fn counters(&self) -> Counters {
         self.lock.lock().state.counters()
@@ -125,27 +108,26 @@ pub fn view<'a>(region: &'a Region, state: &'a mut ZoneState, more: u32) -> Zone
     Zone::new(state, blocks, words)
 }
 
-/// Blocks of a zone's range; the last one goes on to the end.
-pub fn zone_part(region: &Region, zones: usize) -> u32 {
-    let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
-    region.blocks / unit / zones as u32 * unit
-}
-
-/// First block and limit of a zone: equal parts of whole GiB.
-pub fn zone_range(region: &Region, zones: usize, index: usize) -> (u32, u32) {
-    let part = zone_part(region, zones);
-    let first = part * index as u32;
-    (
-        first,
-        if index + 1 == zones {
-            region.blocks
-        } else {
-            first + part
-        },
-    )
-}
-
 impl Pages {
+    /// Blocks of a zone's range, whole GiB; the last one goes on to the end.
+    fn zone_part(&self) -> u32 {
+        let unit = ebbtide_zone::ZONE_ALIGN_BLOCKS;
+        self.region().blocks / unit / self.domains.zones() as u32 * unit
+    }
+
+    /// Gives the zones their ranges.
+    pub(super) fn begin_zones(&self) {
+        let part = self.zone_part();
+        let zones = self.domains.zones() as u32;
+        for (index, zone) in (0..zones).zip(&self.zones) {
+            let limit = match index + 1 {
+                next if next == zones => self.region().blocks,
+                next => part * next,
+            };
+            zone.begin(part * index, limit, self.config.lazy_ms);
+        }
+    }
+
     fn take_mode(&self) -> TakeMode {
         if self.config.cluster {
             TakeMode::Cluster
@@ -170,106 +152,88 @@ impl Pages {
         })
     }
 
+    /// What `attempt` takes from a zone; `need` blocks are opened for it at least. `slack`: frames that are taken with the
+    /// others and stay unused.
     fn take<R>(
         &self,
         need: u32,
         slack: u64,
-        mut attempt: impl FnMut(&mut Zone) -> Option<R>,
+        attempt: impl Fn(&mut Zone) -> Option<R>,
     ) -> Option<R> {
         let zones = self.live_zones();
         let domains = &self.domains;
-        let at = if zones.len() == 1 {
-            0
-        } else {
-            domains.home(process::current_cpu())
+        let home = match zones.len() {
+            1 => 0,
+            _ => domains.home(process::current_cpu()),
         };
-        let home = &zones[at];
-        if let Some(taken) = self.take_from(home, slack, &mut attempt) {
+        let from = |zone: usize| self.take_from(&zones[zone], slack, &attempt);
+        let opening = |zone: usize| {
+            while self.open_more(&zones[zone], need) {
+                let taken = from(zone);
+                if taken.is_some() {
+                    return taken;
+                }
+            }
+            None
+        };
+        if let Some(taken) = from(home) {
             return Some(taken);
         }
-        let taken = domains
-            .siblings(at)
-            .take(FALLOVERS)
-            .find_map(|zone| self.take_from(&zones[zone], slack, &mut attempt));
-        if taken.is_some() {
-            stats::count(word!(fallovers), 1);
-            return taken;
+        let mut taken = domains.siblings(home).take(FALLOVERS).find_map(from);
+        if taken.is_none() {
+            if let Some(taken) = opening(home) {
+                return Some(taken);
+            }
+            // Out of address space, or of what a limit allows: whatever there is.
+            let anywhere = |zone| from(zone).or_else(|| opening(zone));
+            taken = domains.siblings(home).find_map(anywhere);
         }
-        if let Some(taken) = self.take_opening(home, need, slack, &mut attempt) {
-            return Some(taken);
-        }
-        // Out of address space, or of what a limit allows: whatever there is.
-        let taken = domains.siblings(at).find_map(|zone| {
-            let taken = self.take_from(&zones[zone], slack, &mut attempt);
-            taken.or_else(|| self.take_opening(&zones[zone], need, slack, &mut attempt))
-        });
         if taken.is_some() {
             stats::count(word!(fallovers), 1);
         }
         taken
     }
 
+    /// Counts what of it may not be resident.
     fn take_from<R>(
         &self,
         slot: &ZoneSlot,
         slack: u64,
         attempt: impl FnOnce(&mut Zone) -> Option<R>,
     ) -> Option<R> {
-        let (taken, fresh) = slot.take(self.region(), slack, attempt)?;
+        let mut data = slot.lock.lock();
+        let before = data.state.counters();
+        let taken = attempt(&mut view(self.region(), &mut data.state, 0))?;
+        let after = data.state.counters();
+        data.retain.rise(after.in_use);
+        let other = (before.free - before.dirty) - (after.free - after.dirty);
+        let fresh = other.saturating_sub(slack);
+        data.taken += fresh;
+        drop(data);
         self.allowance.count_fresh(fresh);
         Some(taken)
     }
 
-    fn take_opening<R>(
-        &self,
-        slot: &ZoneSlot,
-        need: u32,
-        slack: u64,
-        mut attempt: impl FnMut(&mut Zone) -> Option<R>,
-    ) -> Option<R> {
-        while self.open_more(slot, need) {
-            let taken = self.take_from(slot, slack, &mut attempt);
-            if taken.is_some() {
-                return taken;
-            }
-        }
-        None
-    }
-
     /// Opens the zone's next step, `need` blocks at least. `false`: at its end, or refused.
     fn open_more(&self, slot: &ZoneSlot, need: u32) -> bool {
-        let (first, start, opened, room) = {
+        let (start, opened, room) = {
             let state = &slot.lock.lock().state;
-            (
-                state.first_block().0,
-                state.open_end().0,
-                state.opened(),
-                state.unopened(),
-            )
+            (state.open_end().0, state.opened(), state.unopened())
         };
         if room < need {
             return false;
         }
         let region = self.region();
-        let mut step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
-        let open = |step| {
+        let step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
+        let open = |&step: &u32| {
             slot.opening.fetch_max(start + step, Ordering::Relaxed);
-            crate::pages::span::open_records(
-                &self.records,
-                region,
-                step * crate::pages::span::PER_BLOCK,
-            )
-            .is_some()
-                && region.open(start, step).is_ok()
+            self.open_records(step * PER_BLOCK).is_some() && region.open(start, step).is_ok()
         };
-        if !open(step) {
-            // Under a limit: as little as does.
-            step = need;
-            if !open(step) {
-                return false;
-            }
-        }
-        self.advise_huge(start - first, start, step);
+        // Under a limit: as little as does.
+        let Some(step) = [step, need].into_iter().find(open) else {
+            return false;
+        };
+        self.advise_huge(Block(start), step);
         // Where memory is locked, the kernel has populated it.
         let last = Frame((start + step) * BLOCK_FRAMES - 1);
         let resident = !self.config.basic_syscalls && vm::is_resident(region.address(last));
@@ -287,20 +251,19 @@ impl Pages {
         true
     }
 
-    /// Tells the kernel where huge pages are wanted, `into_zone` blocks behind the zone's start.
-    fn advise_huge(&self, into_zone: u32, block: u32, count: u32) {
+    /// Tells the kernel where huge pages are wanted.
+    fn advise_huge(&self, first: Block, count: u32) {
         let small = if self.config.thp {
-            START_BLOCKS.saturating_sub(into_zone).min(count)
+            START_BLOCKS
+                .saturating_sub(self.blocks_into_zone(first))
+                .min(count)
         } else {
             count
         };
-        let parts = [
-            (block, small, libc::MADV_NOHUGEPAGE),
-            (block + small, count - small, libc::MADV_HUGEPAGE),
-        ];
-        for (block, count, advice) in parts {
-            self.advise_frames(Block(block).first_frame(), count * BLOCK_FRAMES, advice);
-        }
+        let behind = Block(first.0 + small).first_frame();
+        let (small, large) = (small * BLOCK_FRAMES, (count - small) * BLOCK_FRAMES);
+        self.advise_frames(first.first_frame(), small, libc::MADV_NOHUGEPAGE);
+        self.advise_frames(behind, large, libc::MADV_HUGEPAGE);
     }
 
     /// Gives one of the two advices on huge pages.
@@ -316,18 +279,11 @@ impl Pages {
         }
     }
 
-    /// Whether a block lies where huge pages are asked for.
-    pub fn is_in_growth_range(&self, block: Block) -> bool {
-        let (first, _) = self.zone_range_of(block);
-        block.0 - first >= START_BLOCKS
-    }
-
     /// The mapping of whole blocks is fresh, and they hold no memory: nothing is special about them any more.
     ///
     /// Nobody else has a part of them.
     pub fn note_fresh_blocks(&self, first: Block, count: u32) {
-        let (start, _) = self.zone_range_of(first);
-        self.advise_huge(first.0 - start, first.0, count);
+        self.advise_huge(first, count);
         for block in (first.0..first.0 + count).map(Block) {
             // SAFETY: the blocks are opened.
             let before = unsafe { self.region().flags(block) }.swap(0, Ordering::Relaxed);
@@ -342,9 +298,7 @@ impl Pages {
 
     /// The mapping of a part of a block is fresh: it gets the advice that the block has.
     pub fn note_fresh_part(&self, first: Frame, frames: u32) {
-        // SAFETY: the block is opened.
-        let flags = unsafe { self.region().flags(first.block()) }.load(Ordering::Relaxed);
-        let is_small = flags & flag::SMALL != 0 || !self.may_be_huge(first);
+        let is_small = self.flags_of(first.block()) & flag::SMALL != 0 || !self.may_be_huge(first);
         let advice = if is_small {
             libc::MADV_NOHUGEPAGE
         } else {
@@ -355,18 +309,19 @@ impl Pages {
 
     /// The zone that a block belongs to.
     pub fn zone_of(&self, block: Block) -> &ZoneSlot {
-        &self.live_zones()[self.zone_range_of(block).1]
+        &self.live_zones()[self.zone_number(block)]
     }
 
-    /// The first block and the number of a block's zone.
-    fn zone_range_of(&self, block: Block) -> (u32, usize) {
-        let zones = self.domains.zones();
-        let part = zone_part(self.region(), zones);
-        let index = block
-            .0
-            .checked_div(part)
-            .map_or(0, |index| (index as usize).min(zones - 1));
-        (part * index as u32, index)
+    /// The number of that zone.
+    pub(super) fn zone_number(&self, block: Block) -> usize {
+        let last = self.domains.zones() - 1;
+        let number = block.0.checked_div(self.zone_part()).unwrap_or(0);
+        (number as usize).min(last)
+    }
+
+    /// Blocks between its zone's start and a block.
+    fn blocks_into_zone(&self, block: Block) -> u32 {
+        block.0 - self.zone_part() * self.zone_number(block) as u32
     }
 
     /// Returns a run, `touched` frames of it dirty, the rest as clean as it came.
@@ -420,15 +375,6 @@ impl Pages {
         }
     }
 
-    /// Whether a frame is in a part of the heap given up after a fork without handlers.
-    pub fn is_frozen(&self, frame: Frame) -> bool {
-        self.zone_of(frame.block())
-            .lock
-            .lock()
-            .state
-            .is_frozen(frame)
-    }
-
     /// See [`flag`]. The block is opened.
     pub fn flags_of(&self, block: Block) -> u8 {
         // SAFETY: only asked of opened blocks.
@@ -438,8 +384,8 @@ impl Pages {
     /// Whether a huge page may lie behind a frame: in the growth range, and not given up there.
     pub fn may_be_huge(&self, frame: Frame) -> bool {
         self.config.thp
-            && ebbtide_sys::features::HUGE_PAGES.known() == Some(true)
-            && self.is_in_growth_range(frame.block())
+            && HUGE_PAGES.known() == Some(true)
+            && self.blocks_into_zone(frame.block()) >= START_BLOCKS
     }
 }
 

@@ -22,6 +22,7 @@ pub mod guard;
 mod moves;
 
 use crate::base::report::Line;
+use crate::base::stats;
 use crate::pages::region::{LARGE, Region};
 use crate::pages::span::{self, Span};
 use crate::pages::{Pages, Settings};
@@ -57,12 +58,19 @@ pub enum Resized {
     Never,
 }
 
-/// What stands at an address that is not an object of a class.
-pub enum Found {
-    /// A large allocation's head.
-    Head(Frame),
-    /// Nothing that can be freed.
-    Nothing,
+/// What a large allocation had.
+#[derive(Clone, Copy)]
+pub struct Place {
+    head: Frame,
+    frames: u32,
+    blocks: u32,
+}
+
+impl Place {
+    /// Frames that it keeps from others: behind those in use may be old content too.
+    fn owned(self) -> usize {
+        self.frames.max(self.blocks * BLOCK_FRAMES) as usize
+    }
 }
 
 impl Pages {
@@ -78,7 +86,7 @@ impl Pages {
                 clean: false,
             });
         }
-        let index = span::take_record(&self.records, region)?;
+        let index = self.take_record()?;
         let taken = if is_run {
             let run = self.take_run(frames, align_frames);
             run.map(|run| (run.first, 0, run.clean))
@@ -86,7 +94,7 @@ impl Pages {
             self.take_extent(frames, align_frames.div_ceil(BLOCK_FRAMES))
         };
         let Some((first, blocks, clean)) = taken else {
-            span::put_record(&self.records, region, index);
+            self.put_record(index);
             return None;
         };
         // SAFETY: the record and the frames are this allocation's, known to nobody else yet.
@@ -99,23 +107,22 @@ impl Pages {
             region.span_of(first).store(index, Ordering::Relaxed);
             region.class_of(first).store(LARGE, Ordering::Release);
         }
-        Some(Large {
-            address: region.address(first),
-            clean,
-        })
+        let address = region.address(first);
+        Some(Large { address, clean })
     }
 
     /// Takes whole blocks, and gives the rest of the last one to others or adds slack. First frame,
     /// blocks owned, and whether all is clean.
     fn take_extent(&self, frames: u32, align_blocks: u32) -> Option<(Frame, u32, bool)> {
         let blocks = frames.div_ceil(BLOCK_FRAMES);
-        if frames >= OWN_BLOCKS_FRAMES {
-            let slack = if self.has_address_space() { blocks } else { 0 };
-            let extent = self.take_blocks(blocks, align_blocks, slack)?;
-            return Some((extent.first.first_frame(), extent.blocks, extent.clean));
-        }
-        let extent = self.take_blocks(blocks, align_blocks, 0)?;
+        let owns_last = frames >= OWN_BLOCKS_FRAMES;
+        let has_slack = owns_last && self.has_address_space();
+        let slack = if has_slack { blocks } else { 0 };
+        let extent = self.take_blocks(blocks, align_blocks, slack)?;
         let first = extent.first.first_frame();
+        if owns_last {
+            return Some((first, extent.blocks, extent.clean));
+        }
         let rest = blocks * BLOCK_FRAMES - frames;
         if rest > 0 {
             let first_rest = Frame(first.0 + frames);
@@ -129,12 +136,9 @@ impl Pages {
 
     /// Whether less than half of the address space has been opened.
     fn has_address_space(&self) -> bool {
-        let opened: u64 = self
-            .live_zones()
-            .iter()
-            .map(|zone| u64::from(zone.lock.lock().state.opened()))
-            .sum();
-        opened * 2 < u64::from(self.region().blocks)
+        let zones = self.live_zones().iter();
+        let opened: u32 = zones.map(|zone| zone.lock.lock().state.opened()).sum();
+        opened * 2 < self.region().blocks
     }
 
     /// Whether a request is to be tried: not above all memory of the machine, unless it overcommits
@@ -148,27 +152,10 @@ impl Pages {
 }
 
 impl Settings {
-    /// Looks up an address that has no class.
-    pub fn find_large(&self, address: usize) -> Found {
-        let region = self.region();
-        if !region.contains(address) || !address.is_multiple_of(FRAME_BYTES) {
-            return Found::Nothing;
-        }
-        let frame = region.frame(address);
-        // SAFETY: the whole array is readable from the start on.
-        match unsafe { region.class_of(frame) }.load(Ordering::Acquire) {
-            LARGE => Found::Head(frame),
-            _ => Found::Nothing,
-        }
-    }
-
     #[allow(clippy::mut_from_ref)]
     fn large_span(&self, head: Frame) -> &mut Span {
         // SAFETY: a head has a record, which belongs to the allocation's owner: the caller.
-        unsafe {
-            let index = self.region().span_of(head).load(Ordering::Relaxed);
-            span::record(self.region(), index)
-        }
+        unsafe { span::of_frame(self.region(), head) }.1
     }
 
     /// Usable bytes of a large allocation.
@@ -185,44 +172,50 @@ impl Pages {
         let region = self.region();
         // SAFETY: a head's frame is opened.
         let class = unsafe { region.class_of(head) };
-        if class
+        class
             .compare_exchange(LARGE, 0, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
-            return None;
-        }
+            .ok()?;
         if self.is_abandoned(head) {
             // Its record may be one that this process will hand out: another thread of the parent's took it later.
             return Some(0);
         }
         // SAFETY: after the exchange this thread alone owns the allocation and its record.
-        let index = unsafe { region.span_of(head) }.load(Ordering::Relaxed);
-        let (frames, blocks, moved) = {
-            let span = self.large_span(head);
-            if touched {
-                self.check_large(span, "free");
-            }
-            self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
-            (span.frames, span.blocks, span.moved_frames)
-        };
+        let (index, span) = unsafe { span::of_frame(region, head) };
+        if touched {
+            self.check_large(span, "free");
+        }
+        self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
+        let (frames, blocks, moved) = (span.frames, span.blocks, span.moved_frames > 0);
         let bytes = frames as usize * FRAME_BYTES;
-        if touched && blocks == 0 && moved == 0 && self.keep_spare(head, frames) {
+        if touched && blocks == 0 && !moved && self.keep_spare(head, frames) {
             return Some(bytes);
         }
-        span::put_record(&self.records, region, index);
-        crate::base::stats::large_freed(bytes);
-        self.count_freed(bytes);
+        self.put_record(index);
+        self.count_large_freed(frames);
+        let place = Place {
+            head,
+            frames,
+            blocks,
+        };
         if !touched || !self.undo_advice(head, 0, frames, frames) {
-            self.put_fresh(head, frames, blocks);
-        } else if moved > 0 || !self.keep_from_use(head, frames, blocks) {
-            self.put_large(head, 0, frames, blocks, true);
+            self.put_fresh(place);
+        } else if moved || !self.keep_from_use(place) {
+            self.put_large(place, 0, true);
         }
         Some(bytes)
     }
 
+    /// Notes that frames of large allocations were freed, for the next tick.
+    pub(super) fn count_large_freed(&self, frames: u32) {
+        let bytes = frames as usize * FRAME_BYTES;
+        stats::large_freed(bytes);
+        self.count_freed(bytes);
+    }
+
     /// Returns the frames of an allocation from `from` on; with `dirty`, all of them were touched. Slack is clean in any case.
-    pub fn put_large(&self, head: Frame, from: u32, frames: u32, blocks: u32, dirty: bool) {
-        let whole = blocks * BLOCK_FRAMES;
+    fn put_large(&self, place: Place, from: u32, dirty: bool) {
+        let Place { head, frames, .. } = place;
+        let whole = place.blocks * BLOCK_FRAMES;
         let put_run = |first: u32, end: u32| {
             if first < end {
                 let touched = if dirty { end - first } else { 0 };
@@ -236,12 +229,8 @@ impl Pages {
         put_run(from, first);
         if first < whole {
             let count = (whole - first) / BLOCK_FRAMES;
-            let touched = if dirty {
-                frames.saturating_sub(first)
-            } else {
-                0
-            };
-            let touched = touched.div_ceil(BLOCK_FRAMES).min(count);
+            let used = frames.saturating_sub(first).div_ceil(BLOCK_FRAMES);
+            let touched = if dirty { used.min(count) } else { 0 };
             self.put_blocks(Frame(head.0 + first).block(), count, touched);
         }
     }
@@ -252,64 +241,54 @@ impl Pages {
             return Resized::Never;
         }
         let frames = size.div_ceil(FRAME_BYTES) as u32;
-        let before = self.large_span(head).slack();
-        self.check_large(self.large_span(head), "realloc");
-        let bytes = self.large_span(head).frames as usize * FRAME_BYTES;
-        let resized = self.resize_in_place(head, frames);
-        if resized == Some(true) {
-            let after = self.large_span(head).slack();
+        let (old, before) = {
+            let span = self.large_span(head);
+            self.check_large(span, "realloc");
+            (span.frames, span.slack())
+        };
+        if frames < old && !self.shrink(head, frames) {
+            return Resized::Never;
+        }
+        if frames <= old || self.grow_in_place(head, frames).is_some() {
+            let span = self.large_span(head);
             if !self.is_abandoned(head) {
-                self.slack
-                    .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+                let more = span.slack().wrapping_sub(before);
+                self.slack.fetch_add(more, Ordering::Relaxed);
             }
-            self.guard_large(self.large_span(head), size);
+            self.guard_large(span, size);
             return Resized::At(self.region().address(head));
         }
-        let may_move = || self.can_move(head, bytes) && self.grants(size, FRAME_BYTES);
-        if resized.is_none() || !may_move() {
+        let bytes = old as usize * FRAME_BYTES;
+        if !self.can_move(head, bytes) || !self.grants(size, FRAME_BYTES) {
             return Resized::Never;
         }
         self.move_large(head, bytes, size)
             .map_or(Resized::NoRoom, Resized::At)
     }
 
-    /// `Some(true)`: done; `Some(false)`: there is no room here; `None`: better copied.
-    fn resize_in_place(&self, head: Frame, frames: u32) -> Option<bool> {
-        let span = self.large_span(head);
-        match frames.cmp(&span.frames) {
-            core::cmp::Ordering::Equal => Some(true),
-            core::cmp::Ordering::Greater => Some(self.grow_in_place(head, frames)),
-            core::cmp::Ordering::Less => self.shrink(head, frames).then_some(true),
-        }
-    }
-
-    fn grow_in_place(&self, head: Frame, frames: u32) -> bool {
+    /// `None`: there is no room here.
+    fn grow_in_place(&self, head: Frame, frames: u32) -> Option<()> {
         let region = self.region();
         let zone = self.zone_of(head.block());
         let span = self.large_span(head);
         let whole = span.blocks * BLOCK_FRAMES;
-        let grown = if span.frames > whole {
+        if span.frames > whole {
             let tail = Frame(head.0 + whole);
             let (old, new) = (span.frames - whole, frames - whole);
-            tail.in_block() + new <= BLOCK_FRAMES
-                && zone
-                    .with(region, |zone| zone.grow_run(tail, old, new))
-                    .is_some()
+            if tail.in_block() + new > BLOCK_FRAMES {
+                return None;
+            }
+            zone.with(region, |zone| zone.grow_run(tail, old, new))?;
         } else {
             let (old, new) = (span.blocks, frames.div_ceil(BLOCK_FRAMES));
-            new <= old
-                || zone
-                    .with(region, |zone| zone.grow_blocks(head.block(), old, new))
-                    .is_some_and(|_| {
-                        span.blocks = new;
-                        true
-                    })
-        };
-        if grown {
-            self.allowance.count_fresh(u64::from(frames - span.frames));
-            span.frames = frames;
+            if new > old {
+                zone.with(region, |zone| zone.grow_blocks(head.block(), old, new))?;
+                span.blocks = new;
+            }
         }
-        grown
+        self.allowance.count_fresh(u64::from(frames - span.frames));
+        span.frames = frames;
+        Some(())
     }
 
     /// Cuts the tail off and gives its memory back. `false`: so much that copying is better.
@@ -329,10 +308,13 @@ impl Pages {
             frames
         };
         (span.frames, span.blocks) = (frames, blocks.min(keep / BLOCK_FRAMES));
-        self.put_large(head, keep, old, blocks, true);
-        let freed = old.saturating_sub(keep) as usize * FRAME_BYTES;
-        crate::base::stats::large_freed(freed);
-        self.count_freed(freed);
+        let place = Place {
+            head,
+            frames: old,
+            blocks,
+        };
+        self.put_large(place, keep, true);
+        self.count_large_freed(old.saturating_sub(keep));
         let rest = keep.min(old).saturating_sub(frames);
         if rest >= TAIL_FRAMES {
             let address = self.region().address(Frame(head.0 + frames));
@@ -354,11 +336,8 @@ fn overcommits() -> bool {
 /// Frames that nobody else is given now, and whose content nobody needs.
 pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
     // SAFETY: by contract.
-    let done = unsafe { vm::release(address, bytes) }.is_ok();
-    if done {
-        crate::base::stats::count_released(bytes);
-    }
-    done
+    let released = unsafe { vm::release(address, bytes) };
+    released.inspect(|()| stats::count_released(bytes)).is_ok()
 }
 
 /// Ends the process over a large allocation that was freed twice.

@@ -22,7 +22,7 @@ use crate::base::config::{Config, MAX_ZONES};
 use crate::base::domains::Domains;
 use crate::base::ranks;
 use crate::pages::allowance::Allowance;
-use crate::pages::frames::{ZoneSlot, zone_range};
+use crate::pages::frames::ZoneSlot;
 use crate::pages::held::Held;
 use crate::pages::large::guard::Kept;
 use crate::pages::region::Region;
@@ -87,7 +87,7 @@ pub struct Pages {
     /// Span records.
     pub records: Lock<SpanTable>,
     /// Large allocations freed lately, with `harden=on`.
-    pub kept: Kept,
+    pub kept: Lock<Kept>,
     /// Runs freed lately.
     pub spares: SpareRuns,
 }
@@ -116,7 +116,7 @@ impl Pages {
             allowance: Allowance::new(),
             zones: [const { ZoneSlot::new() }; MAX_ZONES],
             records: Lock::new(ranks::RECORDS, SpanTable::NEW),
-            kept: Kept::new(),
+            kept: Lock::new(ranks::FREED, Kept::NONE),
             spares: SpareRuns::new(),
         }
     }
@@ -128,11 +128,7 @@ impl Pages {
     pub unsafe fn begin(&self, settings: Settings) {
         // SAFETY: by contract.
         unsafe { *self.settings.get() = settings };
-        let zones = self.domains.zones();
-        for (index, zone) in self.zones[..zones].iter().enumerate() {
-            let (first, limit) = zone_range(self.region(), zones, index);
-            zone.begin(first, limit, self.config.lazy_ms);
-        }
+        self.begin_zones();
     }
 
     /// The zones in use.
@@ -149,7 +145,11 @@ impl Pages {
     /// Whether a frame is in a part of the heap given up after a fork without handlers.
     #[inline]
     pub fn is_abandoned(&self, frame: Frame) -> bool {
-        self.abandoned.load(Ordering::Relaxed) && self.is_frozen(frame)
+        let is_frozen = || {
+            let zone = self.zone_of(frame.block()).lock.lock();
+            zone.state.is_frozen(frame)
+        };
+        self.abandoned.load(Ordering::Relaxed) && is_frozen()
     }
 }
 

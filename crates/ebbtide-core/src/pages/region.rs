@@ -114,6 +114,7 @@ impl Region {
         let frames = size / FRAME_BYTES;
         let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
         let max_spans = frames / 2;
+        let states_bytes = if hardened { STATES_BYTES } else { 0 };
         let sizes = [
             page(frames),
             page(frames * 4),
@@ -121,22 +122,14 @@ impl Region {
             page(blocks.div_ceil(64) * size_of::<BlockWord>()),
             page(blocks),
             page(max_spans * RECORD_BYTES),
-            if hardened {
-                max_spans * STATES_BYTES
-            } else {
-                0
-            },
+            max_spans * states_bytes,
         ];
         // Small regions stand under a limit: no address space for trimming to 1 GiB there.
         let align = if size < 4 * GIB { BLOCK_BYTES } else { GIB };
         let base = vm::reserve(size, align)?;
-        let arrays = match vm::reserve(sizes.iter().sum(), FRAME_BYTES) {
-            Ok(arrays) => arrays,
-            Err(error) => {
-                vm::unmap(base, size);
-                return Err(error);
-            }
-        };
+        let arrays_size = sizes.iter().sum();
+        let arrays =
+            vm::reserve(arrays_size, FRAME_BYTES).inspect_err(|_| vm::unmap(base, size))?;
         let mut at = arrays;
         let [classes, span_ids, pageblocks, words, flags, spans, states] = sizes.map(|bytes| {
             at += bytes;
@@ -145,11 +138,10 @@ impl Region {
         let (blocks, max_spans) = (blocks as u32, max_spans as u32);
         // Any address may be asked about, so all of this one can be read.
         // SAFETY: our own reservation.
-        if let Err(error) = unsafe { vm::commit_read_only(classes, page(frames)) } {
+        unsafe { vm::commit_read_only(classes, page(frames)) }.inspect_err(|_| {
             vm::unmap(base, size);
-            vm::unmap(arrays, sizes.iter().sum());
-            return Err(error);
-        }
+            vm::unmap(arrays, arrays_size);
+        })?;
         Ok(Self {
             base,
             blocks,
@@ -230,11 +222,10 @@ impl Region {
     pub fn open_spans(&self, first: u32, count: u32) -> Result<u32, Errno> {
         let count = count.min(self.max_spans - first);
         if count > 0 {
-            let size = RECORD_BYTES;
-            self.open_entries(self.spans, first as usize, count as usize, size)?;
+            let (first, count) = (first as usize, count as usize);
+            self.open_entries(self.spans, first, count, RECORD_BYTES)?;
             if self.states != 0 {
-                let size = STATES_BYTES;
-                self.open_entries(self.states, first as usize, count as usize, size)?;
+                self.open_entries(self.states, first, count, STATES_BYTES)?;
             }
         }
         Ok(first + count)

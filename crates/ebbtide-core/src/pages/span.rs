@@ -18,10 +18,12 @@
 
 mod run;
 
-use crate::base::size_class::{Class, MAX_OBJECTS};
+use crate::base::report::Line;
+use crate::base::size_class::{CLASS, Class, MAX_OBJECTS};
 use crate::base::stats::{self, word};
+use crate::pages::Pages;
 use crate::pages::region::{RECORD_BYTES, Region};
-use ebbtide_sys::lock::Lock;
+use core::sync::atomic::Ordering;
 use ebbtide_zone::{FRAME_BYTES, Frame};
 
 /// A record. Zeroed memory is valid.
@@ -65,26 +67,43 @@ pub struct Span {
 
 const _: () = assert!(size_of::<Span>() == RECORD_BYTES);
 
-/// Why an address was not put back.
+/// What came back is not an object of the class that is out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// The object is in the span already.
-    InIt,
+pub enum Misuse {
+    /// It is in its span already.
+    DoubleFree(usize),
     /// It is inside an object, or behind the last one.
-    Interior,
+    Interior(usize),
+}
+
+impl Misuse {
+    /// Says so and aborts.
+    pub fn abort(self, class: usize) -> ! {
+        let (what, address) = match self {
+            Self::DoubleFree(address) => ("double free of ", address),
+            Self::Interior(address) => {
+                ("free of a pointer into the middle of an object: ", address)
+            }
+        };
+        line(what, address, class).abort()
+    }
+}
+
+/// Begins a line about an object of a class.
+pub fn line(what: &str, object: usize, class: usize) -> Line {
+    Line::new()
+        .text(what)
+        .address(object)
+        .text(", size class ")
+        .number(CLASS[class].size as usize)
 }
 
 impl Span {
     /// Fills the record of a fresh span: all objects in it.
     pub fn begin(&mut self, class_index: usize, class: &Class, first: Frame, clean: bool) {
-        let objects = class.objects as usize;
-        for (index, word) in self.map.iter_mut().enumerate() {
-            let in_word = objects.saturating_sub(index * 64).min(64);
-            *word = if in_word == 64 {
-                u64::MAX
-            } else {
-                (1 << in_word) - 1
-            };
+        let objects = u32::from(class.objects);
+        for (before, word) in (0..).step_by(64).zip(&mut self.map) {
+            *word = low_mask(objects.saturating_sub(before));
         }
         self.first = first.0;
         self.frames = class.frames as u32;
@@ -101,50 +120,31 @@ impl Span {
     /// addresses into the *end* of `into`, the first taken last. How many.
     pub fn take(&mut self, class: &Class, span_address: usize, into: &mut [usize]) -> usize {
         let mut left = into.len();
-        if self.released != 0 {
-            let released = self.released;
-            self.take_those(class, span_address, into, &mut left, |frames| {
-                frames & released == 0
-            });
-        }
-        if left > 0 {
-            self.take_those(class, span_address, into, &mut left, |_| true);
-        }
-        let taken = into.len() - left;
-        self.free -= taken as u16;
-        taken
-    }
-
-    fn take_those(
-        &mut self,
-        class: &Class,
-        span_address: usize,
-        into: &mut [usize],
-        left: &mut usize,
-        wanted: impl Fn(u64) -> bool,
-    ) {
-        let size = class.size as usize;
         let (mut last, mut refaulted) = (0, 0);
-        for (index, word) in self.map.iter_mut().enumerate() {
-            let mut bits = *word;
-            while bits != 0 && *left > 0 {
-                let object = index * 64 + bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                if self.released != 0 {
-                    let frames = frames_of(class, object);
-                    if !wanted(frames) {
-                        continue;
+        let passes = [self.released, 0];
+        // Without released frames the second pass takes all.
+        for avoided in &passes[usize::from(self.released == 0)..] {
+            for (index, word) in self.map.iter_mut().enumerate() {
+                let mut bits = *word;
+                while bits != 0 && left > 0 {
+                    let object = index * 64 + bits.trailing_zeros() as usize;
+                    bits &= bits - 1;
+                    if self.released != 0 {
+                        let frames = frames_of(class, object);
+                        if frames & avoided != 0 {
+                            continue;
+                        }
+                        refaulted += (self.released & frames).count_ones();
+                        self.released &= !frames;
                     }
-                    refaulted += (self.released & frames).count_ones();
-                    self.released &= !frames;
+                    *word &= !(1 << (object % 64));
+                    left -= 1;
+                    into[left] = span_address + object * class.size as usize;
+                    last = last.max(object + 1);
                 }
-                *word &= !(1 << (object % 64));
-                *left -= 1;
-                into[*left] = span_address + object * size;
-                last = object + 1;
-            }
-            if *left == 0 {
-                break;
+                if left == 0 {
+                    break;
+                }
             }
         }
         self.high = self.high.max(last as u16);
@@ -154,6 +154,9 @@ impl Span {
                 u64::from(refaulted) * FRAME_BYTES as u64,
             );
         }
+        let taken = into.len() - left;
+        self.free -= taken as u16;
+        taken
     }
 
     /// The frames that hold nothing but free objects, if there is one that still may be resident:
@@ -169,7 +172,8 @@ impl Span {
         for frame in 0..self.frames as usize {
             let first = frame * FRAME_BYTES / size;
             let last = ((frame + 1) * FRAME_BYTES - 1) / size;
-            if first >= objects || self.all_free(first, last.min(objects - 1)) {
+            let mut words = words_of(first, last.min(objects - 1));
+            if first >= objects || words.all(|(word, mask)| self.map[word] & mask == mask) {
                 empty |= 1 << frame;
             }
         }
@@ -188,10 +192,6 @@ impl Span {
             }
             runs = spread;
         }
-    }
-
-    fn all_free(&self, first: usize, last: usize) -> bool {
-        words_of(first, last).all(|(word, mask)| self.map[word] & mask == mask)
     }
 
     /// Takes all objects that overlap `frames` out, as if allocated. How many.
@@ -272,11 +272,7 @@ fn objects_of(class: &Class, frames: u64) -> impl Iterator<Item = usize> {
 
 /// The lowest `count` bits.
 pub fn low_mask(count: u32) -> u64 {
-    if count >= 64 {
-        u64::MAX
-    } else {
-        (1 << count) - 1
-    }
+    1u64.checked_shl(count).map_or(u64::MAX, |bit| bit - 1)
 }
 
 /// Which records are free.
@@ -316,59 +312,75 @@ impl SpanTable {
     }
 }
 
-/// Takes a free record; its content is unspecified.
-pub fn take_record(table: &Lock<SpanTable>, region: &Region) -> Option<u32> {
-    loop {
-        {
-            let mut table = table.lock();
-            if table.free != 0 {
-                let index = table.free - 1;
-                // SAFETY: a free record belongs to the table, whose lock is held.
-                table.free = unsafe { record(region, index) }.next;
-                return Some(index);
+impl Pages {
+    /// Takes a free record; its content is unspecified.
+    pub fn take_record(&self) -> Option<u32> {
+        loop {
+            {
+                let mut table = self.records.lock();
+                if table.free != 0 {
+                    let index = table.free - 1;
+                    // SAFETY: a free record belongs to the table, whose lock is held.
+                    table.free = unsafe { record(self.region(), index) }.next;
+                    return Some(index);
+                }
+                if table.used < table.opened {
+                    table.used += 1;
+                    return Some(table.used - 1);
+                }
             }
-            if table.used < table.opened {
-                table.used += 1;
-                return Some(table.used - 1);
+            // Several threads may open the same records: no harm.
+            if self.open_records(STEP) != Some(true) {
+                return None;
             }
-        }
-        // Several threads may open the same records: no harm.
-        if open_records(table, region, STEP) != Some(true) {
-            return None;
         }
     }
-}
 
-/// Makes up to `count` more records usable, ahead of need. `None`: refused; else whether there are
-/// more than before.
-pub fn open_records(table: &Lock<SpanTable>, region: &Region, count: u32) -> Option<bool> {
-    let opened = table.lock().opened;
-    let end = region.open_spans(opened, count).ok()?;
-    let mut table = table.lock();
-    table.opened = table.opened.max(end);
-    Some(table.opened > opened)
-}
+    /// Makes up to `count` more records usable, ahead of need. `None`: refused; else whether there are
+    /// more than before.
+    pub fn open_records(&self, count: u32) -> Option<bool> {
+        let opened = self.records.lock().opened;
+        let end = self.region().open_spans(opened, count).ok()?;
+        let mut table = self.records.lock();
+        table.opened = table.opened.max(end);
+        Some(table.opened > opened)
+    }
 
-/// Returns a record.
-pub fn put_record(table: &Lock<SpanTable>, region: &Region, index: u32) {
-    let mut table = table.lock();
-    // SAFETY: the caller owned the record and gives it up.
-    let span = unsafe { record(region, index) };
-    span.class = 0;
-    span.next = table.free;
-    table.free = index + 1;
+    /// Returns a record.
+    pub fn put_record(&self, index: u32) {
+        let mut table = self.records.lock();
+        // SAFETY: the caller owned the record and gives it up.
+        let span = unsafe { record(self.region(), index) };
+        span.class = 0;
+        span.next = table.free;
+        table.free = index + 1;
+    }
 }
 
 /// The record `index`.
 ///
 /// # Safety
-/// `index` came from [`take_record`], and the caller is who may use the record now (see the table
+/// `index` came from [`Pages::take_record`], and the caller is who may use the record now (see the table
 /// in the module's header).
 #[inline]
 #[allow(clippy::mut_from_ref)]
 pub unsafe fn record(region: &Region, index: u32) -> &mut Span {
     // SAFETY: by contract.
     unsafe { &mut *((region.spans + index as usize * size_of::<Span>()) as *mut Span) }
+}
+
+/// The number of a frame's record, and the record.
+///
+/// # Safety
+/// The frame has one, and as for [`record`].
+#[inline]
+#[allow(clippy::mut_from_ref)]
+pub unsafe fn of_frame(region: &Region, frame: Frame) -> (u32, &mut Span) {
+    // SAFETY: by contract.
+    unsafe {
+        let index = region.span_of(frame).load(Ordering::Relaxed);
+        (index, record(region, index))
+    }
 }
 
 #[cfg(test)]

@@ -10,10 +10,9 @@
 //!   in one place only: with its owner, here, or in its zone.
 
 use crate::base::config::Config;
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
-use crate::base::source::{Cached, Round, Source};
+use crate::base::source::{Cached, Outside, Round, Source};
 use crate::pages::Pages;
 use crate::pages::region::LARGE;
 use crate::pages::span;
@@ -37,39 +36,29 @@ const FEW_PLACES: usize = 4;
 #[repr(align(64))]
 struct Place(Lock<Kept>);
 
-#[derive(Clone, Copy)]
 struct Kept {
-    spare: Spare,
+    spare: Option<Spare>,
     /// Since the last look a run came that was counted.
     is_counted: bool,
 }
 
 impl Kept {
     const NONE: Self = Self {
-        spare: Spare::NONE,
+        spare: None,
         is_counted: false,
     };
+
+    fn frames(&self) -> u64 {
+        self.spare.map_or(0, |spare| u64::from(spare.frames))
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Spare {
     head: Frame,
-    /// 0: there is none.
     frames: u32,
     /// Looks since it came.
     looks: u32,
-}
-
-impl Spare {
-    const NONE: Self = Self {
-        head: Frame(0),
-        frames: 0,
-        looks: 0,
-    };
-
-    fn take_if(&mut self, wanted: impl FnOnce(&Self) -> bool) -> Option<Self> {
-        (self.frames > 0 && wanted(self)).then(|| core::mem::replace(self, Self::NONE))
-    }
 }
 
 /// Those of all CPUs.
@@ -117,9 +106,7 @@ impl SpareRuns {
 
     /// Frames of all of them.
     pub fn frames(&self) -> u64 {
-        self.places()
-            .map(|place| u64::from(place.lock().spare.frames))
-            .sum()
+        self.places().map(|place| place.lock().frames()).sum()
     }
 
     /// The same in bytes.
@@ -131,36 +118,35 @@ impl SpareRuns {
 /// The spare runs of all CPUs.
 pub struct Spares;
 
-impl Source for Spares {
-    type Room = Pages;
-
-    fn locks(&self, heap: &Pages, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+impl<H: AsRef<Pages>> Source<H> for Spares {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         if rank == ranks::FREED {
-            heap.spares.places().for_each(|place| each(place));
+            heap.as_ref().spares.places().for_each(|place| each(place));
         }
     }
 
-    fn cached(&self, heap: &Pages) -> Cached {
-        Cached {
-            objects: 0,
-            runs: heap.spares.bytes(),
-        }
+    fn cached(&self, heap: &H, sum: &mut Cached) {
+        sum.runs += heap.as_ref().spares.bytes();
     }
 
-    fn tend(&self, heap: &Pages, round: &Round, left: &mut Left) {
-        left.dirty += heap.look_at_spares(round.now);
+    fn tick(&self, heap: &H, now: u64, outside: &mut Outside) {
+        outside.spare += heap.as_ref().look_at_spares(now);
     }
 
-    fn give_all(&self, heap: &Pages, _by: Releaser) {
-        heap.drain_spares();
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        left.dirty += heap.as_ref().look_at_spares(round.now);
     }
 
-    fn left_alone(&self, pages: &Pages) {
-        pages.drain_spares();
+    fn give_all(&self, heap: &H, _by: Releaser) {
+        heap.as_ref().drain_spares();
     }
 
-    unsafe fn abandon(&self, heap: &Pages) {
-        let places = heap.spares.places();
+    fn left_alone(&self, heap: &H) {
+        heap.as_ref().drain_spares();
+    }
+
+    unsafe fn abandon(&self, heap: &H) {
+        let places = heap.as_ref().spares.places();
         places.for_each(|place| *place.lock() = Kept::NONE);
     }
 }
@@ -171,70 +157,63 @@ impl Pages {
         let Some((cpu, place)) = self.spares.here(frames) else {
             return false;
         };
-        if self.allowance.is_limited() || self.allowance.is_short(clock::now_ms()) {
+        if self.allowance.limit().is_some() || self.allowance.is_short(clock::now_ms()) {
             return false;
         }
-        let zones = self.live_zones();
-        let home = || &zones[self.domains.home(cpu)];
-        if zones.len() > 1 && !core::ptr::eq(self.zone_of(head.block()), home()) {
+        if self.zone_number(head.block()) != self.domains.home(cpu) {
             return false;
         }
-        let new = Spare {
+        let spare = Spare {
             head,
             frames,
             looks: 0,
         };
         let kept = Kept {
-            spare: new,
+            spare: Some(spare),
             is_counted: true,
         };
         let before = core::mem::replace(&mut *place.lock(), kept);
         self.put_spare(before.spare);
         if self.spares.count.load(Ordering::Relaxed) > FEW_PLACES && !before.is_counted {
             // They may add up: the tick looks. Whatever comes to this place until then is no more than that.
-            self.count_spare(BLOCK_FRAMES);
+            self.count_large_freed(BLOCK_FRAMES);
         }
         true
     }
 
-    fn count_spare(&self, frames: u32) {
-        let bytes = frames as usize * FRAME_BYTES;
-        crate::base::stats::large_freed(bytes);
-        self.count_freed(bytes);
-    }
-
     /// The spare run of this CPU, if it is one of so many frames at such a multiple: an allocation again, with old content.
     pub fn take_spare(&self, frames: u32, align_frames: u32) -> Option<Frame> {
-        let fits =
-            |spare: &Spare| spare.frames == frames && spare.head.0.is_multiple_of(align_frames);
-        let spare = self.spares.here(frames)?.1.lock().spare.take_if(fits)?;
+        let (_, place) = self.spares.here(frames)?;
+        let spare = place
+            .lock()
+            .spare
+            .take_if(|spare| spare.frames == frames && spare.head.0.is_multiple_of(align_frames))?;
         let region = self.region();
         // SAFETY: the run and its record are this thread's (`INV-SPARE-1`), known to nobody else yet.
         unsafe {
-            let index = region.span_of(spare.head).load(Ordering::Relaxed);
-            let span = span::record(region, index);
+            let (_, span) = span::of_frame(region, spare.head);
             (span.moved_frames, span.tail) = (0, 0);
             region.class_of(spare.head).store(LARGE, Ordering::Release);
         }
         Some(spare.head)
     }
 
-    fn put_spare(&self, spare: Spare) {
-        if spare.frames == 0 {
+    fn put_spare(&self, spare: Option<Spare>) {
+        let Some(Spare { head, frames, .. }) = spare else {
             return;
-        }
+        };
         // SAFETY: as in `take_spare`.
-        let index = unsafe { self.region().span_of(spare.head) }.load(Ordering::Relaxed);
-        span::put_record(&self.records, self.region(), index);
-        self.count_spare(spare.frames);
-        self.put_run(spare.head, spare.frames, spare.frames);
+        let index = unsafe { self.region().span_of(head) }.load(Ordering::Relaxed);
+        self.put_record(index);
+        self.count_large_freed(frames);
+        self.put_run(head, frames, frames);
     }
 
     /// Puts all of them back into their zones.
     pub fn drain_spares(&self) {
         for place in self.spares.places() {
-            let spare = place.lock().spare.take_if(|_| true);
-            self.put_spare(spare.unwrap_or(Spare::NONE));
+            let spare = place.lock().spare.take();
+            self.put_spare(spare);
         }
     }
 
@@ -251,13 +230,14 @@ impl Pages {
             let idle = {
                 let mut kept = place.lock();
                 kept.is_counted = false;
-                let spare = &mut kept.spare;
-                spare.looks += look * u32::from(spare.frames > 0);
-                let idle = spare.take_if(|spare| spare.looks > IDLE_LOOKS);
-                frames += u64::from(spare.frames);
+                let idle = kept.spare.take_if(|spare| {
+                    spare.looks += look;
+                    spare.looks > IDLE_LOOKS
+                });
+                frames += kept.frames();
                 idle
             };
-            self.put_spare(idle.unwrap_or(Spare::NONE));
+            self.put_spare(idle);
         }
         frames
     }

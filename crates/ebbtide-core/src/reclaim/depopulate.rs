@@ -1,15 +1,16 @@
 //! Empty frames of half-used spans, class by class: claimed a few spans at a time and released.
 //!
-//! Rounds are numbered, so that each looks at a span once.
+//! Depopulations are numbered, so that each looks at a span once.
 
 use super::gather::{self, Range};
 use super::owned::release_owned;
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::CLASSES;
-use crate::base::source::{Round, Source};
+use crate::base::source::{Outside, Round, Source};
+use crate::objects::central::SpanLists;
 use crate::reclaim::Heap;
+use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
@@ -25,10 +26,8 @@ impl Heap {
         if !self.config.depopulate {
             return 0;
         }
-        self.news
-            .classes()
-            .map(|class| self.central[class].spans.lock().waiting(class))
-            .sum()
+        let waiting = |class: usize| self.central[class].spans.lock().waiting(class);
+        self.news.classes().map(waiting).sum()
     }
 
     /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
@@ -50,7 +49,6 @@ impl Heap {
         if !self.config.depopulate {
             return 0;
         }
-        let round = self.pacing.number_depopulation();
         let window = u64::from(self.config.retain_ms);
         let (excess, kept) = self.excess_in_spans(now);
         let mut frames = 0;
@@ -61,15 +59,13 @@ impl Heap {
                 let waiting = spans.waiting(class);
                 // Of what there is no room for, each class gives its share.
                 let share = waiting as u128 * excess as u128 / kept.max(1) as u128;
-                let all = self.allowance.is_short(now) && waiting > 0;
-                if all {
-                    usize::MAX
-                } else {
-                    due.max(share as usize)
+                match waiting {
+                    1.. if self.allowance.is_short(now) => usize::MAX,
+                    _ => due.max(share as usize),
                 }
             };
             if due > 0 {
-                frames += self.depopulate(class, round, due, by);
+                frames += self.depopulate(class, due, by);
             }
         }
         frames
@@ -78,9 +74,8 @@ impl Heap {
     /// All empty frames of half-used spans.
     pub(super) fn depopulate_everything(&self, by: Releaser) {
         if self.config.depopulate {
-            let round = self.pacing.number_depopulation();
             for class in 1..CLASSES {
-                self.depopulate(class, round, usize::MAX, by);
+                self.depopulate(class, usize::MAX, by);
             }
         }
     }
@@ -91,23 +86,20 @@ impl Heap {
             return;
         }
         let window = u64::from(self.config.retain_ms);
-        let round = self.pacing.number_depopulation();
         for class in 1..CLASSES {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {
-                self.depopulate(
-                    class,
-                    round,
-                    due.min(HELP_FRAMES as usize * FRAME_BYTES),
-                    Releaser::Program,
-                );
+                let due = due.min(HELP_FRAMES as usize * FRAME_BYTES);
+                self.depopulate(class, due, Releaser::Program);
                 return;
             }
         }
     }
 
     /// Claims and releases empty frames of a class's spans, `due` bytes or all. Frames claimed.
-    pub(super) fn depopulate(&self, class: usize, round: u32, due: usize, by: Releaser) -> u64 {
+    pub(super) fn depopulate(&self, class: usize, due: usize, by: Releaser) -> u64 {
+        let numbers = &self.pacing.depopulations;
+        let round = numbers.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let mut frames = 0;
         loop {
             if super::owned::holds_back(self, by) {
@@ -146,15 +138,17 @@ impl Heap {
 /// Half-used spans, and their records.
 pub struct Spans;
 
-impl Source for Spans {
-    type Room = Heap;
-
+impl Source<Heap> for Spans {
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         match rank {
             ranks::SPANS => heap.central.iter().for_each(|central| each(&central.spans)),
             ranks::RECORDS => each(&heap.records),
             _ => {}
         }
+    }
+
+    fn tick(&self, heap: &Heap, _now: u64, outside: &mut Outside) {
+        outside.waiting += heap.waiting_frames();
     }
 
     fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
@@ -172,7 +166,7 @@ impl Source for Spans {
     unsafe fn abandon(&self, heap: &Heap) {
         heap.records.lock().abandon();
         for central in &heap.central {
-            central.spans.lock().clear();
+            *central.spans.lock() = SpanLists::NEW;
         }
     }
 }

@@ -14,10 +14,11 @@
 use super::lazy::Take;
 #[cfg(feature = "plan-log")]
 use super::log;
+use super::pacing::is_time;
 use super::workers;
 use crate::base::config::AUTO;
 use crate::base::releaser::Releaser;
-use crate::base::source::Round;
+use crate::base::source::{Outside, Round};
 use crate::base::stats;
 use crate::reclaim::{Heap, the_heap};
 use core::sync::atomic::Ordering;
@@ -37,12 +38,6 @@ const ROOM_MS: u64 = 1000;
 const LEAST_WINDOW_MS: u64 = 100;
 
 impl Heap {
-    /// Notes that memory was freed, for the next [`Self::tick`].
-    #[inline]
-    pub fn count_freed(&self, bytes: usize) {
-        self.freed.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     /// Slow paths call this: sees to it that what is due goes back. Does something at most once in
     /// [`TICK_MS`](plan::TICK_MS), or when much has been freed since: the program may do nothing after it.
     #[inline]
@@ -75,42 +70,43 @@ impl Heap {
             freed_bytes: self.freed.swap(0, Ordering::Relaxed),
             backlog: self.backlog(now, &bounds),
         };
-        let (mut spare, mut waiting) = (0, 0);
+        let mut outside = Outside::default();
         if tick.asks_outside() {
             self.pacing.asked_ms.store(now, Ordering::Relaxed);
             self.keep_owners_limit(Releaser::Program);
-            spare = self.look_at_spares(now);
-            waiting = self.waiting_frames();
-            // What the owner's limit leaves for the zones may have changed.
-            bounds = self.bounds(now);
+            outside = self.ask_sources(now);
+            if bounds.is_limited {
+                // What the owner's limit leaves for the zones may have changed.
+                bounds = self.bounds(now);
+            }
         }
         self.freed_since(tick.freed_bytes);
         self.refresh_page(now);
-        self.look_at_quarantine(now);
         self.look_at_growth();
+        let Outside { spare, waiting } = outside;
         if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
-            self.give_on_tick(&tick, (spare, waiting), &bounds);
+            self.give_on_tick(&tick, outside, &bounds);
         }
         stats::publish_released(&self.config);
     }
 
-    fn give_on_tick(&self, tick: &Tick, (spare, waiting): (u64, u64), bounds: &Bounds) {
+    /// What all sources keep outside the zones; they give what nobody has wanted lately.
+    fn ask_sources(&self, now: u64) -> Outside {
+        let mut outside = Outside::default();
+        let sources = self.parts().sources();
+        sources.for_each(|source| source.tick(self, now, &mut outside));
+        outside
+    }
+
+    fn give_on_tick(&self, tick: &Tick, outside: Outside, bounds: &Bounds) {
         let actors = self.actors();
-        let plan = tick.decide(spare, waiting, bounds, &actors);
+        let plan = tick.decide(outside.spare, outside.waiting, bounds, &actors);
         let called = matches!(plan, TickPlan::Much { wake, .. } if self.wake(wake));
         #[cfg(feature = "plan-log")]
         log::line(
             "t",
-            &[
-                tick,
-                &tick.asks_outside(),
-                &spare,
-                &waiting,
-                bounds,
-                &actors,
-                &plan,
-                &called,
-            ],
+            (tick, tick.asks_outside(), outside, bounds),
+            (&actors, &plan, called),
         );
         match plan {
             TickPlan::Nothing => {}
@@ -119,19 +115,15 @@ impl Heap {
                 may_make_worker: true,
             } => self.release_due(frames, Releaser::Program),
             TickPlan::Little { frames, .. } => self.release_due(frames, Releaser::Tick),
-            TickPlan::Much { beside, .. } if called => {
-                if beside > 0 {
-                    self.release_due(beside, Releaser::Program);
-                }
-            }
+            TickPlan::Much { beside, .. } if called => self.release_due(beside, Releaser::Program),
             TickPlan::Much {
                 alone, alone_lazy, ..
             } => {
                 let now = tick.now_ms;
                 self.look_at_held(now);
-                self.look_at_spares(now);
+                self.ask_sources(now);
                 self.release_due(alone, Releaser::Program);
-                self.release_lazy(alone_lazy, Releaser::Program);
+                self.release_in_place(alone_lazy, Take::Lazy, Releaser::Program);
                 self.depopulate_some(now);
             }
         }
@@ -163,7 +155,7 @@ impl Heap {
                 count: self.workers.count() as u64,
                 most: self.max_workers() as u64,
                 can_be_made: WORKERS.may_work(),
-                next_ms: self.workers.next_ms(),
+                next_ms: self.workers.next_ms.load(Ordering::SeqCst),
                 are_watching: self.pressure.is_watched() || !config.pressure,
             },
             has_forked: self.forked.load(Ordering::Relaxed),
@@ -176,23 +168,21 @@ impl Heap {
         Bounds {
             window_ms: self.config.retain_ms.into(),
             is_short: self.allowance.is_short(now),
-            is_limited: self.allowance.is_limited(),
-            cap_frames: self.cap_frames(now),
+            is_limited: self.allowance.limit().is_some(),
+            cap_frames: self.room_frames(now).min(self.allowance.dirty_limit()),
         }
     }
 
     /// No worker is made for as little as slow paths take care of: the program may want to stay without.
     fn releaser_of_everything<'a>(&self, by: Releaser<'a>) -> Releaser<'a> {
-        if by.is_worker() || self.workers.count() > 0 {
-            return by;
-        }
-        let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
-        if frames + self.waiting_frames() > IN_PLACE_FRAMES {
-            return by;
-        }
-        match self.actors().for_little(true) {
-            Some(false) => Releaser::Tick,
-            _ => by,
+        let is_little = || {
+            let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
+            frames + self.waiting_frames() <= IN_PLACE_FRAMES
+        };
+        let has_worker = by.is_worker() || self.workers.count() > 0;
+        match !has_worker && is_little() && self.actors().for_little(true) == Some(false) {
+            true => Releaser::Tick,
+            false => by,
         }
     }
 
@@ -242,11 +232,6 @@ impl Heap {
         self.allowance.room_frames()
     }
 
-    /// Dirty frames that may be kept, by that and by what the owner lets us.
-    fn cap_frames(&self, now: u64) -> u64 {
-        self.room_frames(now).min(self.allowance.dirty_limit())
-    }
-
     /// Whether much more is kept than memory is left for: others have grown, or much was freed. While memory
     /// is short, rounds come as they are due.
     pub fn keeps_too_much(&self, now: u64) -> bool {
@@ -264,10 +249,8 @@ impl Heap {
 
     /// Two sums over the zones.
     pub(super) fn sum(&self, of: impl Fn(Counters) -> (u64, u64)) -> (u64, u64) {
-        self.live_zones()
-            .iter()
-            .map(|zone| of(zone.counters()))
-            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        let all = self.live_zones().iter().map(|zone| of(zone.counters()));
+        all.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// Parts of the heap look at it after it has grown; and after a step of [`EXPECT_BLOCKS`] or more a worker is made:
@@ -283,8 +266,7 @@ impl Heap {
 
     /// Workers at most.
     pub fn max_workers(&self) -> usize {
-        let config = &self.config;
-        match config.workers {
+        match self.config.workers {
             AUTO => (self.most_releasers() / 2).clamp(1, 4),
             workers => workers,
         }
@@ -323,29 +305,26 @@ impl Heap {
     /// A coordinator's turn: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         self.look_at_cpus();
-        self.look_at_room(now);
+        if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
+            self.look_at_limits();
+        }
         self.look_at_held(now);
         self.keep_owners_limit(by);
         let bounds = self.bounds(now);
         let backlog = self.backlog(now, &bounds);
         let may_be_lazy = by.is_worker() && backlog.due > 0 && self.may_go_lazy();
         let plan = plan::round(&backlog, &bounds, may_be_lazy);
-        if plan.due > 0 {
-            let lazy_first = plan.lazy_first;
-            self.release_zones(plan.due, backlog.due, Take::Due { lazy_first }, by);
-        }
-        if plan.lazy > 0 {
-            self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
-        }
+        let lazy_first = plan.lazy_first;
+        self.release_zones(plan.due, backlog.due, Take::Due { lazy_first }, by);
+        self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
         let window = bounds.window_ms.max(LEAST_WINDOW_MS);
-        let ends_window = self.pacing.ends_window(now, window);
         let mut left = Left {
             is_expecting: self.workers.is_expecting(),
             ..Left::default()
         };
         let round = Round {
             now,
-            ends_window,
+            ends_window: is_time(&self.pacing.window_ms, now, window),
             by,
         };
         for source in self.parts().sources() {
@@ -364,27 +343,10 @@ impl Heap {
         #[cfg(feature = "plan-log")]
         log::line(
             "r",
-            &[
-                &now,
-                &backlog,
-                &bounds,
-                &may_be_lazy,
-                &plan,
-                &left,
-                &pace,
-                &next,
-            ],
+            (now, &backlog, &bounds, may_be_lazy),
+            (&plan, &left, &pace, &next),
         );
         next
-    }
-
-    fn look_at_room(&self, now: u64) {
-        let watched = self.config.pressure;
-        if watched || now.wrapping_sub(self.pacing.room_ms.load(Ordering::Relaxed)) < ROOM_MS {
-            return;
-        }
-        self.pacing.room_ms.store(now, Ordering::Relaxed);
-        self.look_at_limits();
     }
 }
 
@@ -397,7 +359,31 @@ pub(super) fn heap_workers() -> &'static workers::Workers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alone::alone;
     use crate::front::heap;
+    use crate::front::requests::free_inside;
+
+    #[test]
+    fn ticks_empty_rings_that_nobody_uses() {
+        alone("workers=0,pressure=off,harden=on", |heap| {
+            let object = heap.allocate_hardened(100, 16);
+            free_inside(heap, object);
+            assert!(heap.quarantine.bytes() > 0);
+            heap.tick_now(clock::now_ms() + 1000);
+            assert_eq!(heap.quarantine.bytes(), 0);
+        });
+    }
+
+    #[test]
+    fn ticks_put_back_runs_that_nobody_wants() {
+        alone("workers=0,pressure=off,thp=off", |heap| {
+            let run = heap.allocate_large(300 * FRAME_BYTES, 1).unwrap();
+            free_inside(heap, run.address);
+            assert_eq!(heap.spares.frames(), 300);
+            (1..20).for_each(|look| heap.tick_now(clock::now_ms() + look * plan::LOOK_MS));
+            assert_eq!(heap.spares.frames(), 0);
+        });
+    }
 
     #[test]
     fn cpus_that_come_and_go_are_seen() {

@@ -1,7 +1,7 @@
 //! A gather: claimed ranges on their way to the kernel.
 //!
 //! ```text
-//!  Gather  ┌ 8 ranges inline ┐ ──▶ Batch (4 KiB, 510 ranges) ──▶ Batch ──▶ …
+//!  Gather  ┌ 8 ranges inline ┐ ──▶ newest Batch (4 KiB, 510 ranges) ──▶ the one before ──▶ …
 //! ```
 //!
 //! Ranges that touch are merged (whole blocks with whole blocks, others inside a block), frames are
@@ -49,10 +49,7 @@ impl Range {
 
     /// The same range, to become lazy.
     pub fn to_lazy(self) -> Self {
-        Self {
-            frames: self.frames | LAZY,
-            ..self
-        }
+        Self::new(self.first, self.frames | LAZY)
     }
 
     /// How many frames.
@@ -86,10 +83,9 @@ impl Range {
 pub struct Gather {
     inline: [Range; INLINE],
     inline_len: usize,
-    first: *mut Batch,
-    /// The batch that is being filled, null while ranges go inline.
+    /// The batch that is being filled, and behind it those that are full; null while ranges go inline.
     last: *mut Batch,
-    /// An empty one behind it.
+    /// An empty one.
     spare: *mut Batch,
     frames: u64,
     ranges: usize,
@@ -101,12 +97,8 @@ unsafe impl Send for Gather {}
 impl Gather {
     /// Nothing.
     pub const NEW: Self = Self {
-        inline: [Range {
-            first: 0,
-            frames: 0,
-        }; INLINE],
+        inline: [Range::new(0, 0); INLINE],
         inline_len: 0,
-        first: ptr::null_mut(),
         last: ptr::null_mut(),
         spare: ptr::null_mut(),
         frames: 0,
@@ -131,10 +123,10 @@ impl Gather {
     /// Makes room for one more claim. `false`: no memory; release what is held.
     pub fn reserve(&mut self) -> bool {
         if self.spare.is_null() && self.room() < CLAIM_RANGES {
-            match take_batch() {
-                Some(batch) => self.spare = batch.as_ptr(),
-                None => return false,
-            }
+            let Some(batch) = take_batch() else {
+                return false;
+            };
+            self.spare = batch.as_ptr();
         }
         true
     }
@@ -164,20 +156,12 @@ impl Gather {
             self.inline_len += 1;
         } else {
             // SAFETY: our own batches.
-            let full = unsafe { self.last.as_ref() }.is_none_or(|batch| batch.len == BATCH);
-            if full {
-                if self.spare.is_null() {
-                    return false;
-                }
-                let spare = self.spare;
+            if unsafe { self.last.as_ref() }.is_none_or(|batch| batch.len == BATCH) {
                 // SAFETY: our own chain; the batch becomes the last of another one.
-                self.spare = unsafe { core::mem::replace(&mut (*spare).next, ptr::null_mut()) };
-                if self.last.is_null() {
-                    self.first = spare;
-                } else {
-                    // SAFETY: as above.
-                    unsafe { (*self.last).next = spare };
-                }
+                let Some(spare) = (unsafe { self.spare.as_mut() }) else {
+                    return false;
+                };
+                self.spare = core::mem::replace(&mut spare.next, self.last);
                 self.last = spare;
             }
             // SAFETY: as above; it has room.
@@ -198,12 +182,11 @@ impl Gather {
         }
     }
 
-    /// All ranges, for changes.
+    /// All ranges, for changes: those inline, then batch by batch, the newest first.
     pub fn for_each(&mut self, mut each: impl FnMut(&mut Range)) {
-        self.inline[..self.inline_len]
-            .iter_mut()
-            .for_each(&mut each);
-        let mut batch = self.first;
+        let inline = &mut self.inline[..self.inline_len];
+        inline.iter_mut().for_each(&mut each);
+        let mut batch = self.last;
         // SAFETY: our own batches.
         while let Some(here) = unsafe { batch.as_mut() } {
             here.ranges[..here.len].iter_mut().for_each(&mut each);
@@ -229,10 +212,7 @@ impl Gather {
     /// Takes the newest range out. The way in which ranges are put back: whoever puts one back takes it
     /// out under the same lock.
     pub fn pop(&mut self) -> Option<Range> {
-        let range = match self.last_range() {
-            Some(last) => *last,
-            None => return None,
-        };
+        let range = self.peek()?;
         // SAFETY: our own batches.
         match unsafe { self.last.as_mut() } {
             Some(batch) => {
@@ -269,27 +249,14 @@ impl Gather {
     /// Takes the empty last batch off the chain and keeps it as the spare one, or frees it later.
     fn drop_last(&mut self) {
         let empty = self.last;
-        if self.first == empty {
-            (self.first, self.last) = (ptr::null_mut(), ptr::null_mut());
-        } else {
-            let mut batch = self.first;
-            // SAFETY: our own chain, which ends with `empty`.
-            unsafe {
-                while (*batch).next != empty {
-                    batch = (*batch).next;
-                }
-                (*batch).next = ptr::null_mut();
-            }
-            self.last = batch;
-        }
-        // SAFETY: as above. What was spare before hangs behind it.
-        unsafe { (*empty).next = self.spare };
+        // SAFETY: our own chain. What was spare before hangs behind the empty one.
+        self.last = unsafe { core::mem::replace(&mut (*empty).next, self.spare) };
         self.spare = empty;
     }
 
     /// Gives all batches back. No lock may be held; the gather is empty.
     pub fn free_batches(&mut self) {
-        debug_assert!(self.is_empty() && self.first.is_null());
+        debug_assert!(self.is_empty() && self.last.is_null());
         while let Some(batch) = NonNull::new(self.spare) {
             // SAFETY: our own chain.
             self.spare = unsafe { batch.as_ref() }.next;
@@ -357,7 +324,9 @@ mod tests {
             assert!(gather.add(Range::new(100 + 2 * n, 1)));
             expected.push((100 + 2 * n, 1));
         }
-        assert_eq!(ranges(&mut gather), expected);
+        let mut all = ranges(&mut gather);
+        all.sort();
+        assert_eq!(all, expected);
         assert_eq!(gather.len(), 2002);
 
         // Without memory for a batch, what was reserved can still be added, no more.

@@ -28,6 +28,7 @@ use ebbtide_sys::features::{LAZY_FREE, RELEASE_MANY, SCAN_PAGES};
 use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::{Errno, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, FRAME_BYTES, Frame};
+use libc::{MADV_DONTNEED, MADV_FREE};
 
 /// Ranges of a call.
 const MAX_RANGES: usize = 1024;
@@ -58,7 +59,7 @@ fn release_with<const N: usize>(
         ranges: [vm::NO_RANGE; N],
         count: 0,
         bytes: 0,
-        advice: libc::MADV_DONTNEED,
+        advice: MADV_DONTNEED,
         released: 0,
         lazied: 0,
     };
@@ -78,26 +79,21 @@ fn release_with<const N: usize>(
         }
         let address = heap.region().address(Frame(range.first));
         let bytes = range.frames() as usize * FRAME_BYTES;
-        let advice = if range.is_lazy() && LAZY_FREE.may_work() {
-            libc::MADV_FREE
-        } else {
-            libc::MADV_DONTNEED
-        };
+        let is_lazy = range.is_lazy() && LAZY_FREE.may_work();
+        let advice = if is_lazy { MADV_FREE } else { MADV_DONTNEED };
         if call.advice != advice {
             call.flush();
             call.advice = advice;
         }
+        Gather::done(range);
         if !batched || bytes > MAX_BYTES || !RELEASE_MANY.may_work() {
             call.flush();
             // SAFETY: claimed frames.
-            if unsafe { call.one(address, bytes) } {
-                Gather::done(range);
-            } else {
+            if !unsafe { call.one(address, bytes) } {
                 Gather::keep(range);
             }
             return;
         }
-        Gather::done(range);
         if call.count == N || call.bytes + bytes > MAX_BYTES {
             call.flush();
         }
@@ -131,24 +127,22 @@ impl<const N: usize> Call<N> {
     fn flush(&mut self) {
         let (mut start, mut refused) = (0, None);
         let advice = match self.advice {
-            libc::MADV_FREE => libc::MADV_FREE,
+            MADV_FREE => MADV_FREE,
             _ => vm::release_advice(),
         };
         while start < self.count && RELEASE_MANY.may_work() {
-            let ranges = &self.ranges[start..self.count];
             // SAFETY: claimed frames.
-            match unsafe { vm::advise_many(ranges, advice) } {
+            match unsafe { vm::advise_many(&self.ranges[start..self.count], advice) } {
                 Ok(done) if done > 0 => {
                     let _ = RELEASE_MANY.latch(Ok::<_, Errno>(()));
                     start = self.resume(start, done);
                 }
                 // Not now: the program changed a mapping, or memory is short.
                 Ok(_) | Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => break,
-                // One by one, to know what was refused.
-                Err(_) if advice == libc::MADV_FREE => break,
-                // Refused, or else it is the advice that is wrong, for memory that is locked.
+                // Refused, or else it is the advice that is wrong, for memory that is locked. What becomes lazy goes one
+                // by one, to know what was refused.
                 Err(error) => {
-                    refused = Some(error);
+                    refused = (advice != MADV_FREE).then_some(error);
                     break;
                 }
             }
@@ -179,8 +173,8 @@ impl<const N: usize> Call<N> {
     unsafe fn one(&mut self, address: usize, bytes: usize) -> bool {
         // SAFETY: by contract.
         unsafe {
-            if self.advice == libc::MADV_FREE {
-                match vm::advise(address, bytes, libc::MADV_FREE) {
+            if self.advice == MADV_FREE {
+                match vm::advise(address, bytes, MADV_FREE) {
                     Ok(()) => {
                         self.count(bytes);
                         return true;
@@ -196,7 +190,7 @@ impl<const N: usize> Call<N> {
     }
 
     fn count(&mut self, bytes: usize) {
-        if self.advice == libc::MADV_FREE {
+        if self.advice == MADV_FREE {
             let _ = LAZY_FREE.latch(Ok::<_, Errno>(()));
             self.lazied += bytes;
         } else {
@@ -213,16 +207,12 @@ impl<const N: usize> Call<N> {
 
 /// A frame of each block that the range is a part of: one, or two at most.
 fn parts(range: Range) -> impl Iterator<Item = Frame> {
-    let end = range.first + range.frames();
-    let mut parts = [Some(range.first), None];
-    if !end.is_multiple_of(BLOCK_FRAMES) {
-        // The block of the end, if it is another one.
-        parts[1] =
-            Some((end - 1) / BLOCK_FRAMES * BLOCK_FRAMES).filter(|&start| start > range.first);
-    }
-    if range.first.is_multiple_of(BLOCK_FRAMES) && range.frames() >= BLOCK_FRAMES {
-        parts[0] = None;
-    }
+    let (first, end) = (range.first, range.first + range.frames());
+    let last = (end - 1) / BLOCK_FRAMES * BLOCK_FRAMES;
+    let cuts_first = !first.is_multiple_of(BLOCK_FRAMES) || range.frames() < BLOCK_FRAMES;
+    // The block of the end, if it is another one.
+    let cuts_last = !end.is_multiple_of(BLOCK_FRAMES) && last > first;
+    let parts = [cuts_first.then_some(first), cuts_last.then_some(last)];
     parts.into_iter().flatten().map(Frame)
 }
 
@@ -246,14 +236,10 @@ fn prepare(
 ) -> bool {
     parts(range).all(|frame| {
         let block = frame.block();
-        match split {
-            Some((last, done)) if *last == block => *done,
-            _ => {
-                let done = split_block(heap, block, frame, map);
-                *split = Some((block, done));
-                done
-            }
+        if split.is_none_or(|(last, _)| last != block) {
+            *split = Some((block, split_block(heap, block, frame, map)));
         }
+        split.is_some_and(|(_, done)| done)
     })
 }
 
@@ -267,6 +253,10 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     if now & flag::HELD != 0 {
         return false;
     }
+    let hold = || {
+        flags.fetch_or(flag::HELD, Ordering::Relaxed);
+        false
+    };
     let region = heap.region();
     let address = region.address(block.first_frame());
     if heap.small_blocks.load(Ordering::Relaxed) >= MAX_SMALL_BLOCKS {
@@ -279,22 +269,15 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     // SAFETY: our own block; neither advice changes content.
     unsafe {
         if vm::advise(address, BLOCK_BYTES, libc::MADV_NOHUGEPAGE).is_err() {
-            flags.fetch_or(flag::HELD, Ordering::Relaxed);
-            return false;
+            return hold();
         }
         let _ = vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD);
     }
-    let still_huge = match map.filter(|_| SCAN_PAGES.may_work()) {
-        Some(map) => SCAN_PAGES
-            .latch(map.has_huge_page(address, BLOCK_BYTES))
-            .unwrap_or(false),
-        None => false,
-    };
-    if still_huge {
+    let is_huge = |map: &PageMap| SCAN_PAGES.latch(map.has_huge_page(address, BLOCK_BYTES));
+    if map.is_some_and(|map| SCAN_PAGES.may_work() && is_huge(map).unwrap_or(false)) {
         // SAFETY: as above.
         let _ = unsafe { vm::advise(address, BLOCK_BYTES, libc::MADV_HUGEPAGE) };
-        flags.fetch_or(flag::HELD, Ordering::Relaxed);
-        return false;
+        return hold();
     }
     if flags.fetch_or(flag::SMALL, Ordering::Relaxed) & flag::SMALL == 0 {
         heap.small_blocks.fetch_add(1, Ordering::Relaxed);
@@ -306,59 +289,4 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
 }
 
 #[cfg(test)]
-mod tests {
-    extern crate std;
-    use super::*;
-
-    fn call(lengths: &[usize]) -> Call<8> {
-        let mut call = Call::<8> {
-            ranges: [vm::NO_RANGE; 8],
-            count: 0,
-            bytes: 0,
-            advice: libc::MADV_DONTNEED,
-            released: 0,
-            lazied: 0,
-        };
-        for (index, &len) in lengths.iter().enumerate() {
-            call.ranges[index] = vm::Range {
-                iov_base: ((index + 1) << 20) as *mut _,
-                iov_len: len,
-            };
-            call.count += 1;
-        }
-        call
-    }
-
-    #[test]
-    fn short_returns_are_resumed_behind_what_was_done() {
-        let mut call = call(&[4096, 8192, 4096]);
-        assert_eq!(call.resume(0, 4096), 1);
-        assert_eq!(call.resume(1, 4096), 1);
-        assert_eq!(call.ranges[1].iov_base as usize, (2 << 20) + 4096);
-        assert_eq!(call.ranges[1].iov_len, 4096);
-        assert_eq!(call.resume(1, 8192), 3);
-        assert_eq!(call.released, 16384);
-    }
-
-    #[test]
-    fn of_each_block_that_is_cut_one_frame_is_looked_at() {
-        for (first, frames, expected) in [
-            (0, 512, &[][..]),
-            (512, 3 * 512, &[]),
-            (10, 5, &[10]),
-            (500, 12, &[500]),
-            (512, 10, &[512]),
-            (500, 24, &[500, 512]),
-            (512, 513, &[1024]),
-            (100, 412 + 512, &[100]),
-            (511, 1 + 512 + 1, &[511, 1024]),
-        ] {
-            let parts: std::vec::Vec<u32> =
-                parts(Range::new(first, frames)).map(|at| at.0).collect();
-            assert_eq!(parts, expected, "{frames} frames from {first} on");
-        }
-    }
-}
-
-#[cfg(test)]
-mod calls;
+mod tests;

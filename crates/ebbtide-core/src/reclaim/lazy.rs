@@ -67,9 +67,8 @@ impl Take {
 impl Heap {
     /// Whether frames may become lazy in this process now.
     pub fn may_go_lazy(&self) -> bool {
-        let config = &self.config;
         let short = self.allowance.is_short(ebbtide_sys::clock::now_ms());
-        if config.lazyfree == LazyFree::Off || self.max_workers() == 0 || short {
+        if self.config.lazyfree == LazyFree::Off || self.max_workers() == 0 || short {
             return false;
         }
         if !KERNEL_ASKED.load(Ordering::Acquire) {
@@ -96,12 +95,10 @@ impl Heap {
 
     /// Whether a claim can become lazy without splitting a huge page.
     pub fn can_be_lazy(&self, claim: &Claim) -> bool {
-        match *claim {
-            Claim::Blocks { .. } => true,
-            Claim::Frames { block, .. } => {
-                !self.may_be_huge(block.first_frame()) || self.flags_of(block) & flag::SMALL != 0
-            }
-        }
+        let Claim::Frames { block, .. } = *claim else {
+            return true;
+        };
+        !self.may_be_huge(block.first_frame()) || self.flags_of(block) & flag::SMALL != 0
     }
 
     /// Lazy frames that were so for `lazy_ms`, or for which there is no room (`cap` frames).

@@ -5,11 +5,9 @@
 use crate::base::report::Line;
 use core::fmt::{Debug, Write};
 
-/// A line of `kind`: all that a decision was made from, and the decision.
-pub fn line(kind: &str, parts: &[&dyn Debug]) {
+/// A line of `kind`: what was seen, then what was decided.
+pub fn line(kind: &str, seen: impl Debug, decided: impl Debug) {
     let mut line = Line::new().text("plan ").text(kind);
-    for part in parts {
-        let _ = write!(line, " {part:?}");
-    }
+    let _ = write!(line, " {seen:?} {decided:?}");
     line.write();
 }

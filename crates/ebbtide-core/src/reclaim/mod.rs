@@ -44,14 +44,14 @@ use crate::reclaim::pressure::Pressure;
 use crate::reclaim::slots::Slots;
 use crate::reclaim::sources::Parts;
 use crate::reclaim::workers::Workers;
-use core::cell::UnsafeCell;
 use core::ops::Deref;
-use core::sync::atomic::{AtomicBool, AtomicUsize};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 /// Everything that one process has once. A `&Heap` proves that the thread has looked for forks: its holder may take locks.
 pub struct Heap {
     objects: Objects,
-    parts: UnsafeCell<&'static Parts>,
+    parts: AtomicPtr<Parts>,
     /// Whether this process has forked, or is a fork's child: others may share its pages.
     pub forked: AtomicBool,
     /// CPUs that were allowed at the last look; `usize::MAX`: not to be asked.
@@ -68,14 +68,11 @@ pub struct Heap {
     pub workers: Workers,
 }
 
-// SAFETY: `parts` is written once, before anybody else has the heap; the rest guards itself.
-unsafe impl Sync for Heap {}
-
 static HEAP: Heap = Heap {
     objects: Objects::new(),
-    parts: UnsafeCell::new(&Parts::NONE),
+    parts: AtomicPtr::new(ptr::null_mut()),
     forked: AtomicBool::new(false),
-    cpus: AtomicUsize::new(1),
+    cpus: AtomicUsize::new(usize::MAX),
     pacing: Pacing::new(),
     changes: Changes::new(),
     slots: Slots::new(),
@@ -96,8 +93,8 @@ pub unsafe fn the_heap() -> &'static Heap {
 impl Heap {
     /// Its sources and hooks.
     pub fn parts(&self) -> &'static Parts {
-        // SAFETY: not written to any more when anybody else has the heap.
-        unsafe { *self.parts.get() }
+        // SAFETY: what `begin` has written, before anybody else had the heap.
+        unsafe { &*self.parts.load(Ordering::Relaxed) }
     }
 
     /// Writes that, and what is constant from now on.
@@ -105,11 +102,10 @@ impl Heap {
     /// # Safety
     /// Called once, before anybody else has the heap.
     pub unsafe fn begin(&self, parts: &'static Parts, settings: Settings) {
+        let parts = ptr::from_ref(parts).cast_mut();
+        self.parts.store(parts, Ordering::Relaxed);
         // SAFETY: by contract.
-        unsafe {
-            *self.parts.get() = parts;
-            self.objects.begin(settings);
-        }
+        unsafe { self.objects.begin(settings) };
     }
 }
 
@@ -119,12 +115,6 @@ impl Deref for Heap {
     #[inline]
     fn deref(&self) -> &Objects {
         &self.objects
-    }
-}
-
-impl AsRef<Self> for Heap {
-    fn as_ref(&self) -> &Self {
-        self
     }
 }
 

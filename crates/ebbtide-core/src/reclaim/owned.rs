@@ -13,32 +13,30 @@ pub fn holds_back(heap: &Heap, by: Releaser) -> bool {
         && heap.workers.count() > 0
 }
 
-/// Releases a gather and puts its ranges back, or leaves that to a worker in part. Bytes given back by this thread.
-pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) -> usize {
+/// Releases a gather and puts its ranges back, or leaves that to a worker in part.
+pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) {
     let start = clock::precise_ns();
     let leave = match by {
         Releaser::Asked | Releaser::Program => heap.max_workers() > 0,
         Releaser::Tick => heap.workers.count() > 0,
         Releaser::Worker { .. } => false,
     };
-    let (mut released, left) = super::kernel::release(heap, owned.gather(), by, leave);
+    let (_, left) = super::kernel::release(heap, owned.gather(), by, leave);
     if left {
         let waits = matches!(by, Releaser::Asked);
         match leave_to_worker(heap, owned, waits) {
             Ok(()) => {
-                stats::raise(word!(longest_stall_ns), clock::precise_ns() - start);
-                return released;
+                return stats::raise(word!(longest_stall_ns), clock::precise_ns() - start);
             }
             Err(back) => owned = back,
         }
         // Else workers have too much to do: what is left goes back as it was, and is due still.
         if waits || heap.workers.count() == 0 {
-            released += super::kernel::release(heap, owned.gather(), by, false).0;
+            super::kernel::release(heap, owned.gather(), by, false);
         }
     }
     heap.put_back(owned.gather(), true);
     by.count(clock::precise_ns() - start);
-    released
 }
 
 /// `Err`: there is no worker, or no room and `waits` is not set.

@@ -12,9 +12,9 @@ pub struct Pacing {
     /// A look at what memory is left, where pressure is not watched.
     pub(super) room_ms: AtomicU64,
     /// A window began in which the least that each cache kept is noted.
-    window_ms: AtomicU64,
+    pub window_ms: AtomicU64,
     /// How many times spans were depopulated: each time looks at a span once.
-    depopulations: AtomicU32,
+    pub(super) depopulations: AtomicU32,
 }
 
 impl Pacing {
@@ -29,23 +29,17 @@ impl Pacing {
         }
     }
 
-    /// The number of a depopulation that begins.
-    pub(super) fn number_depopulation(&self) -> u32 {
-        let before = self.depopulations.fetch_add(1, Ordering::Relaxed);
-        before.wrapping_add(1)
-    }
-
-    /// Whether a window ends, and the next one begins.
-    pub fn ends_window(&self, now: u64, window: u64) -> bool {
-        let ends = now.wrapping_sub(self.window_ms.load(Ordering::Relaxed)) >= window;
-        if ends {
-            self.window_ms.store(now, Ordering::Relaxed);
-        }
-        ends
-    }
-
     /// Whether the program is at work: its own ticks call a worker when something is due.
     pub(super) fn is_active(&self, now: u64) -> bool {
         now.wrapping_sub(self.tick_ms.load(Ordering::Relaxed)) < 2 * TICK_MS
     }
+}
+
+/// Whether `ms` have gone by since `last`; then now is the last time.
+pub fn is_time(last: &AtomicU64, now: u64, ms: u64) -> bool {
+    let is_time = now.wrapping_sub(last.load(Ordering::Relaxed)) >= ms;
+    if is_time {
+        last.store(now, Ordering::Relaxed);
+    }
+    is_time
 }

@@ -47,45 +47,42 @@ impl Heap {
     fn put_back_to_zone(&self, gather: &mut Gather, range: Range, outcome: Outcome) {
         let end = range.first + range.frames();
         let last = Frame(end - 1).block();
-        let whole = if end.is_multiple_of(BLOCK_FRAMES) {
-            (range.frames() / BLOCK_FRAMES).min(64)
-        } else {
-            0
+        let whole = match end % BLOCK_FRAMES {
+            0 => (range.frames() / BLOCK_FRAMES).min(64),
+            _ => 0,
         };
         if outcome == Outcome::Clean && whole > 0 {
             self.heal(Block(last.0 + 1 - whole), whole);
         }
         let start = range.first.max(last.first_frame().0) % BLOCK_FRAMES;
-        let put = {
-            let mut data = self.zone_of(last).lock.lock();
-            let mut zone = view(self.region(), &mut data.state, 0);
-            // All frames of a block may also have been claimed one by one.
-            let as_blocks = (0..whole)
-                .take_while(|&n| zone.is_claimed_whole(Block(last.0 - n)))
-                .count() as u32;
-            let claim = if as_blocks > 0 {
-                Claim::Blocks {
-                    first: Block(last.0 + 1 - as_blocks),
-                    count: as_blocks,
-                }
-            } else {
-                let count = (end - 1) % BLOCK_FRAMES + 1 - start;
-                Claim::Frames {
-                    block: last,
-                    mask: mask_of(start, count),
-                }
-            };
-            let put = zone.put_claim(claim, outcome);
-            if range.is_kept() {
-                zone.hold(last);
-                self.held.add(claim.frames());
+        let mut data = self.zone_of(last).lock.lock();
+        let mut zone = view(self.region(), &mut data.state, 0);
+        // All frames of a block may also have been claimed one by one.
+        let as_blocks = (0..whole)
+            .take_while(|&n| zone.is_claimed_whole(Block(last.0 - n)))
+            .count() as u32;
+        let claim = if as_blocks > 0 {
+            Claim::Blocks {
+                first: Block(last.0 + 1 - as_blocks),
+                count: as_blocks,
             }
-            gather.cut(claim.frames());
-            if outcome == Outcome::Lazy {
-                data.lazied.add(u64::from(claim.frames()));
+        } else {
+            let count = (end - 1) % BLOCK_FRAMES + 1 - start;
+            Claim::Frames {
+                block: last,
+                mask: mask_of(start, count),
             }
-            put
         };
+        let put = zone.put_claim(claim, outcome);
+        if range.is_kept() {
+            zone.hold(last);
+            self.held.add(claim.frames());
+        }
+        gather.cut(claim.frames());
+        if outcome == Outcome::Lazy {
+            data.lazied.add(u64::from(claim.frames()));
+        }
+        drop(data);
         self.expect_put(put.map(drop));
     }
 
@@ -107,12 +104,11 @@ impl Heap {
 
     /// A huge page was split that was resident as a whole: free frames in it that were clean so far are dirty.
     pub fn count_resident(&self, block: Block) {
-        let put = {
-            let mut data = self.zone_of(block).lock.lock();
-            let mut zone = view(self.region(), &mut data.state, 0);
-            zone.claim_free(block)
-                .map(|claim| zone.put_claim(claim, Outcome::Dirty))
-        };
+        let mut data = self.zone_of(block).lock.lock();
+        let mut zone = view(self.region(), &mut data.state, 0);
+        let claim = zone.claim_free(block);
+        let put = claim.map(|claim| zone.put_claim(claim, Outcome::Dirty));
+        drop(data);
         if let Some(put) = put {
             self.expect_put(put.map(drop));
         }

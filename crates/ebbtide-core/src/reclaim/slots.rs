@@ -42,6 +42,15 @@ struct Slot {
     gather: UnsafeCell<Gather>,
 }
 
+impl Slot {
+    /// Whether it was in `state`, and is this thread's from now on.
+    fn own(&self, state: u32) -> bool {
+        self.state
+            .compare_exchange(state, OWNED, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
 /// See the module's header.
 pub struct Slots {
     slots: [Slot; COUNT],
@@ -84,35 +93,26 @@ impl Slots {
 
     /// A free gather. `None`: all are in use; release later.
     pub fn take(&self, owner: Owner) -> Option<Owned<'_>> {
-        let index = self.slots.iter().position(|slot| {
-            let taken =
-                slot.state
-                    .compare_exchange(FREE, OWNED, Ordering::Acquire, Ordering::Relaxed);
-            taken.is_ok()
-        })?;
+        let index = self.slots.iter().position(|slot| slot.own(FREE))?;
         Some(self.own(index, owner))
     }
 
     fn own(&self, index: usize, owner: Owner) -> Owned<'_> {
-        self.slots[index]
-            .owner
-            .store(owner.word(), Ordering::Release);
+        let slot = &self.slots[index];
+        slot.owner.store(owner.0, Ordering::Release);
         Owned { slots: self, index }
     }
 
     /// The gather that has waited longest, of those that are left to workers too if `left`.
     pub fn take_queued(&self, left: bool, owner: Owner) -> Option<Owned<'_>> {
-        while self.queued.load(Ordering::Acquire) > 0 {
+        while self.queued() > 0 {
             let waiting = self.slots.iter().enumerate().filter_map(|(index, slot)| {
                 let state = slot.state.load(Ordering::Acquire);
                 (state == QUEUED || state == LEFT && left).then_some((index, slot, state))
             });
             let (index, slot, state) =
                 waiting.min_by_key(|(_, slot, _)| slot.turn.load(Ordering::Relaxed))?;
-            let taken =
-                slot.state
-                    .compare_exchange(state, OWNED, Ordering::Acquire, Ordering::Relaxed);
-            if taken.is_ok() {
+            if slot.own(state) {
                 self.queued.fetch_sub(1, Ordering::AcqRel);
                 return Some(self.own(index, owner));
             }
@@ -128,10 +128,10 @@ impl Slots {
             // Who is gone changes the word no more, and nobody is called the same later: it names the owner until one
             // thread has exchanged it.
             last != 0
-                && is_gone(Owner::of_word(last))
+                && is_gone(Owner(last))
                 && slot
                     .owner
-                    .compare_exchange(last, owner.word(), Ordering::AcqRel, Ordering::Relaxed)
+                    .compare_exchange(last, owner.0, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
         })?;
         let mut owned = Owned { slots: self, index };
@@ -141,29 +141,22 @@ impl Slots {
 
     /// Puts a gather into the queue. `Err`: it is full, the caller releases the gather itself.
     pub fn hand_over<'a>(&'a self, owned: Owned<'a>) -> Result<(), Owned<'a>> {
-        if self.queued() >= MAX_QUEUED {
-            return Err(owned);
-        }
-        self.enqueue(owned, QUEUED);
-        Ok(())
+        self.enqueue(owned, QUEUED)
     }
 
     /// Puts a gather into the queue for workers alone. `Err`: it is full, and there is no worker, or the caller does
     /// not wait until there is room.
     pub fn leave<'a>(
         &'a self,
-        owned: Owned<'a>,
+        mut owned: Owned<'a>,
         waits: bool,
         has_worker: impl Fn() -> bool,
     ) -> Result<(), Owned<'a>> {
         loop {
             let done = self.done.load(Ordering::Acquire);
-            if self.queued() < MAX_QUEUED {
-                self.enqueue(owned, LEFT);
-                return Ok(());
-            }
-            if !waits || !has_worker() {
-                return Err(owned);
+            match self.enqueue(owned, LEFT) {
+                Err(back) if waits && has_worker() => owned = back,
+                queued_or_not => return queued_or_not,
             }
             self.wait(done, LOOK_MS);
         }
@@ -177,28 +170,26 @@ impl Slots {
         self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn enqueue<'a>(&'a self, owned: Owned<'a>, state: u32) {
+    /// `Err`: the queue is full.
+    fn enqueue<'a>(&'a self, owned: Owned<'a>, state: u32) -> Result<(), Owned<'a>> {
+        if self.queued() >= MAX_QUEUED {
+            return Err(owned);
+        }
         let slot = &self.slots[owned.index];
-        slot.turn.store(
-            self.turns.fetch_add(1, Ordering::Relaxed),
-            Ordering::Relaxed,
-        );
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        slot.turn.store(turn, Ordering::Relaxed);
         core::mem::forget(owned);
         slot.owner.store(0, Ordering::Relaxed);
         slot.state.store(state, Ordering::Release);
         // Behind the state: who sees the count finds the gather. It may be taken already, and the count
         // below zero for a moment.
         self.queued.fetch_add(1, Ordering::AcqRel);
+        Ok(())
     }
 
     /// How many gathers wait.
     pub fn queued(&self) -> usize {
         self.queued.load(Ordering::Acquire).max(0) as usize
-    }
-
-    /// Whether a gather waits.
-    pub fn has_queued(&self) -> bool {
-        self.queued.load(Ordering::Acquire) > 0
     }
 
     /// Returns when every gather that is in use now has got free once; takes the oldest of the queue and
@@ -209,28 +200,19 @@ impl Slots {
         left: impl Fn() -> bool,
         owner: Owner,
         is_gone: impl Fn(Owner) -> bool,
-        mut help: impl FnMut(Owned),
+        help: impl FnMut(Owned),
     ) {
-        for slot in &self.slots {
-            let uses = slot.uses.load(Ordering::Acquire);
-            let end = clock::now_ms() + LOST_MS;
-            loop {
-                let done = self.done.load(Ordering::Acquire);
-                let state = slot.state.load(Ordering::Acquire);
-                if state == FREE || slot.uses.load(Ordering::Acquire) != uses {
-                    break;
-                }
-                let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.word();
-                if state == OWNED && of_the_program && clock::now_ms() >= end {
-                    break;
-                }
-                let queued = self.take_queued(left(), owner);
-                match queued.or_else(|| self.take_orphan(owner, &is_gone)) {
-                    Some(owned) => help(owned),
-                    None => self.wait(done, LOOK_MS),
-                }
-            }
-        }
+        let is_over = |slot: &Slot, since_ms| {
+            let state = slot.state.load(Ordering::Acquire);
+            let of_the_program = slot.owner.load(Ordering::Acquire) == Owner::PROGRAM.0;
+            let is_lost = || of_the_program && clock::now_ms() >= since_ms + LOST_MS;
+            state == FREE || state == OWNED && is_lost()
+        };
+        let take = || {
+            let queued = self.take_queued(left(), owner);
+            queued.or_else(|| self.take_orphan(owner, &is_gone))
+        };
+        self.wait_for_each(is_over, u64::MAX, take, help);
     }
 
     /// Whether so much waits for workers that more had better not.
@@ -244,24 +226,38 @@ impl Slots {
         &self,
         most_ms: u64,
         has_worker: impl Fn() -> bool,
+        help: impl FnMut(Owned),
+    ) {
+        let is_taken = |slot: &Slot, _| slot.state.load(Ordering::Acquire) != LEFT;
+        let take = || match has_worker() {
+            true => None,
+            false => self.take_queued(true, Owner::PROGRAM),
+        };
+        self.wait_for_each(is_taken, clock::now_ms() + most_ms, take, help);
+    }
+
+    /// Returns when each gather `is_over`, given since when it is waited for, or has got free once, or it is `end_ms` and
+    /// there is nothing to `take` and to `help` with.
+    fn wait_for_each<'a>(
+        &'a self,
+        is_over: impl Fn(&Slot, u64) -> bool,
+        end_ms: u64,
+        take: impl Fn() -> Option<Owned<'a>>,
         mut help: impl FnMut(Owned),
     ) {
-        let end = clock::now_ms() + most_ms;
         for slot in &self.slots {
             let uses = slot.uses.load(Ordering::Acquire);
+            let since_ms = clock::now_ms();
             loop {
                 let done = self.done.load(Ordering::Acquire);
-                let taken = slot.state.load(Ordering::Acquire) != LEFT;
-                if taken || slot.uses.load(Ordering::Acquire) != uses {
+                if is_over(slot, since_ms) || slot.uses.load(Ordering::Acquire) != uses {
                     break;
                 }
-                let orphan = (!has_worker())
-                    .then(|| self.take_queued(true, Owner::PROGRAM))
-                    .flatten();
-                let now = clock::now_ms();
-                match orphan {
+                let taken = take();
+                let left_ms = end_ms.saturating_sub(clock::now_ms());
+                match taken {
                     Some(owned) => help(owned),
-                    None if now < end => self.wait(done, LOOK_MS.min(end - now)),
+                    None if left_ms > 0 => self.wait(done, LOOK_MS.min(left_ms)),
                     None => return,
                 }
             }
@@ -329,7 +325,7 @@ mod tests {
             let mut owned = SLOTS.take_queued(n % 2 == 0, Owner::PROGRAM).unwrap();
             assert_eq!(owned.gather().pop().unwrap().first, n * 2);
         }
-        assert!(SLOTS.take_queued(true, Owner::PROGRAM).is_none() && !SLOTS.has_queued());
+        assert!(SLOTS.take_queued(true, Owner::PROGRAM).is_none() && SLOTS.queued() == 0);
         SLOTS.join(|| false, Owner::PROGRAM, |_| false, |_| unreachable!());
     }
 
@@ -350,7 +346,7 @@ mod tests {
             owned.map(|mut owned| owned.gather().pop().unwrap().first)
         };
         assert_eq!((first(false), first(false)), (Some(1), None));
-        assert!(SLOTS.has_queued());
+        assert!(SLOTS.queued() > 0);
         assert_eq!((first(true), first(true)), (Some(0), None));
         SLOTS.wait_for_workers(LOOK_MS, || true, |_| unreachable!());
     }
@@ -364,7 +360,7 @@ mod tests {
             assert_eq!(SLOTS.leave(owned, true, || false).is_ok(), n < MAX_QUEUED);
         }
         SLOTS.wait_for_workers(0, || false, |_| helped += 1);
-        assert!(helped == MAX_QUEUED && !SLOTS.has_queued());
+        assert!(helped == MAX_QUEUED && SLOTS.queued() == 0);
         assert!(
             SLOTS
                 .leave(SLOTS.take(Owner::PROGRAM).unwrap(), true, || true)
@@ -421,7 +417,7 @@ mod tests {
         core::mem::forget(claimed);
         drop(SLOTS.take(worker).unwrap());
         // As a child may find it: the owner of before, and the state of after.
-        SLOTS.slots[1].owner.store(worker.word(), Ordering::Relaxed);
+        SLOTS.slots[1].owner.store(worker.0, Ordering::Relaxed);
         let mut found = 0;
         // SAFETY: no other thread knows of these slots.
         unsafe {

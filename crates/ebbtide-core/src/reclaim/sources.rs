@@ -8,80 +8,19 @@
 //! ```
 //!
 //! Whatever concerns all of them goes through [`Parts`]: a fork, a child that gives the heap up, a drain, a release of
-//! everything, the owner's limit, a round, the figures. The list is a constant of the crate `ebbtide`. A new cache is a file with a
+//! everything, the owner's limit, a tick, a round, the figures. The list is a constant of the crate `ebbtide`. A new cache is a file with a
 //! [`Source`], and a line there.
 //!
 //! * `INV-SOURCE-1` Each source gives to sources behind it in the list, or to the kernel: one pass empties all.
 //! * `INV-SOURCE-2` Every lock of the heap belongs to one source. Its rank says when a fork takes it, its source's place
 //!   in the list says when among locks of that rank.
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
-use crate::base::source::{Cached, Round, Source};
+use crate::base::source::{Cached, Source};
 use crate::base::stats::Figures;
 use crate::reclaim::Heap;
 use ebbtide_sys::lock::Rank;
-use ebbtide_zone::plan::Left;
-
-/// A [`Source`] of whatever room, as the heap sees it.
-pub trait AnySource: Sync {
-    /// See [`Source::locks`].
-    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock));
-    /// See [`Source::cached`].
-    fn cached(&self, heap: &Heap) -> Cached;
-    /// See [`Source::tend`].
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left);
-    /// See [`Source::give_all`].
-    fn give_all(&self, heap: &Heap, by: Releaser);
-    /// See [`Source::left_alone`].
-    fn left_alone(&self, heap: &Heap);
-    /// See [`Source::child`].
-    ///
-    /// # Safety
-    /// See there.
-    unsafe fn child(&self, heap: &Heap);
-    /// See [`Source::abandon`].
-    ///
-    /// # Safety
-    /// See there.
-    unsafe fn abandon(&self, heap: &Heap);
-}
-
-impl<S: Source> AnySource for S
-where
-    Heap: AsRef<S::Room>,
-{
-    fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
-        Source::locks(self, heap.as_ref(), rank, each);
-    }
-
-    fn cached(&self, heap: &Heap) -> Cached {
-        Source::cached(self, heap.as_ref())
-    }
-
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
-        Source::tend(self, heap.as_ref(), round, left);
-    }
-
-    fn give_all(&self, heap: &Heap, by: Releaser) {
-        Source::give_all(self, heap.as_ref(), by);
-    }
-
-    fn left_alone(&self, heap: &Heap) {
-        Source::left_alone(self, heap.as_ref());
-    }
-
-    unsafe fn child(&self, heap: &Heap) {
-        // SAFETY: by contract.
-        unsafe { Source::child(self, heap.as_ref()) };
-    }
-
-    unsafe fn abandon(&self, heap: &Heap) {
-        // SAFETY: by contract.
-        unsafe { Source::abandon(self, heap.as_ref()) };
-    }
-}
 
 /// What is told of the process's life, and of nothing in between. By default it does nothing.
 pub trait Hook: Sync {
@@ -104,23 +43,16 @@ pub trait Hook: Sync {
 /// What the process's heap is made of: one constant, given to its start.
 pub struct Parts {
     /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
-    pub caches: &'static [&'static dyn AnySource],
+    pub caches: &'static [&'static dyn Source<Heap>],
     /// All others, in the order in which they give.
-    pub keepers: &'static [&'static dyn AnySource],
+    pub keepers: &'static [&'static dyn Source<Heap>],
     /// See [`Hook`].
     pub hooks: &'static [&'static dyn Hook],
 }
 
 impl Parts {
-    /// Before the start.
-    pub const NONE: Self = Self {
-        caches: &[],
-        keepers: &[],
-        hooks: &[],
-    };
-
     /// All sources, in the order in which they give.
-    pub fn sources(&self) -> impl Iterator<Item = &'static dyn AnySource> {
+    pub fn sources(&self) -> impl Iterator<Item = &'static dyn Source<Heap>> {
         self.caches.iter().chain(self.keepers).copied()
     }
 }
@@ -150,11 +82,10 @@ impl Heap {
 
     /// What all caches keep.
     pub fn cached(&self) -> Cached {
-        let all = self.parts().sources().map(|source| source.cached(self));
-        all.fold(Cached::default(), |sum, one| Cached {
-            objects: sum.objects + one.objects,
-            runs: sum.runs + one.runs,
-        })
+        let mut sum = Cached::default();
+        let sources = self.parts().sources();
+        sources.for_each(|source| source.cached(self, &mut sum));
+        sum
     }
 
     /// The heap may have grown. No lock may be held.

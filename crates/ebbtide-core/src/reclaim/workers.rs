@@ -23,7 +23,7 @@ use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
 use ebbtide_zone::plan::{Next, Sleep, Turn};
-use eyes::{Eyes, sleep_watching, watch};
+use eyes::Eyes;
 use permit::{Permit, Terms};
 
 /// After a refusal, no thread is asked for during this.
@@ -40,7 +40,7 @@ pub struct Workers {
     /// Where they run, by number.
     places: [Place; MAX_WORKERS],
     /// When the coordinator looks again by itself; `u64::MAX`: not before it is woken.
-    next_ms: AtomicU64,
+    pub(super) next_ms: AtomicU64,
     /// Changes when there is something to do.
     wake: AtomicU32,
     /// Threads asleep on `wake`.
@@ -62,7 +62,7 @@ pub struct Workers {
     /// What their permits depend on.
     terms: Terms,
     /// The CPU that handed work over, which helpers leave alone.
-    avoid_cpu: AtomicUsize,
+    pub(super) avoid_cpu: AtomicUsize,
 }
 
 impl Workers {
@@ -190,49 +190,40 @@ impl Workers {
         self.expecting.load(Ordering::Relaxed)
     }
 
-    /// When the coordinator looks again by itself; `u64::MAX`: when it is called.
-    pub fn next_ms(&self) -> u64 {
-        self.next_ms.load(Ordering::SeqCst)
-    }
-
     /// Whether a coordinator looks by itself until then.
     pub fn look_before(&self, ms: u64) -> bool {
-        self.count() > 0 && self.next_ms() <= ms
+        self.count() > 0 && self.next_ms.load(Ordering::SeqCst) <= ms
     }
 
     fn make_one(&'static self) -> bool {
-        if !self.may_make() || !self.are_of_this_process() {
-            return false;
-        }
-        if !self.begin_creating() {
+        if !self.may_make() || !self.are_of_this_process() || !self.begin_creating() {
             return false;
         }
         // Again: who ends all looks for who makes one after that.
-        if !self.may_make() {
-            self.creating.store(0, Ordering::Release);
-            return false;
-        }
+        let made = self.may_make() && self.make_alone();
+        self.creating.store(0, Ordering::Release);
+        made
+    }
+
+    /// The same, by the one thread that makes another now. After a death it makes none: that one would not fare better.
+    fn make_alone(&'static self) -> bool {
         let dead = self.bury();
-        let died = dead != 0;
         let free = |number: &usize| self.places[*number].is_free();
         let Some(number) = (0..MAX_WORKERS).find(free) else {
-            self.creating.store(0, Ordering::Release);
             return false;
         };
-        let made = !died && {
+        if dead == 0 {
             self.numbers.fetch_or(1 << number, Ordering::SeqCst);
-            self.places[number].spawn(main, Born::now(number).0)
-        };
-        if !made {
+            let born = clock::now_ms() as usize * MAX_WORKERS + number;
+            if self.places[number].spawn(main, born) {
+                let _ = WORKERS.latch(Ok::<_, ()>(()));
+                return true;
+            }
             self.numbers.fetch_and(!(1 << number), Ordering::SeqCst);
         }
-        if made {
-            let _ = WORKERS.latch(Ok::<_, ()>(()));
-        } else {
-            WORKERS.refuse();
-            self.make_none_for(RETRY_MS);
-        }
-        if died {
+        WORKERS.refuse();
+        self.make_none_for(RETRY_MS);
+        if dead != 0 {
             // SAFETY: only slow paths that are inside, and workers, call for threads.
             let heap = unsafe { the_heap() };
             (0..MAX_WORKERS)
@@ -240,8 +231,7 @@ impl Workers {
                 .for_each(|number| heap.pressure.end_watch(number, &heap.allowance));
             heap.put_back_orphans();
         }
-        self.creating.store(0, Ordering::Release);
-        made
+        false
     }
 
     fn may_make(&self) -> bool {
@@ -302,36 +292,13 @@ impl Workers {
     /// Whether nobody makes a thread, or who did is gone, and this thread does from now on.
     fn begin_creating(&self) -> bool {
         let before = self.creating.load(Ordering::Relaxed);
-        (before == 0 || thread::is_gone(before))
-            && self
-                .creating
-                .compare_exchange(
-                    before,
-                    process::thread_id(),
-                    Ordering::Acquire,
-                    Ordering::Relaxed,
-                )
-                .is_ok()
-    }
-
-    /// Notes where the thread that hands work over runs.
-    pub fn leave_cpu_alone(&self, cpu: usize) {
-        self.avoid_cpu.store(cpu, Ordering::Relaxed);
-    }
-
-    /// Sleeps until it is called, the time is over, or the permit is. That is looked at meanwhile.
-    fn rest(&self, rest: Rest) {
-        let end = clock::now_ms() + rest.ms;
-        loop {
-            let now = clock::now_ms();
-            let ms = end.saturating_sub(now).min(rest.permit.pause_ms(now));
-            self.sleep(rest.seen, ms);
-            let now = clock::now_ms();
-            let called = self.wake.load(Ordering::SeqCst) != rest.seen;
-            if called || now >= end || !rest.permit.holds(now, &self.terms) {
-                return;
-            }
+        if before != 0 && !thread::is_gone(before) {
+            return false;
         }
+        let me = process::thread_id();
+        self.creating
+            .compare_exchange(before, me, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
     }
 
     fn sleep(&self, seen: u32, ms: u64) {
@@ -344,33 +311,42 @@ impl Workers {
     }
 }
 
-/// What a worker is told: its number, and when it was made.
-struct Born(usize);
+/// A worker at its work.
+struct Worker<'a> {
+    heap: &'static Heap,
+    number: usize,
+    by: Releaser<'a>,
+    permit: Permit,
+    eyes: Eyes,
+}
 
-impl Born {
-    const SHIFT: u32 = 8;
-
-    fn now(number: usize) -> Self {
-        const { assert!(MAX_WORKERS <= 1 << Self::SHIFT) };
-        Self((clock::now_ms() as usize) << Self::SHIFT | number)
-    }
-
-    fn number(&self) -> usize {
-        self.0 & ((1 << Self::SHIFT) - 1)
-    }
-
-    fn ms(&self) -> u64 {
-        (self.0 >> Self::SHIFT) as u64
+impl Worker<'_> {
+    /// Sleeps until it is called, the time is over, or the permit is. That is looked at meanwhile. `seen`: the word that
+    /// callers change, as it was before this worker looked for work.
+    fn rest(&mut self, seen: u32, ms: u64) {
+        let workers = &self.heap.workers;
+        let end = clock::now_ms() + ms;
+        loop {
+            let now = clock::now_ms();
+            let ms = end.saturating_sub(now).min(self.permit.pause_ms(now));
+            workers.sleep(seen, ms);
+            let now = clock::now_ms();
+            let called = workers.wake.load(Ordering::SeqCst) != seen;
+            if called || now >= end || !self.permit.holds(now, &workers.terms) {
+                return;
+            }
+        }
     }
 }
 
+/// `born`: when the worker was made, and its number.
 extern "C" fn main(born: usize) {
     // SAFETY: this thread is a worker.
-    run(unsafe { the_heap() }, &Born(born));
+    let heap = unsafe { the_heap() };
+    run(heap, born % MAX_WORKERS, (born / MAX_WORKERS) as u64);
 }
 
-fn run(heap: &'static Heap, born: &Born) {
-    let number = born.number();
+fn run(heap: &'static Heap, number: usize, born_ms: u64) {
     let workers = &heap.workers;
     thread::set_name(&name(number));
     thread::leave_privileges();
@@ -378,7 +354,7 @@ fn run(heap: &'static Heap, born: &Born) {
     vm::gives_back();
     // Without an empty table of its own it opens nothing.
     let may_open = thread::leave_descriptors_unnoticed();
-    let mut permit = Permit::new(may_open, born.ms(), &workers.terms);
+    let permit = Permit::new(may_open, born_ms, &workers.terms);
     if permit.is_over() {
         workers.make_none_for(RETRY_MS);
     }
@@ -392,18 +368,22 @@ fn run(heap: &'static Heap, born: &Born) {
         heap.pressure.expect_no_look(&heap.allowance);
         None
     };
-    let watches = may_open && heap.config.pressure;
     let by = Releaser::Worker {
         map: map.as_ref(),
         owner: Owner::worker(number, workers.places[number].made()),
     };
+    let mut worker = Worker {
+        heap,
+        number,
+        by,
+        permit,
+        eyes: Eyes::default(),
+    };
     let mut worked_ms = clock::now_ms();
-    let mut watcher = None;
-    let mut eyes = Eyes::default();
     loop {
         let seen = workers.wake.load(Ordering::SeqCst);
-        let may_stay = permit.holds(clock::now_ms(), &workers.terms);
-        if heap.slots.has_queued() {
+        let may_stay = worker.permit.holds(clock::now_ms(), &workers.terms);
+        if heap.slots.queued() > 0 {
             let affinity = Affinity::current();
             let cpu = affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
             workers.busy.fetch_or(1 << number, Ordering::SeqCst);
@@ -415,7 +395,7 @@ fn run(heap: &'static Heap, born: &Born) {
             stats::publish_released(&heap.config);
             // Who still counted on this one has queued before: it is seen now.
             fence(Ordering::SeqCst);
-            if heap.slots.has_queued() {
+            if heap.slots.queued() > 0 {
                 continue;
             }
             worked_ms = clock::now_ms();
@@ -428,13 +408,13 @@ fn run(heap: &'static Heap, born: &Born) {
         } else if workers.coordinate(number) {
             // Whoever has news from now on must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
-            if watches {
-                watch(heap, &mut watcher, &mut eyes, number, by);
+            if may_open && heap.config.pressure {
+                worker.watch();
             }
             let began = clock::now_ms();
             let next = heap.round(began, by);
             let now = clock::now_ms();
-            eyes.after_round(now, now - began);
+            worker.eyes.after_round(now, now - began);
             if let Next::Much(_) = next {
                 worked_ms = now;
                 workers.expecting.store(false, Ordering::Relaxed);
@@ -446,20 +426,16 @@ fn run(heap: &'static Heap, born: &Born) {
             workers.coordinating.store(0, Ordering::Release);
             sleep
         } else {
-            let watches = watcher.is_some();
+            let watches = worker.eyes.are_open();
             Turn::Others { watches }.sleep(clock::now_ms() - worked_ms)
         };
         let keeps_eyes = matches!(sleep, Sleep::Watching { keeps_eyes, .. } if keeps_eyes);
-        if !keeps_eyes && watcher.take().is_some() {
-            heap.pressure.end_watch(number, &heap.allowance);
+        if !keeps_eyes {
+            worker.close_eyes();
         }
-        let permit = &mut permit;
         match sleep {
-            Sleep::Watching { ms, .. } => {
-                let rest = Rest { seen, ms, permit };
-                sleep_watching(heap, &mut watcher, &mut eyes, number, by, rest);
-            }
-            Sleep::Resting(ms) => workers.rest(Rest { seen, ms, permit }),
+            Sleep::Watching { ms, .. } => worker.sleep_watching(seen, ms),
+            Sleep::Resting(ms) => worker.rest(seen, ms),
             Sleep::End => {
                 workers.expecting.store(false, Ordering::Relaxed);
                 if !may_stay && !heap.pacing.is_active(clock::now_ms()) {
@@ -477,14 +453,6 @@ fn run(heap: &'static Heap, born: &Born) {
             }
         }
     }
-}
-
-/// How a worker sleeps.
-struct Rest<'a> {
-    /// The word that callers change, as it was before the worker looked for work.
-    seen: u32,
-    ms: u64,
-    permit: &'a mut Permit,
 }
 
 fn name(number: usize) -> [u8; 16] {

@@ -5,13 +5,12 @@ use super::gather::batches::BATCHES;
 use super::lazy::{Take, add};
 use super::owned::release_owned;
 use super::slots::Owned;
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::source::{Round, Source};
 use crate::pages::frames::view;
-use crate::pages::region::flag;
 use crate::reclaim::Heap;
+use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::process;
 use ebbtide_zone::plan::Left;
@@ -37,15 +36,8 @@ impl Heap {
     /// Releases up to `frames` that are due in this thread.
     pub(super) fn release_due(&self, frames: u64, by: Releaser) {
         // Seldom worth it for so little, but without a window this is all there is.
-        let take = Take::Due {
-            lazy_first: self.keeps_nothing() && self.may_go_lazy(),
-        };
-        self.release_in_place(frames, take, by);
-    }
-
-    /// Releases up to `frames` lazy ones in this thread: a worker made them lazy and has ended since.
-    pub(super) fn release_lazy(&self, frames: u64, by: Releaser) {
-        self.release_in_place(frames, Take::Lazy, by);
+        let lazy_first = self.keeps_nothing() && self.may_go_lazy();
+        self.release_in_place(frames, Take::Due { lazy_first }, by);
     }
 
     /// Releases up to `frames` in this thread. How many were claimed for that.
@@ -65,10 +57,10 @@ impl Heap {
     }
 
     /// Releases `frames` at most, of which `dirty` are worth sharing out, by this thread and as many workers as may
-    /// be. Bytes given back by this thread.
+    /// be.
     ///
     /// Each piece is half a fair share of what is left: few calls, and all end together.
-    pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) -> usize {
+    pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) {
         let helpers = match by {
             Releaser::Asked | Releaser::Program => self.max_workers(),
             Releaser::Tick => 0,
@@ -80,16 +72,13 @@ impl Heap {
         // Whole blocks: nobody splits a huge page for a border between two pieces.
         let most = (u64::from(self.config.threshold) / block).max(1) * block;
         let (mut left, mut to_share) = (frames, dirty);
-        let mut released = 0;
         for zone in 0..self.live_zones().len() {
             while left > 0 {
                 let Some(mut owned) = self.slots.take(by.owner()) else {
-                    return released;
+                    return;
                 };
-                let piece = (to_share / (2 * (helpers as u64 + 1)))
-                    .max(least)
-                    .next_multiple_of(block)
-                    .min(most);
+                let half_share = to_share / (2 * (helpers as u64 + 1));
+                let piece = half_share.max(least).next_multiple_of(block).min(most);
                 let claimed = self.gather_zone(zone, owned.gather(), left.min(piece), take);
                 if claimed == 0 {
                     break;
@@ -102,10 +91,9 @@ impl Heap {
                         Err(back) => owned = back,
                     }
                 }
-                released += release_owned(self, owned, by);
+                release_owned(self, owned, by);
             }
         }
-        released
     }
 
     /// Hands a piece to the `helpers` workers. `Err`: there is none.
@@ -115,7 +103,8 @@ impl Heap {
         helpers: usize,
         by: Releaser,
     ) -> Result<(), Owned<'a>> {
-        self.workers.leave_cpu_alone(process::current_cpu_raw());
+        let here = process::current_cpu_raw();
+        self.workers.avoid_cpu.store(here, Ordering::Relaxed);
         let wanted = self.slots.queued() + 1 + usize::from(by.is_worker());
         self.slots.hand_over(owned)?;
         // Who is at work takes it next: its piece began before this one, and is larger than what the caller does now.
@@ -128,10 +117,9 @@ impl Heap {
     /// Claims up to about `frames` frames of a zone. How many.
     fn gather_zone(&self, zone: usize, gather: &mut Gather, frames: u64, take: Take) -> u64 {
         let before = gather.frames();
-        let mut room = if take == (Take::Due { lazy_first: true }) {
-            self.lazy_room(zone)
-        } else {
-            0
+        let mut room = match take {
+            Take::Due { lazy_first: true } => self.lazy_room(zone),
+            _ => 0,
         };
         while gather.frames() - before < frames && gather.reserve() {
             let left = (frames - (gather.frames() - before)).min(u64::from(u32::MAX)) as u32;
@@ -147,17 +135,13 @@ impl Heap {
             };
             let Some(claim) = claim else { break };
             if let Claim::Frames { block, .. } = claim
-                && self.may_be_huge(block.first_frame())
-                && self.flags_of(block) & flag::SMALL == 0
+                && !self.can_be_lazy(&claim)
                 && gather.reserve()
             {
                 // All of a huge page is resident, touched or not.
                 let mut data = self.zones[zone].lock.lock();
-                add(
-                    gather,
-                    view(self.region(), &mut data.state, 0).claim_free(block),
-                    false,
-                );
+                let rest = view(self.region(), &mut data.state, 0).claim_free(block);
+                add(gather, rest, false);
             }
         }
         gather.frames() - before
@@ -167,9 +151,7 @@ impl Heap {
 /// The zones, and the batches that claims are kept in.
 pub struct Zones;
 
-impl Source for Zones {
-    type Room = Heap;
-
+impl Source<Heap> for Zones {
     fn locks(&self, heap: &Heap, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
         match rank {
             ranks::ZONE => heap.live_zones().iter().for_each(|zone| each(&zone.lock)),

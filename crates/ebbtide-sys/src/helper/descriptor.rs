@@ -39,10 +39,13 @@ impl Descriptor {
         buffer.get(..len.ok()?)
     }
 
-    /// Reads on; 0 at the end and after errors.
-    pub fn read(&self, buffer: &mut [u8]) -> usize {
+    /// Reads on; 0 at the end.
+    ///
+    /// # Errors
+    /// What read(2) says.
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         // SAFETY: `buffer` can be written to for its length.
-        unsafe { syscall!(Sysno::read, self.0, buffer.as_mut_ptr(), buffer.len()) }.unwrap_or(0)
+        unsafe { syscall!(Sysno::read, self.0, buffer.as_mut_ptr(), buffer.len()) }
     }
 
     /// Goes back to the beginning.

@@ -41,7 +41,7 @@ mod round;
 mod shard;
 
 pub use chunk::{Chunk, State};
-pub use round::{Claimed, Scope};
+pub use round::{Claimed, Scope, runs};
 pub use shard::{Counters, Misuse, Putting, Shard, ShardState, Taken};
 
 /// Bytes of a unit.

@@ -1,6 +1,7 @@
 //! Depopulation: which pages go back, and what becomes of their chunks.
 
 use super::{Chunk, HIGH, Shard, State};
+use crate::bits;
 
 /// The second pass leaves one empty page for this many populated ones.
 const TRIM: u64 = 20;
@@ -212,16 +213,19 @@ fn last_bits(bits: u64, n: u32) -> u64 {
 
 /// The `n` highest runs of bits.
 fn last_runs(bits: u64, n: u32) -> u64 {
-    let mut rest = bits;
-    for _ in 0..n {
-        if rest == 0 {
-            break;
-        }
-        let ones = (rest << rest.leading_zeros()).leading_ones();
-        let top = 64 - rest.leading_zeros();
-        rest &= !(u64::MAX >> (64 - ones) << (top - ones));
-    }
-    bits & !rest
+    let last = runs(bits).take(n as usize);
+    last.fold(0, |all, (first, count)| all | bits::mask(first, count))
+}
+
+/// The runs of a mask of pages, the last one first: first page and number of pages.
+pub fn runs(mut pages: u64) -> impl Iterator<Item = (u32, u32)> {
+    core::iter::from_fn(move || {
+        let lead = pages.leading_zeros();
+        let count = pages.checked_shl(lead)?.leading_ones();
+        let first = u64::BITS - lead - count;
+        pages &= !bits::mask(first, count);
+        Some((first, count))
+    })
 }
 
 #[cfg(test)]
@@ -237,5 +241,12 @@ mod tests {
         assert_eq!(last_runs(0, 3), 0);
         assert_eq!(last_bits(0b1011, 2), 0b1010);
         assert_eq!(last_bits(0b1011, 9), 0b1011);
+    }
+
+    #[test]
+    fn runs_come_from_the_end() {
+        assert!(runs(0b1011_0110).eq([(7, 1), (4, 2), (1, 2)]));
+        assert!(runs(u64::MAX).eq([(0, 64)]));
+        assert!(runs(0).next().is_none());
     }
 }

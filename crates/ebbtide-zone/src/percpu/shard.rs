@@ -320,8 +320,9 @@ impl<'a> Shard<'a> {
     }
 
     /// Leaves all chunks so far to whoever has them: after a fork that skipped the handlers while other threads
-    /// ran. What such a thread was opening was not counted yet, and nobody has an area of it.
-    pub fn abandon(&mut self) {
+    /// ran. What such a thread was opening was not counted yet, and nobody has an area of it. Chunks from the number that
+    /// this returns on were never opened.
+    pub fn abandon(&mut self) -> u32 {
         let base = self.state.end;
         *self.state = ShardState {
             base,
@@ -330,6 +331,7 @@ impl<'a> Shard<'a> {
             cursor: base,
             ..ShardState::NEW
         };
+        base
     }
 
     /// Puts a chunk that is on no list on that of `state`.

@@ -360,6 +360,17 @@ mod tests {
     }
 
     #[test]
+    fn it_is_calm_ten_seconds_after_the_event() {
+        let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
+        fake.tell().look();
+        let calm_at_ms = fake.now_ms + CALM_MS;
+        assert_eq!(fake.policy.calm_at_ms(), calm_at_ms);
+        assert!(fake.after(CALM_MS - 1).look().pressed);
+        assert!(!fake.after(1).look().pressed);
+        assert_eq!(fake.policy.calm_at_ms(), calm_at_ms);
+    }
+
+    #[test]
     fn each_event_prolongs_it() {
         let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
         for _ in 0..5 {
@@ -418,6 +429,29 @@ mod tests {
     }
 
     #[test]
+    fn growth_is_touched_step_by_step() {
+        let mut fake = Fake::new(1024 * MIB, 800 * MIB);
+        fake.look();
+        fake.take_untouched(400 * MIB);
+        fake.look();
+        for touched in [100, 200, 300] {
+            fake.touch(100 * MIB);
+            let left = 800 - touched - (400 - touched);
+            assert_eq!(fake.look().budget, Some((left - 64) * MIB / 2));
+        }
+    }
+
+    #[test]
+    fn half_of_what_is_not_touched_is_forgotten_in_a_second() {
+        let mut fake = Fake::new(1024 * MIB, 800 * MIB);
+        fake.look();
+        fake.take_untouched(400 * MIB);
+        assert_eq!(fake.look().budget, Some((800 - 400 - 64) * MIB / 2));
+        let budget = fake.after(FORGET_MS / 2).look().budget;
+        assert_eq!(budget.unwrap() / MIB, (800 - 200 - 64) / 2);
+    }
+
+    #[test]
     fn what_is_never_touched_is_forgotten() {
         let mut fake = Fake::new(256 * MIB, 200 * MIB);
         fake.look();
@@ -469,7 +503,8 @@ mod tests {
         // Nor does a second look at once look like rest, as a round that comes early takes it.
         assert_eq!(fake.look().next_ms, LOOK_MS.1);
         assert_eq!(fake.after(1).look().next_ms, LOOK_MS.1);
-        assert_eq!(fake.after(LOOK_MS.1).look().next_ms, LOOK_MS.0);
+        assert_eq!(fake.after(LOOK_MS.1 - 2).look().next_ms, LOOK_MS.1);
+        assert_eq!(fake.after(1).look().next_ms, LOOK_MS.0);
         take(&mut fake, 5 * MIB);
         // Another limit is another count.
         fake.room = Some(Room::new(100 * MIB, 4096 * MIB));

@@ -7,6 +7,7 @@
 #![cfg(not(loom))]
 
 mod limits;
+mod pressure;
 mod worker;
 
 use ebbtide_zone::plan::*;

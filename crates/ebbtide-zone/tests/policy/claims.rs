@@ -88,7 +88,7 @@ fn a_claim_of_nothing_takes_nothing() {
 fn partial_blocks(s: &mut Storage, free: &[u32]) {
     let mut z = s.zone();
     let e = z.take_blocks(free.len() as u32, 1, 0).unwrap();
-    for (n, &frames) in free.iter().enumerate() {
+    for (n, &frames) in free.iter().enumerate().filter(|(_, n)| **n > 0) {
         put(
             &mut z,
             e.first.first_frame().0 + n as u32 * 512,
@@ -106,6 +106,21 @@ fn the_emptiest_of_the_highest_blocks_is_claimed_from() {
     partial_blocks(&mut s, &free);
     let mut z = s.zone();
     for expected in [6, 1, 0] {
+        let claim = z.claim_dirty(500, false).unwrap();
+        assert_eq!(claim.block(), Block(FIRST + expected));
+        assert_eq!(claim.frames(), free[expected as usize]);
+        z.check_invariants().unwrap();
+    }
+}
+
+#[test]
+fn the_emptiest_block_is_found_in_a_high_word() {
+    let mut s = Storage::new(200, 200);
+    let mut free = [0; 140];
+    (free[3], free[128], free[129]) = (9, 30, 20);
+    partial_blocks(&mut s, &free);
+    let mut z = s.zone();
+    for expected in [128, 129, 3] {
         let claim = z.claim_dirty(500, false).unwrap();
         assert_eq!(claim.block(), Block(FIRST + expected));
         assert_eq!(claim.frames(), free[expected as usize]);
@@ -153,4 +168,82 @@ fn all_free_frames_of_a_partial_block_can_be_claimed() {
     z.take_blocks(1, 1, 0).unwrap();
     assert_eq!(z.claim_free(Block(FIRST + 2)), None, "taken whole");
     assert_eq!(z.claim_free(Block(0)), None, "not of this zone");
+}
+
+#[test]
+fn a_small_claim_comes_from_the_highest_dirty_block() {
+    let mut s = Storage::new(200, 200);
+    let mut z = s.zone();
+    let e = z.take_blocks(200, 1, 0).unwrap();
+    z.put_blocks(e.first, 200, 150).unwrap();
+    let claim = z.claim_dirty(100, false).unwrap();
+    assert_eq!(
+        (claim.block(), claim.frames()),
+        (Block(e.first.0 + 149), 100)
+    );
+    z.check_invariants().unwrap();
+}
+
+/// The record of a block that is whole-free, or taken whole, may still name the free frames of before.
+#[test]
+fn the_record_of_before_gives_no_claim() {
+    let mut s = Storage::new(4, 4);
+    let mut z = s.zone();
+    let run = take(&mut z, 100);
+    put(&mut z, run.first.0, 100, true);
+    let before = z.counters();
+    assert_eq!(before.free_blocks, 4);
+    assert_eq!(z.claim_free(Block(FIRST)), None, "whole-free again");
+    assert_eq!(z.counters(), before);
+    z.take_blocks(4, 1, 0).unwrap();
+    assert_eq!(z.claim_free(Block(FIRST)), None, "taken whole");
+    z.check_invariants().unwrap();
+}
+
+#[test]
+fn a_block_is_claimed_whole_until_the_claim_comes_back() {
+    let mut s = Storage::new(70, 70);
+    let mut z = s.zone();
+    let e = z.take_blocks(70, 1, 0).unwrap();
+    z.put_blocks(Block(FIRST + 65), 2, 2).unwrap();
+    let claim = z.claim_dirty(512, false).unwrap();
+    assert_eq!(claim.block(), Block(FIRST + 66));
+    let whole = |z: &Zone<'_>| {
+        let blocks = 0..72;
+        let is_whole = |&at: &u32| z.is_claimed_whole(Block(FIRST + at));
+        blocks.filter(is_whole).collect::<Vec<u32>>()
+    };
+    assert_eq!(whole(&z), [66]);
+    // Frames of a block are no whole block.
+    put(&mut z, e.first.first_frame().0, 10, true);
+    let frames = z.claim_dirty(100, false).unwrap();
+    assert_eq!(frames.frames(), 10);
+    assert_eq!(whole(&z), [66]);
+    assert!(!z.is_claimed_whole(Block(0)), "not of this zone");
+    z.put_claim(claim, Outcome::Clean).unwrap();
+    assert_eq!(whole(&z), []);
+}
+
+/// The border between frozen and open blocks may lie in a word.
+#[test]
+fn holds_end_above_a_border_too() {
+    let mut s = Storage::new(300, 100);
+    let mut z = s.zone();
+    z.reset_above(Block(FIRST + 100));
+    assert_eq!(z.open_resident(150), 150);
+    let held = [100, 130, 249].map(|at| Block(FIRST + at));
+    held.iter().for_each(|&block| z.hold(block));
+    let claimable = |z: &mut Zone<'_>| {
+        let claims = core::iter::from_fn(|| z.claim_dirty(u32::MAX, false));
+        let claims: Vec<Claim> = claims.collect();
+        let frames = claims.iter().map(Claim::frames).sum::<u32>();
+        for claim in claims {
+            z.put_claim(claim, Outcome::Dirty).unwrap();
+        }
+        frames
+    };
+    assert_eq!(claimable(&mut z), 147 * 512);
+    z.end_holds();
+    assert_eq!(claimable(&mut z), 150 * 512);
+    z.check_invariants().unwrap();
 }

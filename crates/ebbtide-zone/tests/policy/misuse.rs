@@ -183,3 +183,24 @@ fn only_what_was_claimed_can_be_put_as_a_claim() {
     assert_eq!(z.put_claim(claim, Outcome::Clean), Ok(Put::Done));
     z.check_invariants().unwrap();
 }
+
+#[test]
+fn a_claim_across_the_end_of_what_is_open_is_refused() {
+    let mut s = Storage::new(4, 2);
+    let mut z = s.zone();
+    let e = z.take_blocks(2, 1, 0).unwrap();
+    z.put_blocks(e.first, 2, 2).unwrap();
+    let claim = z.claim_dirty(u32::MAX, false).unwrap();
+    assert_eq!(claim.frames(), 1024);
+    let before = z.counters();
+    for (first, count) in [(0, 3), (1, 2), (1, u32::MAX)] {
+        let wrong = Claim::Blocks {
+            first: Block(FIRST + first),
+            count,
+        };
+        let error = z.put_claim(wrong, Outcome::Clean).unwrap_err();
+        assert_eq!(error.kind, PutErrorKind::OutOfRange, "{wrong:?}");
+        assert_eq!(z.counters(), before);
+    }
+    assert_eq!(z.put_claim(claim, Outcome::Clean), Ok(Put::Done));
+}

@@ -109,18 +109,11 @@ impl RefCount {
         if !SECTIONS || rseq_offset == 0 {
             return false;
         }
-        let word = self.words.pointer(0) as usize;
+        let (word, units) = (self.words.pointer(0) as usize, ebbtide_percpu::units());
         for _ in 0..MAX_ABORTS {
             // SAFETY: the area lives as long as `self`; sections are in use.
-            let added = unsafe {
-                section::add_unless(
-                    &self.killed,
-                    word,
-                    ebbtide_percpu::units(),
-                    value,
-                    rseq_offset,
-                )
-            };
+            let added =
+                unsafe { section::add_unless(&self.killed, word, units, value, rseq_offset) };
             match added {
                 Added::Yes => return true,
                 Added::Flagged => return false,

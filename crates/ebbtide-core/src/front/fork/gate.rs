@@ -141,20 +141,19 @@ impl Shard {
             if inside == lost {
                 return;
             }
-            match look {
-                ..SPINS => core::hint::spin_loop(),
-                look => {
-                    let now = clock::now_ms();
-                    if now >= *until_ms.get_or_insert(now + PATIENCE_MS) {
-                        self.lost.store(inside, Ordering::Relaxed);
-                        return;
-                    }
-                    if look < SPINS + YIELDS {
-                        thread::give_way();
-                    } else {
-                        thread::wait(&self.inside, inside, 1);
-                    }
-                }
+            if look < SPINS {
+                core::hint::spin_loop();
+                continue;
+            }
+            let now = clock::now_ms();
+            if now >= *until_ms.get_or_insert(now + PATIENCE_MS) {
+                self.lost.store(inside, Ordering::Relaxed);
+                return;
+            }
+            if look < SPINS + YIELDS {
+                thread::give_way();
+            } else {
+                thread::wait(&self.inside, inside, 1);
             }
         }
     }

@@ -22,7 +22,6 @@ mod spans;
 pub mod transfer;
 
 use crate::base::ranks;
-use crate::base::report::Line;
 use crate::base::size_class::{CLASS, MAX_BATCH};
 use crate::objects::Objects;
 use crate::pages::Settings;
@@ -41,41 +40,12 @@ pub struct Central {
     pub spans: Lock<SpanLists>,
 }
 
-/// What came back is not an object of the class that is out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Misuse {
-    /// It is in its span already.
-    DoubleFree(usize),
-    /// It is inside an object, or behind the last one.
-    Interior(usize),
-}
-
-impl Misuse {
-    /// Says so and aborts.
-    pub fn abort(self, class: usize) -> ! {
-        let (what, address) = match self {
-            Self::DoubleFree(address) => ("double free of ", address),
-            Self::Interior(address) => {
-                ("free of a pointer into the middle of an object: ", address)
-            }
-        };
-        let size = CLASS[class].size as usize;
-        Line::new()
-            .text(what)
-            .address(address)
-            .text(", size class ")
-            .number(size)
-            .abort()
-    }
-}
-
 impl Central {
     /// Nothing in it.
     pub const fn new() -> Self {
-        let lists = SpanLists::NEW;
         Self {
             transfer: Lock::new(ranks::TRANSFER, Transfer::NEW),
-            spans: Lock::new(ranks::SPANS, lists),
+            spans: Lock::new(ranks::SPANS, SpanLists::NEW),
         }
     }
 
@@ -83,7 +53,7 @@ impl Central {
     pub fn bytes(&self, class: usize) -> ClassBytes {
         let about = &CLASS[class];
         let size = about.size as usize;
-        let batches = self.transfer.lock().count();
+        let batches = self.transfer.lock().count;
         let lists = self.spans.lock();
         ClassBytes {
             batches: batches * about.batch as usize * size,
@@ -124,7 +94,7 @@ impl Objects {
             if taken > 0 {
                 return taken;
             }
-            if !self.add_span(class) {
+            if self.add_span(class).is_none() {
                 return 0;
             }
         }
@@ -138,29 +108,27 @@ impl Objects {
         self.put_in_spans(class, objects);
     }
 
-    /// Puts objects into their spans, and frames of spans that got empty into their zones.
+    /// Puts at most [`MAX_BATCH`] objects into their spans, and frames of spans that got empty into their zones.
     pub fn put_in_spans(&self, class: usize, objects: &[usize]) {
+        debug_assert!(objects.len() <= MAX_BATCH);
         self.count_freed(objects.len() * CLASS[class].size as usize);
         let mut emptied = [0; MAX_BATCH];
         let mut count = 0;
-        for objects in objects.chunks(MAX_BATCH) {
-            let result = {
-                let mut lists = self.central[class].spans.lock();
-                let emptied = |span| {
-                    emptied[count] = span;
-                    count += 1;
-                };
-                // SAFETY: as in `take_objects`.
-                unsafe { lists.put(self, class, objects, emptied) }
+        let result = {
+            let mut lists = self.central[class].spans.lock();
+            let emptied = |span| {
+                emptied[count] = span;
+                count += 1;
             };
-            for &span in &emptied[..count] {
-                // SAFETY: it is on no list and all its objects are in it: nobody else knows it.
-                unsafe { self.return_span(class, span) };
-            }
-            count = 0;
-            if let Err(misuse) = result {
-                misuse.abort(class);
-            }
+            // SAFETY: as in `take_objects`.
+            unsafe { lists.put(self, class, objects, emptied) }
+        };
+        for &span in &emptied[..count] {
+            // SAFETY: it is on no list and all its objects are in it: nobody else knows it.
+            unsafe { self.return_span(class, span) };
+        }
+        if let Err(misuse) = result {
+            misuse.abort(class);
         }
     }
 
@@ -177,14 +145,10 @@ impl Objects {
         under_lock: impl FnOnce(),
     ) {
         let region = self.region();
-        // SAFETY: frames of a living span.
-        let (class, index) = unsafe {
-            let class = region.class_of(first).load(Ordering::Relaxed) as usize;
-            (class, region.span_of(first).load(Ordering::Relaxed))
-        };
-        // SAFETY: as above; only what does not change while the span lives is read.
-        let start = first.0 - unsafe { span::record(region, index) }.first;
-        let frames = low_mask(count) << start;
+        // SAFETY: frames of a living span; only what does not change while it lives is read.
+        let (index, span) = unsafe { span::of_frame(region, first) };
+        let class = span.class as usize;
+        let frames = low_mask(count) << (first.0 - span.first);
         let emptied = {
             let mut lists = self.central[class].spans.lock();
             // SAFETY: under the lists' lock, by contract claimed.
@@ -192,30 +156,25 @@ impl Objects {
             under_lock();
             emptied
         };
-        if let Some(index) = emptied {
+        if emptied {
             // SAFETY: it is on no list and all its objects are in it.
             unsafe { self.return_span(class, index) };
         }
     }
 
-    /// Gets frames for a span and puts it on the list. `false`: out of memory.
-    fn add_span(&self, class: usize) -> bool {
-        let about = &CLASS[class];
-        let Some(index) = span::take_record(&self.records, self.region()) else {
-            return false;
-        };
+    /// Gets frames for a span and puts it on the list. `None`: out of memory.
+    fn add_span(&self, class: usize) -> Option<()> {
+        let (region, about) = (self.region(), &CLASS[class]);
+        let index = self.take_record()?;
         let Some(run) = self.take_run(about.frames as u32, 1) else {
-            span::put_record(&self.records, self.region(), index);
-            return false;
+            self.put_record(index);
+            return None;
         };
-        let region = self.region();
-        for frame in run.first.0..run.first.0 + run.frames {
+        for frame in (run.first.0..run.first.0 + run.frames).map(Frame) {
             // SAFETY: the frames were just taken from a zone, so they are opened.
             unsafe {
-                region.span_of(Frame(frame)).store(index, Ordering::Relaxed);
-                region
-                    .class_of(Frame(frame))
-                    .store(class as u8, Ordering::Relaxed);
+                region.span_of(frame).store(index, Ordering::Relaxed);
+                region.class_of(frame).store(class as u8, Ordering::Relaxed);
             }
         }
         // SAFETY: a fresh record, known to nobody else yet.
@@ -226,7 +185,7 @@ impl Objects {
         lists.free += about.objects as usize;
         // SAFETY: under the lock of the lists.
         unsafe { lists.link(self, index, false) };
-        true
+        Some(())
     }
 
     /// # Safety
@@ -237,11 +196,11 @@ impl Objects {
         let span = unsafe { span::record(region, index) };
         let (first, frames) = (Frame(span.first), span.frames);
         let dirty = low_mask(span.touched_frames(&CLASS[class])) & !span.released;
-        for frame in first.0..first.0 + frames {
+        for frame in (first.0..first.0 + frames).map(Frame) {
             // SAFETY: frames of a span are opened.
-            unsafe { region.class_of(Frame(frame)) }.store(0, Ordering::Relaxed);
+            unsafe { region.class_of(frame) }.store(0, Ordering::Relaxed);
         }
-        span::put_record(&self.records, region, index);
+        self.put_record(index);
         self.put_cluster(first, frames, dirty);
     }
 }
@@ -249,8 +208,7 @@ impl Objects {
 impl Settings {
     /// The first frame of the span that a frame belongs to.
     pub fn span_start(&self, frame: Frame) -> u32 {
-        let region = self.region();
         // SAFETY: asked of frames of living spans only, whose first frame does not change.
-        unsafe { span::record(region, region.span_of(frame).load(Ordering::Relaxed)).first }
+        unsafe { span::of_frame(self.region(), frame) }.1.first
     }
 }

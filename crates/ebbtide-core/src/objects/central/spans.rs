@@ -1,9 +1,8 @@
 //! The spans of a class that have free objects, by fullness, and the depopulation of their empty frames.
 
-use super::Misuse;
-use crate::base::size_class::CLASS;
+use crate::base::size_class::{CLASS, Class};
 use crate::objects::Objects;
-use crate::pages::span::{self, Refused, Span, low_mask};
+use crate::pages::span::{self, Misuse, Span, low_mask};
 use core::sync::atomic::Ordering;
 use ebbtide_zone::retain::Retain;
 use ebbtide_zone::{FRAME_BYTES, Frame};
@@ -61,8 +60,7 @@ impl SpanLists {
         }
         let taken = into.len() - left;
         self.free -= taken;
-        let out = self.spans * about.objects as usize - self.free - self.claimed;
-        self.retain.rise((out * about.size as usize) as u64);
+        self.retain.rise(self.out_bytes(about));
         into.copy_within(left.., 0);
         taken
     }
@@ -89,74 +87,58 @@ impl SpanLists {
             }
             // SAFETY: the class of the frame was read as `class` when the program freed the object, so
             // the frame is opened.
-            let (of_frame, index) = unsafe {
-                (
-                    region.class_of(frame).load(Ordering::Relaxed),
-                    region.span_of(frame).load(Ordering::Relaxed),
-                )
-            };
+            let of_frame = unsafe { region.class_of(frame) }.load(Ordering::Relaxed);
             if of_frame as usize != class {
                 // Its span was returned while the object was in a cache: it was there twice.
                 return Err(Misuse::DoubleFree(object));
             }
             // SAFETY: the frame's class is ours, so its span is on our lists or full, or got empty right now.
-            let span = unsafe { span::record(region, index) };
+            let (index, span) = unsafe { span::of_frame(region, frame) };
             let address = region.address(Frame(span.first));
-            let (count, refused) = span.put_run(about, address, rest);
+            let (count, misuse) = span.put_run(about, address, rest);
             if count > 0 {
+                self.free += count;
+                self.add_news(heap, class, count);
                 // SAFETY: as above; objects went in, so it was not empty before.
-                if unsafe { self.count_put(heap, class, index, count) } {
+                if unsafe { self.settle(heap, index, false) } {
                     emptied(index);
                 }
             }
-            match refused {
-                // Its frame says that it is in this span, the span says no: never walk on the spot.
-                None if count == 0 => return Err(Misuse::Interior(object)),
-                None => rest = &rest[count..],
-                Some(Refused::InIt) => return Err(Misuse::DoubleFree(rest[count])),
-                Some(Refused::Interior) => return Err(Misuse::Interior(rest[count])),
+            if let Some(misuse) = misuse {
+                return Err(misuse);
             }
+            if count == 0 {
+                // Its frame says that it is in this span, the span says no: never walk on the spot.
+                return Err(Misuse::Interior(object));
+            }
+            rest = &rest[count..];
         }
         Ok(())
     }
 
-    /// Objects went into a span. Whether it got empty and was taken off.
-    ///
-    /// # Safety
-    /// As [`Self::take`]; the span is of this class.
-    unsafe fn count_put(&mut self, heap: &Objects, class: usize, index: u32, count: usize) -> bool {
-        let objects = CLASS[class].objects;
-        // SAFETY: by contract.
-        let span = unsafe { span::record(heap.region(), index) };
-        self.free += count;
-        self.add_news(heap, class, count);
-        if span.free != objects {
-            // SAFETY: by contract.
-            unsafe { self.settle(heap, index, false) };
-            return false;
-        }
-        self.released -= span.released.count_ones() as usize;
-        // SAFETY: by contract.
-        unsafe { self.unlink(heap, index) };
-        self.spans -= 1;
-        self.free -= objects as usize;
-        true
-    }
-
-    /// Moves a span to the list of its fullness (`INV-CENTRAL-1`).
-    unsafe fn settle(&mut self, heap: &Objects, index: u32, back: bool) {
+    /// Moves a span to the list of its fullness after objects went in or out (`INV-CENTRAL-1`). Whether it got empty and
+    /// was taken off.
+    unsafe fn settle(&mut self, heap: &Objects, index: u32, back: bool) -> bool {
         // SAFETY: by contract of the callers.
         unsafe {
             let span = span::record(heap.region(), index);
-            let wanted = bucket_of(span);
-            if span.bucket as usize == wanted {
-                return;
+            let objects = CLASS[span.class as usize].objects;
+            if span.free == objects {
+                self.released -= span.released.count_ones() as usize;
+                self.unlink(heap, index);
+                self.spans -= 1;
+                self.free -= objects as usize;
+                return true;
             }
-            self.unlink(heap, index);
-            if wanted != 0 {
-                self.link(heap, index, back);
+            let wanted = bucket_of(span);
+            if span.bucket as usize != wanted {
+                self.unlink(heap, index);
+                if wanted != 0 {
+                    self.link(heap, index, back);
+                }
             }
         }
+        false
     }
 
     /// Puts a span on its list, in front; at the back for a depopulation, which goes round the list.
@@ -206,12 +188,8 @@ impl SpanLists {
         }
     }
 
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        *self = Self::NEW;
-    }
-
-    pub(super) const NEW: Self = Self {
+    /// No spans.
+    pub const NEW: Self = Self {
         heads: [0; BUCKETS],
         mask: 0,
         spans: 0,
@@ -226,30 +204,28 @@ impl SpanLists {
     /// Bytes of free objects, populated as far as is known, beyond what the recent peak will want again.
     /// 0 when little has come back since all spans were looked at.
     pub fn due(&mut self, class: usize, now: u64, window_ms: u64) -> usize {
-        let about = &CLASS[class];
-        let size = about.size as usize;
-        let out = self.spans * about.objects as usize - self.free - self.claimed;
-        self.retain.observe(now, (out * size) as u64);
-        if !self.has_news(size) {
-            return 0;
+        let out = self.out_bytes(&CLASS[class]);
+        self.retain.observe(now, out);
+        match self.waiting(class) as u64 {
+            0 => 0,
+            free => self.retain.due(now, window_ms, out, free, None) as usize,
         }
-        let free = self.populated(size) as u64;
-        self.retain
-            .due(now, window_ms, (out * size) as u64, free, None) as usize
+    }
+
+    /// Bytes of objects that are with caches or the program.
+    fn out_bytes(&self, about: &Class) -> u64 {
+        let objects = self.spans * about.objects as usize - self.free - self.claimed;
+        (objects * about.size as usize) as u64
     }
 
     /// Bytes of free objects, populated as far as is known, that may be worth a look.
     pub fn waiting(&self, class: usize) -> usize {
         let size = CLASS[class].size as usize;
         if self.has_news(size) {
-            self.populated(size)
+            (self.free * size).saturating_sub(self.released * FRAME_BYTES)
         } else {
             0
         }
-    }
-
-    fn populated(&self, size: usize) -> usize {
-        (self.free * size).saturating_sub(self.released * FRAME_BYTES)
     }
 
     fn has_news(&self, size: usize) -> bool {
@@ -331,8 +307,7 @@ impl SpanLists {
         false
     }
 
-    /// Puts back what [`Self::depopulate`] claimed: frames of one span. `Some`: it got empty and was taken
-    /// off.
+    /// Puts back what [`Self::depopulate`] claimed: frames of one span. Whether it got empty and was taken off.
     ///
     /// # Safety
     /// As [`Self::take`], and the frames were claimed.
@@ -344,12 +319,11 @@ impl SpanLists {
         frames: u64,
         clean: bool,
         held: bool,
-    ) -> Option<u32> {
-        let about = &CLASS[class];
+    ) -> bool {
         // SAFETY: a span with claimed objects lives.
         let span = unsafe { span::record(heap.region(), index) };
         let before = span.released.count_ones();
-        let objects = span.unclaim(about, frames, clean);
+        let objects = span.unclaim(&CLASS[class], frames, clean);
         self.released += (span.released.count_ones() - before) as usize;
         self.claimed -= objects;
         self.free += objects;
@@ -360,17 +334,8 @@ impl SpanLists {
             // Nobody came to it: worth another look.
             self.add_news(heap, class, objects);
         }
-        if span.free == about.objects {
-            self.released -= span.released.count_ones() as usize;
-            // SAFETY: as above.
-            unsafe { self.unlink(heap, index) };
-            self.spans -= 1;
-            self.free -= about.objects as usize;
-            return Some(index);
-        }
         // SAFETY: as above.
-        unsafe { self.settle(heap, index, true) };
-        None
+        unsafe { self.settle(heap, index, true) }
     }
 }
 

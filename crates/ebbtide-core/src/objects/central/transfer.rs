@@ -3,8 +3,7 @@
 //! A batch changes hands in O(1) under the lock: a node is taken out, filled or emptied by its holder outside, and put
 //! back in.
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::base::source::{Cached, Round, Source};
@@ -45,7 +44,7 @@ impl Nodes {
 /// being filled or emptied.
 pub struct Transfer {
     full: [u8; NODES],
-    count: usize,
+    pub(super) count: usize,
     empty: u64,
     /// Rounds of the release engine since a batch came or went.
     idle_rounds: usize,
@@ -111,11 +110,6 @@ impl Transfer {
         low: LowWater(0),
     };
 
-    /// How many full batches there are.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
     /// A round, which may end a window. Full batches that go, and those that stay.
     fn tend(&mut self, ends_window: bool) -> (usize, usize) {
         let least = self.low.note(self.count, ends_window);
@@ -151,39 +145,30 @@ impl Transfer {
     fn put_empty(&mut self, node: u8) {
         self.empty |= 1 << node;
     }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        (self.count, self.low, self.empty) = (0, LowWater(0), u64::MAX);
-    }
 }
 
 /// The full batches of all classes. Those of a class that moved none for [`IDLE_ROUNDS`] rounds go into its spans, and of
 /// the others what nobody needed in the last window.
 pub struct Batches;
 
-impl Source for Batches {
-    type Room = Objects;
-
-    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+impl<H: AsRef<Objects>> Source<H> for Batches {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        let heap = heap.as_ref();
         if rank == ranks::TRANSFER {
-            heap.central
-                .iter()
-                .for_each(|central| each(&central.transfer));
+            let all = heap.central.iter();
+            all.for_each(|central| each(&central.transfer));
         }
     }
 
-    fn cached(&self, heap: &Objects) -> Cached {
-        let batch = |class: usize| CLASS[class].batch as usize * CLASS[class].size as usize;
-        let bytes =
-            (1..CLASSES).map(|class| heap.central[class].transfer.lock().count() * batch(class));
-        Cached {
-            objects: bytes.sum(),
-            runs: 0,
+    fn cached(&self, heap: &H, sum: &mut Cached) {
+        for (central, about) in heap.as_ref().central.iter().zip(&CLASS).skip(1) {
+            let objects = central.transfer.lock().count * about.batch as usize;
+            sum.objects += objects * about.size as usize;
         }
     }
 
-    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        let heap = heap.as_ref();
         for (class, about) in CLASS.iter().enumerate().skip(1) {
             let transfer = &heap.central[class].transfer;
             let (going, kept) = transfer.lock().tend(round.ends_window);
@@ -192,15 +177,15 @@ impl Source for Batches {
         }
     }
 
-    fn give_all(&self, heap: &Objects, _by: Releaser) {
+    fn give_all(&self, heap: &H, _by: Releaser) {
         for class in 1..CLASSES {
-            heap.drain_transfer(class, usize::MAX);
+            heap.as_ref().drain_transfer(class, usize::MAX);
         }
     }
 
-    unsafe fn abandon(&self, heap: &Objects) {
-        for central in &heap.central {
-            central.transfer.lock().clear();
+    unsafe fn abandon(&self, heap: &H) {
+        for central in &heap.as_ref().central {
+            *central.transfer.lock() = Transfer::NEW;
         }
     }
 }

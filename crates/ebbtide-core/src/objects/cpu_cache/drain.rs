@@ -4,8 +4,7 @@
 //! A drainer parks the slab (its table entry becomes 0), waits with `membarrier` until no section runs on
 //! it, empties it, and lets it live again.
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::base::source::{Cached, Round, Source};
@@ -41,7 +40,7 @@ impl Objects {
         if !caches.is_warm(cpu) {
             return true;
         }
-        if !place.sections {
+        if !caches.uses_sections() {
             self.empty_stacks(most, |class, objects| {
                 let _held = caches.locks[cpu].lock();
                 // SAFETY: the CPU's lock is held.
@@ -55,8 +54,7 @@ impl Objects {
         let _draining = caches.drain.lock();
         let state = &caches.states[cpu];
         state.store(PARKED, Ordering::Relaxed);
-        let entry = caches.table_entry(cpu);
-        entry.store(0, Ordering::SeqCst);
+        caches.table_entry(cpu).store(0, Ordering::SeqCst);
         let fenced = MEMBARRIER.may_work() && MEMBARRIER.latch(membarrier::fence_cpu(cpu)).is_ok();
         if fenced {
             // SAFETY: `INV-RSEQ-3`: parked, and fenced after that.
@@ -68,7 +66,7 @@ impl Objects {
             }
         }
         state.store(LIVE, Ordering::Release);
-        entry.store(place.stacks.live_offset(cpu), Ordering::Release);
+        caches.unpark(cpu);
         fenced
     }
 
@@ -142,31 +140,26 @@ impl Objects {
 /// needed in the last window.
 pub struct CpuStacks;
 
-impl Source for CpuStacks {
-    type Room = Objects;
-
-    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
-        let caches = &heap.caches;
+impl<H: AsRef<Objects>> Source<H> for CpuStacks {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        let caches = &heap.as_ref().caches;
         match rank {
             ranks::DRAIN => each(&caches.drain),
             // The portable mode's.
             ranks::CPU if !caches.uses_sections() => {
-                caches.locks[..caches.cpus()]
-                    .iter()
-                    .for_each(|lock| each(lock));
+                let locks = caches.locks[..caches.cpus()].iter();
+                locks.for_each(|lock| each(lock));
             }
             _ => {}
         }
     }
 
-    fn cached(&self, heap: &Objects) -> Cached {
-        Cached {
-            objects: heap.caches.bytes(),
-            runs: 0,
-        }
+    fn cached(&self, heap: &H, sum: &mut Cached) {
+        sum.objects += heap.as_ref().caches.bytes();
     }
 
-    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        let heap = heap.as_ref();
         for cpu in 0..heap.caches.cpus() {
             if !heap.drain_if_idle(cpu) {
                 heap.drain_surplus(cpu, round.ends_window);
@@ -175,16 +168,17 @@ impl Source for CpuStacks {
         }
     }
 
-    fn give_all(&self, heap: &Objects, _by: Releaser) {
+    fn give_all(&self, heap: &H, _by: Releaser) {
+        let heap = heap.as_ref();
         for cpu in 0..heap.caches.cpus() {
             heap.drain_cpu(cpu);
         }
     }
 
     /// The sections are stopped and started by the fork itself.
-    unsafe fn abandon(&self, heap: &Objects) {
+    unsafe fn abandon(&self, heap: &H) {
         // SAFETY: by contract.
-        unsafe { heap.caches.forget_all() };
+        unsafe { heap.as_ref().caches.forget_all() };
     }
 }
 

@@ -76,11 +76,9 @@ pub struct CpuCaches {
 /// Constant after the start.
 #[derive(Clone, Copy)]
 struct Place {
+    /// Their offset is 0 in the portable mode.
     stacks: Stacks,
     cpus: usize,
-    sections: bool,
-    /// Address of the word that is zero in a forked child that nobody has told of it.
-    wipe_word: usize,
 }
 
 // SAFETY: `place` is written once, by the start of the heap; the rest is atomics and locks.
@@ -112,14 +110,8 @@ impl CpuCaches {
             parked: 0,
             rseq_offset: 0,
         };
-        let place = Place {
-            stacks,
-            cpus: 0,
-            sections: false,
-            wipe_word: 0,
-        };
         Self {
-            place: UnsafeCell::new(place),
+            place: UnsafeCell::new(Place { stacks, cpus: 0 }),
             states: [const { AtomicU8::new(COLD) }; MAX_CPUS],
             drain: Lock::new(ranks::DRAIN, ()),
             locks: [const { Lock::new(ranks::CPU, ()) }; MAX_CPUS],
@@ -142,33 +134,22 @@ impl CpuCaches {
             }
         };
         let parked = start + TABLE_BYTES;
-        let table = parked - TABLE_CPUS * 8;
-        let wipe_word = table - TABLE_HEAD_BYTES;
         // SAFETY: our own reservation; the parked slab is one header page.
         unsafe {
             vm::commit(start, TABLE_BYTES + vm::GRANULE).ok()?;
             let advised = vm::advise(start, TABLE_BYTES, libc::MADV_WIPEONFORK);
             let _ = WIPE_ON_FORK.latch(advised);
             rseq::reset_slab(parked);
-            (wipe_word as *mut usize).write(NOT_WIPED);
         }
-        let rseq_offset = choose_mode(config, all);
         let stacks = Stacks {
-            table,
+            table: parked - TABLE_CPUS * 8,
             parked,
-            rseq_offset: rseq_offset.unwrap_or(0),
+            rseq_offset: choose_mode(config, all).unwrap_or(0),
         };
-        let sections = rseq_offset.is_some();
         // SAFETY: by contract.
-        unsafe {
-            *self.place.get() = Place {
-                stacks,
-                cpus,
-                sections,
-                wipe_word,
-            };
-        }
-        if sections && config.vfork_guard {
+        unsafe { *self.place.get() = Place { stacks, cpus } };
+        self.forget_fork();
+        if self.uses_sections() && config.vfork_guard {
             rseq::guard_vfork(stacks.rseq_offset);
         }
         Some(stacks)
@@ -186,21 +167,23 @@ impl CpuCaches {
 
     /// Whether restartable sections are in use.
     pub fn uses_sections(&self) -> bool {
-        self.place().sections
+        self.place().stacks.rseq_offset != 0
     }
 
     /// Whether this process was forked and nobody has told the allocator.
     #[inline]
     pub fn was_forked(&self) -> bool {
-        // SAFETY: the word is mapped from the start on.
-        unsafe { (*(self.place().wipe_word as *const AtomicUsize)).load(Ordering::Relaxed) == 0 }
+        self.wipe_word().load(Ordering::Relaxed) == 0
     }
 
     /// Sets the word that a fork wipes.
     pub fn forget_fork(&self) {
-        // SAFETY: as in `was_forked`.
-        let word = unsafe { &*(self.place().wipe_word as *const AtomicUsize) };
-        word.store(NOT_WIPED, Ordering::Relaxed);
+        self.wipe_word().store(NOT_WIPED, Ordering::Relaxed);
+    }
+
+    fn wipe_word(&self) -> &AtomicUsize {
+        // SAFETY: the word is mapped from the start on.
+        unsafe { &*((self.place().stacks.table - TABLE_HEAD_BYTES) as *const AtomicUsize) }
     }
 
     fn table_entry(&self, cpu: usize) -> &AtomicUsize {
@@ -294,10 +277,14 @@ impl CpuCaches {
         }
         for cpu in 0..self.place().cpus {
             if self.states[cpu].load(Ordering::Acquire) == LIVE {
-                self.table_entry(cpu)
-                    .store(self.place().stacks.live_offset(cpu), Ordering::Release);
+                self.unpark(cpu);
             }
         }
+    }
+
+    fn unpark(&self, cpu: usize) {
+        let offset = self.place().stacks.live_offset(cpu);
+        self.table_entry(cpu).store(offset, Ordering::Release);
     }
 
     /// Empties all stacks by forgetting what is in them.
@@ -305,10 +292,7 @@ impl CpuCaches {
     /// # Safety
     /// No other thread exists in this process.
     pub unsafe fn forget_all(&self) {
-        for cpu in 0..self.place().cpus {
-            if self.states[cpu].load(Ordering::Relaxed) == COLD {
-                continue;
-            }
+        for cpu in (0..self.place().cpus).filter(|&cpu| self.is_warm(cpu)) {
             // SAFETY: by contract nobody else uses the slab.
             unsafe { self.reset(cpu) };
             self.states[cpu].store(LIVE, Ordering::Relaxed);
@@ -333,12 +317,11 @@ fn choose_mode(config: &Config, cpus: usize) -> Option<isize> {
         return None;
     }
     match rseq::registration() {
-        Registration::None(_) => None,
         // Linux from 5.10 on has the fence for sections.
-        Registration::At(offset) => MEMBARRIER
-            .latch(membarrier::register())
-            .is_ok()
-            .then_some(offset),
+        Registration::At(offset) if MEMBARRIER.latch(membarrier::register()).is_ok() => {
+            Some(offset)
+        }
+        _ => None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::base::size_class::{CLASS, MAX_BATCH};
 use crate::objects::Objects;
-use crate::objects::central::Misuse;
+use crate::pages::span::Misuse;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;
 use ebbtide_sys::rseq::{Outcome, SLAB_BYTES, section};
@@ -23,25 +23,23 @@ impl Objects {
     /// Performs an operation. [`Outcome::Parked`]: use the central lists. What an interrupted pop has written into its
     /// slice was not taken: only the first [`Outcome::Done`] entries are the caller's.
     fn operate(&self, class: usize, mut operation: Operation) -> Outcome {
-        let place = self.caches.place();
-        if !place.sections {
+        if !self.caches.uses_sections() {
             return self.operate_portable(class, &mut operation);
         }
+        let stacks = &self.caches.place().stacks;
         for _ in 0..MAX_ABORTS {
             // SAFETY: the mode says that the offset is good; the slabs behind live table entries are
             // mapped; objects are never 0.
             let (cpu, outcome) = unsafe {
-                let cpu = section::cpu_id(place.stacks.rseq_offset);
-                (
-                    cpu,
-                    match &mut operation {
-                        Operation::Pop(into) => section::pop_batch(&place.stacks, class, into),
-                        Operation::Push(objects) => {
-                            let capacity = self.caches.next_capacity(cpu as usize, class);
-                            section::push_batch(&place.stacks, class, objects, capacity)
-                        }
-                    },
-                )
+                let cpu = section::cpu_id(stacks.rseq_offset);
+                let outcome = match &mut operation {
+                    Operation::Pop(into) => section::pop_batch(stacks, class, into),
+                    Operation::Push(objects) => {
+                        let capacity = self.caches.next_capacity(cpu as usize, class);
+                        section::push_batch(stacks, class, objects, capacity)
+                    }
+                };
+                (cpu, outcome)
             };
             match outcome {
                 Outcome::Aborted => {}
@@ -79,52 +77,32 @@ impl Objects {
     #[cold]
     fn warm(&self, cpu: i32) -> bool {
         let caches = &self.caches;
-        let place = caches.place();
+        let (place, sections) = (caches.place(), caches.uses_sections());
         let Some(cpu) = usize::try_from(cpu).ok().filter(|&cpu| cpu < place.cpus) else {
             return false;
         };
         if caches.states[cpu].load(Ordering::Acquire) != COLD {
-            return !place.sections || caches.table_entry(cpu).load(Ordering::Relaxed) != 0;
+            return !sections || caches.table_entry(cpu).load(Ordering::Relaxed) != 0;
         }
         // SAFETY: our own reservation. Twice does no harm.
         if unsafe { vm::commit(place.stacks.slab(cpu), SLAB_BYTES) }.is_err() {
             return false;
         }
         // In the section mode a fork in progress holds the drain lock: no slab becomes live then.
-        let _held = if place.sections {
-            let Some(held) = caches.drain.try_lock() else {
-                return false;
-            };
-            held
-        } else {
-            caches.locks[cpu].lock()
+        let held = match sections {
+            true => caches.drain.try_lock(),
+            false => Some(caches.locks[cpu].lock()),
         };
+        let Some(_held) = held else { return false };
         if caches.states[cpu].load(Ordering::Acquire) == COLD {
             // SAFETY: cold slabs are touched under this lock only.
             unsafe { caches.reset(cpu) };
             caches.states[cpu].store(LIVE, Ordering::Release);
-            if place.sections {
-                caches
-                    .table_entry(cpu)
-                    .store(place.stacks.live_offset(cpu), Ordering::Release);
+            if sections {
+                caches.unpark(cpu);
             }
         }
         true
-    }
-
-    /// An object of `class`, for who has no fast path. 0: out of memory.
-    pub fn take_object(&self, class: usize) -> usize {
-        if self.caches.uses_sections() {
-            // SAFETY: the section mode.
-            let object = unsafe { section::pop(&self.caches.place().stacks, class) };
-            if object != 0 {
-                return object;
-            }
-        }
-        match self.pop(class) {
-            0 => self.refill(class),
-            object => object,
-        }
     }
 
     /// Takes an object back from who has no fast path.
@@ -184,19 +162,17 @@ impl Objects {
     pub fn overflow(&self, class: usize, object: usize) {
         let mut objects = [0; MAX_BATCH];
         let batch = &mut objects[..CLASS[class].batch as usize];
-        match self.operate(class, Operation::Pop(batch)) {
-            Outcome::Done(count) => {
-                let popped = &batch[..count];
-                if popped.contains(&object) {
-                    Misuse::DoubleFree(object).abort(class);
-                }
-                self.put_objects(class, popped);
-                if self.operate(class, Operation::Push(&[object])) != Outcome::Done(1) {
-                    self.put_objects(class, &[object]);
-                }
+        if let Outcome::Done(count) = self.operate(class, Operation::Pop(batch)) {
+            let popped = &batch[..count];
+            if popped.contains(&object) {
+                Misuse::DoubleFree(object).abort(class);
             }
-            _ => self.put_objects(class, &[object]),
+            self.put_objects(class, popped);
+            if self.operate(class, Operation::Push(&[object])) == Outcome::Done(1) {
+                return;
+            }
         }
+        self.put_objects(class, &[object]);
     }
 }
 

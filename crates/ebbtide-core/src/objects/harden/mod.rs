@@ -24,15 +24,14 @@
 
 pub mod quarantine;
 
-use crate::base::report::Line;
 use crate::base::size_class::CLASS;
 use crate::objects::Objects;
-use crate::objects::central::Misuse;
 use crate::pages::Settings;
 use crate::pages::large::guard::{GUARD, abort_by_guard};
 use crate::pages::region::STATES_BYTES;
+use crate::pages::span::{Misuse, line};
 use core::sync::atomic::{AtomicU32, Ordering};
-use ebbtide_zone::{FRAME_BYTES, Frame};
+use ebbtide_zone::Frame;
 
 const NEVER: u32 = 0;
 const FREED: u32 = 1;
@@ -79,7 +78,9 @@ impl Settings {
     #[inline(never)]
     pub fn size_hardened(&self, class: usize, object: usize, call: &str) -> usize {
         let Some(word) = self.word(class, object) else {
-            interior(class, object, call)
+            line(call, object, class)
+                .text(", which is in the middle of an object")
+                .abort()
         };
         size_of_live(word.load(Ordering::Acquire), class, object, call)
     }
@@ -106,13 +107,7 @@ impl Settings {
         let (region, about) = (self.region(), &CLASS[class]);
         let frame = region.frame(address);
         let offset = address.wrapping_sub(region.address(Frame(self.span_start(frame))));
-        if offset >= about.frames as usize * FRAME_BYTES {
-            return None;
-        }
-        let (number, exact) = about.object_at(offset);
-        if !exact || number >= about.objects as usize {
-            return None;
-        }
+        let number = about.object_at(offset)?;
         // SAFETY: the frame has a class, so it is opened, and its span has a record, with which its words were
         // opened; all access is atomic.
         unsafe {
@@ -185,32 +180,12 @@ fn size_of_live(word: u32, class: usize, object: usize, call: &str) -> usize {
 #[cold]
 #[inline(never)]
 fn not_live(word: u32, class: usize, object: usize, call: &str) -> ! {
-    if word == NEVER {
-        line(call, object, class)
-            .text(", which was never handed out")
-            .abort();
-    }
-    if call == "free of " {
-        Misuse::DoubleFree(object).abort(class);
-    }
-    line(call, object, class)
-        .text(", which was freed before")
-        .abort()
-}
-
-#[cold]
-fn interior(class: usize, address: usize, call: &str) -> ! {
-    line(call, address, class)
-        .text(", which is in the middle of an object")
-        .abort()
-}
-
-fn line(what: &str, object: usize, class: usize) -> Line {
-    Line::new()
-        .text(what)
-        .address(object)
-        .text(", size class ")
-        .number(CLASS[class].size as usize)
+    let why = match word {
+        NEVER => ", which was never handed out",
+        _ if call == "free of " => Misuse::DoubleFree(object).abort(class),
+        _ => ", which was freed before",
+    };
+    line(call, object, class).text(why).abort()
 }
 
 #[cfg(test)]

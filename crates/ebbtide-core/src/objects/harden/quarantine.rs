@@ -7,12 +7,12 @@
 //! What has been idle, and everything on a release of everything and at the end of the program, goes to the spans.
 
 use super::check_poison;
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, MAX_BATCH};
-use crate::base::source::{Cached, Round, Source};
+use crate::base::source::{Cached, Outside, Round, Source};
 use crate::objects::Objects;
+use crate::pages::large::guard::Kept;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process, vm};
@@ -93,7 +93,7 @@ impl Ring {
         (self.entries + (self.first + number) % ENTRIES * size_of::<Entry>()) as *mut Entry
     }
 
-    /// There is always room for one ([`Self::take_excess`]).
+    /// There is always room for one ([`Self::is_over`]).
     fn put(&mut self, entry: Entry, now: u64) {
         // SAFETY: the entries are mapped from the start on, and the lock of the ring is held.
         unsafe { self.at(self.count).write(entry) };
@@ -111,12 +111,11 @@ impl Ring {
         Some(entry)
     }
 
-    /// Takes the oldest out that are more than the bounds allow. How many.
-    fn take_excess(&mut self, into: &mut [Entry]) -> usize {
-        let is_over = |ring: &Self| ring.count == ENTRIES || ring.bytes > BYTES;
-        self.take_while(into, is_over)
+    fn is_over(&self) -> bool {
+        self.count == ENTRIES || self.bytes > BYTES
     }
 
+    /// Takes the oldest out as long as they are wanted. How many.
     fn take_while(&mut self, into: &mut [Entry], wanted: impl Fn(&Self) -> bool) -> usize {
         let mut taken = 0;
         while taken < into.len() && wanted(self) {
@@ -166,45 +165,42 @@ impl Quarantine {
 /// The rings of all CPUs, and large allocations.
 pub struct Quarantined;
 
-impl Source for Quarantined {
-    type Room = Objects;
-
-    fn locks(&self, heap: &Objects, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+impl<H: AsRef<Objects>> Source<H> for Quarantined {
+    fn locks(&self, heap: &H, rank: Rank, each: &mut dyn FnMut(&dyn ForkLock)) {
+        let heap = heap.as_ref();
         if rank == ranks::FREED {
             heap.quarantine.rings().for_each(|ring| each(ring));
-            each(heap.kept.lock());
+            each(&heap.kept);
         }
     }
 
-    fn cached(&self, heap: &Objects) -> Cached {
-        Cached {
-            objects: heap.quarantine.bytes(),
-            runs: 0,
-        }
+    fn cached(&self, heap: &H, sum: &mut Cached) {
+        sum.objects += heap.as_ref().quarantine.bytes();
     }
 
-    fn tend(&self, heap: &Objects, round: &Round, left: &mut Left) {
-        left.cached_bytes += heap.drain_idle_quarantine(round.now) as u64;
+    fn tick(&self, heap: &H, now: u64, _outside: &mut Outside) {
+        heap.as_ref().look_at_quarantine(now);
     }
 
-    fn give_all(&self, heap: &Objects, _by: Releaser) {
-        heap.drain_quarantine();
+    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+        left.cached_bytes += heap.as_ref().drain_idle_quarantine(round.now) as u64;
+    }
+
+    fn give_all(&self, heap: &H, _by: Releaser) {
+        heap.as_ref().drain_quarantine();
     }
 
     /// Whoever wrote to a freed object is found now or never.
-    fn left_alone(&self, objects: &Objects) {
-        objects.drain_quarantine();
+    fn left_alone(&self, heap: &H) {
+        heap.as_ref().drain_quarantine();
     }
 
-    unsafe fn abandon(&self, heap: &Objects) {
-        heap.kept.forget();
+    unsafe fn abandon(&self, heap: &H) {
+        let heap = heap.as_ref();
+        *heap.kept.lock() = Kept::NONE;
         for ring in heap.quarantine.rings() {
             let mut ring = ring.lock();
-            let entries = ring.entries;
-            *ring = Ring {
-                entries,
-                ..Ring::NEW
-            };
+            (ring.count, ring.bytes) = (0, 0);
         }
     }
 }
@@ -221,7 +217,7 @@ impl Objects {
         let left = {
             let mut ring = quarantine.rings[process::current_cpu() % count].0.lock();
             ring.put(Entry::new(class, object), now);
-            ring.take_excess(&mut leaving)
+            ring.take_while(&mut leaving, Ring::is_over)
         };
         for entry in &leaving[..left] {
             check_poison(entry.class(), entry.object());

@@ -7,6 +7,7 @@ use crate::alone::{alone, holds};
 use crate::base::size_class::aligned_class_of;
 use crate::base::size_class::{MAX_SMALL, class_of};
 use crate::reclaim::Heap;
+use ebbtide_zone::FRAME_BYTES;
 
 pub const HARDENED: &str =
     "harden=on,workers=0,pressure=off,lazyfree=off,thp=off,retain_ms=3600000";

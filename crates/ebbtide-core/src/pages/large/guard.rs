@@ -4,13 +4,11 @@
 //! its place for a while, with neither memory nor access: whoever uses it gets SIGSEGV. It counts with the frames that
 //! large allocations own and do not use ([`Pages::slack`]).
 
-use crate::base::ranks;
-use crate::base::ranks::ForkLock;
+use super::Place;
 use crate::base::report::Line;
 use crate::pages::Pages;
 use crate::pages::span::Span;
 use core::sync::atomic::Ordering;
-use ebbtide_sys::lock::Lock;
 use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_FRAMES, FRAME_BYTES, Frame};
 
@@ -23,40 +21,18 @@ const MOST_FRAMES: u32 = 16384;
 /// All together are at most this part of the address space.
 const SHARE: u32 = 16;
 
-/// Large allocations that were freed, first in, first out.
+/// Large allocations that were freed, first in, first out: the oldest is at `first`; `count` of them, round the end.
 pub struct Kept {
-    ring: Lock<Ring>,
-}
-
-#[derive(Clone, Copy)]
-struct Entry {
-    head: Frame,
-    frames: u32,
-    blocks: u32,
-}
-
-impl Entry {
-    /// Frames that it keeps from others: behind those in use may be old content too.
-    fn owned(self) -> u32 {
-        self.frames.max(self.blocks * BLOCK_FRAMES)
-    }
-
-    fn bytes(self) -> usize {
-        self.owned() as usize * FRAME_BYTES
-    }
-}
-
-/// The oldest entry is at `first`; `count` of them, round the end.
-struct Ring {
-    entries: [Entry; ENTRIES],
+    places: [Place; ENTRIES],
     first: usize,
     count: usize,
-    frames: u32,
+    frames: usize,
 }
 
-impl Ring {
-    const NEW: Self = Self {
-        entries: [Entry {
+impl Kept {
+    /// None.
+    pub const NONE: Self = Self {
+        places: [Place {
             head: Frame(0),
             frames: 0,
             blocks: 0,
@@ -67,43 +43,24 @@ impl Ring {
     };
 
     /// There is always room for one ([`Self::take_excess`]).
-    fn put(&mut self, entry: Entry) {
-        self.entries[(self.first + self.count) % ENTRIES] = entry;
+    fn put(&mut self, place: Place) {
+        self.places[(self.first + self.count) % ENTRIES] = place;
         self.count += 1;
-        self.frames += entry.owned();
+        self.frames += place.owned();
     }
 
-    fn take(&mut self) -> Option<Entry> {
+    fn take(&mut self) -> Option<Place> {
         self.count = self.count.checked_sub(1)?;
-        let entry = self.entries[self.first];
+        let place = self.places[self.first];
         self.first = (self.first + 1) % ENTRIES;
-        self.frames -= entry.owned();
-        Some(entry)
+        self.frames -= place.owned();
+        Some(place)
     }
 
-    fn take_excess(&mut self, most_frames: u32) -> Option<Entry> {
+    fn take_excess(&mut self, most_frames: usize) -> Option<Place> {
         (self.count == ENTRIES || self.frames > most_frames)
             .then(|| self.take())
             .flatten()
-    }
-}
-
-impl Kept {
-    /// None.
-    pub const fn new() -> Self {
-        Self {
-            ring: Lock::new(ranks::FREED, Ring::NEW),
-        }
-    }
-
-    /// Its lock, for the fork handlers.
-    pub fn lock(&self) -> &dyn ForkLock {
-        &self.ring
-    }
-
-    /// Forgets what is kept.
-    pub fn forget(&self) {
-        *self.ring.lock() = Ring::NEW;
     }
 }
 
@@ -152,20 +109,14 @@ impl Pages {
 
     /// Takes memory and access from an allocation that was freed, for a while. `false`: it is to be put back at once.
     #[inline]
-    pub fn keep_from_use(&self, head: Frame, frames: u32, blocks: u32) -> bool {
-        self.is_hardened()
-            && frames <= MOST_FRAMES
-            && self.keep(Entry {
-                head,
-                frames,
-                blocks,
-            })
+    pub(super) fn keep_from_use(&self, place: Place) -> bool {
+        self.is_hardened() && place.frames <= MOST_FRAMES && self.keep(place)
     }
 
     #[cold]
-    fn keep(&self, entry: Entry) -> bool {
-        let address = self.region().address(entry.head);
-        let bytes = entry.bytes();
+    fn keep(&self, place: Place) -> bool {
+        let address = self.region().address(place.head);
+        let bytes = place.owned() * FRAME_BYTES;
         // SAFETY: frames of an allocation that has just been freed, and that nobody is given before `put_kept`.
         if !unsafe { super::release_range(address, bytes) } {
             return false;
@@ -176,21 +127,20 @@ impl Pages {
         if !closed && unsafe { vm::commit(address, bytes) }.is_ok() {
             return false;
         }
-        self.slack
-            .fetch_add(entry.owned() as usize, Ordering::Relaxed);
+        self.slack.fetch_add(place.owned(), Ordering::Relaxed);
         if !closed {
             // Too many mappings for either: the place is given up.
             return true;
         }
-        let most = self.region().blocks / SHARE * BLOCK_FRAMES;
+        let most = (self.region().blocks / SHARE * BLOCK_FRAMES) as usize;
         let mut excess = {
-            let mut ring = self.kept.ring.lock();
-            ring.put(entry);
-            ring.take_excess(most)
+            let mut kept = self.kept.lock();
+            kept.put(place);
+            kept.take_excess(most)
         };
-        while let Some(entry) = excess {
-            self.put_kept(entry);
-            excess = self.kept.ring.lock().take_excess(most);
+        while let Some(place) = excess {
+            self.put_kept(place);
+            excess = self.kept.lock().take_excess(most);
         }
         true
     }
@@ -198,22 +148,22 @@ impl Pages {
     /// Puts everything back that is kept.
     pub fn put_all_kept(&self) {
         for _ in 0..ENTRIES {
-            let oldest = self.kept.ring.lock().take();
-            let Some(entry) = oldest else { return };
-            self.put_kept(entry);
+            let Some(oldest) = self.kept.lock().take() else {
+                return;
+            };
+            self.put_kept(oldest);
         }
     }
 
-    fn put_kept(&self, entry: Entry) {
-        let address = self.region().address(entry.head);
+    fn put_kept(&self, place: Place) {
+        let address = self.region().address(place.head);
         // SAFETY: inside the region; nobody has these frames.
-        if unsafe { vm::commit(address, entry.bytes()) }.is_err() {
+        if unsafe { vm::commit(address, place.owned() * FRAME_BYTES) }.is_err() {
             // A limit was lowered meanwhile, or there are too many mappings: the place is given up.
             return;
         }
-        self.slack
-            .fetch_sub(entry.owned() as usize, Ordering::Relaxed);
-        self.put_large(entry.head, 0, entry.frames, entry.blocks, false);
+        self.slack.fetch_sub(place.owned(), Ordering::Relaxed);
+        self.put_large(place, 0, false);
     }
 }
 

@@ -8,7 +8,7 @@
 //! - `INV-LARGE-2`: memory of an allocation of 16 MiB or more that is put back can be written to, and a forked child
 //!   has it with its content.
 
-use super::{Large, OWN_BLOCKS_FRAMES, double_free};
+use super::{Large, OWN_BLOCKS_FRAMES, Place, double_free};
 use crate::pages::Pages;
 use crate::pages::region::flag;
 use core::sync::atomic::Ordering;
@@ -38,9 +38,9 @@ impl Pages {
             && !self.config.basic_syscalls
             && self.moves.load(Ordering::Relaxed) < MAX_MOVES
             && !last
-            && pieces(moved, bytes).iter().all(|&(at, len)| {
+            && pieces(moved, bytes).all(|(at, len)| {
                 // SAFETY: the allocation, and the reservation goes on behind it.
-                len == 0 || unsafe { vm::is_one_mapping(address + at, len) }
+                unsafe { vm::is_one_mapping(address + at, len) }
             })
     }
 
@@ -52,9 +52,6 @@ impl Pages {
         let moved = self.large_span(head).moved_frames;
         let mut done = 0;
         for (at, len) in pieces(moved, bytes) {
-            if len == 0 {
-                continue;
-            }
             // SAFETY: both are live allocations of ours, the new one holds nothing yet and is larger, and
             // after an error it is never used again.
             let result = unsafe { vm::move_pages(from + at, to + at, len) };
@@ -65,14 +62,11 @@ impl Pages {
         }
         self.mark_moved(to, done);
         // Two mappings after the second move.
-        self.large_span(region.frame(to)).moved_frames = if moved > 0 {
-            MOVED_TWICE
-        } else {
-            (done / FRAME_BYTES) as u32
-        };
-        if self.give_up_large(head, false).is_none() {
-            double_free(region, head);
-        }
+        let frames = (done / FRAME_BYTES) as u32;
+        let moved_frames = if moved > 0 { MOVED_TWICE } else { frames };
+        self.large_span(region.frame(to)).moved_frames = moved_frames;
+        self.give_up_large(head, false)
+            .unwrap_or_else(|| double_free(region, head));
         Some(to)
     }
 
@@ -90,10 +84,8 @@ impl Pages {
         head: Frame,
     ) -> Option<usize> {
         let Some(Large { address: fresh, .. }) = self.take_large(size, FRAME_BYTES) else {
-            if done > 0 {
-                // SAFETY: the moved pages are in the target; the source is mapped and reads zero there.
-                unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
-            }
+            // SAFETY: the moved pages are in the target; the source is mapped and reads zero there.
+            unsafe { core::ptr::copy_nonoverlapping(to as *const u8, from as *mut u8, done) };
             return None;
         };
         // SAFETY: each part from where it is, to a fresh allocation that is large enough.
@@ -104,9 +96,8 @@ impl Pages {
         }
         // Of what moved and came back nothing is known.
         self.large_span(head).tail = 0;
-        if self.give_up_large(head, true).is_none() {
-            double_free(self.region(), head);
-        }
+        self.give_up_large(head, true)
+            .unwrap_or_else(|| double_free(self.region(), head));
         Some(fresh)
     }
 
@@ -114,51 +105,40 @@ impl Pages {
     /// are released. (See `release`.)
     fn mark_moved(&self, address: usize, bytes: usize) {
         let region = self.region();
-        let first = region.frame(address).block().0;
-        for block in first..=region.frame(address + bytes - 1).block().0 {
-            let flags = if block == first {
-                flag::MOVED | flag::MOVE
-            } else {
-                flag::MOVED
-            };
+        let (first, last) = (region.frame(address), region.frame(address + bytes - 1));
+        let mut flags = flag::MOVED | flag::MOVE;
+        for block in first.block().0..=last.block().0 {
             // SAFETY: the blocks are opened.
             let before = unsafe { region.flags(Block(block)) }.fetch_or(flags, Ordering::Relaxed);
             if (flags & !before) & flag::MOVE != 0 {
                 self.moves.fetch_add(1, Ordering::Relaxed);
             }
+            flags = flag::MOVED;
         }
     }
 
-    /// Makes the place of an allocation that was just freed a fresh mapping (`INV-LARGE-1`). `false`: refused.
-    fn renew_place(&self, head: Frame, frames: u32, blocks: u32) -> bool {
-        let whole = blocks * BLOCK_FRAMES;
-        let end = owned_frames(frames, blocks);
+    /// Puts a place back whose content nobody needs: as a fresh mapping (`INV-LARGE-1`), or never.
+    pub(super) fn put_fresh(&self, place: Place) {
+        let Place { head, frames, .. } = place;
+        let whole = place.blocks * BLOCK_FRAMES;
+        // Up to the end of the last block that it owns whole, or of its tail.
+        let end = match frames > whole {
+            true => frames,
+            false => frames.next_multiple_of(BLOCK_FRAMES),
+        };
         let address = self.region().address(head);
         // SAFETY: the allocation's frames, and its slack; nothing in them is needed.
         if unsafe { vm::remap_fresh(address, end as usize * FRAME_BYTES) }.is_err() {
-            // The next place would be lost too.
+            // The place is given up. The next one would be lost too.
             MOVE_PAGES.refuse();
-            return false;
+            self.slack.fetch_add(place.owned(), Ordering::Relaxed);
+            return;
         }
-        let fresh = end.min(whole) / BLOCK_FRAMES;
-        if fresh > 0 {
-            self.note_fresh_blocks(head.block(), fresh);
-        }
+        self.note_fresh_blocks(head.block(), end.min(whole) / BLOCK_FRAMES);
         if end > whole {
             self.note_fresh_part(Frame(head.0 + whole), end - whole);
         }
-        true
-    }
-
-    /// Puts a place back whose content nobody needs: as a fresh mapping, or never.
-    pub(super) fn put_fresh(&self, head: Frame, frames: u32, blocks: u32) {
-        if self.renew_place(head, frames, blocks) {
-            self.put_large(head, 0, frames, blocks, false);
-        } else {
-            // The place is given up.
-            let owned = frames.max(blocks * BLOCK_FRAMES) as usize;
-            self.slack.fetch_add(owned, Ordering::Relaxed);
-        }
+        self.put_large(place, 0, false);
     }
 
     /// Takes back what the program may have done to the frames `[from, end)` of an allocation of `frames`
@@ -173,17 +153,10 @@ impl Pages {
     }
 }
 
-/// Frames up to the end of the block that an allocation owns whole, or of its tail.
-fn owned_frames(frames: u32, blocks: u32) -> u32 {
-    match frames > blocks * BLOCK_FRAMES {
-        true => frames,
-        false => frames.next_multiple_of(BLOCK_FRAMES),
-    }
-}
-
 /// The mappings that an allocation's first `bytes` lie in, as offset and length: what was moved before, and
 /// the rest.
-fn pieces(moved_frames: u32, bytes: usize) -> [(usize, usize); 2] {
+fn pieces(moved_frames: u32, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
     let first = (moved_frames as usize * FRAME_BYTES).min(bytes);
-    [(0, first), (first, bytes - first)]
+    let both = [(0, first), (first, bytes - first)];
+    both.into_iter().filter(|&(_, len)| len > 0)
 }

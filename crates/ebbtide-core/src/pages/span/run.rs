@@ -5,7 +5,7 @@
 //! them is refused, all go in one by one up to that one. See
 //! [decision 0057](../../../../docs/decisions/0057-neighbours-return-as-one-range.md).
 
-use super::{Refused, Span, words_of};
+use super::{Misuse, Span, words_of};
 use crate::base::size_class::Class;
 use ebbtide_zone::FRAME_BYTES;
 
@@ -21,23 +21,19 @@ impl Span {
         class: &Class,
         span_address: usize,
         objects: &[usize],
-    ) -> (usize, Option<Refused>) {
+    ) -> (usize, Option<Misuse>) {
         if let Some(count) = self.put_neighbours(class, span_address, objects) {
             return (count, None);
         }
-        let bytes = self.frames as usize * FRAME_BYTES;
         let (mut at, mut bits) = (0, self.map[0]);
         let (mut count, mut refused) = (0, None);
         for &address in objects {
             let offset = address.wrapping_sub(span_address);
-            if offset >= bytes {
+            let Some(number) = class.object_at(offset) else {
+                let is_here = offset < self.frames as usize * FRAME_BYTES;
+                refused = is_here.then_some(Misuse::Interior(address));
                 break;
-            }
-            let (number, exact) = class.object_at(offset);
-            if !exact || number >= class.objects as usize {
-                refused = Some(Refused::Interior);
-                break;
-            }
+            };
             if number / 64 != at {
                 self.map[at] = bits;
                 at = number / 64;
@@ -45,7 +41,7 @@ impl Span {
             }
             let bit = 1 << (number % 64);
             if bits & bit != 0 {
-                refused = Some(Refused::InIt);
+                refused = Some(Misuse::DoubleFree(address));
                 break;
             }
             bits |= bit;
@@ -71,14 +67,7 @@ impl Span {
         if apart != far && apart != far.wrapping_neg() {
             return None;
         }
-        let offset = objects[0].wrapping_sub(span_address);
-        if offset >= self.frames as usize * FRAME_BYTES {
-            return None;
-        }
-        let (number, exact) = class.object_at(offset);
-        if !exact || number >= class.objects as usize {
-            return None;
-        }
+        let number = class.object_at(objects[0].wrapping_sub(span_address))?;
         let (first, count) = if apart == far {
             let behind = class.objects as usize - number;
             (number, in_steps(objects, size, behind))
@@ -86,22 +75,15 @@ impl Span {
             let count = in_steps(objects, size.wrapping_neg(), number + 1);
             (number + 1 - count, count)
         };
-        if count < MANY || !self.put_range(first, first + count - 1) {
+        let words = || words_of(first, first + count - 1);
+        if count < MANY || words().any(|(word, mask)| self.map[word] & mask != 0) {
             return None;
+        }
+        for (word, mask) in words() {
+            self.map[word] |= mask;
         }
         self.free += count as u16;
         Some(count)
-    }
-
-    /// Sets the bits of these objects, unless one is set.
-    fn put_range(&mut self, first: usize, last: usize) -> bool {
-        if words_of(first, last).any(|(word, mask)| self.map[word] & mask != 0) {
-            return false;
-        }
-        for (word, mask) in words_of(first, last) {
-            self.map[word] |= mask;
-        }
-        true
     }
 }
 

@@ -74,11 +74,11 @@ fn a_run_goes_in_as_its_objects_would_one_by_one() {
                 }
                 let object = (address - ADDRESS) / size;
                 if object >= objects || !(address - ADDRESS).is_multiple_of(size) {
-                    refused = Some(Refused::Interior);
+                    refused = Some(Misuse::Interior(address));
                     break;
                 }
                 if !single.put(object) {
-                    refused = Some(Refused::InIt);
+                    refused = Some(Misuse::DoubleFree(address));
                     break;
                 }
                 count += 1;
@@ -123,7 +123,8 @@ fn neighbours_end_with_the_span() {
                 (done, why) = (done + more, then);
             }
             assert_eq!((done, span.free as usize), (count, count), "class {class}");
-            assert_eq!(why, refused.then_some(Refused::Interior), "class {class}");
+            let misuse = refused.then(|| Misuse::Interior(run[count]));
+            assert_eq!(why, misuse, "class {class}");
         }
     }
 }

@@ -98,16 +98,16 @@ fn frames_with_a_byte_in_use_stay() {
 }
 
 #[test]
-fn a_round_claims_what_is_due_and_looks_at_a_span_once() {
+fn a_depopulation_claims_what_is_due_or_all() {
     alone(CALM, |heap| {
         let class = class_of(FRAME_BYTES);
         let (live, freed) = half_used(heap, class, 2048, 16);
-        let claimed = heap.depopulate(class, 1, 1, Releaser::Asked);
+        let claimed = heap.depopulate(class, 1, Releaser::Asked);
         assert!(claimed > 0 && claimed < freed.len() as u64 / 2, "{claimed}");
-        // As many spans at once are looked at as may be; none of them again in this round.
-        let rest = heap.depopulate(class, 1, usize::MAX, Releaser::Asked);
+        // As many spans at once are looked at as may be.
+        let rest = heap.depopulate(class, usize::MAX, Releaser::Asked);
         assert_eq!(claimed + rest, freed.len() as u64);
-        assert_eq!(heap.depopulate(class, 2, usize::MAX, Releaser::Asked), 0);
+        assert_eq!(heap.depopulate(class, usize::MAX, Releaser::Asked), 0);
         live_stays(&live, class);
     });
 }

@@ -4,7 +4,6 @@ use super::Range;
 use crate::base::ranks;
 use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, Ordering};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::vm;
 
@@ -67,26 +66,26 @@ pub static BATCHES: Lock<Batches> = Lock::new(
 );
 
 /// Tests make the next requests for a batch fail.
-pub static REFUSE_BATCHES: AtomicBool = AtomicBool::new(false);
+#[cfg(test)]
+pub static REFUSE_BATCHES: core::sync::atomic::AtomicBool =
+    core::sync::atomic::AtomicBool::new(false);
 
 /// Batches mapped at a time.
 const CHUNK: usize = 16;
 
 /// An empty batch.
 pub(in crate::reclaim) fn take_batch() -> Option<NonNull<Batch>> {
-    if REFUSE_BATCHES.load(Ordering::Relaxed) {
+    #[cfg(test)]
+    if REFUSE_BATCHES.load(core::sync::atomic::Ordering::Relaxed) {
         return None;
     }
     if let Some(batch) = pop_batch() {
         return Some(batch);
     }
-    let start = vm::map(CHUNK * size_of::<Batch>()).ok()?;
-    for index in 1..CHUNK {
-        put_batch(NonNull::new(
-            (start + index * size_of::<Batch>()) as *mut Batch,
-        )?);
-    }
-    NonNull::new(start as *mut Batch)
+    let chunk = NonNull::new(vm::map(CHUNK * size_of::<Batch>()).ok()? as *mut Batch)?;
+    // SAFETY: inside the mapping, each batch once.
+    (1..CHUNK).for_each(|index| put_batch(unsafe { chunk.add(index) }));
+    Some(chunk)
 }
 
 fn pop_batch() -> Option<NonNull<Batch>> {

@@ -22,6 +22,7 @@ pub mod watcher;
 
 use super::lazy::Take;
 use super::owned::release_owned;
+use super::pacing::is_time;
 use crate::base::config::{Config, Limit};
 use crate::base::releaser::Releaser;
 use crate::base::source::Cached;
@@ -32,9 +33,9 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::pressure::{Group, Groups, Told};
 use ebbtide_sys::{clock, pressure};
-use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::plan::pressure::{Look, Policy, Verdict};
 use ebbtide_zone::plan::{self, LimitPlan};
+use ebbtide_zone::{Counters, FRAME_BYTES};
 use watcher::Watcher;
 
 /// Between calls for the worker because the budget is spent.
@@ -82,12 +83,8 @@ impl Pressure {
         }
         let is_part = matches!(config.limit, Limit::Percent(_));
         let group = is_part.then(|| Groups::find().memory).flatten();
-        let limit = group.and_then(|group| group.smallest_limit());
-        set_limit(
-            allowance,
-            config.limit,
-            limit.unwrap_or(u64::MAX).min(ram as u64),
-        );
+        let smallest = group.and_then(|group| group.smallest_limit());
+        set_limit(allowance, config.limit, smallest, ram);
     }
 
     /// Called in a forked child.
@@ -140,12 +137,11 @@ impl Pressure {
 
     /// Whether worker `number` is the one that looks, from now on if nobody was.
     pub fn claim_watch(&self, number: usize) -> bool {
-        let mine = number + 1;
-        self.watched_by.load(Ordering::Relaxed) == mine
-            || self
-                .watched_by
-                .compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
+        let (mine, order) = (number + 1, Ordering::Acquire);
+        match self.watched_by.compare_exchange(0, mine, order, order) {
+            Ok(_) => true,
+            Err(other) => other == mine,
+        }
     }
 
     /// Worker `number` looks no more: there is nothing to give, so nothing bounds anybody, and what was left
@@ -163,11 +159,8 @@ impl Heap {
     /// Looks at pressure, by the worker that has claimed to, and tells the program.
     pub fn look_at_pressure(&self, watcher: &mut Watcher, now: u64) -> Verdict {
         let (room, told) = watcher.look(now);
-        match room {
-            Some(room) => self.note_room(room),
-            // Nothing tells any more: nothing is known to be bounded.
-            None => self.allowance.set_room(u64::MAX),
-        }
+        // Where nothing tells any more, nothing is known to be bounded.
+        self.allowance.set_room(room.map_or(u64::MAX, for_reuse));
         self.note_limit(|| watcher.limit());
         let look = Look {
             now_ms: now,
@@ -189,18 +182,10 @@ impl Heap {
         verdict
     }
 
-    /// What is left bounds what is kept for reuse.
-    fn note_room(&self, room: pressure::Room) {
-        let half = room.least / 2 / FRAME_BYTES as u64;
-        self.allowance.set_room(half);
-    }
-
-    /// A percentage is of the smallest limit of the process's groups, at most of RAM.
+    /// The owner's limit may be a part of `limit`, which may have changed.
     fn note_limit(&self, limit: impl FnOnce() -> Option<u64>) {
-        let settings = self;
-        if let part @ Limit::Percent(_) = settings.config.limit {
-            let total = limit().unwrap_or(u64::MAX).min(settings.ram as u64);
-            set_limit(&self.allowance, part, total);
+        if let part @ Limit::Percent(_) = self.config.limit {
+            set_limit(&self.allowance, part, limit(), self.ram);
         }
     }
 
@@ -210,17 +195,15 @@ impl Heap {
         let nearest = group.as_ref().and_then(Group::nearest);
         let machine = pressure::machine();
         if let Some(room) = machine.map(|machine| machine.nearer(nearest)).or(nearest) {
-            self.note_room(room);
+            self.allowance.set_room(for_reuse(room));
         }
         self.note_limit(|| group.and_then(|group| group.smallest_limit()));
     }
 
     /// Bytes that the heap may have resident, or will have when all of it is touched.
     fn potential(&self) -> u64 {
-        let frames = self.live_zones().iter().fold(0, |sum, zone| {
-            let counters = zone.counters();
-            sum + counters.in_use + counters.dirty + counters.lazy + counters.claimed
-        });
+        let own = |zone: Counters| zone.in_use + zone.dirty + zone.lazy + zone.claimed;
+        let (frames, _) = self.sum(|counters| (own(counters), 0));
         let slack = self.slack.load(Ordering::Relaxed) as u64;
         frames.saturating_sub(slack) * FRAME_BYTES as u64
     }
@@ -232,13 +215,9 @@ impl Heap {
         let Some(share) = self.pressure.take_overdraft(&self.allowance) else {
             return;
         };
-        let last = self.pressure.called_ms.load(Ordering::Relaxed);
-        if now.wrapping_sub(last) >= CALL_MS {
-            self.pressure.called_ms.store(now, Ordering::Relaxed);
-            if !self.call_workers(1) {
-                // No thread is to be had now, so nobody looks: pay once, not for ever.
-                self.allowance.lift();
-            }
+        if is_time(&self.pressure.called_ms, now, CALL_MS) && !self.call_workers(1) {
+            // No thread is to be had now, so nobody looks: pay once, not for ever.
+            self.allowance.lift();
         }
         let released = self.release_some(share);
         stats::count(word!(paid_bytes), released * FRAME_BYTES as u64);
@@ -250,14 +229,13 @@ impl Heap {
         let take = Take::Due { lazy_first: false };
         let mut released = self.release_in_place(frames, take, Releaser::Program);
         if released < frames && self.config.depopulate {
-            let round = self.pacing.number_depopulation();
             for class in self.news.classes() {
                 if released >= frames {
                     break;
                 }
                 if self.central[class].spans.lock().waiting(class) > 0 {
                     let bytes = (frames - released) as usize * FRAME_BYTES;
-                    released += self.depopulate(class, round, bytes, Releaser::Program);
+                    released += self.depopulate(class, bytes, Releaser::Program);
                 }
             }
         }
@@ -301,8 +279,14 @@ impl Heap {
     }
 }
 
-fn set_limit(allowance: &Allowance, limit: Limit, total: u64) {
-    let bytes = limit.bytes_of(total);
+/// Frames that may be kept for reuse, by what is left.
+fn for_reuse(room: pressure::Room) -> u64 {
+    room.least / 2 / FRAME_BYTES as u64
+}
+
+/// A percentage is of the `smallest` limit of the process's groups, at most of RAM.
+fn set_limit(allowance: &Allowance, limit: Limit, smallest: Option<u64>, ram: usize) {
+    let bytes = limit.bytes_of(smallest.unwrap_or(u64::MAX).min(ram as u64));
     allowance.set_limit(bytes.map(|bytes| bytes / FRAME_BYTES as u64));
 }
 

@@ -12,22 +12,6 @@ const FIND_MS: u64 = 1000;
 /// The machine's memory is read as often.
 const MACHINE_MS: u64 = 200;
 
-/// Sources of [`Watcher::sources`], one bit each.
-pub mod source {
-    /// `/proc/meminfo`.
-    pub const MACHINE: u64 = 1;
-    /// A memory cgroup with a limit.
-    pub const LIMIT: u64 = 2;
-    /// A PSI file.
-    pub const PSI: u64 = 4;
-    /// Version 1's `memory.pressure_level`.
-    pub const LEVEL: u64 = 8;
-    /// A FIFO or socket of systemd's protocol.
-    pub const NOTICE: u64 = 16;
-    /// The environment wants no events.
-    pub const OFF: u64 = 32;
-}
-
 /// See the module's header.
 pub struct Watcher {
     hits: Hits,
@@ -99,10 +83,7 @@ impl Watcher {
         }
         let group = self.hits.group.as_ref().and_then(Group::nearest);
         self.is_limited = group.is_some();
-        let room = match self.machine {
-            Some(machine) => Some(machine.nearer(group)),
-            None => group,
-        };
+        let room = self.machine.map(|machine| machine.nearer(group)).or(group);
         told |= self.is_told(now_ms);
         (room, told && self.watch != Watched::Nothing)
     }
@@ -122,19 +103,18 @@ impl Watcher {
         hit || stalled || own || level || notice
     }
 
-    /// What there was to look at.
+    /// What there was to look at, a bit for each: `/proc/meminfo`, a memory cgroup with a limit, a PSI file, version 1's
+    /// `memory.pressure_level`, a FIFO or socket of systemd's protocol; and whether the environment wants no events.
     pub fn sources(&self) -> u64 {
         let have = [
-            (self.machine.is_some(), source::MACHINE),
-            (self.is_limited, source::LIMIT),
-            (self.psi.is_some() || self.own.psi.is_some(), source::PSI),
-            (self.own.level.is_some(), source::LEVEL),
-            (self.notice.is_some(), source::NOTICE),
-            (self.watch == Watched::Nothing, source::OFF),
+            (self.machine.is_some(), 1),
+            (self.is_limited, 2),
+            (self.psi.is_some() || self.own.psi.is_some(), 4),
+            (self.own.level.is_some(), 8),
+            (self.notice.is_some(), 16),
+            (self.watch == Watched::Nothing, 32),
         ];
-        have.iter()
-            .filter(|(there, _)| *there)
-            .fold(0, |mask, (_, bit)| mask | bit)
+        have.map(|(there, bit)| u64::from(there) * bit).iter().sum()
     }
 }
 

@@ -4,7 +4,7 @@ extern crate std;
 
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run};
-use crate::base::size_class::{CLASS, class_of};
+use crate::base::size_class::{CLASS, MAX_BATCH, class_of};
 use crate::pages::frames::ZoneSlot;
 use crate::reclaim::Heap;
 use crate::reclaim::lazy::{Take, add};
@@ -188,7 +188,9 @@ fn frames_of_spans_are_released_waiting_or_held() {
         let span = CLASS[class].objects as usize;
         let mut live = Vec::new();
         (0..4).for_each(|n| live.push(freed.remove(n * (span - 1) + 5)));
-        heap.put_in_spans(class, &freed);
+        freed
+            .chunks(MAX_BATCH)
+            .for_each(|objects| heap.put_in_spans(class, objects));
         let spans = || {
             let bytes = heap.central[class].bytes(class);
             (bytes.in_spans / FRAME_BYTES, bytes.claimed / FRAME_BYTES)

@@ -1,9 +1,7 @@
 //! What a worker looks at while it waits: pressure, and whether much has been freed.
 
-use super::Rest;
-use crate::base::releaser::Releaser;
+use super::Worker;
 use crate::base::stats;
-use crate::reclaim::Heap;
 use crate::reclaim::pressure::watcher::Watcher;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
@@ -16,6 +14,8 @@ const EARLY_SHARE: u64 = 8;
 /// What a coordinator with its eyes open waits for.
 #[derive(Default)]
 pub struct Eyes {
+    /// What this worker looks at pressure with, while it is the one that does.
+    watcher: Option<Watcher>,
     /// The next look.
     look_at_ms: u64,
     /// From then on a round may come early.
@@ -26,6 +26,11 @@ pub struct Eyes {
 }
 
 impl Eyes {
+    /// Whether this worker watches pressure.
+    pub(super) fn are_open(&self) -> bool {
+        self.watcher.is_some()
+    }
+
     /// A round has ended, and took so long.
     pub fn after_round(&mut self, now_ms: u64, took_ms: u64) {
         self.early_at_ms = now_ms + EARLY_SHARE * took_ms;
@@ -44,79 +49,69 @@ impl Eyes {
     }
 }
 
-/// Looks at pressure, if nobody else does; releases everything when it is time to. `true`: it did.
-pub fn watch(
-    heap: &Heap,
-    watcher: &mut Option<Watcher>,
-    eyes: &mut Eyes,
-    number: usize,
-    by: Releaser,
-) -> bool {
-    let now = clock::now_ms();
-    eyes.look_at_ms = now + LOOK_MS.0;
-    if !heap.pressure.claim_watch(number) {
-        return false;
+impl Worker<'_> {
+    /// Looks at pressure, if nobody else does; releases everything when it is time to. `true`: it did.
+    pub(super) fn watch(&mut self) -> bool {
+        let (heap, eyes) = (self.heap, &mut self.eyes);
+        let now = clock::now_ms();
+        eyes.look_at_ms = now + LOOK_MS.0;
+        if !heap.pressure.claim_watch(self.number) {
+            return false;
+        }
+        let open = || heap.pressure.open_eyes(now);
+        let watcher = eyes.watcher.get_or_insert_with(open);
+        let verdict = heap.look_at_pressure(watcher, now);
+        stats::set_pressure_sources(watcher.sources());
+        stats::publish(&heap.config);
+        eyes.look_at_ms = now + verdict.next_ms;
+        if verdict.release {
+            heap.release_everything(self.by);
+        }
+        verdict.release
     }
-    let watcher = watcher.get_or_insert_with(|| heap.pressure.open_eyes(now));
-    let verdict = heap.look_at_pressure(watcher, now);
-    stats::set_pressure_sources(watcher.sources());
-    stats::publish(&heap.config);
-    eyes.look_at_ms = now + verdict.next_ms;
-    if verdict.release {
-        heap.release_everything(by);
-    }
-    verdict.release
-}
 
-/// Sleeps until it is woken, `ms` are over, or more is kept than what is left allows; with its eyes open.
-pub fn sleep_watching(
-    heap: &Heap,
-    watcher: &mut Option<Watcher>,
-    eyes: &mut Eyes,
-    number: usize,
-    by: Releaser,
-    rest: Rest,
-) {
-    let workers = &heap.workers;
-    let (seen, permit) = (rest.seen, rest.permit);
-    let end = clock::now_ms() + rest.ms;
-    loop {
-        let watches = watcher.is_some();
-        let expects = !watches && workers.is_expecting();
-        let until = if watches {
-            end.min(eyes.look_at_ms)
-        } else if expects {
-            end.min(clock::now_ms() + eyes.pause(heap.open_frames()))
-        } else {
-            end
-        };
-        if expects {
-            workers.next_ms.store(until, Ordering::SeqCst);
+    /// Another worker may look at pressure.
+    pub(super) fn close_eyes(&mut self) {
+        if self.eyes.watcher.take().is_some() {
+            let heap = self.heap;
+            heap.pressure.end_watch(self.number, &heap.allowance);
         }
-        workers.rest(Rest {
-            seen,
-            ms: until.saturating_sub(clock::now_ms()),
-            permit,
-        });
-        if expects {
-            // Whoever frees much from here on calls: the look below may come too early for it.
-            workers.next_ms.store(u64::MAX, Ordering::SeqCst);
-        }
-        let woken = workers.wake.load(Ordering::SeqCst) != seen;
-        if woken || permit.is_over() || clock::now_ms() >= end || !watches && !expects {
-            return;
-        }
-        if expects {
-            if heap.keeps_much() {
+    }
+
+    /// Sleeps until it is woken, `ms` are over, or more is kept than what is left allows; with its eyes open.
+    pub(super) fn sleep_watching(&mut self, seen: u32, ms: u64) {
+        let (heap, workers) = (self.heap, &self.heap.workers);
+        let end = clock::now_ms() + ms;
+        loop {
+            let watches = self.eyes.are_open();
+            let expects = !watches && workers.is_expecting();
+            let mut until = end;
+            if watches {
+                until = end.min(self.eyes.look_at_ms);
+            } else if expects {
+                until = end.min(clock::now_ms() + self.eyes.pause(heap.open_frames()));
+                workers.next_ms.store(until, Ordering::SeqCst);
+            }
+            self.rest(seen, until.saturating_sub(clock::now_ms()));
+            if expects {
+                // Whoever frees much from here on calls: the look below may come too early for it.
+                workers.next_ms.store(u64::MAX, Ordering::SeqCst);
+            }
+            let woken = workers.wake.load(Ordering::SeqCst) != seen;
+            if woken || self.permit.is_over() || clock::now_ms() >= end || !watches && !expects {
                 return;
             }
-            continue;
-        }
-        // Perhaps nothing is left to give, or to wait for.
-        let released = watch(heap, watcher, eyes, number, by);
-        let now = clock::now_ms();
-        if released || now >= eyes.early_at_ms && heap.keeps_too_much(now) {
-            return;
+            let has_much = if expects {
+                heap.keeps_much()
+            } else {
+                // Perhaps nothing is left to give, or to wait for.
+                let released = self.watch();
+                let now = clock::now_ms();
+                released || now >= self.eyes.early_at_ms && heap.keeps_too_much(now)
+            };
+            if has_much {
+                return;
+            }
         }
     }
 }

@@ -130,18 +130,17 @@ impl Permit {
     fn look(&mut self, terms: &Terms) -> bool {
         // Before the process's own: what is taken in between seems to be this thread's, and a worker ends in vain.
         let pending = thread::pending_signals();
-        let Some(digest) = self.rights else {
-            return pending & thread::SIGNAL_TO_ALL == 0;
-        };
-        let Some(rights) = Rights::of_main_thread() else {
-            // A filter that has come for all threads.
-            self.rights = None;
-            self.end_ms = self.end_ms.min(clock::now_ms() + UNSURE_MS);
+        let seen = self.rights.is_some().then(Rights::of_main_thread).flatten();
+        let Some(rights) = seen else {
+            if self.rights.take().is_some() {
+                // A filter that has come for all threads.
+                self.end_ms = self.end_ms.min(clock::now_ms() + UNSURE_MS);
+            }
             return pending & thread::SIGNAL_TO_ALL == 0;
         };
         let now = sight(rights.digest, clock::now_ms());
         terms.seen.store(now, Ordering::Release);
-        rights.digest == digest && pending & !rights.pending == 0
+        self.rights == Some(rights.digest) && pending & !rights.pending == 0
     }
 }
 

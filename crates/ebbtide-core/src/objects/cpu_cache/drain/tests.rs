@@ -9,6 +9,7 @@ use crate::objects::central::transfer::Batches;
 use crate::objects::cpu_cache::COLD;
 use crate::objects::cpu_cache::traffic::tests::has_sections;
 use crate::reclaim::Heap;
+use crate::reclaim::pacing::is_time;
 use std::vec::Vec;
 
 /// As on a CPU that freed a few objects of `class`: one stays with the caller.
@@ -25,7 +26,7 @@ fn is_live(heap: &Heap, cpu: usize) -> bool {
     let (caches, place) = (&heap.caches, heap.caches.place());
     let entry = caches.table_entry(cpu).load(Ordering::Relaxed);
     caches.states[cpu].load(Ordering::Relaxed) == LIVE
-        && (!place.sections || entry == place.stacks.live_offset(cpu))
+        && (!caches.uses_sections() || entry == place.stacks.live_offset(cpu))
 }
 
 /// Bytes of a class that are neither in a CPU's cache nor with the program.
@@ -229,7 +230,7 @@ fn tend(heap: &Heap, now: u64) -> usize {
     let window = u64::from(heap.config.retain_ms);
     let round = Round {
         now,
-        ends_window: heap.pacing.ends_window(now, window),
+        ends_window: is_time(&heap.pacing.window_ms, now, window),
         by,
     };
     CpuStacks.tend(heap, &round, &mut left);

@@ -25,6 +25,23 @@ pub fn warm(heap: &Heap, cpu: usize) -> bool {
     heap.warm(cpu as i32)
 }
 
+impl Objects {
+    /// An object of `class`, for who has no fast path. 0: out of memory.
+    pub fn take_object(&self, class: usize) -> usize {
+        if self.caches.uses_sections() {
+            // SAFETY: the section mode.
+            let object = unsafe { section::pop(&self.caches.place().stacks, class) };
+            if object != 0 {
+                return object;
+            }
+        }
+        match self.pop(class) {
+            0 => self.refill(class),
+            object => object,
+        }
+    }
+}
+
 fn state(heap: &Heap, cpu: usize) -> (u8, usize) {
     let caches = &heap.caches;
     (

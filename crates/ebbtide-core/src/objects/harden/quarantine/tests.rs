@@ -20,7 +20,7 @@ fn ring() -> Ring {
 
 fn taken(ring: &mut Ring, room: usize) -> std::vec::Vec<usize> {
     let mut into = vec![Entry::NONE; room];
-    let count = ring.take_excess(&mut into);
+    let count = ring.take_while(&mut into, Ring::is_over);
     into[..count].iter().map(|entry| entry.object()).collect()
 }
 

@@ -31,8 +31,8 @@ fn what_was_not_asked_for_of_the_last_frame_is_a_guard() {
 fn a_freed_place_is_kept_until_others_came() {
     alone(HARDENED, |heap| {
         let ring = || {
-            let ring = heap.kept.ring.lock();
-            (ring.count, ring.frames)
+            let kept = heap.kept.lock();
+            (kept.count, kept.frames)
         };
         let slack = || heap.slack.load(Ordering::Relaxed);
         let allocate = || {
@@ -66,33 +66,37 @@ fn a_freed_place_is_kept_until_others_came() {
 
 #[test]
 fn the_oldest_place_goes_first_and_large_ones_sooner() {
-    let mut ring = Ring::NEW;
-    let entry = |n| Entry {
+    let mut kept = Kept::NONE;
+    let place = |n| Place {
         head: Frame(n),
         frames: 10,
         blocks: n % 2,
     };
     for n in 0..ENTRIES as u32 {
-        ring.put(entry(n));
+        kept.put(place(n));
     }
-    assert_eq!(ring.frames, 16 * 10 + 16 * BLOCK_FRAMES, "slack counts");
     assert_eq!(
-        ring.take_excess(u32::MAX).map(|entry| entry.head),
+        kept.frames,
+        16 * 10 + 16 * BLOCK_FRAMES as usize,
+        "slack counts"
+    );
+    assert_eq!(
+        kept.take_excess(usize::MAX).map(|place| place.head),
         Some(Frame(0))
     );
-    assert!(ring.take_excess(u32::MAX).is_none());
-    let frames = ring.frames;
-    assert!(ring.take_excess(frames).is_none());
+    assert!(kept.take_excess(usize::MAX).is_none());
+    let frames = kept.frames;
+    assert!(kept.take_excess(frames).is_none());
     assert_eq!(
-        ring.take_excess(frames - 1).map(|entry| entry.head),
+        kept.take_excess(frames - 1).map(|place| place.head),
         Some(Frame(1))
     );
-    ring.put(entry(100));
+    kept.put(place(100));
     for n in 2..ENTRIES as u32 {
-        assert_eq!(ring.take().map(|entry| entry.head), Some(Frame(n)));
+        assert_eq!(kept.take().map(|place| place.head), Some(Frame(n)));
     }
-    assert_eq!(ring.take().map(|entry| entry.head), Some(Frame(100)));
-    assert!(ring.take().is_none() && ring.frames == 0);
+    assert_eq!(kept.take().map(|place| place.head), Some(Frame(100)));
+    assert!(kept.take().is_none() && kept.frames == 0);
 }
 
 #[test]
@@ -101,7 +105,7 @@ fn very_large_ones_are_put_back_at_once() {
         let bytes = (MOST_FRAMES as usize + 1) * FRAME_BYTES;
         let large = heap.allocate_large(bytes, 1).unwrap();
         heap.free_large(heap.region().frame(large.address));
-        assert_eq!(heap.kept.ring.lock().count, 0);
+        assert_eq!(heap.kept.lock().count, 0);
         assert_eq!(heap.slack.load(Ordering::Relaxed), 0);
     });
 }

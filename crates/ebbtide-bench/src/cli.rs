@@ -1,0 +1,86 @@
+//! The command line: families, and what there is beside them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Command, FromArgMatches, Subcommand};
+
+use crate::families::{self, Asked, FAMILIES};
+use crate::measured::WorkerArgs;
+use crate::report::{self, ReportArgs};
+
+/// What is asked for.
+pub enum Line {
+    /// A family.
+    Family(Box<dyn Asked>),
+    /// Something else.
+    Other(Other),
+}
+
+/// The subcommands that are no families.
+#[derive(Debug, Subcommand)]
+pub enum Other {
+    /// Measure what can be measured here, and write one page: what each design is worth
+    #[command(after_help = report::HELP)]
+    Report(Box<ReportArgs>),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write all of them to a directory
+    Man {
+        /// Write ebbtide-bench.1, ebbtide-bench-micro.1, … to this directory
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// One measurement in a process of its own (started by the families)
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+}
+
+/// The command for help, completions and manual pages.
+pub fn command() -> Command {
+    let command = Command::new("ebbtide-bench")
+        .bin_name("ebbtide-bench")
+        .about("Measure Ebbtide beside other allocators")
+        .version(env!("CARGO_PKG_VERSION"))
+        .propagate_version(true)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands(FAMILIES.iter().map(|family| family.command()));
+    Other::augment_subcommands(command)
+}
+
+/// Reads a command line.
+pub fn parse(words: impl Iterator<Item = OsString>) -> Result<Line, clap::Error> {
+    let matches = command().try_get_matches_from(words)?;
+    match families::asked(&matches)? {
+        Some(family) => Ok(Line::Family(family)),
+        None => Ok(Line::Other(Other::from_arg_matches(&matches)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definition_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn families_and_others_are_told_apart() {
+        let line = |words: &str| parse(words.split(' ').map(OsString::from));
+        let Ok(Line::Family(free)) = line("ebbtide-bench free --quick --size 8M") else {
+            panic!()
+        };
+        assert!(free.bench().quick);
+        assert!(matches!(
+            line("ebbtide-bench worker which 0"),
+            Ok(Line::Other(Other::Worker(_)))
+        ));
+        assert!(line("ebbtide-bench micro --size 8M").is_err());
+    }
+}

@@ -1,0 +1,268 @@
+//! The measured process: threads that take and give blocks of 4 KiB, with what the library says of its zones' locks.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+use ebbtide_interface::Figures;
+use ebbtide_interface::figures::VERSION;
+
+use crate::measured::{Output, alloc, release};
+
+const BLOCK: usize = 4096;
+/// The blocks are taken and given back so many times; the first time does not count.
+const ROUNDS: usize = 5;
+
+/// What the zones' locks cost so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Locks {
+    taken: u64,
+    contended: u64,
+    wait_ns: u64,
+    hold_ns: u64,
+}
+
+impl Locks {
+    fn now() -> Result<Self> {
+        let mut figures = Figures::default();
+        // Without the last two, for which the kernel would walk the page tables.
+        let len = std::mem::offset_of!(Figures, rss_bytes);
+        // SAFETY: if the library defines it, `ebb_stats` has this form and writes as many bytes as it is told at most.
+        let filled = unsafe {
+            let found = libc::dlsym(libc::RTLD_DEFAULT, c"ebb_stats".as_ptr());
+            ensure!(!found.is_null(), "the library has no ebb_stats");
+            let stats: unsafe extern "C" fn(*mut Figures, usize) -> i32 =
+                std::mem::transmute(found);
+            stats(&mut figures, len)
+        };
+        ensure!(
+            filled as usize == len && figures.version == VERSION,
+            "the library and this program are of different versions"
+        );
+        Ok(Locks {
+            taken: figures.zone_acquisitions,
+            contended: figures.zone_contended,
+            wait_ns: figures.zone_wait_ns,
+            hold_ns: figures.zone_hold_ns,
+        })
+    }
+
+    fn since(self, before: Locks) -> Locks {
+        Locks {
+            taken: self.taken - before.taken,
+            contended: self.contended - before.contended,
+            wait_ns: self.wait_ns - before.wait_ns,
+            hold_ns: self.hold_ns - before.hold_ns,
+        }
+    }
+}
+
+fn cpu_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` can be written to.
+    unsafe { libc::clock_gettime(clock, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn output(checksum: u64, metrics: &[(&str, f64)]) -> Output {
+    Output {
+        checksum,
+        metrics: metrics.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
+        ..Output::default()
+    }
+}
+
+/// Runs a case: `take_THREADS_touched|untouched`, `locks_THREADS`, `hold_FRAMES`, `stall_alone|beside`.
+pub fn run(case: &str, amount: u64) -> Result<Output> {
+    let parts: Vec<&str> = case.split('_').collect();
+    match parts[..] {
+        ["take", threads, how] => take(threads.parse()?, amount, how == "touched", false),
+        ["locks", threads] => take(threads.parse()?, amount, false, true),
+        ["hold", frames] => hold(frames.parse()?, amount),
+        ["stall", how] => stall(amount, how == "beside"),
+        _ => bail!("unknown case '{case}'"),
+    }
+}
+
+/// Takes `count` blocks and gives them back; the sum of what they held in the end.
+fn round(blocks: &mut [*mut u8], touched: bool, seed: u64) -> u64 {
+    let mut sum = 0u64;
+    for (at, block) in blocks.iter_mut().enumerate() {
+        *block = alloc(BLOCK);
+        if touched {
+            // SAFETY: a live block of 4 KiB.
+            unsafe { block.cast::<u64>().write_volatile(seed ^ at as u64) };
+        }
+    }
+    for (at, block) in blocks.iter_mut().enumerate() {
+        // SAFETY: live, written above if it is read, freed once.
+        unsafe {
+            let expected = seed ^ at as u64;
+            let found = if touched {
+                block.cast::<u64>().read_volatile()
+            } else {
+                expected
+            };
+            assert_eq!(found, expected, "a live block has changed");
+            sum = sum.wrapping_add(found);
+            release(*block);
+        }
+    }
+    sum
+}
+
+fn take(threads: usize, bytes: u64, touched: bool, locked: bool) -> Result<Output> {
+    let count = bytes as usize / BLOCK;
+    let barrier = Barrier::new(threads + 1);
+    let mut before = Ok(Locks::default());
+    let (mut began, mut began_cpu) = (Instant::now(), 0);
+    let mut sum = 0u64;
+    std::thread::scope(|scope| -> Result<()> {
+        let work = |thread: usize| {
+            let mut blocks = vec![std::ptr::null_mut(); count];
+            let seed = 0x9E37_79B9 * (thread as u64 + 1);
+            let mut sum = round(&mut blocks, touched, seed);
+            barrier.wait();
+            barrier.wait();
+            for _ in 1..ROUNDS {
+                sum = sum.wrapping_add(round(&mut blocks, touched, seed));
+            }
+            sum
+        };
+        let handles: Vec<_> = (0..threads)
+            .map(|thread| scope.spawn(move || work(thread)))
+            .collect();
+        barrier.wait();
+        if locked {
+            before = Locks::now();
+        }
+        began = Instant::now();
+        began_cpu = cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID);
+        barrier.wait();
+        for handle in handles {
+            let one = handle
+                .join()
+                .map_err(|_| anyhow::anyhow!("a block changed"))?;
+            sum = sum.wrapping_add(one);
+        }
+        Ok(())
+    })?;
+    let blocks = (threads * count * (ROUNDS - 1)) as f64;
+    let wall = began.elapsed().as_nanos() as f64;
+    let cpu = (cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID) - began_cpu) as f64;
+    if !locked {
+        let metrics = [("cpu_ns", cpu / blocks), ("wall_ns", wall / blocks)];
+        return Ok(output(sum, &metrics));
+    }
+    let locks = Locks::now()?.since(before?);
+    ensure!(
+        locks.taken > 0,
+        "no figures of locks; dev=lockstat:on is needed"
+    );
+    Ok(output(
+        sum,
+        &[
+            ("hold_ns", locks.hold_ns as f64 / blocks),
+            ("wait_ns", locks.wait_ns as f64 / blocks),
+            (
+                "contended_pct",
+                locks.contended as f64 * 100.0 / locks.taken as f64,
+            ),
+        ],
+    ))
+}
+
+/// Objects of a class whose spans have so many frames, one span after the other.
+fn hold(frames: usize, bytes: u64) -> Result<Output> {
+    let size = match frames {
+        2 => 16,
+        64 => BLOCK,
+        _ => bail!("no class for {frames} frames"),
+    };
+    // One span at a time, so that each is a refill of its own.
+    let before = Locks::now()?;
+    let mut objects = Vec::with_capacity(bytes as usize / size);
+    while objects.len() < objects.capacity() {
+        objects.push(alloc(size));
+    }
+    let locks = Locks::now()?.since(before);
+    let turns = bytes / (frames * BLOCK) as u64;
+    ensure!(
+        locks.taken >= turns,
+        "{} turns of the lock for {turns} spans; lockstat is needed",
+        locks.taken
+    );
+    for object in &objects {
+        // SAFETY: live, freed once.
+        unsafe { release(*object) };
+    }
+    let turn = locks.hold_ns as f64 / locks.taken as f64;
+    Ok(output(objects.len() as u64, &[("turn_ns", turn)]))
+}
+
+/// Times single calls by the thread's CPU clock, alone or beside releases.
+fn stall(calls: u64, beside: bool) -> Result<Output> {
+    const HELD: usize = 4096;
+    const OTHER: usize = 16384;
+    let over = AtomicBool::new(false);
+    let mut times = vec![0u32; 2 * calls as usize];
+    std::thread::scope(|scope| {
+        if beside {
+            scope.spawn(|| {
+                let mut blocks = vec![std::ptr::null_mut(); OTHER];
+                while !over.load(Ordering::Relaxed) {
+                    round(&mut blocks, true, 7);
+                    // SAFETY: no argument.
+                    unsafe { libc::malloc_trim(0) };
+                }
+            });
+        }
+        let mut held = vec![std::ptr::null_mut::<u8>(); HELD];
+        let read = || cpu_ns(libc::CLOCK_THREAD_CPUTIME_ID);
+        let timed = |time: &mut u32, work: &mut dyn FnMut()| {
+            let start = read();
+            work();
+            *time = u32::try_from(read() - start).unwrap_or(u32::MAX);
+        };
+        for (at, pair) in times.chunks_exact_mut(2).enumerate() {
+            let [first, second] = pair else { continue };
+            let slot = &mut held[at * 2_654_435_761 % HELD];
+            timed(first, &mut || {
+                // SAFETY: null or a live block, replaced below.
+                unsafe { release(*slot) };
+            });
+            timed(second, &mut || *slot = alloc(BLOCK));
+        }
+        over.store(true, Ordering::Relaxed);
+        for block in held {
+            // SAFETY: as above.
+            unsafe { release(block) };
+        }
+    });
+    times.sort_unstable();
+    let us = |at: usize| f64::from(times[at.min(times.len() - 1)]) / 1000.0;
+    let metrics = [
+        ("p9999_us", us(times.len() / 10_000 * 9_999)),
+        ("longest_us", us(times.len())),
+    ];
+    Ok(output(calls, &metrics))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_keep_their_content_and_checksums_repeat() {
+        let one = || run("take_2_touched", 1 << 20).unwrap();
+        assert_eq!(one().checksum, one().checksum);
+        assert!(one().metrics["cpu_ns"] > 0.0);
+        assert!(run("stall_alone", 1000).unwrap().metrics["longest_us"] > 0.0);
+        assert!(run("locks_1", 1 << 20).is_err(), "no library here");
+        assert!(run("hold_3", 1).is_err() && run("take_x", 1).is_err());
+    }
+}

@@ -1,0 +1,106 @@
+//! Small programs: how long they take to start, and how much they hold.
+
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use ebbtide_tools::out;
+
+use crate::harness::peers::Entry;
+use crate::harness::process::{Starter, finish};
+use crate::harness::{Case, Run};
+use crate::measured::Output;
+use crate::stats::Spread;
+
+/// A C program, compiled here; it prints what a measured process prints. Where there is no compiler, the measured process
+/// at a case that does the same.
+#[derive(Debug)]
+pub struct Compiled {
+    source: &'static str,
+    or_case: &'static str,
+    program: OnceCell<PathBuf>,
+}
+
+impl Compiled {
+    /// Of this source, or the case without a compiler.
+    pub fn new(source: &'static str, or_case: &'static str) -> Self {
+        Compiled {
+            source,
+            or_case,
+            program: OnceCell::new(),
+        }
+    }
+}
+
+impl Run for Compiled {
+    fn prepare(&self, case: &Case, dir: &Path) {
+        match compile(case.id, self.source, dir) {
+            Ok(program) => drop(self.program.set(program)),
+            Err(error) => out::warning(&format!(
+                "{}: {error:#}; this program's own process is measured instead (apt-get install gcc)",
+                case.id
+            )),
+        }
+    }
+
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
+        let command = match self.program.get() {
+            Some(program) => starter.command(program, entry, ""),
+            None => starter.worker(self.or_case, 0, entry, ""),
+        };
+        Ok(finish(command)?.0)
+    }
+}
+
+fn compile(id: &str, source: &str, dir: &Path) -> Result<PathBuf> {
+    let file = dir.join(format!("{id}.c"));
+    std::fs::write(&file, source)?;
+    let program = dir.join(id);
+    let output = Command::new("cc")
+        .args(["-O2", "-o"])
+        .arg(&program)
+        .arg(&file)
+        .output()
+        .context("no C compiler 'cc'")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "cc fails: {}",
+        said.lines().next().unwrap_or_default()
+    );
+    Ok(program)
+}
+
+/// A program started so many times; the figure is `ms_per_start`.
+#[derive(Debug)]
+pub struct Starts {
+    /// Its path.
+    pub program: &'static str,
+    /// How often.
+    pub times: u32,
+}
+
+impl Run for Starts {
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
+        let mut command = starter.command(Path::new(self.program), entry, "");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut values = Vec::new();
+        for _ in 0..self.times {
+            let began = Instant::now();
+            let status = command.status()?;
+            values.push(began.elapsed().as_secs_f64() * 1e3);
+            ensure!(status.success(), "{} ends with {status}", self.program);
+        }
+        let spread = Spread::of(&values).ok_or_else(|| anyhow!("nothing was started"))?;
+        Ok(Output {
+            checksum: u64::from(self.times),
+            metrics: [("ms_per_start".to_owned(), spread.median)].into(),
+            ..Output::default()
+        })
+    }
+}

@@ -1,0 +1,81 @@
+//! The families: Ebbtide beside other allocators.
+//!
+//! Every figure comes from a fresh process under one allocator. Allocators take
+//! turns within each round, so that drift of the machine meets all alike, and
+//! Ebbtide stands in the rotation twice: what the two differ by is noise.
+//!
+//! A family is a file or a folder with a [`Family`], and a line in [`FAMILIES`]. Its help, flags and subcommand, its
+//! measured processes and its place in the report follow from that. `worker` is the measured process.
+
+mod cluster;
+mod exit;
+mod family;
+mod free;
+mod give_back;
+mod lazyfree;
+mod micro;
+mod neighbour;
+mod percpu;
+mod reuse;
+mod swap_exit;
+pub mod worker;
+
+use anyhow::{Context, Result};
+use clap::{ArgMatches, Command};
+
+use crate::figures::{self, html};
+pub use family::{Asked, Family, Registered};
+
+/// All, in the order in which a report runs them: the short ones first.
+pub static FAMILIES: [Registered; 10] = [
+    Registered::new::<micro::Micro>(),
+    Registered::new::<swap_exit::SwapExit>(),
+    Registered::new::<cluster::Cluster>(),
+    Registered::new::<lazyfree::Lazyfree>(),
+    Registered::new::<exit::Exit>(),
+    Registered::new::<percpu::Percpu>(),
+    Registered::new::<free::Free>(),
+    Registered::new::<neighbour::Neighbour>(),
+    Registered::new::<give_back::Return>(),
+    Registered::new::<reuse::Reuse>(),
+];
+
+/// The family that was asked for, if it was one.
+pub fn asked(matches: &ArgMatches) -> Result<Option<Box<dyn Asked>>, clap::Error> {
+    let Some((name, matches)) = matches.subcommand() else {
+        return Ok(None);
+    };
+    let family = FAMILIES.iter().find(|family| family.name == name);
+    family.map(|family| family.asked(matches)).transpose()
+}
+
+/// Reads a command line that begins with a family's name.
+pub fn parse(words: impl Iterator<Item = String>) -> Result<Box<dyn Asked>> {
+    let commands = FAMILIES.iter().map(|family| family.command());
+    let all = Command::new("ebbtide bench")
+        .no_binary_name(true)
+        .subcommand_required(true)
+        .subcommands(commands);
+    asked(&all.try_get_matches_from(words)?)?.context("no family")
+}
+
+/// Runs a family and prints what came out.
+pub fn main(asked: &dyn Asked) -> Result<u8> {
+    html::check(asked.bench())?;
+    figures::print(&asked.measure()?, asked.bench())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_a_name_of_its_own() {
+        for (i, family) in FAMILIES.iter().enumerate() {
+            let name = family.name;
+            assert!(FAMILIES[i + 1..].iter().all(|other| other.name != name));
+            assert!(parse([name.to_owned()].into_iter()).is_ok());
+        }
+        assert!(parse(["nonesuch".to_owned()].into_iter()).is_err());
+    }
+}

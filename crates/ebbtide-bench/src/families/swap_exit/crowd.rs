@@ -1,0 +1,445 @@
+//! One run of the family `swap-exit`: many processes are killed together while another one starts.
+//!
+//! The killed ones' helpers become children of this process (it makes itself their
+//! subreaper), so that the CPU time of all can be read when they have ended. A thread of its
+//! own waits for them: a look at memory and swap does not come between an end and its time.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::mem;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::NOBODY;
+use crate::families::swap_exit::phone::usage_us;
+use crate::harness::Run;
+use crate::harness::peers::Entry;
+use crate::harness::process::{Starter, threshold_kib};
+use crate::measured::link::now_ns;
+use crate::measured::{Curve, Output};
+use crate::outside::observe::mark;
+use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
+use crate::outside::sample::System;
+use crate::outside::swap::{self, join};
+
+/// What a run consists of.
+#[derive(Clone, Debug)]
+pub struct Crowd {
+    /// How many are killed.
+    pub processes: u32,
+    /// What each of them holds.
+    pub size_bytes: u64,
+    /// What the foreground process maps.
+    pub foreground_bytes: u64,
+    /// What it reads.
+    pub file: PathBuf,
+    /// All are in this cgroup, which has no room for the foreground process until the
+    /// others give some back.
+    pub group: Option<PathBuf>,
+    /// How long to wait for memory and swap.
+    pub wait: Duration,
+}
+
+const POLL: Duration = Duration::from_millis(4);
+/// How long to wait for swap after the last has ended.
+const LATE_NS: u64 = 1_000_000_000;
+const CURVE_STEP_MS: u64 = 20;
+const MIB: f64 = (1 << 20) as f64;
+/// Room in the cgroup beyond what the killed hold.
+const ROOM_BYTES: u64 = 8 << 20;
+/// The least part of the intended swap that makes a run worth anything.
+const LEAST_SWAPPED: f64 = 0.8;
+
+/// A process that is to be killed.
+struct App {
+    child: Child,
+    // Open till here, or it would end by itself.
+    _answer: ChildStdin,
+    process: OwnedFd,
+    helper: Option<(u32, OwnedFd)>,
+    cpu_us: u64,
+}
+
+/// Memory and swap at a moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    at_ns: u64,
+    free_bytes: u64,
+    swap_bytes: u64,
+}
+
+impl Run for Crowd {
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
+        let app = || {
+            let threshold = threshold_kib(self.size_bytes);
+            let conf = format!("exit_threshold={threshold}K,thp=off");
+            let mut command = starter.worker("app", self.size_bytes, entry, &conf);
+            command.arg("--thp-off");
+            command
+        };
+        let plain = Entry::plain("foreground");
+        let mut foreground = starter.worker("foreground", self.foreground_bytes, &plain, "");
+        foreground.arg("--file").arg(&self.file);
+        let processes = match entry.name.as_str() {
+            NOBODY => 0,
+            _ => self.processes,
+        };
+        run(self, processes, &app, foreground, entry.is_detached())
+    }
+}
+
+/// Runs it. `app` and `foreground` are the commands, `needs_helper` says whether the
+/// processes must have one.
+fn run(
+    crowd: &Crowd,
+    processes: u32,
+    app: &dyn Fn() -> Command,
+    mut foreground: Command,
+    needs_helper: bool,
+) -> Result<Output> {
+    let _subreaper = Subreaper::new()?;
+    let mut system = System::new()?;
+    let mut look = || -> Result<Look> {
+        Ok(Look {
+            at_ns: now_ns(),
+            free_bytes: system.free_bytes(false)?,
+            swap_bytes: swap::used_bytes(),
+        })
+    };
+    let group = crowd.group.as_deref();
+    let base = look()?;
+    let apps = start(crowd, processes, app, group, needs_helper)?;
+    if let Some(group) = group {
+        let room = swap::group_usage_bytes(group)? + ROOM_BYTES;
+        swap::limit_group(group, Some(room))?;
+        join(&mut foreground, group)?;
+    }
+    foreground
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+
+    let full = look()?;
+    // When 99 % of the swap are free again.
+    let least_swap = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
+    let limit = Instant::now() + crowd.wait;
+    let mut ends = Ends::of(&apps, limit)?;
+    let began_ns = now_ns();
+    for app in &apps {
+        kill(&app.process)?;
+    }
+    let mut front = foreground.spawn().context("cannot start")?;
+    let mut looks = vec![full];
+    let mut status = None;
+    loop {
+        looks.push(look()?);
+        ends.hear();
+        if status.is_none() {
+            status = front.try_wait()?;
+        }
+        // What is back is back when the last has ended; only swap may come later.
+        let late = ends.all_ns().map_or(0, |ns| now_ns().saturating_sub(ns));
+        let is_back = looks.last().is_some_and(|l| l.swap_bytes <= least_swap);
+        let is_over = ends.all_ns().is_some() && status.is_some();
+        if (is_over && (is_back || late > LATE_NS)) || Instant::now() > limit {
+            break;
+        }
+        thread::sleep(POLL);
+    }
+    if let Some(group) = group {
+        swap::limit_group(group, None)?;
+    }
+    let Some(status) = status else {
+        let _ = front.kill();
+        let _ = front.wait();
+        bail!("the foreground process does not end");
+    };
+    let (started_ns, mut output) = foreground_said(&mut front, status)?;
+    let gone_ns = ends.all_ns().context("the killed processes do not end")?;
+    let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
+    let mut figures = BTreeMap::from([
+        ("start_ms".to_owned(), ms(started_ns)),
+        ("dying_cpu_ms".to_owned(), ends.cpu_us as f64 / 1e3),
+        ("gone_ms".to_owned(), ms(gone_ns)),
+        ("seen_ms".to_owned(), ms(ends.seen_ns)),
+    ]);
+    let swap_back = looks
+        .iter()
+        .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least_swap);
+    figures.insert(
+        "swap_back_ms".to_owned(),
+        swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns)),
+    );
+    output.metrics.append(&mut figures);
+    output.curve = Some(curve(&base, &looks, began_ns));
+    Ok(output)
+}
+
+/// Starts the processes and waits until each has its memory where it belongs.
+fn start(
+    crowd: &Crowd,
+    processes: u32,
+    app: &dyn Fn() -> Command,
+    group: Option<&Path>,
+    needs_helper: bool,
+) -> Result<Vec<App>> {
+    let mut begun = Vec::new();
+    for _ in 0..processes {
+        let mut command = app();
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        if let Some(group) = group {
+            join(&mut command, group)?;
+        }
+        let mut child = command.spawn().context("cannot start")?;
+        let mut answer = child.stdin.take().context("no pipe")?;
+        answer.write_all(b"g")?;
+        let said = BufReader::new(child.stdout.take().context("no pipe")?);
+        begun.push((child, answer, said));
+    }
+    let mut apps = Vec::new();
+    for (child, answer, mut said) in begun {
+        mark(&mut said, "base")?;
+        let numbers = mark(&mut said, "ready")?;
+        let [swapped, cpu_us] = numbers[..] else {
+            bail!("not a mark: {numbers:?}");
+        };
+        let intended = crowd.size_bytes / 10 * crate::families::swap_exit::phone::SWAPPED_TENTHS;
+        ensure!(
+            swapped as f64 >= intended as f64 * LEAST_SWAPPED,
+            "only {} of {} MiB could be swapped out",
+            swapped >> 20,
+            intended >> 20
+        );
+        let process = open_process(child.id())?;
+        let helper = helper_of(child.id());
+        ensure!(
+            helper.is_some() || !needs_helper,
+            "no helper was made: this is the kernel's own exit ('ebbtide doctor' may say why)"
+        );
+        apps.push(App {
+            child,
+            _answer: answer,
+            process,
+            helper,
+            cpu_us,
+        });
+    }
+    Ok(apps)
+}
+
+/// When the foreground process had started, and its figures.
+fn foreground_said(front: &mut Child, status: ExitStatus) -> Result<(u64, Output)> {
+    let mut errors = String::new();
+    let mut pipe = front.stderr.take().context("no pipe")?;
+    pipe.read_to_string(&mut errors)?;
+    ensure!(
+        status.success(),
+        "the foreground process ends with {status} {}",
+        errors.lines().next().unwrap_or_default()
+    );
+    let mut said = BufReader::new(front.stdout.take().context("no pipe")?);
+    let numbers = mark(&mut said, "started")?;
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    let output = serde_json::from_str(&line).context("no figures from the foreground process")?;
+    Ok((numbers.first().copied().unwrap_or(0), output))
+}
+
+/// An end: who, when, and the CPU time that was used.
+struct End {
+    is_helper: bool,
+    at_ns: u64,
+    cpu_us: u64,
+}
+
+/// The ends of all killed processes and their helpers.
+struct Ends {
+    told: Receiver<End>,
+    /// So many have not come.
+    left: usize,
+    /// CPU time since before the kill.
+    cpu_us: u64,
+    /// The last of the killed was waited for.
+    seen_ns: u64,
+    gone_ns: u64,
+}
+
+impl Ends {
+    /// Starts to wait for them.
+    fn of(apps: &[App], limit: Instant) -> Result<Self> {
+        let mut waiting = Vec::new();
+        for app in apps {
+            waiting.push((app.child.id(), app.process.try_clone()?, false));
+            if let Some((pid, process)) = &app.helper {
+                waiting.push((*pid, process.try_clone()?, true));
+            }
+        }
+        let before: u64 = apps.iter().map(|a| a.cpu_us).sum();
+        let (tell, told) = mpsc::channel();
+        let ends = Ends {
+            told,
+            left: waiting.len(),
+            // Added to below by more than this.
+            cpu_us: 0u64.wrapping_sub(before),
+            seen_ns: 0,
+            gone_ns: now_ns(),
+        };
+        thread::spawn(move || wait_for_all(waiting, limit, &tell));
+        Ok(ends)
+    }
+
+    /// Takes in what has been told.
+    fn hear(&mut self) {
+        for end in self.told.try_iter() {
+            self.left -= 1;
+            self.cpu_us = self.cpu_us.wrapping_add(end.cpu_us);
+            self.gone_ns = self.gone_ns.max(end.at_ns);
+            if !end.is_helper {
+                self.seen_ns = self.seen_ns.max(end.at_ns);
+            }
+        }
+    }
+
+    /// When the last had ended.
+    fn all_ns(&self) -> Option<u64> {
+        (self.left == 0).then_some(self.gone_ns)
+    }
+}
+
+/// Waits for processes and helpers, in the order in which they end. A helper is a child of this process once its own
+/// parent has ended, which it outlives.
+fn wait_for_all(mut waiting: Vec<(u32, OwnedFd, bool)>, limit: Instant, tell: &Sender<End>) {
+    while !waiting.is_empty() && Instant::now() < limit {
+        let processes: Vec<&OwnedFd> = waiting.iter().map(|(_, process, _)| process).collect();
+        let mut over = wait_for_any(&processes, limit).into_iter();
+        waiting.retain(|(pid, _, is_helper)| {
+            if over.next() != Some(true) {
+                return true;
+            }
+            // SAFETY: numbers only; the kernel fills them in.
+            let (found, usage) = unsafe {
+                let mut usage: libc::rusage = mem::zeroed();
+                let (pid, flags) = (*pid as libc::pid_t, libc::WNOHANG | libc::__WALL);
+                let found = libc::wait4(pid, std::ptr::null_mut(), flags, &mut usage);
+                (found == pid, usage)
+            };
+            let end = End {
+                is_helper: *is_helper,
+                at_ns: now_ns(),
+                cpu_us: usage_us(&usage),
+            };
+            // One that somebody else has waited for is missed when time is up.
+            let _ = found && tell.send(end).is_ok();
+            false
+        });
+    }
+}
+
+/// While it lives, orphans of this process's children become its children.
+struct Subreaper;
+
+impl Subreaper {
+    fn new() -> Result<Self> {
+        // SAFETY: takes numbers.
+        let done = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+        ensure!(done == 0, "PR_SET_CHILD_SUBREAPER is refused");
+        Ok(Subreaper)
+    }
+}
+
+impl Drop for Subreaper {
+    fn drop(&mut self) {
+        // SAFETY: takes numbers.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) };
+    }
+}
+
+fn curve(base: &Look, looks: &[Look], began_ns: u64) -> Curve {
+    let mut curve = Curve {
+        step_ms: CURVE_STEP_MS,
+        ..Curve::default()
+    };
+    let end_ns = looks.last().map_or(0, |l| l.at_ns);
+    let (mut next, mut latest) = (0, Look::default());
+    let mut at_ns = began_ns;
+    while at_ns <= end_ns {
+        while let Some(look) = looks.get(next).filter(|l| l.at_ns <= at_ns) {
+            latest = *look;
+            next += 1;
+        }
+        let taken = base.free_bytes as f64 - latest.free_bytes as f64;
+        curve.system_mib.push((taken / MIB).round());
+        let used = latest.swap_bytes.saturating_sub(base.swap_bytes) as f64;
+        curve.swap_mib.push((used / MIB).round());
+        at_ns += CURVE_STEP_MS * 1_000_000;
+    }
+    curve
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On busy CPUs a sleep, or a thread that hears, may be late: not three times.
+    #[test]
+    fn ends_are_collected_with_their_cpu_time() {
+        const LATE: Duration = Duration::from_millis(300);
+        let late_ns = LATE.as_nanos() as u64;
+        let in_time = |ns: &u64| (late_ns..late_ns * 3 / 2).contains(ns);
+        let seen = (0..3).map(|_| second_of_two_is_seen_after_ns(LATE));
+        let all: Vec<_> = seen.take_while(|ns| !in_time(ns)).collect();
+        assert!(all.len() < 3, "{all:?}");
+    }
+
+    /// The second one ends so much later.
+    fn second_of_two_is_seen_after_ns(late: Duration) -> u64 {
+        let child = || {
+            let mut command = Command::new("sleep");
+            command.arg("100").stdin(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            App {
+                _answer: child.stdin.take().unwrap(),
+                process: open_process(child.id()).unwrap(),
+                child,
+                helper: None,
+                cpu_us: 0,
+            }
+        };
+        let apps = [child(), child()];
+        let limit = Instant::now() + Duration::from_secs(20);
+        let mut ends = Ends::of(&apps, limit).unwrap();
+        let began_ns = now_ns();
+        kill(&apps[0].process).unwrap();
+        thread::sleep(late);
+        ends.hear();
+        assert_eq!((ends.left, ends.all_ns()), (1, None));
+        kill(&apps[1].process).unwrap();
+        // Heard late, and known in time.
+        thread::sleep(late);
+        ends.hear();
+        assert!(ends.all_ns() == Some(ends.seen_ns) && ends.cpu_us < 1_000_000);
+        ends.seen_ns - began_ns
+    }
+
+    #[test]
+    fn curves_count_from_the_kill() {
+        let look = |at_ms: u64, swap_mib: u64| Look {
+            at_ns: at_ms * 1_000_000,
+            free_bytes: 100 << 20,
+            swap_bytes: swap_mib << 20,
+        };
+        let looks = [look(10, 50), look(45, 30), look(70, 0)];
+        let curve = curve(&look(0, 0), &looks, 20_000_000);
+        assert_eq!(curve.swap_mib, [50.0, 50.0, 30.0]);
+        assert_eq!(curve.system_mib, [0.0, 0.0, 0.0]);
+    }
+}

@@ -1,0 +1,382 @@
+//! A family's results, set beside Ebbtide's: printed as tables or JSON, and read again.
+
+pub mod html;
+pub mod plot;
+pub mod tables;
+
+use std::borrow::Cow;
+use std::env;
+
+use anyhow::Result;
+use ebbtide_tools::{machine, out};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::figures::tables::render;
+use crate::harness::flags::BenchArgs;
+use crate::harness::peers::{OWN, TWIN};
+use crate::harness::{Results, Series};
+use crate::measured::Curve;
+use crate::stats::{self, Spread};
+
+/// Exit status when something was measured, but not everything.
+const EXIT_PARTIAL: u8 = 1;
+/// The same after a signal, whose number is added.
+const EXIT_SIGNAL: u8 = 128;
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// What a family gives.
+#[derive(Debug)]
+pub struct Measured {
+    /// Its name.
+    family: &'static str,
+    results: Results,
+}
+
+impl Measured {
+    /// Of a run.
+    pub fn new(family: &'static str, results: Results) -> Self {
+        Measured { family, results }
+    }
+}
+
+/// What is printed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    schema: u32,
+    /// What was run.
+    pub family: String,
+    /// What was typed for it.
+    #[serde(default)]
+    pub command: String,
+    /// Rounds that were begun.
+    pub rounds: u32,
+    /// Whether something was not measured.
+    #[serde(default)]
+    pub partial: bool,
+    /// What broke off the run, and when.
+    #[serde(default)]
+    pub broken_off: Option<String>,
+    quick: bool,
+    /// What kind of machine it was.
+    pub machine: Vec<(String, String)>,
+    /// One per case and metric, those of a case together.
+    pub measurements: Vec<Measurement>,
+    /// How memory went back.
+    pub curves: Vec<CurveRow>,
+    /// Lines below the tables.
+    pub notes: Vec<String>,
+    /// What went wrong.
+    pub failures: Vec<String>,
+    /// How long a figure was waited for.
+    #[serde(default)]
+    pub wait_s: f64,
+}
+
+/// What stands in place of a figure.
+#[derive(Debug)]
+pub struct Without {
+    /// It was not reached.
+    pub late: String,
+    /// There is none.
+    pub none: &'static str,
+}
+
+/// A curve of one process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CurveRow {
+    /// The case.
+    pub case: String,
+    /// By name.
+    pub allocator: String,
+    /// Counted from 0.
+    pub round: u32,
+    /// Its points.
+    #[serde(flatten)]
+    pub curve: Curve,
+}
+
+/// One metric of one case.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The case.
+    pub case: String,
+    /// What it does.
+    pub about: String,
+    /// The metric.
+    pub metric: String,
+    /// Its unit.
+    pub unit: String,
+    /// The A/A noise as a fraction of the value.
+    pub noise: Option<f64>,
+    /// One per allocator to which the case applies.
+    pub results: Vec<Row>,
+}
+
+/// One allocator's values.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name.
+    pub allocator: String,
+    /// Of the values that were reached.
+    pub spread: Option<Spread>,
+    /// So many values were not reached while the harness waited; no figure if
+    /// they are half or more.
+    pub not_reached: usize,
+    /// This median over Ebbtide's; above 1, Ebbtide needs less.
+    pub ratio_to_ebbtide: Option<f64>,
+    /// All of them; not a number where the system was disturbed.
+    #[serde(deserialize_with = "values")]
+    pub values: Vec<f64>,
+}
+
+/// What is no number is null in JSON.
+fn values<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
+    let values = Vec::<Option<f64>>::deserialize(from)?;
+    Ok(values.into_iter().map(|v| v.unwrap_or(f64::NAN)).collect())
+}
+
+impl Report {
+    /// The measurements of each case.
+    pub fn cases(&self) -> impl Iterator<Item = &[Measurement]> {
+        self.measurements.chunk_by(|a, b| a.case == b.case)
+    }
+
+    /// Of the form in which it was saved.
+    pub fn schema(&self) -> u32 {
+        self.schema
+    }
+
+    /// As it is saved.
+    pub fn json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
+    /// In place of figures.
+    pub fn without(&self) -> Without {
+        Without {
+            late: format!("not in {} s", self.wait_s),
+            none: match self.broken_off {
+                Some(_) => "not measured",
+                None => "failed",
+            },
+        }
+    }
+}
+
+/// Prints the results, as far as there are any, and writes what pictures are wanted; the exit status says whether all
+/// of it was measured.
+pub fn print(measured: &Measured, args: &BenchArgs) -> Result<u8> {
+    let words: Vec<_> = env::args_os().skip(1).collect();
+    let words = words.iter().map(|word| word.to_string_lossy());
+    let command = ["ebbtide", "bench"].map(Cow::from).into_iter().chain(words);
+    let report = new(measured, &command.collect::<Vec<_>>().join(" "), args.quick);
+    let text = if args.json {
+        report.json()?
+    } else {
+        render(&report)
+    };
+    if !out::stdout(text.as_bytes()) {
+        // Rather at the wrong place than lost.
+        out::stderr(&text);
+    }
+    if let Some(file) = &args.html {
+        html::write(file, &report)?;
+    }
+    if let Some(dir) = &args.plots {
+        html::write_plots(dir, &report)?;
+    }
+    for failure in &report.failures {
+        out::warning(failure);
+    }
+    Ok(match &measured.results.broken_off {
+        // As a shell tells it.
+        Some((signal, why)) => {
+            out::warning(why);
+            EXIT_SIGNAL + *signal as u8
+        }
+        None if report.partial => EXIT_PARTIAL,
+        None => 0,
+    })
+}
+
+/// Sets them side by side.
+pub fn new(measured: &Measured, command: &str, quick: bool) -> Report {
+    let results = &measured.results;
+    let drawn = results.curves.iter().map(|d| CurveRow {
+        case: d.case.into(),
+        allocator: results.entries[d.entry].name.clone(),
+        round: d.round,
+        curve: d.curve.clone(),
+    });
+    let series = results.series.iter();
+    Report {
+        schema: SCHEMA,
+        family: measured.family.into(),
+        command: command.into(),
+        rounds: results.rounds,
+        partial: results.broken_off.is_some() || !results.failures.is_empty(),
+        broken_off: results.broken_off.as_ref().map(|(_, why)| why.clone()),
+        quick,
+        machine: [("ebbtide".into(), env!("CARGO_PKG_VERSION").into())]
+            .into_iter()
+            .chain(machine::facts())
+            .collect(),
+        measurements: series
+            .filter(|s| {
+                results.broken_off.is_none() || s.values.iter().flatten().any(|v| !v.is_empty())
+            })
+            .map(|s| measurement(s, results))
+            .collect(),
+        curves: drawn.collect(),
+        notes: results.notes.clone(),
+        failures: results.failures.clone(),
+        wait_s: results.wait.as_secs_f64(),
+    }
+}
+
+/// The spread of what was reached, unless half or more was not; how many were not.
+fn reached(values: &[f64]) -> (Option<Spread>, usize) {
+    let not = values.iter().filter(|v| v.is_infinite()).count();
+    let spread = Spread::of(values).filter(|_| 2 * not < values.len());
+    (spread, not)
+}
+
+fn measurement(series: &Series, results: &Results) -> Measurement {
+    let values_of = |name: &str| {
+        let at = results.entries.iter().position(|e| e.name == name);
+        let values = at.and_then(|i| series.values[i].as_deref());
+        values.unwrap_or_default()
+    };
+    let (own, _) = reached(values_of(OWN));
+    let rows = results
+        .entries
+        .iter()
+        .zip(&series.values)
+        .filter_map(|(entry, values)| Some((entry, values.as_deref()?)))
+        .map(|(entry, values)| {
+            let (spread, not_reached) = reached(values);
+            let ratio = match (spread, own) {
+                (Some(s), Some(o)) if o.median > 0.0 => Some(s.median / o.median),
+                _ => None,
+            };
+            Row {
+                allocator: entry.name.clone(),
+                spread,
+                not_reached,
+                ratio_to_ebbtide: ratio,
+                values: values.to_vec(),
+            }
+        });
+    Measurement {
+        case: series.case.into(),
+        about: series.about.into(),
+        metric: series.metric.id.into(),
+        unit: series.metric.unit.into(),
+        noise: stats::noise(values_of(OWN), values_of(TWIN)),
+        results: rows.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::Metric;
+    use crate::harness::peers::Entry;
+
+    #[test]
+    fn ratio_and_noise() {
+        let entries = [OWN, TWIN, "x", "y", "z", "w"].map(Entry::plain);
+        let results = Results {
+            entries: entries.to_vec(),
+            series: vec![Series {
+                case: "c",
+                about: "a",
+                metric: Metric { id: "m", unit: "u" },
+                values: vec![
+                    Some(vec![10.0]),
+                    Some(vec![11.0]),
+                    Some(vec![20.0]),
+                    Some(vec![]),
+                    Some(vec![5.0, f64::INFINITY]),
+                    None,
+                ],
+            }],
+            ..Results::default()
+        };
+        let m = measurement(&results.series[0], &results);
+        assert!((m.noise.unwrap() - 0.1).abs() < 1e-9);
+        assert_eq!(m.results[2].ratio_to_ebbtide, Some(2.0));
+        assert_eq!(m.results[3].spread, None);
+        assert_eq!((m.results[4].spread, m.results[4].not_reached), (None, 1));
+        assert_eq!(m.results.len(), 5, "a case that does not apply has no row");
+        let report = Report {
+            schema: 1,
+            family: "f".into(),
+            command: "ebbtide bench f".into(),
+            rounds: 1,
+            partial: false,
+            broken_off: None,
+            quick: true,
+            machine: vec![("kernel".into(), "1".into())],
+            measurements: vec![m],
+            curves: Vec::new(),
+            notes: vec!["a note".into()],
+            failures: Vec::new(),
+            wait_s: 9.0,
+        };
+        let text = render(&report);
+        assert!(
+            text.contains("2.00") && text.contains("failed") && text.contains("±10.0 %"),
+            "{text}"
+        );
+        assert!(text.contains("≈ 1.10"), "{text}");
+        assert!(
+            text.contains("not in 9 s") && text.contains("a note"),
+            "{text}"
+        );
+        // What is written as JSON reads as the same.
+        let json = report.json().unwrap();
+        let again: Report = serde_json::from_str(&json).unwrap();
+        assert_eq!(render(&again), text);
+        assert_eq!(again.measurements[0].results[4].values.len(), 2);
+        // A second metric makes columns.
+        let m = |metric: &str| Measurement {
+            metric: metric.into(),
+            ..measurement(&results.series[0], &results)
+        };
+        let report = Report {
+            measurements: vec![m("m"), m("n")],
+            ..report
+        };
+        let text = render(&report);
+        assert!(
+            text.contains("20.0 (2.00)") && text.contains("11.0 (≈ 1.10)"),
+            "{text}"
+        );
+        assert_eq!(text.matches("not in 9 s").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn what_was_not_come_to_is_left_out() {
+        let series = |case, values: [&[f64]; 2]| Series {
+            case,
+            about: "a",
+            metric: Metric { id: "m", unit: "u" },
+            values: values.map(|v| Some(v.to_vec())).to_vec(),
+        };
+        let results = Results {
+            entries: [OWN, "x"].map(Entry::plain).to_vec(),
+            series: vec![series("c", [&[1.0], &[]]), series("later", [&[], &[]])],
+            rounds: 1,
+            broken_off: Some((libc::SIGINT, "broken off".into())),
+            ..Results::default()
+        };
+        let report = new(&Measured::new("f", results), "ebbtide bench f", true);
+        assert!(report.partial && report.measurements.len() == 1);
+        let text = render(&report);
+        assert!(text.starts_with("PARTIAL") && text.contains("- broken off\n"));
+        assert!(text.contains("not measured") && !text.contains("later"));
+    }
+}

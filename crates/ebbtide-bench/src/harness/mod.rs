@@ -1,0 +1,351 @@
+//! Runs the cases of a family, interleaved over the allocators.
+//!
+//! All entries in each round of a case, in an order drawn anew each time, the same in every run: in a fixed
+//! circle each would always find the system's free memory as one and the same other had left it, and
+//! whether that is in huge pages is worth a quarter of a copy's time. An entry whose process does
+//! not really use its library, or that fails, is reported and not measured. What is measured when a signal
+//! comes is thrown away, and the run is over ([`interrupt`]).
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `flags` | flags that families share |
+//! | `peers` | the allocators, and where their libraries are |
+//! | `process` | starts measured processes and reads what they print |
+//! | `runs` | what is run for the cases of more than one family |
+//! | `progress` | says what a run is at |
+//! | `sized` | what the families that fill memory share |
+//!
+//! Invariants:
+//! - `INV-BENCH-1`: within a case, every process reports the same checksum.
+//! - `INV-BENCH-2`: a figure is kept only if `malloc` came from the entry's library.
+
+pub mod flags;
+pub mod peers;
+pub mod process;
+pub mod progress;
+pub mod runs;
+pub mod sized;
+
+use std::fmt::Debug;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use ebbtide_tools::out;
+
+use crate::harness::peers::Entry;
+use crate::harness::process::{Starter, warm_host};
+use crate::harness::progress::Progress;
+use crate::measured::{Curve, Output, Random};
+use crate::outside::interrupt::{self, Listening};
+
+/// One figure that a case gives; less is better. An infinite value is one that
+/// was not reached while the harness waited.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its name in the process's output.
+    pub id: &'static str,
+    /// Its unit, for people.
+    pub unit: &'static str,
+}
+
+/// A figure of a case.
+pub const fn metric(id: &'static str, unit: &'static str) -> Metric {
+    Metric { id, unit }
+}
+
+/// What is run for a case. Those that several families have are in [`runs`]; a family may have one of its own.
+pub trait Run: Debug {
+    /// Makes ready, once, what all measurements need; `dir` is there as long as they go on.
+    fn prepare(&self, _case: &Case, _dir: &Path) {}
+
+    /// One process, or what belongs together, under the entry's allocator: its figures.
+    fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output>;
+
+    /// How long it certainly does nothing.
+    fn idle(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// What it fills at most.
+    fn filled_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// One case of a family.
+#[derive(Debug)]
+pub struct Case {
+    /// Stable name.
+    pub id: &'static str,
+    /// What it does, on one line.
+    pub about: &'static str,
+    /// What is run.
+    pub run: Box<dyn Run>,
+    /// What is measured.
+    pub metrics: &'static [Metric],
+}
+
+/// Every value of one metric, by entry.
+#[derive(Debug)]
+pub struct Series {
+    /// The case.
+    pub case: &'static str,
+    /// What it does.
+    pub about: &'static str,
+    /// The metric.
+    pub metric: Metric,
+    /// One list of values per entry, in the order of the entries; none where the
+    /// case does not apply to the entry.
+    pub values: Vec<Option<Vec<f64>>>,
+}
+
+/// How memory went back in one process.
+#[derive(Debug)]
+pub struct Drawn {
+    /// The case.
+    pub case: &'static str,
+    /// Place among the entries.
+    pub entry: usize,
+    /// Counted from 0.
+    pub round: u32,
+    /// The points.
+    pub curve: Curve,
+}
+
+/// How often all is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds {
+    /// So many times.
+    pub count: u32,
+    /// Another one is not begun when it would end later than this.
+    pub limit: Option<Duration>,
+}
+
+impl Rounds {
+    /// Whether another round fits, as far as the longest one tells.
+    fn fits(self, round: u32, elapsed: Duration, longest: Duration) -> bool {
+        let is_over = self.limit.is_some_and(|limit| elapsed + longest > limit);
+        round < self.count && (round == 0 || !is_over)
+    }
+}
+
+/// Everything that came out.
+#[derive(Debug, Default)]
+pub struct Results {
+    /// The entries that were measured.
+    pub entries: Vec<Entry>,
+    /// One series per case and metric.
+    pub series: Vec<Series>,
+    /// The curves of watched cases.
+    pub curves: Vec<Drawn>,
+    /// What went wrong, for people.
+    pub failures: Vec<String>,
+    /// Said below the tables.
+    pub notes: Vec<String>,
+    /// How long a watched process was given.
+    pub wait: Duration,
+    /// Rounds that were begun.
+    pub rounds: u32,
+    /// What broke off the run, and when.
+    pub broken_off: Option<(libc::c_int, String)>,
+}
+
+/// Keeps the cases whose name contains one of `only`; all without any.
+pub fn select(cases: &mut Vec<Case>, only: &[String]) -> Result<()> {
+    if only.is_empty() {
+        return Ok(());
+    }
+    let all: Vec<&str> = cases.iter().map(|c| c.id).collect();
+    cases.retain(|c| only.iter().any(|o| c.id.contains(o.as_str())));
+    if cases.is_empty() {
+        bail!("--only matches no case; the cases are: {}", all.join(", "));
+    }
+    Ok(())
+}
+
+/// Runs `cases` for `rounds` rounds, after touching `warm_bytes` of memory once.
+pub fn run(
+    cases: &[Case],
+    entries: Vec<Entry>,
+    rounds: Rounds,
+    warm_bytes: u64,
+) -> Result<Results> {
+    let _listening = Listening::start()?;
+    let starter = Starter::new(cases)?;
+    let mut results = Results::default();
+    for entry in entries {
+        match starter.serves(&entry) {
+            Ok(()) => results.entries.push(entry),
+            // Without Ebbtide itself there is nothing to compare with.
+            Err(error) if entry.name == peers::OWN => return Err(error),
+            Err(error) => results
+                .failures
+                .push(format!("{} is left out: {error:#}", entry.name)),
+        }
+    }
+    match warm_host(warm_bytes) {
+        Ok((bytes, seconds)) => results.notes.push(format!(
+            "{} were touched once beforehand, so that the host backs them ({seconds:.1} s)",
+            out::bytes(bytes)
+        )),
+        Err(error) => results.failures.push(format!("{error:#}")),
+    }
+    let kept = results.entries.clone();
+    results.series = series(cases, &kept);
+
+    let steps = cases.iter().map(|case| {
+        let steps = kept.iter().filter(|e| e.takes(case.id)).count();
+        (steps as u64, case.run.idle())
+    });
+    let mut progress = Progress::new(rounds, steps);
+    let mut checksums: Vec<Option<u64>> = vec![None; cases.len()];
+    let mut broken = vec![vec![false; kept.len()]; cases.len()];
+    let (began, mut longest) = (Instant::now(), Duration::ZERO);
+    'rounds: while rounds.fits(results.rounds, began.elapsed(), longest) {
+        let round_began = Instant::now();
+        let round = results.rounds;
+        results.rounds += 1;
+        for (c, case) in cases.iter().enumerate() {
+            for e in order(kept.len(), round as usize * cases.len() + c) {
+                if !kept[e].takes(case.id) {
+                    continue;
+                }
+                if interrupt::came().is_some() {
+                    break 'rounds;
+                }
+                progress.begin(format!("{} {}", case.id, kept[e].name));
+                if broken[c][e] {
+                    progress.end(c, round, case.id);
+                    continue;
+                }
+                let measured = case.run.measure(&starter, &kept[e]).and_then(|output| {
+                    let expected = *checksums[c].get_or_insert(output.checksum);
+                    ensure!(
+                        output.checksum == expected,
+                        "wrong result: checksum {:x}, others have {expected:x}",
+                        output.checksum
+                    );
+                    Ok(output)
+                });
+                match measured {
+                    Ok(output) => keep(&mut results, case, e, round, output),
+                    // It was ended from here.
+                    Err(_) if interrupt::came().is_some() => break 'rounds,
+                    Err(error) => {
+                        broken[c][e] = true;
+                        results.failures.push(format!(
+                            "{} in {}, round {}: {error:#}",
+                            case.id,
+                            kept[e].name,
+                            round + 1
+                        ));
+                    }
+                }
+                progress.end(c, round, case.id);
+            }
+        }
+        longest = longest.max(round_began.elapsed());
+    }
+    let (done, steps) = progress.done();
+    progress.finish();
+    if let Some(signal) = interrupt::came() {
+        let name = interrupt::name(signal);
+        ensure!(
+            done > 0,
+            "broken off by {name} before anything was measured"
+        );
+        let when = format!(
+            "broken off by {name} in round {} of {}: {done} of {steps} processes were measured",
+            results.rounds, rounds.count
+        );
+        results.broken_off = Some((signal, when));
+    } else if results.rounds < rounds.count {
+        results.notes.push(format!(
+            "another round would have passed the time limit; {} were asked for",
+            rounds.count
+        ));
+    }
+    Ok(results)
+}
+
+/// The numbers below `len`, shuffled for the `turn`th time.
+fn order(len: usize, turn: usize) -> Vec<usize> {
+    // Spread: the generator's first values for neighbouring seeds are alike.
+    let mut random = Random((turn as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut all: Vec<usize> = (0..len).collect();
+    for last in (1..len).rev() {
+        all.swap(last, (random.next() >> 32) as usize % (last + 1));
+    }
+    all
+}
+
+fn series(cases: &[Case], entries: &[Entry]) -> Vec<Series> {
+    let values = |case: &Case| {
+        entries
+            .iter()
+            .map(|e| e.takes(case.id).then(Vec::new))
+            .collect()
+    };
+    cases
+        .iter()
+        .flat_map(|c| c.metrics.iter().map(move |m| (c, m)))
+        .map(|(case, metric)| Series {
+            case: case.id,
+            about: case.about,
+            metric: *metric,
+            values: values(case),
+        })
+        .collect()
+}
+
+fn keep(results: &mut Results, case: &Case, entry: usize, round: u32, output: Output) {
+    for one in results.series.iter_mut().filter(|s| s.case == case.id) {
+        let value = output.metrics.get(one.metric.id);
+        if let (Some(values), Some(value)) = (&mut one.values[entry], value) {
+            values.push(*value);
+        }
+    }
+    if let Some(curve) = output.curve {
+        results.curves.push(Drawn {
+            case: case.id,
+            entry,
+            round,
+            curve,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_turn_has_all_entries_and_they_follow_different_others() {
+        let mut before_first = BTreeSet::new();
+        for turn in 0..40 {
+            let order = order(8, turn);
+            assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), 8);
+            let place = order.iter().position(|&e| e == 0).unwrap();
+            before_first.insert(place.checked_sub(1).map(|before| order[before]));
+        }
+        assert_eq!(before_first.len(), 8, "{before_first:?}");
+    }
+
+    #[test]
+    fn a_round_that_would_pass_the_limit_is_not_begun() {
+        let seconds = Duration::from_secs;
+        let limit = Some(seconds(60));
+        let rounds = Rounds { count: 3, limit };
+        assert!(rounds.fits(0, seconds(100), seconds(0)), "at least one");
+        assert!(rounds.fits(1, seconds(30), seconds(30)));
+        assert!(!rounds.fits(2, seconds(31), seconds(30)));
+        assert!(!rounds.fits(3, seconds(1), seconds(0)));
+        let rounds = Rounds {
+            limit: None,
+            ..rounds
+        };
+        assert!(rounds.fits(2, seconds(9000), seconds(9000)));
+    }
+}

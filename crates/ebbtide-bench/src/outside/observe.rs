@@ -1,0 +1,358 @@
+//! Watches a measured process from outside: its resident size and the system's
+//! free memory, while it frees memory and then does nothing.
+//!
+//! The process says where it is (see `link`); all times are of the clock that
+//! processes share. The observer is the process that runs the benchmark, so the
+//! measured one has no additional thread, and none of its allocator's calls.
+//!
+//! Invariants:
+//! - `INV-OBSERVE-1`: samples are in order of time, and the last one lies at the end
+//!   of the wait, or where everything was back.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Read, Write};
+use std::os::fd::AsRawFd;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::measured::Curve;
+use crate::outside::sample::{Probe, SYSTEM_NS, Sample};
+
+/// How to watch.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    /// Between two samples.
+    pub poll: Duration,
+    /// How long to wait after the memory was freed.
+    pub wait: Duration,
+    /// Stop waiting when all is back.
+    pub until_back: bool,
+    /// What the process fills.
+    pub size_bytes: u64,
+}
+
+/// Between two points of a curve.
+pub const CURVE_STEP: Duration = Duration::from_millis(50);
+/// What counts as the end.
+const LAST: Duration = Duration::from_millis(100);
+/// Lets the system's counters settle after the last process.
+pub const SETTLE: Duration = Duration::from_millis(20);
+const MIB: f64 = (1 << 20) as f64;
+
+/// All that was seen.
+#[derive(Debug, Default)]
+pub struct Observation {
+    /// Before the fill.
+    pub base: Sample,
+    /// After it.
+    pub filled: Sample,
+    /// Pages with a live byte, which must stay.
+    pub live_bytes: u64,
+    /// Freeing began and ended.
+    pub freed_ns: (u64, u64),
+    /// From `filled` on.
+    pub samples: Vec<Sample>,
+}
+
+impl Observation {
+    /// Resident beyond what was there before and what must stay.
+    fn rss_over(&self, s: &Sample) -> i64 {
+        s.rss_bytes as i64 - (self.base.rss_bytes + self.live_bytes) as i64
+    }
+
+    /// Missing in the system beyond what must be in use.
+    fn system_over(&self, s: &Sample) -> i64 {
+        self.base.free_bytes as i64 - s.free_bytes as i64 - self.live_bytes as i64
+    }
+
+    fn is_back(&self, s: &Sample, size_bytes: u64) -> bool {
+        let allowed = (size_bytes / 20) as i64;
+        self.rss_over(s) <= allowed && self.system_over(s) <= allowed
+    }
+
+    /// Whether the fill took much more or less from the system than it added to the
+    /// process: others were at work, and the system's free memory says little.
+    fn is_disturbed(&self) -> bool {
+        let grown = self.filled.rss_bytes as f64 - self.base.rss_bytes as f64;
+        let taken = self.base.free_bytes as f64 - self.filled.free_bytes as f64;
+        (taken - grown).abs() > grown * 0.1 + 4.0 * MIB
+    }
+
+    /// Milliseconds from `start_ns` to the first sample that `is_there`; infinite without one.
+    fn time_to(&self, start_ns: u64, is_there: impl Fn(&Sample) -> bool) -> f64 {
+        self.samples
+            .iter()
+            .find(|s| s.at_ns >= start_ns && is_there(s))
+            .map_or(f64::INFINITY, |s| (s.at_ns - start_ns) as f64 / 1e6)
+    }
+
+    /// How it is at the end: the medians of the last samples after freeing, as
+    /// others come and go.
+    fn settled(&self) -> Option<Sample> {
+        let last = *self.samples.last()?;
+        let since_ns = last.at_ns.saturating_sub(LAST.as_nanos() as u64);
+        // A sample may know the system as it was a little before.
+        let freed_ns = self.freed_ns.1 + SYSTEM_NS;
+        let of = |get: fn(&Sample) -> u64| {
+            let samples = self.samples.iter().map(|s| (s.at_ns, get(s)));
+            let mut values: Vec<u64> = samples
+                .filter(|(at_ns, _)| *at_ns >= since_ns.max(freed_ns))
+                .map(|(_, value)| value)
+                .collect();
+            values.sort_unstable();
+            values.get(values.len() / 2).copied().unwrap_or(get(&last))
+        };
+        Some(Sample {
+            at_ns: last.at_ns,
+            rss_bytes: of(|s| s.rss_bytes),
+            free_bytes: of(|s| s.free_bytes),
+        })
+    }
+
+    /// Figures by name. A time that was not reached is infinite.
+    pub fn figures(&self, size_bytes: u64) -> BTreeMap<String, f64> {
+        let allowed = (size_bytes / 20) as i64;
+        let (began, ended) = self.freed_ns;
+        let mut figures = BTreeMap::new();
+        let mut put = |name: &str, value: f64| {
+            figures.insert(name.to_owned(), value);
+        };
+        put(
+            "back_rss_ms",
+            self.time_to(began, |s| self.rss_over(s) <= allowed),
+        );
+        // Not a number where others took or gave too much meanwhile.
+        let checked = |value| {
+            if self.is_disturbed() { f64::NAN } else { value }
+        };
+        put(
+            "back_system_ms",
+            checked(self.time_to(began, |s| self.system_over(s) <= allowed)),
+        );
+        let can_go = self.rss_over(&self.filled);
+        if can_go > 0 {
+            for (name, part) in [("t50_ms", 0.5), ("t90_ms", 0.9), ("t99_ms", 0.99)] {
+                let left = (can_go as f64 * (1.0 - part)).round() as i64;
+                put(name, self.time_to(ended, |s| self.rss_over(s) <= left));
+            }
+        }
+        if let Some(last) = self.settled() {
+            let must = (self.base.rss_bytes + self.live_bytes).max(1);
+            put("final_ratio", last.rss_bytes as f64 / must as f64);
+            put("kept_mib", self.rss_over(&last).max(0) as f64 / MIB);
+            put(
+                "system_kept_mib",
+                checked(self.system_over(&last).max(0) as f64 / MIB),
+            );
+        }
+        figures
+    }
+
+    /// Both curves from the end of freeing on, a point each [`CURVE_STEP`].
+    pub fn curve(&self) -> Curve {
+        let mut curve = Curve {
+            step_ms: CURVE_STEP.as_millis() as u64,
+            rss_mib: Vec::new(),
+            system_mib: Vec::new(),
+            swap_mib: Vec::new(),
+            base_mib: self.base.rss_bytes as f64 / MIB,
+            live_mib: self.live_bytes as f64 / MIB,
+        };
+        let end = self.samples.last().map_or(0, |s| s.at_ns);
+        let mut at = self.freed_ns.1;
+        let mut next = 0;
+        let mut latest = self.filled;
+        while at <= end {
+            while let Some(s) = self.samples.get(next).filter(|s| s.at_ns <= at) {
+                latest = *s;
+                next += 1;
+            }
+            let taken = self.base.free_bytes as f64 - latest.free_bytes as f64;
+            curve.rss_mib.push(round(latest.rss_bytes as f64 / MIB));
+            curve.system_mib.push(round(taken / MIB));
+            at += CURVE_STEP.as_nanos() as u64;
+        }
+        curve
+    }
+}
+
+/// A hundredth of a MiB is enough to draw.
+fn round(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+/// One line of the worker, if it is a mark: its name and its numbers.
+pub fn parse_mark(line: &str) -> Option<(&str, Vec<u64>)> {
+    let mut words = line.strip_prefix('@')?.split_whitespace();
+    let name = words.next()?;
+    let numbers = words
+        .map(|w| w.parse().ok())
+        .collect::<Option<Vec<u64>>>()?;
+    Some((name, numbers))
+}
+
+/// The numbers of the mark that the process says next.
+pub fn mark(said: &mut impl BufRead, name: &str) -> Result<Vec<u64>> {
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    match parse_mark(line.trim()) {
+        Some((found, numbers)) if found == name => Ok(numbers),
+        _ => bail!("ended before '{name}'"),
+    }
+}
+
+/// Follows a worker to its end. Gives what was seen, and its last line.
+pub fn follow(child: &mut Child, watch: Watch, limit: Instant) -> Result<(Observation, String)> {
+    let mut probe = Probe::new(child.id())?;
+    let mut said = child.stdout.take().context("no pipe from the worker")?;
+    let mut answer = child.stdin.take().context("no pipe to the worker")?;
+    let mut seen = Observation::default();
+    // The worker waits after a mark until it is answered.
+    let (mut is_filled, mut waits) = (false, false);
+    let (mut text, mut last) = (Vec::new(), String::new());
+    loop {
+        ensure!(Instant::now() < limit, "no end in time");
+        if is_filled {
+            let sample = probe.look(false)?;
+            seen.samples.push(sample);
+            if waits {
+                let end_ns = seen.freed_ns.1 + watch.wait.as_nanos() as u64;
+                let is_back = watch.until_back && seen.is_back(&sample, watch.size_bytes);
+                if is_back || sample.at_ns >= end_ns {
+                    (is_filled, waits) = (false, false);
+                    answer.write_all(b"g")?;
+                }
+            }
+        }
+        // Before the fill there is nothing to see, and the fill should not be disturbed.
+        let patience = if is_filled { watch.poll } else { CURVE_STEP };
+        if !is_readable(&said, patience)? {
+            continue;
+        }
+        let mut part = [0u8; 4096];
+        let len = said.read(&mut part)?;
+        if len == 0 {
+            return Ok((seen, last));
+        }
+        text.extend_from_slice(&part[..len]);
+        while let Some(end) = text.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = text.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line).trim().to_owned();
+            match parse_mark(&line) {
+                None => last = line,
+                Some(("base", _)) => {
+                    std::thread::sleep(SETTLE);
+                    seen.base = probe.look(true)?;
+                    answer.write_all(b"g")?;
+                }
+                Some(("filled", n)) if n.len() == 1 => {
+                    seen.live_bytes = n[0];
+                    seen.filled = probe.look(true)?;
+                    is_filled = true;
+                    answer.write_all(b"g")?;
+                }
+                Some(("freed", n)) if n.len() == 2 => {
+                    seen.freed_ns = (n[0], n[1]);
+                    waits = true;
+                }
+                Some(_) => bail!("not a mark: {line:?}"),
+            }
+        }
+    }
+}
+
+/// Waits at most `patience` for something to read.
+pub fn is_readable(from: &impl AsRawFd, patience: Duration) -> Result<bool> {
+    let mut poll = libc::pollfd {
+        fd: from.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one descriptor, as said.
+    let ready = unsafe { libc::poll(&mut poll, 1, patience.as_millis().max(1) as i32) };
+    Ok(ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(at_ms: u64, rss_mib: u64, free_mib: u64) -> Sample {
+        Sample {
+            at_ns: at_ms * 1_000_000,
+            rss_bytes: rss_mib << 20,
+            free_bytes: free_mib << 20,
+        }
+    }
+
+    /// 100 MiB filled beside 10 that were there, 20 must stay, 80 can go.
+    fn seen() -> Observation {
+        Observation {
+            base: sample(0, 10, 1000),
+            filled: sample(100, 110, 900),
+            live_bytes: 20 << 20,
+            freed_ns: (200_000_000, 210_000_000),
+            samples: vec![
+                sample(150, 110, 900),
+                sample(205, 70, 900),
+                sample(260, 38, 940),
+                sample(400, 31, 980),
+            ],
+        }
+    }
+
+    #[test]
+    fn times_count_from_where_they_should() {
+        let f = seen().figures(100 << 20);
+        // Within 5 MiB of what must stay: at 400 ms; freeing began at 200.
+        assert_eq!(f["back_rss_ms"], 200.0);
+        assert_eq!(f["back_system_ms"], 200.0);
+        // Half of 80 MiB is gone at 260 ms; freeing ended at 210.
+        assert_eq!(f["t50_ms"], 50.0);
+        assert_eq!(f["t90_ms"], 50.0);
+        assert_eq!(f["t99_ms"], f64::INFINITY);
+        assert_eq!(f["kept_mib"], 1.0);
+        assert!((f["final_ratio"] - 31.0 / 30.0).abs() < 1e-9);
+        assert_eq!(f["system_kept_mib"], 0.0);
+    }
+
+    #[test]
+    fn a_disturbed_system_gives_no_figure() {
+        let mut seen = seen();
+        seen.filled.free_bytes = 850 << 20;
+        let f = seen.figures(100 << 20);
+        assert!(f["back_system_ms"].is_nan() && f["system_kept_mib"].is_nan());
+        assert_eq!(f["back_rss_ms"], 200.0);
+    }
+
+    #[test]
+    fn curve_holds_the_latest_sample() {
+        let c = seen().curve();
+        assert_eq!(c.rss_mib, [70.0, 38.0, 38.0, 38.0]);
+        assert_eq!(c.system_mib, [100.0, 60.0, 60.0, 60.0]);
+        assert_eq!((c.live_mib, c.base_mib), (20.0, 10.0));
+    }
+
+    #[test]
+    fn the_end_is_the_median_of_the_last_samples() {
+        let mut seen = seen();
+        assert_eq!(seen.settled(), Some(sample(400, 31, 980)));
+        seen.samples
+            .extend([sample(410, 31, 900), sample(420, 31, 980)]);
+        assert_eq!(seen.settled(), Some(sample(420, 31, 980)));
+        // Back at once: the one sample after freeing counts.
+        seen.samples.truncate(2);
+        seen.samples.push(sample(211, 30, 1000));
+        assert_eq!(seen.settled(), Some(sample(211, 30, 1000)));
+    }
+
+    #[test]
+    fn marks() {
+        assert_eq!(parse_mark("@freed 1 2"), Some(("freed", vec![1, 2])));
+        assert_eq!(parse_mark("@base"), Some(("base", vec![])));
+        assert_eq!(parse_mark("@freed x"), None);
+        assert_eq!(parse_mark("{}"), None);
+    }
+}

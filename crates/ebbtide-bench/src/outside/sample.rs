@@ -1,0 +1,197 @@
+//! One look at a process and at the system, from open files.
+//!
+//! `MemFree` alone would mislead: since Linux 6.7 the kernel keeps up to an eighth of the
+//! memory in lists of each CPU, where freed pages stay for a minute and count neither
+//! as used nor as free (512 MiB unmapped: `MemFree` +0, the lists +512). So the lists
+//! are counted too, from `/proc/zoneinfo`.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use anyhow::{Context, Result};
+use ebbtide_tools::proc::kib_field;
+
+use crate::measured::link::{now_ns, page_bytes};
+
+/// The zones are read only so often: it takes a lock in the kernel, and some 0.2 ms.
+pub const SYSTEM_NS: u64 = 5_000_000;
+
+/// One look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// When.
+    pub at_ns: u64,
+    /// Resident size of the process.
+    pub rss_bytes: u64,
+    /// Free in the system, the CPUs' lists included; at most 5 ms old.
+    pub free_bytes: u64,
+}
+
+/// Open files to look at: a process and the system.
+pub struct Probe {
+    statm: File,
+    page_bytes: u64,
+    text: Vec<u8>,
+    system: System,
+}
+
+impl Probe {
+    /// Of one process.
+    pub fn new(pid: u32) -> Result<Self> {
+        Ok(Probe {
+            statm: statm(pid)?,
+            page_bytes: page_bytes() as u64,
+            text: vec![0; 256],
+            system: System::new()?,
+        })
+    }
+
+    /// From now on at another process, which has the same memory.
+    pub fn turn_to(&mut self, pid: u32) -> Result<()> {
+        self.statm = statm(pid)?;
+        Ok(())
+    }
+
+    /// Looks now, at the system too if the last look at it is old or `is_exact`.
+    pub fn look(&mut self, is_exact: bool) -> Result<Sample> {
+        let sample = self.look_or_gone(is_exact)?;
+        sample.context("no resident size: the process has ended")
+    }
+
+    /// The same; `None` once the process is gone.
+    fn look_or_gone(&mut self, is_exact: bool) -> Result<Option<Sample>> {
+        let at_ns = now_ns();
+        let pages = match read(&self.statm, &mut self.text) {
+            Ok(text) => text.split_whitespace().nth(1).and_then(|t| t.parse().ok()),
+            Err(_) => None,
+        };
+        let free_bytes = self.system.free_bytes(is_exact)?;
+        Ok(pages.map(|pages: u64| Sample {
+            at_ns,
+            rss_bytes: pages * self.page_bytes,
+            free_bytes,
+        }))
+    }
+
+    /// The same; resident is nothing once the process is gone.
+    pub fn look_beyond(&mut self, is_exact: bool) -> Result<Sample> {
+        let at_ns = now_ns();
+        Ok(self.look_or_gone(is_exact)?.unwrap_or(Sample {
+            at_ns,
+            rss_bytes: 0,
+            free_bytes: self.system.free_bytes(false)?,
+        }))
+    }
+}
+
+fn statm(pid: u32) -> Result<File> {
+    let path = format!("/proc/{pid}/statm");
+    File::open(&path).with_context(|| format!("cannot open {path}"))
+}
+
+/// Open files to look at the system.
+pub struct System {
+    /// Or `meminfo`, where it cannot be read.
+    zoneinfo: File,
+    is_meminfo: bool,
+    page_bytes: u64,
+    text: Vec<u8>,
+    /// When it was looked at last, and what was free.
+    last: (u64, u64),
+}
+
+impl System {
+    /// Of this machine.
+    pub fn new() -> Result<Self> {
+        let (zoneinfo, is_meminfo) = match File::open("/proc/zoneinfo") {
+            Ok(file) => (file, false),
+            Err(_) => (
+                File::open("/proc/meminfo").context("cannot open /proc/meminfo")?,
+                true,
+            ),
+        };
+        Ok(System {
+            zoneinfo,
+            is_meminfo,
+            page_bytes: page_bytes() as u64,
+            text: vec![0; 1 << 16],
+            last: (0, 0),
+        })
+    }
+
+    /// Free, the CPUs' lists included: now if `is_exact`, else at most 5 ms ago.
+    pub fn free_bytes(&mut self, is_exact: bool) -> Result<u64> {
+        let now = now_ns();
+        if is_exact || now >= self.last.0 + SYSTEM_NS {
+            let text = read(&self.zoneinfo, &mut self.text)?;
+            let free_bytes = if self.is_meminfo {
+                kib_field(text, "MemFree")
+            } else {
+                free_pages(text).map(|pages| pages * self.page_bytes)
+            };
+            self.last = (now, free_bytes.context("no free pages in zoneinfo")?);
+        }
+        Ok(self.last.1)
+    }
+}
+
+/// The whole file, from its beginning.
+fn read<'a>(file: &File, text: &'a mut Vec<u8>) -> Result<&'a str> {
+    let mut len = 0;
+    loop {
+        if len == text.len() {
+            text.resize(2 * len, 0);
+        }
+        match file.read_at(&mut text[len..], len as u64)? {
+            0 => break,
+            more => len += more,
+        }
+    }
+    Ok(std::str::from_utf8(&text[..len])?)
+}
+
+/// Free pages of all zones and of the CPUs' lists.
+fn free_pages(zoneinfo: &str) -> Option<u64> {
+    let mut zones = 0;
+    let mut sum = 0;
+    for line in zoneinfo.lines() {
+        let line = line.trim_start();
+        if let Some(free) = line.strip_prefix("pages free") {
+            zones += 1;
+            sum += free.trim().parse::<u64>().ok()?;
+        } else if let Some(listed) = line.strip_prefix("count:") {
+            sum += listed.trim().parse::<u64>().ok()?;
+        }
+    }
+    (zones > 0).then_some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_and_lists_are_summed() {
+        let text = "Node 0, zone      DMA\n  pages free     3840\n        boost    0\n  pagesets\n    \
+                    cpu: 0\n              count:    0\n              high:     0\nNode 0, zone   Normal\n  \
+                    pages free     100\n      nr_free_pages 100\n    cpu: 1\n              count:    7\n";
+        assert_eq!(free_pages(text), Some(3947));
+        assert_eq!(free_pages("nothing\n"), None);
+    }
+
+    #[test]
+    fn looks_at_this_process() {
+        let mut probe = Probe::new(std::process::id()).unwrap();
+        let first = probe.look(true).unwrap();
+        assert!(first.rss_bytes > 0 && first.free_bytes > 0);
+        let next = probe.look(false).unwrap();
+        assert!(next.at_ns >= first.at_ns && next.rss_bytes > 0);
+    }
+
+    #[test]
+    fn long_files_are_read_in_full() {
+        let file = File::open("/proc/self/smaps").unwrap();
+        let mut text = vec![0; 16];
+        assert!(read(&file, &mut text).unwrap().contains("VmFlags"));
+    }
+}

@@ -1,0 +1,148 @@
+//! Finds `libebbtide.so`.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+
+/// Where the library is.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LibArgs {
+    /// Path of libebbtide.so (default: EBBTIDE_LIB, then beside this program,
+    /// then the usual library directories)
+    #[arg(long, value_name = "PATH")]
+    pub lib: Option<PathBuf>,
+}
+
+/// File name of the library, behind which a version may stand.
+pub const FILE_NAME: &str = "libebbtide.so";
+
+/// The name that programs linked with the library ask for. Where only this one is installed, it will do.
+const SONAME: &str = "libebbtide.so.0";
+
+/// Whether a file of this name is the library, in any version.
+pub fn is_named(name: &str) -> bool {
+    name.strip_prefix(FILE_NAME)
+        .is_some_and(|version| version.is_empty() || version.starts_with('.'))
+}
+
+/// Environment variable that names the library.
+pub const ENV: &str = "EBBTIDE_LIB";
+
+/// The library's absolute path: `given`, else `EBBTIDE_LIB`, else the first of
+/// [`candidates`] that exists.
+pub fn find(given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(path) = given {
+        return checked(path).with_context(|| format!("--lib {}", path.display()));
+    }
+    if let Some(path) = env::var_os(ENV).filter(|v| !v.is_empty()) {
+        let path = PathBuf::from(path);
+        return checked(&path).with_context(|| format!("{ENV}={}", path.display()));
+    }
+    let exe = env::current_exe().ok();
+    let places = candidates(exe.as_deref());
+    places.iter().find(|p| p.is_file()).map_or_else(
+        || {
+            let list: Vec<String> = places
+                .iter()
+                .map(|p| format!("  {}", p.display()))
+                .collect();
+            Err(anyhow!(
+                "{FILE_NAME} not found; build it with 'cargo build --release -p ebbtide-preload', \
+                 or name it with --lib PATH or {ENV}=PATH. Looked at:\n{}",
+                list.join("\n")
+            ))
+        },
+        |p| checked(p),
+    )
+}
+
+/// Where the library may stand, best first, for a program at `exe`.
+fn candidates(exe: Option<&Path>) -> Vec<PathBuf> {
+    let mut dirs: Vec<PathBuf> = Vec::new();
+    if let Some(dir) = exe.and_then(Path::parent) {
+        dirs.push(dir.to_path_buf());
+        if let Some(up) = dir.parent() {
+            // Debug builds and test programs find the optimised library.
+            dirs.extend(["release", "lib", "lib64"].map(|d| up.join(d)));
+        }
+    }
+    dirs.extend(
+        [
+            "/usr/local/lib",
+            "/usr/local/lib64",
+            "/usr/lib",
+            "/usr/lib64",
+        ]
+        .map(PathBuf::from),
+    );
+    #[cfg(target_arch = "x86_64")]
+    dirs.push("/usr/lib/x86_64-linux-gnu".into());
+    #[cfg(target_arch = "aarch64")]
+    dirs.push("/usr/lib/aarch64-linux-gnu".into());
+    dirs.dedup();
+    dirs.iter()
+        .flat_map(|dir| [FILE_NAME, SONAME].map(|name| dir.join(name)))
+        .collect()
+}
+
+fn checked(path: &Path) -> Result<PathBuf> {
+    let path = path
+        .canonicalize()
+        .context("no such library; check the path, or build it with 'cargo build --release -p ebbtide-preload'")?;
+    if !path.is_file() {
+        bail!("this is not a file; name the library itself, such as target/release/{FILE_NAME}");
+    }
+    // The loader splits LD_PRELOAD at these and knows no escape.
+    if path
+        .as_os_str()
+        .to_string_lossy()
+        .contains([' ', ':', '\t', '\n'])
+    {
+        bail!(
+            "the library's path '{}' holds a space or a colon, which LD_PRELOAD cannot carry; \
+             link or copy the library to a path without",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_beside_the_program_first() {
+        let c = candidates(Some(Path::new("/opt/e/bin/ebbtide")));
+        assert_eq!(c[0], Path::new("/opt/e/bin/libebbtide.so"));
+        assert!(c.contains(&PathBuf::from("/opt/e/lib/libebbtide.so")));
+        assert!(c.contains(&PathBuf::from("/opt/e/lib64/libebbtide.so")));
+        assert!(c.contains(&PathBuf::from("/usr/local/lib/libebbtide.so")));
+    }
+
+    #[test]
+    fn knows_its_own_names() {
+        for name in ["libebbtide.so", "libebbtide.so.0", "libebbtide.so.0.1.0"] {
+            assert!(is_named(name), "{name}");
+        }
+        for name in ["libebbtide.sour", "libebbtide", "liblibebbtide.so"] {
+            assert!(!is_named(name), "{name}");
+        }
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebbtide-preload/build.rs");
+        if let Ok(source) = std::fs::read_to_string(path) {
+            assert!(source.contains(&format!("-soname,{SONAME}\"")));
+        }
+    }
+
+    #[test]
+    fn refuses_what_the_loader_cannot_carry() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a b.so");
+        std::fs::write(&path, "").unwrap();
+        assert!(format!("{:#}", find(Some(&path)).unwrap_err()).contains("space"));
+        assert!(find(Some(dir.path())).is_err());
+        assert!(find(Some(&dir.path().join("none.so"))).is_err());
+    }
+}
