@@ -1,4 +1,4 @@
-//! The portable mode on another processor: programs in an emulated machine of 8 aarch64 processors.
+//! Another processor, with sections and in the portable mode: programs in an emulated machine of 8 aarch64 processors.
 
 use ebbtide_tests::{Guest, Machine, Processor, is_ebbtide};
 
@@ -40,6 +40,17 @@ fn units() {
     );
 }
 
+/// Sections aborted at each of their numbered points. Its kernel and C library have sections: nothing may be skipped.
+#[test]
+fn sections_are_aborted() {
+    ok(
+        "unset LD_PRELOAD; for test in /programs/inject-*; do \
+         $test abort --nocapture > /tmp/aborts 2>&1 || { cat /tmp/aborts; exit 1; }; \
+         ! grep skipped /tmp/aborts || exit 1; done",
+        200,
+    );
+}
+
 #[test]
 fn the_c_interface() {
     ok(
@@ -53,6 +64,23 @@ fn stress() {
     ok(
         "stress seed=31 threads=8 seconds=3 live=128 gens=3 migrate trim",
         60,
+    );
+}
+
+#[test]
+fn stress_in_the_portable_mode() {
+    ok(
+        "EBBTIDE_CONF=rseq=off stress seed=31 threads=8 seconds=3 live=128 gens=3 migrate trim",
+        60,
+    );
+}
+
+/// What a `vfork` child and its parent find of the registration, in all orders.
+#[test]
+fn vfork_rules() {
+    ok(
+        "for rule in names nested 'threads 4' handler jump fails; do vfork_rules $rule || exit 1; done",
+        100,
     );
 }
 
