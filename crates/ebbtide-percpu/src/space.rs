@@ -6,7 +6,7 @@ use ebbtide_core::front::FAST;
 use ebbtide_core::pages::Settings;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::rseq::{SECTIONS, section};
+use ebbtide_sys::rseq::section;
 use ebbtide_sys::{process, vm};
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{Chunk, Shard, ShardState, UNIT_BYTES};
