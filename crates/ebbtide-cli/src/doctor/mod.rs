@@ -13,10 +13,10 @@
 //! | `combinations` | which of the known-broken combinations are met here |
 //! | `trial` | the library, in a process of its own |
 
-mod admission;
 /// What the library does by the kernel's release.
 #[path = "../../../ebbtide-sys/src/rseq/kernel.rs"]
 mod aborting;
+mod admission;
 mod advice;
 mod combinations;
 mod ending;
