@@ -84,11 +84,12 @@ fn vfork_rules() {
     );
 }
 
+/// With sections each fork interrupts all processors, which are emulated on few.
 #[test]
 fn forks() {
     ok(
         "fork main 4 8 && fork thread 3 5 && fork _fork 4 5 && fork clone 4 5 && vfork 4 8",
-        60,
+        100,
     );
 }
 
