@@ -49,6 +49,8 @@ size_t ebb_release(void);
  * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
  * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.
  */
+#define EBB_STATS_VERSION 2
+
 struct ebb_stats {
     uint64_t version;               /* version of this struct and of the statistics page; a later one only adds fields at the end */
     uint64_t live_bytes;            /* in use by the program, rounded up to size classes and pages */
@@ -58,7 +60,7 @@ struct ebb_stats {
     uint64_t dirty_bytes;           /* free pages that may be resident */
     uint64_t lazy_bytes;            /* free pages that the kernel may take (MADV_FREE) */
     uint64_t pending_bytes;         /* free pages that are being released now */
-    uint64_t held_bytes;            /* free, but in huge pages that could not be split at the last attempt */
+    uint64_t unsplit_bytes;         /* free, but in huge pages that could not be split at the last attempt */
     uint64_t metadata_bytes;        /* the allocator's own records */
     uint64_t opened_bytes;          /* address space made usable so far */
     uint64_t percpu_bytes;          /* per-CPU data: pages of it that may be resident, on all CPUs */
@@ -75,7 +77,7 @@ struct ebb_stats {
     uint64_t fallovers;             /* runs of pages that another zone than the CPU's own provided */
     uint64_t pressure_events;       /* checks that found memory short */
     uint64_t pressure_state;        /* 0: never checked, 1: calm, 2: short, so nothing is kept for reuse */
-    uint64_t pressure_sources;      /* what is watched, a bit each: machine, cgroup limit, PSI, pressure level, notice, events not wanted */
+    uint64_t pressure_sources;      /* what is watched, a bit each: machine, cgroup limit, PSI, pressure level, event channel, events not wanted */
     uint64_t limit_left_bytes;      /* left of the nearest limit (cgroup or machine) at the last check; 0 with limit_bytes 0: unknown */
     uint64_t limit_bytes;           /* that limit */
     uint64_t lock_acquisitions;     /* acquisitions of all locks (lockstat) */

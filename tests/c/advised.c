@@ -1,13 +1,8 @@
 /* A program advises or protects a large allocation and moves, shrinks or frees it: what is allocated there next is
  * ordinary memory. advised moved|refused|shrunk|freed|stuck wipe|dontfork|dontdump|none|read|part */
-#include "check.h"
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "filter.h"
 #include <malloc.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
@@ -17,8 +12,6 @@
 enum { BLOCKS = 160 };
 static const size_t SIZE = 32 * MIB;
 static char *blocks[BLOCKS];
-
-static int is(const char *a, const char *b) { return !strcmp(a, b); }
 
 /* What a program does to its own memory. */
 static void advise(const char *what, char *p, size_t n)
@@ -43,8 +36,8 @@ static void refuse_fixed(void)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
-    struct sock_fprog program = { sizeof code / sizeof *code, code };
-    CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+    promise();
+    install(code, sizeof code / sizeof *code, 0);
 }
 
 /* From now on nothing that begins at p can be advised or protected. */
@@ -60,8 +53,8 @@ static void refuse_at(const char *p)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
-    struct sock_fprog program = { sizeof code / sizeof *code, code };
-    CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+    promise();
+    install(code, sizeof code / sizeof *code, 0);
 }
 
 /* Whether the mapping of p has the flag, two letters as in smaps. */
@@ -92,7 +85,7 @@ static void tidy(const char *what, char *q)
 /* Allocations of others, some of which lie in [at, at + n): ordinary ones. */
 static int look(const char *at, size_t n)
 {
-    int over = 0, status;
+    int over = 0;
     for (int i = 0; i < BLOCKS; i++) {
         CHECK((blocks[i] = malloc(MIB)));
         memset(blocks[i], 7, MIB);
@@ -109,7 +102,7 @@ static int look(const char *at, size_t n)
             for (size_t at = 0; at < MIB; at += PAGE) if (blocks[i][at] != 7) _exit(1);
         _exit(0);
     }
-    CHECK(waitpid(child, &status, 0) == child && status == 0, "a child lost content: %#x", status);
+    must_end_well(child);
     return over;
 }
 

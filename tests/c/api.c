@@ -66,7 +66,7 @@ static void ram(void)
     FILE *f = fopen("/proc/sys/vm/overcommit_memory", "r");
     int mode = -1;
     CHECK(f && fscanf(f, "%d", &mode) == 1); fclose(f);
-    if (mode != 0) { puts("skipped: overcommit_memory is not 0"); return; }
+    if (mode != 0) { skipped("overcommit_memory is not 0"); return; }
     struct sysinfo si;
     CHECK(sysinfo(&si) == 0);
     size_t all = ((size_t)si.totalram + si.totalswap) * si.mem_unit;
@@ -262,15 +262,15 @@ static void own_stats(void)
 {
     int (*stats)(struct ebb_stats *, size_t) =
         (int (*)(struct ebb_stats *, size_t))dlsym(RTLD_DEFAULT, "ebb_stats");
-    if (!stats) { puts("skipped: no ebb_stats in this library"); return; }
+    if (!stats) { skipped("no ebb_stats in this library"); return; }
     struct ebb_stats a, b;
     memset(&a, 0xff, sizeof a);
-    CHECK(stats(&a, sizeof a) == (int)sizeof a && a.version == 1);
+    CHECK(stats(&a, sizeof a) == (int)sizeof a && a.version == EBB_STATS_VERSION && a.pid == (uint64_t)getpid());
     void *large = malloc(hide(50 * MIB)), *small = malloc(hide(100 * KIB));
     CHECK(stats(&b, sizeof b) == (int)sizeof b);
     CHECK(b.live_bytes >= a.live_bytes + 50 * MIB && b.large_bytes >= a.large_bytes + 50 * MIB);
     memset(&b, 0xff, sizeof b);
-    CHECK(stats(&b, 16) == 16 && b.version == 1 && b.large_bytes == UINT64_MAX, "only what fits is written");
+    CHECK(stats(&b, 16) == 16 && b.version == EBB_STATS_VERSION && b.large_bytes == UINT64_MAX, "only what fits is written");
     errno = 0;
     CHECK(stats(NULL, sizeof b) == -1 && errno == EINVAL);
     CHECK(stats(&b, 4) == -1);
@@ -307,7 +307,7 @@ static void sized(void)
 {
     void (*free_sized)(void *, size_t) = dlsym(RTLD_DEFAULT, "free_sized");
     void (*free_aligned_sized)(void *, size_t, size_t) = dlsym(RTLD_DEFAULT, "free_aligned_sized");
-    if (!free_sized || !free_aligned_sized) { puts("skipped: no free_sized in this library"); return; }
+    if (!free_sized || !free_aligned_sized) { skipped("no free_sized in this library"); return; }
     for (size_t n = 1; n < 8 * MIB; n += n / 3 + 1) {
         void *p = malloc(n); CHECK(p); fill(p, n, 1);
         errno = 4242; free_sized(p, n); CHECK(errno == 4242);

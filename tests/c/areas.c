@@ -3,10 +3,8 @@
 #include "check.h"
 #include <ebbtide.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 static void arguments(void)
 {
@@ -126,8 +124,7 @@ static void forks(void)
             ebb_percpu_free(shared);
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(child, &status, 0) == child && status == 0, "round %d: status %x", round, status);
+        must_end_well(child);
         ebb_percpu_free(ebb_percpu_alloc(round + 1, 1));
     }
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
@@ -161,8 +158,7 @@ static void raw(void)
             ebb_release();
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(child, &status, 0) == child && status == 0, "status %x", status);
+        must_end_well(child);
     }
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     pthread_join(thread, NULL);
@@ -173,7 +169,7 @@ static void locked(void)
 {
     struct ebb_percpu_stats stats;
     free(malloc(1000));
-    if (mlockall(MCL_FUTURE)) { puts("skipped: memory cannot be locked"); return; }
+    if (mlockall(MCL_FUTURE)) { skipped("memory cannot be locked"); return; }
     size_t before = resident();
     ebb_percpu *area = ebb_percpu_alloc(100, 8);
     CHECK(area);
@@ -186,13 +182,6 @@ static void locked(void)
     CHECK(ebb_percpu_stats(&stats, sizeof stats) == sizeof stats && stats.populated_bytes <= 262144u * (ebb_percpu_cpus() + 1));
     CHECK((area = ebb_percpu_alloc(200000, 8)));
     for (unsigned cpu = 0; cpu < ebb_percpu_cpus(); cpu++) CHECK(not_zero(ebb_percpu_ptr(area, cpu), 200000) < 0);
-}
-
-static ebb_percpu *tell(ebb_percpu *area)
-{
-    printf("%p\n", (void *)area);
-    fflush(stdout);
-    return area;
 }
 
 int main(int argc, char **argv)

@@ -4,7 +4,6 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 
 enum { KEPT = 400, LIVE = 64 * MIB };
 static unsigned char *kept[KEPT];
@@ -50,10 +49,10 @@ static void *busy(void *arg)
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 0;
+    int is_last = argc > 1 && is(argv[1], "ends"), threads = argc > 1 && !is_last ? number(argv[1]) : 0;
     pthread_t t[16];
     churn(1, 3000, 300, 16);
-    if (argc > 1 && !strcmp(argv[1], "ends")) {
+    if (is_last) {
         ends = 1;
         fork();
         CHECK(0, "the handler came back");
@@ -72,8 +71,7 @@ int main(int argc, char **argv)
             for (int k = 0; k < KEPT; k++) VERIFY(kept[k], kept_n[k], k);
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child %d ended with %#x", i, status);
+        must_end_well(pid);
         churn(i + 2, 1000, 100, 16);
     }
     free(live);

@@ -1,14 +1,17 @@
 /* Shared by the test programs: checks that end the program, content patterns, random numbers.
- * A program that passes prints "ok" on stdout and returns 0; a failed check prints one FAIL line on
- * stderr and exits with 1. Nothing here allocates. */
+ * A program that passes prints "ok" on stdout and returns 0. It prints "skipped: REASON" for what it cannot check.
+ * A failed check prints one FAIL line on stderr and exits with 1. Only `filled`, `churn` and `work_until_back` allocate. */
 #pragma once
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -36,6 +39,23 @@ static void check_failed(const char *file, int line, const char *cond, const cha
 }
 
 __attribute__((unused)) static int passed(void) { puts("ok"); fflush(stdout); return 0; }
+
+/* The program's status when it cannot check what it was asked to. */
+static inline int skipped(const char *reason) { printf("skipped: %s\n", reason); fflush(stdout); return 0; }
+
+static inline int is(const char *a, const char *b) { return !strcmp(a, b); }
+
+/* A number of the command line. A misspelt argument must not pass for "nothing to do". */
+static inline double number(const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+    CHECK(end != text && !*end, "%s is no number", text);
+    return value;
+}
+
+/* Prints a pointer that is misused next: the test looks for it in what the library says. */
+static inline void *tell(void *p) { printf("%p\n", p); fflush(stdout); return p; }
 
 static inline uint64_t mix(uint64_t x)
 {
@@ -99,13 +119,51 @@ __attribute__((unused)) static ptrdiff_t not_zero(const void *p, size_t n)
 }
 
 /* Bytes resident now. */
-__attribute__((unused)) static size_t resident(void)
+static inline size_t resident(void)
 {
-    unsigned long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    CHECK(f && fscanf(f, "%*u %lu", &pages) == 1);
-    fclose(f);
-    return pages * PAGE;
+    char text[128] = "";
+    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
+    close(fd);
+    return strtoul(strchr(text, ' '), NULL, 10) * PAGE;
+}
+
+/* Moves this thread to a CPU; 0: that is not allowed. */
+static inline int try_pin(int cpu)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    return !sched_setaffinity(0, sizeof one, &one);
+}
+
+static inline void pin(int cpu) { CHECK(try_pin(cpu), "CPU %d", cpu); }
+
+/* Switches a CPU on or off, as root; whether that was done. The last one stays on. */
+static inline int set_online(int cpu, int on)
+{
+    char path[80];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/online", cpu);
+    int fd = open(path, O_WRONLY | O_CLOEXEC), done = fd >= 0 && write(fd, on ? "1" : "0", 1) == 1;
+    if (fd >= 0) close(fd);
+    return done;
+}
+
+/* Waits for a child, whose status must be 0. */
+static inline void must_end_well(pid_t pid)
+{
+    int status = -1;
+    pid_t found = -1;
+    while (pid > 0 && (found = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {}
+    CHECK(pid > 0 && found == pid && status == 0, "child %d ended with %#x", (int)pid, status);
+}
+
+/* Memory of so many bytes, all written to. */
+static inline void *filled(size_t n)
+{
+    void *p = malloc(n);
+    CHECK(p, "%zu bytes", n);
+    return memset(p, 7, n);
 }
 
 /* A size from 1 byte to 2^bits, log-distributed. */
@@ -133,4 +191,16 @@ __attribute__((unused)) static void churn(uint64_t seed, int rounds, int slots, 
     }
     for (int i = 0; i < slots; i++)
         if (p[i]) { VERIFY(p[i], n[i], seed + i); free(p[i]); }
+}
+
+/* A program at its work gets rid of what it freed, by its own calls or beside them: frees 200 MiB, then goes on until less
+ * than 24 MiB more than `start` are resident. */
+static inline void work_until_back(size_t start)
+{
+    free(filled(200 * MIB));
+    for (int i = 0; i < 600 && resident() > start + 24 * MIB; i++) {
+        free(memset(malloc(500000), 1, 500000));
+        usleep(20000);
+    }
+    CHECK(resident() <= start + 24 * MIB, "%zu resident, %zu before", resident(), start);
 }

@@ -1,9 +1,7 @@
-/* Shared by the programs that look at a large process's end from its parent: starting it, finding its helper,
- * ending it, waiting for it. A started process is a fresh one: this program again, as `child`. */
+/* Shared by the programs that look at a large process's end from its parent: starting it, ending it, waiting for it. A
+ * started process is a fresh one: this program again, as `child`. */
 #pragma once
-#include "check.h"
-#include <dirent.h>
-#include <fcntl.h>
+#include "helper.h"
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -15,12 +13,12 @@
 
 /* What a child is told on its command line. */
 struct plan {
-    const char *way;    /* how it ends, see end_by */
+    const char *way;    /* how it ends, see ways */
     size_t mib;         /* what it holds */
     int threads;        /* that allocate meanwhile */
     int forks;          /* 1: a forked child outlives it */
     int execs;          /* 1: it is in its second program when it ends */
-    const char *with;   /* what else it has, see hold in exit.c */
+    const char *with;   /* what else it has: the program's own affair */
 };
 
 struct child {
@@ -29,78 +27,6 @@ struct child {
 };
 
 enum { SAYS = 3, GO = 4, VERDICT = 5 };
-
-/* A text file of /proc, or an empty text. */
-static ssize_t read_text(char *text, size_t most, const char *format, int pid, int task)
-{
-    char path[96];
-    snprintf(path, sizeof path, format, pid, task);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? 0 : read(fd, text, most - 1);
-    if (fd >= 0) close(fd);
-    text[n > 0 ? n : 0] = 0;
-    return n;
-}
-
-/* State of a process by its stat: a letter, or 0 when it is gone. */
-__attribute__((unused)) static char state_of(pid_t pid)
-{
-    char text[512];
-    if (read_text(text, sizeof text, "/proc/%d/stat", pid, 0) <= 0) return 0;
-    char *behind = strrchr(text, ')');
-    return behind ? behind[2] : 0;
-}
-
-/* The helper of a process, or 0: a child of that name, of any of its threads. */
-__attribute__((unused)) static pid_t helper_of(pid_t parent)
-{
-    char path[64], children[4096], name[32];
-    pid_t found = 0;
-    snprintf(path, sizeof path, "/proc/%d/task", (int)parent);
-    DIR *tasks = opendir(path);
-    if (!tasks) return 0;
-    for (struct dirent *e; !found && (e = readdir(tasks));) {
-        read_text(children, sizeof children, "/proc/%d/task/%d/children", parent, atoi(e->d_name));
-        for (char *at = children, *next; !found; at = next) {
-            pid_t pid = strtol(at, &next, 10);
-            if (next == at) break;
-            read_text(name, sizeof name, "/proc/%d/comm", pid, 0);
-            if (!strncmp(name, "ebbtide/exit", 12) && state_of(pid) != 'Z') found = pid;
-        }
-    }
-    closedir(tasks);
-    return found;
-}
-
-/* Seconds to wait for what should come or go. Beside a busy loop on each CPU, a helper of 1 GiB has taken 17. */
-__attribute__((unused)) static double patience(void)
-{
-    const char *given = getenv("EXIT_PATIENCE");
-    return given ? atof(given) : 40;
-}
-
-/* Waits for it; 0 if none comes. */
-__attribute__((unused)) static pid_t await_helper(pid_t parent)
-{
-    for (double start = now(); now() - start < patience(); usleep(500)) {
-        pid_t helper = helper_of(parent);
-        if (helper) return helper;
-    }
-    return 0;
-}
-
-/* Seconds until a process is gone (a zombie holds nothing). */
-__attribute__((unused)) static double await_gone(pid_t pid)
-{
-    double start = now();
-    for (;;) {
-        char state = state_of(pid);
-        double passed_s = now() - start;
-        if (!state || state == 'Z') return passed_s;
-        CHECK(passed_s < patience(), "%d is still there after %.1f s", (int)pid, passed_s);
-        usleep(300);
-    }
-}
 
 static volatile char *held;
 
@@ -153,7 +79,7 @@ __attribute__((unused)) static struct child start(const struct plan *plan, int w
     close(says[1]);
     close(go[0]);
     hear(c.says);
-    c.helper = wants ? await_helper(c.pid) : helper_of(c.pid);
+    c.helper = wants ? await_helper(c.pid, patience()) : helper_of(c.pid);
     CHECK(c.helper || !wants, "no helper was made");
     return c;
 }
@@ -191,23 +117,22 @@ __attribute__((unused)) static int wait_for(const struct child *c)
     return status;
 }
 
-__attribute__((unused)) static int open_slots(void)
+/* A child without anything else: holds its memory and ends by exit or by a signal. */
+__attribute__((unused)) static int plain_child(char **a)
 {
-    char path[300];
-    CHECK(getenv("XDG_RUNTIME_DIR"), "no XDG_RUNTIME_DIR");
-    snprintf(path, sizeof path, "%s/ebbtide-exit.lock", getenv("XDG_RUNTIME_DIR"));
-    int slots = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    CHECK(slots >= 0);
-    return slots;
+    hold_memory(atoi(a[3]));
+    say(SAYS);
+    if (!strcmp(a[2], "kill")) for (;;) pause();
+    hear(GO);
+    return 7;
 }
 
-/* All slots, as if this user's other helpers had them. */
-__attribute__((unused)) static int take_slots(void)
+/* Whether the program was asked to find a helper: not with the last word `alone`, where the check itself is tried. */
+__attribute__((unused)) static int wants_helper(int argc, char **argv) { return argc <= 2 || !is(argv[argc - 1], "alone"); }
+
+/* Waits until the helper of a child that has ended is gone. */
+__attribute__((unused)) static void end_of(struct child *c)
 {
-    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    int slots = open_slots();
-    /* A helper's last thread may have it a moment longer. */
-    for (double began = now(); fcntl(slots, F_OFD_SETLK, &all); usleep(1000))
-        CHECK(errno == EAGAIN && now() - began < patience(), "a slot is taken");
-    return slots;
+    if (c->helper) await_gone(c->helper, patience());
+    forget(c);
 }

@@ -8,36 +8,15 @@
  *                 waits for admission: the port is free and the pipe ends at once
  *   nice HOW      a thread that gives way to others (HOW: idle, nice) makes no helper, the main thread does; `all`: where
  *                 the main thread is as nice, it makes one; `less`: where the main thread is less nice than usual, too
- *   left          its main thread has ended by pthread_exit and another sleeps: the helper looks ever more seldom
- * The children are those of exit.c. */
+ *   left          its main thread has ended by pthread_exit and another sleeps: the helper looks ever more seldom */
 #include "exit.h"
+#include "filter.h"
 #include <arpa/inet.h>
 #include <linux/aio_abi.h>
-#include <linux/audit.h>
 #include <linux/capability.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sched.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 
-/* From now on these calls are refused, or a tracer, who is not there, is asked. */
-static void refuse(const int *calls, unsigned answer)
-{
-    struct sock_filter f[16];
-    int n = 0;
-    f[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    for (; *calls >= 0; calls++) {
-        f[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, *calls, 0, 1);
-        f[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, answer);
-    }
-    f[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    struct sock_fprog prog = {n, f};
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &prog) == 0);
-}
-
-/* Of `with`: the calls, and whether the helper cannot even start. */
+/* Refuses the calls that `with` names, or a tracer, which is not there, is asked. Whether the helper cannot even start. */
 static int refuse_as(const char *with)
 {
     static const int end[] = {SYS_exit_group, SYS_exit, -1};
@@ -48,7 +27,8 @@ static int refuse_as(const char *with)
     const int *const calls[] = {end, trapped, start, slow};
     for (int i = 0; i < 4; i++) {
         if (strcmp(with, names[i])) continue;
-        refuse(calls[i], i < 2 ? SECCOMP_RET_ERRNO | EPERM : SECCOMP_RET_TRACE);
+        promise();
+        answer_calls(calls[i], i < 2 ? SECCOMP_RET_ERRNO | EPERM : SECCOMP_RET_TRACE, 0);
         return i >= 2;
     }
     return 0;
@@ -84,9 +64,7 @@ static void submit(int port)
 /* One large block: nothing later looks after the helper. */
 static void grow(size_t bytes)
 {
-    held = malloc(bytes);
-    CHECK(held);
-    memset((void *)held, 7, bytes);
+    held = filled(bytes);
 }
 
 /* Waits for the only child, which this process did not start. */
@@ -149,18 +127,17 @@ static int traced(void)
     grow(48 * MIB);
     for (double start = now(); now() - start < patience(); usleep(1000)) {
         /* It has not even its name; only by those of this thread is it found. */
-        read_text(children, sizeof children, "/proc/%d/task/%d/children", getpid(), getpid());
+        read_text(children, sizeof children, "/proc/self/task/%d/children", (int)getpid());
         pid_t helper = atoi(children);
         seen |= helper != 0;
-        if (seen && (!helper || state_of(helper) == 'Z')) {
+        if (seen && (!helper || is_gone(helper))) {
             CHECK(access("core", F_OK) && errno == ENOENT, "a core file");
             return passed();
         }
         free(memset(malloc(3 * MIB), 1, PAGE));
     }
     if (seen) CHECK(0, "the helper does not end");
-    puts("skipped: no helper was seen");
-    return 0;
+    return skipped("no helper was seen");
 }
 
 /* The helper is not admitted as long as `slots` are taken. */
@@ -170,7 +147,7 @@ static int requests(void)
     socklen_t size = sizeof here;
     char with[32];
     aio_context_t ring = 0;
-    if (syscall(SYS_io_setup, 1, &ring)) { puts("skipped: no io_submit here"); return 0; }
+    if (syscall(SYS_io_setup, 1, &ring)) return skipped("no io_submit here");
     CHECK(!syscall(SYS_io_destroy, ring));
     int any = listen_at(0), slots = take_slots();
     CHECK(any >= 0 && !getsockname(any, (void *)&here, &size) && !close(any));
@@ -185,11 +162,9 @@ static int requests(void)
     ends_within(&c, 1.5);
     while (listen_at(ntohs(here.sin_port)) < 0) CHECK(now() - began < 1.5, "the port is taken for %.1f s", now() - began);
     printf("free after %.2f ms\n", (now() - began) * 1e3);
-    char state = state_of(c.helper);
-    if (!state || state == 'Z') puts("skipped: the helper did not wait for admission, this machine is short of memory");
+    if (is_gone(c.helper)) skipped("the helper did not wait for admission, this machine is short of memory");
     close(slots);
-    await_gone(c.helper);
-    forget(&c);
+    end_of(&c);
     return passed();
 }
 
@@ -230,7 +205,7 @@ static int nice_thread(const char *how)
     idle = !strcmp(how, "idle");
     if (less) {
         niceness = 0;
-        if (setpriority(PRIO_PROCESS, 0, -5)) { puts("skipped: not without privilege"); return 0; }
+        if (setpriority(PRIO_PROCESS, 0, -5)) return skipped("not without privilege");
     }
     leave_rights();
     /* The heap is the main thread's. */
@@ -240,7 +215,7 @@ static int nice_thread(const char *how)
     CHECK(!pthread_create(&t, NULL, gives_way, NULL));
     while (!__atomic_load_n(&rounds, __ATOMIC_ACQUIRE)) usleep(1000);
     if (all || less) {
-        CHECK((helper = await_helper(getpid())), "no helper was made");
+        CHECK((helper = await_helper(getpid(), patience())), "no helper was made");
     } else {
         for (double start = now(); !(helper = helper_of(getpid())); usleep(1000)) {
             CHECK(now() - start < patience(), "no helper was made");
@@ -254,35 +229,17 @@ static int nice_thread(const char *how)
     return passed();
 }
 
-/* How often a process's threads have gone to sleep. */
-static long sleeps(pid_t pid)
-{
-    char path[64], text[2048];
-    long all = 0, n;
-    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
-    DIR *tasks = opendir(path);
-    CHECK(tasks);
-    for (struct dirent *e; (e = readdir(tasks));) {
-        if (e->d_name[0] == '.') continue;
-        read_text(text, sizeof text, "/proc/%d/task/%d/status", pid, atoi(e->d_name));
-        char *line = strstr(text, "\nvoluntary_ctxt_switches:");
-        if (line && sscanf(line, " voluntary_ctxt_switches: %ld", &n) == 1) all += n;
-    }
-    closedir(tasks);
-    return all;
-}
-
 static void *watch_helper(void *helper)
 {
     pid_t pid = (pid_t)(uintptr_t)helper;
-    long before = 0, early = sleeps(pid);
+    long before = 0, early = sleeps(pid, 1);
     usleep(1500000);
-    early = sleeps(pid) - early;
+    early = sleeps(pid, 1) - early;
     CHECK(early >= 2, "it does not look at all");
     usleep(1500000);
-    before = sleeps(pid);
+    before = sleeps(pid, 1);
     usleep(4000000);
-    long later = sleeps(pid) - before;
+    long later = sleeps(pid, 1) - before;
     CHECK(later >= 1 && later <= 12, "it has looked %ld times in 4 s", later);
     _exit(passed());
 }
@@ -291,7 +248,7 @@ static int left(void)
 {
     pthread_t t;
     grow(128 * MIB);
-    pid_t helper = await_helper(getpid());
+    pid_t helper = await_helper(getpid(), patience());
     CHECK(helper && !pthread_create(&t, NULL, watch_helper, (void *)(uintptr_t)helper));
     pthread_exit(NULL);
 }

@@ -3,43 +3,20 @@
  *   refused     process_vm_writev is refused       kept, none     nothing happens; there is a file, or none
  *   leaderless     the first thread has ended
  *   full N      N bytes of a file system of 8 KiB that is mounted at DIR are taken: begins anew as "none" */
-#include "check.h"
-#include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "filter.h"
 #include <malloc.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 static char path[256];
-
-static int is(const char *a, const char *b) { return !strcmp(a, b); }
-
-static void refuse_copies(void)
-{
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = { sizeof code / sizeof *code, code };
-    CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
-}
 
 /* Everything that stores figures: large and small memory, threads, workers, a release, a child. */
 static void *work(void *unused)
 {
     static __thread void *small[4000];
     for (int round = 0; round < 4; round++) {
-        char *large = malloc(100 * MIB);
-        CHECK(large);
-        memset(large, round, 100 * MIB);
+        char *large = filled(100 * MIB);
         for (int i = 0; i < 4000; i++) CHECK((small[i] = malloc(1000)));
         free(large);
         for (int i = 0; i < 4000; i++) free(small[i]);
@@ -98,7 +75,10 @@ static int run(int argc, char **argv)
     int there = !stat(path, &known);
     CHECK(there == !is(mode, "none"), "%s", path);
     CHECK(!there || (known.st_size == 8192 && known.st_blocks >= 16), "it is not there whole");
-    if (is(mode, "refused")) refuse_copies();
+    if (is(mode, "refused")) {
+        promise();
+        answer_call(SYS_process_vm_writev, SECCOMP_RET_ERRNO | EPERM);
+    }
     work(NULL);
     if (is(mode, "cut")) CHECK(!truncate(path, 0));
     if (is(mode, "half")) CHECK(!truncate(path, 4096));
@@ -106,13 +86,12 @@ static int run(int argc, char **argv)
     if (is(mode, "gone")) CHECK(!rmdir(argv[2]));
     all_work();
     pid_t child = fork();
-    int status;
     CHECK(child >= 0);
     if (!child) {
         work(NULL);
         exit(0);
     }
-    CHECK(waitpid(child, &status, 0) == child && status == 0, "%#x", status);
+    must_end_well(child);
     if (is(mode, "cut")) CHECK(!stat(path, &known) && known.st_size == 0, "it has become longer");
     printf("%d\n", (int)getpid());
     return passed();

@@ -9,7 +9,6 @@
 #include <spawn.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 extern char **environ;
 enum { KEPT = 3000 };
@@ -62,14 +61,6 @@ static void child_work(uint64_t seed)
     for (int i = 1; i < KEPT; i += 2) VERIFY(kept[i], kept_n[i], i);
 }
 
-static void wait_ok(pid_t pid, const char *what)
-{
-    int status = 0;
-    CHECK(pid > 0, "%s", what);
-    CHECK(waitpid(pid, &status, 0) == pid);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: child's status %x", what, status);
-}
-
 static pid_t make_child(const char *kind)
 {
     if (!strcmp(kind, "_fork")) return _Fork();
@@ -85,7 +76,7 @@ static void with_threads(uint64_t seed)
     usleep(20000);
     pid_t pid = fork();
     if (pid == 0) { churn(seed, 2000, 100, 14); _exit(0); }
-    wait_ok(pid, "grandchild");
+    must_end_well(pid);
     stop = 1;
     for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
 }
@@ -104,7 +95,7 @@ static void *fork_loop(void *arg)
             _exit(0);
         }
         if (r % 8 == 0) churn(r, 200, 50, 14);
-        wait_ok(pid, kind);
+        must_end_well(pid);
     }
     return NULL;
 }
@@ -115,7 +106,7 @@ static void spawn_loop(void)
         char *argv[] = { "true", NULL }, line[64] = "";
         pid_t pid = 0;
         CHECK(posix_spawnp(&pid, "true", NULL, NULL, argv, environ) == 0);
-        wait_ok(pid, "posix_spawn");
+        must_end_well(pid);
         CHECK(system("exit 7") == 7 << 8);
         FILE *f = popen("echo ebb; echo tide", "r");
         CHECK(f && fgets(line, sizeof line, f) && !strcmp(line, "ebb\n"));
@@ -131,17 +122,21 @@ static void at_a_border(void)
     for (int i = 0; i < 8; i++) {
         pid_t pid = _Fork();
         if (pid == 0) { churn(i + 1, 300, 50, 16); _exit(0); }
-        wait_ok(pid, "at a border");
+        must_end_well(pid);
         CHECK(malloc(32 << 20));
     }
 }
 
+static const char *const kinds[] = {"main", "nested", "thread", "exec", "_fork", "clone", "spawn", "border", NULL};
+
 int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "main";
-    int threads = argc > 2 ? atoi(argv[2]) : 0;
-    if (argc > 3) rounds = atoi(argv[3]);
+    int threads = argc > 2 ? number(argv[2]) : 0, is_known = 0;
+    if (argc > 3) rounds = number(argv[3]);
     if (!strcmp(kind, "child")) { churn(1, 3000, 300, 16); return 0; }
+    for (const char *const *known = kinds; *known; known++) is_known |= is(kind, *known);
+    CHECK(is_known, "what is %s?", kind);
     pthread_t t[64], forker;
     keep_some(42);
     for (int i = 0; i < threads; i++)

@@ -2,7 +2,6 @@
    allocate: forkers [threads] [forks]. */
 #include "check.h"
 #include <pthread.h>
-#include <sys/wait.h>
 
 static pthread_mutex_t of_handlers = PTHREAD_MUTEX_INITIALIZER;
 static int ready, forks;
@@ -39,16 +38,15 @@ static void *forker(void *arg)
             free(object);
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+        must_end_well(pid);
     }
     return arg;
 }
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 2;
-    forks = argc > 2 ? atoi(argv[2]) : 100;
+    int threads = argc > 1 ? number(argv[1]) : 2;
+    forks = argc > 2 ? number(argv[2]) : 100;
     pthread_t t[16];
     free(malloc(10));
     ready = 1;

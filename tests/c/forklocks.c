@@ -14,7 +14,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
 static _Atomic int stop;
 static _Atomic long work;
@@ -119,8 +118,7 @@ static void fork_once(int i)
         CHECK(f && fprintf(f, "%d", i) > 0 && fclose(f) == 0);
         _exit(0);
     }
-    int status;
-    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child %d ended with %#x", i, status);
+    must_end_well(pid);
 }
 
 static void late(int signal)
@@ -223,8 +221,7 @@ static void with_a_handler(int forks)
             }
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child %d ended with %#x", i, status);
+        must_end_well(pid);
         do_all_kinds(i);
     }
     alarm(0);

@@ -2,10 +2,8 @@
 #include "check.h"
 #include <malloc.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 
 /* Freed memory is not handed out at once: not among the next `distance` allocations of its size. */
 static void delay(size_t n, int distance)
@@ -89,8 +87,7 @@ static void forks(int count)
             }
             _exit(0);
         }
-        int status;
-        CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child %d ended with %#x", i, status);
+        must_end_well(pid);
     }
     stop = 1;
     for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
@@ -114,7 +111,7 @@ static void closed_in_part(void)
     unsigned long most = 0;
     FILE *file = fopen("/proc/sys/vm/max_map_count", "r");
     if (!file || fscanf(file, "%lu", &most) != 1 || most > 1 << 20) {
-        puts("skipped: vm.max_map_count is unknown, or above 1048576");
+        skipped("vm.max_map_count is unknown, or above 1048576");
         return;
     }
     fclose(file);

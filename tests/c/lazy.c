@@ -7,11 +7,9 @@
  *   huge     huge pages stay whole
  *   idle     says what an idle program has resident after 2.5 s, without lazy pages, and after 8 s, with them
  *   locked   locked memory cannot be lazy: it is released */
-#include "../../include/ebbtide.h"
-#include "check.h"
-#include <dlfcn.h>
+#include "process.h"
+#include "stats.h"
 #include <sys/mman.h>
-#include <sys/wait.h>
 
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21
@@ -19,15 +17,6 @@
 
 enum { BLOCKS = 48, BLOCK = 2 << 20, WORDS = BLOCK / 8, STEP = PAGE / 8 };
 static uint64_t *block[BLOCKS];
-static int (*stats_of)(struct ebb_stats *, size_t);
-static size_t (*release_all)(void);
-
-static struct ebb_stats stats(void)
-{
-    struct ebb_stats s;
-    CHECK(stats_of(&s, sizeof s) == (int)sizeof s);
-    return s;
-}
 
 /* One word a page: where it is, and in which round it was written. */
 static uint64_t word(const uint64_t *at, uint64_t round) { return mix((uintptr_t)at) << 8 | round; }
@@ -132,7 +121,7 @@ static void forked(void)
             take_away(1);
             for (int i = 0; i < BLOCKS; i++) for (int j = 0; j < WORDS; j += STEP) CHECK(block[i][j] == 7);
             put();
-            release_all();
+            release();
             struct ebb_stats s = stats();
             CHECK(s.lazy_bytes == 0 && s.dirty_bytes < 4 * MIB);
             get();
@@ -140,8 +129,7 @@ static void forked(void)
             _exit(0);
         }
         take_away(n & 1);
-        int status;
-        CHECK(waitpid(child, &status, 0) == child && status == 0, "status %d", status);
+        must_end_well(child);
         check_old(2, 2, "parent");
     }
     put();
@@ -156,21 +144,20 @@ static void forked(void)
         for (int i = 0; stats().lazy_bytes > 16 * MIB; i++) { CHECK(i < 3000); free(malloc(MIB)); usleep(10000); }
         _exit(0);
     }
-    int status;
-    CHECK(waitpid(child, &status, 0) == child && status == 0, "status %d", status);
+    must_end_well(child);
 }
 
 static void goes(void)
 {
-    size_t before = stats().rss_bytes;
+    size_t before = all_stats().rss_bytes;
     get();
     write_all(1, 1);
     put();
     /* Not lazy: 96 MiB less. Then none at all. */
-    for (int i = 0; stats().rss_without_lazy_bytes > before + 12 * MIB; i++) { CHECK(i < 3000); usleep(10000); }
-    printf("without lazy pages %zu, with them %zu\n", (size_t)stats().rss_without_lazy_bytes, (size_t)stats().rss_bytes);
+    for (int i = 0; all_stats().rss_without_lazy_bytes > before + 12 * MIB; i++) { CHECK(i < 3000); usleep(10000); }
+    printf("without lazy pages %zu, with them %zu\n", (size_t)all_stats().rss_without_lazy_bytes, (size_t)all_stats().rss_bytes);
     CHECK(stats().lazied_bytes > BLOCKS * (size_t)BLOCK / 2);
-    for (int i = 0; stats().rss_bytes > before + 12 * MIB || stats().lazy_bytes; i++) { CHECK(i < 3000); usleep(10000); }
+    for (int i = 0; all_stats().rss_bytes > before + 12 * MIB || stats().lazy_bytes; i++) { CHECK(i < 3000); usleep(10000); }
 }
 
 static void never(void)
@@ -209,24 +196,12 @@ static void automatic(void)
     CHECK(0, "never lazy: %zu reused, %zu not", (size_t)s.reused_bytes, (size_t)s.unused_bytes);
 }
 
-static size_t rollup(const char *key)
-{
-    char line[200];
-    size_t kib = 0;
-    FILE *f = fopen("/proc/self/smaps_rollup", "r");
-    while (f && fgets(line, sizeof line, f)) if (!strncmp(line, key, strlen(key))) kib = strtoul(line + strlen(key), NULL, 10);
-    if (f) fclose(f);
-    return kib * KIB;
-}
-
 static void huge(void)
 {
     size_t size = 512 * MIB;
-    char *p = malloc(size);
-    CHECK(p);
-    memset(p, 1, size);
+    char *p = filled(size);
     size_t before = rollup("AnonHugePages:");
-    if (before < size / 2) { puts("skipped: no huge pages"); free(p); return; }
+    if (before < size / 2) { skipped("no huge pages"); free(p); return; }
     free(p);
     wait_lazy();
     while (stats().pending_bytes) usleep(1000);
@@ -254,20 +229,17 @@ static void idle(void)
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
-    stats_of = (int (*)(struct ebb_stats *, size_t))dlsym(RTLD_DEFAULT, "ebb_stats");
-    release_all = (size_t (*)(void))dlsym(RTLD_DEFAULT, "ebb_release");
-    CHECK(stats_of && release_all);
-    if (!strcmp(mode, "content")) content();
-    else if (!strcmp(mode, "fork")) forked();
-    else if (!strcmp(mode, "goes")) goes();
-    else if (!strcmp(mode, "never")) never();
-    else if (!strcmp(mode, "auto")) automatic();
-    else if (!strcmp(mode, "huge")) huge();
-    else if (!strcmp(mode, "idle")) idle();
-    else if (!strcmp(mode, "locked")) {
+    if (is(mode, "content")) content();
+    else if (is(mode, "fork")) forked();
+    else if (is(mode, "goes")) goes();
+    else if (is(mode, "never")) never();
+    else if (is(mode, "auto")) automatic();
+    else if (is(mode, "huge")) huge();
+    else if (is(mode, "idle")) idle();
+    else if (is(mode, "locked")) {
         get();
         for (int i = 0; i < BLOCKS; i++)
-            if (mlock(block[i], BLOCK)) { puts("skipped: locked memory is limited"); return passed(); }
+            if (mlock(block[i], BLOCK)) return skipped("locked memory is limited");
         put();
         never();
     } else CHECK(0, "mode %s", mode);

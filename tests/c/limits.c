@@ -5,13 +5,10 @@
  *   threads        as `work 64`, then threads
  *   nproc DIR      as a user who may have no thread more: memory goes back all the same, and the page of figures in
  *                  DIR says why there is no worker */
-#include "check.h"
-#include "../../include/ebbtide.h"
-#include <fcntl.h>
+#include "stats.h"
 #include <grp.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -99,19 +96,12 @@ static void nproc(const char *dir)
     /* Root is above the limit; nobody else has this number. */
     uid_t user = 70000 + getpid();
     if (geteuid() == 0 && (setgroups(0, NULL) || setresgid(user, user, user) || setresuid(user, user, user))) {
-        puts("skipped: no other user can be had");
+        skipped("no other user can be had");
         return;
     }
-    if (pthread_create(&t, NULL, thread, NULL) != EAGAIN) { puts("skipped: the limit is not kept here"); return; }
+    if (pthread_create(&t, NULL, thread, NULL) != EAGAIN) { skipped("the limit is not kept here"); return; }
     size_t start = resident();
-    for (int round = 0; round < 2; round++) {
-        free(memset(malloc(200 * MIB), 7, 200 * MIB));
-        for (int i = 0; i < 400 && resident() > start + 24 * MIB; i++) {
-            free(memset(malloc(500000), 1, 500000));
-            usleep(20000);
-        }
-        CHECK(resident() <= start + 24 * MIB, "%zu resident, %zu before", resident(), start);
-    }
+    for (int round = 0; round < 2; round++) work_until_back(start);
     /* Parts of huge pages, without anybody who could look at them. */
     static void *p[20000];
     for (int i = 0; i < 20000; i++) { CHECK((p[i] = malloc(8000))); fill(p[i], 8000, i); }

@@ -12,7 +12,6 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
-#include <sys/wait.h>
 
 static const char *const sample = "a string that is longer than most";
 static void *early;
@@ -172,13 +171,12 @@ static void open_in_children(void)
     CHECK(!pthread_create(&t[0], NULL, look_for_ever, NULL) && !pthread_create(&t[1], NULL, open_for_ever, NULL));
     for (int i = 0; i < 200; i++) {
         pid_t child = fork();
-        int status;
         CHECK(child >= 0);
         if (!child) {
             alarm(10);
             _exit(!dlopen(NULL, RTLD_NOW));
         }
-        CHECK(waitpid(child, &status, 0) == child && !status, "child %d: %#x", i, status);
+        must_end_well(child);
     }
 }
 

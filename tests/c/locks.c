@@ -1,7 +1,5 @@
 /* What ebb_stats and malloc_stats say of locks (locks on|off). */
-#include "check.h"
-#include "../../include/ebbtide.h"
-#include <dlfcn.h>
+#include "stats.h"
 #include <malloc.h>
 #include <pthread.h>
 
@@ -18,15 +16,12 @@ static void *take_and_give(void *arg)
 
 int main(int argc, char **argv)
 {
-    int on = argc > 1 && !strcmp(argv[1], "on");
-    int (*stats)(struct ebb_stats *, size_t) = dlsym(RTLD_DEFAULT, "ebb_stats");
-    CHECK(stats);
+    CHECK(argc > 1 && (is(argv[1], "on") || is(argv[1], "off")), "locks on|off");
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) CHECK(!pthread_create(&threads[i], NULL, take_and_give, NULL));
     for (int i = 0; i < 4; i++) CHECK(!pthread_join(threads[i], NULL));
-    struct ebb_stats now;
-    CHECK(stats(&now, sizeof now) == sizeof now);
-    if (on) {
+    struct ebb_stats now = stats();
+    if (is(argv[1], "on")) {
         CHECK(now.lock_acquisitions > 100 && now.lock_hold_ns > 0);
         CHECK(now.lock_contended < now.lock_acquisitions);
     } else {

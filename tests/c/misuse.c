@@ -1,21 +1,10 @@
 /* Programs that misuse the allocator: misuse CASE. Prints the bad pointer on stdout first; the library
  * must end the program. A double free and an interior pointer may be found only when objects reach
- * their span: hence malloc_trim. Not found: "survived", exit 0. The cases from "now" on are those of harden=on: the
- * mistake must be found before the line "returned". */
+ * their span: hence malloc_trim. Not found: "survived", exit 0. */
 #include "check.h"
 #include <dlfcn.h>
 #include <malloc.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <sys/mman.h>
-
-static void *tell(void *p)
-{
-    printf("%p\n", p);
-    fflush(stdout);
-    return p;
-}
 
 static void settle(void)
 {
@@ -58,217 +47,6 @@ static void sized(size_t n, size_t wrong_n)
     settle();
 }
 
-/* What comes between a mistake and the next call of its kind. */
-static void others(size_t n, int count)
-{
-    static void *p[64];
-    for (int i = 0; i < count; i++) {
-        free(p[i % 64]);
-        p[i % 64] = malloc(n);
-        memset(p[i % 64], 1, n);
-    }
-}
-
-static void returned(void) { puts("returned"); fflush(stdout); }
-
-static void twice_now(size_t n)
-{
-    void *p = tell(malloc(n));
-    free(p);
-    others(n, 200);
-    free(p);
-    returned();
-}
-
-static void stay_on(int cpu)
-{
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
-}
-
-/* On one CPU: what it freed waits for what this CPU frees later. */
-static void write_freed(size_t n, size_t at)
-{
-    stay_on(sched_getcpu());
-    volatile char *p = tell(malloc(n));
-    free((void *)p);
-    p[at]++;
-    others(48, 3000);
-    others(n, 3000);
-    returned();
-}
-
-/* The end of string and the like: found by what is called next with the pointer. */
-static char *behind(size_t n, size_t at)
-{
-    volatile char *p = tell(malloc(n));
-    p[at] = 0;
-    return (char *)p;
-}
-
-static pthread_barrier_t together;
-static void *frees(void *p) { pthread_barrier_wait(&together); free(p); return NULL; }
-
-static void twice_threads(size_t n)
-{
-    pthread_t t;
-    void *p = tell(malloc(n));
-    pthread_barrier_init(&together, NULL, 2);
-    CHECK(pthread_create(&t, NULL, frees, p) == 0);
-    frees(p);
-    pthread_join(t, NULL);
-    returned();
-}
-
-static volatile char *freed_large(size_t n)
-{
-    volatile char *q = tell(malloc(n));
-    memset((char *)q, 1, n);
-    free((void *)q);
-    return q;
-}
-
-/* It needs a stack of some size, and thread-local storage. */
-static void on_abort(int signal)
-{
-    static _Thread_local int aborts;
-    volatile char much[256 * KIB];
-    memset((char *)much, signal, sizeof much);
-    aborts++;
-    if (write(1, "handled\n", 8) < 0) _exit(2);
-}
-
-static int hardened(const char *c)
-{
-    void *p = NULL;
-    if (!strcmp(c, "now-twice-16")) twice_now(16);
-    else if (!strcmp(c, "now-twice-48")) twice_now(48);
-    else if (!strcmp(c, "now-twice-20000")) twice_now(20000);
-    else if (!strcmp(c, "now-twice-threads")) twice_threads(300);
-    else if (!strcmp(c, "now-twice-aligned")) {
-        CHECK(posix_memalign(&p, 512, 700) == 0);
-        free(tell(p));
-        others(1000, 100);
-        free(p);
-        returned();
-    } else if (!strcmp(c, "now-realloc-freed")) {
-        free(tell(p = malloc(100)));
-        if (realloc(p, 110)) returned();
-    } else if (!strcmp(c, "now-realloc-to-0-twice")) {
-        p = tell(malloc(100));
-        if (realloc(p, 0)) puts("?");
-        others(100, 100);
-        if (realloc(p, 0)) puts("?");
-        returned();
-    } else if (!strcmp(c, "now-usable-freed")) {
-        free(tell(p = malloc(100)));
-        if (malloc_usable_size(p)) returned();
-    } else if (!strcmp(c, "now-inside-16")) { free(tell((char *)malloc(200) + 16)); returned(); }
-    else if (!strcmp(c, "now-inside-4096")) { free(tell((char *)malloc(20000) + 4096)); returned(); }
-    else if (!strcmp(c, "now-sized-one-off")) {
-        void (*free_sized)(void *, size_t) = dlsym(RTLD_DEFAULT, "free_sized");
-        CHECK(free_sized);
-        free_sized(tell(malloc(50)), 49);
-        returned();
-    } else if (!strcmp(c, "now-behind-16")) { free(behind(16, 16)); returned(); }
-    else if (!strcmp(c, "now-behind-100")) { free(behind(100, 100)); returned(); }
-    else if (!strcmp(c, "now-behind-4096")) { free(behind(4096, 4096)); returned(); }
-    else if (!strcmp(c, "now-behind-5000-by-9")) { free(behind(5000, 5008)); returned(); }
-    else if (!strcmp(c, "now-behind-realloc")) { if (realloc(behind(100, 100), 3000)) returned(); }
-    else if (!strcmp(c, "now-write-freed")) write_freed(100, 0);
-    else if (!strcmp(c, "now-write-freed-inside")) write_freed(1000, 999);
-    else if (!strcmp(c, "now-write-freed-trim")) {
-        volatile char *q = tell(malloc(300));
-        free((void *)q);
-        q[200] = 0;
-        malloc_trim(0);
-        returned();
-    } else if (!strcmp(c, "now-behind-large")) { free(behind(300000, 300000)); returned(); }
-    else if (!strcmp(c, "now-behind-large-realloc")) { if (realloc(behind(5000000, 5000003), 90000000)) returned(); }
-    else if (!strcmp(c, "now-write-freed-large")) { freed_large(3 * MIB)[2 * MIB] = 1; returned(); }
-    else if (!strcmp(c, "now-read-freed-large")) { if (!freed_large(300000)[5]) returned(); else returned(); }
-    else if (!strcmp(c, "now-twice-large-later")) {
-        p = tell(malloc(MIB));
-        free(p);
-        others(MIB, 10);
-        free(p);
-        returned();
-    } else if (!strcmp(c, "now-write-freed-elsewhere")) { /* nothing more is freed on the CPU that it was freed on */
-        stay_on(0);
-        volatile char *q = tell(malloc(300));
-        free((void *)q);
-        q[200] = 0;
-        stay_on(1);
-        for (int i = 0; i < 200; i++) {
-            for (int k = 0; k < 10; k++) CHECK(malloc(9000));
-            usleep(10000);
-        }
-        returned();
-    } else if (!strcmp(c, "now-write-freed-limit")) { /* not enough to push it out, and the quarantine stays in use */
-        stay_on(0);
-        malloc_trim(0); /* next to nothing is kept elsewhere */
-        volatile char *q = tell(malloc(300));
-        free((void *)q);
-        q[200] = 0;
-        void *freed[45];
-        for (int i = 0; i < 45; i++) CHECK((freed[i] = malloc(20000)));
-        for (int i = 0; i < 45; i++) free(freed[i]);
-        for (int i = 0; i < 100; i++) {
-            CHECK(malloc(300000));
-            free(malloc(16));
-            usleep(10000);
-        }
-        returned();
-    } else if (!strcmp(c, "now-write-freed-resumed")) { /* there is no worker: by the first free after a pause */
-        void *other = malloc(16);
-        volatile char *q = tell(malloc(300));
-        free((void *)q);
-        q[200] = 0;
-        usleep(800000);
-        free(other);
-        returned();
-    } else if (!strcmp(c, "now-write-freed-asleep")) { /* a worker is there, and has nothing to do */
-        char *block = malloc(64 * MIB);
-        memset(block, 1, 64 * MIB);
-        free(block);
-        sleep(3);
-        volatile char *q = tell(malloc(300));
-        free((void *)q);
-        q[200] = 0;
-        sleep(14);
-        returned();
-    } else if (!strcmp(c, "now-write-freed-idle-handled")) { /* no call of the program's finds it */
-        signal(SIGABRT, on_abort);
-        char *block = malloc(64 * MIB);
-        memset(block, 1, 64 * MIB);
-        volatile char *q = tell(malloc(300));
-        free((void *)q);
-        q[200] = 0;
-        free(block);
-        for (int i = 0; i < 14; i++) sleep(1);
-        returned();
-    } else if (!strcmp(c, "now-write-freed-idle")) {
-        volatile char *q = tell(malloc(300));
-        free((void *)q);
-        q[200] = 0;
-        for (int i = 0; i < 12; i++) { /* found by a worker, which this wakes */
-            char *block = malloc(64 * MIB);
-            memset(block, 1, 64 * MIB);
-            free(block);
-            usleep(700000);
-        }
-        returned();
-    } else if (!strcmp(c, "now-write-freed-end")) {
-        volatile char *q = tell(malloc(300));
-        free((void *)q);
-        q[200] = 0;
-        return 1; /* found when the program ends */
-    } else return 0;
-    return 1;
-}
-
 static int data[100];
 
 int main(int argc, char **argv)
@@ -276,29 +54,28 @@ int main(int argc, char **argv)
     const char *c = argc > 1 ? argv[1] : "";
     char local[64];
     churn(5, 500, 100, 12);
-    if (!strcmp(c, "twice-small")) twice(48);
-    else if (!strcmp(c, "twice-medium")) twice(20000);
-    else if (!strcmp(c, "twice-run")) twice(MIB);
-    else if (!strcmp(c, "twice-large")) twice(3 * MIB);
-    else if (!strcmp(c, "later-small")) later(48);
-    else if (!strcmp(c, "later-large")) later(3 * MIB);
-    else if (!strcmp(c, "stack")) free(tell(local + 16));
-    else if (!strcmp(c, "static")) free(tell(data));
-    else if (!strcmp(c, "code")) free(tell((char *)main + 16));
-    else if (!strcmp(c, "map")) free(tell(mmap(NULL, 8192, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)));
-    else if (!strcmp(c, "low")) free(tell((void *)0x1000));
-    else if (!strcmp(c, "high")) free(tell((void *)(uintptr_t)0xffff800000001000u));
-    else if (!strcmp(c, "realloc-stack")) { if (realloc(tell(local + 16), 100)) puts("?"); }
-    else if (!strcmp(c, "usable-stack")) { if (malloc_usable_size(tell(local + 16))) puts("?"); }
-    else if (!strcmp(c, "inside-1")) inside(200, 1);
-    else if (!strcmp(c, "inside-8")) inside(200, 8);
-    else if (!strcmp(c, "inside-16")) inside(200, 16);
-    else if (!strcmp(c, "inside-large-16")) inside(3 * MIB, 16);
-    else if (!strcmp(c, "inside-large-page")) inside(3 * MIB, 4096);
-    else if (!strcmp(c, "inside-large-2m")) inside(5 * MIB, 2 * MIB);
-    else if (!strcmp(c, "sized-small")) sized(48, 500);
-    else if (!strcmp(c, "sized-large")) sized(3 * MIB, 100);
-    else if (hardened(c)) return 0;
+    if (is(c, "twice-small")) twice(48);
+    else if (is(c, "twice-medium")) twice(20000);
+    else if (is(c, "twice-run")) twice(MIB);
+    else if (is(c, "twice-large")) twice(3 * MIB);
+    else if (is(c, "later-small")) later(48);
+    else if (is(c, "later-large")) later(3 * MIB);
+    else if (is(c, "stack")) free(tell(local + 16));
+    else if (is(c, "static")) free(tell(data));
+    else if (is(c, "code")) free(tell((char *)main + 16));
+    else if (is(c, "map")) free(tell(mmap(NULL, 8192, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)));
+    else if (is(c, "low")) free(tell((void *)0x1000));
+    else if (is(c, "high")) free(tell((void *)(uintptr_t)0xffff800000001000u));
+    else if (is(c, "realloc-stack")) { if (realloc(tell(local + 16), 100)) puts("?"); }
+    else if (is(c, "usable-stack")) { if (malloc_usable_size(tell(local + 16))) puts("?"); }
+    else if (is(c, "inside-1")) inside(200, 1);
+    else if (is(c, "inside-8")) inside(200, 8);
+    else if (is(c, "inside-16")) inside(200, 16);
+    else if (is(c, "inside-large-16")) inside(3 * MIB, 16);
+    else if (is(c, "inside-large-page")) inside(3 * MIB, 4096);
+    else if (is(c, "inside-large-2m")) inside(5 * MIB, 2 * MIB);
+    else if (is(c, "sized-small")) sized(48, 500);
+    else if (is(c, "sized-large")) sized(3 * MIB, 100);
     else CHECK(0, "misuse CASE");
     puts("survived");
     return 0;

@@ -2,7 +2,6 @@
  *   own_block marked SECONDS     the block says that the thread has no registration, as docs/limits.md advises
  *   own_block zeroed SECONDS     it does not: it reads as CPU 0, and objects get two owners */
 #include "check.h"
-#include <sched.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -37,14 +36,6 @@ static int raw(void *arg)
     return 0;
 }
 
-static void pin(int cpu)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    CHECK(sched_setaffinity(0, sizeof set, &set) == 0);
-}
-
 static char *map(void)
 {
     char *p = mmap(NULL, 2 * HALF, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -55,7 +46,7 @@ static char *map(void)
 int main(int argc, char **argv)
 {
     CHECK(argc > 2);
-    if (sysconf(_SC_NPROCESSORS_ONLN) < 2) { puts("skipped: one CPU"); return 0; }
+    if (sysconf(_SC_NPROCESSORS_ONLN) < 2) return skipped("one CPU");
     char *block = map() + HALF, *stack = map();
     ((void **)block)[0] = block; /* the thread pointer itself, where the ABI wants it */
     ((void **)block)[2] = block;

@@ -1,9 +1,6 @@
 /* The statistics page where much comes or goes and nothing follows, and what that costs: page DIR. Without workers, with
  * dev=lockstat:on. */
-#include "check.h"
-#include "../../include/ebbtide.h"
-#include <dlfcn.h>
-#include <fcntl.h>
+#include "stats.h"
 #include <sys/mman.h>
 
 static volatile struct ebb_stats *page;
@@ -12,14 +9,6 @@ static void is_live(size_t mib, size_t slack_mib)
 {
     size_t said = page->live_bytes / MIB;
     CHECK(said <= mib + slack_mib && said + slack_mib >= mib, "%zu MiB are live, not %zu", said, mib);
-}
-
-static uint64_t locks_taken(void)
-{
-    int (*stats)(struct ebb_stats *, size_t) = dlsym(RTLD_DEFAULT, "ebb_stats");
-    struct ebb_stats now;
-    CHECK(stats && stats(&now, sizeof now) == sizeof now);
-    return now.lock_acquisitions;
 }
 
 int main(int argc, char **argv)
@@ -38,6 +27,7 @@ int main(int argc, char **argv)
     static char *large[N], *small[SMALL];
     for (int i = 0; i < N; i++) CHECK((large[i] = malloc(64 * MIB)));
     is_live(512, 20);
+    CHECK(page->large_bytes >= 500 * MIB && page->large_bytes <= page->live_bytes, "%zu large", (size_t)page->large_bytes);
     CHECK((large[0] = realloc(large[0], 100 * MIB)));
     is_live(548, 20);
     memset(large[0], 1, 100 * MIB);
@@ -53,13 +43,13 @@ int main(int argc, char **argv)
     free(large[0]);
 
     enum { PAIRS = 10000 };
-    uint64_t before = locks_taken();
+    uint64_t before = stats().lock_acquisitions;
     for (int i = 0; i < PAIRS; i++) {
         void *volatile p = malloc(16 * MIB);
         CHECK(p);
         free(p);
     }
-    uint64_t each = (locks_taken() - before) / PAIRS;
+    uint64_t each = (stats().lock_acquisitions - before) / PAIRS;
     CHECK(each < 160, "%zu locks a pair", (size_t)each);
     return passed();
 }

@@ -2,33 +2,15 @@
  * Threads add to the counters that are there while the main thread makes areas and frees them, so that pages go
  * back and come again. Each sum must be what was added, and a new area must be zero on every CPU.
  * `move`: the threads change their CPU now and then; `processors`: CPUs go offline and come back (root). */
-#include "../../include/ebbtide.h"
-#include "check.h"
-#include <dlfcn.h>
-#include <fcntl.h>
+#include "areas.h"
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 
 enum { THREADS = 8, KEPT = 16, AREAS = 600, BYTES = 4000, WORDS = BYTES / 8 };
-static ebb_percpu *(*area_alloc)(size_t, size_t);
-static void (*area_free)(ebb_percpu *);
-static void *(*area_ptr)(ebb_percpu *, unsigned);
-static unsigned (*area_cpus)(void);
-static void (*area_add)(ebb_percpu *, size_t, uint64_t);
-static uint64_t (*area_sum)(ebb_percpu *, size_t);
 static ebb_percpu *kept[KEPT];
 static _Atomic uint64_t added[KEPT];
 static _Atomic int stop;
 static int move, cpus;
-
-static void stay_on(int cpu)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    sched_setaffinity(0, sizeof set, &set);
-}
 
 static void *writer(void *arg)
 {
@@ -38,39 +20,24 @@ static void *writer(void *arg)
         int k = r % KEPT;
         area_add(kept[k], (r >> 8) % WORDS * 8, r >> 40);
         mine[k] += r >> 40;
-        if (move && i % 500 == 0) stay_on(r % cpus);
+        if (move && i % 500 == 0) try_pin(r % cpus);
     }
     for (int k = 0; k < KEPT; k++) added[k] += mine[k];
     return NULL;
 }
 
-static void set_online(int cpu, int on)
-{
-    char path[80];
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/online", cpu);
-    int fd = open(path, O_WRONLY);
-    if (fd < 0) return;
-    if (write(fd, on ? "1" : "0", 1) != 1) { /* the last one, or not there */ }
-    close(fd);
-}
-
 int main(int argc, char **argv)
 {
     static ebb_percpu *areas[AREAS];
-    double end = now() + (argc > 1 ? atof(argv[1]) : 1);
+    double end = now() + (argc > 1 ? number(argv[1]) : 1);
     int processors = 0, rounds = 0;
     uint64_t s = 9;
     for (int i = 2; i < argc; i++) {
-        if (!strcmp(argv[i], "move")) move = 1;
-        if (!strcmp(argv[i], "processors")) processors = 1;
+        if (is(argv[i], "move")) move = 1;
+        else if (is(argv[i], "processors")) processors = 1;
+        else CHECK(0, "what is %s?", argv[i]);
     }
-    area_alloc = (ebb_percpu *(*)(size_t, size_t))dlsym(RTLD_DEFAULT, "ebb_percpu_alloc");
-    area_free = (void (*)(ebb_percpu *))dlsym(RTLD_DEFAULT, "ebb_percpu_free");
-    area_ptr = (void *(*)(ebb_percpu *, unsigned))dlsym(RTLD_DEFAULT, "ebb_percpu_ptr");
-    area_cpus = (unsigned (*)(void))dlsym(RTLD_DEFAULT, "ebb_percpu_cpus");
-    area_add = (void (*)(ebb_percpu *, size_t, uint64_t))dlsym(RTLD_DEFAULT, "ebb_percpu_add_u64");
-    area_sum = (uint64_t (*)(ebb_percpu *, size_t))dlsym(RTLD_DEFAULT, "ebb_percpu_sum_u64");
-    if (!area_alloc) { puts("skipped: no per-CPU data in this library"); return 0; }
+    if (!find_areas()) return skipped("no per-CPU data in this library");
     cpus = sysconf(_SC_NPROCESSORS_CONF);
     CHECK((int)area_cpus() >= cpus);
     pthread_t t[THREADS];

@@ -1,27 +1,14 @@
 /* Processors that go and come back, as root: processors SECONDS
  * Threads churn objects and hand some to each other over a board, while all processors but the first go
  * offline and online in turn. Before, a processor goes with a full cache: its memory must be had all the same. */
-#include "check.h"
-#include <dlfcn.h>
-#include <fcntl.h>
+#include "stats.h"
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
-#include "../../include/ebbtide.h"
 
 enum { THREADS = 8, BOARD = 256, CACHED = 4000 };
 static void *_Atomic board[BOARD];
 static _Atomic int stop;
 static _Atomic long handed;
-
-static int set_online(int cpu, int on)
-{
-    char path[80];
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/online", cpu);
-    int fd = open(path, O_WRONLY), done = fd >= 0 && write(fd, on ? "1" : "0", 1) == 1;
-    if (fd >= 0) close(fd);
-    return done;
-}
 
 /* Objects of the board carry their size and a pattern. */
 static void *make(uint64_t *s)
@@ -51,48 +38,36 @@ static void *worker(void *arg)
     return NULL;
 }
 
-static void stay_on(int cpu)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    CHECK(sched_setaffinity(0, sizeof set, &set) == 0);
-}
-
 static void cache_of_a_gone_processor(int cpu, cpu_set_t all)
 {
     static void *p[CACHED];
-    size_t (*release)(void) = (size_t (*)(void))dlsym(RTLD_DEFAULT, "ebb_release");
-    int (*stats)(struct ebb_stats *, size_t) =
-        (int (*)(struct ebb_stats *, size_t))dlsym(RTLD_DEFAULT, "ebb_stats");
-    struct ebb_stats before, after;
-    stay_on(cpu);
+    pin(cpu);
     for (int i = 0; i < CACHED; i++) CHECK((p[i] = malloc(1000)));
     for (int i = 0; i < CACHED; i++) free(p[i]);
     CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
     CHECK(set_online(cpu, 0));
-    if (release && stats) {
-        stats(&before, sizeof before);
-        CHECK(before.cached_bytes > 32 * KIB, "%lu bytes cached", before.cached_bytes);
+    if (has_stats()) {
+        uint64_t cached = stats().cached_bytes;
+        CHECK(cached > 32 * KIB, "%lu bytes cached", cached);
         release();
-        stats(&after, sizeof after);
-        CHECK(after.cached_bytes < 8 * KIB, "%lu bytes stay cached", after.cached_bytes);
+        cached = stats().cached_bytes;
+        CHECK(cached < 8 * KIB, "%lu bytes stay cached", cached);
     }
     churn(cpu, 5000, 300, 14);
     CHECK(set_online(cpu, 1));
-    stay_on(cpu);
+    pin(cpu);
     churn(cpu, 5000, 300, 14);
     CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
 }
 
 int main(int argc, char **argv)
 {
-    double end = now() + (argc > 1 ? atof(argv[1]) : 2);
+    double end = now() + (argc > 1 ? number(argv[1]) : 2);
     cpu_set_t all;
     pthread_t t[THREADS];
     int configured = sysconf(_SC_NPROCESSORS_CONF), turns = 0;
     CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
-    if (geteuid() != 0 || configured < 2 || !CPU_ISSET(1, &all)) { puts("skipped: no processor can go"); return 0; }
+    if (geteuid() != 0 || configured < 2 || !CPU_ISSET(1, &all)) return skipped("no processor can go");
     cache_of_a_gone_processor(1, all);
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_create(&t[i], NULL, worker, (void *)(intptr_t)(i + 1)) == 0);

@@ -2,7 +2,6 @@
 #include "check.h"
 #include <pthread.h>
 #include <signal.h>
-#include <sys/wait.h>
 
 extern pid_t _Fork(void);
 
@@ -20,7 +19,7 @@ static void *busy(void *arg)
 
 int main(int argc, char **argv)
 {
-    int children = argc > 1 ? atoi(argv[1]) : 50;
+    int children = argc > 1 ? number(argv[1]) : 50;
     pthread_t t;
     for (int i = 0; i < 3; i++) CHECK(pthread_create(&t, NULL, busy, NULL) == 0);
     for (size_t i = 0; i < 40; i++) {

@@ -1,33 +1,18 @@
 /* Large programs one after the other in one process, by exec: reaper_execs N. Needs exit=detached, exit_threshold=32M.
  * Each has a helper, and collects that of the one before, which has ended. The last finds a child of its own, which only a
  * wait with __WALL does. */
-#include "check.h"
-#include <fcntl.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
+#include "process.h"
 
 static int running, ended, others;
 
 /* Counts the children by what they are. Allocates nothing. */
 static void look(void)
 {
-    char list[4096], path[64], text[512];
+    char list[4096], text[512];
     running = ended = others = 0;
-    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    int fd = open(path, O_RDONLY);
-    CHECK(fd >= 0);
-    ssize_t length = read(fd, list, sizeof list - 1);
-    CHECK(length >= 0);
-    close(fd);
-    list[length] = 0;
+    read_text(list, sizeof list, "/proc/self/task/%d/children", (int)getpid());
     for (char *at = list; *at; at = strchr(at, ' ') + 1) {
-        snprintf(path, sizeof path, "/proc/%d/stat", atoi(at));
-        if ((fd = open(path, O_RDONLY)) < 0) continue;
-        length = read(fd, text, sizeof text - 1);
-        close(fd);
-        if (length <= 0) continue;
-        text[length] = 0;
+        if (!read_text(text, sizeof text, "/proc/%d/stat", atoi(at))) continue;
         char *behind = strrchr(text, ')');
         CHECK(behind);
         if (!strstr(text, "(ebbtide/exit)")) others++;
@@ -43,9 +28,7 @@ int main(int argc, char **argv)
     char less[16];
     for (look(); running; look(), usleep(1000)) CHECK(now() - start < 10, "the helper stays after an exec");
     CHECK(ended + running == !is_first, "%d helpers before the first allocation", ended);
-    char *memory = malloc(128 * MIB);
-    CHECK(memory);
-    memset(memory, 7, 128 * MIB);
+    filled(128 * MIB);
     for (look(); !running; look(), usleep(1000)) CHECK(now() - start < 20, "no helper");
     CHECK(ended == 0, "%d helpers from before are left", ended);
     if (left == 0) {

@@ -3,18 +3,13 @@
  * drop per-CPU areas, and fork: by fork and _Fork, in children again, with threads of the child's own. Every object
  * carries a pattern; what calloc gives is read to the last byte. Beside them the kernel is asked to take pages of freed
  * memory, objects are locked in memory, and a timer interrupts everybody. What does not end in time is an error. */
-#include "../../include/ebbtide.h"
-#include "check.h"
-#include <dlfcn.h>
-#include <malloc.h>
+#include "areas.h"
+#include "objects.h"
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21
@@ -22,25 +17,17 @@
 
 enum { THREADS = 16, OWN = 96, BOARD = 64, FREED = 256, AREAS = 24, CHILD_SECONDS = 90 };
 
-struct object { unsigned char *p; size_t n; uint64_t seed; };
 struct area { ebb_percpu *at; size_t size; _Atomic uint64_t sum; };
 
 static struct object own[THREADS + 1][OWN];
-static struct { atomic_flag lock; struct object object; } board[BOARD];
+static struct slot board[BOARD];
 static struct { pthread_mutex_t lock; struct area area; } areas[AREAS];
 static struct { _Atomic uintptr_t at; _Atomic size_t n; } freed[FREED];
-static _Atomic size_t live, ops, forks, callocs;
+static _Atomic size_t ops, forks, callocs;
 static _Atomic int stop;
-static size_t live_max = 192 * MIB;
-static int threads = 4;
+static int threads = 4, has_areas;
 static uint64_t seed0 = 1;
 
-static __typeof__(ebb_percpu_alloc) *area_alloc;
-static __typeof__(ebb_percpu_free) *area_free;
-static __typeof__(ebb_percpu_ptr) *area_ptr;
-static __typeof__(ebb_percpu_cpus) *area_cpus;
-static __typeof__(ebb_percpu_add_u64) *area_add;
-static __typeof__(ebb_percpu_sum_u64) *area_sum;
 static __typeof__(ebb_release) *release_all;
 static pid_t (*raw_fork)(void);
 
@@ -61,17 +48,10 @@ static size_t pick_size(uint64_t *s)
     return log_size(s, r < 700 ? 13 : r < 880 ? 18 : r < 980 ? 22 : r < 995 ? 24 : 26);
 }
 
-static int reserve(size_t n)
-{
-    if (atomic_fetch_add(&live, n) + n <= live_max) return 1;
-    atomic_fetch_sub(&live, n);
-    return 0;
-}
-
 static void drop(struct object *o, uint64_t *s)
 {
     if (!o->p) return;
-    VERIFY(o->p, o->n, o->seed);
+    check_object(o);
     if (o->n >= 256 * KIB) {
         unsigned i = rnd(s) % FREED;
         atomic_store(&freed[i].at, (uintptr_t)o->p);
@@ -79,11 +59,7 @@ static void drop(struct object *o, uint64_t *s)
     } else if (o->n >= PAGE && rnd(s) % 512 == 0) {
         mlock(o->p, o->n); /* stays locked: mistakes of that kind are common */
     }
-    errno = 77;
-    free(o->p);
-    CHECK(errno == 77, "free changed errno");
-    atomic_fetch_sub(&live, o->n);
-    o->p = NULL;
+    free_object(o);
 }
 
 static void make(struct object *o, uint64_t *s)
@@ -98,40 +74,20 @@ static void make(struct object *o, uint64_t *s)
         CHECK(at < 0, "calloc %zu: byte %td of %p is %d", n, at, p, ((unsigned char *)p)[at]);
         atomic_fetch_add(&callocs, 1);
     } else if (kind == 3) {
-        size_t a = (size_t)16 << rnd(s) % (rnd(s) % 16 ? 9 : 19);
-        CHECK(posix_memalign(&p, a, n) == 0, "align %zu size %zu", a, n);
-        CHECK((uintptr_t)p % a == 0, "%p align %zu size %zu", p, a, n);
+        p = aligned_object((size_t)16 << rnd(s) % (rnd(s) % 16 ? 9 : 19), n);
     } else {
         p = malloc(n);
     }
     CHECK(p, "%zu bytes", n);
     CHECK(malloc_usable_size(p) >= n);
-    *o = (struct object){p, n, rnd(s)};
-    fill(p, n, o->seed);
+    own_object(o, p, n, rnd(s));
 }
 
 static void resize(struct object *o, uint64_t *s)
 {
     size_t n = rnd(s) % 2 ? pick_size(s) : rnd(s) % 2 ? o->n + rnd(s) % (o->n + 1) : rnd(s) % o->n + 1;
     if (n > 64 * MIB || !reserve(n)) return;
-    VERIFY(o->p, o->n, o->seed);
-    unsigned char *p = realloc(o->p, n);
-    CHECK(p, "realloc %zu", n);
-    ptrdiff_t at = wrong(p, o->n, n < o->n ? n : o->n, o->seed);
-    CHECK(at < 0, "realloc %zu -> %zu of %p lost byte %td", o->n, n, (void *)p, at);
-    atomic_fetch_sub(&live, o->n);
-    *o = (struct object){p, n, rnd(s)};
-    fill(p, n, o->seed);
-}
-
-static void swap_with_board(struct object *o, uint64_t *s)
-{
-    unsigned i = rnd(s) % BOARD;
-    if (atomic_flag_test_and_set_explicit(&board[i].lock, memory_order_acquire)) return;
-    struct object other = board[i].object;
-    board[i].object = *o;
-    *o = other;
-    atomic_flag_clear_explicit(&board[i].lock, memory_order_release);
+    resize_object(o, n, rnd(s));
 }
 
 static void make_area(struct area *a, uint64_t *s)
@@ -157,7 +113,7 @@ static void drop_area(struct area *a)
 static void use_area(uint64_t *s)
 {
     unsigned i = rnd(s) % AREAS;
-    if (!area_alloc || pthread_mutex_trylock(&areas[i].lock)) return;
+    if (!has_areas || pthread_mutex_trylock(&areas[i].lock)) return;
     struct area *a = &areas[i].area;
     if (!a->at) make_area(a, s);
     else if (rnd(s) % 3 == 0) drop_area(a);
@@ -192,7 +148,7 @@ __attribute__((noreturn)) static void child(int me, uint64_t s, int depth, int r
     alarm(CHILD_SECONDS);
     pthread_t t;
     for (int i = 0; i < OWN; i++)
-        if (own[me][i].p) VERIFY(own[me][i].p, own[me][i].n, own[me][i].seed);
+        if (own[me][i].p) check_object(&own[me][i]);
     memset(own[THREADS], 0, sizeof own[THREADS]);
     /* Without the handlers libc's own locks may be held for good. */
     int with_thread = !raw && rnd(&s) % 4 == 0 && pthread_create(&t, NULL, childs_thread, &(uint64_t){rnd(&s)}) == 0;
@@ -200,7 +156,7 @@ __attribute__((noreturn)) static void child(int me, uint64_t s, int depth, int r
         step(me, &s);
         if (rnd(&s) % 200 == 0) malloc_trim(0);
     }
-    if (area_alloc) {
+    if (has_areas) {
         struct area a[4];
         for (int i = 0; i < 4; i++) make_area(&a[i], &s);
         for (int i = 0; i < 4; i++) { area_add(a[i].at, a[i].size - 8, 7); a[i].sum += 7; drop_area(&a[i]); }
@@ -229,11 +185,9 @@ static void forked(int me, uint64_t *s, int depth)
 static void spawned(void)
 {
     pid_t pid;
-    int status;
     char *args[] = {"/bin/true", NULL}, *env[] = {NULL};
     CHECK(posix_spawn(&pid, args[0], NULL, NULL, args, env) == 0);
-    while (waitpid(pid, &status, 0) < 0) CHECK(errno == EINTR);
-    CHECK(status == 0);
+    must_end_well(pid);
 }
 
 static void *worker(void *arg)
@@ -248,7 +202,7 @@ static void *worker(void *arg)
         else if (r < 30) spawned();
         else if (r < 50) drop_all(me, &s);
         else if (r < 60) usleep(rnd(&s) % 30000);
-        else if (r < 1500) swap_with_board(&own[me][rnd(&s) % OWN], &s);
+        else if (r < 1500) exchange(&own[me][rnd(&s) % OWN], &board[rnd(&s) % BOARD]);
         else if (r < 2500) use_area(&s);
         else step(me, &s);
         idle++;
@@ -277,6 +231,7 @@ static void tick(int signal) { (void)signal; atomic_fetch_add(&ticks, 1); }
 int main(int argc, char **argv)
 {
     double seconds = 3;
+    live_max = 192 * MIB;
     for (int i = 1; i < argc; i++) {
         double value = strchr(argv[i], '=') ? atof(strchr(argv[i], '=') + 1) : 1;
         if (!strncmp(argv[i], "seed", 4)) seed0 = value;
@@ -286,9 +241,7 @@ int main(int argc, char **argv)
         else CHECK(0, "what is %s?", argv[i]);
     }
     CHECK(threads >= 1 && threads <= THREADS);
-    area_alloc = dlsym(RTLD_DEFAULT, "ebb_percpu_alloc"), area_free = dlsym(RTLD_DEFAULT, "ebb_percpu_free");
-    area_ptr = dlsym(RTLD_DEFAULT, "ebb_percpu_ptr"), area_cpus = dlsym(RTLD_DEFAULT, "ebb_percpu_cpus");
-    area_add = dlsym(RTLD_DEFAULT, "ebb_percpu_add_u64"), area_sum = dlsym(RTLD_DEFAULT, "ebb_percpu_sum_u64");
+    has_areas = find_areas();
     release_all = dlsym(RTLD_DEFAULT, "ebb_release"), raw_fork = dlsym(RTLD_DEFAULT, "_Fork");
     for (int i = 0; i < AREAS; i++) pthread_mutex_init(&areas[i].lock, NULL);
     struct sigaction action = {.sa_handler = tick, .sa_flags = SA_RESTART};

@@ -4,47 +4,21 @@
  *   idle     looks of slow paths do, when nobody wants it
  *   never    nothing is kept, as configured
  *   fork     children of a program whose other threads free and take such runs get each place once */
-#include "../../include/ebbtide.h"
-#include "check.h"
-#include <dlfcn.h>
+#include "stats.h"
 #include <malloc.h>
 #include <pthread.h>
-#include <sched.h>
-#include <sys/wait.h>
 
 enum { RUN = 1536 << 10, CHILDREN = 150, LIVE = 12 };
-static int (*stats_of)(struct ebb_stats *, size_t);
 static cpu_set_t all;
 
-static uint64_t cached(void)
-{
-    struct ebb_stats s;
-    CHECK(stats_of(&s, offsetof(struct ebb_stats, rss_bytes)) > 0);
-    return s.cached_bytes;
-}
-
-static void stay_here(void)
-{
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(sched_getcpu(), &one);
-    CHECK(!sched_setaffinity(0, sizeof one, &one));
-}
-
-static char *full(size_t n)
-{
-    char *p = malloc(n);
-    CHECK(p);
-    memset(p, 0x5a, n);
-    return p;
-}
+static uint64_t cached(void) { return stats().cached_bytes; }
 
 static void again(void)
 {
-    char *p = full(RUN);
+    char *p = filled(RUN);
     free(p);
     CHECK(cached() >= RUN);
-    char *other = full(RUN - 8 * PAGE);
+    char *other = filled(RUN - 8 * PAGE);
     CHECK(other != p);
     char *same = malloc(RUN);
     CHECK(same == p && cached() < RUN);
@@ -89,11 +63,8 @@ static void child(void)
     char *live[LIVE];
     size_t size[LIVE];
     for (int n = 0; n < LIVE; n++) {
-        cpu_set_t one;
-        CPU_ZERO(&one);
         int cpu = n % 2 ? 1 : 0;
-        CPU_SET(CPU_ISSET(cpu, &all) ? cpu : sched_getcpu(), &one);
-        sched_setaffinity(0, sizeof one, &one);
+        try_pin(CPU_ISSET(cpu, &all) ? cpu : sched_getcpu());
         size[n] = (320 + 4 * (n % 3)) << 10;
         live[n] = malloc(size[n]);
         CHECK(live[n]);
@@ -114,8 +85,7 @@ static void forks(pid_t (*make)(void))
         pid_t pid = make();
         CHECK(pid >= 0);
         if (!pid) child();
-        int status;
-        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && !WEXITSTATUS(status));
+        must_end_well(pid);
     }
     over = 1;
     for (int n = 0; n < 3; n++) CHECK(!pthread_join(threads[n], 0));
@@ -124,19 +94,18 @@ static void forks(pid_t (*make)(void))
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
-    stats_of = (int (*)(struct ebb_stats *, size_t))dlsym(RTLD_DEFAULT, "ebb_stats");
-    CHECK(stats_of && !sched_getaffinity(0, sizeof all, &all));
+    CHECK(!sched_getaffinity(0, sizeof all, &all));
     if (!strcmp(argv[1], "fork")) {
         forks(fork);
         forks(_Fork);
         return passed();
     }
-    stay_here();
+    pin(sched_getcpu());
     if (!strcmp(argv[1], "again")) {
         again();
         return passed();
     }
-    free(full(RUN));
+    free(filled(RUN));
     if (!strcmp(argv[1], "never")) {
         CHECK(cached() < RUN);
         return passed();

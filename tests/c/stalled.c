@@ -4,37 +4,15 @@
  * Another process stops the worker's thread alone. Meanwhile memory becomes due, in parts of huge pages, which threads of
  * the program leave to workers. No call may wait for it; when the worker goes on, memory goes back. For a small `limit`,
  * so that slow paths have much to do. */
-#include "check.h"
-#include <dirent.h>
-#include <fcntl.h>
+#include "process.h"
 #include <malloc.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/wait.h>
 
 enum { FIRST = 5000, OBJECTS = 6000, SIZES = 12, ROUNDS = 30, KEPT = 31, CHILDREN = 30 };
 
 static size_t size_of(int i) { return 2000 + 500 * (i * SIZES / OBJECTS); }
-
-/* The first worker, by its name. */
-static pid_t worker(void)
-{
-    DIR *dir = opendir("/proc/self/task");
-    pid_t found = 0;
-    CHECK(dir);
-    for (struct dirent *e; (e = readdir(dir));) {
-        char path[300], name[20] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
-        int fd = open(path, O_RDONLY);
-        if (fd < 0) continue;
-        if (read(fd, name, sizeof name - 1) > 0 && !strcmp(name, "ebbtide/0\n")) found = atoi(e->d_name);
-        close(fd);
-    }
-    closedir(dir);
-    return found;
-}
 
 /* Stops the thread whose number comes, says so, and lets it go when the other end is closed. */
 static void stop_it(int from, int to)
@@ -53,27 +31,24 @@ static void stop_it(int from, int to)
 /* On one CPU, a program that goes on is nearly always before the worker that it has just made. */
 static void close_before_it_begins(void)
 {
-    cpu_set_t one;
     int ends[2];
-    CPU_ZERO(&one);
-    CPU_SET(sched_getcpu(), &one);
-    CHECK(!sched_setaffinity(0, sizeof one, &one) && !pipe(ends));
+    pin(sched_getcpu());
+    CHECK(!pipe(ends));
     char *large = malloc(200 * MIB);
     CHECK(large && !close(ends[1]));
     struct pollfd end = { ends[0], POLLIN, 0 };
     CHECK(poll(&end, 1, 0) == 1 && end.revents == POLLHUP, "a pipe is open still");
-    for (int i = 0; i < 500 && !worker(); i++) usleep(10000);
-    CHECK(worker(), "no worker");
+    for (int i = 0; i < 500 && !a_worker(); i++) usleep(10000);
+    CHECK(a_worker(), "no worker");
     free(large);
 }
 
 static int pipes(void)
 {
-    int status;
     for (int i = 0; i < CHILDREN; i++) {
         pid_t child = fork();
         if (child == 0) { close_before_it_begins(); _exit(0); }
-        CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "child %d: %x", i, status);
+        must_end_well(child);
     }
     return passed();
 }
@@ -90,13 +65,13 @@ int main(int argc, char **argv)
     prctl(PR_SET_PTRACER, other, 0, 0, 0);
     /* Behind this lie huge pages. */
     static char *first[FIRST], *p[ROUNDS][OBJECTS];
-    for (int i = 0; i < FIRST; i++) CHECK((first[i] = memset(malloc(8000), 1, 8000)));
+    for (int i = 0; i < FIRST; i++) first[i] = filled(8000);
     char *large = malloc(200 * MIB);
     CHECK(large);
-    for (int i = 0; i < 200 && !(thread = worker()); i++) usleep(10000);
+    for (int i = 0; i < 200 && !(thread = a_worker()); i++) usleep(10000);
     CHECK(thread, "no worker");
     CHECK(write(to[1], &thread, sizeof thread) == sizeof thread && read(from[0], &stopped, 1) == 1);
-    if (!stopped) { puts("skipped: ptrace is refused"); return 0; }
+    if (!stopped) return skipped("ptrace is refused");
     double most = 0;
     for (int round = 0; round < ROUNDS; round++) {
         double began = now();
@@ -115,7 +90,7 @@ int main(int argc, char **argv)
     CHECK(after + 30 * MIB < peak, "%zu of %zu stay", after, peak);
     for (int round = 0; round < ROUNDS; round++)
         for (int i = 0; i < OBJECTS; i += KEPT) VERIFY(p[round][i], size_of(i), i);
-    for (int i = 0; i < FIRST; i++) CHECK(first[i][7999] == 1);
+    for (int i = 0; i < FIRST; i++) CHECK(first[i][7999] == 7);
     free(large);
     printf("%zu MiB at most, %zu after; %.2f s for objects at most\n", peak / MIB, after / MIB, most);
     return passed();

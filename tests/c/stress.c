@@ -4,45 +4,30 @@
  * Objects cross threads over a board of slots and over rings from each thread to the next. `gens`
  * generations of threads come and go. `migrate` moves threads between CPUs; `trim` calls malloc_trim
  * now and then; `back` demands most memory back at the end. Live bytes stay below `live` MiB. */
-#include "check.h"
-#include <malloc.h>
+#include "objects.h"
 #include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <sys/syscall.h>
 
 enum { THREADS = 64, OWN = 256, BOARD = 1024, RING = 512 };
 
-struct object { unsigned char *p; size_t n; uint64_t seed; };
-struct slot { atomic_flag lock; struct object object; };
 struct ring { _Atomic unsigned head, tail; struct object at[RING]; };
 
 static struct slot board[BOARD];
 static struct ring rings[THREADS];
 static struct object own[THREADS][OWN];
 static _Atomic pid_t tids[THREADS];
-static _Atomic size_t live, ops;
+static _Atomic size_t ops;
 static _Atomic int stop_generation, stop_all;
 static uint64_t seed0 = 1;
 static int threads = 8, generations = 4, migrate, trim, back;
-static size_t live_max = 256 * MIB;
 static double seconds = 2;
-
-static void check(struct object *o)
-{
-    VERIFY(o->p, o->n, o->seed);
-}
 
 static void drop(struct object *o)
 {
     if (!o->p) return;
-    check(o);
+    check_object(o);
     memset(o->p, 0xdd, o->n < 64 ? o->n : 64);
-    errno = 77;
-    free(o->p);
-    CHECK(errno == 77, "free changed errno");
-    atomic_fetch_sub(&live, o->n);
-    o->p = NULL;
+    free_object(o);
 }
 
 static size_t pick_size(uint64_t *s)
@@ -51,16 +36,9 @@ static size_t pick_size(uint64_t *s)
     return log_size(s, r < 900 ? 12 : r < 990 ? 17 : r < 999 ? 22 : 26);
 }
 
-static int reserve(size_t n)
-{
-    if (atomic_fetch_add(&live, n) + n <= live_max) return 1;
-    atomic_fetch_sub(&live, n);
-    return 0;
-}
-
 static void make(struct object *o, uint64_t *s)
 {
-    size_t n = pick_size(s), a = 0;
+    size_t n = pick_size(s);
     if (!reserve(n)) return;
     void *p = NULL;
     switch (rnd(s) % 8) {
@@ -69,9 +47,7 @@ static void make(struct object *o, uint64_t *s)
         if (p) { ptrdiff_t at = not_zero(p, n); CHECK(at < 0, "calloc %zu: byte %td of %p dirty", n, at, p); }
         break;
     case 2:
-        a = (size_t)16 << rnd(s) % 13;
-        CHECK(posix_memalign(&p, a, n) == 0, "align %zu size %zu", a, n);
-        CHECK((uintptr_t)p % a == 0, "%p align %zu size %zu", p, a, n);
+        p = aligned_object((size_t)16 << rnd(s) % 13, n);
         break;
     default:
         p = malloc(n);
@@ -79,8 +55,7 @@ static void make(struct object *o, uint64_t *s)
     CHECK(p, "%zu bytes", n);
     CHECK((uintptr_t)p % (n < 16 ? 8 : 16) == 0, "%p of %zu", p, n);
     if (rnd(s) % 16 == 0) CHECK(malloc_usable_size(p) >= n);
-    o->p = p; o->n = n; o->seed = rnd(s);
-    fill(p, n, o->seed);
+    own_object(o, p, n, rnd(s));
 }
 
 static void resize(struct object *o, uint64_t *s)
@@ -88,24 +63,7 @@ static void resize(struct object *o, uint64_t *s)
     size_t n = pick_size(s);
     if (n > 16 * o->n + 4096 && rnd(s) % 4) n = o->n * 2;
     if (!reserve(n)) return;
-    check(o);
-    unsigned char *p = realloc(o->p, n);
-    CHECK(p, "realloc %zu", n);
-    ptrdiff_t at = wrong(p, o->n, n < o->n ? n : o->n, o->seed);
-    CHECK(at < 0, "realloc %zu -> %zu of %p lost byte %td", o->n, n, (void *)p, at);
-    atomic_fetch_sub(&live, o->n);
-    o->p = p; o->n = n; o->seed = rnd(s);
-    fill(p, n, o->seed);
-}
-
-static void swap_with_board(struct object *o, uint64_t *s)
-{
-    struct slot *b = &board[rnd(s) % BOARD];
-    if (atomic_flag_test_and_set_explicit(&b->lock, memory_order_acquire)) return;
-    struct object other = b->object;
-    b->object = *o;
-    *o = other;
-    atomic_flag_clear_explicit(&b->lock, memory_order_release);
+    resize_object(o, n, rnd(s));
 }
 
 static int push(struct ring *r, struct object *o)
@@ -140,7 +98,7 @@ static void *worker(void *arg)
         if (!o->p) make(o, &s);
         else if (r < 45) drop(o);
         else if (r < 55) resize(o, &s);
-        else if (r < 75) swap_with_board(o, &s);
+        else if (r < 75) exchange(o, &board[rnd(&s) % BOARD]);
         else if (r < 90) push(out, o);
         for (int i = 0; i < 2 && pop(in, &taken); i++) drop(&taken);
         if (trim && rnd(&s) % 20000 == 0) malloc_trim(0);

@@ -4,13 +4,12 @@
 #include "check.h"
 
 #ifndef __x86_64__
-int main(void) { puts("skipped: registers of another processor"); return 0; }
+int main(void) { return skipped("registers of another processor"); }
 #else
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
 #include <sys/user.h>
-#include <sys/wait.h>
 
 enum { REFUSED = 77 };
 static long calls, cut, names;
@@ -44,7 +43,7 @@ int main(int argc, char **argv)
     long options = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL;
     if (!WIFSTOPPED(status) || ptrace(PTRACE_SETOPTIONS, pid, 0, options) || ptrace(PTRACE_SYSCALL, pid, 0, 0)) {
         kill(pid, SIGKILL);
-        puts("skipped: ptrace is refused");
+        skipped("ptrace is refused");
         return 0;
     }
     while ((thread = waitpid(-1, &status, __WALL)) > 0) {

@@ -1,27 +1,17 @@
 /* CPUs that /sys does not list, as in containers whose /sys is made up: every thread works on them nevertheless.
  * Hides all CPUs but the first for itself (root), and begins anew. */
-#include "check.h"
-#include <dlfcn.h>
-#include <fcntl.h>
+#include "areas.h"
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mount.h>
 
 #define POSSIBLE "/sys/devices/system/cpu/possible"
 enum { THREADS = 8, ADDITIONS = 200000 };
-static void *(*area_alloc)(size_t, size_t);
-static void (*area_add)(void *, size_t, uint64_t);
-static uint64_t (*area_sum)(void *, size_t);
-static unsigned (*area_cpus)(void);
-static void *area, *behind[64];
+static ebb_percpu *area, *behind[64];
 static int ncpu;
 
 static void *work(void *arg)
 {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET((intptr_t)arg % ncpu, &set);
-    CHECK(sched_setaffinity(0, sizeof set, &set) == 0);
+    pin((intptr_t)arg % ncpu);
     churn((intptr_t)arg, 20000, 200, 13);
     for (int i = 0; area && i < ADDITIONS; i++) area_add(area, 8, 3);
     churn((intptr_t)arg, 20000, 200, 13);
@@ -37,7 +27,7 @@ static int hide(const char *self)
                mount(file, POSSIBLE, NULL, MS_BIND, NULL) == 0;
     int error = errno;
     unlink(file);
-    if (!done) { printf("skipped: %s\n", strerror(error)); return 0; }
+    if (!done) return skipped(strerror(error));
     execl("/proc/self/exe", self, "hidden", NULL);
     return 1;
 }
@@ -45,16 +35,12 @@ static int hide(const char *self)
 int main(int argc, char **argv)
 {
     ncpu = sysconf(_SC_NPROCESSORS_ONLN);
-    if (ncpu < 2) { puts("skipped: one CPU"); return 0; }
+    if (ncpu < 2) return skipped("one CPU");
     if (argc < 2) return hide(argv[0]);
     char text[8] = "";
     int fd = open(POSSIBLE, O_RDONLY);
     CHECK(fd >= 0 && read(fd, text, sizeof text) == 2 && text[0] == '0', "%s", text);
-    area_alloc = (void *(*)(size_t, size_t))dlsym(RTLD_DEFAULT, "ebb_percpu_alloc");
-    area_add = (void (*)(void *, size_t, uint64_t))dlsym(RTLD_DEFAULT, "ebb_percpu_add_u64");
-    area_sum = (uint64_t (*)(void *, size_t))dlsym(RTLD_DEFAULT, "ebb_percpu_sum_u64");
-    area_cpus = (unsigned (*)(void))dlsym(RTLD_DEFAULT, "ebb_percpu_cpus");
-    if (area_alloc && area_add && area_sum && area_cpus) {
+    if (find_areas()) {
         CHECK((area = area_alloc(64, 64)));
         CHECK(area_cpus() == 1, "%u", area_cpus());
         /* Whoever writes behind the units writes to other chunks. */

@@ -4,9 +4,7 @@
  * addresses, so that one handed out twice is seen at once. `hop`: the child moves to another CPU. */
 #include "check.h"
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 
 enum { BUCKETS = 1 << 14, DEPTH = 30, KEPT = 200 };
 struct bucket { atomic_flag lock; int n; void *p[DEPTH]; };
@@ -64,20 +62,12 @@ __attribute__((noinline)) static void pairs(uint64_t seed, int count)
         if (p[i]) { VERIFY(p[i], n[i], seed + i); disown(p[i]); free(p[i]); }
 }
 
-static void pin(int cpu)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu % ncpu, &set);
-    sched_setaffinity(0, sizeof set, &set);
-}
-
 static int busy_cpu = -1;
 
 static void *busy(void *arg)
 {
     uint64_t s = (uintptr_t)arg;
-    if (busy_cpu >= 0) pin(busy_cpu);
+    if (busy_cpu >= 0) try_pin(busy_cpu % ncpu);
     while (!atomic_load(&stop)) pairs(rnd(&s), 500);
     return NULL;
 }
@@ -85,19 +75,20 @@ static void *busy(void *arg)
 __attribute__((noinline)) static void child(int r, int hop)
 {
     for (int k = 0; k < 4; k++) {
-        if (hop) pin(r + k);
+        if (hop) try_pin((r + k) % ncpu);
         pairs(1000000 + r * 4 + k, 300);
     }
 }
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 2, rounds = argc > 2 ? atoi(argv[2]) : 200, hop = 0;
+    int threads = argc > 1 ? number(argv[1]) : 2, rounds = argc > 2 ? number(argv[2]) : 200, hop = 0;
     ncpu = sysconf(_SC_NPROCESSORS_ONLN);
     for (int i = 3; i < argc; i++) {
-        if (!strcmp(argv[i], "pin=same")) { pin(0); busy_cpu = 0; }
-        if (!strcmp(argv[i], "pin=other")) { pin(0); busy_cpu = 1; }
-        if (!strcmp(argv[i], "hop")) hop = 1;
+        if (is(argv[i], "pin=same")) { try_pin(0); busy_cpu = 0; }
+        else if (is(argv[i], "pin=other")) { try_pin(0); busy_cpu = 1; }
+        else if (is(argv[i], "hop")) hop = 1;
+        else CHECK(0, "what is %s?", argv[i]);
     }
     pthread_t t[32];
     unsigned char *kept[KEPT];
@@ -115,8 +106,7 @@ int main(int argc, char **argv)
         pairs(r, 50);
         pid_t pid = vfork();
         if (pid == 0) { child(r, hop); _exit(0); }
-        int status;
-        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
+        must_end_well(pid);
         pairs(r, 50);
         for (int i = 0; i < KEPT; i++) VERIFY(kept[i], n[i], i);
     }

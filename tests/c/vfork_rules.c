@@ -11,17 +11,11 @@
  *   vfork_rules killed            a filter ends the process for either
  *   vfork_rules slice             a thread that has switched time-slice extension on (Linux 7.0) keeps it
  *   vfork_rules guarded ...       any of these; children must not see a CPU number */
-#include "check.h"
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "filter.h"
 #include <pthread.h>
-#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #if !defined SYS_rseq && defined __x86_64__
 #define SYS_rseq 334
@@ -52,19 +46,7 @@ static void registered(void) { CHECK(!has_rseq() || cpu_id() >= 0, "cpu_id %d", 
 
 static void unregistered(void) { CHECK(!guarded || !has_rseq() || cpu_id() < 0, "cpu_id %d", cpu_id()); }
 
-static void pin(int cpu)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu % ncpu, &set);
-    CHECK(sched_setaffinity(0, sizeof set, &set) == 0);
-}
-
-static void wait_for(pid_t pid)
-{
-    int status;
-    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "pid %d, status %x", pid, status);
-}
+static void move(int round) { pin(round % ncpu); }
 
 static void exec(int rounds)
 {
@@ -74,8 +56,8 @@ static void exec(int rounds)
             execl("/proc/self/exe", "vfork_rules", "end", NULL);
             _exit(9);
         }
-        wait_for(pid);
-        pin(r);
+        must_end_well(pid);
+        move(r);
         registered();
         CHECK(!has_rseq() || ncpu < 2 || cpu_id() == r % ncpu, "cpu_id %d", cpu_id());
         churn(r, 100, 50, 12);
@@ -85,7 +67,7 @@ static void exec(int rounds)
 __attribute__((noinline)) static void child_works(int seed)
 {
     unregistered();
-    pin(seed);
+    move(seed);
     churn(seed, 500, 60, 12);
     unregistered();
 }
@@ -95,7 +77,7 @@ static void names(void)
     for (int r = 0; r < 20; r++) {
         pid_t pid = r % 2 ? vfork() : __vfork();
         if (pid == 0) { child_works(r); _exit(0); }
-        wait_for(pid);
+        must_end_well(pid);
         registered();
     }
 }
@@ -109,11 +91,11 @@ static void nested(void)
             child_works(r);
             inner = vfork();
             if (inner == 0) { child_works(r + 1); _exit(0); }
-            wait_for(inner);
+            must_end_well(inner);
             child_works(r);
             _exit(0);
         }
-        wait_for(pid);
+        must_end_well(pid);
         registered();
         churn(r, 500, 60, 12);
     }
@@ -133,7 +115,7 @@ static void *forker(void *rounds)
     for (int r = 0; r < (intptr_t)rounds; r++) {
         pid_t pid = vfork();
         if (pid == 0) { child_works(r); _exit(0); }
-        wait_for(pid);
+        must_end_well(pid);
         if (!jumps) registered();
         churn(r, 200, 60, 12);
     }
@@ -183,7 +165,7 @@ static void signalled(int seed)
         _exit(0);
     }
     CHECK(!jumps, "the handler has not run before vfork returned");
-    wait_for(pid);
+    must_end_well(pid);
 }
 
 static void handlers(int jump)
@@ -196,7 +178,7 @@ static void handlers(int jump)
         if (!sigsetjmp(out, 1)) signalled(r);
         CHECK(handled == r + 1);
         if (jump) { CHECK(wait(NULL) > 0); unregistered(); } else registered();
-        pin(r);
+        move(r);
         churn(r, 3000, 60, 12);
     }
     threads(3);
@@ -214,9 +196,8 @@ static void filter(int call, int flags, unsigned result)
         BPF_JUMP(BPF_JMP | BPF_JA, flags != -1, 0, 0),
         BPF_STMT(BPF_RET | BPF_K, result),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
-    struct sock_fprog prog = { sizeof f / sizeof *f, f };
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0);
+    promise();
+    install(f, sizeof f / sizeof *f, 0);
 }
 
 static void fails(void)
@@ -239,13 +220,13 @@ static void refused(int error)
     for (int r = 0; r < 20; r++) {
         pid_t pid = vfork();
         if (pid == 0) {
-            pin(r);
+            move(r);
             churn(r, 500, 60, 12);
             /* A child in the parent's memory must not believe in a CPU number. */
             touched += !has_rseq() || cpu_id() >= 0;
             _exit(0);
         }
-        wait_for(pid);
+        must_end_well(pid);
         registered();
         CHECK(!guarded || !has_rseq() || !touched, "the child shares the memory and its CPU number is %d", cpu_id());
         churn(r, 500, 60, 12);
@@ -260,9 +241,9 @@ static void halfway(void)
     for (int r = 0; r < 10; r++) {
         pid_t pid = vfork();
         if (pid == 0) { child_works(r); _exit(0); }
-        wait_for(pid);
+        must_end_well(pid);
         unregistered();
-        pin(r);
+        move(r);
         churn(r, 2000, 60, 12);
     }
     end_beside();
@@ -276,7 +257,7 @@ static void killed(void)
         filter(SYS_rseq, -1, SECCOMP_RET_KILL);
         pid_t pid = vfork();
         if (pid == 0) _exit(0);
-        wait_for(pid);
+        must_end_well(pid);
         _exit(0);
     }
     CHECK(waitpid(program, &status, 0) == program);
@@ -295,7 +276,7 @@ static int slice(void)
         CHECK(prctl(SLICE_EXTENSION, GET, 0, 0, 0) == ENABLE, "round %d", r);
         pid_t pid = vfork();
         if (pid == 0) { child_works(r); _exit(0); }
-        wait_for(pid);
+        must_end_well(pid);
         registered();
     }
     return passed();

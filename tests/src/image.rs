@@ -11,15 +11,18 @@ use crate::processor::for_aarch64;
 use crate::{Processor, build, ensure_installed, library, run::target_dir};
 
 /// The programs of `tests/c` that are taken along.
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 14] = [
     "api",
     "fork",
     "give_back",
     "limits",
+    "near_limit",
     "percpu",
-    "pressure",
+    "pressure_events",
+    "pressure_group",
     "processors",
     "reaper",
+    "reaper_beside",
     "stress",
     "vfork",
     "vfork_rules",

@@ -40,6 +40,14 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// Whether the tests run as root. Says `skipped: … root` where they do not; `what` is what it is for.
+pub fn needs_root(what: &str) -> bool {
+    if !is_root() {
+        crate::skip(&format!("root is needed for {what}"));
+    }
+    is_root()
+}
+
 /// Whether a program of this name is in `PATH`.
 pub fn have(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -188,6 +196,23 @@ impl Cgroup {
             }
         }
         Err("no memory cgroup can be made here".into())
+    }
+
+    /// [`Cgroup::with_memory_max`], which says `skipped: …` where that cannot be.
+    pub fn limited(name: &str, bytes: u64) -> Option<Cgroup> {
+        if !needs_root("a memory cgroup") {
+            return None;
+        }
+        Self::with_memory_max(name, bytes)
+            .inspect_err(|why| crate::skip(why))
+            .ok()
+    }
+
+    /// The file that says how much memory the group uses.
+    pub fn usage(&self) -> Option<PathBuf> {
+        let names = ["memory.current", "memory.usage_in_bytes"];
+        let mut files = names.iter().map(|name| self.file(name));
+        files.find(|file| file.exists())
     }
 
     /// Makes a group of version 2, whether it accounts memory or not, or says why that cannot be.

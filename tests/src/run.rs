@@ -38,11 +38,16 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
-/// The program `ebbtide` that was built with the library. Says `skipped: …` where there is none.
+/// The program `ebbtide` beside the library under test, else the one that was built here. Says `skipped: …` where there
+/// is none.
 pub fn command_line() -> Option<PathBuf> {
-    let path = target_dir().join("release/ebbtide").canonicalize().ok();
+    let path = match library() {
+        Some(library) => library.with_file_name("ebbtide"),
+        None => target_dir().join("release/ebbtide"),
+    };
+    let path = path.canonicalize().ok();
     if path.is_none() {
-        crate::skip("target/release/ebbtide is missing");
+        crate::skip("the program ebbtide is not built");
     }
     path
 }
@@ -55,16 +60,25 @@ pub fn is_ebbtide() -> bool {
     })
 }
 
-/// Whether the library understands all of `conf`; says `skipped: …` where it does not. A stand-in,
-/// which reads no configuration, is taken to understand everything.
-pub fn understands(conf: &str) -> bool {
-    let mut items = keys::items(conf.as_bytes());
-    let problem = items.find_map(|item| keys::read(item).err());
-    if let Some(problem) = problem.filter(|_| is_ebbtide()) {
-        crate::skip(&format!("{conf}: {problem}"));
-        return false;
+/// The same; says `skipped: only Ebbtide …` where it is not. `what` is what it alone does.
+pub fn only_ebbtide(what: &str) -> bool {
+    let is_it = is_ebbtide();
+    if !is_it {
+        crate::skip(&format!("only Ebbtide {what}"));
     }
-    true
+    is_it
+}
+
+/// A configuration, which is returned.
+///
+/// # Panics
+/// When the library would ignore an item of it: the test would check the default.
+pub fn known(conf: &str) -> &str {
+    let mut items = keys::items(conf.as_bytes());
+    if let Some(problem) = items.find_map(|item| keys::read(item).err()) {
+        panic!("{conf}: {problem}");
+    }
+    conf
 }
 
 /// One program to run. Preloads [`library`] unless told otherwise.
@@ -117,12 +131,12 @@ impl Run {
         self
     }
 
-    /// Sets `EBBTIDE_CONF`.
+    /// Sets `EBBTIDE_CONF` to a configuration that is [`known`].
     pub fn conf(self, conf: &str) -> Self {
         if conf.is_empty() {
             self
         } else {
-            self.env("EBBTIDE_CONF", conf)
+            self.env("EBBTIDE_CONF", known(conf))
         }
     }
 
@@ -277,6 +291,21 @@ impl Run {
         outcome.ok();
         outcome
     }
+
+    /// [`Run::ok`] under Ebbtide; elsewhere says what [`only_ebbtide`] does.
+    pub fn ok_with_ebbtide(self, what: &str) {
+        if only_ebbtide(what) {
+            self.ok();
+        }
+    }
+
+    /// [`Run::run`], for a positive control: panics unless the program fails or is killed. `otherwise` says what it does.
+    pub fn must_fail(self, otherwise: &str) -> Outcome {
+        let outcome = self.run();
+        let failed = outcome.timed_out || !outcome.status.success();
+        assert!(failed, "{}", outcome.describe(otherwise));
+        outcome
+    }
 }
 
 fn kill_group(group: libc::pid_t) {
@@ -360,4 +389,32 @@ impl Outcome {
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::known;
+
+    #[test]
+    fn a_configuration_that_is_known() {
+        for conf in [
+            "",
+            "thp=off,dev=zones:2",
+            "exit=detached,exit_threshold=32M",
+        ] {
+            assert_eq!(known(conf), conf);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "write dev=zones:VALUE")]
+    fn a_key_that_needs_dev() {
+        known("thp=off,zones=2");
+    }
+
+    #[test]
+    #[should_panic(expected = "the keys are")]
+    fn a_misspelt_key() {
+        known("retian_ms=0");
+    }
 }

@@ -103,7 +103,7 @@ fn memory_comes_back() {
 fn garbage_goes_before_the_limit() {
     ok(
         "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir -p t; echo 0 > t/cgroup.procs; \
-         echo 256M > t/memory.max; export EBBTIDE_CONF=retain_ms=60000; pressure grow && pressure blocks",
+         echo 256M > t/memory.max; export EBBTIDE_CONF=retain_ms=60000; near_limit grow && near_limit blocks",
         60,
     );
 }
@@ -111,7 +111,7 @@ fn garbage_goes_before_the_limit() {
 #[test]
 fn a_killed_program_is_gone_before_its_memory() {
     ok(
-        "export EBBTIDE_CONF=exit=detached,exit_threshold=32M; reaper kill && reaper fork",
+        "export EBBTIDE_CONF=exit=detached,exit_threshold=32M; reaper kill && reaper_beside fork",
         60,
     );
 }
@@ -121,14 +121,8 @@ fn sums_over_eight_processors() {
     ok("percpu 1 move", 60);
 }
 
-/// For looking closer: the lines of `GUEST` in a machine, and what they say.
 #[test]
 #[ignore = "runs the commands in the variable GUEST"]
 fn by_hand() {
-    let commands = std::env::var("GUEST").expect("GUEST holds lines of shell");
-    for command in commands.lines() {
-        if let Some(mut guest) = Guest::of(&MACHINE) {
-            eprintln!("{}", guest.run(command, 300).describe("ended"));
-        }
-    }
+    ebbtide_tests::by_hand(&MACHINE, 300);
 }

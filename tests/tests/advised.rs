@@ -1,18 +1,11 @@
 //! What a program did to a large allocation (`madvise`, `mprotect`) is not met by whoever gets the memory next.
 
-use ebbtide_tests::{Run, c_program, is_ebbtide, skip};
+use ebbtide_tests::{Run, c_program, only_ebbtide};
 
 fn advised(how: &str, what: &[&str], conf: &str) {
     for what in what {
-        let run = Run::new(c_program("advised"))
-            .arg(how)
-            .arg(what)
-            .timeout(60);
-        if conf.is_empty() {
-            run.ok();
-        } else {
-            run.conf(conf).ok();
-        }
+        let run = Run::new(c_program("advised")).arg(how).arg(what);
+        run.conf(conf).timeout(60).ok();
     }
 }
 
@@ -22,16 +15,16 @@ const ALL: &[&str] = &["wipe", "dontfork", "dontdump", "none", "read", "part"];
 /// `realloc` moved the pages: the old place is ordinary memory, the new one keeps the advice.
 #[test]
 fn then_moved() {
-    if !is_ebbtide() {
-        return skip("libc copies such memory");
+    if !only_ebbtide("moves such memory") {
+        return;
     }
     advised("moved", ADVICE, "");
 }
 
 #[test]
 fn then_moved_without_huge_pages() {
-    if !is_ebbtide() {
-        return skip("libc copies such memory");
+    if !only_ebbtide("moves such memory") {
+        return;
     }
     advised("moved", ADVICE, "thp=off");
 }
@@ -39,8 +32,8 @@ fn then_moved_without_huge_pages() {
 /// Nothing makes the old place ordinary: nobody gets it.
 #[test]
 fn then_moved_where_no_mapping_can_be_replaced() {
-    if !is_ebbtide() {
-        return skip("libc copies such memory");
+    if !only_ebbtide("moves such memory") {
+        return;
     }
     advised("refused", ADVICE, "");
 }
@@ -58,16 +51,16 @@ fn then_freed() {
 /// Nothing takes the advice back: the place gets a fresh mapping.
 #[test]
 fn then_freed_where_it_cannot_be_undone() {
-    if !is_ebbtide() {
-        return skip("libc unmaps such memory");
+    if !only_ebbtide("keeps such memory") {
+        return;
     }
     advised("stuck", ALL, "");
 }
 
 #[test]
 fn then_freed_and_kept_from_use() {
-    if !is_ebbtide() {
-        return skip("libc has no such mode");
+    if !only_ebbtide("has harden=on") {
+        return;
     }
     advised("freed", ALL, "harden=on");
 }

@@ -1,6 +1,6 @@
 //! Lock figures, zones by lock domain, and frame by frame: what a process shows of them.
 
-use ebbtide_tests::{Run, c_program, is_ebbtide, understands};
+use ebbtide_tests::{Run, c_program, only_ebbtide};
 
 fn locks(arg: &str) -> Run {
     Run::new(c_program("locks")).args(arg)
@@ -8,7 +8,7 @@ fn locks(arg: &str) -> Run {
 
 #[test]
 fn lock_figures_are_kept_when_asked_for() {
-    if !understands("dev=lockstat:on") {
+    if !only_ebbtide("counts locks") {
         return;
     }
     for conf in [
@@ -32,7 +32,7 @@ fn lock_figures_are_kept_when_asked_for() {
 
 #[test]
 fn without_them_nothing_is_counted() {
-    if !understands("dev=lockstat:off") {
+    if !only_ebbtide("counts locks") {
         return;
     }
     let outcome = locks("off").ok();
@@ -41,7 +41,7 @@ fn without_them_nothing_is_counted() {
 
 #[test]
 fn any_number_of_zones() {
-    if !is_ebbtide() {
+    if !only_ebbtide("has zones") {
         return;
     }
     for zones in [1, 2, 3, 4, 5, 7, 8, 11, 12, 64] {
@@ -57,9 +57,6 @@ fn any_number_of_zones() {
 
 #[test]
 fn zones_under_a_limit_help_each_other() {
-    if !understands("dev=zones:12") {
-        return;
-    }
     // Each zone's part is too small for one block; the region as a whole is not.
     Run::new(c_program("limits"))
         .args("work 1000")

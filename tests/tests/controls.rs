@@ -1,7 +1,7 @@
 //! Positive controls: libraries with one planted fault each (`c/faulty`) must fail the runs that are there to
 //! find it. They wrap glibc's malloc, so that they work without the library under test.
 
-use ebbtide_tests::{Run, c_library, c_program, have, is_ebbtide, skip, understands};
+use ebbtide_tests::{Run, c_library, c_program, have, only_ebbtide, skip};
 
 /// The run of `program args` under the faulty library.
 fn run(fault: &str, program: &str, args: &str, seconds: u64) -> Result<(), String> {
@@ -122,8 +122,8 @@ fn a_cache_that_is_not_the_callers() {
 #[test]
 fn vfork_without_the_guard() {
     let conf = "dev=vfork_guard:off";
-    if !is_ebbtide() || !understands(conf) {
-        return skip("the vfork guard is Ebbtide's");
+    if !only_ebbtide("has a vfork guard") {
+        return;
     }
     let found = ["3 150 pin=other", "4 150 hop", "3 150 pin=same", "6 150"]
         .iter()

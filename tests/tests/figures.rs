@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ebbtide_interface::word;
-use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, skip};
+use ebbtide_tests::{Outcome, Run, c_program, needs_root, only_ebbtide};
 
 /// Where the figures stand in the page.
 const RELEASED: usize = word!(released_bytes);
@@ -11,6 +11,8 @@ const REFUSED: usize = word!(refused);
 const HELPER: usize = word!(helper);
 const END_NS: usize = word!(end_ns);
 const LEFT_NS: usize = word!(left_ns);
+
+const PROMISE: &str = "keeps figures";
 
 fn figures(mode: &str, conf: &str, dir: &Path) -> Run {
     let dir = dir.display();
@@ -21,8 +23,8 @@ fn figures(mode: &str, conf: &str, dir: &Path) -> Run {
 }
 
 fn survives(modes: &[&str], conf: &str) {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
+    if !only_ebbtide(PROMISE) {
+        return;
     }
     for mode in modes {
         let outer = tempfile::tempdir().expect("temporary directory");
@@ -38,6 +40,15 @@ fn word(outcome: &Outcome, dir: &Path, place: usize) -> u64 {
     let page = std::fs::read(dir.join(format!("{pid}.ebb"))).expect("the page");
     let bytes = page[place * 8..][..8].try_into().expect("8 bytes");
     u64::from_le_bytes(bytes)
+}
+
+/// Hands the words of the page that the program left behind to a check.
+fn leaves(mode: &str, conf: &str, check: impl FnOnce(&dyn Fn(usize) -> u64)) {
+    if only_ebbtide(PROMISE) {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let outcome = figures(mode, conf, dir.path()).ok();
+        check(&|place| word(&outcome, dir.path(), place));
+    }
 }
 
 #[test]
@@ -62,11 +73,8 @@ fn a_file_that_is_cut_short_under_a_helper() {
 
 #[test]
 fn a_full_file_system() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
-    }
-    if !is_root() {
-        return skip("a mount needs root");
+    if !only_ebbtide(PROMISE) || !needs_root("a mount") {
+        return;
     }
     for taken in [4096, 8192] {
         let dir = tempfile::tempdir().expect("temporary directory");
@@ -80,59 +88,46 @@ fn a_full_file_system() {
 /// A write beyond it would end the program by SIGXFSZ.
 #[test]
 fn a_limit_for_sizes_of_files() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
-    }
     let dir = tempfile::tempdir().expect("temporary directory");
-    figures("none", "", dir.path())
-        .limit(libc::RLIMIT_FSIZE, 4096)
-        .ok();
+    let run = figures("none", "", dir.path());
+    run.limit(libc::RLIMIT_FSIZE, 4096).ok_with_ebbtide(PROMISE);
 }
 
 /// What the figures say at the end, written by the process and by its helper.
 #[test]
 fn the_last_figures_are_there() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
-    }
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let outcome = figures("kept", ",exit=detached,exit_threshold=32M", dir.path()).ok();
-    for place in [END_NS, HELPER] {
-        assert!(word(&outcome, dir.path(), place) > 0, "{place}");
-    }
-    assert!(word(&outcome, dir.path(), RELEASED) >= 200 << 20);
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    while word(&outcome, dir.path(), LEFT_NS) == 0 {
-        assert!(std::time::Instant::now() < end, "the helper said nothing");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    leaves("kept", ",exit=detached,exit_threshold=32M", |word| {
+        for place in [END_NS, HELPER] {
+            assert!(word(place) > 0, "{place}");
+        }
+        assert!(word(RELEASED) >= 200 << 20);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while word(LEFT_NS) == 0 {
+            assert!(std::time::Instant::now() < end, "the helper said nothing");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    });
 }
 
 /// A process goes on when its first thread has ended, which has no memory any more.
 #[test]
 fn the_first_thread_has_ended() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
-    }
     for conf in ["", ",workers=0"] {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let outcome = figures("leaderless", conf, dir.path()).ok();
-        assert!(word(&outcome, dir.path(), END_NS) > 0, "{conf}");
-        assert!(word(&outcome, dir.path(), RELEASED) >= 200 << 20, "{conf}");
+        leaves("leaderless", conf, |word| {
+            assert!(word(END_NS) > 0, "{conf}");
+            assert!(word(RELEASED) >= 200 << 20, "{conf}");
+        });
     }
 }
 
 #[test]
 fn a_filter_that_refuses_the_copies() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide keeps figures");
-    }
     for conf in ["", ",workers=0"] {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let outcome = figures("refused", conf, dir.path()).ok();
-        assert!(word(&outcome, dir.path(), END_NS) > 0, "{conf}");
-        // `process_vm_writev` in the list of features.
-        assert!(word(&outcome, dir.path(), REFUSED) >> 13 & 1 == 1, "{conf}");
-        assert!(word(&outcome, dir.path(), RELEASED) >= 200 << 20, "{conf}");
+        leaves("refused", conf, |word| {
+            assert!(word(END_NS) > 0, "{conf}");
+            // `process_vm_writev` in the list of features.
+            assert!(word(REFUSED) >> 13 & 1 == 1, "{conf}");
+            assert!(word(RELEASED) >= 200 << 20, "{conf}");
+        });
     }
 }

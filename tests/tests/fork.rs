@@ -1,6 +1,6 @@
 //! The fork matrix: `c/fork.c` and `c/vfork.c`. A child that hangs on a lock is a time-out here.
 
-use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, skip};
+use ebbtide_tests::{Outcome, Run, c_program, only_ebbtide};
 
 fn fork(args: &str) -> Outcome {
     Run::new(c_program("fork")).args(args).timeout(150).ok()
@@ -12,10 +12,8 @@ fn vfork(args: &str) -> Outcome {
 
 /// These children inherit other threads' locks in an allocator that relies on atfork.
 fn raw(args: &str) {
-    if is_ebbtide() {
+    if only_ebbtide("recovers children that skip atfork") {
         fork(args);
-    } else {
-        skip("only Ebbtide recovers children that skip atfork");
     }
 }
 
@@ -166,8 +164,8 @@ fn a_fork_waits_for_a_thread_that_allocates() {
 /// As many zones as a large machine has; most are never used.
 #[test]
 fn many_zones() {
-    if !is_ebbtide() {
-        return skip("zones of Ebbtide");
+    if !only_ebbtide("has zones") {
+        return;
     }
     for zones in [3, 12] {
         for args in ["main 4 10", "_fork 4 10", "clone 0 10"] {

@@ -1,7 +1,7 @@
 //! Programs in emulated machines (`src/guest.rs`): 8 processors on 2 memory nodes, processors that come and
 //! go, control groups of version 2, and a kernel of 2022.
 
-use ebbtide_tests::{Guest, Machine, Processor, is_ebbtide, skip, understands};
+use ebbtide_tests::{Guest, Machine, Processor, is_ebbtide, known, only_ebbtide};
 
 /// 8 processors on 2 nodes.
 const WIDE: Machine = Machine {
@@ -27,9 +27,7 @@ fn wide(command: &str, seconds: u64) {
 }
 
 fn wide_with(conf: &str, program: &str, seconds: u64) {
-    if understands(conf) {
-        wide(&format!("EBBTIDE_CONF={conf} {program}"), seconds);
-    }
+    wide(&format!("EBBTIDE_CONF={} {program}", known(conf)), seconds);
 }
 
 #[test]
@@ -94,8 +92,8 @@ fn forks_of_busy_parents() {
 
 #[test]
 fn children_that_skip_the_handlers() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide recovers children that skip atfork");
+    if !only_ebbtide("recovers children that skip atfork") {
+        return;
     }
     wide("fork _fork 4 5 && fork clone 4 5", 60);
 }
@@ -109,8 +107,8 @@ fn vfork_children() {
 
 #[test]
 fn memory_comes_back() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide promises this");
+    if !only_ebbtide("promises this") {
+        return;
     }
     wide(
         "give_back large && EBBTIDE_CONF=rseq=off give_back large",
@@ -154,6 +152,15 @@ fn processors_that_could_be() {
     );
 }
 
+/// For what only Ebbtide promises.
+fn sparse_with_ebbtide() -> Option<Guest> {
+    if only_ebbtide("watches for pressure") {
+        Guest::of(&SPARSE)
+    } else {
+        None
+    }
+}
+
 /// Makes a group of version 2, with the shell in it.
 fn in_group(name: &str) -> String {
     format!(
@@ -182,21 +189,20 @@ fn a_group_nearly_full() {
 /// Version 2: what would not fit goes back in time; without that, somebody is killed.
 #[test]
 fn garbage_goes_before_the_limit() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide promises this");
-    }
-    let Some(mut guest) = Guest::of(&SPARSE) else {
+    let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
     let limited = format!("{} echo 256M > t/memory.max; ", in_group("t"));
     guest.ok(
-        &format!("{limited} export EBBTIDE_CONF=retain_ms=60000; pressure grow && pressure blocks"),
+        &format!(
+            "{limited} export EBBTIDE_CONF=retain_ms=60000; near_limit grow && near_limit blocks"
+        ),
         60,
     );
     let events = guest.ok("cat /sys/fs/cgroup/t/memory.events", 10).stdout;
     assert!(events.contains("oom 0\noom_kill 0\n"), "{events}");
     let control = guest.run(
-        &format!("{limited} (EBBTIDE_CONF=retain_ms=60000,pressure=off pressure grow)"),
+        &format!("{limited} (EBBTIDE_CONF=retain_ms=60000,pressure=off near_limit grow)"),
         60,
     );
     assert!(control.verdict().is_err(), "{}", control.describe("lives"));
@@ -205,10 +211,7 @@ fn garbage_goes_before_the_limit() {
 /// Version 2: limits that change under a program that does nothing. `memory.high` may be set below what is used.
 #[test]
 fn limits_that_change() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide promises this");
-    }
-    let Some(mut guest) = Guest::of(&SPARSE) else {
+    let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
     // A group of its own: others end with somebody killed on purpose, and it is counted.
@@ -216,7 +219,7 @@ fn limits_that_change() {
     let within = |limit: &str, mode: &str| {
         format!(
             "{group} echo {limit} > changing/memory.max; export EBBTIDE_CONF=retain_ms=60000 GROUP=$PWD/changing; \
-             pressure {mode}; status=$?; echo max > changing/memory.high; exit $status"
+             pressure_group {mode}; status=$?; echo max > changing/memory.high; exit $status"
         )
     };
     guest.ok(&within("512M", "lowered 64"), 30);
@@ -233,10 +236,7 @@ fn limits_that_change() {
 /// group, and only then.
 #[test]
 fn stalls_of_others() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide promises this");
-    }
-    let Some(mut guest) = Guest::of(&SPARSE) else {
+    let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
     let beside_a_stall = |command: &str| {
@@ -244,30 +244,30 @@ fn stalls_of_others() {
             "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir -p other; \
              [ -e other/memory.pressure ] || {{ echo 'skipped: no PSI'; exit 0; }}; \
              echo 20M > other/memory.high; \
-             (sleep 2; echo 0 > other/cgroup.procs; unset LD_PRELOAD; exec pressure hog 60) & \
+             (sleep 2; echo 0 > other/cgroup.procs; unset LD_PRELOAD; exec pressure_group hog 60) & \
              export EBBTIDE_CONF=retain_ms=60000; {command}"
         )
     };
     // The trigger is "some 150000 2000000".
     let watch = "MEMORY_PRESSURE_WATCH=$PWD/other/memory.pressure MEMORY_PRESSURE_WRITE=c29tZSAxNTAwMDAgMjAwMDAwMA==";
-    guest.ok(&beside_a_stall(&format!("{watch} pressure stalled 64")), 30);
-    guest.ok(&beside_a_stall("pressure stay"), 30);
+    guest.ok(
+        &beside_a_stall(&format!("{watch} pressure_events stalled 64")),
+        30,
+    );
+    guest.ok(&beside_a_stall("pressure_events stay"), 30);
 }
 
 /// Version 2: another group below the same parent meets its own limit. That is not this one's need.
 #[test]
 fn a_neighbour_at_its_limit() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide promises this");
-    }
-    let Some(mut guest) = Guest::of(&SPARSE) else {
+    let Some(mut guest) = sparse_with_ebbtide() else {
         return;
     };
     guest.ok(
         "cd /sys/fs/cgroup; echo +memory > cgroup.subtree_control; mkdir p; echo 600M > p/memory.max; \
          echo +memory > p/cgroup.subtree_control; mkdir p/a p/b; echo 20M > p/b/memory.high; \
-         (echo 0 > p/b/cgroup.procs; unset LD_PRELOAD; while [ ! -e /tmp/over ]; do pressure hog 30; done) & \
-         (echo 0 > p/a/cgroup.procs; exec env EBBTIDE_CONF=retain_ms=60000 pressure stay); status=$?; \
+         (echo 0 > p/b/cgroup.procs; unset LD_PRELOAD; while [ ! -e /tmp/over ]; do pressure_group hog 30; done) & \
+         (echo 0 > p/a/cgroup.procs; exec env EBBTIDE_CONF=retain_ms=60000 pressure_events stay); status=$?; \
          touch /tmp/over; wait; grep 'high [1-9]' p/memory.events && exit $status",
         60,
     );
@@ -296,15 +296,15 @@ const DETACHED: &str = "exit=detached,exit_threshold=32M";
 
 #[test]
 fn a_killed_program_is_gone_before_its_memory() {
-    if is_ebbtide() {
+    if only_ebbtide("has a helper") {
         wide_with(DETACHED, "reaper kill", 40);
     }
 }
 
 #[test]
 fn a_large_child_makes_a_helper_of_its_own() {
-    if is_ebbtide() {
-        wide_with(DETACHED, "reaper fork", 40);
+    if only_ebbtide("has a helper") {
+        wide_with(DETACHED, "reaper_beside fork", 40);
     }
 }
 
@@ -319,14 +319,8 @@ fn sums_over_processors_that_go_and_come_back() {
     wide("percpu 2 processors", 60);
 }
 
-/// For looking closer: the lines of `GUEST` in a machine, and what they say.
 #[test]
 #[ignore = "runs the commands in the variable GUEST"]
 fn by_hand() {
-    let commands = std::env::var("GUEST").expect("GUEST holds lines of shell");
-    for command in commands.lines() {
-        if let Some(mut guest) = Guest::of(&WIDE) {
-            eprintln!("{}", guest.run(command, 120).describe("ended"));
-        }
-    }
+    ebbtide_tests::by_hand(&WIDE, 120);
 }

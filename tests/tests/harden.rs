@@ -1,19 +1,16 @@
 //! `harden=on`: each mistake is found in the call that makes it or soon after; correct programs run as ever.
 //! Only Ebbtide has it: skipped on stand-ins.
 
-use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, is_ebbtide, skip};
+use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, only_ebbtide};
 
 const ON: &str = "harden=on";
 
 fn is_there() -> bool {
-    if !is_ebbtide() {
-        skip("harden=on is Ebbtide's");
-    }
-    is_ebbtide()
+    only_ebbtide("has harden=on")
 }
 
 fn misuse(case: &str, conf: &str) -> Outcome {
-    let program = c_program("misuse");
+    let program = c_program("misuse_now");
     Run::new(program).arg(case).conf(conf).timeout(20).run()
 }
 
@@ -154,7 +151,7 @@ fn no_handler_runs_on_a_worker() {
 #[test]
 fn a_workers_line_reaches_a_socket() {
     if is_there() {
-        let run = Run::new(c_program("misuse")).arg("now-write-freed-idle-handled");
+        let run = Run::new(c_program("misuse_now")).arg("now-write-freed-idle-handled");
         let outcome = run.conf(ON).timeout(20).stderr_is_socket().run();
         judge(&outcome, ", byte 200").unwrap_or_else(|why| panic!("{why}"));
     }

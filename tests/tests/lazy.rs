@@ -1,16 +1,13 @@
 //! Memory that becomes lazy before it goes: what is in it, and when it goes.
 
-use ebbtide_tests::{Run, c_program, is_ebbtide, skip};
+use ebbtide_tests::{Run, c_program, only_ebbtide};
 
 fn lazy(mode: &str, conf: &str) {
-    if !is_ebbtide() {
-        return skip("only Ebbtide says what is lazy");
-    }
     Run::new(c_program("lazy"))
         .args(mode)
         .conf(conf)
         .timeout(120)
-        .ok();
+        .ok_with_ebbtide("says what is lazy");
 }
 
 const ALWAYS: &str = "lazyfree=always,retain_ms=20,dev=lazy_ms:600000,workers=1";
@@ -86,8 +83,8 @@ fn idle(conf: &str) -> [u64; 3] {
 
 #[test]
 fn an_idle_program_is_as_small_as_without_lazy_memory() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide says what is lazy");
+    if !only_ebbtide("says what is lazy") {
+        return;
     }
     let [off, auto, always] = ["off", "auto", "always"]
         .map(|choice| std::thread::spawn(move || idle(&format!("lazyfree={choice}"))));

@@ -4,8 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use ebbtide_tests::{
-    Cgroup, Outcome, Run, Sysctl, c_program, core_files_here, is_ebbtide, is_root, skip,
-    understands,
+    Cgroup, Outcome, Run, Sysctl, c_program, core_files_here, needs_root, only_ebbtide, skip,
 };
 
 const MIB: u64 = 1 << 20;
@@ -63,8 +62,8 @@ fn no_descriptors() {
 /// A real limit, where others are of a filter's making (`odd_moments`): the worker's clone says `EAGAIN`.
 #[test]
 fn no_thread_more() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide promises this");
+    if !only_ebbtide("promises this") {
+        return;
     }
     let dir = tempfile::tempdir().expect("temporary directory");
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
@@ -77,34 +76,22 @@ fn no_thread_more() {
 
 #[test]
 fn locked_memory_in_a_cgroup() {
-    if !is_root() {
-        return skip("a memory cgroup needs root");
-    }
-    match Cgroup::with_memory_max("mlock", 300 * MIB) {
-        Err(why) => skip(&why),
-        Ok(group) => {
-            limits("mlock 64").cgroup(&group).ok();
-        }
+    if let Some(group) = Cgroup::limited("mlock", 300 * MIB) {
+        limits("mlock 64").cgroup(&group).ok();
     }
 }
 
 #[test]
 fn a_cgroup_nearly_full() {
-    if !is_root() {
-        return skip("a memory cgroup needs root");
-    }
-    match Cgroup::with_memory_max("full", 300 * MIB) {
-        Err(why) => skip(&why),
-        Ok(group) => {
-            limits("work 200").cgroup(&group).ok();
-        }
+    if let Some(group) = Cgroup::limited("full", 300 * MIB) {
+        limits("work 200").cgroup(&group).ok();
     }
 }
 
 #[test]
 fn strict_overcommit() {
-    if !is_root() {
-        return skip("overcommit_memory needs root");
+    if !needs_root("overcommit_memory") {
+        return;
     }
     let plenty = || {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -185,13 +172,10 @@ fn core_dump_of_a_small_program_is_small() {
 /// The same limits with fewer system calls, and without restartable sequences.
 #[test]
 fn limits_in_fallback_modes() {
-    if !is_ebbtide() {
-        return skip("modes of Ebbtide");
+    if !only_ebbtide("has these modes") {
+        return;
     }
     for conf in ["syscalls=basic", "rseq=off", "workers=0", "thp=off"] {
-        if !understands(conf) {
-            continue;
-        }
         limits("work 300").conf(conf).ok();
         limits("work 64")
             .conf(conf)

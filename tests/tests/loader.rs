@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ebbtide_tests::{
-    Run, c_library, c_program_with, compile, is_ebbtide, library, skip, understands,
-};
+use ebbtide_tests::{Run, c_library, c_program_with, compile, library, only_ebbtide, skip};
 
 fn program() -> PathBuf {
     c_program_with("loader", &["-rdynamic", "-ldl"])
@@ -48,8 +46,8 @@ fn opened_by_forked_children() {
 /// The program's function comes first, as without the flag; with `deepbind=keep` the plugin's own.
 #[test]
 fn whose_symbols_a_plugin_sees() {
-    if !is_ebbtide() || !understands("deepbind=keep") {
-        return skip("deepbind= is Ebbtide's");
+    if !only_ebbtide("has deepbind=") {
+        return;
     }
     with_plugin("whose").arg("plugin").plain().ok();
     with_plugin("whose").arg("program").ok();
@@ -66,8 +64,8 @@ fn whose_symbols_a_plugin_sees() {
 /// And then memory must not cross, as under any other malloc that is preloaded.
 #[test]
 fn keeping_the_flag_keeps_the_mistake() {
-    if !is_ebbtide() || !understands("deepbind=keep") {
-        return skip("deepbind= is Ebbtide's");
+    if !only_ebbtide("has deepbind=") {
+        return;
     }
     let outcome = with_plugin("mixed").conf("deepbind=keep").run();
     assert!(
@@ -105,9 +103,7 @@ fn the_loader_sees_the_caller() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let opener = libraries(dir.path());
     loader("origin").arg(&opener).ok();
-    if understands("deepbind=keep") {
-        loader("origin").arg(&opener).conf("deepbind=keep").ok();
-    }
+    loader("origin").arg(&opener).conf("deepbind=keep").ok();
 }
 
 /// Positive control: a wrapper that calls is found out.
@@ -165,8 +161,8 @@ fn answers_are_the_loaders() {
 /// A namespace of its own has its own libc, and that its own malloc: such memory must stay there.
 #[test]
 fn other_namespaces_have_another_malloc() {
-    if !is_ebbtide() {
-        return skip("libc's malloc is the program's own");
+    if !only_ebbtide("is preloaded") {
+        return;
     }
     with_plugin("namespace").ok();
     let outcome = with_plugin("across").run();

@@ -2,7 +2,7 @@
 //! and the default. Only Ebbtide promises this: skipped on stand-ins.
 
 use ebbtide_interface::keys::{KEYS, Kind};
-use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, library, skip, understands};
+use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, library, only_ebbtide, skip};
 
 /// SIGABRT, and exactly one line on stderr: `ebbtide: … 0x<the bad pointer> …`.
 fn judge(outcome: &Outcome) -> Result<(), String> {
@@ -18,10 +18,7 @@ fn judge(outcome: &Outcome) -> Result<(), String> {
 }
 
 fn misuse(cases: &str, conf: &str) {
-    if !is_ebbtide() {
-        return skip("misuse is not reported by this library");
-    }
-    if !understands(conf) {
+    if !only_ebbtide("reports misuse") {
         return;
     }
     let bad: Vec<String> = cases
@@ -118,8 +115,8 @@ fn conf_lines(conf: &str) -> Vec<String> {
 
 #[test]
 fn bad_configuration_is_one_line_and_the_default() {
-    if !is_ebbtide() {
-        return skip("EBBTIDE_CONF is not read by this library");
+    if !only_ebbtide("reads EBBTIDE_CONF") {
+        return;
     }
     for (conf, word) in [
         ("nosuchkey=1", "nosuchkey"),
@@ -141,8 +138,8 @@ fn bad_configuration_is_one_line_and_the_default() {
 /// Every key takes its values without a word, and another value costs one line, as does a name of another kind.
 #[test]
 fn each_key_is_silent_with_its_values() {
-    if !is_ebbtide() {
-        return skip("EBBTIDE_CONF is not read by this library");
+    if !only_ebbtide("reads EBBTIDE_CONF") {
+        return;
     }
     for key in KEYS {
         let item = |value: &str| {

@@ -1,7 +1,7 @@
 //! Allocation at odd moments: signals, single steps, cancellation, constructors and destructors,
 //! dlopen, late exits, refused system calls.
 
-use ebbtide_tests::{Run, c_library, c_program, is_ebbtide, skip};
+use ebbtide_tests::{Run, c_library, c_program, only_ebbtide};
 
 fn signals(case: &str) {
     Run::new(c_program("signals")).arg(case).timeout(60).ok();
@@ -90,7 +90,7 @@ fn workers_that_are_killed() {
         libc::SYS_sched_setaffinity,
     ] {
         // A pipe for stdout: no question about a terminal.
-        Run::new(c_program("sandbox"))
+        Run::new(c_program("lost_threads"))
             .args("killed")
             .arg(call.to_string())
             .timeout(20)
@@ -101,11 +101,11 @@ fn workers_that_are_killed() {
 /// Neither where it is told so, nor where it is told that it has left them.
 #[test]
 fn a_worker_that_cannot_leave_the_descriptors_opens_nothing() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has workers");
+    if !only_ebbtide("has workers") {
+        return;
     }
     for error in [0, libc::EPERM] {
-        Run::new(c_program("sandbox"))
+        Run::new(c_program("lost_threads"))
             .args(&format!("table {error}"))
             .ok();
     }
@@ -114,11 +114,11 @@ fn a_worker_that_cannot_leave_the_descriptors_opens_nothing() {
 /// What a worker had claimed that a filter kills.
 #[test]
 fn a_worker_that_is_killed_leaves_nothing_behind() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has workers");
+    if !only_ebbtide("has workers") {
+        return;
     }
     for (mode, conf) in [("orphan", ""), ("spans", ",thp=off")] {
-        Run::new(c_program("sandbox"))
+        Run::new(c_program("lost_threads"))
             .args(mode)
             .conf(&format!("retain_ms=100,workers=1{conf}"))
             .timeout(20)
@@ -129,24 +129,21 @@ fn a_worker_that_is_killed_leaves_nothing_behind() {
 /// What a worker had made lazy that ends while no other can be made.
 #[test]
 fn lazy_memory_goes_where_no_worker_can_be_made() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has lazy memory");
-    }
-    Run::new(c_program("sandbox"))
+    Run::new(c_program("lost_threads"))
         .args("lazy")
         .conf("retain_ms=100,lazyfree=always,dev=lazy_ms:4000")
         .timeout(30)
-        .ok();
+        .ok_with_ebbtide("has lazy memory");
 }
 
 /// Threads of the program, killed at the two calls that are made with something in hand that others wait for.
 #[test]
 fn threads_that_are_killed_leave_no_lock_behind() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide makes these calls");
+    if !only_ebbtide("makes these calls") {
+        return;
     }
     for mode in ["fence", "maker"] {
-        Run::new(c_program("sandbox"))
+        Run::new(c_program("lost_threads"))
             .args(mode)
             .conf("workers=1")
             .timeout(30)
@@ -154,38 +151,33 @@ fn threads_that_are_killed_leave_no_lock_behind() {
     }
 }
 
+const SETS: [&str; 6] = [
+    "membarrier",
+    "madvise",
+    "process_madvise",
+    "clone",
+    "mremap",
+    "all",
+];
+
 #[test]
 fn refused_from_the_start() {
-    for sets in [
-        "membarrier",
-        "madvise",
-        "process_madvise",
-        "clone",
-        "mremap",
-        "all",
-    ] {
+    for sets in SETS {
         sandbox("start", sets);
     }
 }
 
 #[test]
 fn refused_later() {
-    for sets in [
-        "membarrier",
-        "madvise",
-        "process_madvise",
-        "clone",
-        "mremap",
-        "all",
-    ] {
+    for sets in SETS {
         sandbox("later", sets);
     }
 }
 
 /// A call with each answer that a kernel or a filter may give. What was freed goes back another way.
 fn refused_with(call: &str, answers: &[i32]) {
-    if !is_ebbtide() {
-        return skip("only Ebbtide promises this");
+    if !only_ebbtide("promises this") {
+        return;
     }
     for (turn, error) in answers.iter().enumerate() {
         let when = if turn % 2 == 0 { "start" } else { "later" };

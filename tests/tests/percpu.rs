@@ -1,6 +1,6 @@
 //! Per-CPU data in C programs built against the installed header and library: `c/areas.c`.
 
-use ebbtide_tests::{Outcome, Run, c_program_with, is_ebbtide, library, skip};
+use ebbtide_tests::{Outcome, Run, c_program_with, library, only_ebbtide};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -8,8 +8,7 @@ use std::sync::OnceLock;
 /// The program, built with what `make install` put into a directory.
 fn program() -> Option<&'static Path> {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    if !is_ebbtide() {
-        skip("per-CPU data is Ebbtide's own");
+    if !only_ebbtide("has per-CPU data") {
         return None;
     }
     Some(PROGRAM.get_or_init(|| {

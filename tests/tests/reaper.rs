@@ -1,25 +1,32 @@
-//! A helper takes memory back after the program's end.
+//! A helper takes memory back after the program's end: `c/reaper.c`, `c/reaper_beside.c`, `c/reaper_execs.c`, `c/reaper_short.c`.
 
-use ebbtide_tests::{Cgroup, Run, c_program, ensure_installed, is_ebbtide, is_root, library, skip};
+use ebbtide_tests::{
+    Cgroup, Run, c_program, command_line, ensure_installed, needs_root, only_ebbtide,
+};
 
-fn program(mode: &str, conf: &str) -> Run {
-    program_of("reaper", mode, conf)
-}
+const PROMISE: &str = "has a helper";
 
-fn program_of(name: &str, mode: &str, conf: &str) -> Run {
+fn program(name: &str, mode: &str, conf: &str) -> Run {
     let conf = format!("exit=detached,exit_threshold=32M{conf}");
     Run::new(c_program(name)).args(mode).conf(&conf).timeout(60)
 }
 
-fn reaper(mode: &str, conf: &str) {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has a helper");
-    }
+fn run(name: &str, mode: &str, conf: &str) {
     // Nobody else's helpers before these in the slots.
     let places = tempfile::tempdir().expect("temporary directory");
-    program(mode, conf)
+    program(name, mode, conf)
         .env("XDG_RUNTIME_DIR", places.path())
-        .ok();
+        .ok_with_ebbtide(PROMISE);
+}
+
+/// What is left by programs that end.
+fn reaper(mode: &str, conf: &str) {
+    run("reaper", mode, conf);
+}
+
+/// A helper beside a program that goes on.
+fn beside(mode: &str, conf: &str) {
+    run("reaper_beside", mode, conf);
 }
 
 #[test]
@@ -39,31 +46,28 @@ fn ends_with_many_threads() {
 
 #[test]
 fn an_exec_lets_go() {
-    reaper("exec", "");
+    beside("exec", "");
 }
 
 #[test]
 fn execs_leave_no_helpers() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has a helper");
-    }
-    program_of("reaper_execs", "4", "").ok();
+    program("reaper_execs", "4", "").ok_with_ebbtide(PROMISE);
 }
 
 #[test]
 fn an_exec_by_another_thread_lets_go() {
-    reaper("thread", "");
+    beside("thread", "");
 }
 
 #[test]
 fn joining_the_main_thread() {
-    reaper("join", "");
-    reaper("joined", "");
+    beside("join", "");
+    beside("joined", "");
 }
 
 #[test]
 fn a_vfork_child_that_outlives_its_parent() {
-    reaper("vfork", "");
+    beside("vfork", "");
 }
 
 #[test]
@@ -73,17 +77,17 @@ fn descriptors_go_with_the_program() {
 
 #[test]
 fn a_word_that_is_not_libcs() {
-    reaper("moved", "");
+    beside("moved", "");
 }
 
 #[test]
 fn forked_children() {
-    reaper("fork", "");
+    beside("fork", "");
 }
 
 #[test]
 fn what_it_may() {
-    reaper("rights", "");
+    beside("rights", "");
 }
 
 #[test]
@@ -100,12 +104,10 @@ fn no_process_to_be_had() {
 /// `ebbtide run --exit=…`: the summary says how long the end took, what that is counted from, and when memory
 /// was back.
 fn summary_of(words: &str, exit: &str) -> Option<[Option<String>; 3]> {
-    let program = library()?.with_file_name("ebbtide");
-    if !is_ebbtide() || !program.exists() {
-        skip("no ebbtide beside the library");
+    if !only_ebbtide(PROMISE) {
         return None;
     }
-    let run = Run::new(&program)
+    let run = Run::new(command_line()?)
         .plain()
         .args("run --conf exit_threshold=32M --summary=json")
         .arg(format!("--exit={exit}"))
@@ -172,13 +174,12 @@ fn none_without_the_key() {
 /// And it says so.
 #[test]
 fn none_with_few_calls() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has a helper");
+    if !only_ebbtide(PROMISE) {
+        return;
     }
-    let end = program("off", ",syscalls=basic").run();
-    let told = end
-        .stderr
-        .contains("not possible with syscalls=basic in \"exit=detached\"");
+    let end = program("reaper", "off", ",syscalls=basic").run();
+    let line = "\"exit=detached\" is ignored: not possible with syscalls=basic";
+    let told = end.stderr.contains(line);
     assert!(
         end.status.success() && told,
         "{}",
@@ -189,16 +190,15 @@ fn none_with_few_calls() {
 /// A program of 240 MiB in a group is killed, while no helper is admitted. `container`: in a namespace of cgroups, with the
 /// group mounted as its root.
 fn killed_in_a_group(limit_mib: u64, container: bool, how: &str) {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has a helper");
-    }
-    if !is_root() || !ensure_installed("unshare", "util-linux") {
-        return skip("a memory cgroup and a namespace need root");
+    if !only_ebbtide(PROMISE)
+        || !needs_root("a namespace")
+        || !ensure_installed("unshare", "util-linux")
+    {
+        return;
     }
     let name = format!("short-{limit_mib}-{container}");
-    let group = match Cgroup::with_memory_max(&name, limit_mib << 20) {
-        Ok(group) => group,
-        Err(why) => return skip(&why),
+    let Some(group) = Cgroup::limited(&name, limit_mib << 20) else {
+        return;
     };
     let mount = group.dir().parent().expect("a mount point").to_owned();
     let kind = match group.file("memory.max").exists() {
@@ -242,5 +242,5 @@ fn the_limit_of_a_container_is_seen() {
 #[test]
 fn from_the_first_call_on() {
     reaper("exit", ",exit_threshold=0");
-    reaper("vfork", ",exit_threshold=0");
+    beside("vfork", ",exit_threshold=0");
 }

@@ -3,7 +3,9 @@
 
 use std::ffi::OsString;
 
-use ebbtide_tests::{Outcome, Run, c_library, c_program, command_line, is_ebbtide, library, skip};
+use ebbtide_tests::{
+    Outcome, Run, c_library, c_program, command_line, is_ebbtide, library, only_ebbtide, skip,
+};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -54,8 +56,8 @@ fn doctor(run: Run) -> (impl Fn(&str) -> Value, bool) {
 
 #[test]
 fn too_little_address_space() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide needs so much");
+    if !only_ebbtide("needs so much") {
+        return;
     }
     for conf in ["", "harden=on", "rseq=off"] {
         let run = Run::new(c_program("limits")).args("work 1").conf(conf);
@@ -71,8 +73,8 @@ fn too_little_address_space() {
 
 #[test]
 fn large_pages() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide needs small pages");
+    if !only_ebbtide("needs small pages") {
+        return;
     }
     let run = Run::new(c_program("limits")).args("work 1").plain();
     let outcome = run.env("LD_PRELOAD", with_large_pages()).run();
@@ -81,8 +83,8 @@ fn large_pages() {
 
 #[test]
 fn doctor_names_large_pages_and_run_starts_nothing() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide needs small pages");
+    if !only_ebbtide("needs small pages") {
+        return;
     }
     let shim = c_library("large_pages");
     let Some(run) = ebbtide("run -- echo started") else {
@@ -115,8 +117,8 @@ fn doctor_names_large_pages_and_run_starts_nothing() {
 
 #[test]
 fn doctor_names_what_the_library_refuses() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide needs so much");
+    if !only_ebbtide("needs so much") {
+        return;
     }
     let Some(run) = ebbtide("") else { return };
     // The program itself, larger than the library, has to start.
@@ -130,8 +132,8 @@ fn doctor_names_what_the_library_refuses() {
 
 #[test]
 fn doctor_names_an_allocator_in_front() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide is looked for");
+    if !only_ebbtide("is looked for") {
+        return;
     }
     let Some(run) = ebbtide("") else { return };
     let first = c_library("first_malloc").into_os_string();

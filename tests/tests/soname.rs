@@ -5,7 +5,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ebbtide_tests::{Run, c_program_with, command_line, compile, have, is_ebbtide, library, skip};
+use ebbtide_tests::{
+    Run, c_program_with, command_line, compile, have, is_ebbtide, library, only_ebbtide, skip,
+};
 
 const SONAME: &str = "libebbtide.so.0";
 
@@ -15,8 +17,7 @@ fn scratch() -> tempfile::TempDir {
 
 /// A copy of the library as it is installed: a file and two links. `None`, with a line, for another library.
 fn installed(dir: &Path) -> Option<()> {
-    if !is_ebbtide() {
-        skip("the names are Ebbtide's");
+    if !only_ebbtide("has these names") {
         return None;
     }
     std::fs::create_dir_all(dir).expect("directory");

@@ -1,7 +1,7 @@
 //! What a `vfork` does to the registration of restartable sequences, threads by raw calls, and CPUs that `/sys`
 //! does not list: `c/vfork_rules.c`, `c/own_block.c`, `c/unlisted.c`. Children that allocate: `fork.rs`.
 
-use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, skip};
+use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, only_ebbtide, skip};
 
 /// With the guard under Ebbtide, without one elsewhere.
 fn rules(args: &str) -> Outcome {
@@ -95,8 +95,8 @@ fn own_block(topic: &str) -> Run {
 /// The advice of docs/limits.md for threads by a raw clone.
 #[test]
 fn a_thread_with_a_block_of_its_own() {
-    if !is_ebbtide() {
-        return skip("glibc's malloc keeps pointers in thread blocks");
+    if !only_ebbtide("works without libc's thread blocks") {
+        return;
     }
     own_block("marked").ok();
 }
@@ -104,8 +104,8 @@ fn a_thread_with_a_block_of_its_own() {
 /// Positive control: without the mark, the run above sees objects with two owners.
 #[test]
 fn a_thread_with_a_block_that_says_cpu_0() {
-    if !is_ebbtide() {
-        return skip("glibc's malloc keeps pointers in thread blocks");
+    if !only_ebbtide("works without libc's thread blocks") {
+        return;
     }
     let outcome = own_block("zeroed").run();
     if outcome.stdout.starts_with("skipped: ") {

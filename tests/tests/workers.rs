@@ -1,29 +1,34 @@
 //! Workers are threads that libc does not know: where they find no registration, what they may do, which files
-//! of the program's they leave alone.
+//! of the program's they leave alone: `c/worker_rights.c`, `c/worker_files.c`, `c/block.c`.
 
-use ebbtide_tests::{Run, c_program_with, c_variant, is_ebbtide, skip};
+use ebbtide_tests::{Run, c_program_with, c_variant, only_ebbtide};
 
-fn workers(mode: &str, conf: &str) {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has workers");
-    }
-    let program = c_program_with("workers", &["-lrt"]);
-    let outcome = Run::new(program).args(mode).conf(conf).timeout(40).run();
-    if outcome.stdout.starts_with("skipped: ") {
-        return skip(outcome.stdout["skipped: ".len()..].trim_end());
-    }
-    outcome.ok();
+const PROMISE: &str = "has workers";
+
+fn run(program: &str, mode: &str, conf: &str) {
+    let run = Run::new(c_program_with(program, &["-lrt"])).args(mode);
+    run.conf(conf).timeout(40).ok_with_ebbtide(PROMISE);
+}
+
+/// What workers may do.
+fn rights(mode: &str, conf: &str) {
+    run("worker_rights", mode, conf);
+}
+
+/// Which files workers leave alone.
+fn files(mode: &str, conf: &str) {
+    run("worker_files", mode, conf);
 }
 
 #[test]
 fn a_filter_for_the_main_thread_alone() {
-    workers("late", "retain_ms=1000");
+    rights("late", "retain_ms=1000");
 }
 
 #[test]
 fn functions_that_bind_leave_no_worker() {
-    workers("called", "retain_ms=60000");
-    workers("strict", "");
+    rights("called", "retain_ms=60000");
+    rights("strict", "");
 }
 
 /// Cases that mostly wait for a worker's ten seconds, all at once.
@@ -43,43 +48,43 @@ fn workers_that_are_not_sure() {
             ("at_once", 60_000),
             ("blind", 60_000),
         ] {
-            scope.spawn(move || workers(mode, &format!("retain_ms={retain_ms}")));
+            scope.spawn(move || rights(mode, &format!("retain_ms={retain_ms}")));
         }
     });
 }
 
 #[test]
 fn a_filter_for_all_threads() {
-    workers("together", "retain_ms=1000");
+    rights("together", "retain_ms=1000");
 }
 
 #[test]
 fn another_user() {
-    workers("user", "retain_ms=1000");
+    rights("user", "retain_ms=1000");
 }
 
 #[test]
 fn a_signal_that_all_threads_must_handle() {
-    workers("everybody", "retain_ms=60000");
+    rights("everybody", "retain_ms=60000");
 }
 
 #[test]
 fn notifications_of_message_queues_stay() {
     for descriptor in ["", "70"] {
-        workers(&format!("queue {descriptor}"), "retain_ms=1000");
+        files(&format!("queue {descriptor}"), "retain_ms=1000");
     }
 }
 
 #[test]
 fn files_of_servers_hear_nothing() {
-    workers("flush", "retain_ms=1000");
+    files("flush", "retain_ms=1000");
 }
 
 /// On a C library that puts `struct rseq` below all static TLS, and where the program does as that one.
 #[test]
 fn static_tls_of_any_size() {
-    if !is_ebbtide() {
-        return skip("only Ebbtide has workers");
+    if !only_ebbtide(PROMISE) {
+        return;
     }
     for kib in [16, 64, 400, 3000] {
         let size = format!("-DTLS_KIB={kib}");
@@ -91,19 +96,11 @@ fn static_tls_of_any_size() {
         );
         for (program, rseq) in [(native, "1"), (emulated, "0")] {
             let tunable = format!("glibc.pthread.rseq={rseq}");
-            let outcome = Run::new(program)
+            Run::new(program)
                 .env("GLIBC_TUNABLES", tunable)
                 .conf("retain_ms=300")
                 .timeout(30)
-                .run();
-            if outcome.stdout.starts_with("skipped: ") {
-                skip(&format!(
-                    "{kib} KiB, rseq={rseq}: {}",
-                    outcome.stdout.trim_end()
-                ));
-                continue;
-            }
-            outcome.ok();
+                .ok();
         }
     }
 }

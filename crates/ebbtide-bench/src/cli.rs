@@ -1,23 +1,24 @@
-//! The command line: families, and what there is beside them.
+//! The command line: the families, and the other subcommands.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Command, FromArgMatches, Subcommand};
+use ebbtide_tools::program::Shell;
 
 use crate::families::{self, Asked, FAMILIES};
 use crate::measured::WorkerArgs;
 use crate::report::{self, ReportArgs};
 
-/// What is asked for.
+/// A command line that was read.
 pub enum Line {
     /// A family.
     Family(Box<dyn Asked>),
-    /// Something else.
+    /// Another subcommand.
     Other(Other),
 }
 
-/// The subcommands that are no families.
+/// The subcommands that are not families.
 #[derive(Debug, Subcommand)]
 pub enum Other {
     /// Measure what can be measured here, and write one page: what each design is worth
@@ -26,7 +27,7 @@ pub enum Other {
     /// Print a completion script for a shell
     Completions {
         /// The shell
-        shell: clap_complete::Shell,
+        shell: Shell,
     },
     /// Print the manual page, or write all of them to a directory
     Man {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use ebbtide_tools::library::LibArgs;
+use ebbtide_tools::program::Shell;
 use ebbtide_tools::{conf, values};
 
 /// Memory manager for Linux that gives memory back.
@@ -46,7 +47,7 @@ pub enum Command {
     /// Print a completion script for a shell
     Completions {
         /// The shell
-        shell: clap_complete::Shell,
+        shell: Shell,
     },
     /// Print the manual page, or write all of them to a directory
     Man {

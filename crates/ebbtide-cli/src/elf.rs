@@ -1,9 +1,9 @@
 //! What the header of a program, and the bits on its file, say about preloading.
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,9 @@ use goblin::elf::program_header::{PT_INTERP, ProgramHeader};
 use goblin::elf::section_header::{SHN_UNDEF, SHT_DYNSYM, SectionHeader};
 use goblin::elf::sym::{Sym, Symtab};
 use goblin::elf::{Elf, Header};
+use rustix::fs::{StatVfs, StatVfsMountFlags, getxattr_query, statvfs};
+use rustix::process::{getgid, getuid};
+use rustix::thread::no_new_privs;
 
 use ebbtide_interface::known::{self, Known};
 
@@ -150,18 +153,9 @@ pub fn read_head(file: &File, buffer: &mut [u8]) -> usize {
 /// secure mode (`AT_SECURE`).
 pub fn gains_privilege(path: &Path, file: &File) -> Option<&'static str> {
     let meta = file.metadata().ok()?;
-    let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: plain calls without arguments.
-    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
-    // SAFETY: `statvfs` is plain data, all-zero is a valid value of it.
-    let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `name` is NUL-terminated and `fs` is writable, both outlive the call.
-    let known = unsafe { libc::statvfs(name.as_ptr(), &mut fs) } == 0;
-    if known && fs.f_flag & libc::ST_NOSUID != 0 {
-        return None;
-    }
-    // SAFETY: this option takes no pointers.
-    if unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1 {
+    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+    let is_nosuid = |fs: StatVfs| fs.f_flag.contains(StatVfsMountFlags::NOSUID);
+    if statvfs(path).is_ok_and(is_nosuid) || no_new_privs().unwrap_or(false) {
         return None;
     }
     let mode = meta.mode();
@@ -172,15 +166,7 @@ pub fn gains_privilege(path: &Path, file: &File) -> Option<&'static str> {
     if set_gid && meta.gid() != gid {
         return Some("set-group-ID");
     }
-    // SAFETY: both names are NUL-terminated; a null buffer of length 0 asks for the size only.
-    let caps = unsafe {
-        libc::getxattr(
-            name.as_ptr(),
-            c"security.capability".as_ptr(),
-            std::ptr::null_mut(),
-            0,
-        )
-    };
+    let caps = getxattr_query(path, "security.capability").unwrap_or(0);
     (caps > 0 && uid != 0).then_some("file capabilities")
 }
 

@@ -1,4 +1,4 @@
-//! `ebbtide bench` and `ebbtide report`: the program `ebbtide-bench`, which need not be installed.
+//! `ebbtide bench` and `ebbtide report` start the program `ebbtide-bench`, which need not be installed.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow};
 
 const PROGRAM: &str = "ebbtide-bench";
 
-/// Becomes that program, with these words; comes back only if it cannot.
+/// Replaces this process by that program with these arguments. Returns only if that fails.
 pub fn run(subcommand: Option<&str>, words: &[OsString]) -> Result<u8> {
     let beside = env::current_exe()
         .ok()

@@ -50,7 +50,7 @@ use ebbtide_sys::file::{self, Digits, PathText};
 use ebbtide_sys::{clock, helper, process, thread};
 
 /// Between two looks at the size of memory that is not ours.
-const LOOK_MS: u64 = 1000;
+const SIZE_CHECK_MS: u64 = 1000;
 /// After a refusal, or the helper's early end, none is made during this.
 const RETRY_MS: u64 = 10_000;
 /// A new helper has the program's descriptors until it runs: so long it is waited for, at most.
@@ -73,7 +73,7 @@ pub struct ExitHelper {
     /// None is made before.
     retry_at: AtomicU64,
     /// The last look at the size of memory that is not ours.
-    looked_ms: AtomicU64,
+    checked_ms: AtomicU64,
 }
 
 /// The one of this process.
@@ -84,11 +84,11 @@ pub static EXIT: ExitHelper = ExitHelper {
     main_word: AtomicUsize::new(0),
     is_looking: AtomicBool::new(false),
     retry_at: AtomicU64::new(0),
-    looked_ms: AtomicU64::new(0),
+    checked_ms: AtomicU64::new(0),
 };
 
 impl Hook for ExitHelper {
-    fn started(&self, heap: &Heap) {
+    fn on_start(&self, heap: &Heap) {
         if heap.config.exit_detached {
             self.process.store(process::id(), Ordering::Relaxed);
             self.note_main_thread();
@@ -96,16 +96,16 @@ impl Hook for ExitHelper {
     }
 
     /// The child makes its own when it is large.
-    fn forked(&self, heap: &Heap) {
+    fn on_fork_child(&self, heap: &Heap) {
         self.arena.store(0, Ordering::Relaxed);
         self.helper.store(0, Ordering::Relaxed);
         self.is_looking.store(false, Ordering::Relaxed);
         self.main_word.store(0, Ordering::Relaxed);
         self.retry_at.store(0, Ordering::Relaxed);
-        self.started(heap);
+        self.on_start(heap);
     }
 
-    fn look(&self, heap: &Heap) {
+    fn on_growth(&self, heap: &Heap) {
         if !heap.config.exit_detached
             || clock::now_ms() < self.retry_at.load(Ordering::Relaxed)
             || ebbtide_core::front::fork::is_forking()
@@ -126,13 +126,13 @@ impl Hook for ExitHelper {
     }
 
     /// The last moment for a process whose memory is not from here.
-    fn ends(&self, heap: &Heap) {
+    fn on_exit(&self, heap: &Heap) {
         if self.helper.load(Ordering::Relaxed) == 0 {
-            self.looked_ms.store(0, Ordering::Relaxed);
+            self.checked_ms.store(0, Ordering::Relaxed);
         } else {
             self.retry_at.store(0, Ordering::Relaxed);
         }
-        self.look(heap);
+        self.on_growth(heap);
     }
 }
 
@@ -155,10 +155,10 @@ impl ExitHelper {
         }
         // Memory that is not from here: seldom, and with a descriptor only if it may be so.
         let now = clock::now_ms();
-        if now.wrapping_sub(self.looked_ms.load(Ordering::Relaxed)) < LOOK_MS {
+        if now.wrapping_sub(self.checked_ms.load(Ordering::Relaxed)) < SIZE_CHECK_MS {
             return false;
         }
-        self.looked_ms.store(now, Ordering::Relaxed);
+        self.checked_ms.store(now, Ordering::Relaxed);
         process::peak_resident() >= threshold
             && process::resident_quickly().is_some_and(|now| now >= threshold)
     }
@@ -184,6 +184,7 @@ impl ExitHelper {
             }
         } else if helper::collect(helper) {
             self.helper.store(0, Ordering::Relaxed);
+            ebbtide_core::base::stats::set_helper(0);
             if !control.watching.is_set() {
                 REAPER.refuse();
             }

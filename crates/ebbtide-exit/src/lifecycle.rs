@@ -17,7 +17,7 @@ use ebbtide_sys::pressure::Kept;
 use ebbtide_sys::thread::Affinity;
 
 /// A wait for the word is looked at anew after this, should the kernel's wake-up have gone elsewhere.
-const LOOK_MS: u64 = 10_000;
+const END_CHECK_MS: u64 = 10_000;
 /// The same once the main thread has left and others go on: at first, for how long that is, and later.
 const LEFT_MS: u64 = 100;
 const LEFT_SOON_MS: u64 = 2000;
@@ -176,7 +176,7 @@ extern "C" fn watch(argument: usize) {
     let control = resources.arena.control();
     // The word holds the main thread's number until it leaves.
     while !control.ended.is_set() {
-        let waited = helper::wait(control.word, control.program, LOOK_MS);
+        let waited = helper::wait(control.word, control.program, END_CHECK_MS);
         if waited == Waited::Refused {
             break;
         }

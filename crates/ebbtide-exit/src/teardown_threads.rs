@@ -18,7 +18,7 @@ use ebbtide_sys::thread::{self, Affinity};
 use ebbtide_sys::vm;
 
 /// Between two looks at whether memory is short.
-const LOOK_MS: u64 = 50;
+const SHORTAGE_CHECK_MS: u64 = 50;
 /// Calm work may take this long once the helper is admitted.
 const CALM_MS: u64 = 5000;
 /// Admission may be this long in coming: a helper that has a slot may have been stopped.
@@ -52,7 +52,7 @@ pub fn take_pieces(resources: &Resources, shortage: &mut MemoryShortage) {
         if !are_made {
             take_what_is_left(arena);
         }
-        control.finished.wait(LOOK_MS);
+        control.finished.wait(SHORTAGE_CHECK_MS);
         let (left_now, now) = (control.left.load(Ordering::SeqCst), helper::now_ms());
         if left_now == 0 {
             return;

@@ -71,7 +71,7 @@ figures! {
     Now dirty_bytes: "free pages that may be resident";
     Now lazy_bytes: "free pages that the kernel may take (MADV_FREE)";
     Now pending_bytes: "free pages that are being released now";
-    Now held_bytes: "free, but in huge pages that could not be split at the last attempt";
+    Now unsplit_bytes: "free, but in huge pages that could not be split at the last attempt";
     Now metadata_bytes: "the allocator's own records";
     Now opened_bytes: "address space made usable so far";
     Now percpu_bytes: "per-CPU data: pages of it that may be resident, on all CPUs";
@@ -89,7 +89,7 @@ figures! {
     Total fallovers: "runs of pages that another zone than the CPU's own provided";
     Total pressure_events: "checks that found memory short";
     Fact pressure_state: "0: never checked, 1: calm, 2: short, so nothing is kept for reuse";
-    Fact pressure_sources: "what is watched, a bit each: machine, cgroup limit, PSI, pressure level, notice, events not wanted";
+    Fact pressure_sources: "what is watched, a bit each: machine, cgroup limit, PSI, pressure level, event channel, events not wanted";
     Fact limit_left_bytes: "left of the nearest limit (cgroup or machine) at the last check; 0 with limit_bytes 0: unknown";
     Fact limit_bytes: "that limit";
     // Locks: zeros without EBBTIDE_CONF=dev=lockstat:on.
@@ -182,6 +182,8 @@ mod tests {
             .split_once("struct ebb_stats {\n")
             .expect("the struct");
         let (body, _) = rest.split_once("};").expect("its end");
+        let version = std::format!("#define EBB_STATS_VERSION {VERSION}\n");
+        assert!(header.contains(&version), "{version}");
         let lines: Vec<String> = FIGURES
             .iter()
             .map(|figure| {

@@ -62,6 +62,6 @@ pub const PRESSURE_SOURCES: [&str; 6] = [
     "cgroup limit",
     "PSI",
     "pressure level",
-    "notice",
+    "event channel",
     "events not wanted",
 ];

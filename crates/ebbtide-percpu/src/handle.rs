@@ -8,7 +8,7 @@
 //! No address looks like that, so a pointer from elsewhere is found, and using a handle as a pointer faults.
 
 use crate::space::{self, LIMIT_BYTES};
-use ebbtide_core::base::report::Line;
+use ebbtide_core::base::message::Message;
 use ebbtide_zone::percpu::UNIT_BYTES;
 
 const TAG: usize = 0xe << 60;
@@ -57,7 +57,7 @@ pub fn pointer(handle: Handle, cpu: usize) -> *mut u8 {
         refuse("ebb_percpu_ptr", handle, FOREIGN)
     };
     if cpu >= space::units() {
-        Line::new()
+        Message::new()
             .text("ebb_percpu_ptr: no copy of ")
             .address(handle.0)
             .text(" for CPU ")
@@ -73,7 +73,7 @@ pub(crate) const FOREIGN: &str = " is not from ebb_percpu_alloc";
 /// Ends the process over what a function was given.
 #[cold]
 pub(crate) fn refuse(function: &str, handle: Handle, problem: &str) -> ! {
-    let line = Line::new().text(function).text(": ");
+    let line = Message::new().text(function).text(": ");
     line.address(handle.0).text(problem).abort()
 }
 
@@ -82,7 +82,7 @@ fn misuse(handle: Handle, offset: usize) -> ! {
     if handle.place().is_none() {
         refuse("ebb_percpu word", handle, FOREIGN)
     }
-    Line::new()
+    Message::new()
         .text("ebb_percpu word: offset ")
         .number(offset)
         .text(" of ")

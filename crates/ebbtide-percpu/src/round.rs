@@ -14,7 +14,7 @@ use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::Scope;
-use ebbtide_zone::plan::{FLOOR_FRAMES, Left};
+use ebbtide_zone::plan::{FLOOR_FRAMES, Remaining};
 
 /// Milliseconds between rounds: a page that was empty from one to the next goes.
 const ROUND_MS: u64 = 250;
@@ -44,7 +44,7 @@ impl PerCpuData {
         let called = heap.max_workers() > 0 && heap.call_workers(1);
         if !called
             && self.is_due(now)
-            && self.depopulate(heap, Scope::Due, Releaser::Program, IN_PLACE)
+            && self.depopulate(heap, Scope::Due, Releaser::SlowPath, IN_PLACE)
         {
             self.last_round_ms.store(now, Ordering::Relaxed);
         }
@@ -100,7 +100,7 @@ impl Source<Heap> for PerCpuData {
 
     /// Notes the frames that another round will find, more than the floor if any: one or two rounds end it. So too shortly
     /// after a call: what becomes empty within [`CALL_MS`] of it makes no other.
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+    fn give_due(&self, heap: &Heap, round: &Round, left: &mut Remaining) {
         let now = round.now;
         if heap.allowance.is_short(now) {
             self.give_all(heap, round.by);
@@ -152,7 +152,7 @@ impl Source<Heap> for PerCpuData {
 }
 
 impl Hook for PerCpuData {
-    fn account(&self, heap: &Heap, figures: &mut Figures) {
+    fn add_figures(&self, heap: &Heap, figures: &mut Figures) {
         let (own, record_bytes) = areas::stats_inside(heap);
         figures.metadata_bytes += record_bytes as u64;
         figures.percpu_bytes = own.populated_bytes as u64;

@@ -332,7 +332,7 @@ mod tests {
     fn what_another_thread_has_begun_is_carried_out_by_anybody() {
         static PARTS: Parts = Parts {
             caches: &[],
-            keepers: &[&PERCPU],
+            holders: &[&PERCPU],
             hooks: &[],
         };
         let heap: &Heap = &heap_of(&PARTS).unwrap().enter_uncounted();

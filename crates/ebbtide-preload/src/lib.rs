@@ -33,7 +33,7 @@ ebbtide_sys::define_vfork!();
 fn panic(info: &core::panic::PanicInfo) -> ! {
     let line = info.location().map_or(0, |place| place.line() as usize);
     let file = info.location().map_or("", |place| place.file());
-    ebbtide::report::Line::new()
+    ebbtide::message::Message::new()
         .text("internal error at ")
         .text(file)
         .text(":")

@@ -30,8 +30,8 @@ pub fn is_named(name: &str) -> bool {
 /// Environment variable that names the library.
 pub const ENV: &str = "EBBTIDE_LIB";
 
-/// The library's absolute path: `given`, else `EBBTIDE_LIB`, else the first of
-/// [`candidates`] that exists.
+/// The library's absolute path: `given`, else `EBBTIDE_LIB`, else the first that exists beside this program or in the
+/// usual library directories.
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(path) = given {
         return checked(path).with_context(|| format!("--lib {}", path.display()));

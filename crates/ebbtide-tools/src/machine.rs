@@ -2,7 +2,9 @@
 
 use std::ffi::CStr;
 use std::fs;
-use std::mem;
+
+use rustix::system::uname;
+use rustix::thread::sched_getaffinity;
 
 use crate::out;
 use crate::proc::kib_field;
@@ -38,19 +40,9 @@ pub fn read(path: &str) -> Option<String> {
 
 /// Release of the running kernel, such as `6.12.3-amd64`, and its version, which tells the build.
 pub fn kernel() -> (String, String) {
-    let text = |field: &[libc::c_char]| {
-        // SAFETY: the kernel ends each field with a NUL.
-        let text = unsafe { CStr::from_ptr(field.as_ptr()) };
-        text.to_string_lossy().into_owned()
-    };
-    // SAFETY: utsname is plain data; the call fills it with NUL-terminated strings.
-    unsafe {
-        let mut name: libc::utsname = mem::zeroed();
-        match libc::uname(&mut name) {
-            0 => (text(&name.release), text(&name.version)),
-            _ => (UNKNOWN.into(), UNKNOWN.into()),
-        }
-    }
+    let name = uname();
+    let text = |field: &CStr| field.to_string_lossy().into_owned();
+    (text(name.release()), text(name.version()))
 }
 
 /// Version of the C library.
@@ -98,13 +90,9 @@ pub fn cpu_model() -> String {
 
 /// CPUs of this process and of the machine.
 pub fn cpus() -> String {
-    // SAFETY: cpu_set_t is plain data; the call fills at most its size.
-    let allowed = unsafe {
-        let mut set: libc::cpu_set_t = mem::zeroed();
-        match libc::sched_getaffinity(0, mem::size_of_val(&set), &mut set) {
-            0 => libc::CPU_COUNT(&set).to_string(),
-            _ => UNKNOWN.into(),
-        }
+    let allowed = match sched_getaffinity(None) {
+        Ok(set) => set.count().to_string(),
+        Err(_) => UNKNOWN.into(),
     };
     // SAFETY: a plain call; an unknown name gives -1.
     let present = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };

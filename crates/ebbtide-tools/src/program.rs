@@ -5,20 +5,21 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Command;
+pub use clap_complete::Shell;
 
 use crate::out;
 
-/// Exit status for an error of a program's own, as `env` and `timeout` use it.
+/// Exit status of an error of the program itself, as in `env` and `timeout`.
 pub const EXIT_OWN: u8 = 125;
 
-/// Tells what is wrong with a command line, or the help that it asks for; the status to end with.
+/// Prints a usage error, or the help that was asked for. Returns the exit status.
 pub fn told(error: &clap::Error) -> ExitCode {
     // Help and version go to stdout and are no error.
     let _ = error.print();
     ExitCode::from(if error.use_stderr() { EXIT_OWN } else { 0 })
 }
 
-/// Tells the error, if there is one; the status to end with.
+/// Prints the error, if there is one. Returns the exit status.
 pub fn ended(result: Result<u8>) -> ExitCode {
     match result {
         Ok(0) if out::is_lost() => ExitCode::from(EXIT_OWN),
@@ -31,7 +32,7 @@ pub fn ended(result: Result<u8>) -> ExitCode {
 }
 
 /// Prints a completion script.
-pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<u8> {
+pub fn completions(mut command: Command, shell: Shell) -> Result<u8> {
     let mut text = Vec::new();
     let name = command.get_name().to_owned();
     clap_complete::generate(shell, &mut command, name, &mut text);
@@ -54,7 +55,7 @@ pub fn man(command: Command, dir: Option<&Path>) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes the page of the command alone.
+/// Writes the page of the command, without those of its subcommands.
 pub fn man_page(command: Command, dir: &Path) -> Result<u8> {
     let page = clap_mangen::Man::new(command);
     page.generate_to(dir).with_context(|| told_of(dir))?;

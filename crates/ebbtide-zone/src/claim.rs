@@ -186,21 +186,21 @@ impl Zone<'_> {
         Some(Claim::Frames { block, mask })
     }
 
-    /// Keeps a pageblock out of further claims until [`Zone::end_holds`], or until it is whole-free or taken whole.
-    pub fn hold(&mut self, block: Block) {
+    /// Keeps a pageblock out of further claims until [`Zone::clear_unsplit`], or until it is whole-free or taken whole.
+    pub fn mark_unsplit(&mut self, block: Block) {
         if let Some(index) = self.index(block) {
             let (i, bit) = bit_of(index);
-            self.words[i].held |= bit;
+            self.words[i].unsplit |= bit;
         }
     }
 
     /// Ends all holds. O(opened / 64). Words of frozen blocks are left alone: there may be no memory behind them, nor
     /// behind the word of a border that nothing has been opened above.
-    pub fn end_holds(&mut self) {
+    pub fn clear_unsplit(&mut self) {
         let (base, end) = (self.state.base, self.state.open_end);
         if base < end {
             let words = &mut self.words[base as usize / 64..end.div_ceil(64) as usize];
-            words.iter_mut().for_each(|w| w.held = 0);
+            words.iter_mut().for_each(|w| w.unsplit = 0);
         }
     }
 
@@ -270,7 +270,7 @@ impl Zone<'_> {
             .rev()
             .find_map(|i| {
                 let w = &self.words[i as usize];
-                let hit = among(w) & !w.held;
+                let hit = among(w) & !w.unsplit;
                 (hit != 0).then_some((i, hit))
             })
     }

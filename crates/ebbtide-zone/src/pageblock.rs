@@ -49,7 +49,7 @@ pub struct BlockWord {
     /// The whole block stands in a claim.
     pub(crate) claimed: u64,
     /// Not to be claimed for now: its huge page could not be split.
-    pub(crate) held: u64,
+    pub(crate) unsplit: u64,
     spare: u64,
 }
 
@@ -94,7 +94,7 @@ impl BlockWord {
         all: 0,
         partial: 0,
         claimed: 0,
-        held: 0,
+        unsplit: 0,
         spare: 0,
     };
 
@@ -107,7 +107,7 @@ impl BlockWord {
         self.all &= !mask;
         self.partial &= !mask;
         self.claimed &= !mask;
-        self.held &= !mask;
+        self.unsplit &= !mask;
     }
 
     /// Makes the blocks of `mask` whole-free, all frames in one state.

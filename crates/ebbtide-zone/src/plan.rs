@@ -4,8 +4,9 @@
 //!   slow path ──▶ Tick ─┬─ decide ──▶ nothing | a little in place | wake a worker, or do it alone
 //!                       └─ asks_outside: whether more than the zones is worth asking
 //!   worker ─────▶ round ────────────▶ what goes now, dirty or lazy first
-//!                 Left ── next ────▶ when to look again
-//!                 Turn ── sleep ───▶ how the worker sleeps, or that it ends
+//!   request ────▶ request ──────────▶ with workers, or by the caller alone
+//!                 Remaining ── next ────▶ when to look again
+//!                 Iteration ── sleep ───▶ how the worker sleeps, or that it ends
 //! ```
 //!
 //! The caller fills a snapshot, asks, and carries the decision out. The same snapshot gives the same decision, so a
@@ -32,14 +33,14 @@ const AT_ONCE_BYTES: usize = 256 << 10;
 /// Milliseconds between ticks.
 pub const TICK_MS: u64 = 10;
 /// Milliseconds between the times at which ticks ask what is kept outside the zones.
-pub const LOOK_MS: u64 = 100;
+pub const OUTSIDE_CHECK_MS: u64 = 100;
 /// Milliseconds after which a worker that watches pressure looks again by itself.
 pub const WATCH_MS: u64 = 40;
 
 /// A worker without work ends after this.
 pub const IDLE_MS: u64 = 10_000;
 /// A worker that watches while another one coordinates comes back after this.
-const NOT_MY_TURN_MS: u64 = 200;
+const WATCH_RETRY_MS: u64 = 200;
 
 /// Free frames that the zones hold.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -180,7 +181,7 @@ impl Tick {
     pub fn asks_outside(&self) -> bool {
         let much = self.freed_bytes >= IN_PLACE_FRAMES as usize * FRAME_BYTES;
         self.backlog.kept() <= IN_PLACE_FRAMES
-            && (much || self.now_ms.wrapping_sub(self.asked_ms) >= LOOK_MS)
+            && (much || self.now_ms.wrapping_sub(self.asked_ms) >= OUTSIDE_CHECK_MS)
     }
 
     /// Whether nothing is to be done, whoever could do it.
@@ -209,7 +210,7 @@ impl Tick {
                 alone_lazy: self.backlog.lazy_due.min(HELP_FRAMES),
             };
         }
-        match actors.for_little(floor == 0) {
+        match actors.small_release(floor == 0) {
             Some(may_make_worker) if due > floor => TickPlan::Little {
                 frames: (due - floor).min(STEP_FRAMES),
                 may_make_worker,
@@ -222,7 +223,7 @@ impl Tick {
     /// soon.
     fn wake(&self, bounds: &Bounds, workers: &Workers) -> Wake {
         let soon = if workers.are_watching {
-            bounds.window_ms.max(LOOK_MS)
+            bounds.window_ms.max(OUTSIDE_CHECK_MS)
         } else {
             WATCH_MS
         };
@@ -239,7 +240,7 @@ impl Actors {
     /// Who splits huge pages for the little that slow paths release, where no worker was called. `None`: nobody, because
     /// a huge page that is shared with a child cannot be split, and only a worker would see that. Where nothing is kept,
     /// a worker is made for it (`true`).
-    pub fn for_little(&self, keeps_nothing: bool) -> Option<bool> {
+    pub fn small_release(&self, keeps_nothing: bool) -> Option<bool> {
         let workers = &self.workers;
         let is_unseen = self.has_forked
             && self.has_huge_pages
@@ -251,6 +252,25 @@ impl Actors {
             (true, true) => Some(true),
             (true, false) => None,
         }
+    }
+}
+
+/// How a request to release everything is carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RequestPlan {
+    /// By the caller and workers, one of which is made if there is none.
+    WithWorkers,
+    /// By the caller alone: no worker is made for as little as slow paths take care of, as the program may want to stay
+    /// without.
+    InPlace,
+}
+
+/// Who carries out a request to release everything. `kept` frames are dirty or lazy, `waiting` in half-used spans.
+pub fn request(kept: u64, waiting: u64, actors: &Actors) -> RequestPlan {
+    let is_little = actors.workers.count == 0 && kept + waiting <= IN_PLACE_FRAMES;
+    match actors.small_release(true) {
+        Some(false) if is_little => RequestPlan::InPlace,
+        _ => RequestPlan::WithWorkers,
     }
 }
 
@@ -296,7 +316,7 @@ pub fn limit(cached: u64, in_spans: u64, limit: u64) -> LimitPlan {
 
 /// What a round has left, in frames.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Left {
+pub struct Remaining {
     /// Dirty frames of the zones, and spare runs.
     pub dirty: u64,
     /// Lazy ones.
@@ -308,9 +328,9 @@ pub struct Left {
     /// Bytes in quarantine: writes to them are found when it is emptied.
     pub quarantined_bytes: u64,
     /// Frames that could not be released at the last try.
-    pub held: u64,
+    pub unsplit: u64,
     /// When they are tried again; `None`: seldom.
-    pub held_ms: Option<u64>,
+    pub unsplit_retry_ms: Option<u64>,
     /// A worker was made in advance, and nothing has come of it yet.
     pub is_expecting: bool,
 }
@@ -345,7 +365,7 @@ impl Pace {
     }
 }
 
-impl Left {
+impl Remaining {
     /// A source that is neither a zone nor a cache keeps so many frames that it may give later.
     pub fn note(&mut self, frames: u64) {
         self.elsewhere = self.elsewhere.max(frames);
@@ -368,7 +388,9 @@ impl Left {
             most if most > FLOOR_FRAMES => Next::Little(ms),
             _ if self.lazy > 0 => Next::Little(pace.lazy_part_ms()),
             _ if self.quarantined_bytes > 0 => Next::Little(part),
-            _ if self.held > IN_PLACE_FRAMES => self.held_ms.map_or(Next::Nothing, Next::Much),
+            _ if self.unsplit > IN_PLACE_FRAMES => {
+                self.unsplit_retry_ms.map_or(Next::Nothing, Next::Much)
+            }
             _ if self.is_expecting => Next::Little(part * 8),
             _ => Next::Nothing,
         }
@@ -377,13 +399,13 @@ impl Left {
 
 /// What a worker has found out in its turn, when nothing was queued for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum Iteration {
     /// It may not stay.
-    Over,
+    MustEnd,
     /// It coordinated, and its round says this.
     Round(Next),
     /// Another one coordinates.
-    Others {
+    NotCoordinating {
         /// This one watches pressure.
         watches: bool,
     },
@@ -397,7 +419,7 @@ pub enum Sleep {
         /// Milliseconds.
         ms: u64,
         /// It goes on watching pressure, if it did.
-        keeps_eyes: bool,
+        keeps_watcher: bool,
     },
     /// For so many milliseconds, or until it is called.
     Resting(u64),
@@ -405,27 +427,29 @@ pub enum Sleep {
     End,
 }
 
-impl Turn {
+impl Iteration {
     /// How the worker sleeps now that it has been without work for so long.
     pub fn sleep(self, idle_ms: u64) -> Sleep {
         let rest_ms = IDLE_MS.saturating_sub(idle_ms);
         match self {
             Self::Round(Next::Much(ms)) => Sleep::Watching {
                 ms,
-                keeps_eyes: true,
+                keeps_watcher: true,
             },
-            Self::Others { watches: true } => Sleep::Watching {
-                ms: NOT_MY_TURN_MS,
-                keeps_eyes: true,
+            Self::NotCoordinating { watches: true } => Sleep::Watching {
+                ms: WATCH_RETRY_MS,
+                keeps_watcher: true,
             },
             // Whoever calls next makes another one.
-            Self::Over => Sleep::End,
+            Self::MustEnd => Sleep::End,
             _ if rest_ms == 0 => Sleep::End,
             Self::Round(Next::Little(ms)) => Sleep::Watching {
                 ms: ms.min(rest_ms),
-                keeps_eyes: false,
+                keeps_watcher: false,
             },
-            Self::Round(Next::Nothing) | Self::Others { watches: false } => Sleep::Resting(rest_ms),
+            Self::Round(Next::Nothing) | Self::NotCoordinating { watches: false } => {
+                Sleep::Resting(rest_ms)
+            }
         }
     }
 }

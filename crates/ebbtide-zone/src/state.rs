@@ -383,3 +383,32 @@ impl<'a> Zone<'a> {
         self.blocks[index as usize] = Pageblock::ZERO;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread of the parent may have been inside [`BlockWord::clear`], so any of the bits may stand alone.
+    #[test]
+    fn a_reset_clears_words_that_were_being_written() {
+        let fields: [fn(&mut BlockWord) -> &mut u64; 6] = [
+            |w| &mut w.free,
+            |w| &mut w.dirty,
+            |w| &mut w.lazy,
+            |w| &mut w.all,
+            |w| &mut w.partial,
+            |w| &mut w.claimed,
+        ];
+        for (one, other) in (0..6).flat_map(|one| (0..=one).map(move |other| (one, other))) {
+            let mut state = ZoneState::new(0, 128);
+            let mut words = [BlockWord::ZERO; 2];
+            *fields[one](&mut words[1]) = 1 << 7;
+            *fields[other](&mut words[1]) = 1 << 7;
+            let mut zone = Zone::new(&mut state, &mut [], &mut words);
+            zone.reset_above(Block(64));
+            for field in fields {
+                assert_eq!(*field(&mut words[1]), 0, "{one} and {other} were set");
+            }
+        }
+    }
+}

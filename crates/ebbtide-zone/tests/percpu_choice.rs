@@ -63,6 +63,24 @@ fn the_fuller_of_two_chunks_gives_the_area() {
     }
 }
 
+/// One area is free in one chunk, two neighbours in the other: the hints must be exact to tell them apart.
+#[test]
+fn the_chunk_with_the_smaller_hole_gives_the_area() {
+    for (n, hole) in [PAGE_GRANULES, 32]
+        .iter()
+        .flat_map(|&n| [0, 6, 7, 62, 63].map(|hole| (n, hole)))
+    {
+        for (smaller, larger) in [(0, 1), (1, 0)] {
+            let mut s = Storage::new(2);
+            (0..2).for_each(|_| s.fill(n));
+            s.put(smaller, hole * n);
+            [1, 2].iter().for_each(|at| s.put(larger, at * n));
+            assert_eq!(s.take(n, 1), Some((smaller, hole * n)), "{n} granules");
+            assert_eq!(s.take(n, 1), Some((larger, n)));
+        }
+    }
+}
+
 #[test]
 fn a_single_free_granule_is_found_behind_full_chunks() {
     let mut s = Storage::new(9);
@@ -139,4 +157,59 @@ fn chunks_that_were_given_up_are_left_alone() {
     assert_eq!(s.shard().disown(1, 0), Err(Misuse::Abandoned));
     let after = [0, 1].map(|id: usize| s.chunks[id].state());
     assert_eq!(before, after);
+}
+
+#[test]
+fn populated_pages_come_first_and_then_low_ones() {
+    let mut s = Storage::new(1);
+    s.fill(PAGE_GRANULES);
+    for page in [3, 5, 9] {
+        s.put(0, page * PAGE_GRANULES);
+    }
+    s.shard().begin_round(Scope::Everything);
+    let claimed = s.shard().claim(Scope::Everything, 64).expect("pages");
+    assert_eq!(claimed.pages, 1 << 3 | 1 << 5 | 1 << 9);
+    // One page stays.
+    s.shard().finish(claimed, 1 << 3 | 1 << 9);
+    for page in [5, 3, 9] {
+        let taken = s.shard().take(PAGE_GRANULES, 1).expect("a page");
+        assert_eq!(taken.at, page * PAGE_GRANULES);
+        assert_eq!(taken.populate, if page == 5 { 0 } else { 1 << page });
+    }
+}
+
+#[test]
+fn an_area_lies_in_one_page_if_it_can() {
+    let mut s = Storage::new(1);
+    assert!(s.shard().open(0, false));
+    assert_eq!(s.take(300, 1), Some((0, 0)));
+    assert_eq!(s.take(300, 1), Some((0, 512)), "not across a border");
+    assert_eq!(s.take(212, 1), Some((0, 300)));
+    assert_eq!(s.take(212, 1), Some((0, 812)));
+    (2..64).for_each(|page| assert_eq!(s.take(512, 1), Some((0, page * 512))));
+    // 512 granules across the border of two pages are free.
+    s.put(0, 300);
+    s.put(0, 512);
+    assert_eq!(s.take(513, 1), None);
+    // Any 512 granules hold an aligned area of 385.
+    assert_eq!(s.take(385, 128), Some((0, 384)));
+    s.put(0, 384);
+    assert_eq!(s.take(400, 32), Some((0, 320)));
+    assert_eq!(s.take(93, 1), None);
+    assert_eq!(s.take(92, 1), Some((0, 720)));
+    assert_eq!(s.take(20, 1), Some((0, 300)));
+    assert_eq!(s.take(17, 1), None, "full");
+    s.shard().check_invariants().unwrap();
+}
+
+#[test]
+fn an_aligned_area_of_pages_fits_between_its_neighbours() {
+    let mut s = Storage::new(1);
+    s.fill(PAGE_GRANULES);
+    [4, 5, 10, 11, 12]
+        .iter()
+        .for_each(|page| s.put(0, page * PAGE_GRANULES));
+    assert_eq!(s.take(2 * PAGE_GRANULES, 512), Some((0, 4 * 512)));
+    assert_eq!(s.take(3 * PAGE_GRANULES, 512), Some((0, 10 * 512)));
+    assert_eq!(s.take(17, 1), None, "full");
 }

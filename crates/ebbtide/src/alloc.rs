@@ -8,7 +8,7 @@
 use crate::heap;
 use core::ptr;
 use core::sync::atomic::Ordering;
-use ebbtide_core::base::report::Line;
+use ebbtide_core::base::message::Message;
 pub use ebbtide_core::base::size_class::MIN_ALIGN;
 use ebbtide_core::base::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
 use ebbtide_core::front::requests::free_inside;
@@ -296,7 +296,7 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
         size <= usable && (usable <= MIN_ALIGN || size > usable / 2)
     };
     if !fits {
-        Line::new()
+        Message::new()
             .text("free of ")
             .address(address as usize)
             .text(" with size ")
@@ -316,7 +316,7 @@ fn heap_with(address: usize) -> &'static Front {
 
 #[cold]
 fn not_ours(address: usize) -> ! {
-    Line::new()
+    Message::new()
         .text("free of ")
         .address(address)
         .text(", which is not from this allocator")

@@ -39,7 +39,7 @@ pub mod stats {
     pub use ebbtide_interface::figures::{FIGURES, Figure, Figures, Kind};
 }
 
-pub use ebbtide_core::base::{config, report, size_class};
+pub use ebbtide_core::base::{config, message, size_class};
 pub use global::Ebbtide;
 
 use ebbtide_core::base::releaser::Releaser;
@@ -55,7 +55,7 @@ static PARTS: Parts = Parts {
         &objects::cpu_cache::drain::CpuStacks,
         &objects::central::transfer::Batches,
     ],
-    keepers: &[
+    holders: &[
         &ebbtide_percpu::PERCPU,
         &reclaim::depopulate::Spans,
         &reclaim::zones::Zones,
@@ -74,7 +74,8 @@ fn heap() -> Option<&'static Front> {
 /// page, shared with the workers. Any thread may call it at any time.
 pub fn release_all() -> usize {
     heap().map_or(0, |heap| {
-        heap.enter_uncounted().release_everything(Releaser::Asked)
+        heap.enter_uncounted()
+            .release_everything(Releaser::Explicit)
     })
 }
 

@@ -40,7 +40,7 @@ fn core_files_are_whole() {
     if !has_helper() {
         return;
     }
-    let program = c_program("exit_system");
+    let program = c_program("exit_debug");
     let Some(_pattern) = core_files_here() else {
         return;
     };

@@ -1,5 +1,5 @@
 //! The end of a large process under `exit=detached`: every way to die, and what its parent and others see at once.
-//! `c/exit.c` and `c/exit_system.c` start, end and watch the processes.
+//! `c/exit.c` and the programs beside it start, end and watch the processes.
 
 mod controls;
 mod core_files;
@@ -9,20 +9,14 @@ mod programs;
 
 use std::path::PathBuf;
 
-use ebbtide_tests::{
-    Outcome, Run, c_program, ensure_installed, is_ebbtide, library, skip, understands,
-};
+use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, library, only_ebbtide, skip};
 
 const MIB: u64 = 1 << 20;
 const DETACHED: &str = "exit=detached,exit_threshold=32M";
 
 /// The library as it should be, or says why not.
 fn has_helper() -> bool {
-    if !is_ebbtide() {
-        skip("only Ebbtide has a helper");
-        return false;
-    }
-    understands(DETACHED)
+    only_ebbtide("has a helper")
 }
 
 fn detached(program: &str, args: &str) {
@@ -67,22 +61,22 @@ fn a_terminal_that_hangs_up() {
 /// 1 GiB of small pages takes the kernel 20 ms and more; the helper makes it a part of one.
 #[test]
 fn the_end_is_seen_at_once() {
-    detached_with("exit", "seen 5", ",thp=off");
+    detached_with("exit_seen", "seen 5", ",thp=off");
 }
 
 #[test]
 fn ports_are_free_at_once() {
-    detached("exit", "port");
+    detached("exit_seen", "port");
 }
 
 #[test]
 fn pipes_end_at_once() {
-    detached("exit", "pipe");
+    detached("exit_seen", "pipe");
 }
 
 #[test]
 fn locks_are_free_at_once() {
-    detached("exit", "flock");
+    detached("exit_seen", "flock");
 }
 
 #[test]
@@ -110,12 +104,12 @@ fn a_small_program_has_no_helper() {
 
 #[test]
 fn traced_programs() {
-    detached("exit_system", "traced");
+    detached("exit_debug", "traced");
 }
 
 #[test]
 fn gdb_attaches() {
     if ensure_installed("gdb", "gdb") {
-        detached("exit_system", "attach");
+        detached("exit_debug", "attach");
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ebbtide_tests::{Cgroup, Run, c_program, is_root, library, skip};
+use ebbtide_tests::{Cgroup, Run, c_program, library, needs_root, skip};
 
 use super::{
     DETACHED, MIB, built_program, detached, detached_with, has_helper, in_slots_of_its_own,
@@ -23,38 +23,29 @@ fn many_programs_leave_nothing() {
     }
     let is_long = std::env::var_os("EBBTIDE_TEST_LONG").is_some();
     let places = tempfile::tempdir().expect("temporary directory");
-    let mut run = Run::new(c_program("exit_system"))
+    let mut run = Run::new(c_program("exit_memory"))
         .args(if is_long { "many 1000" } else { "many 60" })
         .env("XDG_RUNTIME_DIR", places.path())
         .conf(DETACHED)
         .timeout(110);
-    let group = Cgroup::with_memory_max("many", 2048 * MIB);
-    match &group {
-        Ok(group) => run = run.arg(group.file("")).cgroup(group),
-        Err(why) => skip(&format!("memory is not compared: {why}")),
+    // Without a group, memory is not compared.
+    let group = Cgroup::limited("many", 2048 * MIB);
+    if let Some(group) = &group {
+        run = run.arg(group.file("")).cgroup(group);
     }
     run.ok();
 }
 
 #[test]
 fn memory_is_the_systems_again() {
-    detached("exit_system", "returned");
-    detached_with("exit_system", "returned", ",thp=off,dev=teardown_workers:4");
+    detached("exit_memory", "returned");
+    detached_with("exit_memory", "returned", ",thp=off,dev=teardown_workers:4");
 }
 
 /// A cgroup with this limit, and the file of its usage; or says why not.
 fn limited(name: &str, bytes: u64) -> Option<(Cgroup, PathBuf)> {
-    let group = match Cgroup::with_memory_max(name, bytes) {
-        Ok(group) => group,
-        Err(why) => {
-            skip(&why);
-            return None;
-        }
-    };
-    let usage = ["memory.usage_in_bytes", "memory.current"]
-        .map(|name| group.file(name))
-        .into_iter()
-        .find(|file| file.exists());
+    let group = Cgroup::limited(name, bytes)?;
+    let usage = group.usage();
     if usage.is_none() {
         skip("the cgroup says no usage");
     }
@@ -67,7 +58,7 @@ fn memory_is_the_cgroups_again() {
     if let Some((group, usage)) = limited("exit", 2048 * MIB)
         && has_helper()
     {
-        let run = Run::new(c_program("exit_system"))
+        let run = Run::new(c_program("exit_memory"))
             .arg("returned")
             .arg(&usage);
         in_slots_of_its_own(run.cgroup(&group), "").ok();
@@ -82,7 +73,7 @@ pub(super) fn admitted(name: &str, more_mib: u32, check: impl Fn(Run)) {
     };
     if has_helper() {
         let places = tempfile::tempdir().expect("temporary directory");
-        let run = Run::new(c_program("exit_system"))
+        let run = Run::new(c_program("exit_memory"))
             .arg("hurried")
             .arg(&usage)
             .arg(more_mib.to_string())
@@ -105,8 +96,8 @@ fn swap_is_free_again() {
     let Some(program) = built_program("ebbtide-bench") else {
         return;
     };
-    if !is_root() || !has_helper() {
-        return skip("swap needs root and the helper");
+    if !needs_root("swap") || !has_helper() {
+        return;
     }
     let mut keeper = Command::new(program)
         .args(["worker", "swap_keeper"])
@@ -120,7 +111,7 @@ fn swap_is_free_again() {
     let said = keeper.stdout.take().expect("pipe");
     BufReader::new(said).read_line(&mut line).expect("read");
     let verdict = if line.contains(r#""error":null"#) {
-        let run = Run::new(c_program("exit_system")).args("swapped");
+        let run = Run::new(c_program("exit_memory")).args("swapped");
         Some(in_slots_of_its_own(run, ",thp=off"))
     } else {
         None
@@ -135,11 +126,7 @@ fn swap_is_free_again() {
 
 /// The program and the library where any user can read them.
 fn for_everybody(dir: &Path) -> Option<(PathBuf, PathBuf)> {
-    if !is_root() {
-        skip("other users need root");
-        return None;
-    }
-    if !has_helper() {
+    if !needs_root("other users") || !has_helper() {
         return None;
     }
     let copy = |from: &Path, name: &str| {
@@ -149,7 +136,7 @@ fn for_everybody(dir: &Path) -> Option<(PathBuf, PathBuf)> {
         to
     };
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("chmod");
-    let program = copy(&c_program("exit_system"), "exit_system");
+    let program = copy(&c_program("exit_users"), "exit_users");
     let library = copy(&library()?, "libebbtide.so");
     Some((program, library))
 }

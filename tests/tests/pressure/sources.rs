@@ -1,8 +1,11 @@
 //! Sources of pressure one by one, in groups whose files are made up.
 
-use ebbtide_tests::{Cgroup, Run, c_program, ensure_installed, is_ebbtide, is_root, skip};
+use ebbtide_tests::{Cgroup, Run, c_program, ensure_installed, needs_root, only_ebbtide, skip};
 
-use super::MIB;
+use super::{MIB, PROMISE};
+
+const EVENTS: &str = "pressure_events";
+const LIMIT: &str = "near_limit";
 
 /// Groups of version 2 whose files are ours: one of 1 GiB in one of 8 GiB, and the machine's memory beside them.
 struct Fake {
@@ -12,12 +15,7 @@ struct Fake {
 
 impl Fake {
     fn new(name: &str) -> Option<Self> {
-        if !is_ebbtide() {
-            skip("only Ebbtide promises this");
-            return None;
-        }
-        if !is_root() {
-            skip("a mount namespace needs root");
+        if !only_ebbtide(PROMISE) || !needs_root("a mount namespace") {
             return None;
         }
         if !ensure_installed("unshare", "util-linux") {
@@ -63,19 +61,20 @@ impl Fake {
     }
 
     /// The program in the inner one.
-    fn run(&self, conf: &str, mode: &str) -> Run {
+    fn run(&self, conf: &str, program: &str, mode: &str) -> Run {
         let own = self.group.dir().join("own");
         let _ = std::fs::create_dir(&own);
         let script = "echo 0 > $1/own/cgroup.procs; mount --bind $FAKE $1; \
             mount --bind $FAKE/meminfo /proc/meminfo; shift; exec \"$@\"";
         let mut words = mode.split(' ');
-        let run = pressure_in("unshare", conf)
+        let run = Run::new("unshare")
+            .conf(conf)
             .args("-m sh -ec")
             .arg(script)
             .arg("sh")
             .arg(self.group.dir())
             .env("FAKE", self.dir.path())
-            .arg(c_program("pressure"))
+            .arg(c_program(program))
             .arg(words.next().expect("a mode"));
         words.fold(run, Run::arg)
     }
@@ -92,10 +91,6 @@ impl Drop for Fake {
             }
         }
     }
-}
-
-fn pressure_in(program: &str, conf: &str) -> Run {
-    Run::new(program).conf(conf)
 }
 
 // All of one length, so that one write changes them.
@@ -141,7 +136,7 @@ fn each_source_is_heard_for_itself() {
             return;
         };
         fake.write("own/memory.current", &used(1024 - 300));
-        let run = fake.run("retain_ms=60000", mode);
+        let run = fake.run("retain_ms=60000", EVENTS, mode);
         run.arg(file).arg(text).ok();
     }
 }
@@ -157,7 +152,7 @@ fn events_that_are_not_wanted_do_not_count_but_distance_does() {
         ("ignored", "own/memory.pressure", stalled(900_000)),
         ("bumped", "own/memory.current", used(1000)),
     ] {
-        let run = fake.run("retain_ms=60000", mode);
+        let run = fake.run("retain_ms=60000", EVENTS, mode);
         run.arg(file)
             .arg(text)
             .env("MEMORY_PRESSURE_WATCH", "/dev/null")
@@ -173,8 +168,8 @@ fn a_part_of_the_groups_limit() {
     };
     fake.write("memory.current", &used(8192 - 900));
     for with in ["workers=2", "pressure=off", "workers=0", "syscalls=basic"] {
-        fake.run(&format!("limit=5%,{with},retain_ms=60000"), "limit 52")
-            .ok();
+        let conf = format!("limit=5%,{with},retain_ms=60000");
+        fake.run(&conf, LIMIT, "limit 52").ok();
     }
     // No more than of what the machine has.
     for place in ["", "own/"] {
@@ -186,9 +181,10 @@ fn a_part_of_the_groups_limit() {
     let most = total.parse::<u64>().expect("KiB") / 1024 / 100;
     if most < 1000 {
         let mode = format!("limit {most} {}", most + 200);
-        fake.run("limit=1%,workers=0,retain_ms=60000", &mode).ok();
-        fake.run("limit=1%,retain_ms=60000", &mode).ok();
+        fake.run("limit=1%,workers=0,retain_ms=60000", LIMIT, &mode)
+            .ok();
+        fake.run("limit=1%,retain_ms=60000", LIMIT, &mode).ok();
     }
-    let run = fake.run("limit=50%,retain_ms=60000", "limit 52").run();
-    assert!(!run.status.success(), "{}", run.describe("obeys"));
+    let run = fake.run("limit=50%,retain_ms=60000", LIMIT, "limit 52");
+    run.must_fail("obeys");
 }

@@ -8,33 +8,33 @@ use crate::harness::flags::BenchArgs;
 use crate::harness::{Results, peers};
 use crate::measured::{Output, WorkerArgs};
 
-/// A family of benchmarks: a file or a folder here, and a line in [`FAMILIES`](super::FAMILIES). It says what is
-/// measured; figures as text, JSON, pages and pictures follow from its results.
+/// A family of benchmarks is a file or a folder here, and a line in [`FAMILIES`](super::FAMILIES). It returns results as
+/// data. Text, JSON, pages and pictures are made from the results in the same way for every family.
 pub trait Family: 'static {
-    /// Its flags, those that all families take among them.
+    /// Its flags. They include the flags that all families share.
     type Flags: Args + AsRef<BenchArgs> + 'static;
     /// Its name.
     const NAME: &'static str;
-    /// What its help says.
+    /// One sentence for the help.
     const ABOUT: &'static str;
-    /// Rounds, and those of the quick form.
+    /// Number of rounds, and number of rounds in the quick form.
     const ROUNDS: (u32, u32);
-    /// How many seconds a round of the quick form takes, beside one peer on 2 CPUs.
+    /// Seconds that one round of the quick form takes with one peer on 2 CPUs.
     const QUICK_ROUND_S: f64;
 
     /// Runs it.
     fn measure(flags: &Self::Flags) -> Result<Results>;
 
-    /// The measured process at this case, if it is one of the family's. It prints nothing but marks.
+    /// Runs a case of the family in the measured process. `None` if the case is not one of the family's.
     fn process(args: &WorkerArgs) -> Option<Result<Output>>;
 
-    /// What its help says below the flags.
+    /// Text below the flags in the help.
     fn more_help() -> String {
         peers::known_list()
     }
 }
 
-/// A family as the list has it.
+/// An entry of the list of families.
 pub struct Registered {
     /// [`Family::NAME`].
     pub name: &'static str,
@@ -49,7 +49,7 @@ pub struct Registered {
 }
 
 impl Registered {
-    /// For the list.
+    /// The entry of a family.
     pub const fn new<F: Family>() -> Self {
         Registered {
             name: F::NAME,
@@ -71,12 +71,12 @@ impl Registered {
         (self.command)()
     }
 
-    /// Its command line, from what was found for the subcommand.
+    /// Reads the flags of the subcommand.
     pub fn asked(&self, matches: &ArgMatches) -> Result<Box<dyn Asked>, clap::Error> {
         (self.asked)(matches)
     }
 
-    /// Whether it has a flag of this name.
+    /// Whether the family has a flag of this name.
     pub fn takes(&self, flag: &str) -> bool {
         self.command()
             .get_arguments()
@@ -86,7 +86,7 @@ impl Registered {
 
 /// A family with its flags.
 pub trait Asked {
-    /// What all families take.
+    /// The flags that all families share.
     fn bench(&self) -> &BenchArgs;
     /// Runs it.
     fn measure(&self) -> Result<Measured>;

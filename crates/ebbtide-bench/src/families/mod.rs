@@ -4,8 +4,8 @@
 //! turns within each round, so that drift of the machine meets all alike, and
 //! Ebbtide stands in the rotation twice: what the two differ by is noise.
 //!
-//! A family is a file or a folder with a [`Family`], and a line in [`FAMILIES`]. Its help, flags and subcommand, its
-//! measured processes and its place in the report follow from that. `worker` is the measured process.
+//! A family is a file or a folder with a [`Family`], and a line in [`FAMILIES`]. The subcommand with its help and flags,
+//! the measured processes and the place in the report follow from that. `worker` is the measured process.
 
 mod cluster;
 mod exit;
@@ -26,7 +26,7 @@ use clap::{ArgMatches, Command};
 use crate::figures::{self, html};
 pub use family::{Asked, Family, Registered};
 
-/// All, in the order in which a report runs them: the short ones first.
+/// All families in the order in which a report runs them: short ones first.
 pub static FAMILIES: [Registered; 10] = [
     Registered::new::<micro::Micro>(),
     Registered::new::<swap_exit::SwapExit>(),

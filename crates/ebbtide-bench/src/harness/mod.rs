@@ -36,7 +36,7 @@ use ebbtide_tools::out;
 use crate::harness::peers::Entry;
 use crate::harness::process::{Starter, warm_host};
 use crate::harness::progress::Progress;
-use crate::measured::{Curve, Output, Random};
+use crate::measured::{Curve, Output};
 use crate::outside::interrupt::{self, Listening};
 
 /// One figure that a case gives; less is better. An infinite value is one that
@@ -54,20 +54,20 @@ pub const fn metric(id: &'static str, unit: &'static str) -> Metric {
     Metric { id, unit }
 }
 
-/// What is run for a case. Those that several families have are in [`runs`]; a family may have one of its own.
+/// What is run for a case. [`runs`] has the kinds that several families use. A family may add its own.
 pub trait Run: Debug {
-    /// Makes ready, once, what all measurements need; `dir` is there as long as they go on.
+    /// Called once before the first measurement. `dir` exists until the last one has ended.
     fn prepare(&self, _case: &Case, _dir: &Path) {}
 
-    /// One process, or what belongs together, under the entry's allocator: its figures.
+    /// Runs one process, or several that belong together, under the entry's allocator. Returns the figures.
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output>;
 
-    /// How long it certainly does nothing.
+    /// Least time that one measurement waits.
     fn idle(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// What it fills at most.
+    /// Most bytes that one measurement fills.
     fn filled_bytes(&self) -> u64 {
         0
     }
@@ -271,12 +271,8 @@ pub fn run(
 
 /// The numbers below `len`, shuffled for the `turn`th time.
 fn order(len: usize, turn: usize) -> Vec<usize> {
-    // Spread: the generator's first values for neighbouring seeds are alike.
-    let mut random = Random((turn as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut all: Vec<usize> = (0..len).collect();
-    for last in (1..len).rev() {
-        all.swap(last, (random.next() >> 32) as usize % (last + 1));
-    }
+    fastrand::Rng::with_seed(turn as u64).shuffle(&mut all);
     all
 }
 

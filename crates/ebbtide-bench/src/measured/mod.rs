@@ -14,11 +14,11 @@ pub mod link;
 pub mod objects;
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
+use std::ffi::{OsStr, OsString, c_void};
 use std::hint::black_box;
-use std::path::PathBuf;
 use std::time::Instant;
 
+use anyhow::{Context, Result};
 use clap::Args;
 use ebbtide_tools::out;
 use serde::{Deserialize, Serialize};
@@ -39,12 +39,16 @@ pub struct WorkerArgs {
     /// Without huge pages
     #[arg(long)]
     pub thp_off: bool,
-    /// Chunks for which searches are counted
-    #[arg(long, default_value_t = 1)]
-    pub searches_of_chunks: u64,
-    /// What the foreground process reads
-    #[arg(long)]
-    pub file: Option<PathBuf>,
+    /// What else the case takes
+    pub more: Option<OsString>,
+}
+
+impl WorkerArgs {
+    /// What else the case takes.
+    pub fn more(&self) -> Result<&OsStr> {
+        let more = self.more.as_deref();
+        more.with_context(|| format!("case {} takes one argument more", self.case))
+    }
 }
 
 /// What the worker prints.

@@ -4,24 +4,25 @@
 //! looks at [`came`] then. A later one ends this process; one right behind the first is the same one, sent both to this
 //! process and to its group, as `timeout` does. What was ignored at the start stays ignored.
 //!
-//! The handler notes the signal and writes to a pipe (INV-SIGNAL-2); a thread that reads from it does the rest.
+//! The handlers set a flag, or end this process; a thread does the rest.
 
 use std::fs;
-use std::io::{self, PipeReader, Read};
-use std::os::fd::IntoRawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Once};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
-use crate::measured::link::now_ns;
+use rustix::process::{Pid, Signal, getpgid, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::signal_name;
+
 use crate::outside::pidfd::{is_own_child, open_process, signal};
 
-const SIGNALS: [(libc::c_int, &str); 3] = [
-    (libc::SIGINT, "SIGINT"),
-    (libc::SIGTERM, "SIGTERM"),
-    (libc::SIGHUP, "SIGHUP"),
-];
+const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 /// A process that was just being started is ended after this.
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -29,106 +30,87 @@ const AGAIN: Duration = Duration::from_millis(200);
 const TOGETHER: Duration = Duration::from_millis(500);
 
 /// The signal that came, or 0.
-static CAME: AtomicI32 = AtomicI32::new(0);
-/// When the first one came, or 0.
-static FIRST_NS: AtomicU64 = AtomicU64::new(0);
-/// Where the handler writes.
-static PIPE: AtomicI32 = AtomicI32::new(-1);
-static LISTENING: AtomicBool = AtomicBool::new(false);
+static CAME: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
+/// Whether a signal ends this process: true while no `Listening` lives, and from [`TOGETHER`] after the first signal on.
+static ENDS: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+/// Number of `Listening` that live.
+static LISTENING: AtomicUsize = AtomicUsize::new(0);
 
 /// The signal that broke off the run.
-pub fn came() -> Option<libc::c_int> {
-    Some(CAME.load(Ordering::Relaxed)).filter(|&signal| signal != 0)
+pub fn came() -> Option<i32> {
+    Some(CAME.load(Ordering::Relaxed) as i32).filter(|&signal| signal != 0)
 }
 
 /// Its name.
-pub fn name(signal: libc::c_int) -> &'static str {
-    let known = SIGNALS.iter().find(|(number, _)| *number == signal);
-    known.map_or("a signal", |(_, name)| name)
+pub fn name(signal: i32) -> &'static str {
+    signal_name(signal).unwrap_or("a signal")
 }
 
-extern "C" fn note(signal: libc::c_int) {
-    let now = now_ns();
-    let first = FIRST_NS.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
-    if let Err(first) = first {
-        if is_another(first, now) {
-            // SAFETY: both are async-signal-safe (INV-SIGNAL-2). Taken when this handler returns.
-            unsafe {
-                libc::signal(signal, libc::SIG_DFL);
-                libc::raise(signal);
-            }
-        }
-        return;
-    }
-    CAME.store(signal, Ordering::Relaxed);
-    // SAFETY: `write` and access to the thread's errno are async-signal-safe (INV-SIGNAL-2); one byte that exists.
-    unsafe {
-        let errno = *libc::__errno_location();
-        libc::write(PIPE.load(Ordering::Relaxed), ptr::from_ref(&0u8).cast(), 1);
-        *libc::__errno_location() = errno;
-    }
-}
-
-/// Whether a signal is another one than the first.
-fn is_another(first_ns: u64, now_ns: u64) -> bool {
-    now_ns.saturating_sub(first_ns) > TOGETHER.as_nanos() as u64
-}
-
-/// While it lives, signals break off the run.
-pub struct Listening(Vec<(libc::c_int, libc::sigaction)>);
+/// While a value lives, signals break off the run.
+pub struct Listening(());
 
 impl Listening {
     /// Begins.
     pub fn start() -> io::Result<Self> {
-        let (heard, tell) = io::pipe()?;
-        // For good: a handler may be on its way when this ends.
-        PIPE.store(tell.into_raw_fd(), Ordering::Relaxed);
-        LISTENING.store(true, Ordering::Release);
-        thread::Builder::new().spawn(move || end_children(heard))?;
-        let mut before = Vec::new();
-        for (number, _) in SIGNALS {
-            // SAFETY: zero is a valid sigaction; all pointers are to live locals; `note` has the signature of a handler.
-            unsafe {
-                let mut old: libc::sigaction = mem::zeroed();
-                if libc::sigaction(number, ptr::null(), &mut old) != 0
-                    || old.sa_sigaction == libc::SIG_IGN
-                {
-                    continue;
-                }
-                let mut new: libc::sigaction = mem::zeroed();
-                new.sa_sigaction = note as *const () as usize;
-                new.sa_flags = libc::SA_RESTART;
-                if libc::sigaction(number, &new, ptr::null_mut()) == 0 {
-                    before.push((number, old));
-                }
-            }
+        static PREPARED: Once = Once::new();
+        let mut prepared = Ok(());
+        PREPARED.call_once(|| prepared = prepare());
+        prepared?;
+        LISTENING.fetch_add(1, Ordering::AcqRel);
+        if came().is_none() {
+            ENDS.store(false, Ordering::Release);
         }
-        Ok(Listening(before))
+        Ok(Listening(()))
     }
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        LISTENING.store(false, Ordering::Release);
-        if came().is_some() {
-            // What was measured is still to be printed; the same signal may come twice.
-            return;
-        }
-        for (number, old) in &self.0 {
-            // SAFETY: `old` is what the kernel gave for this signal.
-            unsafe { libc::sigaction(*number, old, ptr::null_mut()) };
+        let is_last = LISTENING.fetch_sub(1, Ordering::AcqRel) == 1;
+        // After a signal, what was measured is still to be printed; the same signal may come twice.
+        if is_last && came().is_none() {
+            ENDS.store(true, Ordering::Release);
         }
     }
 }
 
-/// Waits for a signal, and ends the children as long as the run goes on.
-fn end_children(mut heard: PipeReader) {
-    if !matches!(heard.read(&mut [0]), Ok(1)) {
-        return;
+/// Installs the handlers and starts the thread.
+fn prepare() -> io::Result<()> {
+    let signals = SIGNALS.into_iter().filter(|&signal| !is_ignored(signal));
+    let signals: Vec<i32> = signals.collect();
+    for &signal in &signals {
+        flag::register_conditional_default(signal, Arc::clone(&ENDS))?;
+        flag::register_usize(signal, Arc::clone(&CAME), signal as usize)?;
     }
-    while LISTENING.load(Ordering::Acquire) {
-        children().for_each(end);
+    let heard = Signals::new(signals)?;
+    thread::Builder::new().spawn(move || end_children(heard))?;
+    Ok(())
+}
+
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: zero is a valid sigaction, and a place to write to for the call, which changes nothing.
+    unsafe {
+        let mut old: libc::sigaction = mem::zeroed();
+        libc::sigaction(signal, ptr::null(), &mut old) == 0 && old.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Waits for a signal, and ends the children as long as the run goes on.
+fn end_children(mut heard: Signals) {
+    heard.forever().next();
+    let first = Instant::now();
+    loop {
+        let is_running = LISTENING.load(Ordering::Acquire) > 0;
+        if is_running {
+            children().for_each(end);
+        }
         thread::sleep(AGAIN);
+        if first.elapsed() > TOGETHER {
+            ENDS.store(true, Ordering::Release);
+            if !is_running {
+                return;
+            }
+        }
     }
 }
 
@@ -157,28 +139,31 @@ fn end(pid: u32) {
     if !is_own_child(&process) {
         return;
     }
-    let pid = pid as libc::pid_t;
-    // SAFETY: takes numbers.
-    unsafe {
-        if libc::getpgid(pid) == pid {
-            libc::kill(-pid, libc::SIGTERM);
-        }
+    let group = getpgid(Pid::from_raw(pid as i32));
+    if let Some(group) = group.ok().filter(|group| group.as_raw_pid() == pid as i32) {
+        let _ = kill_process_group(group, Signal::TERM);
     }
-    let _ = signal(&process, libc::SIGTERM);
+    let _ = signal(&process, Signal::TERM);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::Command;
 
     #[test]
-    fn signals_right_behind_each_other_are_one() {
-        let second = 1_000_000_000;
-        assert!(!is_another(5 * second, 5 * second) && !is_another(5 * second, 4 * second));
-        assert!(!is_another(5 * second, 5 * second + second / 10));
-        assert!(is_another(5 * second, 6 * second));
+    fn signals_end_this_process_when_nobody_listens() {
+        let outer = Listening::start().unwrap();
+        drop(Listening::start().unwrap());
+        assert!(!ENDS.load(Ordering::Acquire), "one still does");
+        drop(outer);
+        assert!(ENDS.load(Ordering::Acquire));
+        let again = Listening::start().unwrap();
+        assert!(!ENDS.load(Ordering::Acquire));
+        drop(again);
+        assert_eq!(came(), None);
     }
 
     #[test]
@@ -204,9 +189,9 @@ mod tests {
         end(inner);
         assert!(open_process(inner).is_ok());
         end(child.id());
-        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+        assert_eq!(child.wait().unwrap().signal(), Some(SIGTERM));
         // The end of what the group wrote to: nobody of it is left.
         assert_eq!(said.read(&mut [0; 16]).unwrap(), 0);
-        assert_eq!((name(libc::SIGINT), name(0)), ("SIGINT", "a signal"));
+        assert_eq!((name(SIGINT), name(0)), ("SIGINT", "a signal"));
     }
 }

@@ -11,11 +11,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::measured::Curve;
 use crate::outside::sample::{Probe, SYSTEM_NS, Sample};
@@ -264,15 +265,11 @@ pub fn follow(child: &mut Child, watch: Watch, limit: Instant) -> Result<(Observ
 }
 
 /// Waits at most `patience` for something to read.
-pub fn is_readable(from: &impl AsRawFd, patience: Duration) -> Result<bool> {
-    let mut poll = libc::pollfd {
-        fd: from.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one descriptor, as said.
-    let ready = unsafe { libc::poll(&mut poll, 1, patience.as_millis().max(1) as i32) };
-    Ok(ready > 0)
+pub fn is_readable(from: &impl AsFd, patience: Duration) -> Result<bool> {
+    let mut from = [PollFd::new(from, PollFlags::IN)];
+    let patience = Timespec::try_from(patience.max(Duration::from_millis(1)))?;
+    // A signal of this process's says nothing.
+    Ok(poll(&mut from, Some(&patience)).is_ok_and(|ready| ready > 0))
 }
 
 #[cfg(test)]

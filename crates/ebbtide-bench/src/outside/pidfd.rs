@@ -1,12 +1,14 @@
 //! Processes by descriptor: found, signalled, and waited for, whatever becomes of their numbers.
 
 use std::io;
-use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use ebbtide_tools::proc::children_of_main_thread;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 
 /// The only child of the process's main thread, which starts none but its helper.
 pub fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
@@ -16,66 +18,39 @@ pub fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
 
 /// A descriptor of the process.
 pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: takes numbers; the new descriptor is owned by nobody else.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd as libc::c_int))
-    }
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// Ends a process.
 pub fn kill(process: &OwnedFd) -> io::Result<()> {
-    signal(process, libc::SIGKILL)
+    signal(process, Signal::KILL)
 }
 
 /// Sends it a signal.
-pub fn signal(process: &OwnedFd, signal: libc::c_int) -> io::Result<()> {
-    let none = ptr::null::<libc::siginfo_t>();
-    // SAFETY: takes numbers, and no further information.
-    let sent = unsafe {
-        let call = libc::SYS_pidfd_send_signal;
-        libc::syscall(call, process.as_raw_fd(), signal, none, 0)
-    };
-    if sent == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+pub fn signal(process: &OwnedFd, signal: Signal) -> io::Result<()> {
+    Ok(pidfd_send_signal(process, signal)?)
 }
 
 /// Whether it is a child of this process that has not been waited for.
 pub fn is_own_child(process: &OwnedFd) -> bool {
-    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: zero is a valid siginfo, which the kernel fills in; nothing is collected.
-    unsafe {
-        let mut info: libc::siginfo_t = mem::zeroed();
-        let id = process.as_raw_fd() as libc::id_t;
-        libc::waitid(libc::P_PIDFD, id, &mut info, flags) == 0
-    }
+    let flags = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    waitid(WaitId::PidFd(process.as_fd()), flags).is_ok()
 }
 
 /// Sleeps until one of the processes has ended: which of them have. None when time is up.
 pub fn wait_for_any(processes: &[&OwnedFd], limit: Instant) -> Vec<bool> {
-    let poll = |process: &&OwnedFd| libc::pollfd {
-        fd: process.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let mut polls: Vec<libc::pollfd> = processes.iter().map(poll).collect();
+    let polls = processes
+        .iter()
+        .map(|process| PollFd::new(process, PollFlags::IN));
+    let mut polls: Vec<PollFd> = polls.collect();
     loop {
         let left = limit.saturating_duration_since(Instant::now());
-        let left_ms = libc::c_int::try_from(left.as_millis()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: as many descriptors as said.
-        let ready = unsafe {
-            let count = polls.len() as libc::nfds_t;
-            libc::poll(polls.as_mut_ptr(), count, left_ms)
-        };
+        let left = Timespec::try_from(left).ok();
         // A signal of this process's is no end.
-        if ready >= 0 {
-            return polls.iter().map(|p| p.revents != 0).collect();
+        if poll(&mut polls, left.as_ref()).is_ok() {
+            return polls.iter().map(|p| !p.revents().is_empty()).collect();
         }
     }
 }

@@ -7,7 +7,6 @@
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::mem;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
@@ -18,6 +17,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ebbtide_tools::out;
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::process::{Pid, Signal, geteuid, kill_process, setsid};
+use rustix::system::sysinfo;
 use serde::{Deserialize, Serialize};
 
 use crate::measured::Output;
@@ -51,10 +53,8 @@ impl Keeper {
     /// Swap of so many bytes: in compressed memory if the kernel has that, else in a file. For 0 bytes, only a
     /// memory cgroup.
     pub fn start(bytes: u64) -> Result<Self> {
-        // SAFETY: takes nothing, returns a number.
-        let is_root = unsafe { libc::geteuid() } == 0;
         ensure!(
-            is_root,
+            geteuid().is_root(),
             "needs root, to set up swap or a memory cgroup for the time of the run"
         );
         let exe = std::env::current_exe().context("cannot find this program")?;
@@ -90,9 +90,10 @@ impl Drop for Keeper {
 
 /// The keeper's process.
 pub fn keep(bytes: u64) -> Result<Output> {
-    // SAFETY: numbers only. What ends the benchmark must not end this.
+    // What ends the benchmark must not end this.
+    let _ = setsid();
+    // SAFETY: numbers only.
     unsafe {
-        libc::setsid();
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE] {
             libc::signal(signal, libc::SIG_IGN);
         }
@@ -162,11 +163,9 @@ impl Swap {
         // A node of our own: /dev may lack it for a while, or for good in a container.
         let number = fs::read_to_string(sys.join("dev"))?;
         let (major, minor) = number.trim().split_once(':').context("no device number")?;
-        let device = libc::makedev(major.parse()?, minor.parse()?);
-        let path = c_path(&self.path)?;
-        // SAFETY: a NUL-terminated path.
-        let made = unsafe { libc::mknod(path.as_ptr(), libc::S_IFBLK | 0o600, device) };
-        ensure!(made == 0, "mknod: {}", std::io::Error::last_os_error());
+        let device = makedev(major.parse()?, minor.parse()?);
+        let mode = Mode::RUSR | Mode::WUSR;
+        mknodat(CWD, &self.path, FileType::BlockDevice, mode, device).context("mknod")?;
         self.switch_on(bytes)
     }
 
@@ -323,9 +322,10 @@ fn remove_group(group: &Path) {
     let _ = limit_group(group, None);
     for _ in 0..200 {
         let inside = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-        for pid in inside.lines().filter_map(|l| l.parse().ok()) {
-            // SAFETY: takes numbers; only the benchmark's processes are in its group.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+        // Only the benchmark's processes are in its group.
+        let pids = inside.lines().filter_map(|line| line.parse().ok());
+        for pid in pids.filter_map(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
         }
         if fs::remove_dir(group).is_ok() {
             return;
@@ -344,12 +344,8 @@ pub fn written_bytes() -> Result<u64> {
 
 /// Bytes of swap in use.
 pub fn used_bytes() -> u64 {
-    // SAFETY: numbers only; the kernel fills it in.
-    unsafe {
-        let mut info: libc::sysinfo = mem::zeroed();
-        libc::sysinfo(&mut info);
-        (info.totalswap - info.freeswap) * u64::from(info.mem_unit)
-    }
+    let info = sysinfo();
+    (info.totalswap - info.freeswap) * u64::from(info.mem_unit)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod report;
 mod system;
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use assert_cmd::prelude::*;
@@ -18,6 +19,16 @@ fn program(args: &[&str]) -> Command {
         .args(args)
         .env_remove("EBBTIDE_LIB")
         .env_remove("EBBTIDE_CONF");
+    // SAFETY: signal is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            // Ignored where the tests were started by nohup or in the background.
+            for signal in [libc::SIGHUP, libc::SIGINT] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
     command
 }
 

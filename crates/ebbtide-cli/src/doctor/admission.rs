@@ -107,8 +107,7 @@ fn owned(about: &Metadata, is_kind: bool) -> io::Result<()> {
 }
 
 fn user() -> u32 {
-    // SAFETY: a plain call.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 #[cfg(test)]

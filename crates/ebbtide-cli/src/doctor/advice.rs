@@ -4,6 +4,8 @@ use std::ffi::c_void;
 use std::io;
 use std::ptr;
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
 use super::{Check, State, probe, reason};
 
 /// Smallest unit of a mapping.
@@ -15,25 +17,25 @@ pub fn all() -> Vec<Check> {
         lazy(probe::is_at_least((5, 18))),
         advice(
             "MADV_COLD",
-            libc::MADV_COLD,
+            Advice::LinuxCold,
             "splits a huge page without losing content",
             "5.4",
         ),
         advice(
             "MADV_POPULATE_WRITE",
-            libc::MADV_POPULATE_WRITE,
+            Advice::LinuxPopulateWrite,
             "batched first touch",
             "5.14",
         ),
         advice(
             "MADV_DONTNEED_LOCKED",
-            libc::MADV_DONTNEED_LOCKED,
+            Advice::LinuxDontneedLocked,
             "release under mlockall",
             "5.18",
         ),
         advice(
             "MADV_WIPEONFORK",
-            libc::MADV_WIPEONFORK,
+            Advice::LinuxWipeOnFork,
             "recognises children that skip atfork handlers",
             "4.14",
         ),
@@ -50,28 +52,20 @@ pub struct Pages {
 impl Pages {
     /// Maps and touches.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { libc::mmap(ptr::null_mut(), len_bytes, prot, flags, -1, 0) };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let at = unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, prot, MapFlags::PRIVATE)? };
         let pages = Pages { at, len_bytes };
         // SAFETY: the mapping is writable and `len_bytes` long.
         unsafe { ptr::write_bytes(pages.at.cast::<u8>(), 1, len_bytes) };
         Ok(pages)
     }
 
-    fn advise(&self, at_byte: usize, len_bytes: usize, advice: libc::c_int) -> io::Result<()> {
+    fn advise(&self, at_byte: usize, len_bytes: usize, advice: Advice) -> io::Result<()> {
         assert!(at_byte + len_bytes <= self.len_bytes);
         // SAFETY: the range lies in this mapping, which nothing else uses.
-        let rc = unsafe { libc::madvise(self.at.byte_add(at_byte), len_bytes, advice) };
-        if rc == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        unsafe { madvise(self.at.byte_add(at_byte), len_bytes, advice)? };
+        Ok(())
     }
 
     /// The byte at this place, as it is now.
@@ -85,11 +79,11 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: this mapping is ours and nothing refers to it.
-        unsafe { libc::munmap(self.at, self.len_bytes) };
+        let _ = unsafe { munmap(self.at, self.len_bytes) };
     }
 }
 
-fn advice(id: &'static str, advice: libc::c_int, effect: &str, since: &str) -> Check {
+fn advice(id: &'static str, advice: Advice, effect: &str, since: &str) -> Check {
     match Pages::new(2 * PAGE_BYTES).and_then(|p| p.advise(0, PAGE_BYTES, advice)) {
         Ok(()) => Check::ok(id, "works", effect),
         Err(e) => Check::limited(
@@ -103,7 +97,7 @@ fn advice(id: &'static str, advice: libc::c_int, effect: &str, since: &str) -> C
 
 /// Older kernels do it, but the library does not trust them with it.
 fn lazy(is_used: bool) -> Check {
-    let check = advice("MADV_FREE", libc::MADV_FREE, "lazy release", "5.18");
+    let check = advice("MADV_FREE", Advice::LinuxFree, "lazy release", "5.18");
     match check.state {
         State::Ok if !is_used => Check::limited(
             "MADV_FREE",
@@ -129,8 +123,9 @@ mod tests {
     #[test]
     fn pages_can_be_advised() {
         let p = Pages::new(2 * PAGE_BYTES).unwrap();
-        p.advise(0, PAGE_BYTES, libc::MADV_DONTNEED).unwrap();
+        p.advise(0, PAGE_BYTES, Advice::LinuxDontNeed).unwrap();
         assert_eq!((p.byte(0), p.byte(PAGE_BYTES)), (0, 1));
-        assert!(p.advise(0, PAGE_BYTES, 9999).is_err());
+        // Not at the start of a page.
+        assert!(p.advise(1, PAGE_BYTES, Advice::LinuxDontNeed).is_err());
     }
 }

@@ -1,10 +1,10 @@
 //! Resource limits and control groups.
 
-use std::mem;
 use std::path::{Path, PathBuf};
 
 use ebbtide_tools::machine::read;
 use ebbtide_tools::out;
+use rustix::process::{Resource, getrlimit};
 
 use super::Check;
 use super::machine::read_number;
@@ -23,9 +23,9 @@ pub fn all() -> Vec<Check> {
     vec![
         address_space(),
         data(),
-        plain("RLIMIT_MEMLOCK", libc::RLIMIT_MEMLOCK, true),
-        plain("RLIMIT_CORE", libc::RLIMIT_CORE, true),
-        plain("RLIMIT_NPROC", libc::RLIMIT_NPROC, false),
+        plain("RLIMIT_MEMLOCK", Resource::Memlock, true),
+        plain("RLIMIT_CORE", Resource::Core, true),
+        plain("RLIMIT_NPROC", Resource::Nproc, false),
         mappings(),
         cgroup(),
         pressure_events(),
@@ -33,16 +33,11 @@ pub fn all() -> Vec<Check> {
 }
 
 /// The soft limit; `None` is unlimited.
-fn soft_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
-    // SAFETY: rlimit is plain data and writable for the call.
-    unsafe {
-        let mut limit: libc::rlimit = mem::zeroed();
-        let known = libc::getrlimit(resource, &mut limit) == 0;
-        (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
-    }
+fn soft_limit(resource: Resource) -> Option<u64> {
+    getrlimit(resource).current
 }
 
-fn plain(id: &'static str, resource: libc::__rlimit_resource_t, in_bytes: bool) -> Check {
+fn plain(id: &'static str, resource: Resource, in_bytes: bool) -> Check {
     let value = match soft_limit(resource) {
         None => "unlimited".into(),
         Some(n) if in_bytes => out::bytes(n),
@@ -52,7 +47,7 @@ fn plain(id: &'static str, resource: libc::__rlimit_resource_t, in_bytes: bool) 
 }
 
 fn address_space() -> Check {
-    match soft_limit(libc::RLIMIT_AS) {
+    match soft_limit(Resource::As) {
         Some(n) if n < SMALL_ADDRESS_SPACE => Check::limited(
             "RLIMIT_AS",
             out::bytes(n),
@@ -65,7 +60,7 @@ fn address_space() -> Check {
 }
 
 fn data() -> Check {
-    match soft_limit(libc::RLIMIT_DATA) {
+    match soft_limit(Resource::Data) {
         Some(n) => Check::limited(
             "RLIMIT_DATA",
             out::bytes(n),

@@ -2,9 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use ebbtide_tools::machine;
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::thread::{
+    MembarrierCommand, MembarrierQuery, membarrier as membarrier_call, membarrier_query,
+};
 
 use super::advice::{self, PAGE_BYTES, Pages};
 use super::{Check, State, reason, rseq};
@@ -13,9 +17,6 @@ use ebbtide_interface::known;
 const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 3 << 30 | 96 << 16 | (b'f' as libc::c_ulong) << 8 | 16;
-const MEMBARRIER_CMD_QUERY: libc::c_int = 0;
-const MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 7;
-const MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 8;
 
 /// Every probe.
 pub fn all() -> Vec<Check> {
@@ -101,15 +102,10 @@ pub fn fences() -> bool {
 }
 
 fn membarrier() -> Check {
-    let call = |command: libc::c_int| {
-        // SAFETY: membarrier takes no pointers.
-        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) }
-    };
-    let known = call(MEMBARRIER_CMD_QUERY);
-    let offered = known >= 0 && known & i64::from(MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ) != 0;
-    let works = offered
-        && call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ) == 0
-        && call(MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ) == 0;
+    let call = |command| membarrier_call(command).is_ok();
+    let works = membarrier_query().contains(MembarrierQuery::PRIVATE_EXPEDITED_RSEQ)
+        && call(MembarrierCommand::RegisterPrivateExpeditedRseq)
+        && call(MembarrierCommand::PrivateExpeditedRseq);
     if works {
         Check::ok("membarrier_rseq", "works", "drains another CPU's cache")
     } else {
@@ -150,19 +146,8 @@ fn try_process_madvise(pidfd: libc::c_int) -> io::Result<()> {
     }
 }
 
-fn open_pidfd() -> io::Result<libc::c_int> {
-    // SAFETY: plain calls without pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
-    if fd < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(fd as libc::c_int)
-    }
-}
-
-fn close(fd: libc::c_int) {
-    // SAFETY: `fd` was opened here and is used by nobody else.
-    unsafe { libc::close(fd) };
+fn open_pidfd() -> io::Result<OwnedFd> {
+    Ok(pidfd_open(getpid(), PidfdFlags::empty())?)
 }
 
 fn process_madvise() -> Check {
@@ -174,11 +159,7 @@ fn process_madvise() -> Check {
             EFFECT,
         );
     }
-    let tried = open_pidfd().and_then(|fd| {
-        let tried = try_process_madvise(fd);
-        close(fd);
-        tried
-    });
+    let tried = open_pidfd().and_then(|fd| try_process_madvise(fd.as_raw_fd()));
     match tried {
         Ok(()) => Check::ok("process_madvise", "works on self, through a pidfd", EFFECT),
         Err(e) => Check::limited(
@@ -192,14 +173,11 @@ fn process_madvise() -> Check {
 
 fn pidfd() -> Check {
     match open_pidfd() {
-        Ok(fd) => {
-            close(fd);
-            Check::ok(
-                "pidfd",
-                "works",
-                "waits for a process to be gone (exit=detached)",
-            )
-        }
+        Ok(_) => Check::ok(
+            "pidfd",
+            "works",
+            "waits for a process to be gone (exit=detached)",
+        ),
         Err(e) => Check::limited(
             "pidfd",
             reason(&e),

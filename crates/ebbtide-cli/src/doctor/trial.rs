@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use ebbtide_tools::stats_page::{self, StatsPage};
 use ebbtide_tools::{conf, library, out};
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::Check;
 use ebbtide_interface::known::{self, Known};
@@ -164,8 +165,7 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
     unsafe {
         command.pre_exec(|| {
             // It goes with this program, however that ends.
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            Ok(())
+            Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
         });
     }
     let status = TrialProcess(command.spawn()?).wait_within(TIMEOUT)?;
@@ -217,15 +217,16 @@ impl Drop for TrialProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
+    use rustix::process::{Pid, WaitOptions, waitpid};
 
     #[test]
     fn a_trial_that_hangs_is_not_left_behind() {
         let child = Command::new("sleep").arg("77").spawn().unwrap();
-        let pid = child.id() as i32;
+        let pid = Pid::from_child(&child);
         let error = TrialProcess(child).wait_within(Duration::from_millis(20));
         assert_eq!(error.unwrap_err().to_string(), "it hangs");
-        // SAFETY: a plain call; no other child of these tests ends unseen.
-        let left = unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
-        assert_eq!(left, -1, "still a child");
+        let left = waitpid(Some(pid), WaitOptions::NOHANG);
+        assert_eq!(left.unwrap_err(), Errno::CHILD, "still a child");
     }
 }

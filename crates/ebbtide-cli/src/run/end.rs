@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use ebbtide_tools::proc;
@@ -17,12 +18,8 @@ pub const HELPER_NAME: &str = "ebbtide/exit";
 
 /// A moment of the monotonic clock, as the library writes it.
 pub fn monotonic_ns() -> u64 {
-    // SAFETY: timespec is plain data, and writable for the call.
-    unsafe {
-        let mut time: libc::timespec = std::mem::zeroed();
-        libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time);
-        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-    }
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// What the time until an end was seen is counted from.

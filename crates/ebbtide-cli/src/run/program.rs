@@ -7,7 +7,7 @@
 //! by its interpreter. The texts are those of [`known`].
 
 use std::env;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use ebbtide_tools::conf::Conf;
 use ebbtide_tools::machine::{SMALL_PAGE_BYTES, page_bytes};
 use ebbtide_tools::program::EXIT_OWN;
+use rustix::fs::{Access, access};
 
 use crate::elf::{self, Obstacle};
 use crate::emulator::emulator;
@@ -236,10 +237,7 @@ fn env_program(argument: &OsStr) -> Option<OsString> {
 /// `None`: no such file. `Some(false)`: there, but not a file that may be executed.
 fn is_executable(path: &Path) -> Option<bool> {
     let meta = path.metadata().ok()?;
-    let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: `name` is a NUL-terminated string that outlives the call.
-    let may = unsafe { libc::access(name.as_ptr(), libc::X_OK) } == 0;
-    Some(meta.is_file() && may)
+    Some(meta.is_file() && access(path, Access::EXEC_OK).is_ok())
 }
 
 fn not_executable(path: &Path) -> Refusal {
@@ -386,11 +384,10 @@ mod tests {
 
     #[test]
     fn set_user_id() {
-        // SAFETY: a plain call.
-        let uid = unsafe { libc::getuid() };
+        let uid = rustix::process::getuid();
         let dir = tempfile::tempdir().unwrap();
         let path = file(dir.path(), "s", &elf64(true), 0o755);
-        if uid == 0 && std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
+        if uid.is_root() && std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
             let nosuid = elf::gains_privilege(&path, &File::open(&path).unwrap()).is_none();
             if !nosuid {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use ebbtide_tools::machine::page_bytes;
 use ebbtide_tools::proc::{self, children_of_main_thread, kib_field};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::run::end::{HELPER_NAME, is_at_work};
 
@@ -92,12 +93,8 @@ impl Sampler {
 
 /// Of this thread: what others do meanwhile is no cost of a look, or busy CPUs would make it blind.
 fn cpu_time() -> Duration {
-    // SAFETY: timespec is plain data, and writable for the call.
-    unsafe {
-        let mut time: libc::timespec = std::mem::zeroed();
-        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);
-        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-    }
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 struct Watch {
@@ -271,6 +268,7 @@ fn parent_of(stat: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::CommandExt;
     use std::path::Path;
@@ -316,8 +314,8 @@ mod tests {
     }
 
     fn end(child: &mut Child, grandchild: u32) {
-        // SAFETY: a number and a signal.
-        unsafe { libc::kill(grandchild as libc::pid_t, libc::SIGKILL) };
+        let grandchild = Pid::from_raw(grandchild as i32).unwrap();
+        kill_process(grandchild, Signal::KILL).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }

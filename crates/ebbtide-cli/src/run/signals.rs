@@ -19,6 +19,8 @@ use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
+use rustix::process::Pid;
+
 use crate::run::end::monotonic_ns;
 
 /// Signals that are passed on.
@@ -137,7 +139,7 @@ impl Passing {
     }
 
     /// Starts the child, which has everything as it was before it becomes the program; signals held back go to it now.
-    pub fn start(&self, command: &mut Command) -> io::Result<libc::pid_t> {
+    pub fn start(&self, command: &mut Command) -> io::Result<Pid> {
         let saved = self.0.clone();
         // SAFETY: `restore` makes async-signal-safe calls only and does not allocate.
         unsafe {
@@ -146,14 +148,14 @@ impl Passing {
                 Ok(())
             });
         }
-        let pid = command.spawn()?.id() as libc::pid_t;
-        self.set_child(pid);
+        let pid = Pid::from_child(&command.spawn()?);
+        self.set_child(Some(pid));
         Ok(pid)
     }
 
-    /// Names the child, 0 for none; signals held back go to it now.
-    pub fn set_child(&self, pid: libc::pid_t) {
-        CHILD.store(pid, Ordering::Release);
+    /// Names the child, or none; signals held back go to it now.
+    pub fn set_child(&self, pid: Option<Pid>) {
+        CHILD.store(Pid::as_raw(pid), Ordering::Release);
         self.0.unmask();
     }
 

@@ -188,7 +188,7 @@ impl Summary {
         let alone = self.without_ebbtide.is_some().then_some(("", ""));
         if let Some(lib) = &self.with_ebbtide.ebbtide {
             let sum = &lib.sum;
-            let kept = sum.dirty_bytes + sum.lazy_bytes + sum.pending_bytes + sum.held_bytes;
+            let kept = sum.dirty_bytes + sum.lazy_bytes + sum.pending_bytes + sum.unsplit_bytes;
             let rows = [
                 ("end seen after", duration(self.with_ebbtide.end_seen_ns)),
                 (
@@ -350,7 +350,7 @@ mod tests {
             released_bytes: 1 << 30,
             rseq_mode: 1,
             dirty_bytes: 1 << 20,
-            held_bytes: 2 << 20,
+            unsplit_bytes: 2 << 20,
             longest_stall_ns: 7_000_000,
             ..ebbtide_interface::Figures::default()
         }

@@ -12,6 +12,9 @@ use std::mem;
 use std::process::Command;
 use std::time::Instant;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
 use crate::run::end::{End, monotonic_ns};
 use crate::run::sample::{Sampler, Samples};
 use crate::run::signals::{Passing, came_ns};
@@ -22,7 +25,7 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
     let passing = Passing::hold()?;
     let began = Instant::now();
     let pid = passing.start(&mut command)?;
-    let sampler = Sampler::start(pid as u32).ok();
+    let sampler = Sampler::start(pid.as_raw_pid() as u32).ok();
 
     let waited = wait_until_zombie(pid);
     let seen = (Instant::now(), monotonic_ns());
@@ -38,7 +41,7 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
         signal,
         wall_ns,
         end: Some(End {
-            pid: pid as u32,
+            pid: pid.as_raw_pid() as u32,
             signal: signal.map(|signal| (signal, came_ns(signal))),
             seen: seen.0,
             seen_ns: seen.1,
@@ -54,42 +57,37 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
 }
 
 /// Waits for the end without reaping.
-fn wait_until_zombie(pid: libc::pid_t) -> io::Result<()> {
-    while !is_over(pid, libc::WSTOPPED)? {}
+fn wait_until_zombie(pid: Pid) -> io::Result<()> {
+    while !is_over(pid, WaitIdOptions::STOPPED)? {}
     Ok(())
 }
 
-/// Whether the child has come to its end, which it is waited for but with `WNOHANG` in `flags`. With `WSTOPPED`: when
+/// Whether the child has come to its end, which it is waited for but with `NOHANG` in `flags`. With `STOPPED`: when
 /// the child stops for job control, so does this process, so that the shell sees the job stop.
-pub fn is_over(pid: libc::pid_t, flags: libc::c_int) -> io::Result<bool> {
-    // SAFETY: siginfo_t is plain data for which zero is valid.
-    let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
-    let flags = libc::WEXITED | libc::WNOWAIT | flags;
-    // SAFETY: `info` is writable for the call.
-    if unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) } != 0 {
-        let error = io::Error::last_os_error();
-        return match error.kind() {
-            io::ErrorKind::Interrupted => Ok(false),
-            _ => Err(error),
-        };
-    }
-    // SAFETY: zero where there was nothing to tell, else filled for a child event.
-    if unsafe { info.si_pid() } == 0 {
-        return Ok(false);
-    }
-    if info.si_code != libc::CLD_STOPPED && info.si_code != libc::CLD_TRAPPED {
+pub fn is_over(pid: Pid, flags: WaitIdOptions) -> io::Result<bool> {
+    let flags = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | flags;
+    let status = match waitid(WaitId::Pid(pid), flags) {
+        Ok(Some(status)) => status,
+        Ok(None) | Err(Errno::INTR) => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    if !status.stopped() && !status.trapped() {
         return Ok(true);
     }
-    // SAFETY: waitid filled `info` for a child event, which has a status.
-    let stop = unsafe { info.si_status() };
-    let flags = libc::WSTOPPED | libc::WNOHANG;
-    // SAFETY: `info` is writable; this takes the stop event, which was seen above.
-    unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) };
-    if matches!(stop, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+    // This takes the stop event, which was seen above.
+    let _ = waitid(
+        WaitId::Pid(pid),
+        WaitIdOptions::STOPPED | WaitIdOptions::NOHANG,
+    );
+    let stops = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+    if status
+        .stopping_signal()
+        .is_some_and(|stop| stops.contains(&stop))
+    {
         // SAFETY: a plain call; it returns when this process is continued.
         unsafe { libc::raise(libc::SIGSTOP) };
-        // SAFETY: the child is not reaped, its number is still its own.
-        unsafe { libc::kill(pid, libc::SIGCONT) };
+        // The child is not reaped, its number is still its own.
+        let _ = kill_process(pid, Signal::CONT);
     }
     Ok(false)
 }
@@ -103,10 +101,11 @@ pub fn exit_status(status: libc::c_int) -> u8 {
 }
 
 /// Takes a child that has come to its end.
-pub fn reap(pid: libc::pid_t) -> io::Result<(libc::c_int, libc::rusage)> {
+pub fn reap(pid: Pid) -> io::Result<(libc::c_int, libc::rusage)> {
     let mut status = 0;
     // SAFETY: rusage is plain data for which zero is valid.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
+    let pid = pid.as_raw_pid();
     // SAFETY: both pointers are to live locals.
     if unsafe { libc::wait4(pid, &mut status, 0, &mut usage) } != pid {
         return Err(io::Error::last_os_error());

@@ -361,7 +361,6 @@ mod tests {
     }
 
     fn is_root() -> bool {
-        // SAFETY: a plain call.
-        unsafe { libc::geteuid() == 0 }
+        rustix::process::geteuid().is_root()
     }
 }

@@ -115,7 +115,7 @@ fn watch(args: &TopArgs) -> Result<u8> {
     watch.look(Instant::now());
     check_pids(args, &watch)?;
     let passing = Passing::hold().context("cannot handle signals")?;
-    passing.set_child(0);
+    passing.set_child(None);
     let left = screen::show(&mut watch, &mut view(args), None).context("cannot draw")?;
     drop(passing);
     if let Left::Signal(signal) = left {

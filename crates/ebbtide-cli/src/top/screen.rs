@@ -15,6 +15,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, enable_raw_mode};
 use ratatui::{DefaultTerminal, Terminal};
+use rustix::process::{Signal, kill_current_process_group};
 
 use crate::run::signals::came_ns;
 use crate::top::started::Started;
@@ -156,7 +157,7 @@ fn stop(terminal: &mut DefaultTerminal, all: bool) -> io::Result<Option<u64>> {
         libc::sigaction(libc::SIGTSTP, &default, &mut old);
         let came = came_ns(libc::SIGTSTP);
         if all {
-            libc::kill(0, libc::SIGTSTP);
+            let _ = kill_current_process_group(Signal::TSTP);
         } else {
             libc::raise(libc::SIGTSTP);
         }

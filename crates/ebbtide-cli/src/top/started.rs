@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ebbtide_tools::out;
+use rustix::process::{Pid, WaitIdOptions};
 
 use crate::run::signals::Passing;
 use crate::run::supervise::{exit_status, is_over, reap};
@@ -30,7 +31,7 @@ pub enum Output {
 
 /// The command, until it has been waited for.
 pub struct Started {
-    pid: libc::pid_t,
+    pid: Pid,
     passing: Passing,
     /// What it wrote, and how much of it has been shown.
     held: Option<(File, u64)>,
@@ -60,19 +61,19 @@ impl Started {
 
     /// Its number.
     pub fn pid(&self) -> u32 {
-        self.pid as u32
+        self.pid.as_raw_pid() as u32
     }
 
     /// Whether it has.
     pub fn has_ended(&self) -> io::Result<bool> {
-        is_over(self.pid, libc::WNOHANG)
+        is_over(self.pid, WaitIdOptions::NOHANG)
     }
 
     /// Waits for its end and shows what it wrote; its exit status.
     pub fn wait(&mut self) -> Result<u8> {
         let flags = match self.held {
-            Some(_) => libc::WSTOPPED | libc::WNOHANG,
-            None => libc::WSTOPPED,
+            Some(_) => WaitIdOptions::STOPPED | WaitIdOptions::NOHANG,
+            None => WaitIdOptions::STOPPED,
         };
         while !is_over(self.pid, flags).context("cannot wait for the command")? {
             self.show()?;

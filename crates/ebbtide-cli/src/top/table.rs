@@ -88,10 +88,10 @@ pub const COLUMNS: &[Column] = &[
         "on its way to the kernel",
     ),
     column(
-        "HELD",
+        "UNSPLIT",
         10,
-        5,
-        |p| short_bytes(p.figures.held_bytes),
+        7,
+        |p| short_bytes(p.figures.unsplit_bytes),
         "in huge pages that could not be split",
     ),
     column(

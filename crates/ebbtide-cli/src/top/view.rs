@@ -241,7 +241,7 @@ impl View {
         lines.push(line("cached", bytes(f.cached_bytes)));
         lines.push(line("in spans", bytes(f.in_spans_bytes)));
         lines.push(line("own records", bytes(f.metadata_bytes)));
-        lines.push(line("held", bytes(f.held_bytes)));
+        lines.push(line("unsplit", bytes(f.unsplit_bytes)));
         lines.push(line("given back", bytes(f.released_bytes)));
         lines.push(line("workers", duration(f.worker_ns)));
         let busy = process

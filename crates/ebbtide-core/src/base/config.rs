@@ -3,7 +3,7 @@
 //! Nothing is taken from the environment of a program that runs with more rights than its caller.
 //! An unknown key or a bad value costs one line on stderr and leaves the default.
 
-use crate::base::report::Line;
+use crate::base::message::Message;
 use core::fmt::Display;
 use ebbtide_interface::keys::{self, Setting, Value};
 use ebbtide_sys::lockstat::Holds;
@@ -255,11 +255,11 @@ impl Config {
 }
 
 /// The line about an item. A long item is cut, the reason never is.
-fn complaint(item: &[u8], problem: &dyn Display) -> Line {
+fn complaint(item: &[u8], problem: &dyn Display) -> Message {
     const MOST_BYTES: usize = 64;
     let shown = &item[..item.len().min(MOST_BYTES)];
     let cut = if shown == item { "" } else { "..." };
-    Line::new()
+    Message::new()
         .text("EBBTIDE_CONF: \"")
         .bytes(shown)
         .text(cut)

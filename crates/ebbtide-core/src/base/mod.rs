@@ -6,16 +6,16 @@
 //! | [`domains`] | zones by CPUs and nodes |
 //! | [`ranks`] | the one order of locks |
 //! | [`releaser`] | who releases memory |
-//! | [`report`] | the one line before an abort |
+//! | [`message`] | the one line before an abort |
 //! | [`size_class`] | requests by size |
 //! | [`source`] | what a holder of free memory provides |
 //! | [`stats`] | what is counted, and the page that tells it |
 
 pub mod config;
 pub mod domains;
+pub mod message;
 pub mod ranks;
 pub mod releaser;
-pub mod report;
 pub mod size_class;
 pub mod source;
 pub mod stats;

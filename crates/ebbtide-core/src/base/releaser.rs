@@ -28,9 +28,9 @@ impl Owner {
 pub enum Releaser<'a> {
     /// A thread of the program, with a stack of its making, whose call asks for a release, or would fail without. It
     /// leaves the splitting of huge pages to a worker, and waits while workers have too much to do.
-    Asked,
+    Explicit,
     /// The same on a slow path: it waits for nobody.
-    Program,
+    SlowPath,
     /// The same where no worker is made: on a tick, or for little.
     Tick,
     /// A worker.
@@ -52,7 +52,7 @@ impl Releaser<'_> {
     pub fn owner(self) -> Owner {
         match self {
             Self::Worker { owner, .. } => owner,
-            Self::Asked | Self::Program | Self::Tick => Owner::PROGRAM,
+            Self::Explicit | Self::SlowPath | Self::Tick => Owner::PROGRAM,
         }
     }
 

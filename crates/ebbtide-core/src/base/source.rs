@@ -3,7 +3,7 @@
 use crate::base::ranks::ForkLock;
 use crate::base::releaser::Releaser;
 use ebbtide_sys::lock::Rank;
-use ebbtide_zone::plan::Left;
+use ebbtide_zone::plan::Remaining;
 
 /// What a holder of free memory provides, in every heap `H` that its room is a part of.
 pub trait Source<H>: Sync {
@@ -18,13 +18,13 @@ pub trait Source<H>: Sync {
     fn tick(&self, _heap: &H, _now: u64, _outside: &mut Outside) {}
 
     /// Gives back what is due or idle, in a round of the coordinating worker. Notes what is left to wait for.
-    fn tend(&self, heap: &H, round: &Round, left: &mut Left);
+    fn give_due(&self, heap: &H, round: &Round, left: &mut Remaining);
 
     /// Gives all that it keeps.
     fn give_all(&self, heap: &H, by: Releaser);
 
     /// Nobody looks at it from now on: a worker ends, or the process. Gives what it keeps until somebody looks.
-    fn left_alone(&self, _heap: &H) {}
+    fn unattended(&self, _heap: &H) {}
 
     /// Makes it whole in a forked child whose parent's locks were held during the copy, if that is not enough.
     ///

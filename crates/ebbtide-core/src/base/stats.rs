@@ -13,7 +13,7 @@ pub use page::{publish, publish_last, publish_released};
 use crate::base::config::Config;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use ebbtide_interface::{figures, page::FIRST};
-use ebbtide_sys::{features, lockstat, pressure};
+use ebbtide_sys::{features, lockstat, pressure, process};
 use page::set;
 
 /// Values of [`Figures::pressure_state`].
@@ -86,8 +86,13 @@ pub fn take_large_freed() -> usize {
 
 /// The figures that are counted as they come; those that are computed are as the page has them.
 pub fn counted(is_short: bool) -> Figures {
-    let mut figures = Figures::from_values(|at| page::word(FIRST + at));
-    figures.version = figures::VERSION;
+    let mut figures = Figures {
+        version: figures::VERSION,
+        pid: process::id().into(),
+        worked: features_that(true),
+        refused: features_that(false),
+        ..Figures::from_values(|at| page::word(FIRST + at))
+    };
     if !is_short && figures.pressure_state == SHORT {
         figures.pressure_state = CALM;
     }
@@ -103,11 +108,15 @@ pub fn write(figures: &Figures, config: &Config) {
     let values = figures.values();
     let computed = word!(live_bytes)..word!(released_bytes);
     let of_locks = word!(lock_acquisitions)..word!(pid);
-    for place in computed.chain(of_locks) {
-        set(place, values[place - FIRST]);
-    }
+    computed.for_each(|place| set(place, values[place - FIRST]));
+    of_locks.for_each(|place| raise(place, values[place - FIRST]));
     set(word!(rseq_mode), figures.rseq_mode);
     write_features();
+    if figures.pressure_state == CALM {
+        // Unless a look has found something else meanwhile.
+        let state = page::at(word!(pressure_state));
+        let _ = state.compare_exchange(SHORT, CALM, Ordering::Relaxed, Ordering::Relaxed);
+    }
     if lockstat::is_on() {
         locks::write_locks();
     }
@@ -117,6 +126,7 @@ pub fn write(figures: &Figures, config: &Config) {
 /// Writes the figures that large allocations change, and copies the page.
 pub fn write_frames(figures: &Figures, config: &Config) {
     set(word!(live_bytes), figures.live_bytes);
+    set(word!(large_bytes), figures.large_bytes);
     set(word!(cached_bytes), figures.cached_bytes);
     set(word!(dirty_bytes), figures.dirty_bytes);
     set(word!(lazy_bytes), figures.lazy_bytes);
@@ -164,18 +174,40 @@ pub fn set_left(ns: u64) {
 
 /// What became of each optional kernel call so far.
 fn write_features() {
-    let mask = |answer: bool| {
-        let all = features::ALL.iter().enumerate();
-        all.filter(|(_, feature)| feature.known() == Some(answer))
-            .fold(0, |mask, (bit, _)| mask | 1 << bit)
-    };
-    set(word!(worked), mask(true));
-    set(word!(refused), mask(false));
+    set(word!(worked), features_that(true));
+    set(word!(refused), features_that(false));
+}
+
+/// The optional kernel calls that worked, or were refused: a bit each.
+fn features_that(worked: bool) -> u64 {
+    let all = features::ALL.iter().enumerate();
+    all.filter(|(_, feature)| feature.known() == Some(worked))
+        .fold(0, |mask, (bit, _)| mask | 1 << bit)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alone::alone;
+    use ebbtide_interface::figures::Kind;
+
+    /// A figure that is computed is written to the page, wherever it stands in the table.
+    #[test]
+    fn each_computed_figure_reaches_the_page() {
+        alone("workers=0,pressure=off", |_heap| {
+            let figures = Figures::from_values(|at| 1000 + at as u64);
+            write(&figures, &Config::DEFAULT);
+            let table = figures::FIGURES.iter().zip(figures.values()).enumerate();
+            for (at, (figure, value)) in table {
+                let is_computed = figure.kind == Kind::Now && !figure.name.starts_with("rss");
+                assert!(
+                    !is_computed || page::word(FIRST + at) == value,
+                    "{}",
+                    figure.name
+                );
+            }
+        });
+    }
 
     #[test]
     fn features_have_the_names_of_their_bits() {

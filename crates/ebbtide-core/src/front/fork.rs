@@ -223,7 +223,10 @@ fn go_on(heap: &Heap) {
     }
     heap.caches.unpark_all();
     stats::forked(&heap.config);
-    heap.parts().hooks.iter().for_each(|hook| hook.forked(heap));
+    heap.parts()
+        .hooks
+        .iter()
+        .for_each(|hook| hook.on_fork_child(heap));
 }
 
 /// Whether a fork with handlers is under way in this process.

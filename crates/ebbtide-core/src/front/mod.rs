@@ -11,7 +11,7 @@ pub mod requests;
 
 use crate::base::config::Config;
 use crate::base::domains::Domains;
-use crate::base::report::Line;
+use crate::base::message::Message;
 use crate::base::size_class::{MIN_ALIGN, TABLE_MAX};
 use crate::base::stats::{self, Figures};
 use crate::front::fork::Forks;
@@ -117,7 +117,7 @@ pub fn heap() -> Option<&'static Front> {
             &crate::objects::cpu_cache::drain::CpuStacks,
             &crate::objects::central::transfer::Batches,
         ],
-        keepers: &[
+        holders: &[
             &crate::reclaim::depopulate::Spans,
             &crate::reclaim::zones::Zones,
         ],
@@ -133,7 +133,10 @@ pub fn started_heap() -> Option<&'static Front> {
 
 /// The figures now, without the last two, which the kernel knows. Walks the CPUs' caches; a few microseconds to a millisecond.
 pub fn figures() -> Figures {
-    started_heap().map_or_else(Figures::default, |heap| heap.enter_uncounted().figures().0)
+    started_heap().map_or_else(
+        || stats::counted(false),
+        |heap| heap.enter_uncounted().figures().0,
+    )
 }
 
 /// The process ends in order: parts of the heap are told, and the last figures are written.
@@ -141,8 +144,11 @@ pub fn end() {
     let Some(heap) = started_heap() else { return };
     let heap = &heap.enter_uncounted();
     stats::ends();
-    heap.leave_alone();
-    heap.parts().hooks.iter().for_each(|hook| hook.ends(heap));
+    heap.leave_unattended();
+    heap.parts()
+        .hooks
+        .iter()
+        .for_each(|hook| hook.on_exit(heap));
     let config = &heap.config;
     if !config.stats_dir.as_bytes().is_empty() {
         heap.write_page();
@@ -164,7 +170,7 @@ fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
             fork::register();
             // SAFETY: it has just started.
             let heap = unsafe { the_heap() };
-            parts.hooks.iter().for_each(|hook| hook.started(heap));
+            parts.hooks.iter().for_each(|hook| hook.on_start(heap));
         }
     }
     while STATE.load(Ordering::Acquire) == STARTING {
@@ -240,7 +246,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
 /// them later, without a word. Returns, with [`FAILED`], only where a filter refuses `exit_group`.
 #[cold]
 fn refuse(why: &Known) -> u32 {
-    Line::new()
+    Message::new()
         .text(known::REFUSED)
         .text(why.what)
         .text(": ")

@@ -15,7 +15,7 @@ impl Heap {
     /// Tries, and once more after everything free was given back.
     fn serve<T>(&self, attempt: impl Fn() -> Option<T>) -> Option<T> {
         let served = attempt().or_else(|| {
-            self.release_everything(Releaser::Asked);
+            self.release_everything(Releaser::Explicit);
             attempt()
         });
         self.tick();

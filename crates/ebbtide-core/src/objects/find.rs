@@ -1,6 +1,6 @@
 //! What an address is.
 
-use crate::base::report::Line;
+use crate::base::message::Message;
 use crate::base::size_class::MIN_ALIGN;
 use crate::objects::Objects;
 use crate::pages::region::LARGE;
@@ -48,6 +48,6 @@ impl Objects {
         } else {
             ", where nothing is allocated: freed already, or inside a large allocation"
         };
-        Line::new().text(what).address(address).text(why).abort()
+        Message::new().text(what).address(address).text(why).abort()
     }
 }

@@ -16,7 +16,7 @@ pub mod reserve;
 
 use crate::base::size_class::CLASSES;
 use crate::objects::central::Central;
-use crate::objects::central::news::News;
+use crate::objects::central::reclaimable::ReclaimableClasses;
 use crate::objects::central::transfer::Nodes;
 use crate::objects::cpu_cache::CpuCaches;
 use crate::objects::harden::quarantine::Quarantine;
@@ -34,7 +34,7 @@ pub struct Objects {
     /// Where their full batches are.
     pub nodes: Nodes,
     /// Which of them have spans to look at.
-    pub news: News,
+    pub reclaimable: ReclaimableClasses,
     /// Objects freed lately, with `harden=on`.
     pub quarantine: Quarantine,
     /// Per-CPU caches.
@@ -49,7 +49,7 @@ impl Objects {
             reserve: Reserve::new(),
             central: [const { Central::new() }; CLASSES],
             nodes: Nodes::new(),
-            news: News::new(),
+            reclaimable: ReclaimableClasses::new(),
             quarantine: Quarantine::new(),
             caches: CpuCaches::new(),
         }

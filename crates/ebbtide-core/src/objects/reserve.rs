@@ -22,7 +22,7 @@
 //! - `INV-RESERVE-2`: all of it is atomic words and memory that one thread has, so a child that is copied in the
 //!   middle of an operation finds a reserve that works. What was under way is lost to it.
 
-use crate::base::report::Line;
+use crate::base::message::Message;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::vm;
 
@@ -333,7 +333,7 @@ impl Reserve {
 
 #[cold]
 fn mistaken(object: usize, call: &str) -> ! {
-    Line::new()
+    Message::new()
         .text(call)
         .address(object)
         .text(", where nothing is allocated: freed already, or inside an allocation")

@@ -368,7 +368,7 @@ impl Pages {
     /// A refused put would mean that our own records are wrong: stop before they harm anyone.
     pub fn expect_put(&self, put: Result<(), PutError>) {
         if let Err(error) = put {
-            crate::base::report::Line::new()
+            crate::base::message::Message::new()
                 .text("internal error: frames put twice at ")
                 .address(self.region().address(error.first))
                 .abort();

@@ -21,7 +21,7 @@
 pub mod guard;
 mod moves;
 
-use crate::base::report::Line;
+use crate::base::message::Message;
 use crate::base::stats;
 use crate::pages::region::{LARGE, Region};
 use crate::pages::span::{self, Span};
@@ -342,7 +342,7 @@ pub unsafe fn release_range(address: usize, bytes: usize) -> bool {
 
 /// Ends the process over a large allocation that was freed twice.
 pub fn double_free(region: &Region, head: Frame) -> ! {
-    Line::new()
+    Message::new()
         .text("double free of ")
         .address(region.address(head))
         .text(", a large allocation")

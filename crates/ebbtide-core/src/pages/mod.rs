@@ -5,29 +5,29 @@
 //! | [`region`] | address space, and the flat arrays beside it |
 //! | [`frames`] | runs of frames from the zones; opens new ones |
 //! | [`span`] | records of runs that are in use |
-//! | [`held`] | blocks whose huge page could not be split |
+//! | [`unsplit`] | blocks whose huge page could not be split |
 //! | [`allowance`] | what may be kept and taken |
 //! | [`large`] | whole frames, without spans |
 //! | [`spare`] | the last run that each CPU freed |
 
 pub mod allowance;
 pub mod frames;
-pub mod held;
 pub mod large;
 pub mod region;
 pub mod span;
 pub mod spare;
+pub mod unsplit;
 
 use crate::base::config::{Config, MAX_ZONES};
 use crate::base::domains::Domains;
 use crate::base::ranks;
 use crate::pages::allowance::Allowance;
 use crate::pages::frames::ZoneSlot;
-use crate::pages::held::Held;
 use crate::pages::large::guard::Kept;
 use crate::pages::region::Region;
 use crate::pages::span::SpanTable;
 use crate::pages::spare::SpareRuns;
+use crate::pages::unsplit::UnsplitBlocks;
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -75,7 +75,7 @@ pub struct Pages {
     /// Blocks that are kept from huge pages.
     pub small_blocks: AtomicUsize,
     /// Blocks that could not be split at the last try.
-    pub held: Held,
+    pub unsplit: UnsplitBlocks,
     /// The largest step that a zone has grown by since the last tick, in blocks; 0: none has.
     pub grown: AtomicU32,
     /// Bytes freed since the last tick.
@@ -110,7 +110,7 @@ impl Pages {
             slack: AtomicUsize::new(0),
             moves: AtomicUsize::new(0),
             small_blocks: AtomicUsize::new(0),
-            held: Held::new(),
+            unsplit: UnsplitBlocks::new(),
             grown: AtomicU32::new(0),
             freed: AtomicUsize::new(0),
             allowance: Allowance::new(),

@@ -53,7 +53,7 @@ pub mod flag {
     /// It is kept from huge pages, because empty pages of it were released.
     pub const SMALL: u8 = 2;
     /// Its huge page could not be split: tried again later.
-    pub const HELD: u8 = 4;
+    pub const UNSPLIT: u8 = 4;
     /// The first block of those that one move made [`MOVED`].
     pub const MOVE: u8 = 8;
 }

@@ -18,7 +18,7 @@
 
 mod run;
 
-use crate::base::report::Line;
+use crate::base::message::Message;
 use crate::base::size_class::{CLASS, Class, MAX_OBJECTS};
 use crate::base::stats::{self, word};
 use crate::pages::Pages;
@@ -57,7 +57,7 @@ pub struct Span {
     /// Frames whose memory was given back while the span lives, one bit each (`INV-SPAN-3`).
     pub released: u64,
     /// The look at held blocks since which its empty frames are counted as held; 0 for none.
-    pub held_look: u32,
+    pub unsplit_generation: u32,
     /// Bytes of a large allocation's last frame that were not asked for, with `harden=on`; 0 without.
     pub tail: u16,
     spare: [u8; 10],
@@ -90,8 +90,8 @@ impl Misuse {
 }
 
 /// Begins a line about an object of a class.
-pub fn line(what: &str, object: usize, class: usize) -> Line {
-    Line::new()
+pub fn line(what: &str, object: usize, class: usize) -> Message {
+    Message::new()
         .text(what)
         .address(object)
         .text(", size class ")
@@ -113,7 +113,7 @@ impl Span {
         self.was_clean = clean;
         self.free = class.objects;
         self.high = 0;
-        (self.scanned, self.released, self.held_look) = (0, 0, 0);
+        (self.scanned, self.released, self.unsplit_generation) = (0, 0, 0);
     }
 
     /// Takes up to `into.len()` objects, lowest first and those in populated frames before others, as

@@ -2,7 +2,7 @@
 //!
 //! A program that takes a buffer, fills it and frees it again would pay for a search in its zone and for four locks each
 //! time; here it takes one lock twice that no other CPU wants. One run a CPU bounds what others could have used and what the release
-//! engine does not see. A spare run goes to its zone when the next one comes, when nobody wanted it for some looks, and
+//! engine does not see. A spare run goes to its zone when the next one comes, when nobody wanted it for some scans, and
 //! when everything is drained. None is kept where freed memory shall not stay (`retain_ms=0`, a small `retain_max`, an owner's
 //! limit, short memory), or where it is closed instead (`harden=on`).
 //!
@@ -19,14 +19,14 @@ use crate::pages::span;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process};
-use ebbtide_zone::plan::Left;
+use ebbtide_zone::plan::Remaining;
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, FRAME_BYTES, Frame};
 
 /// CPUs beyond so many share.
 const PLACES: usize = 64;
 /// Looks without use after which a spare run goes, and how far apart they are at least.
-const IDLE_LOOKS: u32 = 6;
-const LOOK_MS: u64 = 100;
+const IDLE_SCANS: u32 = 6;
+const SCAN_MS: u64 = 100;
 /// Runs below 256 KiB come of alignment alone.
 const LEAST_FRAMES: u32 = 64;
 /// Slow paths take care of so many without being told what comes: 8 MiB.
@@ -58,7 +58,7 @@ struct Spare {
     head: Frame,
     frames: u32,
     /// Looks since it came.
-    looks: u32,
+    scans: u32,
 }
 
 /// Those of all CPUs.
@@ -67,7 +67,7 @@ pub struct SpareRuns {
     /// So many are in use; 0: none is to be kept.
     count: AtomicUsize,
     /// The last look.
-    looked_ms: AtomicU64,
+    scanned_ms: AtomicU64,
 }
 
 impl SpareRuns {
@@ -76,7 +76,7 @@ impl SpareRuns {
         Self {
             places: [const { Place(Lock::new(ranks::FREED, Kept::NONE)) }; PLACES],
             count: AtomicUsize::new(0),
-            looked_ms: AtomicU64::new(0),
+            scanned_ms: AtomicU64::new(0),
         }
     }
 
@@ -130,18 +130,18 @@ impl<H: AsRef<Pages>> Source<H> for Spares {
     }
 
     fn tick(&self, heap: &H, now: u64, outside: &mut Outside) {
-        outside.spare += heap.as_ref().look_at_spares(now);
+        outside.spare += heap.as_ref().scan_spares(now);
     }
 
-    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
-        left.dirty += heap.as_ref().look_at_spares(round.now);
+    fn give_due(&self, heap: &H, round: &Round, left: &mut Remaining) {
+        left.dirty += heap.as_ref().scan_spares(round.now);
     }
 
     fn give_all(&self, heap: &H, _by: Releaser) {
         heap.as_ref().drain_spares();
     }
 
-    fn left_alone(&self, heap: &H) {
+    fn unattended(&self, heap: &H) {
         heap.as_ref().drain_spares();
     }
 
@@ -166,7 +166,7 @@ impl Pages {
         let spare = Spare {
             head,
             frames,
-            looks: 0,
+            scans: 0,
         };
         let kept = Kept {
             spare: Some(spare),
@@ -175,7 +175,7 @@ impl Pages {
         let before = core::mem::replace(&mut *place.lock(), kept);
         self.put_spare(before.spare);
         if self.spares.count.load(Ordering::Relaxed) > FEW_PLACES && !before.is_counted {
-            // They may add up: the tick looks. Whatever comes to this place until then is no more than that.
+            // They may add up: the tick scans. Whatever comes to this place until then is no more than that.
             self.count_large_freed(BLOCK_FRAMES);
         }
         true
@@ -217,13 +217,13 @@ impl Pages {
         }
     }
 
-    /// Looks at all of them, and puts those back that nobody has wanted for [`IDLE_LOOKS`], looks that come sooner than
-    /// [`LOOK_MS`] not counted. Frames of the others.
-    pub fn look_at_spares(&self, now: u64) -> u64 {
-        let since = now.saturating_sub(self.spares.looked_ms.load(Ordering::Relaxed));
-        let look = u32::from(since >= LOOK_MS);
+    /// Looks at all of them, and puts those back that nobody has wanted for [`IDLE_SCANS`], scans that come sooner than
+    /// [`SCAN_MS`] not counted. Frames of the others.
+    pub fn scan_spares(&self, now: u64) -> u64 {
+        let since = now.saturating_sub(self.spares.scanned_ms.load(Ordering::Relaxed));
+        let look = u32::from(since >= SCAN_MS);
         if look > 0 {
-            self.spares.looked_ms.store(now, Ordering::Relaxed);
+            self.spares.scanned_ms.store(now, Ordering::Relaxed);
         }
         let mut frames = 0;
         for place in self.spares.places() {
@@ -231,8 +231,8 @@ impl Pages {
                 let mut kept = place.lock();
                 kept.is_counted = false;
                 let idle = kept.spare.take_if(|spare| {
-                    spare.looks += look;
-                    spare.looks > IDLE_LOOKS
+                    spare.scans += look;
+                    spare.scans > IDLE_SCANS
                 });
                 frames += kept.frames();
                 idle

@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering;
 use ebbtide_sys::clock;
 use ebbtide_sys::lock::Rank;
 use ebbtide_zone::FRAME_BYTES;
-use ebbtide_zone::plan::{HELP_FRAMES, Left};
+use ebbtide_zone::plan::{HELP_FRAMES, Remaining};
 
 /// Spans looked at under their lock at once.
 const SPANS_AT_ONCE: usize = 8;
@@ -27,7 +27,7 @@ impl Heap {
             return 0;
         }
         let waiting = |class: usize| self.central[class].spans.lock().waiting(class);
-        self.news.classes().map(waiting).sum()
+        self.reclaimable.marked().map(waiting).sum()
     }
 
     /// Bytes that half-used spans keep beyond what memory is left for them beside what the zones keep, and bytes
@@ -90,7 +90,7 @@ impl Heap {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {
                 let due = due.min(HELP_FRAMES as usize * FRAME_BYTES);
-                self.depopulate(class, due, Releaser::Program);
+                self.depopulate(class, due, Releaser::SlowPath);
                 return;
             }
         }
@@ -151,14 +151,14 @@ impl Source<Heap> for Spans {
         outside.waiting += heap.waiting_frames();
     }
 
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+    fn give_due(&self, heap: &Heap, round: &Round, left: &mut Remaining) {
         left.note(heap.depopulate_due(round.now, round.by));
         left.note(heap.waiting_frames());
     }
 
     /// Huge pages split for that leave more that is free: waits for what is on its way.
     fn give_all(&self, heap: &Heap, by: Releaser) {
-        heap.look_at_held(clock::now_ms());
+        heap.retry_unsplit(clock::now_ms());
         heap.depopulate_everything(by);
         heap.join(by);
     }

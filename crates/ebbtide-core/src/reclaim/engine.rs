@@ -26,7 +26,8 @@ use ebbtide_sys::features::WORKERS;
 use ebbtide_sys::thread::Affinity;
 use ebbtide_sys::{clock, process};
 use ebbtide_zone::plan::{
-    self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Left, Next, Pace, Tick, TickPlan, Wake,
+    self, Actors, Backlog, Bounds, IN_PLACE_FRAMES, Next, Pace, Remaining, RequestPlan, Tick,
+    TickPlan, Wake,
 };
 use ebbtide_zone::{BLOCK_FRAMES, Counters, FRAME_BYTES};
 
@@ -73,7 +74,7 @@ impl Heap {
         let mut outside = Outside::default();
         if tick.asks_outside() {
             self.pacing.asked_ms.store(now, Ordering::Relaxed);
-            self.keep_owners_limit(Releaser::Program);
+            self.keep_owners_limit(Releaser::SlowPath);
             outside = self.ask_sources(now);
             if bounds.is_limited {
                 // What the owner's limit leaves for the zones may have changed.
@@ -113,17 +114,17 @@ impl Heap {
             TickPlan::Little {
                 frames,
                 may_make_worker: true,
-            } => self.release_due(frames, Releaser::Program),
+            } => self.release_due(frames, Releaser::SlowPath),
             TickPlan::Little { frames, .. } => self.release_due(frames, Releaser::Tick),
-            TickPlan::Much { beside, .. } if called => self.release_due(beside, Releaser::Program),
+            TickPlan::Much { beside, .. } if called => self.release_due(beside, Releaser::SlowPath),
             TickPlan::Much {
                 alone, alone_lazy, ..
             } => {
                 let now = tick.now_ms;
-                self.look_at_held(now);
+                self.retry_unsplit(now);
                 self.ask_sources(now);
-                self.release_due(alone, Releaser::Program);
-                self.release_in_place(alone_lazy, Take::Lazy, Releaser::Program);
+                self.release_due(alone, Releaser::SlowPath);
+                self.release_in_place(alone_lazy, Take::Lazy, Releaser::SlowPath);
                 self.depopulate_some(now);
             }
         }
@@ -173,16 +174,15 @@ impl Heap {
         }
     }
 
-    /// No worker is made for as little as slow paths take care of: the program may want to stay without.
+    /// Who carries out a request to release everything.
     fn releaser_of_everything<'a>(&self, by: Releaser<'a>) -> Releaser<'a> {
-        let is_little = || {
-            let (frames, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
-            frames + self.waiting_frames() <= IN_PLACE_FRAMES
-        };
-        let has_worker = by.is_worker() || self.workers.count() > 0;
-        match !has_worker && is_little() && self.actors().for_little(true) == Some(false) {
-            true => Releaser::Tick,
-            false => by,
+        if by.is_worker() {
+            return by;
+        }
+        let (kept, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
+        match plan::request(kept, self.waiting_frames(), &self.actors()) {
+            RequestPlan::InPlace => Releaser::Tick,
+            RequestPlan::WithWorkers => by,
         }
     }
 
@@ -218,7 +218,7 @@ impl Heap {
                     .due(now, bounds.window_ms, counters.in_use, dirty, Some(cap));
         }
         // What is held is not to be had for now. It lies in blocks that are used in part.
-        let held = (self.held.frames() as u64).min(in_parts);
+        let held = (self.unsplit.frames() as u64).min(in_parts);
         backlog.dirty -= held;
         backlog.due = backlog.due.min(backlog.dirty);
         backlog
@@ -295,20 +295,20 @@ impl Heap {
         let before = stats::released();
         self.drain_all(by);
         let by = self.releaser_of_everything(by);
-        for source in self.parts().keepers {
+        for source in self.parts().holders {
             source.give_all(self, by);
         }
         stats::publish_released(&self.config);
         stats::released() - before
     }
 
-    /// A coordinator's turn: releases what is due. What is left to wait for.
+    /// One round of the coordinator: releases what is due. What is left to wait for.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
         self.look_at_cpus();
         if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
             self.look_at_limits();
         }
-        self.look_at_held(now);
+        self.retry_unsplit(now);
         self.keep_owners_limit(by);
         let bounds = self.bounds(now);
         let backlog = self.backlog(now, &bounds);
@@ -318,9 +318,9 @@ impl Heap {
         self.release_zones(plan.due, backlog.due, Take::Due { lazy_first }, by);
         self.release_zones(plan.lazy, plan.lazy, Take::Lazy, by);
         let window = bounds.window_ms.max(LEAST_WINDOW_MS);
-        let mut left = Left {
+        let mut left = Remaining {
             is_expecting: self.workers.is_expecting(),
-            ..Left::default()
+            ..Remaining::default()
         };
         let round = Round {
             now,
@@ -328,7 +328,7 @@ impl Heap {
             by,
         };
         for source in self.parts().sources() {
-            source.tend(self, &round, &mut left);
+            source.give_due(self, &round, &mut left);
         }
         // The program went on meanwhile.
         left.quarantined_bytes = self.quarantine.bytes() as u64;
@@ -380,7 +380,7 @@ mod tests {
             let run = heap.allocate_large(300 * FRAME_BYTES, 1).unwrap();
             free_inside(heap, run.address);
             assert_eq!(heap.spares.frames(), 300);
-            (1..20).for_each(|look| heap.tick_now(clock::now_ms() + look * plan::LOOK_MS));
+            (1..20).for_each(|look| heap.tick_now(clock::now_ms() + look * plan::OUTSIDE_CHECK_MS));
             assert_eq!(heap.spares.frames(), 0);
         });
     }

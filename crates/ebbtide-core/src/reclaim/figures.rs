@@ -20,6 +20,8 @@ pub struct Changes {
     large_changed: AtomicUsize,
     /// Live bytes less [`FrameBytes::used`] then.
     live_less_used: AtomicU64,
+    /// The same of large allocations.
+    large_less_used: AtomicU64,
     /// What was cached beside spare runs then.
     cached_objects: AtomicU64,
     /// What had been given back then.
@@ -34,6 +36,7 @@ impl Changes {
             changed: AtomicUsize::new(0),
             large_changed: AtomicUsize::new(0),
             live_less_used: AtomicU64::new(0),
+            large_less_used: AtomicU64::new(0),
             cached_objects: AtomicU64::new(0),
             released: AtomicUsize::new(0),
         }
@@ -70,7 +73,7 @@ impl Heap {
             dirty_bytes: frames.dirty as u64,
             lazy_bytes: frames.lazy as u64,
             pending_bytes: (frames.claimed + claimed) as u64,
-            held_bytes: (self.held.all() * FRAME_BYTES) as u64,
+            unsplit_bytes: (self.unsplit.all() * FRAME_BYTES) as u64,
             metadata_bytes: records as u64,
             opened_bytes: frames.opened as u64,
             percpu_bytes: 0,
@@ -88,7 +91,7 @@ impl Heap {
             figures.lazy_zones += u64::from(refaults.lazy_first());
         }
         let hooks = self.parts().hooks.iter();
-        hooks.for_each(|hook| hook.account(self, &mut figures));
+        hooks.for_each(|hook| hook.add_figures(self, &mut figures));
         (figures, frames)
     }
 }
@@ -183,9 +186,14 @@ impl Heap {
         let changes = &self.changes;
         changes.large_changed.store(0, Ordering::Relaxed);
         let frames = self.frame_bytes();
-        let live = changes.live_less_used.load(Ordering::Relaxed);
+        let used = frames.used as u64;
+        let now = |less_used: &AtomicU64| {
+            let bytes = less_used.load(Ordering::Relaxed).wrapping_add(used);
+            bytes.cast_signed().max(0) as u64
+        };
         let new = Figures {
-            live_bytes: live.wrapping_add(frames.used as u64).cast_signed().max(0) as u64,
+            live_bytes: now(&changes.live_less_used),
+            large_bytes: now(&changes.large_less_used),
             cached_bytes: changes.cached_objects.load(Ordering::Relaxed) + frames.spare as u64,
             dirty_bytes: frames.dirty as u64,
             lazy_bytes: frames.lazy as u64,
@@ -204,6 +212,8 @@ impl Heap {
         let (figures, frames) = self.figures();
         let live = figures.live_bytes.wrapping_sub(frames.used as u64);
         changes.live_less_used.store(live, Ordering::Relaxed);
+        let large = figures.large_bytes.wrapping_sub(frames.used as u64);
+        changes.large_less_used.store(large, Ordering::Relaxed);
         let objects = figures.cached_bytes - frames.spare as u64;
         changes.cached_objects.store(objects, Ordering::Relaxed);
         stats::write(&figures, &self.config);

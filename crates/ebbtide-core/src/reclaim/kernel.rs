@@ -220,7 +220,7 @@ fn parts(range: Range) -> impl Iterator<Item = Frame> {
 fn must_split(heap: &Heap, page: Frame) -> bool {
     // SAFETY: blocks with claimed frames are opened.
     let flags = unsafe { heap.region().flags(page.block()) }.load(Ordering::Relaxed);
-    flags & (flag::SMALL | flag::HELD) == 0
+    flags & (flag::SMALL | flag::UNSPLIT) == 0
         && heap.may_be_huge(page)
         && SCAN_PAGES.may_work()
         && heap.small_blocks.load(Ordering::Relaxed) < MAX_SMALL_BLOCKS
@@ -250,11 +250,11 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
     if now & flag::SMALL != 0 || !heap.may_be_huge(page) {
         return true;
     }
-    if now & flag::HELD != 0 {
+    if now & flag::UNSPLIT != 0 {
         return false;
     }
     let hold = || {
-        flags.fetch_or(flag::HELD, Ordering::Relaxed);
+        flags.fetch_or(flag::UNSPLIT, Ordering::Relaxed);
         false
     };
     let region = heap.region();

@@ -2,12 +2,12 @@
 //! `plan-log` alone, and never part of a product: it writes to the standard error of the program. `scripts/thin-plan-log`
 //! reads it.
 
-use crate::base::report::Line;
+use crate::base::message::Message;
 use core::fmt::{Debug, Write};
 
 /// A line of `kind`: what was seen, then what was decided.
 pub fn line(kind: &str, seen: impl Debug, decided: impl Debug) {
-    let mut line = Line::new().text("plan ").text(kind);
+    let mut line = Message::new().text("plan ").text(kind);
     let _ = write!(line, " {seen:?} {decided:?}");
     line.write();
 }

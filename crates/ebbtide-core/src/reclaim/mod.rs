@@ -10,7 +10,7 @@
 //! | [`zones`] | free frames of the zones: claimed and released |
 //! | [`depopulate`] | empty frames of half-used spans: the same |
 //! | [`put_back`] | claimed ranges back to zones and spans |
-//! | [`holds`] | held blocks, claimed again |
+//! | [`retry_unsplit`] | unsplit blocks, claimed again |
 //! | [`lazy`] | which way due frames take: to lazy first, or straight to clean |
 //! | [`pacing`] | when ticks and rounds last did what they do seldom |
 //! | [`owned`] | one gather, released by whoever owns it |
@@ -22,7 +22,6 @@ pub mod depopulate;
 pub mod engine;
 pub mod figures;
 pub mod gather;
-pub mod holds;
 pub mod kernel;
 pub mod lazy;
 #[cfg(feature = "plan-log")]
@@ -31,6 +30,7 @@ mod owned;
 pub mod pacing;
 pub mod pressure;
 mod put_back;
+pub mod retry_unsplit;
 pub mod slots;
 pub mod sources;
 pub mod workers;

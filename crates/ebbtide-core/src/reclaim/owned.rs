@@ -8,7 +8,7 @@ use ebbtide_sys::clock;
 
 /// Whether workers have so much to do that this one had better claim nothing: it might not get rid of it.
 pub fn holds_back(heap: &Heap, by: Releaser) -> bool {
-    matches!(by, Releaser::Program | Releaser::Tick)
+    matches!(by, Releaser::SlowPath | Releaser::Tick)
         && heap.slots.is_crowded()
         && heap.workers.count() > 0
 }
@@ -17,13 +17,13 @@ pub fn holds_back(heap: &Heap, by: Releaser) -> bool {
 pub fn release_owned<'a>(heap: &'a Heap, mut owned: Owned<'a>, by: Releaser) {
     let start = clock::precise_ns();
     let leave = match by {
-        Releaser::Asked | Releaser::Program => heap.max_workers() > 0,
+        Releaser::Explicit | Releaser::SlowPath => heap.max_workers() > 0,
         Releaser::Tick => heap.workers.count() > 0,
         Releaser::Worker { .. } => false,
     };
     let (_, left) = super::kernel::release(heap, owned.gather(), by, leave);
     if left {
-        let waits = matches!(by, Releaser::Asked);
+        let waits = matches!(by, Releaser::Explicit);
         match leave_to_worker(heap, owned, waits) {
             Ok(()) => {
                 return stats::raise(word!(longest_stall_ns), clock::precise_ns() - start);

@@ -39,7 +39,7 @@ impl Heap {
                 self.put_span_frames(Frame(start), count, clean, range.is_kept(), under_lock);
             }
             if range.is_kept() {
-                self.held.add_in_span(count);
+                self.unsplit.add_in_span(count);
             }
         }
     }
@@ -75,8 +75,8 @@ impl Heap {
         };
         let put = zone.put_claim(claim, outcome);
         if range.is_kept() {
-            zone.hold(last);
-            self.held.add(claim.frames());
+            zone.mark_unsplit(last);
+            self.unsplit.add(claim.frames());
         }
         gather.cut(claim.frames());
         if outcome == Outcome::Lazy {

@@ -26,7 +26,7 @@ const COUNT: usize = crate::base::config::MAX_WORKERS + 8;
 const MAX_QUEUED: usize = 32;
 /// Whoever waits looks so often whether there still is a worker: one that was counted on may not have come to be,
 /// or a filter may have killed it.
-const LOOK_MS: u64 = 100;
+const RECHECK_MS: u64 = 100;
 /// Whoever waits for everything takes a gather that a thread of the program has had for so long for lost: a filter may
 /// have killed that thread, and nobody would see it.
 const LOST_MS: u64 = if cfg!(test) { 300 } else { 10_000 };
@@ -38,7 +38,7 @@ struct Slot {
     /// How often it got free.
     uses: AtomicU32,
     /// The order of handing over.
-    turn: AtomicU64,
+    ticket: AtomicU64,
     gather: UnsafeCell<Gather>,
 }
 
@@ -54,7 +54,7 @@ impl Slot {
 /// See the module's header.
 pub struct Slots {
     slots: [Slot; COUNT],
-    turns: AtomicU64,
+    next_ticket: AtomicU64,
     queued: AtomicIsize,
     /// Changes when a gather gets free; sleepers wait for that.
     done: AtomicU32,
@@ -80,11 +80,11 @@ impl Slots {
                     state: AtomicU32::new(FREE),
                     owner: AtomicU64::new(0),
                     uses: AtomicU32::new(0),
-                    turn: AtomicU64::new(0),
+                    ticket: AtomicU64::new(0),
                     gather: UnsafeCell::new(Gather::NEW),
                 }
             }; COUNT],
-            turns: AtomicU64::new(0),
+            next_ticket: AtomicU64::new(0),
             queued: AtomicIsize::new(0),
             done: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
@@ -111,7 +111,7 @@ impl Slots {
                 (state == QUEUED || state == LEFT && left).then_some((index, slot, state))
             });
             let (index, slot, state) =
-                waiting.min_by_key(|(_, slot, _)| slot.turn.load(Ordering::Relaxed))?;
+                waiting.min_by_key(|(_, slot, _)| slot.ticket.load(Ordering::Relaxed))?;
             if slot.own(state) {
                 self.queued.fetch_sub(1, Ordering::AcqRel);
                 return Some(self.own(index, owner));
@@ -158,7 +158,7 @@ impl Slots {
                 Err(back) if waits && has_worker() => owned = back,
                 queued_or_not => return queued_or_not,
             }
-            self.wait(done, LOOK_MS);
+            self.wait(done, RECHECK_MS);
         }
     }
 
@@ -176,8 +176,8 @@ impl Slots {
             return Err(owned);
         }
         let slot = &self.slots[owned.index];
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        slot.turn.store(turn, Ordering::Relaxed);
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        slot.ticket.store(ticket, Ordering::Relaxed);
         core::mem::forget(owned);
         slot.owner.store(0, Ordering::Relaxed);
         slot.state.store(state, Ordering::Release);
@@ -257,7 +257,7 @@ impl Slots {
                 let left_ms = end_ms.saturating_sub(clock::now_ms());
                 match taken {
                     Some(owned) => help(owned),
-                    None if left_ms > 0 => self.wait(done, LOOK_MS.min(left_ms)),
+                    None if left_ms > 0 => self.wait(done, RECHECK_MS.min(left_ms)),
                     None => return,
                 }
             }
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!((first(false), first(false)), (Some(1), None));
         assert!(SLOTS.queued() > 0);
         assert_eq!((first(true), first(true)), (Some(0), None));
-        SLOTS.wait_for_workers(LOOK_MS, || true, |_| unreachable!());
+        SLOTS.wait_for_workers(RECHECK_MS, || true, |_| unreachable!());
     }
 
     #[test]

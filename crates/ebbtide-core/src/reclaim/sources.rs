@@ -25,27 +25,27 @@ use ebbtide_sys::lock::Rank;
 /// What is told of the process's life, and of nothing in between. By default it does nothing.
 pub trait Hook: Sync {
     /// The heap has started: once, mostly in the main thread.
-    fn started(&self, _heap: &Heap) {}
+    fn on_start(&self, _heap: &Heap) {}
 
     /// In a forked child, which is whole again.
-    fn forked(&self, _heap: &Heap) {}
+    fn on_fork_child(&self, _heap: &Heap) {}
 
     /// On slow paths, when the heap may have grown. No lock is held.
-    fn look(&self, _heap: &Heap) {}
+    fn on_growth(&self, _heap: &Heap) {}
 
     /// The process ends in order.
-    fn ends(&self, _heap: &Heap) {}
+    fn on_exit(&self, _heap: &Heap) {}
 
     /// Adds its share of the figures.
-    fn account(&self, _heap: &Heap, _figures: &mut Figures) {}
+    fn add_figures(&self, _heap: &Heap, _figures: &mut Figures) {}
 }
 
 /// What the process's heap is made of: one constant, given to its start.
 pub struct Parts {
-    /// Sources that give to spans and zones, and make no system call for it. They give first, in this order.
+    /// Sources that give to spans and zones, not to the kernel. They give first, in this order.
     pub caches: &'static [&'static dyn Source<Heap>],
     /// All others, in the order in which they give.
-    pub keepers: &'static [&'static dyn Source<Heap>],
+    pub holders: &'static [&'static dyn Source<Heap>],
     /// See [`Hook`].
     pub hooks: &'static [&'static dyn Hook],
 }
@@ -53,7 +53,7 @@ pub struct Parts {
 impl Parts {
     /// All sources, in the order in which they give.
     pub fn sources(&self) -> impl Iterator<Item = &'static dyn Source<Heap>> {
-        self.caches.iter().chain(self.keepers).copied()
+        self.caches.iter().chain(self.holders).copied()
     }
 }
 
@@ -75,9 +75,9 @@ impl Heap {
     }
 
     /// Nobody looks at any source from now on.
-    pub fn leave_alone(&self) {
+    pub fn leave_unattended(&self) {
         let sources = self.parts().sources();
-        sources.for_each(|source| source.left_alone(self));
+        sources.for_each(|source| source.unattended(self));
     }
 
     /// What all caches keep.
@@ -90,7 +90,10 @@ impl Heap {
 
     /// The heap may have grown. No lock may be held.
     pub fn look_at_growth(&self) {
-        self.parts().hooks.iter().for_each(|hook| hook.look(self));
+        self.parts()
+            .hooks
+            .iter()
+            .for_each(|hook| hook.on_growth(self));
     }
 }
 
@@ -107,7 +110,7 @@ mod tests {
             let object = heap.allocate_object(crate::base::size_class::class_of(100));
             assert!(object != 0);
             crate::front::requests::free_inside(heap, object);
-            heap.drain_all(Releaser::Asked);
+            heap.drain_all(Releaser::Explicit);
             heap.cached().objects == 0
         });
         assert!(emptied);

@@ -4,11 +4,11 @@
 //! `free` to come should not have to make one; that one looks now and then whether it has come. One at a time
 //! *coordinates*: it waits for the retain window, decides what is due, and hands pieces to the others. They end
 //! after [`IDLE_MS`](ebbtide_zone::plan::IDLE_MS) without work or with little to wait for ([`Next`]). Until then they wake up once a second, to see whether they
-//! may stay ([`permit`]). They are threads of the process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
+//! may stay ([`lease`]). They are threads of the process: its cgroup and its priority pay. They hold no allocator lock across a system call, and libc does not know them
 //! ([`ebbtide_sys::thread`]): no `errno`, no allocation, no per-CPU cache.
 
-mod eyes;
-mod permit;
+mod lease;
+mod watch;
 
 use super::owned::release_owned;
 use crate::base::config::MAX_WORKERS;
@@ -22,9 +22,9 @@ use ebbtide_sys::pages::PageMap;
 use ebbtide_sys::thread::{self, Affinity, Place};
 use ebbtide_sys::{clock, process, vm};
 use ebbtide_zone::BLOCK_BYTES;
-use ebbtide_zone::plan::{Next, Sleep, Turn};
-use eyes::Eyes;
-use permit::{Permit, Terms};
+use ebbtide_zone::plan::{Iteration, Next, Sleep};
+use lease::{Lease, LeaseTerms};
+use watch::WatchSchedule;
 
 /// After a refusal, no thread is asked for during this.
 const RETRY_MS: u64 = 10_000;
@@ -60,7 +60,7 @@ pub struct Workers {
     /// See [`Self::bar`].
     is_barred: AtomicBool,
     /// What their permits depend on.
-    terms: Terms,
+    lease_terms: LeaseTerms,
     /// The CPU that handed work over, which helpers leave alone.
     pub(super) avoid_cpu: AtomicUsize,
 }
@@ -81,7 +81,7 @@ impl Workers {
             process: AtomicU32::new(0),
             retry_ms: AtomicU64::new(0),
             is_barred: AtomicBool::new(false),
-            terms: Terms::new(),
+            lease_terms: LeaseTerms::new(),
             avoid_cpu: AtomicUsize::new(usize::MAX),
         }
     }
@@ -153,7 +153,7 @@ impl Workers {
         self.expecting.store(false, Ordering::Relaxed);
         self.creating.store(0, Ordering::Relaxed);
         self.bar(false);
-        self.terms.reset();
+        self.lease_terms.reset();
         self.process.store(process::id(), Ordering::Release);
     }
 
@@ -176,7 +176,7 @@ impl Workers {
     }
 
     /// Makes the first worker in advance: in a call that takes long anyway. While the heap grows it looks every
-    /// [`LOOK_MS`](ebbtide_zone::plan::pressure::LOOK_MS) whether there is much to give, so that `free` need not even wake it (30 µs); after that ever more
+    /// [`SAMPLE_MS`](ebbtide_zone::plan::pressure::SAMPLE_MS) whether there is much to give, so that `free` need not even wake it (30 µs); after that ever more
     /// seldom, and `free` does. It ends like any other when nothing comes of it.
     pub fn expect(&'static self) {
         if self.count() == 0 {
@@ -277,7 +277,7 @@ impl Workers {
         let is_made = || self.creating.load(Ordering::SeqCst);
         let none_is_made = comes(&|| is_made() == 0 || thread::is_gone(is_made()));
         let threads = self.places.each_ref().map(Place::thread);
-        self.terms.end();
+        self.lease_terms.end();
         // Once: whoever leaves and finds the word changed looks again for work.
         self.wake.fetch_add(1, Ordering::SeqCst);
         ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
@@ -316,23 +316,23 @@ struct Worker<'a> {
     heap: &'static Heap,
     number: usize,
     by: Releaser<'a>,
-    permit: Permit,
-    eyes: Eyes,
+    lease: Lease,
+    watch: WatchSchedule,
 }
 
 impl Worker<'_> {
-    /// Sleeps until it is called, the time is over, or the permit is. That is looked at meanwhile. `seen`: the word that
+    /// Sleeps until it is called, the time is over, or the lease is. That is looked at meanwhile. `seen`: the word that
     /// callers change, as it was before this worker looked for work.
     fn rest(&mut self, seen: u32, ms: u64) {
         let workers = &self.heap.workers;
         let end = clock::now_ms() + ms;
         loop {
             let now = clock::now_ms();
-            let ms = end.saturating_sub(now).min(self.permit.pause_ms(now));
+            let ms = end.saturating_sub(now).min(self.lease.pause_ms(now));
             workers.sleep(seen, ms);
             let now = clock::now_ms();
             let called = workers.wake.load(Ordering::SeqCst) != seen;
-            if called || now >= end || !self.permit.holds(now, &workers.terms) {
+            if called || now >= end || !self.lease.holds(now, &workers.lease_terms) {
                 return;
             }
         }
@@ -354,8 +354,8 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
     vm::gives_back();
     // Without an empty table of its own it opens nothing.
     let may_open = thread::leave_descriptors_unnoticed();
-    let permit = Permit::new(may_open, born_ms, &workers.terms);
-    if permit.is_over() {
+    let lease = Lease::new(may_open, born_ms, &workers.lease_terms);
+    if lease.is_over() {
         workers.make_none_for(RETRY_MS);
     }
     let map = if may_open {
@@ -376,13 +376,13 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
         heap,
         number,
         by,
-        permit,
-        eyes: Eyes::default(),
+        lease,
+        watch: WatchSchedule::default(),
     };
     let mut worked_ms = clock::now_ms();
     loop {
         let seen = workers.wake.load(Ordering::SeqCst);
-        let may_stay = worker.permit.holds(clock::now_ms(), &workers.terms);
+        let may_stay = worker.lease.holds(clock::now_ms(), &workers.lease_terms);
         if heap.slots.queued() > 0 {
             let affinity = Affinity::current();
             let cpu = affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));
@@ -404,9 +404,9 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
             }
         }
         let sleep = if !may_stay {
-            Turn::Over.sleep(0)
+            Iteration::MustEnd.sleep(0)
         } else if workers.coordinate(number) {
-            // Whoever has news from now on must call.
+            // A thread that has work from now on must call.
             workers.next_ms.store(u64::MAX, Ordering::SeqCst);
             if may_open && heap.config.pressure {
                 worker.watch();
@@ -414,24 +414,24 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
             let began = clock::now_ms();
             let next = heap.round(began, by);
             let now = clock::now_ms();
-            worker.eyes.after_round(now, now - began);
+            worker.watch.after_round(now, now - began);
             if let Next::Much(_) = next {
                 worked_ms = now;
                 workers.expecting.store(false, Ordering::Relaxed);
             }
-            let sleep = Turn::Round(next).sleep(now - worked_ms);
+            let sleep = Iteration::Round(next).sleep(now - worked_ms);
             if let Sleep::Watching { ms, .. } = sleep {
                 workers.next_ms.store(now + ms, Ordering::SeqCst);
             }
             workers.coordinating.store(0, Ordering::Release);
             sleep
         } else {
-            let watches = worker.eyes.are_open();
-            Turn::Others { watches }.sleep(clock::now_ms() - worked_ms)
+            let watches = worker.watch.are_open();
+            Iteration::NotCoordinating { watches }.sleep(clock::now_ms() - worked_ms)
         };
-        let keeps_eyes = matches!(sleep, Sleep::Watching { keeps_eyes, .. } if keeps_eyes);
-        if !keeps_eyes {
-            worker.close_eyes();
+        let keeps_watcher = matches!(sleep, Sleep::Watching { keeps_watcher, .. } if keeps_watcher);
+        if !keeps_watcher {
+            worker.close_watcher();
         }
         match sleep {
             Sleep::Watching { ms, .. } => worker.sleep_watching(seen, ms),
@@ -442,7 +442,7 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
                     // An idle program makes no other worker for what this one would have given back later.
                     heap.release_everything(by);
                 }
-                heap.leave_alone();
+                heap.leave_unattended();
                 stats::publish(&heap.config);
                 // Whoever calls from now on makes a new one; whoever called just before is heard.
                 workers.numbers.fetch_and(!(1 << number), Ordering::SeqCst);

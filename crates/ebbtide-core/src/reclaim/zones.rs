@@ -13,7 +13,7 @@ use crate::reclaim::Heap;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::process;
-use ebbtide_zone::plan::Left;
+use ebbtide_zone::plan::Remaining;
 use ebbtide_zone::{BLOCK_FRAMES, Claim};
 
 /// A piece for one worker at least: 32 MiB.
@@ -30,7 +30,7 @@ impl Heap {
     /// Free frames that hold memory, spare runs among them, less what is held.
     pub(super) fn kept_frames(&self) -> u64 {
         let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
-        (dirty + lazy + self.spares.frames()).saturating_sub(self.held.frames() as u64)
+        (dirty + lazy + self.spares.frames()).saturating_sub(self.unsplit.frames() as u64)
     }
 
     /// Releases up to `frames` that are due in this thread.
@@ -62,7 +62,7 @@ impl Heap {
     /// Each piece is half a fair share of what is left: few calls, and all end together.
     pub(super) fn release_zones(&self, frames: u64, dirty: u64, take: Take, by: Releaser) {
         let helpers = match by {
-            Releaser::Asked | Releaser::Program => self.max_workers(),
+            Releaser::Explicit | Releaser::SlowPath => self.max_workers(),
             Releaser::Tick => 0,
             Releaser::Worker { .. } => self.max_workers().saturating_sub(1),
         };
@@ -161,12 +161,12 @@ impl Source<Heap> for Zones {
     }
 
     /// The round has released what was due before it looked at the other sources.
-    fn tend(&self, heap: &Heap, round: &Round, left: &mut Left) {
+    fn give_due(&self, heap: &Heap, round: &Round, left: &mut Remaining) {
         let backlog = heap.backlog(round.now, &heap.bounds(round.now));
         left.dirty += backlog.dirty;
         left.lazy = backlog.lazy;
-        left.held = heap.held.all() as u64;
-        left.held_ms = heap.held.next_look_ms();
+        left.unsplit = heap.unsplit.all() as u64;
+        left.unsplit_retry_ms = heap.unsplit.next_retry_ms();
     }
 
     fn give_all(&self, heap: &Heap, by: Releaser) {
@@ -177,7 +177,7 @@ impl Source<Heap> for Zones {
     }
 
     unsafe fn child(&self, heap: &Heap) {
-        heap.end_holds();
+        heap.clear_unsplit();
     }
 
     unsafe fn abandon(&self, heap: &Heap) {

@@ -1,7 +1,7 @@
 //! What tells of need for memory: limits and how far away they are, and events.
 //!
 //! All of it is read from small files, each opened, read and closed: raw calls, no allocation, no
-//! descriptor that stays (but those of [`Level`] and [`Notice`]). Whoever looks should have a descriptor
+//! descriptor that stays (but those of [`Level`] and [`EventChannel`]). Whoever looks should have a descriptor
 //! table of its own, as workers have: the program's would otherwise see a number come and go. The helper may open
 //! nothing later: [`Kept`] has its files open.
 //!
@@ -24,7 +24,7 @@ use core::ffi::CStr;
 pub use ebbtide_zone::plan::pressure::Room;
 pub use group::{Group, Groups};
 pub use kept::Kept;
-pub use source::{Level, Notice, Psi, Told, Watch};
+pub use source::{EventChannel, Level, PressureEnvironment, Psi, Watch};
 
 const MEMINFO: &CStr = c"/proc/meminfo";
 

@@ -162,12 +162,12 @@ impl Trigger {
 
 /// What the environment said about pressure: `MEMORY_PRESSURE_WATCH` and `MEMORY_PRESSURE_WRITE`.
 #[derive(Clone, Copy)]
-pub struct Told {
+pub struct PressureEnvironment {
     path: Option<PathText>,
     write: Option<PathText>,
 }
 
-impl Told {
+impl PressureEnvironment {
     /// Nothing.
     pub const NOTHING: Self = Self {
         path: None,
@@ -203,7 +203,7 @@ impl Told {
             let trigger = write.and_then(|text| Trigger::parse(text.as_bytes()));
             return Watch::Psi(psi, trigger.unwrap_or(Trigger::DEFAULT));
         }
-        Watch::Notice(NoticePath { path, write })
+        Watch::Channel(EventChannelPath { path, write })
     }
 }
 
@@ -219,12 +219,12 @@ pub enum Watch {
     /// A PSI file, and the trigger to apply to it.
     Psi(Psi, Trigger),
     /// A FIFO or a socket that becomes readable.
-    Notice(NoticePath),
+    Channel(EventChannelPath),
 }
 
-/// See [`Watch::Notice`].
+/// See [`Watch::Channel`].
 #[derive(Clone)]
-pub struct NoticePath {
+pub struct EventChannelPath {
     path: PathText,
     write: Option<PathText>,
 }
@@ -255,14 +255,14 @@ fn decode(text: &[u8]) -> Option<PathText> {
 }
 
 /// An open FIFO or socket that becomes readable when memory is short.
-pub struct Notice {
+pub struct EventChannel {
     file: Descriptor,
 }
 
-impl Notice {
+impl EventChannel {
     /// Opens what the environment named, and says to a socket what the environment told to. To a FIFO it would say
     /// that to itself.
-    pub fn open(at: &NoticePath) -> Option<Self> {
+    pub fn open(at: &EventChannelPath) -> Option<Self> {
         let path = at.path.as_c_str();
         let file = match Descriptor::open(path, libc::O_RDWR | libc::O_NONBLOCK) {
             Ok(file) if is_fifo(&file) => return Some(Self { file }),
@@ -347,7 +347,7 @@ mod tests {
     }
 
     fn told(path: impl AsRef<std::ffi::OsStr>, write: Option<&[u8]>) -> Watch {
-        let told = Told {
+        let told = PressureEnvironment {
             path: Some(text(path.as_ref().as_bytes())),
             write: write.map(text),
         };
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn the_protocol_of_systemd() {
-        assert!(matches!(Told::NOTHING.watch(), Watch::Unset));
+        assert!(matches!(PressureEnvironment::NOTHING.watch(), Watch::Unset));
         assert!(matches!(told("/dev/null", None), Watch::Off));
         let dir = std::env::temp_dir();
         let name = |kind: &str| dir.join(std::format!("ebbtide-{kind}-{}", std::process::id()));
@@ -404,38 +404,38 @@ mod tests {
         let path = text(fifo.as_os_str().as_bytes());
         // SAFETY: a NUL-ended path.
         unsafe { libc::mkfifo(path.as_c_str().as_ptr(), 0o600) };
-        let Watch::Notice(at) = told(&fifo, Some(b"hello")) else {
+        let Watch::Channel(at) = told(&fifo, Some(b"hello")) else {
             panic!("a FIFO")
         };
-        let notice = Notice::open(&at).unwrap();
-        assert!(!notice.happened(), "it hears itself");
+        let channel = EventChannel::open(&at).unwrap();
+        assert!(!channel.happened(), "it hears itself");
         let mut writer = std::fs::File::options().write(true).open(&fifo).unwrap();
         writer.write_all(b"x").unwrap();
-        assert!(notice.happened() && !notice.happened());
+        assert!(channel.happened() && !channel.happened());
         std::fs::remove_file(&fifo).unwrap();
 
         let socket = name("socket");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let Watch::Notice(at) = told(&socket, Some(b"hello")) else {
+        let Watch::Channel(at) = told(&socket, Some(b"hello")) else {
             panic!("a socket")
         };
-        let notice = Notice::open(&at).unwrap();
+        let channel = EventChannel::open(&at).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
         let mut said = [0; 5];
         std::io::Read::read_exact(&mut peer, &mut said).unwrap();
         assert_eq!(&said, b"hello");
-        assert!(!notice.happened());
+        assert!(!channel.happened());
         peer.write_all(b"low").unwrap();
-        assert!(notice.happened() && !notice.happened());
+        assert!(channel.happened() && !channel.happened());
         drop(peer);
-        assert!(!notice.happened());
+        assert!(!channel.happened());
         std::fs::remove_file(&socket).unwrap();
 
         for path in ["/etc/passwd", "/dev/zero", "/no/such/file"] {
-            let Watch::Notice(at) = told(path, None) else {
+            let Watch::Channel(at) = told(path, None) else {
                 panic!("{path}")
             };
-            assert!(Notice::open(&at).is_none(), "{path}");
+            assert!(EventChannel::open(&at).is_none(), "{path}");
         }
     }
 

@@ -19,7 +19,7 @@
 //!
 //! A round isolates an active chunk with many empty pages, gives them back from the end, and sidelines it. The
 //! first area taken from it makes it active again, and so does a stock below [`HIGH`]. Frees go on in all states.
-//! Small and large areas have chunks of their own ([`SMALL_GRANULES`]), so that the small ones, which tend to live
+//! Small and large areas have chunks of their own ([`SMALL_GRANULES`]), so that the small ones, which give_due to live
 //! long, pin no pages of the large ones.
 //!
 //! # Invariants

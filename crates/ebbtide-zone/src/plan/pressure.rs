@@ -28,7 +28,7 @@ pub const CALM_MS: u64 = 10_000;
 /// Between two releases of everything while pressed: at first, and at most.
 const AGAIN_MS: (u64, u64) = (1000, CALM_MS);
 /// Milliseconds between looks: while nobody else grows, and at least.
-pub const LOOK_MS: (u64, u64) = (WATCH_MS, 5);
+pub const SAMPLE_MS: (u64, u64) = (WATCH_MS, 5);
 /// In this time, most of the growth that has not been touched is forgotten.
 const FORGET_MS: u64 = 2000;
 
@@ -136,7 +136,7 @@ impl Policy {
             untouched: 0,
             last: None,
             others: None,
-            next_ms: LOOK_MS.0,
+            next_ms: SAMPLE_MS.0,
         }
     }
 
@@ -185,7 +185,7 @@ impl Policy {
         });
         if let (Some((now_ms, limit, _)), Some((last_ms, last_limit, _))) = (now, self.others)
             && limit == last_limit
-            && now_ms.saturating_sub(last_ms) < LOOK_MS.1
+            && now_ms.saturating_sub(last_ms) < SAMPLE_MS.1
         {
             // Right behind another one, as a round that comes early looks: too soon to tell their speed.
             return self.next_ms;
@@ -203,15 +203,15 @@ impl Policy {
         let (Some((now_ms, limit, others)), Some((last_ms, last_limit, last_others)), Some(room)) =
             (now, before, room)
         else {
-            return LOOK_MS.0;
+            return SAMPLE_MS.0;
         };
         let grown = others.saturating_sub(last_others);
         if grown == 0 || limit != last_limit {
-            return LOOK_MS.0;
+            return SAMPLE_MS.0;
         }
         let left = room.left.saturating_sub(room.low_mark()) / 4;
-        let passed = now_ms.saturating_sub(last_ms).min(LOOK_MS.0);
-        (left.saturating_mul(passed) / grown).clamp(LOOK_MS.1, LOOK_MS.0)
+        let passed = now_ms.saturating_sub(last_ms).min(SAMPLE_MS.0);
+        (left.saturating_mul(passed) / grown).clamp(SAMPLE_MS.1, SAMPLE_MS.0)
     }
 
     /// Growth that has not been touched yet.
@@ -484,8 +484,8 @@ mod tests {
     fn looks_come_closer_as_others_grow() {
         let mut fake = Fake::new(1024 * MIB, 264 * MIB);
         fake.resident = 600 * MIB;
-        assert_eq!(fake.look().next_ms, LOOK_MS.0);
-        assert_eq!(fake.after(40).look().next_ms, LOOK_MS.0, "nobody grows");
+        assert_eq!(fake.look().next_ms, SAMPLE_MS.0);
+        assert_eq!(fake.after(40).look().next_ms, SAMPLE_MS.0, "nobody grows");
         let take = |fake: &mut Fake, bytes| fake.room.as_mut().unwrap().left -= bytes;
         // 2 MiB a millisecond: a quarter of 120 MiB is gone in 15 of them.
         take(&mut fake, 80 * MIB);
@@ -497,18 +497,18 @@ mod tests {
         assert_eq!(fake.after(15).look().next_ms, 15);
         // Nor does its own growth look like theirs.
         fake.touch(20 * MIB);
-        assert_eq!(fake.after(15).look().next_ms, LOOK_MS.0);
+        assert_eq!(fake.after(15).look().next_ms, SAMPLE_MS.0);
         take(&mut fake, 90 * MIB);
-        assert_eq!(fake.after(40).look().next_ms, LOOK_MS.1);
+        assert_eq!(fake.after(40).look().next_ms, SAMPLE_MS.1);
         // Nor does a second look at once look like rest, as a round that comes early takes it.
-        assert_eq!(fake.look().next_ms, LOOK_MS.1);
-        assert_eq!(fake.after(1).look().next_ms, LOOK_MS.1);
-        assert_eq!(fake.after(LOOK_MS.1 - 2).look().next_ms, LOOK_MS.1);
-        assert_eq!(fake.after(1).look().next_ms, LOOK_MS.0);
+        assert_eq!(fake.look().next_ms, SAMPLE_MS.1);
+        assert_eq!(fake.after(1).look().next_ms, SAMPLE_MS.1);
+        assert_eq!(fake.after(SAMPLE_MS.1 - 2).look().next_ms, SAMPLE_MS.1);
+        assert_eq!(fake.after(1).look().next_ms, SAMPLE_MS.0);
         take(&mut fake, 5 * MIB);
         // Another limit is another count.
         fake.room = Some(Room::new(100 * MIB, 4096 * MIB));
-        assert_eq!(fake.after(5).look().next_ms, LOOK_MS.0);
+        assert_eq!(fake.after(5).look().next_ms, SAMPLE_MS.0);
     }
 
     #[test]

@@ -167,6 +167,21 @@ fn a_shared_huge_page_waits_for_a_worker_unless_nothing_is_kept() {
     }
 }
 
+/// A request makes no worker for up to 8 MiB, unless a huge page may be shared, which only a worker sees.
+#[test]
+fn a_request_for_little_makes_no_worker() {
+    let none = actors(NONE_YET);
+    assert_eq!(request(2000, 48, &none), RequestPlan::InPlace);
+    assert_eq!(request(2000, 49, &none), RequestPlan::WithWorkers);
+    assert_eq!(request(0, 0, &actors(WORKERS)), RequestPlan::WithWorkers);
+    let forked = Actors {
+        has_forked: true,
+        has_huge_pages: true,
+        ..none
+    };
+    assert_eq!(request(10, 0, &forked), RequestPlan::WithWorkers);
+}
+
 #[test]
 fn a_worker_that_looks_soon_enough_is_not_called() {
     let wake = |due, window_ms, workers| match decide(
@@ -234,7 +249,7 @@ fn frames_become_lazy_first_up_to_the_cap() {
     assert!(!plan(2001, 1000).lazy_first);
 }
 
-fn next(left: Left, is_active: bool) -> Next {
+fn next(left: Remaining, is_active: bool) -> Next {
     left.next(&Pace {
         window_ms: 1000,
         lazy_ms: 5000,
@@ -245,16 +260,16 @@ fn next(left: Left, is_active: bool) -> Next {
 #[test]
 fn whatever_is_the_most_says_when_a_worker_looks() {
     let kept = |frames| {
-        let mut noted = Left::default();
+        let mut noted = Remaining::default();
         noted.note(frames);
         noted.note(frames - 1);
-        let dirty = Left {
+        let dirty = Remaining {
             dirty: frames,
-            ..Left::default()
+            ..Remaining::default()
         };
-        let cached = Left {
+        let cached = Remaining {
             cached_bytes: frames * 4096,
-            ..Left::default()
+            ..Remaining::default()
         };
         [noted, dirty, cached]
     };
@@ -273,10 +288,10 @@ fn whatever_is_the_most_says_when_a_worker_looks() {
 #[test]
 fn lazy_frames_beside_others_wait_as_long_as_those() {
     let next = |dirty, lazy| {
-        let left = Left {
+        let left = Remaining {
             dirty,
             lazy,
-            ..Left::default()
+            ..Remaining::default()
         };
         next(left, false)
     };
@@ -288,22 +303,22 @@ fn lazy_frames_beside_others_wait_as_long_as_those() {
 
 #[test]
 fn what_is_quarantined_held_or_expected_is_waited_for() {
-    let quarantined = Left {
+    let quarantined = Remaining {
         quarantined_bytes: 1,
-        ..Left::default()
+        ..Remaining::default()
     };
     assert_eq!(next(quarantined, true), Next::Little(125));
-    let held = |held, held_ms| Left {
-        held,
-        held_ms,
-        ..Left::default()
+    let unsplit = |unsplit, unsplit_retry_ms| Remaining {
+        unsplit,
+        unsplit_retry_ms,
+        ..Remaining::default()
     };
-    assert_eq!(next(held(2049, Some(7)), true), Next::Much(7));
-    assert_eq!(next(held(2049, None), true), Next::Nothing);
-    assert_eq!(next(held(2048, Some(7)), true), Next::Nothing);
-    let expecting = Left {
+    assert_eq!(next(unsplit(2049, Some(7)), true), Next::Much(7));
+    assert_eq!(next(unsplit(2049, None), true), Next::Nothing);
+    assert_eq!(next(unsplit(2048, Some(7)), true), Next::Nothing);
+    let expecting = Remaining {
         is_expecting: true,
-        ..Left::default()
+        ..Remaining::default()
     };
     assert_eq!(next(expecting, true), Next::Little(1000));
 }

@@ -199,21 +199,21 @@ fn replay_round(line: &str) {
         active,
         lazy_part,
         quarantined,
-        held,
-        held_ms,
+        unsplit,
+        unsplit_retry_ms,
         expecting,
     ] = *left
     else {
         panic!("{line}");
     };
-    let left = Left {
+    let left = Remaining {
         dirty: dirty + spare,
         lazy,
         cached_bytes: cached * 4096,
         elsewhere: depopulated.max(waiting).max(percpu),
         quarantined_bytes: quarantined,
-        held,
-        held_ms: (held_ms > 0).then_some(held_ms),
+        unsplit,
+        unsplit_retry_ms: (unsplit_retry_ms > 0).then_some(unsplit_retry_ms),
         is_expecting: flag(expecting),
     };
     let pace = Pace {
@@ -327,7 +327,7 @@ proptest! {
         match tick.decide(spare, waiting, &bounds, &actors) {
             TickPlan::Nothing => {
                 prop_assert!(tick.backlog.dirty + tick.backlog.lazy + spare <= IN_PLACE_FRAMES && waiting <= IN_PLACE_FRAMES);
-                let shared = actors.for_little(bounds.floor_frames() == 0).is_none();
+                let shared = actors.small_release(bounds.floor_frames() == 0).is_none();
                 prop_assert!(due <= bounds.floor_frames() || shared);
             }
             TickPlan::Little { frames, .. } => {
@@ -387,7 +387,7 @@ proptest! {
         dirty in frames(), lazy in frames(), elsewhere in frames(),
         window_ms in 0..100_000u64, lazy_ms in 0..100_000u64, is_active in any::<bool>(),
     ) {
-        let left = Left { dirty, lazy, elsewhere, ..Left::default() };
+        let left = Remaining { dirty, lazy, elsewhere, ..Remaining::default() };
         let pace = Pace { window_ms, lazy_ms, is_active };
         match left.next(&pace) {
             Next::Much(ms) => prop_assert!(ms >= 10 && dirty.max(elsewhere).max(lazy) > FLOOR_FRAMES),
@@ -416,9 +416,9 @@ fn a_tick_comes_when_time_is_over_or_much_was_freed() {
 #[test]
 fn lazy_frames_are_looked_at_in_parts_of_their_time() {
     let next = |lazy, lazy_ms| {
-        let left = Left {
+        let left = Remaining {
             lazy,
-            ..Left::default()
+            ..Remaining::default()
         };
         let pace = Pace {
             window_ms: 1000,

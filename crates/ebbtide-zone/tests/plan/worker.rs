@@ -2,15 +2,15 @@
 
 use ebbtide_zone::plan::*;
 
-/// As the loop of a worker decided before the planner did, for every kind of turn.
+/// As the loop of a worker decided before the planner did, for every kind of iteration.
 #[test]
 fn a_worker_sleeps_as_before() {
-    const NOT_MY_TURN_MS: u64 = 200;
-    let before = |turn: Turn, idle_ms: u64| {
+    const WATCH_RETRY_MS: u64 = 200;
+    let before = |iteration: Iteration, idle_ms: u64| {
         let (mut wait_ms, mut much) = (None, false);
-        match turn {
-            Turn::Over => {}
-            Turn::Round(next) => {
+        match iteration {
+            Iteration::MustEnd => {}
+            Iteration::Round(next) => {
                 much = matches!(next, Next::Much(_));
                 if let Next::Much(ms) | Next::Little(ms) = next
                     && idle_ms < IDLE_MS
@@ -18,38 +18,42 @@ fn a_worker_sleeps_as_before() {
                     wait_ms = Some(if much { ms } else { ms.min(IDLE_MS - idle_ms) });
                 }
             }
-            Turn::Others { watches: true } => (wait_ms, much) = (Some(NOT_MY_TURN_MS), true),
-            Turn::Others { .. } => {}
+            Iteration::NotCoordinating { watches: true } => {
+                (wait_ms, much) = (Some(WATCH_RETRY_MS), true)
+            }
+            Iteration::NotCoordinating { .. } => {}
         }
         match wait_ms {
             Some(ms) => Sleep::Watching {
                 ms,
-                keeps_eyes: much,
+                keeps_watcher: much,
             },
-            None if turn != Turn::Over && idle_ms < IDLE_MS => Sleep::Resting(IDLE_MS - idle_ms),
+            None if iteration != Iteration::MustEnd && idle_ms < IDLE_MS => {
+                Sleep::Resting(IDLE_MS - idle_ms)
+            }
             None => Sleep::End,
         }
     };
     let nexts = [0, 10, 5000, 20_000].map(|ms| [Next::Much(ms), Next::Little(ms), Next::Nothing]);
-    let rounds = nexts.into_iter().flatten().map(Turn::Round);
-    let others = [true, false].map(|watches| Turn::Others { watches });
-    for turn in rounds.chain(others).chain([Turn::Over]) {
+    let rounds = nexts.into_iter().flatten().map(Iteration::Round);
+    let others = [true, false].map(|watches| Iteration::NotCoordinating { watches });
+    for iteration in rounds.chain(others).chain([Iteration::MustEnd]) {
         for idle_ms in [0, 1, 4999, 9_999, 10_000, 10_001, u64::MAX] {
             // Who has found much has just worked.
-            if turn_found_much(turn) && idle_ms > 0 {
+            if found_much(iteration) && idle_ms > 0 {
                 continue;
             }
             assert_eq!(
-                turn.sleep(idle_ms),
-                before(turn, idle_ms),
-                "{turn:?} {idle_ms}"
+                iteration.sleep(idle_ms),
+                before(iteration, idle_ms),
+                "{iteration:?} {idle_ms}"
             );
         }
     }
 }
 
-fn turn_found_much(turn: Turn) -> bool {
-    matches!(turn, Turn::Round(Next::Much(_)))
+fn found_much(iteration: Iteration) -> bool {
+    matches!(iteration, Iteration::Round(Next::Much(_)))
 }
 
 #[test]

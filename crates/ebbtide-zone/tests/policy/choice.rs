@@ -55,6 +55,48 @@ fn a_cluster_is_taken_whole_where_there_is_one() {
 }
 
 #[test]
+fn a_dirty_cluster_comes_before_a_clean_one() {
+    let mut s = Storage::new(2, 1);
+    let mut z = s.zone();
+    let all = take(&mut z, 511);
+    let cluster = |at: u32| all.first.0 + at * 64;
+    put(&mut z, cluster(1), 64, false);
+    put(&mut z, cluster(3), 64, false);
+    put(&mut z, cluster(5), 64, true);
+    put(&mut z, cluster(6), 64, true);
+    for (at, clean) in [(5, false), (6, false), (1, true), (3, true)] {
+        let run = take(&mut z, 64);
+        assert_eq!((run.first.0, run.clean), (cluster(at), clean));
+    }
+    // As many dirty frames as a cluster has, but in two.
+    put(&mut z, cluster(2), 64, false);
+    put(&mut z, cluster(4) + 10, 40, true);
+    put(&mut z, cluster(5) + 10, 40, true);
+    assert_eq!(take(&mut z, 64).first.0, cluster(2));
+}
+
+#[test]
+fn lazy_frames_come_before_clean_ones_and_after_dirty_ones() {
+    let mut s = Storage::new(2, 1);
+    let mut z = s.zone();
+    let all = take(&mut z, 511);
+    let at = |frame: u32| all.first.0 + frame;
+    put(&mut z, at(230), 30, true);
+    let claim = z.claim_dirty(512, false).unwrap();
+    z.put_claim(claim, Outcome::Lazy).unwrap();
+    put(&mut z, at(0), 100, false);
+    put(&mut z, at(200), 30, true);
+    put(&mut z, at(400), 20, true);
+    // Neither the dirty nor the lazy frames alone have room for it.
+    let run = take(&mut z, 40);
+    assert_eq!((run.first.0, run.clean), (at(200), false));
+    assert_eq!(take(&mut z, 20).first.0, at(400), "the dirty ones");
+    assert_eq!(take(&mut z, 20).first.0, at(240), "the lazy ones");
+    assert_eq!(take(&mut z, 20).first.0, at(0), "clean ones");
+    assert_eq!((z.counters().dirty, z.counters().lazy), (0, 0));
+}
+
+#[test]
 fn both_modes_do_the_same() {
     let mut s = [Storage::new(4, 4), Storage::new(4, 4)];
     let modes = [TakeMode::Cluster, TakeMode::FrameByFrame];
@@ -171,4 +213,10 @@ fn settled_blocks_lower_the_hints() {
     assert_eq!(take(&mut z, 450).first.0, BASE);
     put(&mut z, BASE, 450, true);
     assert_eq!(z.take_blocks(1, 1, 0).unwrap().first.0, FIRST);
+}
+
+#[test]
+fn a_pageblock_is_as_large_as_a_huge_page() {
+    assert_eq!(BLOCK_BYTES, 2 << 20);
+    assert_eq!([0, 1, 64, 65].map(words_for), [0, 1, 1, 2]);
 }

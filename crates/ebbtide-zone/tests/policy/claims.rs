@@ -135,14 +135,14 @@ fn a_held_block_is_left_alone_until_the_hold_ends() {
     let mut z = s.zone();
     let held = Block(FIRST + 1);
     for _ in 0..2 {
-        z.hold(held);
+        z.mark_unsplit(held);
         let claim = z.claim_dirty(500, false).unwrap();
         assert_eq!(claim.block(), Block(FIRST), "the other one");
         assert_eq!(z.claim_dirty(500, true), None);
         z.put_claim(claim, Outcome::Dirty).unwrap();
     }
-    z.hold(Block(0));
-    z.end_holds();
+    z.mark_unsplit(Block(0));
+    z.clear_unsplit();
     assert_eq!(z.claim_dirty(500, false).unwrap().block(), held);
     z.check_invariants().unwrap();
 }
@@ -232,7 +232,7 @@ fn holds_end_above_a_border_too() {
     z.reset_above(Block(FIRST + 100));
     assert_eq!(z.open_resident(150), 150);
     let held = [100, 130, 249].map(|at| Block(FIRST + at));
-    held.iter().for_each(|&block| z.hold(block));
+    held.iter().for_each(|&block| z.mark_unsplit(block));
     let claimable = |z: &mut Zone<'_>| {
         let claims = core::iter::from_fn(|| z.claim_dirty(u32::MAX, false));
         let claims: Vec<Claim> = claims.collect();
@@ -243,7 +243,7 @@ fn holds_end_above_a_border_too() {
         frames
     };
     assert_eq!(claimable(&mut z), 147 * 512);
-    z.end_holds();
+    z.clear_unsplit();
     assert_eq!(claimable(&mut z), 150 * 512);
     z.check_invariants().unwrap();
 }

@@ -204,3 +204,51 @@ fn a_claim_across_the_end_of_what_is_open_is_refused() {
     }
     assert_eq!(z.put_claim(claim, Outcome::Clean), Ok(Put::Done));
 }
+
+#[test]
+fn blocks_across_the_end_of_what_is_open_are_refused() {
+    let mut s = Storage::new(100, 70);
+    let mut z = s.zone();
+    z.take_blocks(70, 1, 0).unwrap();
+    let before = z.counters();
+    for (first, blocks) in [(69, 2), (60, 11), (1, 70), (69, u32::MAX)] {
+        let error = z
+            .put_blocks(Block(FIRST + first), blocks, blocks)
+            .unwrap_err();
+        assert_eq!(
+            error.kind,
+            PutErrorKind::OutOfRange,
+            "{blocks} from {first}"
+        );
+        assert_eq!(z.counters(), before);
+    }
+    assert_eq!(z.put_blocks(Block(FIRST + 60), 10, 0), Ok(Put::Done));
+    z.check_invariants().unwrap();
+}
+
+/// Of several blocks one is partial, and some of its frames are not the owner's.
+#[test]
+fn blocks_with_frames_that_are_not_their_owners_are_refused() {
+    let mut s = Storage::new(100, 100);
+    let mut z = s.zone();
+    let e = z.take_blocks(100, 1, 0).unwrap();
+    put(&mut z, e.first.first_frame().0 + 64 * 512 + 7, 9, true);
+    let all = |z: &mut Zone<'_>| {
+        let before = z.counters();
+        let error = z.put_blocks(e.first, 100, 100).unwrap_err();
+        assert_eq!((error.first, z.counters()), (e.first.first_frame(), before));
+        z.check_invariants().unwrap();
+        error.kind
+    };
+    assert_eq!(all(&mut z), PutErrorKind::AlreadyFree);
+    let claim = z.claim_dirty(9, false).unwrap();
+    assert_eq!(claim.frames(), 9);
+    assert_eq!(all(&mut z), PutErrorKind::Claimed);
+    z.put_claim(claim, Outcome::Dirty).unwrap();
+    assert_eq!(
+        take(&mut z, 9).first.0,
+        e.first.first_frame().0 + 64 * 512 + 7
+    );
+    assert_eq!(z.put_blocks(e.first, 100, 100), Ok(Put::Done));
+    z.check_invariants().unwrap();
+}

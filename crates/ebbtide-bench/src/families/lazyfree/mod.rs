@@ -5,7 +5,7 @@ mod search;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ebbtide_tools::out;
 
 use crate::families::Family;
@@ -73,8 +73,7 @@ struct Search {
 impl Run for Search {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
         let mut command = starter.worker(self.case, self.chunks, entry, "");
-        let searches = self.searches_of_chunks.to_string();
-        command.args(["--searches-of-chunks", &searches]);
+        command.arg(self.searches_of_chunks.to_string());
         if let Some(group) = &self.group {
             join(&mut command, group)?;
         }
@@ -163,7 +162,11 @@ impl Family for Lazyfree {
     fn process(args: &WorkerArgs) -> Option<Result<Output>> {
         let (case, chunks) = (args.case.as_str(), args.amount);
         if case.starts_with("search_") {
-            return Some(search::run(case, chunks, args.searches_of_chunks));
+            let searches_of_chunks = args.more().and_then(|text| {
+                let text = text.to_str().context("not a number")?;
+                text.parse().context("not a number")
+            });
+            return Some(searches_of_chunks.and_then(|of| search::run(case, chunks, of)));
         }
         let is_searcher = case.starts_with("searcher_");
         is_searcher.then(|| search::searcher(case, chunks))

@@ -105,7 +105,7 @@ fn run(what: &Pair, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
         ("ratio", second_s / alone_s),
         ("swapped_mib", with.swapped_bytes as f64 / MIB),
         ("kills", f64::from(with.kills)),
-        ("held_mib", with.held_bytes as f64 / MIB),
+        ("held_mib", with.unsplit_bytes as f64 / MIB),
         ("pause_s", with.paused.as_secs_f64()),
     ]
     .map(|(k, v)| (k.to_owned(), v))
@@ -124,7 +124,7 @@ struct Seen {
     second: Option<Output>,
     swapped_bytes: u64,
     kills: u32,
-    held_bytes: u64,
+    unsplit_bytes: u64,
     /// Between the first's last free and the second's start.
     paused: Duration,
 }
@@ -149,7 +149,7 @@ fn part(what: &Pair, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> 
         drop(Warm::before_it_is_needed(what.warm_bytes())?);
         sleep(END_OF_WARM);
     }
-    let held_bytes = swap::group_usage_bytes(group)?;
+    let unsplit_bytes = swap::group_usage_bytes(group)?;
     let paused = freed.elapsed();
     let second = Process::start(worker("neighbour_second", what.size_bytes), group)?;
     let mut kills = 0;
@@ -174,7 +174,7 @@ fn part(what: &Pair, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> 
         second,
         swapped_bytes,
         kills,
-        held_bytes,
+        unsplit_bytes,
         paused,
     })
 }

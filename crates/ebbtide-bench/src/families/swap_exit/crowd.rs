@@ -15,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{getpid, set_child_subreaper};
 
 use super::NOBODY;
 use crate::families::swap_exit::phone::usage_us;
@@ -85,7 +86,7 @@ impl Run for Crowd {
         };
         let plain = Entry::plain("foreground");
         let mut foreground = starter.worker("foreground", self.foreground_bytes, &plain, "");
-        foreground.arg("--file").arg(&self.file);
+        foreground.arg(&self.file);
         let processes = match entry.name.as_str() {
             NOBODY => 0,
             _ => self.processes,
@@ -349,17 +350,14 @@ struct Subreaper;
 
 impl Subreaper {
     fn new() -> Result<Self> {
-        // SAFETY: takes numbers.
-        let done = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
-        ensure!(done == 0, "PR_SET_CHILD_SUBREAPER is refused");
+        set_child_subreaper(Some(getpid())).context("PR_SET_CHILD_SUBREAPER is refused")?;
         Ok(Subreaper)
     }
 }
 
 impl Drop for Subreaper {
     fn drop(&mut self) {
-        // SAFETY: takes numbers.
-        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) };
+        let _ = set_child_subreaper(None);
     }
 }
 

@@ -173,8 +173,8 @@ impl Family for SwapExit {
         match args.case.as_str() {
             "app" => Some(phone::app(args.amount)),
             "foreground" => {
-                let file = args.file.as_deref().context("--file is missing");
-                Some(file.and_then(|file| phone::foreground(args.amount, file)))
+                let file = args.more();
+                Some(file.and_then(|file| phone::foreground(args.amount, file.as_ref())))
             }
             _ => None,
         }

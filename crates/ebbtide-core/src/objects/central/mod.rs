@@ -17,7 +17,7 @@
 //! - `INV-CENTRAL-2`: an object that comes back lies in a span of this class, at an object's start, and
 //!   is not in the span already. What breaks this is the program's mistake; nothing is changed then.
 
-pub mod news;
+pub mod reclaimable;
 mod spans;
 pub mod transfer;
 
@@ -141,7 +141,7 @@ impl Objects {
         first: Frame,
         count: u32,
         clean: bool,
-        held: bool,
+        unsplit: bool,
         under_lock: impl FnOnce(),
     ) {
         let region = self.region();
@@ -152,7 +152,7 @@ impl Objects {
         let emptied = {
             let mut lists = self.central[class].spans.lock();
             // SAFETY: under the lists' lock, by contract claimed.
-            let emptied = unsafe { lists.repopulate(self, class, index, frames, clean, held) };
+            let emptied = unsafe { lists.repopulate(self, class, index, frames, clean, unsplit) };
             under_lock();
             emptied
         };

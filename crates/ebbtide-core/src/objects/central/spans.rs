@@ -10,7 +10,7 @@ use ebbtide_zone::{FRAME_BYTES, Frame};
 /// Lists of spans by fullness.
 const BUCKETS: usize = 8;
 /// So much must have come back before the spans are looked at again.
-const NEWS_BYTES: usize = 64 << 10;
+const MARK_BYTES: usize = 64 << 10;
 
 /// Spans with free objects, by fullness. The lists are rings; `heads` is where they are entered.
 pub struct SpanLists {
@@ -27,9 +27,9 @@ pub struct SpanLists {
     /// Frames of living spans that are released.
     released: usize,
     /// Objects that came back since all spans were looked at.
-    news: usize,
+    returned: usize,
     /// Those whose frames could not be given back, or were not tried because others of their block could not.
-    held: usize,
+    unsplit: usize,
     /// The recent peak of bytes out.
     retain: Retain,
 }
@@ -98,7 +98,7 @@ impl SpanLists {
             let (count, misuse) = span.put_run(about, address, rest);
             if count > 0 {
                 self.free += count;
-                self.add_news(heap, class, count);
+                self.add_returned(heap, class, count);
                 // SAFETY: as above; objects went in, so it was not empty before.
                 if unsafe { self.settle(heap, index, false) } {
                     emptied(index);
@@ -196,8 +196,8 @@ impl SpanLists {
         free: 0,
         claimed: 0,
         released: 0,
-        news: 0,
-        held: 0,
+        returned: 0,
+        unsplit: 0,
         retain: Retain::new(),
     };
 
@@ -221,34 +221,34 @@ impl SpanLists {
     /// Bytes of free objects, populated as far as is known, that may be worth a look.
     pub fn waiting(&self, class: usize) -> usize {
         let size = CLASS[class].size as usize;
-        if self.has_news(size) {
+        if self.is_reclaimable(size) {
             (self.free * size).saturating_sub(self.released * FRAME_BYTES)
         } else {
             0
         }
     }
 
-    fn has_news(&self, size: usize) -> bool {
-        self.news * size >= NEWS_BYTES
+    fn is_reclaimable(&self, size: usize) -> bool {
+        self.returned * size >= MARK_BYTES
     }
 
-    fn add_news(&mut self, heap: &Objects, class: usize, objects: usize) {
-        self.news += objects;
-        if self.has_news(CLASS[class].size as usize) {
-            heap.news.note(class);
+    fn add_returned(&mut self, heap: &Objects, class: usize, objects: usize) {
+        self.returned += objects;
+        if self.is_reclaimable(CLASS[class].size as usize) {
+            heap.reclaimable.mark(class);
         }
     }
 
     /// All spans have been looked at.
     pub fn looked_at_all(&mut self, heap: &Objects, class: usize) {
-        self.news = 0;
-        heap.news.clear(class);
+        self.returned = 0;
+        heap.reclaimable.unmark(class);
     }
 
     /// Frames that could not be given back are worth another look.
-    pub fn end_holds(&mut self, heap: &Objects, class: usize) {
-        let held = core::mem::take(&mut self.held);
-        self.add_news(heap, class, held);
+    pub fn clear_unsplit(&mut self, heap: &Objects, class: usize) {
+        let unsplit = core::mem::take(&mut self.unsplit);
+        self.add_returned(heap, class, unsplit);
     }
 
     /// Looks at up to `spans` spans, emptiest first, that round `round` has not seen, and claims their
@@ -287,11 +287,11 @@ impl SpanLists {
                 }
                 if whole && heap.is_held(Frame(span.first).block()) {
                     // Others of the block were tried in vain: what is here would fare as they did.
-                    if span.held_look != heap.held.look() {
-                        span.held_look = heap.held.look();
-                        heap.held.add_in_span(empty.count_ones());
+                    if span.unsplit_generation != heap.unsplit.generation() {
+                        span.unsplit_generation = heap.unsplit.generation();
+                        heap.unsplit.add_in_span(empty.count_ones());
                         let bytes = empty.count_ones() as usize * FRAME_BYTES;
-                        self.held += (bytes / about.size as usize).max(1);
+                        self.unsplit += (bytes / about.size as usize).max(1);
                     }
                     continue;
                 }
@@ -318,7 +318,7 @@ impl SpanLists {
         index: u32,
         frames: u64,
         clean: bool,
-        held: bool,
+        unsplit: bool,
     ) -> bool {
         // SAFETY: a span with claimed objects lives.
         let span = unsafe { span::record(heap.region(), index) };
@@ -327,12 +327,12 @@ impl SpanLists {
         self.released += (span.released.count_ones() - before) as usize;
         self.claimed -= objects;
         self.free += objects;
-        if held {
-            self.held += objects;
-            span.held_look = heap.held.look();
+        if unsplit {
+            self.unsplit += objects;
+            span.unsplit_generation = heap.unsplit.generation();
         } else if !clean {
             // Nobody came to it: worth another look.
-            self.add_news(heap, class, objects);
+            self.add_returned(heap, class, objects);
         }
         // SAFETY: as above.
         unsafe { self.settle(heap, index, true) }

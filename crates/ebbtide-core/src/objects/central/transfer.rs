@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::vm;
 use ebbtide_zone::low_water::LowWater;
-use ebbtide_zone::plan::Left;
+use ebbtide_zone::plan::Remaining;
 
 /// Batch nodes of a class.
 const NODES: usize = 64;
@@ -111,7 +111,7 @@ impl Transfer {
     };
 
     /// A round, which may end a window. Full batches that go, and those that stay.
-    fn tend(&mut self, ends_window: bool) -> (usize, usize) {
+    fn give_due(&mut self, ends_window: bool) -> (usize, usize) {
         let least = self.low.note(self.count, ends_window);
         let surplus = if ends_window { least } else { 0 };
         self.idle_rounds += 1;
@@ -167,11 +167,11 @@ impl<H: AsRef<Objects>> Source<H> for Batches {
         }
     }
 
-    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+    fn give_due(&self, heap: &H, round: &Round, left: &mut Remaining) {
         let heap = heap.as_ref();
         for (class, about) in CLASS.iter().enumerate().skip(1) {
             let transfer = &heap.central[class].transfer;
-            let (going, kept) = transfer.lock().tend(round.ends_window);
+            let (going, kept) = transfer.lock().give_due(round.ends_window);
             heap.drain_transfer(class, going);
             left.cached_bytes += (kept * about.batch as usize) as u64 * u64::from(about.size);
         }
@@ -197,37 +197,37 @@ mod tests {
     #[test]
     fn surplus_is_what_a_whole_window_did_without() {
         let mut transfer = Transfer::NEW;
-        assert_eq!(transfer.tend(true), (0, 0));
+        assert_eq!(transfer.give_due(true), (0, 0));
         for _ in 0..5 {
             let node = transfer.take_empty(NODES).unwrap();
             transfer.put_full(node);
         }
-        assert_eq!(transfer.tend(true), (0, 5), "they came in this window");
+        assert_eq!(transfer.give_due(true), (0, 5), "they came in this window");
         for _ in 0..3 {
             let node = transfer.take_full().unwrap();
             transfer.put_empty(node);
         }
         let node = transfer.take_empty(NODES).unwrap();
         transfer.put_full(node);
-        assert_eq!(transfer.tend(false), (0, 3), "the window has not ended");
-        assert_eq!(transfer.tend(true), (2, 1), "the fewest there were");
-        assert_eq!(transfer.tend(true), (3, 0), "nobody came");
+        assert_eq!(transfer.give_due(false), (0, 3), "the window has not ended");
+        assert_eq!(transfer.give_due(true), (2, 1), "the fewest there were");
+        assert_eq!(transfer.give_due(true), (3, 0), "nobody came");
     }
 
     #[test]
     fn all_go_after_some_rounds_in_which_none_came_or_went() {
         let mut transfer = Transfer::NEW;
         for _ in 0..2 * IDLE_ROUNDS {
-            assert_eq!(transfer.tend(false), (0, 0), "there is none");
+            assert_eq!(transfer.give_due(false), (0, 0), "there is none");
         }
         for _ in 0..2 {
             let node = transfer.take_empty(NODES).unwrap();
             transfer.put_full(node);
             let kept = transfer.count;
             for _ in 1..IDLE_ROUNDS {
-                assert_eq!(transfer.tend(false), (0, kept));
+                assert_eq!(transfer.give_due(false), (0, kept));
             }
         }
-        assert_eq!(transfer.tend(false), (2, 0));
+        assert_eq!(transfer.give_due(false), (2, 0));
     }
 }

@@ -16,7 +16,7 @@ use ebbtide_sys::lock::Rank;
 use ebbtide_sys::rseq::model::Slab;
 use ebbtide_sys::{membarrier, vm};
 use ebbtide_zone::low_water::LowWater;
-use ebbtide_zone::plan::Left;
+use ebbtide_zone::plan::Remaining;
 
 use super::{LIVE, PARKED};
 
@@ -158,7 +158,7 @@ impl<H: AsRef<Objects>> Source<H> for CpuStacks {
         sum.objects += heap.as_ref().caches.bytes();
     }
 
-    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+    fn give_due(&self, heap: &H, round: &Round, left: &mut Remaining) {
         let heap = heap.as_ref();
         for cpu in 0..heap.caches.cpus() {
             if !heap.drain_if_idle(cpu) {

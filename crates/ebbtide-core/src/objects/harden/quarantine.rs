@@ -16,7 +16,7 @@ use crate::pages::large::guard::Kept;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{clock, process, vm};
-use ebbtide_zone::plan::Left;
+use ebbtide_zone::plan::Remaining;
 
 /// CPUs with a ring of their own; higher ones share them.
 const MAX_RINGS: usize = 64;
@@ -27,7 +27,7 @@ const BYTES: usize = 1 << 20;
 /// Objects that one call takes care of at most.
 const LEAVING: usize = 16;
 /// Milliseconds between looks of the program's calls.
-const LOOK_MS: u64 = 100;
+const SCAN_MS: u64 = 100;
 /// Milliseconds without use after which a look empties a ring.
 const IDLE_MS: u64 = 400;
 
@@ -35,8 +35,8 @@ const IDLE_MS: u64 = 400;
 pub struct Quarantine {
     rings: [Padded; MAX_RINGS],
     count: AtomicUsize,
-    /// When the program's calls looked last for rings that are idle.
-    looked_ms: AtomicU64,
+    /// When the program's calls scanned last for rings that are idle.
+    scanned_ms: AtomicU64,
 }
 
 /// A cache line of its own.
@@ -133,7 +133,7 @@ impl Quarantine {
         Self {
             rings: [const { Padded(Lock::new(ranks::FREED, Ring::NEW)) }; MAX_RINGS],
             count: AtomicUsize::new(0),
-            looked_ms: AtomicU64::new(0),
+            scanned_ms: AtomicU64::new(0),
         }
     }
 
@@ -179,10 +179,10 @@ impl<H: AsRef<Objects>> Source<H> for Quarantined {
     }
 
     fn tick(&self, heap: &H, now: u64, _outside: &mut Outside) {
-        heap.as_ref().look_at_quarantine(now);
+        heap.as_ref().scan_quarantine(now);
     }
 
-    fn tend(&self, heap: &H, round: &Round, left: &mut Left) {
+    fn give_due(&self, heap: &H, round: &Round, left: &mut Remaining) {
         left.cached_bytes += heap.as_ref().drain_idle_quarantine(round.now) as u64;
     }
 
@@ -191,7 +191,7 @@ impl<H: AsRef<Objects>> Source<H> for Quarantined {
     }
 
     /// Whoever wrote to a freed object is found now or never.
-    fn left_alone(&self, heap: &H) {
+    fn unattended(&self, heap: &H) {
         heap.as_ref().drain_quarantine();
     }
 
@@ -210,7 +210,7 @@ impl Objects {
     /// slept, and no worker with it.
     pub(super) fn put_in_quarantine(&self, class: usize, object: usize) {
         let now = clock::now_ms();
-        self.look_at_quarantine(now);
+        self.scan_quarantine(now);
         let quarantine = &self.quarantine;
         let count = quarantine.count.load(Ordering::Relaxed).max(1);
         let mut leaving = [Entry::NONE; LEAVING];
@@ -251,10 +251,10 @@ impl Objects {
     }
 
     /// Frees and slow paths look for idle rings too: there may be no worker, or none that looks.
-    pub fn look_at_quarantine(&self, now: u64) {
-        let looked = &self.quarantine.looked_ms;
-        if self.is_hardened() && now.saturating_sub(looked.load(Ordering::Relaxed)) >= LOOK_MS {
-            looked.store(now, Ordering::Relaxed);
+    pub fn scan_quarantine(&self, now: u64) {
+        let scanned = &self.quarantine.scanned_ms;
+        if self.is_hardened() && now.saturating_sub(scanned.load(Ordering::Relaxed)) >= SCAN_MS {
+            scanned.store(now, Ordering::Relaxed);
             self.drain_idle_quarantine(now);
         }
     }

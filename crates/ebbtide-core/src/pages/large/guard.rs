@@ -5,7 +5,7 @@
 //! large allocations own and do not use ([`Pages::slack`]).
 
 use super::Place;
-use crate::base::report::Line;
+use crate::base::message::Message;
 use crate::pages::Pages;
 use crate::pages::span::Span;
 use core::sync::atomic::Ordering;
@@ -100,7 +100,7 @@ impl Pages {
         };
         let address = self.region().address(Frame(span.first));
         let size = start as usize - address;
-        let line = Line::new()
+        let line = Message::new()
             .text("write behind the end of ")
             .address(address)
             .text(", a large allocation");
@@ -168,7 +168,7 @@ impl Pages {
 }
 
 /// Ends the process: byte `at` of the guard behind `size` bytes was written.
-pub fn abort_by_guard(line: Line, size: usize, at: usize, found_by: &str) -> ! {
+pub fn abort_by_guard(line: Message, size: usize, at: usize, found_by: &str) -> ! {
     line.text(", byte ")
         .number(size + at)
         .text(" of ")

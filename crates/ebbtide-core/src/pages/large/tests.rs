@@ -50,7 +50,7 @@ fn all_that_was_written_to_is_dirty_once_freed() {
             assert!(!heap.free_large(head), "{frames} frames twice");
             heap.drain_spares();
             assert_eq!(dirty(heap), u64::from(expected), "{frames} frames");
-            heap.release_everything(Releaser::Asked);
+            heap.release_everything(Releaser::Explicit);
             assert_eq!(dirty(heap), 0);
         }
         assert_eq!(heap.slack.load(Ordering::Relaxed), 0);
@@ -76,7 +76,7 @@ fn what_is_cut_off_is_dirty_or_given_back() {
 
         // One that owns its last block keeps it, without the memory behind the new end.
         let (old, block) = (OWN_BLOCKS_FRAMES + 300, OWN_BLOCKS_FRAMES + 512);
-        heap.release_everything(Releaser::Asked);
+        heap.release_everything(Releaser::Explicit);
         let head = written(heap, old);
         let cut = old - TAIL_FRAMES;
         assert_eq!(resize(heap, head, cut), Some(head));
@@ -115,7 +115,7 @@ fn growth_in_place_takes_what_is_free_behind() {
         heap.free_large(heap.region().frame(again.address));
 
         // Where there are clean blocks behind it, slack is there to be grown into.
-        heap.release_everything(Releaser::Asked);
+        heap.release_everything(Releaser::Explicit);
         let opened = heap.take_blocks(40, 1, 0).unwrap();
         heap.put_blocks(opened.first, 40, 0);
         let head = written(heap, OWN_BLOCKS_FRAMES);
@@ -207,7 +207,7 @@ fn content_follows(heap: &Heap, seed: u64) {
             }
         }
         if step % 40 == 39 {
-            heap.release_everything(Releaser::Asked);
+            heap.release_everything(Releaser::Explicit);
         }
         for zone in heap.live_zones() {
             let checked = zone.with(heap.region(), |zone| zone.check_invariants());
@@ -217,7 +217,7 @@ fn content_follows(heap: &Heap, seed: u64) {
     for one in live {
         assert!(heap.free_large(one.head));
     }
-    heap.release_everything(Releaser::Asked);
+    heap.release_everything(Releaser::Explicit);
     for zone in heap.live_zones() {
         let counters = zone.counters();
         assert_eq!((counters.in_use, counters.dirty), (0, 0));

@@ -31,7 +31,7 @@ fn half_used(heap: &Heap, class: usize, count: usize, nth: usize) -> (Vec<usize>
     freed
         .iter()
         .for_each(|&object| heap.put_object(class, object));
-    heap.drain_all(Releaser::Asked);
+    heap.drain_all(Releaser::Explicit);
     (live, freed)
 }
 
@@ -50,7 +50,7 @@ fn empty_frames_go(heap: &Heap) {
     assert_eq!(pages(&freed), freed.len());
     let waiting = heap.waiting_in_spans();
     assert!(waiting >= freed.len() * FRAME_BYTES, "{waiting} bytes");
-    heap.depopulate_everything(Releaser::Asked);
+    heap.depopulate_everything(Releaser::Explicit);
     assert_eq!((pages(&freed), pages(&live)), (0, live.len()));
     live_stays(&live, class);
     assert_eq!(heap.waiting_in_spans(), 0);
@@ -62,7 +62,7 @@ fn empty_frames_go(heap: &Heap) {
     for object in again.into_iter().chain(live) {
         heap.put_object(class, object);
     }
-    heap.drain_all(Releaser::Asked);
+    heap.drain_all(Releaser::Explicit);
     assert_eq!(heap.central[class].bytes(class).all, 0);
 }
 
@@ -87,13 +87,13 @@ fn frames_with_a_byte_in_use_stay() {
         for size in [48, 640, 3072, 5120, 20480] {
             let class = class_of(size);
             let (live, _) = half_used(heap, class, (1 << 20) / size, 7);
-            heap.depopulate_everything(Releaser::Asked);
+            heap.depopulate_everything(Releaser::Explicit);
             live_stays(&live, class);
             assert_eq!(heap.waiting_in_spans(), 0, "all was looked at");
             live.iter()
                 .for_each(|&object| heap.put_object(class, object));
         }
-        heap.drain_all(Releaser::Asked);
+        heap.drain_all(Releaser::Explicit);
     });
 }
 
@@ -102,12 +102,12 @@ fn a_depopulation_claims_what_is_due_or_all() {
     alone(CALM, |heap| {
         let class = class_of(FRAME_BYTES);
         let (live, freed) = half_used(heap, class, 2048, 16);
-        let claimed = heap.depopulate(class, 1, Releaser::Asked);
+        let claimed = heap.depopulate(class, 1, Releaser::Explicit);
         assert!(claimed > 0 && claimed < freed.len() as u64 / 2, "{claimed}");
         // As many spans at once are looked at as may be.
-        let rest = heap.depopulate(class, usize::MAX, Releaser::Asked);
+        let rest = heap.depopulate(class, usize::MAX, Releaser::Explicit);
         assert_eq!(claimed + rest, freed.len() as u64);
-        assert_eq!(heap.depopulate(class, usize::MAX, Releaser::Asked), 0);
+        assert_eq!(heap.depopulate(class, usize::MAX, Releaser::Explicit), 0);
         live_stays(&live, class);
     });
 }
@@ -120,10 +120,10 @@ fn nothing_goes_where_it_is_switched_off() {
             let class = class_of(FRAME_BYTES);
             let (_, freed) = half_used(heap, class, 1024, 8);
             assert_eq!(heap.waiting_in_spans(), 0);
-            heap.depopulate_everything(Releaser::Asked);
+            heap.depopulate_everything(Releaser::Explicit);
             heap.depopulate_some(1 << 40);
             for now in [1 << 40, 1 << 41] {
-                assert_eq!(heap.depopulate_due(now, Releaser::Asked), 0);
+                assert_eq!(heap.depopulate_due(now, Releaser::Explicit), 0);
             }
             assert!(
                 freed
@@ -141,11 +141,11 @@ fn empty_frames_are_due_a_window_after_the_peak() {
         let class = class_of(FRAME_BYTES);
         let (_, freed) = half_used(heap, class, 1024, 8);
         let (now, window) = (clock::now_ms() + 10, WINDOW_MS);
-        assert_eq!(heap.depopulate_due(now, Releaser::Asked), 0);
-        assert_eq!(heap.depopulate_due(now + window / 2, Releaser::Asked), 0);
-        let due = heap.depopulate_due(now + 5 * window, Releaser::Asked);
+        assert_eq!(heap.depopulate_due(now, Releaser::Explicit), 0);
+        assert_eq!(heap.depopulate_due(now + window / 2, Releaser::Explicit), 0);
+        let due = heap.depopulate_due(now + 5 * window, Releaser::Explicit);
         assert_eq!(due, freed.len() as u64);
-        assert_eq!(heap.depopulate_due(now + 9 * window, Releaser::Asked), 0);
+        assert_eq!(heap.depopulate_due(now + 9 * window, Releaser::Explicit), 0);
         assert_eq!(heap.excess_in_spans(now), (0, 0), "pressure is not watched");
     });
 }

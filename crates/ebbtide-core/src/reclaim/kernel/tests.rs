@@ -22,14 +22,14 @@ fn what_nothing_gives_back_reads_zero_or_stays_dirty() {
         let address = heap.region().address(dirty_run(heap, 300));
         refuse_release();
         assert!(holds(address, bytes, 0xa5) && RELEASE_MANY.may_work());
-        assert_eq!(heap.release_everything(Releaser::Asked), 0);
+        assert_eq!(heap.release_everything(Releaser::Explicit), 0);
         assert_eq!(dirty(heap), 0);
         assert!(holds(address, bytes, 0), "called clean");
         assert!(!RELEASE_MANY.may_work());
 
         let again = heap.region().address(dirty_run(heap, 300));
-        assert_eq!(heap.release_everything(Releaser::Asked), 0);
-        assert_eq!((dirty(heap), heap.held.frames()), (300, 300));
+        assert_eq!(heap.release_everything(Releaser::Explicit), 0);
+        assert_eq!((dirty(heap), heap.unsplit.frames()), (300, 300));
         assert!(holds(again, bytes, 0xa5));
         let large = heap.allocate_large(bytes, 1).unwrap();
         assert!(large.address == again && !large.clean);
@@ -43,13 +43,13 @@ fn where_no_call_takes_many_each_gets_its_own() {
         let address = heap.region().address(dirty_run(heap, 300));
         refuse(libc::SYS_process_madvise, 0, 0);
         let all = 300 * FRAME_BYTES;
-        assert_eq!(heap.release_everything(Releaser::Asked), all);
+        assert_eq!(heap.release_everything(Releaser::Explicit), all);
         assert_eq!((dirty(heap), resident(address, all)), (0, 0));
         assert!(!RELEASE_MANY.may_work());
         let address = heap.region().address(dirty_run(heap, 300));
-        assert_eq!(heap.release_everything(Releaser::Asked), all);
+        assert_eq!(heap.release_everything(Releaser::Explicit), all);
         assert_eq!((dirty(heap), resident(address, all)), (0, 0));
-        assert_eq!(heap.held.all(), 0);
+        assert_eq!(heap.unsplit.all(), 0);
     });
 }
 
@@ -71,7 +71,7 @@ fn lazy_ranges_stay_resident_unless_that_is_refused() {
         let address = heap.region().address(dirty_run(heap, 100));
         let mut gather = claim_to_lazy(heap);
         assert_eq!(gather.frames(), 100);
-        let made = release(heap, &mut gather, Releaser::Asked, false);
+        let made = release(heap, &mut gather, Releaser::Explicit, false);
         assert_eq!((made, LAZY_FREE.known()), ((0, false), Some(true)));
         assert_eq!(resident(address, bytes), 100);
         heap.put_back(&mut gather, true);
@@ -83,7 +83,7 @@ fn lazy_ranges_stay_resident_unless_that_is_refused() {
         refuse(libc::SYS_process_madvise, 3, libc::MADV_FREE as u32);
         let mut gather = claim_to_lazy(heap);
         assert_eq!(gather.frames(), 100);
-        let made = release(heap, &mut gather, Releaser::Asked, false);
+        let made = release(heap, &mut gather, Releaser::Explicit, false);
         assert_eq!((made, LAZY_FREE.may_work()), ((bytes, false), false));
         assert_eq!(resident(address, bytes), 0);
         heap.put_back(&mut gather, true);
@@ -109,7 +109,7 @@ fn what_is_done_is_not_released_again() {
                 });
             }
         }
-        let (released, left) = release(heap, &mut gather, Releaser::Asked, false);
+        let (released, left) = release(heap, &mut gather, Releaser::Explicit, false);
         assert_eq!((released, left), (2 * FRAME_BYTES, false));
         assert_eq!(resident(address, 10 * FRAME_BYTES), 8);
         while gather.pop().is_some() {}
@@ -127,7 +127,7 @@ fn lazy_ranges_and_others_go_in_calls_of_their_own() {
             let range = Range::new(first + n * 10, 10);
             assert!(gather.add(if n % 2 == 0 { range } else { range.to_lazy() }));
         }
-        let made = release(heap, &mut gather, Releaser::Asked, false);
+        let made = release(heap, &mut gather, Releaser::Explicit, false);
         assert_eq!(made, (20 * FRAME_BYTES, false));
         let part = 10 * FRAME_BYTES;
         for n in 0..4 {
@@ -139,7 +139,7 @@ fn lazy_ranges_and_others_go_in_calls_of_their_own() {
         LAZY_FREE.refuse();
         fill(address, 4 * part, 1);
         gather.begin_again();
-        let made = release(heap, &mut gather, Releaser::Asked, false);
+        let made = release(heap, &mut gather, Releaser::Explicit, false);
         assert_eq!((made, resident(address, 4 * part)), ((4 * part, false), 0));
         while gather.pop().is_some() {}
     });
@@ -155,7 +155,7 @@ fn every_range_of_many_is_released() {
         for n in 0..200 {
             assert!(gather.reserve() && gather.add(Range::new(first + 2 * n, 1)));
         }
-        let made = release(heap, &mut gather, Releaser::Asked, false);
+        let made = release(heap, &mut gather, Releaser::Explicit, false);
         assert_eq!(made, (200 * FRAME_BYTES, false));
         assert_eq!(resident(address, 400 * FRAME_BYTES), 200);
         while gather.pop().is_some() {}

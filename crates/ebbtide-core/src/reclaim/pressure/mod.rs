@@ -16,7 +16,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`plan::pressure`] | the decisions: a pure state machine |
-//! | [`watcher`] | the eyes of a worker |
+//! | [`watcher`] | the files that a worker watches |
 
 pub mod watcher;
 
@@ -31,7 +31,7 @@ use crate::pages::allowance::Allowance;
 use crate::reclaim::Heap;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use ebbtide_sys::pressure::{Group, Groups, Told};
+use ebbtide_sys::pressure::{Group, Groups, PressureEnvironment};
 use ebbtide_sys::{clock, pressure};
 use ebbtide_zone::plan::pressure::{Look, Policy, Verdict};
 use ebbtide_zone::plan::{self, LimitPlan};
@@ -52,7 +52,7 @@ pub struct Pressure {
     /// Guarded by `watched_by`.
     policy: UnsafeCell<Policy>,
     /// What the environment said. Written at the start only.
-    told: UnsafeCell<Told>,
+    told: UnsafeCell<PressureEnvironment>,
     /// When a worker was last called for.
     called_ms: AtomicU64,
 }
@@ -67,7 +67,7 @@ impl Pressure {
         Self {
             watched_by: AtomicUsize::new(0),
             policy: UnsafeCell::new(Policy::new()),
-            told: UnsafeCell::new(Told::NOTHING),
+            told: UnsafeCell::new(PressureEnvironment::NOTHING),
             called_ms: AtomicU64::new(0),
         }
     }
@@ -79,7 +79,7 @@ impl Pressure {
     pub unsafe fn start(&self, config: &Config, ram: usize, allowance: &Allowance) {
         if config.pressure && !config.basic_syscalls {
             // SAFETY: by contract.
-            unsafe { *self.told.get() = Told::from_environment() };
+            unsafe { *self.told.get() = PressureEnvironment::from_environment() };
         }
         let is_part = matches!(config.limit, Limit::Percent(_));
         let group = is_part.then(|| Groups::find().memory).flatten();
@@ -97,8 +97,8 @@ impl Pressure {
         unsafe { *self.policy.get() = Policy::new() };
     }
 
-    /// The eyes of a worker.
-    pub fn open_eyes(&self, now_ms: u64) -> Watcher {
+    /// The watcher of a worker.
+    pub fn open_watcher(&self, now_ms: u64) -> Watcher {
         // SAFETY: written before there was a worker.
         Watcher::open(unsafe { &*self.told.get() }, now_ms)
     }
@@ -108,7 +108,7 @@ impl Pressure {
         self.watched_by.load(Ordering::Relaxed) != 0
     }
 
-    /// A worker was called: if none had its eyes open, not much may happen until it has looked.
+    /// A worker was called: if none watched pressure, not much may happen until it has looked.
     pub fn expect_look(&self, allowance: &Allowance) {
         if !self.is_watched() {
             allowance.lower_budget(FIRST_BUDGET);
@@ -189,7 +189,7 @@ impl Heap {
         }
     }
 
-    /// Without eyes: the limits alone. By a worker.
+    /// Without a watcher: the limits alone. By a worker.
     pub fn look_at_limits(&self) {
         let group = Groups::find().memory;
         let nearest = group.as_ref().and_then(Group::nearest);
@@ -227,15 +227,15 @@ impl Heap {
     /// spans. How many.
     fn release_some(&self, frames: u64) -> u64 {
         let take = Take::Due { lazy_first: false };
-        let mut released = self.release_in_place(frames, take, Releaser::Program);
+        let mut released = self.release_in_place(frames, take, Releaser::SlowPath);
         if released < frames && self.config.depopulate {
-            for class in self.news.classes() {
+            for class in self.reclaimable.marked() {
                 if released >= frames {
                     break;
                 }
                 if self.central[class].spans.lock().waiting(class) > 0 {
                     let bytes = (frames - released) as usize * FRAME_BYTES;
-                    released += self.depopulate(class, bytes, Releaser::Program);
+                    released += self.depopulate(class, bytes, Releaser::SlowPath);
                 }
             }
         }
@@ -244,7 +244,7 @@ impl Heap {
         let has_worker = || self.workers.count() > 0;
         self.slots
             .wait_for_workers(PATIENCE_MS, has_worker, |owned| {
-                release_owned(self, owned, Releaser::Program);
+                release_owned(self, owned, Releaser::SlowPath);
             });
         stats::raise(word!(longest_stall_ns), clock::precise_ns() - start);
         released

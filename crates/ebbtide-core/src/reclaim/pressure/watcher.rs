@@ -1,10 +1,12 @@
-//! The eyes: what a worker opens to look at pressure, and one look.
+//! What a worker opens to watch memory pressure, and one sample of it.
 //!
 //! Exists while there is memory to give, in the worker that waits for the window, in that thread's own
 //! descriptor table.
 
 use ebbtide_sys::pressure::source::{Stalled, Trigger};
-use ebbtide_sys::pressure::{self, Group, Groups, Level, Notice, Psi, Room, Told, Watch};
+use ebbtide_sys::pressure::{
+    self, EventChannel, Group, Groups, Level, PressureEnvironment, Psi, Room, Watch,
+};
 use ebbtide_zone::plan::pressure::{Stalls, is_ours};
 
 /// The group is looked for again after this: a process may be moved, a limit may be set.
@@ -18,7 +20,7 @@ pub struct Watcher {
     own: OwnSources,
     /// What the environment told to watch, in place of those.
     psi: Option<(Psi, Stalled, Stalls)>,
-    notice: Option<Notice>,
+    channel: Option<EventChannel>,
     watch: Watched,
     machine: Option<Room>,
     /// The group had a limit at the last look.
@@ -33,21 +35,21 @@ enum Watched {
     /// The process's own groups, and the machine.
     Own,
     /// What the environment named.
-    Told,
+    Environment,
     /// Only distance counts.
     Nothing,
 }
 
 impl Watcher {
     /// Opens what there is.
-    pub fn open(told: &Told, now_ms: u64) -> Self {
+    pub fn open(told: &PressureEnvironment, now_ms: u64) -> Self {
         let groups = Groups::find();
         let mut watcher = Self {
             hits: Hits::default(),
             own: OwnSources::default(),
             psi: None,
-            notice: None,
-            watch: Watched::Told,
+            channel: None,
+            watch: Watched::Environment,
             machine: pressure::machine(),
             is_limited: false,
             found_ms: now_ms,
@@ -56,7 +58,7 @@ impl Watcher {
         match told.watch() {
             Watch::Off => watcher.watch = Watched::Nothing,
             Watch::Psi(psi, trigger) => watcher.psi = Some((psi, trigger.who, trigger.stalls())),
-            Watch::Notice(at) => watcher.notice = Notice::open(&at),
+            Watch::Channel(at) => watcher.channel = EventChannel::open(&at),
             Watch::Unset => {
                 watcher.watch = Watched::Own;
                 watcher.own.open(&groups);
@@ -99,8 +101,8 @@ impl Watcher {
         let own =
             is_stalled(&mut self.own.psi, now_ms) && is_ours(self.own.is_machines, self.machine);
         let level = self.own.is_reclaimed_from();
-        let notice = self.notice.as_ref().is_some_and(Notice::happened);
-        hit || stalled || own || level || notice
+        let channel = self.channel.as_ref().is_some_and(EventChannel::happened);
+        hit || stalled || own || level || channel
     }
 
     /// What there was to look at, a bit for each: `/proc/meminfo`, a memory cgroup with a limit, a PSI file, version 1's
@@ -111,7 +113,7 @@ impl Watcher {
             (self.is_limited, 2),
             (self.psi.is_some() || self.own.psi.is_some(), 4),
             (self.own.level.is_some(), 8),
-            (self.notice.is_some(), 16),
+            (self.channel.is_some(), 16),
             (self.watch == Watched::Nothing, 32),
         ];
         have.map(|(there, bit)| u64::from(there) * bit).iter().sum()
@@ -210,7 +212,7 @@ mod tests {
 
     impl Fake {
         fn new(name: &str) -> Self {
-            let name = std::format!("ebbtide-eyes-{name}-{}", std::process::id());
+            let name = std::format!("ebbtide-watcher-{name}-{}", std::process::id());
             let fake = Self(std::env::temp_dir().join(name));
             std::fs::create_dir_all(&fake.0).unwrap();
             fake.write("memory.max", 1 << 30);

@@ -85,7 +85,7 @@ fn only_what_was_released_is_clean() {
         gather.for_each(Gather::done);
         put(heap, gather, true);
         assert_eq!(counts(heap), (0, 0, 0));
-        assert_eq!(heap.held.all(), 0);
+        assert_eq!(heap.unsplit.all(), 0);
     });
 }
 
@@ -103,9 +103,9 @@ fn what_was_kept_is_dirty_and_held() {
         });
         put(heap, gather, true);
         assert_eq!(counts(heap), (100, 0, 0));
-        assert_eq!((heap.held.frames(), heap.held.all()), (100, 100));
+        assert_eq!((heap.unsplit.frames(), heap.unsplit.all()), (100, 100));
         assert!(claim_all(heap, false).is_empty(), "until the next look");
-        heap.end_holds();
+        heap.clear_unsplit();
         let gather = claim_all(heap, false);
         assert_eq!(gather.frames(), 100);
         put(heap, gather, true);
@@ -203,14 +203,14 @@ fn frames_of_spans_are_released_waiting_or_held() {
         assert_eq!((spans(), gather.frames()), ((0, all), all as u64));
         put(heap, gather, true);
         assert_eq!((spans(), waiting()), ((all, 0), all));
-        // Held until the next look.
+        // UnsplitBlocks until the next look.
         let mut gather = claim_spans(heap, class, 2);
         gather.for_each(Gather::keep);
         heap.central[class].spans.lock().looked_at_all(heap, class);
         put(heap, gather, true);
-        assert_eq!((spans(), heap.held.all(), waiting()), ((all, 0), all, 0));
-        heap.end_holds();
-        assert_eq!((heap.held.all(), waiting()), (0, all));
+        assert_eq!((spans(), heap.unsplit.all(), waiting()), ((all, 0), all, 0));
+        heap.clear_unsplit();
+        assert_eq!((heap.unsplit.all(), waiting()), (0, all));
         // Released.
         let mut gather = claim_spans(heap, class, 3);
         gather.for_each(Gather::done);

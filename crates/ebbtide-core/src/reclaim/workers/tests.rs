@@ -1,7 +1,7 @@
 //! What dead workers leave, and who does what they did.
 
 use super::*;
-use ebbtide_zone::plan::pressure::LOOK_MS;
+use ebbtide_zone::plan::pressure::SAMPLE_MS;
 
 #[test]
 fn nobody_counts_on_workers_that_are_gone() {
@@ -42,8 +42,8 @@ fn the_coordinator_may_die_alone() {
 
 #[test]
 fn one_made_in_advance_looks_more_seldom_while_nothing_grows() {
-    let mut eyes = Eyes::default();
-    let pauses = [10, 10, 10, 20, 20].map(|open| eyes.pause(open));
-    let look = LOOK_MS.0;
+    let mut watch = WatchSchedule::default();
+    let pauses = [10, 10, 10, 20, 20].map(|open| watch.pause(open));
+    let look = SAMPLE_MS.0;
     assert_eq!(pauses, [look, 2 * look, 4 * look, look, 2 * look]);
 }

@@ -19,7 +19,7 @@ fn as_much_is_released_as_was_asked_for() {
         let address = heap.region().address(first);
         let left = || resident(address, 300 * FRAME_BYTES) as u64;
         assert_eq!((heap.kept_frames(), left()), (300, 300));
-        let release = |frames| heap.release_in_place(frames, Take::All, Releaser::Asked);
+        let release = |frames| heap.release_in_place(frames, Take::All, Releaser::Explicit);
         assert_eq!(release(0), 0);
         assert_eq!(release(100), 100);
         assert_eq!((counts(heap), left()), ((200, 0), 200));
@@ -46,14 +46,14 @@ fn what_is_due_is_dirty_and_lazy_memory_is_released_by_itself() {
         };
         assert!(claim(heap).is_some());
         assert_eq!(counts(heap), (70, 30));
-        heap.release_due(50, Releaser::Asked);
+        heap.release_due(50, Releaser::Explicit);
         assert_eq!(counts(heap), (20, 30));
-        heap.release_due(50, Releaser::Asked);
+        heap.release_due(50, Releaser::Explicit);
         assert_eq!(counts(heap), (0, 30));
         assert_eq!(heap.kept_frames(), 30);
-        heap.release_in_place(20, Take::Lazy, Releaser::Asked);
+        heap.release_in_place(20, Take::Lazy, Releaser::Explicit);
         assert_eq!(counts(heap), (0, 10));
-        heap.release_in_place(20, Take::Lazy, Releaser::Asked);
+        heap.release_in_place(20, Take::Lazy, Releaser::Explicit);
         assert_eq!(counts(heap), (0, 0));
     });
 }
@@ -62,9 +62,9 @@ fn what_is_due_is_dirty_and_lazy_memory_is_released_by_itself() {
 fn held_frames_are_not_to_be_had() {
     alone(CALM, |heap| {
         dirty_run(heap, 100);
-        heap.held.add(60);
+        heap.unsplit.add(60);
         assert_eq!(heap.kept_frames(), 40);
-        heap.held.add(60);
+        heap.unsplit.add(60);
         assert_eq!(heap.kept_frames(), 0);
     });
 }
@@ -80,10 +80,10 @@ fn large_releases_go_in_pieces() {
             let all = 20 * 512 + 77;
             let address = heap.region().address(block.first_frame());
             assert_eq!(counts(heap), (all, 0));
-            heap.release_zones(5 * 512, 5 * 512, Take::All, Releaser::Asked);
+            heap.release_zones(5 * 512, 5 * 512, Take::All, Releaser::Explicit);
             assert_eq!(stats::released(), 5 * 512 * FRAME_BYTES);
             assert_eq!(counts(heap), (all - 5 * 512, 0));
-            heap.release_zones(1 << 30, all, Take::All, Releaser::Asked);
+            heap.release_zones(1 << 30, all, Take::All, Releaser::Explicit);
             assert_eq!(stats::released(), all as usize * FRAME_BYTES);
             assert_eq!(counts(heap), (0, 0));
             assert_eq!(resident(address, 20 * 512 * FRAME_BYTES), 0);
@@ -99,7 +99,7 @@ fn what_is_due_goes_clean_without_workers() {
         "workers=0,pressure=off,thp=off,lazyfree=always,retain_ms=0",
         |heap| {
             dirty_run(heap, 100);
-            heap.release_due(1000, Releaser::Asked);
+            heap.release_due(1000, Releaser::Explicit);
             assert_eq!(counts(heap), (0, 0));
         },
     );
@@ -152,7 +152,7 @@ fn as_much_becomes_lazy_as_there_is_room_for() {
             dirty_run(heap, 30);
             heap.take_run(500 - 30, 1).unwrap();
         }
-        let mut owned = heap.slots.take(Releaser::Asked.owner()).unwrap();
+        let mut owned = heap.slots.take(Releaser::Explicit.owner()).unwrap();
         let take = Take::Due { lazy_first: true };
         let gather = owned.gather();
         assert_eq!(heap.gather_zone(0, gather, 1000, take), 120);
@@ -179,7 +179,7 @@ fn the_rest_of_a_huge_page_is_claimed_with_it() {
             return;
         }
         let claimed = |heap: &Heap| {
-            let mut owned = heap.slots.take(Releaser::Asked.owner()).unwrap();
+            let mut owned = heap.slots.take(Releaser::Explicit.owner()).unwrap();
             let claimed = heap.gather_zone(0, owned.gather(), 1000, Take::All);
             heap.put_back(owned.gather(), false);
             claimed

@@ -225,16 +225,16 @@ fn what_a_window_did_without_is_taken_out_without_sections() {
 }
 
 /// Bytes that a round leaves in CPU stacks and full batches.
-fn tend(heap: &Heap, now: u64) -> usize {
-    let (mut left, by) = (Left::default(), Releaser::Tick);
+fn give_due(heap: &Heap, now: u64) -> usize {
+    let (mut left, by) = (Remaining::default(), Releaser::Tick);
     let window = u64::from(heap.config.retain_ms);
     let round = Round {
         now,
         ends_window: is_time(&heap.pacing.window_ms, now, window),
         by,
     };
-    CpuStacks.tend(heap, &round, &mut left);
-    Batches.tend(heap, &round, &mut left);
+    CpuStacks.give_due(heap, &round, &mut left);
+    Batches.give_due(heap, &round, &mut left);
     left.cached_bytes as usize
 }
 
@@ -256,11 +256,11 @@ fn rounds_drain_what_is_idle_and_count_the_rest() {
         assert!(in_cache > 0 && batches >= bytes);
         // The CPU's cache counts a round later than full batches, for its first look sees a change.
         for _ in 1..IDLE_ROUNDS {
-            assert_eq!(tend(heap, 1000), in_cache + batches);
+            assert_eq!(give_due(heap, 1000), in_cache + batches);
         }
-        assert_eq!(tend(heap, 1000), in_cache);
-        assert_eq!(tend(heap, 1000), in_cache);
-        assert_eq!(tend(heap, 1000), 0);
+        assert_eq!(give_due(heap, 1000), in_cache);
+        assert_eq!(give_due(heap, 1000), in_cache);
+        assert_eq!(give_due(heap, 1000), 0);
         assert_eq!(heap.caches.bytes(), 0);
         assert_eq!(heap.central[class].bytes(class).batches, 0);
     });
@@ -297,11 +297,11 @@ fn windows_end_by_the_clock() {
         };
         let end = window + 5000;
         // The first window began at 0. In it both were empty once.
-        tend(heap, end);
+        give_due(heap, end);
         assert_eq!(left(), (bytes, 1));
-        tend(heap, end + window - 1);
+        give_due(heap, end + window - 1);
         assert_eq!(left(), (bytes, 1));
-        tend(heap, end + window);
+        give_due(heap, end + window);
         assert_eq!(left(), (0, 0));
     });
 }
@@ -312,7 +312,7 @@ fn a_drain_of_everything_puts_spare_runs_back() {
         let large = heap.allocate_large(100 << 12, 1).unwrap();
         heap.free_large(heap.region().frame(large.address));
         assert_eq!(heap.spares.frames(), 100);
-        heap.drain_all(Releaser::Asked);
+        heap.drain_all(Releaser::Explicit);
         assert_eq!(heap.spares.frames(), 0);
         let dirty = heap.live_zones().iter().map(|zone| zone.counters().dirty);
         assert_eq!(dirty.sum::<u64>(), 100);

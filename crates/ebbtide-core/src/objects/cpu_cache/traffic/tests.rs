@@ -242,7 +242,7 @@ fn every_object_comes_back(heap: &Heap) {
         heap.put_object(class, object);
     }
     assert!(heap.caches.bytes() > 0);
-    heap.drain_all(Releaser::Asked);
+    heap.drain_all(Releaser::Explicit);
     assert_eq!(heap.caches.bytes(), 0);
     for class in classes {
         let bytes = heap.central[class].bytes(class);

@@ -116,16 +116,16 @@ fn an_idle_ring_is_emptied() {
         assert_eq!(heap.drain_idle_quarantine(freed_ms + IDLE_MS - 1), 64);
         assert_eq!(heap.quarantine.bytes(), 64);
         // Looks of the program's calls come at intervals.
-        let looked = &heap.quarantine.looked_ms;
-        looked.store(freed_ms + IDLE_MS, Ordering::Relaxed);
-        heap.look_at_quarantine(freed_ms + IDLE_MS + LOOK_MS - 1);
+        let scanned = &heap.quarantine.scanned_ms;
+        scanned.store(freed_ms + IDLE_MS, Ordering::Relaxed);
+        heap.scan_quarantine(freed_ms + IDLE_MS + SCAN_MS - 1);
         assert_eq!(heap.quarantine.bytes(), 64);
-        heap.look_at_quarantine(freed_ms + IDLE_MS + LOOK_MS);
+        heap.scan_quarantine(freed_ms + IDLE_MS + SCAN_MS);
         assert_eq!(heap.quarantine.bytes(), 0);
-        let looked_ms = freed_ms + IDLE_MS + LOOK_MS;
-        assert_eq!(looked.load(Ordering::Relaxed), looked_ms);
+        let scanned_ms = freed_ms + IDLE_MS + SCAN_MS;
+        assert_eq!(scanned.load(Ordering::Relaxed), scanned_ms);
         // The next ring is idle at its time, to the millisecond.
-        looked.store(u64::MAX, Ordering::Relaxed);
+        scanned.store(u64::MAX, Ordering::Relaxed);
         let object = heap.allocate_hardened(50, 1);
         heap.free_hardened(class_of(64), object);
         let used = heap

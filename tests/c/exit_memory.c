@@ -1,35 +1,22 @@
-/* What the system has of a large process that ended: exit_system MODE. Needs exit=detached, exit_threshold=32M.
+/* What the system has of a large process that ended: exit_memory MODE. Needs exit=detached, exit_threshold=32M.
  *   returned [FILE]  512 MiB are free again, in FILE (a cgroup's usage) or in the system's free memory
  *   swapped          256 MiB of swap are free again
  *   hurried FILE MIB 1 GiB waits for admission while the slots of XDG_RUNTIME_DIR are taken, and is back at once,
  *                    admitted or not, when MIB more are used in the cgroup whose usage FILE says
  *   many N [DIR]     N short programs (fewer where their helpers take long) leave nothing: no process, no descriptor, no
- *                    file, no lock in XDG_RUNTIME_DIR, and no memory or swap of the cgroup DIR
- *   nproc UID        a plain user with RLIMIT_NPROC: no helper to be had, the end is as ever
- *   users UID UID    two users at once
- *   user UID         a plain user
- *   traced           under ptrace: stopped, let go, killed
- *   attach           gdb attaches, looks, lets go
- *   core             ends by abort; 48 blocks hold a text that the core file must have
- * The children are those of exit.c. */
+ *                    file, no lock in XDG_RUNTIME_DIR, and no memory or swap of the cgroup DIR */
 #include "exit.h"
-#include <grp.h>
-#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 
-#define TEXTS 48
-static const char text_of_block[] = "ifbq.qbuufso.gps.uif.dpsf.gjmf";
-
 static int child(char **a)
 {
-    hold_memory(atoi(a[3]));
-    if (!strcmp(a[7], "swap"))
+    if (is(a[7], "swap")) {
+        hold_memory(atoi(a[3]));
         madvise((void *)((uintptr_t)held & -PAGE), 40 * MIB, MADV_PAGEOUT);
-    say(SAYS);
-    if (!strcmp(a[2], "kill")) for (;;) pause();
-    hear(GO);
-    return 7;
+        a[3] = "0";
+    }
+    return plain_child(a);
 }
 
 /* Pages free in the system, those in the CPUs' lists too. */
@@ -43,15 +30,6 @@ static size_t free_bytes(void)
         if (sscanf(line, " pages free %zu", &n) == 1 || sscanf(line, " count: %zu", &n) == 1) pages += n;
     fclose(f);
     return pages * PAGE;
-}
-
-static size_t number_in(const char *file)
-{
-    size_t n = 0;
-    FILE *f = fopen(file, "r");
-    CHECK(f && fscanf(f, "%zu", &n) == 1, "%s", file);
-    fclose(f);
-    return n;
 }
 
 /* Bytes in use, as a cgroup or the system has it. */
@@ -74,8 +52,8 @@ static double back_once_admitted(pid_t helper, const char *file, ssize_t most)
     int slots = getenv("XDG_RUNTIME_DIR") ? open_slots() : -1;
     double ended = now(), admitted = slots < 0 ? ended : 0, passed_s = 0;
     while (in_use(file) >= most && passed_s < ADMITTED_S) {
-        /* A short admission may have been missed. */
-        if (!admitted && (a_slot_is_taken(slots) || strchr("Z", state_of(helper)))) admitted = now();
+        /* A short admitted may have been missed. */
+        if (!admitted && (a_slot_is_taken(slots) || is_gone(helper))) admitted = now();
         CHECK(admitted || now() - ended < patience(), "it was never admitted");
         usleep(1000);
         passed_s = admitted ? now() - admitted : 0;
@@ -97,8 +75,7 @@ static int returned(const char *file)
         end_child(&c, "kill");
         CHECK(fits("kill", wait_for(&c)));
         took = back_once_admitted(c.helper, file, before + size / 10);
-        await_gone(c.helper);
-        forget(&c);
+        end_of(&c);
     }
     printf("%.1f ms from admission on\n", took * 1e3);
     CHECK(took < ADMITTED_S, "the memory is not back in the time of an admitted helper");
@@ -111,9 +88,9 @@ static int machine_is_short(unsigned long long *lost)
     char text[512];
     unsigned long long total = 0, before = *lost, available = ~0ull;
     double average = 0;
-    read_text(text, sizeof text, "/proc/pressure/memory", 0, 0);
+    read_text(text, sizeof text, "/proc/pressure/memory");
     sscanf(text, "some avg10=%lf avg60=%*f avg300=%*f total=%llu", &average, &total);
-    read_text(text, sizeof text, "/proc/meminfo", 0, 0);
+    read_text(text, sizeof text, "/proc/meminfo");
     char *line = strstr(text, "MemAvailable:");
     if (line) sscanf(line, "MemAvailable: %llu", &available);
     *lost = total;
@@ -157,18 +134,16 @@ static int hurried(const char *file, size_t mib)
     int slots = take_slots(), waited = waits_for_admission(file, &c, before, 1);
     close(slots);
     double calm = until_back(file, before, 0, patience());
-    await_gone(c.helper);
-    forget(&c);
+    end_of(&c);
     slots = take_slots();
     waited &= waits_for_admission(file, &c, before, 0.3);
-    if (!waited) { puts("skipped: this machine is short of memory"); return 0; }
+    if (!waited) return skipped("this machine is short of memory");
     char *more = mmap(NULL, mib * MIB + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(more != MAP_FAILED);
     memset(more, 1, mib * MIB);
     double hurry = until_back(file, before, mib * MIB, 3);
     close(slots);
-    await_gone(c.helper);
-    forget(&c);
+    end_of(&c);
     printf("admitted: back after %.0f ms; memory is short: after %.0f ms\n", calm * 1e3, hurry * 1e3);
     return passed();
 }
@@ -187,7 +162,7 @@ static int swapped(void)
     struct plan plan = {"kill", 48, 0, 0, 0, "swap"};
     for (int i = 0; i < 8; i++) all[i] = start(&plan, 1, -1);
     size_t grown = swap_used() - before;
-    if (grown < 24 * MIB) { puts("skipped: nothing is swapped out here"); return 0; }
+    if (grown < 24 * MIB) return skipped("nothing is swapped out here");
     for (int i = 0; i < 8; i++) end_child(&all[i], "kill");
     for (int i = 0; i < 8; i++) CHECK(fits("kill", wait_for(&all[i])));
     double began = now(), last = began;
@@ -298,145 +273,13 @@ static int many(int rounds, const char *group)
     return passed();
 }
 
-/* Runs a check as a user, in a process of its own. */
-static pid_t as_user(uid_t uid, int processes, void (*check)(void))
-{
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid) return pid;
-    if (processes) {
-        struct rlimit limit = {processes, processes};
-        CHECK(!setrlimit(RLIMIT_NPROC, &limit));
-    }
-    CHECK(!setgroups(0, NULL) && !setgid(uid) && !setuid(uid));
-    check();
-    _exit(0);
-}
-
-static void done(pid_t pid)
-{
-    int status;
-    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "a user's check: %x", status);
-}
-
-static void refused(void)
-{
-    hold_memory(48);
-    usleep(300000);
-    CHECK(!helper_of(getpid()));
-    churn(1, 2000, 100, 16);
-}
-
-static void served(void)
-{
-    for (int i = 0; i < 4; i++) {
-        struct plan plan = {"kill", 64, 0, 0, 0, NULL};
-        struct child c = start(&plan, 1, -1);
-        end_child(&c, "kill");
-        CHECK(fits("kill", wait_for(&c)));
-        await_gone(c.helper);
-        forget(&c);
-    }
-}
-
-static int traced(void)
-{
-    int status;
-    struct plan plan = {"exit", 48, 0, 0, 0, NULL};
-    for (int how = 0; how < 3; how++) {
-        struct child c = start(&plan, 1, -1);
-        CHECK(!ptrace(PTRACE_SEIZE, c.pid, NULL, PTRACE_O_TRACEEXIT));
-        CHECK(!ptrace(PTRACE_INTERRUPT, c.pid, NULL, NULL));
-        CHECK(waitpid(c.pid, &status, __WALL) == c.pid && WIFSTOPPED(status));
-        usleep(50000);
-        CHECK(helper_of(c.pid) == c.helper);
-        if (how == 0) {
-            CHECK(!ptrace(PTRACE_DETACH, c.pid, NULL, NULL));
-            end_child(&c, "exit");
-        } else if (how == 1) {
-            CHECK(!ptrace(PTRACE_CONT, c.pid, NULL, NULL));
-            end_child(&c, "exit");
-            /* It stops once more on its way out. The helper must wait for that. */
-            CHECK(waitpid(c.pid, &status, __WALL) == c.pid && status >> 8 == (SIGTRAP | PTRACE_EVENT_EXIT << 8), "%x", status);
-            usleep(100000);
-            size_t pages = 0;
-            char text[128];
-            read_text(text, sizeof text, "/proc/%d/statm", c.pid, 0);
-            CHECK(sscanf(text, "%*u %zu", &pages) == 1 && pages * PAGE > 40 * MIB, "%zu pages", pages);
-            CHECK(helper_of(c.pid) == c.helper);
-            CHECK(!ptrace(PTRACE_CONT, c.pid, NULL, NULL));
-        } else {
-            CHECK(!kill(c.pid, SIGKILL));
-            do CHECK(waitpid(c.pid, &status, __WALL) == c.pid);
-            while (WIFSTOPPED(status) && !ptrace(PTRACE_CONT, c.pid, NULL, NULL));
-            CHECK(fits("kill", status), "%x", status);
-            await_gone(c.helper);
-            forget(&c);
-            continue;
-        }
-        status = wait_for(&c);
-        CHECK(fits("exit", status), "%x", status);
-        await_gone(c.helper);
-        forget(&c);
-    }
-    return passed();
-}
-
-static int attach(void)
-{
-    char command[256], line[512];
-    int seen = 0;
-    struct plan plan = {"exit", 48, 0, 0, 0, NULL};
-    struct child c = start(&plan, 1, -1);
-    unsetenv("LD_PRELOAD");
-    snprintf(command, sizeof command, "gdb -nx -batch -p %d -ex 'print 6 * 7' -ex 'info threads' 2>&1", (int)c.pid);
-    FILE *f = popen(command, "r");
-    CHECK(f);
-    while (fgets(line, sizeof line, f)) seen |= !!strstr(line, "= 42");
-    pclose(f);
-    CHECK(seen, "gdb has not looked");
-    CHECK(helper_of(c.pid) == c.helper);
-    end_child(&c, "exit");
-    int status = wait_for(&c);
-    CHECK(fits("exit", status), "%x", status);
-    await_gone(c.helper);
-    return passed();
-}
-
-static int core(void)
-{
-    char text[sizeof text_of_block];
-    for (size_t i = 0; i < sizeof text; i++) text[i] = text_of_block[i] ? text_of_block[i] - 1 : 0;
-    for (int i = 0; i < TEXTS; i++) {
-        char *p = malloc(MIB);
-        CHECK(p);
-        fill(p, MIB, i);
-        memcpy(p + MIB / 2, text, sizeof text);
-    }
-    for (volatile char *p = text; p < text + sizeof text; p++) *p = 0;
-    CHECK(getenv("NO_HELPER") || await_helper(getpid()));
-    abort();
-}
-
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
-    uid_t uid = argc > 2 ? atoi(argv[2]) : 0;
-    if (!strcmp(mode, "child")) return child(argv);
-    if (!strcmp(mode, "returned")) return returned(argc > 2 ? argv[2] : NULL);
-    if (!strcmp(mode, "swapped")) return swapped();
-    if (!strcmp(mode, "hurried")) return hurried(argv[2], atoi(argv[3]));
-    if (!strcmp(mode, "many")) return many(uid, argc > 3 ? argv[3] : NULL);
-    if (!strcmp(mode, "nproc")) { done(as_user(uid, 1, refused)); done(as_user(uid, 50, served)); return passed(); }
-    if (!strcmp(mode, "user")) { done(as_user(uid, 0, served)); return passed(); }
-    if (!strcmp(mode, "users")) {
-        pid_t one = as_user(uid, 0, served), two = as_user(atoi(argv[3]), 0, served);
-        done(one);
-        done(two);
-        return passed();
-    }
-    if (!strcmp(mode, "traced")) return traced();
-    if (!strcmp(mode, "attach")) return attach();
-    if (!strcmp(mode, "core")) return core();
-    CHECK(0, "exit_system MODE");
+    if (is(mode, "child")) return child(argv);
+    if (is(mode, "returned")) return returned(argc > 2 ? argv[2] : NULL);
+    if (is(mode, "swapped")) return swapped();
+    if (is(mode, "hurried")) return hurried(argv[2], atoi(argv[3]));
+    if (is(mode, "many")) return many(atoi(argv[2]), argc > 3 ? argv[3] : NULL);
+    CHECK(0, "exit_memory MODE");
 }

@@ -6,12 +6,12 @@ use core::fmt::{Display, Write};
 const LINE_BYTES: usize = 640;
 
 /// A line that begins with `ebbtide: `; what does not fit is cut.
-pub struct Line {
+pub struct Message {
     bytes: [u8; LINE_BYTES],
     len: usize,
 }
 
-impl Line {
+impl Message {
     /// Begins a line.
     pub fn new() -> Self {
         Self {
@@ -78,13 +78,13 @@ impl Line {
     }
 }
 
-impl Default for Line {
+impl Default for Message {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Write for Line {
+impl Write for Message {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
         self.push(text.as_bytes());
         Ok(())
@@ -97,13 +97,13 @@ mod tests {
 
     #[test]
     fn composes_and_cuts() {
-        let line = Line::new()
+        let line = Message::new()
             .text("free of ")
             .address(0xabc)
             .text(", ")
             .number(7);
         assert_eq!(line.shown(), b"ebbtide: free of 0xabc, 7");
-        let mut long = Line::new();
+        let mut long = Message::new();
         for _ in 0..1000 {
             long = long.text("x\n");
         }

@@ -3,7 +3,7 @@
 //! A worker inherits the filters and the user of the thread that made it. A program that locks itself in later with
 //! seccomp(2), or that changes its user, binds its own threads; libc does not know a worker, and a filter without
 //! `SECCOMP_FILTER_FLAG_TSYNC` binds one thread. Whoever can write to the program's memory could make a worker do what
-//! the program may not. So once in [`LOOK_MS`] a worker compares the main thread's rights with what it found at its own
+//! the program may not. So once in [`CHECK_MS`] a worker compares the main thread's rights with what it found at its own
 //! start, and ends when they differ. The next one is made by a thread of the program, and inherits.
 //!
 //! A program that binds itself through the C library's functions finds no worker: those in front of them
@@ -24,19 +24,19 @@ use ebbtide_sys::clock;
 use ebbtide_sys::thread::{self, Rights};
 
 /// A worker looks so often.
-pub const LOOK_MS: u64 = 1000;
+pub const CHECK_MS: u64 = 1000;
 /// So long lives one that is not sure.
 const UNSURE_MS: u64 = 10_000;
 
 /// What all workers of a process go by.
-pub struct Terms {
+pub struct LeaseTerms {
     /// The main thread's rights, as a worker saw them last.
     seen: AtomicU64,
     /// A worker made by then ends.
     ended_ms: AtomicU64,
 }
 
-impl Terms {
+impl LeaseTerms {
     /// No worker has seen anything, and none must end.
     pub const fn new() -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Terms {
 }
 
 /// See the module's header.
-pub struct Permit {
+pub struct Lease {
     made_ms: u64,
     /// What the main thread might do at the start; `None`: cannot be read.
     rights: Option<u32>,
@@ -78,9 +78,9 @@ fn was_seen_before(last: u64, digest: u32, ms: u64) -> bool {
     (last >> 32) as u32 == digest && age != 0 && age < 1 << 31
 }
 
-impl Permit {
+impl Lease {
     /// For a worker made at `made_ms`.
-    pub fn new(may_open: bool, made_ms: u64, terms: &Terms) -> Self {
+    pub fn new(may_open: bool, made_ms: u64, terms: &LeaseTerms) -> Self {
         let seen = terms.seen.load(Ordering::Acquire);
         let now = clock::now_ms();
         let rights = may_open.then(Rights::of_main_thread).flatten();
@@ -97,7 +97,7 @@ impl Permit {
         Self {
             made_ms,
             rights: rights.map(|rights| rights.digest),
-            next_ms: now + LOOK_MS,
+            next_ms: now + CHECK_MS,
             end_ms,
         }
     }
@@ -113,21 +113,21 @@ impl Permit {
     }
 
     /// Whether the worker may go on. Looks, when it is time to.
-    pub fn holds(&mut self, now_ms: u64, terms: &Terms) -> bool {
+    pub fn holds(&mut self, now_ms: u64, terms: &LeaseTerms) -> bool {
         if self.made_ms <= terms.ended_ms.load(Ordering::SeqCst) {
             self.end_ms = 0;
         }
         if now_ms < self.next_ms && now_ms < self.end_ms {
             return true;
         }
-        self.next_ms = now_ms + LOOK_MS;
+        self.next_ms = now_ms + CHECK_MS;
         if now_ms >= self.end_ms || !self.look(terms) {
             self.end_ms = 0;
         }
         !self.is_over()
     }
 
-    fn look(&mut self, terms: &Terms) -> bool {
+    fn look(&mut self, terms: &LeaseTerms) -> bool {
         // Before the process's own: what is taken in between seems to be this thread's, and a worker ends in vain.
         let pending = thread::pending_signals();
         let seen = self.rights.is_some().then(Rights::of_main_thread).flatten();
@@ -161,39 +161,39 @@ mod tests {
 
     #[test]
     fn one_that_is_not_sure_ends() {
-        let terms = Terms::new();
-        let mut permit = Permit::new(false, 1, &terms);
+        let terms = LeaseTerms::new();
+        let mut lease = Lease::new(false, 1, &terms);
         let now = clock::now_ms();
-        assert!(permit.holds(now, &terms) && permit.pause_ms(now) <= LOOK_MS);
-        assert!(permit.holds(now + LOOK_MS, &terms));
-        assert!(!permit.holds(now + UNSURE_MS + 1, &terms) && permit.is_over());
-        assert!(!permit.holds(now, &terms), "for good");
+        assert!(lease.holds(now, &terms) && lease.pause_ms(now) <= CHECK_MS);
+        assert!(lease.holds(now + CHECK_MS, &terms));
+        assert!(!lease.holds(now + UNSURE_MS + 1, &terms) && lease.is_over());
+        assert!(!lease.holds(now, &terms), "for good");
     }
 
     #[test]
     fn a_change_of_the_main_thread_s_rights_is_its_end() {
-        let terms = Terms::new();
-        let mut permit = Permit::new(true, 1, &terms);
+        let terms = LeaseTerms::new();
+        let mut lease = Lease::new(true, 1, &terms);
         let now = clock::now_ms();
-        if permit.rights.is_none() {
+        if lease.rights.is_none() {
             return;
         }
-        assert!(permit.holds(now + LOOK_MS, &terms));
-        permit.rights = permit.rights.map(|digest| digest ^ 1);
-        assert!(permit.holds(now + LOOK_MS, &terms), "not looked at yet");
-        assert!(!permit.holds(now + 2 * LOOK_MS, &terms));
+        assert!(lease.holds(now + CHECK_MS, &terms));
+        lease.rights = lease.rights.map(|digest| digest ^ 1);
+        assert!(lease.holds(now + CHECK_MS, &terms), "not looked at yet");
+        assert!(!lease.holds(now + 2 * CHECK_MS, &terms));
     }
     #[test]
     fn who_was_made_before_all_had_to_end_ends() {
-        let terms = Terms::new();
+        let terms = LeaseTerms::new();
         let now = clock::now_ms();
-        let mut before = Permit::new(false, now, &terms);
+        let mut before = Lease::new(false, now, &terms);
         assert!(before.holds(now, &terms));
         terms.end();
         let after = terms.ended_ms.load(Ordering::Relaxed) + 1;
         assert!(!before.holds(now, &terms) && before.is_over());
-        assert!(Permit::new(false, after, &terms).holds(after, &terms));
+        assert!(Lease::new(false, after, &terms).holds(after, &terms));
         terms.reset();
-        assert!(Permit::new(false, now, &terms).holds(now, &terms));
+        assert!(Lease::new(false, now, &terms).holds(now, &terms));
     }
 }

@@ -1,44 +1,43 @@
-//! Blocks whose huge page could not be split (shared with a forked child, pinned): they are *held*.
+//! Pageblocks whose huge page could not be split, because a forked child shares it or it is pinned: *unsplit* blocks.
 //!
-//! A held block has [`flag::HELD`]: none of its frames is claimed or tried until the next look. The looks
-//! come at growing intervals, [`FIRST_MS`] to [`MOST_MS`], so that children that share much memory with
-//! their parent do not try again and again.
+//! An unsplit block has [`flag::UNSPLIT`]: none of its frames is claimed until the next retry. Retries come at growing intervals,
+//! [`FIRST_MS`] to [`MOST_MS`], so that children that share much memory with their parent do not try again and again.
 
 use crate::pages::Pages;
 use crate::pages::region::flag;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_zone::Block;
 
-/// How long held blocks are left alone at first.
+/// First interval between retries.
 const FIRST_MS: u64 = 1000;
-/// At most.
+/// Longest interval between retries.
 const MOST_MS: u64 = 60_000;
 
-/// What is held, and when it is looked at again.
-pub struct Held {
+/// How much is unsplit, and when it is tried again.
+pub struct UnsplitBlocks {
     /// Dirty frames of zones.
     frames: AtomicUsize,
     /// Empty frames of spans: those that were tried, and those of other spans in the same blocks that came by later.
     in_spans: AtomicUsize,
-    /// The number of the look, 1 or more.
-    look: AtomicU32,
+    /// Number of the retry period, 1 or more.
+    generation: AtomicU32,
     wait_ms: AtomicU64,
     last_ms: AtomicU64,
 }
 
-impl Held {
+impl UnsplitBlocks {
     /// Nothing.
     pub const fn new() -> Self {
         Self {
             frames: AtomicUsize::new(0),
             in_spans: AtomicUsize::new(0),
-            look: AtomicU32::new(1),
+            generation: AtomicU32::new(1),
             wait_ms: AtomicU64::new(FIRST_MS),
             last_ms: AtomicU64::new(0),
         }
     }
 
-    /// Frames that were held at the last try.
+    /// Frames that could not be released at the last try.
     pub fn all(&self) -> usize {
         self.frames() + self.in_spans.load(Ordering::Relaxed)
     }
@@ -58,27 +57,27 @@ impl Held {
         self.in_spans.fetch_add(frames as usize, Ordering::Relaxed);
     }
 
-    /// The number of this look: a span whose frames are counted has it.
-    pub fn look(&self) -> u32 {
-        self.look.load(Ordering::Relaxed)
+    /// The number of this retry period: a span whose frames are counted has it.
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
     }
 
     /// Forgets the counts.
     pub fn clear(&self) {
         // Never 0, which is that of a span that was never counted.
-        self.look
-            .store(self.look().wrapping_add(1).max(1), Ordering::Relaxed);
+        self.generation
+            .store(self.generation().wrapping_add(1).max(1), Ordering::Relaxed);
         self.frames.store(0, Ordering::Relaxed);
         self.in_spans.store(0, Ordering::Relaxed);
     }
 
-    /// Milliseconds until the next look, while the intervals still grow.
-    pub fn next_look_ms(&self) -> Option<u64> {
+    /// Milliseconds until the next retry, while the intervals still grow.
+    pub fn next_retry_ms(&self) -> Option<u64> {
         let wait = self.wait_ms.load(Ordering::Relaxed);
         (wait < MOST_MS).then_some(wait)
     }
 
-    /// Whether it is time to look again; then the next look is twice as far away.
+    /// Whether it is time to try again; then the next retry is twice as far away.
     pub fn is_time(&self, now: u64) -> bool {
         let wait = self.wait_ms.load(Ordering::Relaxed);
         let next = match self.all() {
@@ -95,7 +94,7 @@ impl Held {
 impl Pages {
     /// Whether a block's huge page could not be split.
     pub fn is_held(&self, block: Block) -> bool {
-        self.flags_of(block) & flag::HELD != 0
+        self.flags_of(block) & flag::UNSPLIT != 0
     }
 }
 
