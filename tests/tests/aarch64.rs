@@ -1,4 +1,4 @@
-//! Tests the portable mode on another processor: programs run in an emulated machine with 8 aarch64 processors.
+//! Tests sections and the portable mode on another processor: programs run in an emulated machine with 8 aarch64 processors.
 
 use ebbtide_tests::{Guest, Machine, Processor, is_ebbtide};
 
@@ -41,6 +41,17 @@ fn units() {
     );
 }
 
+/// Sections aborted at each of their numbered points. Its kernel and C library have sections: nothing may be skipped.
+#[test]
+fn sections_are_aborted() {
+    ok(
+        "unset LD_PRELOAD; for test in /programs/inject-*; do \
+         $test abort --nocapture > /tmp/aborts 2>&1 || { cat /tmp/aborts; exit 1; }; \
+         ! grep skipped /tmp/aborts || exit 1; done",
+        200,
+    );
+}
+
 #[test]
 fn the_c_interface() {
     ok(
@@ -58,10 +69,28 @@ fn stress() {
 }
 
 #[test]
+fn stress_in_the_portable_mode() {
+    ok(
+        "EBBTIDE_CONF=rseq=off stress seed=31 threads=8 seconds=3 live=128 gens=3 migrate trim",
+        60,
+    );
+}
+
+/// What a `vfork` child and its parent find of the registration, in all orders.
+#[test]
+fn vfork_rules() {
+    ok(
+        "for rule in names nested 'threads 4' handler jump fails; do vfork_rules $rule || exit 1; done",
+        100,
+    );
+}
+
+/// With sections each fork interrupts all processors, which are emulated on few.
+#[test]
 fn forks() {
     ok(
         "fork main 4 8 && fork thread 3 5 && fork _fork 4 5 && fork clone 4 5 && vfork 4 8",
-        60,
+        100,
     );
 }
 

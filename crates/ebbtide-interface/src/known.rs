@@ -132,6 +132,15 @@ pub const NO_FENCE: Known = Known {
     refused: Refused::No,
 };
 
+/// The versions are upstream's; what the library does exactly is in `ebbtide-sys/src/rseq/kernel.rs`.
+pub const UNABORTED: Known = Known {
+    id: "unaborted",
+    what: "aarch64 with upstream Linux 6.19 to 7.0.13, or a candidate of 7.1",
+    happens: "the portable mode: these kernels do not abort a restartable sequence on preemption",
+    remedy: "run kernel 7.0.14, 7.1 or later, or 6.18 or earlier; a repaired kernel with an old number counts as faulty",
+    refused: Refused::No,
+};
+
 /// See [`Known::what`].
 pub const OLD_KERNEL: Known = Known {
     id: "old_kernel",
@@ -169,7 +178,7 @@ pub const OTHER_KERNEL: Known = Known {
 };
 
 /// All, in the order of the table.
-pub const ALL: [&Known; 15] = [
+pub const ALL: [&Known; 16] = [
     &PAGES,
     &ADDRESS_SPACE,
     &STATIC,
@@ -181,6 +190,7 @@ pub const ALL: [&Known; 15] = [
     &NO_RSEQ,
     &OTHER_RSEQ,
     &NO_FENCE,
+    &UNABORTED,
     &OLD_KERNEL,
     &OTHER_FIRST,
     &CHECKER,

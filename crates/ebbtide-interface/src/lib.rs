@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 pub mod figures;
+pub mod kernels;
 pub mod keys;
 pub mod known;
 pub mod page;

@@ -42,7 +42,5 @@ mod words;
 
 pub use areas::{Problem, Stats, allocate, free, stats};
 pub use handle::{Handle, pointer};
-#[cfg(target_arch = "x86_64")]
-pub use space::has_unit;
-pub use space::{PERCPU, PerCpuData, cpus, rseq_offset, units};
+pub use space::{PERCPU, PerCpuData, cpus, has_unit, rseq_offset, units};
 pub use words::{add, sum};

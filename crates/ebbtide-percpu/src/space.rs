@@ -6,6 +6,7 @@ use ebbtide_core::front::FAST;
 use ebbtide_core::pages::Settings;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::lock::Lock;
+use ebbtide_sys::rseq::section;
 use ebbtide_sys::{process, vm};
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{Chunk, Shard, ShardState, UNIT_BYTES};
@@ -152,10 +153,9 @@ pub fn rseq_offset() -> isize {
 
 /// Whether this thread's CPU has a unit. For a registered thread, the kernel stores the CPU's number. Sections are
 /// in use.
-#[cfg(target_arch = "x86_64")]
 pub fn has_unit() -> bool {
     // SAFETY: sections are in use, so `struct rseq` lies there.
-    let cpu = unsafe { ebbtide_sys::rseq::section::cpu_id(rseq_offset()) };
+    let cpu = unsafe { section::cpu_id(rseq_offset()) };
     usize::try_from(cpu).is_ok_and(|cpu| cpu < units())
 }
 

@@ -4,13 +4,11 @@ use crate::handle::Handle;
 use crate::space::{self, Place};
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::process;
-#[cfg(target_arch = "x86_64")]
-use ebbtide_sys::rseq::section;
+use ebbtide_sys::rseq::{SECTIONS, section};
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::UNIT_BYTES;
 
 /// A section that is interrupted this often in a row is being single-stepped: then the spill unit is used.
-#[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: u32 = 100;
 
 /// Adds to this CPU's word at `offset`, wrapping. Ends the process when there is no aligned word there.
@@ -20,8 +18,7 @@ const MAX_ABORTS: u32 = 100;
 #[inline]
 pub unsafe fn add(handle: Handle, offset: usize, value: u64) {
     let word = handle.word(offset);
-    #[cfg(target_arch = "x86_64")]
-    {
+    if SECTIONS {
         let rseq_offset = space::rseq_offset();
         // SAFETY: an aligned word of an area, with one in each unit; sections are in use, so `struct rseq` lies there.
         if rseq_offset != 0 && unsafe { section::add(word, space::units(), value, rseq_offset) } {
@@ -44,7 +41,6 @@ pub(crate) unsafe fn add_slowly(word: usize, value: u64) {
         unsafe { copy(word, cpu) }.fetch_add(value, Ordering::Relaxed);
         return;
     }
-    #[cfg(target_arch = "x86_64")]
     for _ in 0..MAX_ABORTS {
         if !space::has_unit() {
             break;

@@ -26,7 +26,6 @@ pub mod own;
 pub mod percpu;
 pub mod standard;
 
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 ebbtide_sys::define_vfork!();
 
 /// Nothing may unwind across the C ABI; a panic here is a bug of ours.

@@ -49,6 +49,10 @@ weak!(
     /// Since 2.35: the distance of `struct rseq` from the thread pointer.
     rseq_offset, "__rseq_offset", isize
 );
+weak!(
+    /// Since 2.35: the size of `struct rseq`, 0 where nothing is registered.
+    rseq_size, "__rseq_size", u32
+);
 
 weak!(
     /// Locks the list of all streams for the calling thread. The lock is recursive.

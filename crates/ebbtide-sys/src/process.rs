@@ -186,19 +186,26 @@ pub fn memory_total() -> Option<(usize, usize)> {
     ))
 }
 
-/// The kernel's version, major and minor.
-pub fn kernel_version() -> Option<(u32, u32)> {
+/// What `read` says of the kernel's release, such as `6.12.3-amd64`.
+pub(crate) fn kernel_release<R>(read: impl FnOnce(&[u8]) -> R) -> Option<R> {
     // SAFETY: zero is a valid utsname.
     let mut name: libc::utsname = unsafe { core::mem::zeroed() };
     // SAFETY: `name` is a valid place to write to.
     unsafe { syscall!(Sysno::uname, &raw mut name) }.ok()?;
     // SAFETY: the kernel ended the text with a NUL.
     let release = unsafe { CStr::from_ptr(name.release.as_ptr()) }.to_bytes();
-    let minor = release.iter().position(|&byte| byte == b'.')? + 1;
-    Some((
-        crate::file::parse_number(release)? as u32,
-        crate::file::parse_number(&release[minor..])? as u32,
-    ))
+    Some(read(release))
+}
+
+/// The kernel's version, major and minor.
+pub fn kernel_version() -> Option<(u32, u32)> {
+    kernel_release(|release| {
+        let minor = release.iter().position(|&byte| byte == b'.')? + 1;
+        Some((
+            crate::file::parse_number(release)? as u32,
+            crate::file::parse_number(&release[minor..])? as u32,
+        ))
+    })?
 }
 
 /// Resident bytes of this process and the lazy ones among them, as the kernel counts them. Walks all page tables.

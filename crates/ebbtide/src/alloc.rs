@@ -8,17 +8,15 @@
 
 use crate::heap;
 use core::ptr;
-#[cfg(target_arch = "x86_64")]
 use core::sync::atomic::Ordering;
 use ebbtide_core::base::message::Message;
 pub use ebbtide_core::base::size_class::MIN_ALIGN;
 use ebbtide_core::base::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
-#[cfg(target_arch = "x86_64")]
-use ebbtide_core::front::FAST;
 use ebbtide_core::front::requests::free_inside;
-use ebbtide_core::front::{Front, fork};
+use ebbtide_core::front::{FAST, Front, fork};
 use ebbtide_core::objects::find::Allocation;
 use ebbtide_core::reclaim::Heap;
+use ebbtide_sys::rseq::{SECTIONS, Stacks, section};
 use ebbtide_zone::FRAME_BYTES;
 
 /// The largest alignment of a request.
@@ -37,25 +35,21 @@ pub fn allocate(size: usize) -> *mut u8 {
 /// Pops an object from this CPU's stack, if it has one. Null: call [`allocate_slow`].
 #[inline(always)]
 pub fn allocate_fast(size: usize) -> *mut u8 {
-    #[cfg(target_arch = "x86_64")]
-    if size < FAST.sizes.load(Ordering::Acquire) {
+    if SECTIONS && size < FAST.sizes.load(Ordering::Acquire) {
         // As `div_ceil`, which does not know that this cannot overflow.
         let steps = (size + (MIN_ALIGN - 1)) >> MIN_ALIGN.ilog2();
         // SAFETY: the limit is at most `TABLE_MAX` + 1.
         let class =
             unsafe { *ebbtide_core::base::size_class::SMALL_TABLE.get_unchecked(steps) } as usize;
         // SAFETY: only the section mode passes the compare.
-        return unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) } as *mut u8;
+        return unsafe { section::pop(&fast_stacks(), class) } as *mut u8;
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = size;
     ptr::null_mut()
 }
 
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn fast_stacks() -> ebbtide_sys::rseq::Stacks {
-    ebbtide_sys::rseq::Stacks {
+fn fast_stacks() -> Stacks {
+    Stacks {
         table: FAST.table.load(Ordering::Relaxed),
         parked: FAST.parked.load(Ordering::Relaxed),
         rseq_offset: FAST.rseq_offset.load(Ordering::Relaxed) as isize,
@@ -78,10 +72,9 @@ pub fn allocate_slow(size: usize) -> *mut u8 {
 /// Allocates an object of the class for a request: from the CPU's cache if it has one.
 #[inline]
 fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
-    #[cfg(target_arch = "x86_64")]
-    if FAST.sizes.load(Ordering::Acquire) != 0 {
+    if SECTIONS && FAST.sizes.load(Ordering::Acquire) != 0 {
         // SAFETY: not zero only in the section mode.
-        let object = unsafe { ebbtide_sys::rseq::section::pop(&fast_stacks(), class) };
+        let object = unsafe { section::pop(&fast_stacks(), class) };
         if object != 0 {
             return object as *mut u8;
         }
@@ -168,8 +161,7 @@ pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
 /// `address` is null or a live allocation of this allocator, not used afterwards.
 #[inline]
 pub unsafe fn free(address: *mut u8) {
-    #[cfg(target_arch = "x86_64")]
-    {
+    if SECTIONS {
         let limit = FAST.units.load(Ordering::Acquire);
         let offset = (address as usize).wrapping_sub(FAST.base.load(Ordering::Relaxed));
         // The low bits, which are set unless the offset is a multiple of 16, rotate to the top: far above the
@@ -181,9 +173,7 @@ pub unsafe fn free(address: *mut u8) {
             let class = unsafe { *((classes + unit / (FRAME_BYTES / MIN_ALIGN)) as *const u8) };
             // SAFETY: the limit is only above 0 in the section mode; an object is not 0. If there is no object, the
             // class is 0 or `LARGE`, and nothing is pushed (`INV-CLASS-1`).
-            if unsafe {
-                ebbtide_sys::rseq::section::push(&fast_stacks(), class as usize, address as usize)
-            } {
+            if unsafe { section::push(&fast_stacks(), class as usize, address as usize) } {
                 return;
             }
         }

@@ -25,6 +25,8 @@ pub struct Facts {
     pub rseq: Owner,
     /// Whether `membarrier` works for rseq.
     pub fences: bool,
+    /// The release of a kernel that does not abort sections of this processor.
+    pub unaborted: Option<String>,
     /// The user-mode emulator that this program runs under.
     pub emulator: Option<String>,
     /// The combination for which the library refused to start.
@@ -75,6 +77,7 @@ fn met(known: &Known, facts: &Facts) -> Option<Option<String>> {
         },
         "other_rseq" => here(facts.rseq == Owner::Other, "here"),
         "no_fence" => here(!facts.fences, "here"),
+        "unaborted" => facts.unaborted.as_ref().map(|r| format!("here: Linux {r}")),
         "old_kernel" => here(facts.kernel.is_none_or(|v| v < (5, 18)), "here"),
         "other_first" => facts.before.as_ref().map(|name| format!("here: {name}")),
         "other_kernel" => facts.other_kernel.map(|name| format!("here: {name}")),
@@ -108,6 +111,7 @@ mod tests {
             other_kernel: None,
             rseq: Owner::Libc { bytes, offset },
             fences: true,
+            unaborted: None,
             emulator: None,
             refusal: None,
             before: None,
@@ -125,13 +129,14 @@ mod tests {
     fn each_is_found_by_its_own_fact_and_by_no_other() {
         assert_eq!(found(&fine()), Vec::<&str>::new());
         type Change = (&'static str, fn(&mut Facts));
-        let change: [Change; 9] = [
+        let change: [Change; 10] = [
             ("pages", |f| f.page_bytes = 64 << 10),
             ("address_space", |f| f.refusal = Some(&known::ADDRESS_SPACE)),
             ("emulator", |f| f.emulator = Some("qemu-x86_64".into())),
             ("no_rseq", |f| f.rseq = Owner::Nobody("why".into())),
             ("other_rseq", |f| f.rseq = Owner::Other),
             ("no_fence", |f| f.fences = false),
+            ("unaborted", |f| f.unaborted = Some("7.0.13".into())),
             ("old_kernel", |f| f.kernel = Some((5, 10))),
             ("other_first", |f| {
                 f.before = Some("libjemalloc.so.2".into())

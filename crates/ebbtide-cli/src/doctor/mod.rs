@@ -136,6 +136,7 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
         other_kernel: sandbox::other_kernel(&release, &version),
         rseq: rseq::owner(),
         fences: probe::fences(),
+        unaborted: unaborted(&release),
         emulator: emulator().filter(|_| !has_basic_syscalls()),
         refusal: trial.refusal,
         before: combinations::before_ebbtide(),
@@ -180,6 +181,13 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
     };
     out::stdout(text.as_bytes());
     Ok(if report.works { 0 } else { EXIT_BROKEN })
+}
+
+/// The release, if it is that of a kernel that does not abort the sections of this processor.
+fn unaborted(release: &str) -> Option<String> {
+    let is_faulty = cfg!(target_arch = "aarch64")
+        && !ebbtide_interface::kernels::aborts_sections(release.as_bytes());
+    is_faulty.then(|| release.to_owned())
 }
 
 /// Whether the environment sets `syscalls=basic` for programs.

@@ -26,7 +26,7 @@
 //! −2: the two entries below the table's start). The fast path needs no check for any of that.
 //!
 //! Two implementations of the same four operations:
-//! - [`section`] (x86-64): restartable sections. Valid while the table entry was read inside the
+//! - [`section`] (x86-64 and aarch64): restartable sections. Valid while the table entry was read inside the
 //!   section; a drain zeroes the entry and fences the CPU ([`crate::membarrier`]).
 //! - [`model`]: plain Rust on one slab, under the caller's lock. The fallback, and the oracle of
 //!   the tests.
@@ -47,12 +47,11 @@
 //! Sources: rseq(2) and librseq; the per-CPU stacks of tcmalloc, with another layout.
 
 pub mod model;
-#[cfg(target_arch = "x86_64")]
 pub mod section;
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod vfork;
 
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+/// Whether this build has sections: for this processor, this C library. At run time [`registration`] decides.
+pub use section::SECTIONS;
 pub use vfork::{VFORK_GUARD_OFFSET, guard_vfork, leave, rejoin};
 
 /// Classes 0 to 98.
@@ -149,16 +148,42 @@ pub enum Registration {
 
 /// Looks for the registration that the C library made; never makes or removes one.
 pub fn registration() -> Registration {
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
-    {
-        section::registration()
+    if !SECTIONS {
+        return Registration::None("no sections for this processor or C library");
     }
-    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
-    {
-        Registration::None("no sections for this processor or C library")
+    if !kernel_aborts_sections() {
+        return Registration::None(
+            "this kernel does not abort sections (arm64, Linux 6.19 to 7.0.13)",
+        );
     }
+    registration_by_libc()
+}
+
+/// Whether the kernel does with sections what it should; as far as known.
+fn kernel_aborts_sections() -> bool {
+    !section::BREAKS_ON_SOME_KERNELS
+        || crate::process::kernel_release(ebbtide_interface::kernels::aborts_sections) == Some(true)
+}
+
+/// The same, whatever the kernel does with sections.
+fn registration_by_libc() -> Registration {
+    let (offset, size) = (crate::glibc::rseq_offset(), crate::glibc::rseq_size());
+    if offset.is_null() || size.is_null() {
+        return Registration::None("glibc before 2.35 registers no sections");
+    }
+    // SAFETY: both are constants of the C library, set before the first thread runs.
+    let (offset, size) = unsafe { (*offset, *size) };
+    if size == 0 {
+        return Registration::None(
+            "glibc registered no sections (glibc.pthread.rseq=0, or an old kernel)",
+        );
+    }
+    // SAFETY: glibc keeps `struct rseq` there for every thread.
+    if unsafe { section::cpu_id(offset) } < 0 {
+        return Registration::None("the kernel refused the registration of sections");
+    }
+    Registration::At(offset)
 }
 
 #[cfg(test)]
-#[cfg(target_arch = "x86_64")]
 mod tests;

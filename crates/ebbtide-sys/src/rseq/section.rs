@@ -1,8 +1,12 @@
-//! The operations as restartable sections, x86-64.
+//! The operations as restartable sections.
 //!
 //! A section publishes its descriptor in `struct rseq`, reads `cpu_id`, finds its slab, works, and
 //! ends with the store of the new header. Preemption, migration, a signal or a fence in between
 //! sends it to its abort handler, and nothing has happened (`INV-RSEQ-1`).
+//!
+//! Here are the contracts and what all processors share: the parts of a section, and in tests its injection points. The
+//! instructions are in one file for each processor. `none.rs` is for the others, and for other C libraries than glibc:
+//! nothing can be registered there, and no operation takes effect.
 //!
 //! `pop` and `push` have the header's address in one register, without an index: recent processors forward such a
 //! store to the next such load of the word without delay
@@ -10,42 +14,47 @@
 //!
 //! The descriptor is not cleared at the end: the kernel does that when it finds the instruction
 //! pointer outside. The library must therefore never be unmapped (it is linked `nodelete`).
+//!
+//! # Why plain loads and stores suffice
+//!
+//! On every processor, also where memory is weakly ordered (aarch64):
+//!
+//! 1. *Section after section on one CPU.* All accesses come from one processor, in program order, with the kernel's
+//!    switch of threads in between. A processor sees its own accesses in that order. Where a thread moves to another
+//!    CPU, or a virtual CPU to another real one, the switch is a full barrier. So a section needs no order between its
+//!    entries and its header.
+//! 2. *Section, then drainer.* The drainer stores 0 to the table entry and makes a fence
+//!    ([`crate::membarrier`]), which begins and ends with a full barrier. The kernel interrupts the CPU if a thread of
+//!    this process runs there; its handler is a full barrier, too. If none runs there, the switch to or from such a thread is one.
+//!    - The section has committed before: its stores come before that barrier, so the drainer sees all of them.
+//!    - It is under way: it is aborted, with the registers that hold what it has read.
+//!    - It begins later: its load of the table entry comes behind the barrier, and reads 0.
+//! 3. *Drainer, then section.* The drainer's accesses to the slab come before its store of the table entry, a release.
+//!    The section's accesses have addresses that are computed from the entry that it loaded: an address dependency. So
+//!    they come behind that load, and behind the drainer's accesses. On x86-64 any load would do.
+//! 4. *What the entries point to.* The thread that pushes an object has accessed it before, in program order; the thread that
+//!    pops it accesses it behind. Between the two lies one of the hand-overs 1 to 3, or a lock.
+//! 5. *Words.* An aligned word is loaded and stored as a whole, so a sum may read it at any time. `add_unless` reads its
+//!    flag inside the section, so the setter's fence (2) ends each section that has read it unset, or sees its addition.
+//!
+//! `tests/litmus` has 2 to 5 as litmus tests, which `scripts/litmus` checks on a model of aarch64. The kernel's part is from
+//! membarrier(2) and its source.
 
-use super::{Added, Outcome, Registration, Stacks, stack_start};
-use core::arch::asm;
+use super::{Added, Outcome, Stacks};
 use core::sync::atomic::AtomicU32;
 
 const _: () = assert!(super::STACK_BYTES == 0x1fff + 1 && super::UNIT_SHIFT == 18);
 
 /// Which numbered point of a section shall abort it: test builds only, 0 for none.
 #[cfg(feature = "inject")]
-pub static INJECT: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
-
-/// A numbered injection point: a breakpoint trap, which aborts like any signal.
-#[cfg(feature = "inject")]
-macro_rules! point {
-    ($number:literal) => {
-        concat!(
-            "cmp dword ptr [rip + {inject}], ",
-            $number,
-            "\n",
-            "jne 77f\n",
-            "int3\n",
-            "77:\n",
-        )
-    };
-}
-#[cfg(not(feature = "inject"))]
-macro_rules! point {
-    ($number:literal) => {
-        ""
-    };
-}
+pub static INJECT: AtomicU32 = AtomicU32::new(0);
 
 /// One section: `$body` from label 3 (start) to label 4 (just behind the commit), `$abort` runs
 /// out of line and goes on at label 5, behind everything, or at a label of the caller.
 ///
-/// `{t}` is free inside; `{off}` is the rseq offset. Label 9 is the descriptor.
+/// Each processor's file defines what differs: `signature!`, what the abort handler begins with, and `publish!`, which
+/// stores the address of the descriptor, label 9, in `struct rseq`; `{t}` is free for that.
+#[allow(unused_macros)]
 macro_rules! section {
     (body: [$($body:expr,)*], abort: [$($abort:expr,)*], $($operands:tt)*) => {
         asm!(
@@ -56,14 +65,10 @@ macro_rules! section {
                 ".quad 3f, 4f - 3f, 6f\n",
                 ".popsection\n",
                 ".pushsection .text.unlikely.ebbtide_rseq, \"ax\", @progbits\n",
-                // The signature glibc registers with, as an instruction that traps.
-                ".byte 0x0f, 0xb9, 0x3d\n",
-                ".long 0x53053053\n",
-                "6:\n",
+                signature!("6:\n"),
                 $($abort, "\n",)*
                 ".popsection\n",
-                "lea {t}, [rip + 9b]\n",
-                "mov qword ptr fs:[{off} + 8], {t}\n",
+                publish!(),
                 "3:\n",
                 $($body, "\n",)*
                 "5:\n",
@@ -74,14 +79,62 @@ macro_rules! section {
     };
 }
 
+/// A [`section!`] with the operands that its injection points need: `injected!` of the processor.
 #[cfg(feature = "inject")]
+#[allow(unused_macros)]
 macro_rules! with_inject {
-    ($($section:tt)*) => { section! { $($section)* inject = sym INJECT, } };
+    ($($section:tt)*) => { injected! { $($section)* } };
 }
 #[cfg(not(feature = "inject"))]
+#[allow(unused_macros)]
 macro_rules! with_inject {
     ($($section:tt)*) => { section! { $($section)* } };
 }
+
+/// A numbered injection point: a breakpoint trap, which aborts like any signal.
+#[cfg(feature = "inject")]
+#[allow(unused_macros)]
+macro_rules! point {
+    ($number:literal) => {
+        breakpoint!($number)
+    };
+}
+#[cfg(not(feature = "inject"))]
+#[allow(unused_macros)]
+macro_rules! point {
+    ($number:literal) => {
+        ""
+    };
+}
+
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_env = "gnu"
+))]
+#[path = "section/x86_64.rs"]
+mod processor;
+#[cfg(all(
+    target_arch = "aarch64",
+    target_pointer_width = "64",
+    target_endian = "little",
+    target_env = "gnu"
+))]
+#[path = "section/aarch64.rs"]
+mod processor;
+#[cfg(not(all(
+    any(
+        target_arch = "x86_64",
+        all(target_arch = "aarch64", target_endian = "little")
+    ),
+    target_pointer_width = "64",
+    target_env = "gnu"
+)))]
+#[path = "section/none.rs"]
+mod processor;
+
+pub use processor::SECTIONS;
+pub(super) use processor::{BREAKS_ON_SOME_KERNELS, SIGNATURE, thread_pointer};
 
 /// Takes the newest entry of this CPU's stack. 0: empty, parked or aborted.
 ///
@@ -90,38 +143,8 @@ macro_rules! with_inject {
 /// `class < STACKS`.
 #[inline(always)]
 pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
-    let entry: usize;
-    // SAFETY: by contract; INV-RSEQ-2 and -3 make the addresses valid.
-    unsafe {
-        with_inject! {
-            body: [
-                point!("1"),
-                "movsxd {place}, dword ptr fs:[{off} + 4]", // cpu_id, −1 or −2 when unregistered
-                "mov {place}, [{table} + {place}*8]",
-                "add {place}, {parked}",
-                "lea {place}, [{place} + {class}*8]",
-                point!("2"),
-                "mov {t}, [{place}]",            // let header = self.header(class)
-                "mov {entry}, [{t} - 8]",        // let entry = Self::entry(header - 8)
-                point!("3"),
-                "test {entry}, {entry}",         // if entry == 0
-                "jz 5f",                         //     return None
-                "sub {t}, 8",
-                point!("4"),
-                "mov [{place}], {t}",            // commit(header - 8)
-                "4:",
-            ],
-            abort: ["xor {entry:e}, {entry:e}", "jmp 5f",],
-            entry = out(reg) entry,
-            place = out(reg) _,
-            t = out(reg) _,
-            table = in(reg) stacks.table,
-            parked = in(reg) stacks.parked,
-            class = in(reg) class,
-            off = in(reg) stacks.rseq_offset,
-        }
-    }
-    entry
+    // SAFETY: by contract.
+    unsafe { processor::pop(stacks, class) }
 }
 
 /// Puts `entry` on this CPU's stack. `false`: full, parked, aborted, or the top is `entry` itself.
@@ -130,42 +153,11 @@ pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
 /// As [`pop`]; `entry` is not 0.
 #[inline(always)]
 pub unsafe fn push(stacks: &Stacks, class: usize, entry: usize) -> bool {
-    // SAFETY: as in `pop`.
-    unsafe {
-        with_inject! {
-            body: [
-                point!("1"),
-                "movsxd {place}, dword ptr fs:[{off} + 4]",
-                "mov {place}, [{table} + {place}*8]",
-                "add {place}, {parked}",
-                "lea {place}, [{place} + {class}*8]",
-                point!("2"),
-                "mov {t}, [{place}]",            // let header = self.header(class)
-                "test {t:e}, 0x1fff",            // if header.is_multiple_of(STACK_BYTES)
-                "jz {refused}",                  //     return false
-                "cmp [{t} - 8], {entry}",        // || entry(header - 8) == entry
-                "je {refused}",
-                point!("3"),
-                "mov [{t}], {entry}",            // set_entry(header, entry)
-                "add {t}, 8",
-                point!("4"),
-                "mov [{place}], {t}",            // commit(header + 8)
-                "4:",
-            ],
-            abort: ["jmp {refused}",],
-            entry = in(reg) entry,
-            place = out(reg) _,
-            t = out(reg) _,
-            table = in(reg) stacks.table,
-            parked = in(reg) stacks.parked,
-            class = in(reg) class,
-            off = in(reg) stacks.rseq_offset,
-            refused = label { return false },
-        }
-    }
-    true
+    // SAFETY: by contract.
+    unsafe { processor::push(stacks, class, entry) }
 }
 
+/// In place of a count.
 const ABORTED: isize = -1;
 const PARKED: isize = -2;
 
@@ -186,51 +178,8 @@ fn outcome(count: isize) -> Outcome {
 /// As [`pop`].
 #[inline(never)]
 pub unsafe fn pop_batch(stacks: &Stacks, class: usize, entries: &mut [usize]) -> Outcome {
-    let count: isize;
-    // SAFETY: as in `pop`; at most `entries.len()` words are written to `entries`.
-    unsafe {
-        with_inject! {
-            body: [
-                point!("1"),
-                "movsxd {slab}, dword ptr fs:[{off} + 4]",
-                "mov {slab}, [{table} + {slab}*8]",
-                "mov {count}, -2",
-                "test {slab}, {slab}",
-                "jz 5f",                         // parked
-                point!("2"),
-                "mov {t}, [{slab} + {header}]",  // let mut header = self.header(class)
-                "xor {count:e}, {count:e}",      // let mut count = 0
-                "7:",
-                "cmp {count}, {wanted}",         // while count < entries.len()
-                "je 8f",
-                "mov {entry}, [{t} - 8]",        // let entry = Self::entry(header - 8)
-                "test {entry}, {entry}",         // if entry == 0
-                "jz 8f",                         //     break
-                "mov [{entries} + {count}*8], {entry}",
-                "sub {t}, 8",
-                "inc {count}",
-                point!("3"),
-                "jmp 7b",
-                "8:",
-                "test {count}, {count}",         // if count > 0
-                "jz 5f",
-                point!("4"),
-                "mov [{slab} + {header}], {t}",  // commit(header)
-                "4:",
-            ],
-            abort: ["mov {count}, -1", "jmp 5f",],
-            count = out(reg) count,
-            entry = out(reg) _,
-            slab = out(reg) _,
-            t = out(reg) _,
-            wanted = in(reg) entries.len(),
-            entries = in(reg) entries.as_mut_ptr(),
-            table = in(reg) stacks.table,
-            header = in(reg) stacks.parked + class * 8,
-            off = in(reg) stacks.rseq_offset,
-        }
-    }
-    outcome(count)
+    // SAFETY: by contract.
+    outcome(unsafe { processor::pop_batch(stacks, class, entries) })
 }
 
 /// Puts `entries` on top, in order, as far as there is room; an empty stack gets room for
@@ -245,61 +194,8 @@ pub unsafe fn push_batch(
     entries: &[usize],
     capacity: usize,
 ) -> Outcome {
-    let count: isize;
-    // SAFETY: as in `pop`; `entries.len()` words are read at most.
-    unsafe {
-        with_inject! {
-            body: [
-                point!("1"),
-                "movsxd {slab}, dword ptr fs:[{off} + 4]",
-                "mov {slab}, [{table} + {slab}*8]",
-                "mov {count}, -2",
-                "test {slab}, {slab}",
-                "jz 5f",                             // parked
-                "mov {t}, [{slab} + {header}]",      // let mut header = self.header(class)
-                "cmp qword ptr [{t} - 8], 0",        // if Self::entry(header - 8) == 0
-                "jne 7f",
-                "lea {t}, [{slab} + {start}]",       //     header = stack_start(…, capacity)
-                point!("2"),
-                "mov qword ptr [{t} - 8], 0",        //     set_entry(header - 8, 0)
-                "mov [{slab} + {header}], {t}",      //     commit(header): still empty
-                "7:",
-                "mov {entry}, {t}",                  // let room =
-                "neg {entry}",                       //     (header.wrapping_neg()
-                "and {entry:e}, 0x1fff",             //     % STACK_BYTES)
-                "shr {entry:e}, 3",                  //     / 8
-                "cmp {entry}, {wanted}",             // let wanted = entries.len().min(room)
-                "cmova {entry}, {wanted}",
-                "xor {count:e}, {count:e}",
-                "2:",
-                "cmp {count}, {entry}",              // for &entry in &entries[..count]
-                "je 8f",
-                "mov {value}, [{entries} + {count}*8]",
-                "mov [{t}], {value}",                //     set_entry(header, entry)
-                "add {t}, 8",                        //     header += 8
-                "inc {count}",
-                point!("3"),
-                "jmp 2b",
-                "8:",
-                point!("4"),
-                "mov [{slab} + {header}], {t}",      // commit(header)
-                "4:",
-            ],
-            abort: ["mov {count}, -1", "jmp 5f",],
-            count = out(reg) count,
-            entry = out(reg) _,
-            value = out(reg) _,
-            slab = out(reg) _,
-            t = out(reg) _,
-            wanted = in(reg) entries.len(),
-            entries = in(reg) entries.as_ptr(),
-            start = in(reg) stack_start(stacks.parked, class, capacity),
-            table = in(reg) stacks.table,
-            header = in(reg) stacks.parked + class * 8,
-            off = in(reg) stacks.rseq_offset,
-        }
-    }
-    outcome(count)
+    // SAFETY: by contract.
+    outcome(unsafe { processor::push_batch(stacks, class, entries, capacity) })
 }
 
 /// Adds `value` to this CPU's word. `false`: aborted, or this CPU is none of those with a word (not registered).
@@ -309,30 +205,8 @@ pub unsafe fn push_batch(
 /// first `units` CPUs can be written to.
 #[inline(always)]
 pub unsafe fn add(word: usize, units: usize, value: u64, rseq_offset: isize) -> bool {
-    let done: usize;
     // SAFETY: by contract.
-    unsafe {
-        with_inject! {
-            body: [
-                point!("1"),
-                "mov {cpu:e}, dword ptr fs:[{off} + 4]",
-                "cmp {cpu}, {units}",            // no word here; not registered: 2³² − 1
-                "jae 6b",
-                "shl {cpu}, 18",                 // cpu << UNIT_SHIFT
-                point!("2"),
-                "add [{word} + {cpu}], {value}", // *place = (*place).wrapping_add(value)
-                "4:",
-            ],
-            abort: ["xor {t:e}, {t:e}", "jmp 5f",],
-            cpu = out(reg) _,
-            t = out(reg) done,
-            word = in(reg) word,
-            units = in(reg) units,
-            value = in(reg) value,
-            off = in(reg) rseq_offset,
-        }
-    }
-    done != 0
+    unsafe { processor::add(word, units, value, rseq_offset) }
 }
 
 /// As [`add`], unless `flag` is set when the addition takes effect: whoever sets it and then fences all CPUs
@@ -348,35 +222,8 @@ pub unsafe fn add_unless(
     value: u64,
     rseq_offset: isize,
 ) -> Added {
-    let done: usize;
     // SAFETY: by contract.
-    unsafe {
-        with_inject! {
-            body: [
-                point!("1"),
-                "mov {t:e}, 2",
-                "cmp dword ptr [{flag}], 0",     // if flag.load(Relaxed) != 0
-                "jne 5f",                        //     return false
-                "mov {cpu:e}, dword ptr fs:[{off} + 4]",
-                "cmp {cpu}, {units}",            // no word here; not registered: 2³² − 1
-                "jae 6b",
-                "shl {cpu}, 18",
-                "mov {t:e}, 1",
-                point!("2"),
-                "add [{word} + {cpu}], {value}", // add(word, cpu, value)
-                "4:",
-            ],
-            abort: ["xor {t:e}, {t:e}", "jmp 5f",],
-            cpu = out(reg) _,
-            t = out(reg) done,
-            flag = in(reg) flag.as_ptr(),
-            word = in(reg) word,
-            units = in(reg) units,
-            value = in(reg) value,
-            off = in(reg) rseq_offset,
-        }
-    }
-    match done {
+    match unsafe { processor::add_unless(flag, word, units, value, rseq_offset) } {
         0 => Added::No,
         1 => Added::Yes,
         _ => Added::Flagged,
@@ -388,62 +235,28 @@ pub unsafe fn add_unless(
 /// # Safety
 /// `struct rseq` lies at `rseq_offset`.
 pub unsafe fn cpu_id(rseq_offset: isize) -> i32 {
-    let cpu: i32;
     // SAFETY: by contract.
-    unsafe {
-        asm!(
-            "mov {cpu:e}, dword ptr fs:[{off} + 4]",
-            cpu = out(reg) cpu,
-            off = in(reg) rseq_offset,
-            options(nostack, readonly, preserves_flags),
-        );
-    }
-    cpu
+    unsafe { processor::cpu_id(rseq_offset) }
 }
 
-/// Where the C library keeps `struct rseq`, and the size that it tells of; `None` before glibc 2.35.
-#[cfg(target_env = "gnu")]
-fn libc_area() -> Option<(isize, u32)> {
-    let (offset, size): (*const isize, *const u32);
-    // SAFETY: reads the addresses of two weak symbols of glibc 2.35, zero in older ones.
-    unsafe {
-        asm!(
-            ".weak __rseq_offset",
-            ".weak __rseq_size",
-            "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
-            "mov {size}, qword ptr [rip + __rseq_size@GOTPCREL]",
-            offset = out(reg) offset,
-            size = out(reg) size,
-            options(nostack, pure, readonly, preserves_flags),
-        );
-    }
-    if offset.is_null() || size.is_null() {
-        return None;
-    }
-    // SAFETY: both are constants of the C library, set before the first thread runs.
-    Some(unsafe { (*offset, *size) })
+/// What the thread in [`linger`] and the test around it say to each other.
+#[derive(Default)]
+pub struct Lingering {
+    /// The attempt that is inside the section, 1 or more.
+    pub inside: AtomicU32,
+    /// The section may end.
+    pub go: AtomicU32,
+    /// The attempt that took effect.
+    pub done: AtomicU32,
 }
 
-/// The size of `struct rseq` that the C library tells of; 0: it has registered none.
-#[cfg(target_env = "gnu")]
-pub(super) fn libc_size() -> u32 {
-    libc_area().map_or(0, |(_, size)| size)
-}
-
-/// See [`super::registration`].
-#[cfg(target_env = "gnu")]
-pub(super) fn registration() -> Registration {
-    let Some((offset, size)) = libc_area() else {
-        return Registration::None("glibc before 2.35 registers no sections");
-    };
-    if size == 0 {
-        return Registration::None(
-            "glibc registered no sections (glibc.pthread.rseq=0, or an old kernel)",
-        );
-    }
-    // SAFETY: glibc keeps `struct rseq` there for every thread.
-    if unsafe { cpu_id(offset) } < 0 {
-        return Registration::None("the kernel refused the registration of sections");
-    }
-    Registration::At(offset)
+/// For tests of what ends sections: one that reads its CPU's entry, stays inside until `go`, and takes effect with a
+/// store to `done`. An interruption sends it to its end without that. `true`: this CPU is parked.
+///
+/// # Safety
+/// As [`pop`].
+#[inline(never)]
+pub unsafe fn linger(stacks: &Stacks, words: &Lingering, attempt: u32) -> bool {
+    // SAFETY: by contract.
+    unsafe { processor::linger(stacks, words, attempt) }
 }

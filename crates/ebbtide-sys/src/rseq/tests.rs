@@ -23,7 +23,11 @@ struct Rig {
 
 /// Stacks for the CPU that this thread is pinned to, and a model slab beside them.
 fn rig() -> Option<Rig> {
-    let Registration::At(rseq_offset) = super::registration() else {
+    rig_at(super::registration())
+}
+
+fn rig_at(registration: Registration) -> Option<Rig> {
+    let Registration::At(rseq_offset) = registration else {
         std::eprintln!("skipped: no registration for restartable sections");
         return None;
     };
@@ -257,6 +261,49 @@ fn the_same_entry_twice_is_refused() {
         Answer::Done(false)
     );
     rig.assert_equal();
+}
+
+/// Another thread runs on the CPU while one is in its section: that section must not take effect any more. Kernels that
+/// are known to fail here are refused, and this says what they do.
+#[test]
+fn preemption_on_one_cpu_ends_the_section_under_way() {
+    use core::sync::atomic::Ordering;
+
+    let Some(rig) = rig_at(super::registration_by_libc()) else {
+        return;
+    };
+    let mut unended = 0;
+    for _ in 0..20 {
+        let words = section::Lingering::default();
+        std::thread::scope(|scope| {
+            // On the same CPU as this thread.
+            scope.spawn(|| {
+                for attempt in 1.. {
+                    // SAFETY: the rig's stacks are live.
+                    unsafe { section::linger(&rig.stacks, &words, attempt) };
+                    if words.done.load(Ordering::Relaxed) != 0 {
+                        return;
+                    }
+                }
+            });
+            while words.inside.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            let before = words.inside.load(Ordering::Relaxed);
+            words.go.store(1, Ordering::Relaxed);
+            while words.done.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            unended += u32::from(words.done.load(Ordering::Relaxed) <= before);
+        });
+    }
+    if super::kernel_aborts_sections() {
+        assert_eq!(unended, 0, "sections from before the other thread ran");
+    } else {
+        std::eprintln!(
+            "skipped: a kernel that is refused; it left {unended} of 20 sections running"
+        );
+    }
 }
 
 /// Each operation aborted at each of its points leaves everything as it was.

@@ -20,12 +20,11 @@
 //!
 //! See [decision 0064](../../../../docs/decisions/0064-vfork-unregisters-from-rseq.md).
 
+use super::section::{SIGNATURE, thread_pointer};
 use crate::call::{Errno, Sysno, syscall};
 use crate::features::UNREGISTER;
 use core::sync::atomic::{AtomicIsize, AtomicU32, Ordering};
 
-/// What glibc registers with.
-const SIGNATURE: u32 = 0x5305_3053;
 const FLAG_UNREGISTER: u32 = 1;
 /// Registers with time-slice extension switched on (Linux 7.0).
 const FLAG_SLICE_EXTENSION: u32 = 2;
@@ -55,25 +54,23 @@ struct Area {
 /// Guards `vfork` from now on, in threads whose `struct rseq` lies at `offset` from the thread pointer.
 pub fn guard_vfork(offset: isize) {
     // glibc registers with the size that it publishes, but never with less than the first version's.
-    LENGTH.store(
-        super::section::libc_size().max(FIRST_LENGTH),
-        Ordering::Relaxed,
-    );
+    LENGTH.store(libc_size().max(FIRST_LENGTH), Ordering::Relaxed);
     VFORK_GUARD_OFFSET.store(offset, Ordering::Relaxed);
+}
+
+/// The size of `struct rseq` that the C library tells of; 0: it has registered none.
+fn libc_size() -> u32 {
+    let size = crate::glibc::rseq_size();
+    if size.is_null() {
+        return 0;
+    }
+    // SAFETY: a constant of the C library, set before the first thread runs.
+    unsafe { *size }
 }
 
 /// This thread's area at `offset` from the thread pointer.
 fn area(offset: isize) -> *mut Area {
-    let pointer: usize;
-    // SAFETY: the ABI keeps the thread pointer itself in the first word of the thread's block.
-    unsafe {
-        core::arch::asm!(
-            "mov {pointer}, qword ptr fs:[0]",
-            pointer = out(reg) pointer,
-            options(nostack, pure, readonly, preserves_flags),
-        );
-    }
-    pointer.wrapping_add_signed(offset) as *mut Area
+    thread_pointer().wrapping_add_signed(offset) as *mut Area
 }
 
 /// One `rseq` call.
@@ -148,28 +145,15 @@ pub unsafe extern "C" fn rejoin(ticket: u64, offset: isize) {
 }
 
 /// Defines the C functions `vfork` and `__vfork`, two names of one function, in the crate that calls this.
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_env = "gnu"
+))]
 #[macro_export]
 macro_rules! define_vfork {
     () => {
-        /// `vfork(2)`, with the child kept away from the per-CPU caches.
-        ///
-        /// # Safety
-        /// As vfork(2): the child may only `_exit` or `exec` (and, here, allocate and free).
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        pub unsafe extern "C" fn vfork() -> libc::pid_t {
-            core::arch::naked_asm!("jmp {guarded}", guarded = sym guarded_vfork)
-        }
-
-        /// The same by glibc's other name.
-        ///
-        /// # Safety
-        /// As [`vfork`].
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        pub unsafe extern "C" fn __vfork() -> libc::pid_t {
-            core::arch::naked_asm!("jmp {guarded}", guarded = sym guarded_vfork)
-        }
+        $crate::define_vfork_by_jump!("jmp {guarded}");
 
         #[unsafe(naked)]
         unsafe extern "C" fn guarded_vfork() -> libc::pid_t {
@@ -228,6 +212,118 @@ macro_rules! define_vfork {
     };
 }
 
+/// The same for aarch64. A system call preserves all registers but x0, and the return address is in one, x30.
+#[cfg(all(
+    target_arch = "aarch64",
+    target_pointer_width = "64",
+    target_endian = "little",
+    target_env = "gnu"
+))]
+#[macro_export]
+macro_rules! define_vfork {
+    () => {
+        $crate::define_vfork_by_jump!("hint #34\n b {guarded}"); // bti c
+
+        #[unsafe(naked)]
+        unsafe extern "C" fn guarded_vfork() -> libc::pid_t {
+            core::arch::naked_asm!(
+                "mov x9, xzr", // no ticket
+                "adrp x10, {offset}",
+                "ldr x10, [x10, :lo12:{offset}]",
+                "cbz x10, 2f",
+                "mrs x11, tpidr_el0",
+                "add x11, x11, x10",
+                "ldr w11, [x11, #4]", // cpu_id
+                "tbnz w11, #31, 2f",
+                "stp x30, x10, [sp, #-16]!",
+                "mov x0, x10",
+                "bl {leave}",
+                "ldp x30, x10, [sp], #16",
+                "cbz x0, 6f",
+                "mov x9, x0",
+                "2:",
+                // Nothing is on the shared stack, which the child's calls overwrite: return address, ticket and offset
+                // are in registers.
+                "mov x0, #0x4111", // CLONE_VM | CLONE_VFORK | SIGCHLD
+                "mov x1, xzr",
+                "mov x2, xzr",
+                "mov x3, xzr",
+                "mov x4, xzr",
+                "mov x8, #220", // SYS_clone
+                "svc #0",
+                "cbz x0, 4f", // the child
+                "cbz x9, 3f",
+                "stp x30, x0, [sp, #-16]!",
+                "mov x0, x9",
+                "mov x1, x10",
+                "bl {rejoin}",
+                "ldp x30, x0, [sp], #16",
+                "3:",
+                "cmn x0, #4095",
+                "b.hs 5f",
+                "4:",
+                "ret",
+                "5:", // the error
+                "neg w0, w0",
+                "stp x30, x0, [sp, #-16]!",
+                "bl {errno}",
+                "ldp x30, x1, [sp], #16",
+                "str w1, [x0]",
+                "mov w0, #-1",
+                "ret",
+                "6:", // the kernel refused: the stack is as at the entry
+                "b {fork}",
+                offset = sym $crate::rseq::VFORK_GUARD_OFFSET,
+                leave = sym $crate::rseq::leave,
+                rejoin = sym $crate::rseq::rejoin,
+                fork = sym libc::fork,
+                errno = sym libc::__errno_location,
+            )
+        }
+    };
+}
+
+/// Where there are no sections, libc's functions are right.
+#[cfg(not(all(
+    any(
+        target_arch = "x86_64",
+        all(target_arch = "aarch64", target_endian = "little")
+    ),
+    target_pointer_width = "64",
+    target_env = "gnu"
+)))]
+#[macro_export]
+macro_rules! define_vfork {
+    () => {};
+}
+
+/// The two C functions, each a jump to `guarded_vfork`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! define_vfork_by_jump {
+    ($jump:literal) => {
+        /// `vfork(2)`, with the child kept away from the per-CPU caches.
+        ///
+        /// # Safety
+        /// As vfork(2): the child may only `_exit` or `exec` (and, here, allocate and free).
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn vfork() -> libc::pid_t {
+            core::arch::naked_asm!($jump, guarded = sym guarded_vfork)
+        }
+
+        /// The same by glibc's other name.
+        ///
+        /// # Safety
+        /// As [`vfork`].
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn __vfork() -> libc::pid_t {
+            core::arch::naked_asm!($jump, guarded = sym guarded_vfork)
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -274,7 +370,7 @@ mod tests {
     #[test]
     fn a_wrong_length_is_corrected() {
         in_a_thread(|offset| {
-            let right = super::super::section::libc_size().max(FIRST_LENGTH);
+            let right = libc_size().max(FIRST_LENGTH);
             LENGTH.store(40, Ordering::Relaxed);
             // SAFETY: as above.
             unsafe {

@@ -246,7 +246,6 @@ mod tests {
     }
 
     /// A thread reads −1 as its `cpu_id`, and the words that a section would write beside it are the thread's own.
-    #[cfg(target_arch = "x86_64")]
     #[test]
     fn a_thread_finds_no_registration_however_far_away() {
         static SEEN: AtomicUsize = AtomicUsize::new(0);

@@ -17,10 +17,10 @@ use super::{PerCpu, Problem};
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::membarrier;
+use ebbtide_sys::rseq::{Added, SECTIONS, section};
 
 /// More than the number of references can ever be.
 const BIAS: i64 = 1 << 62;
-#[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: u32 = 100;
 
 /// References to something. Begins with one.
@@ -106,27 +106,22 @@ impl RefCount {
     /// Counts on this CPU. `false`: the caller must count in `count`.
     #[inline]
     fn on_cpu(&self, value: u64) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use ebbtide_sys::rseq::{Added, section};
-            let rseq_offset = ebbtide_percpu::rseq_offset();
-            if rseq_offset == 0 {
-                return false;
-            }
-            let (word, units) = (self.words.pointer(0) as usize, ebbtide_percpu::units());
-            for _ in 0..MAX_ABORTS {
-                // SAFETY: the area lives as long as `self`; sections are in use.
-                let added =
-                    unsafe { section::add_unless(&self.killed, word, units, value, rseq_offset) };
-                match added {
-                    Added::Yes => return true,
-                    Added::Flagged => return false,
-                    Added::No if !ebbtide_percpu::has_unit() => return false,
-                    Added::No => {}
-                }
+        let rseq_offset = ebbtide_percpu::rseq_offset();
+        if !SECTIONS || rseq_offset == 0 {
+            return false;
+        }
+        let (word, units) = (self.words.pointer(0) as usize, ebbtide_percpu::units());
+        for _ in 0..MAX_ABORTS {
+            // SAFETY: the area lives as long as `self`; sections are in use.
+            let added =
+                unsafe { section::add_unless(&self.killed, word, units, value, rseq_offset) };
+            match added {
+                Added::Yes => return true,
+                Added::Flagged => return false,
+                Added::No if !ebbtide_percpu::has_unit() => return false,
+                Added::No => {}
             }
         }
-        let _ = value;
         false
     }
 }

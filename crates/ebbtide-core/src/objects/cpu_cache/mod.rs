@@ -43,7 +43,7 @@ use ebbtide_sys::{membarrier, process, vm};
 /// CPUs with a cache of their own. Higher CPUs share these caches in the portable mode, and have none in the
 /// section mode.
 const MAX_CPUS: usize = 1024;
-/// Entries of the table: no kernel for x86-64 has a CPU number above 8,191, whatever `/sys` reports.
+/// Entries of the table: no kernel for x86-64 or aarch64 has a CPU number above 8,191, whatever `/sys` reports.
 const TABLE_CPUS: usize = 8192;
 /// The part before the entry of CPU 0: the wipe word, a spare one, and two entries for threads without an rseq
 /// registration.
@@ -150,7 +150,6 @@ impl CpuCaches {
         // SAFETY: by contract.
         unsafe { *self.place.get() = Place { stacks, cpus } };
         self.forget_fork();
-        #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
         if self.uses_sections() && config.vfork_guard {
             rseq::guard_vfork(stacks.rseq_offset);
         }

@@ -5,15 +5,12 @@ use crate::objects::Objects;
 use crate::pages::span::Misuse;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;
-#[cfg(target_arch = "x86_64")]
-use ebbtide_sys::rseq::section;
-use ebbtide_sys::rseq::{Outcome, SLAB_BYTES};
+use ebbtide_sys::rseq::{Outcome, SLAB_BYTES, section};
 use ebbtide_sys::{process, vm};
 
 use super::{COLD, LIVE};
 
 /// After this many aborted sections in a row, the thread is assumed to make no progress (single-stepping).
-#[cfg(target_arch = "x86_64")]
 const MAX_ABORTS: usize = 20;
 
 /// One operation on this CPU's stacks, in either mode.
@@ -29,9 +26,7 @@ impl Objects {
         if !self.caches.uses_sections() {
             return self.operate_portable(class, &mut operation);
         }
-        #[cfg(target_arch = "x86_64")]
         let stacks = &self.caches.place().stacks;
-        #[cfg(target_arch = "x86_64")]
         for _ in 0..MAX_ABORTS {
             // SAFETY: the mode says that the offset is good; the slabs behind live table entries are mapped;
             // objects are never 0.
@@ -112,7 +107,6 @@ impl Objects {
 
     /// Puts an object back for a caller without a fast path.
     pub fn put_object(&self, class: usize, object: usize) {
-        #[cfg(target_arch = "x86_64")]
         if self.caches.uses_sections() {
             let stacks = &self.caches.place().stacks;
             // SAFETY: the section mode; an object is not 0.

@@ -6,7 +6,6 @@ use super::*;
 use crate::alone::{CALM, PORTABLE, alone, stay_here};
 use crate::base::size_class::class_of;
 use crate::objects::central::transfer::Batches;
-#[cfg(target_arch = "x86_64")]
 use crate::objects::cpu_cache::COLD;
 use crate::objects::cpu_cache::traffic::tests::has_sections;
 use crate::reclaim::Heap;
@@ -97,7 +96,6 @@ fn a_drain_without_a_fence_takes_nothing() {
     });
 }
 
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn a_fork_parks_all_and_brings_the_live_ones_back() {
     alone(CALM, |heap| {
@@ -322,7 +320,6 @@ fn a_drain_of_everything_puts_spare_runs_back() {
 }
 
 /// While a thread drains, no other thread uses the slab. Here it waits for the spans of a class.
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn a_slab_is_parked_while_it_is_drained() {
     alone(CALM, |heap| {
@@ -352,85 +349,30 @@ fn a_slab_is_parked_while_it_is_drained() {
 }
 
 /// A section that works with an entry that it read before a drain must not take effect after the drain.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod beside_sections {
     use super::*;
     use crate::alone::stay_on;
     use crate::objects::cpu_cache::traffic::tests::warm;
     use core::sync::atomic::AtomicU32;
     use ebbtide_sys::process;
-    use ebbtide_sys::rseq::Stacks;
+    use ebbtide_sys::rseq::section;
 
     const ROUNDS: usize = 50;
 
     /// The words that the thread in the section shares with the draining thread.
     #[derive(Default)]
     struct Words {
-        /// The attempt that is inside the section, 1 or more.
-        inside: AtomicU32,
-        /// The section may end.
-        go: AtomicU32,
-        /// The attempt that took effect.
-        done: AtomicU32,
+        section: section::Lingering,
         /// Attempts that found the CPU parked.
         parked: AtomicU32,
     }
 
-    /// A section that reads its CPU's entry, stays inside until `go`, and takes effect with a store to `done`. An
-    /// interruption sends it to its end without that store.
-    #[inline(never)]
-    unsafe fn linger(stacks: &Stacks, words: &Words, attempt: u32) {
-        let parked: u32;
-        // SAFETY: the stacks are those of the heap in the section mode; only `words` is written to.
-        unsafe {
-            core::arch::asm!(
-                ".pushsection .data.rel.ro.ebbtide_rseq, \"aw\", @progbits",
-                ".balign 32",
-                "9: .long 0, 0",
-                ".quad 3f, 4f - 3f, 6f",
-                ".popsection",
-                ".pushsection .text.unlikely.ebbtide_rseq, \"ax\", @progbits",
-                ".byte 0x0f, 0xb9, 0x3d",
-                ".long 0x53053053",
-                "6: xor {parked:e}, {parked:e}",
-                "jmp 5f",
-                ".popsection",
-                "lea {t}, [rip + 9b]",
-                "mov qword ptr fs:[{off} + 8], {t}",
-                "3:",
-                "movsxd {t}, dword ptr fs:[{off} + 4]",
-                "mov {parked:e}, 1",
-                "cmp qword ptr [{table} + {t}*8], 0",
-                "je 5f",
-                "xor {parked:e}, {parked:e}",
-                "mov [{inside}], {attempt:e}",
-                "2:",
-                "pause",
-                "cmp dword ptr [{go}], 0",
-                "je 2b",
-                "mov [{done}], {attempt:e}",
-                "4:",
-                "5:",
-                parked = out(reg) parked,
-                t = out(reg) _,
-                table = in(reg) stacks.table,
-                inside = in(reg) words.inside.as_ptr(),
-                go = in(reg) words.go.as_ptr(),
-                done = in(reg) words.done.as_ptr(),
-                attempt = in(reg) attempt,
-                off = in(reg) stacks.rseq_offset,
-                options(nostack),
-            );
-        }
-        words.parked.fetch_add(parked, Ordering::Relaxed);
-    }
-
-    /// Lets the section end, also if a check fails: the test waits for its thread.
+    /// Lets the section end, also where a check fails: its thread is waited for.
     struct Go<'a>(&'a Words);
 
     impl Drop for Go<'_> {
         fn drop(&mut self) {
-            self.0.go.store(1, Ordering::Relaxed);
+            self.0.section.go.store(1, Ordering::Relaxed);
         }
     }
 
@@ -458,23 +400,24 @@ mod beside_sections {
                     stay_on(there);
                     for attempt in 1.. {
                         // SAFETY: the section mode.
-                        unsafe { linger(&stacks, &words, attempt) };
-                        if words.done.load(Ordering::Relaxed) != 0 {
+                        let parked = unsafe { section::linger(&stacks, &words.section, attempt) };
+                        words.parked.fetch_add(parked.into(), Ordering::Relaxed);
+                        if words.section.done.load(Ordering::Relaxed) != 0 {
                             return;
                         }
                     }
                 });
-                while words.inside.load(Ordering::Relaxed) == 0 {
+                while words.section.inside.load(Ordering::Relaxed) == 0 {
                     core::hint::spin_loop();
                 }
-                let before = words.inside.load(Ordering::Relaxed);
+                let before = words.section.inside.load(Ordering::Relaxed);
                 let go = Go(&words);
                 stop(there, &words);
                 drop(go);
-                while words.done.load(Ordering::Relaxed) == 0 {
+                while words.section.done.load(Ordering::Relaxed) == 0 {
                     core::hint::spin_loop();
                 }
-                let done = words.done.load(Ordering::Relaxed);
+                let done = words.section.done.load(Ordering::Relaxed);
                 assert!(done > before, "round {round}: from before the fence");
             });
         }
@@ -492,10 +435,10 @@ mod beside_sections {
         alone(CALM, |heap| {
             sections_end(heap, |_, words| {
                 assert!(heap.caches.park_all());
-                words.go.store(1, Ordering::Relaxed);
+                words.section.go.store(1, Ordering::Relaxed);
                 let parked = words.parked.load(Ordering::Relaxed);
                 // Each section that begins now finds it parked.
-                let done = || words.done.load(Ordering::Relaxed);
+                let done = || words.section.done.load(Ordering::Relaxed);
                 while words.parked.load(Ordering::Relaxed) < parked + 100 && done() == 0 {}
                 let took_effect = done();
                 heap.caches.unpark_all();

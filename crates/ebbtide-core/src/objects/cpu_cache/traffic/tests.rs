@@ -21,7 +21,6 @@ pub fn has_sections(heap: &Heap) -> bool {
 }
 
 /// Makes a CPU's slab live from any CPU.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 pub fn warm(heap: &Heap, cpu: usize) -> bool {
     heap.warm(cpu as i32)
 }
@@ -29,7 +28,6 @@ pub fn warm(heap: &Heap, cpu: usize) -> bool {
 impl Objects {
     /// Takes an object of `class` for a caller without a fast path. 0: out of memory.
     pub fn take_object(&self, class: usize) -> usize {
-        #[cfg(target_arch = "x86_64")]
         if self.caches.uses_sections() {
             // SAFETY: the section mode.
             let object = unsafe { section::pop(&self.caches.place().stacks, class) };
@@ -269,7 +267,7 @@ fn every_object_has_one_owner_and_comes_back_without_sections() {
 
 /// A pop is aborted after it has copied the newest object, and the repetition finds the slab drained: that object
 /// belongs to the draining thread, and the caller has none.
-#[cfg(all(feature = "inject", target_arch = "x86_64"))]
+#[cfg(feature = "inject")]
 #[test]
 fn an_object_of_an_aborted_pop_is_not_handed_out() {
     use core::sync::atomic::AtomicUsize;
