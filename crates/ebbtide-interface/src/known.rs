@@ -132,7 +132,7 @@ pub const NO_FENCE: Known = Known {
     refused: Refused::No,
 };
 
-/// The versions are upstream's; what the library does exactly is in `ebbtide-sys/src/rseq/kernel.rs`.
+/// The versions are upstream's; [`crate::kernels`] has what the library does exactly.
 pub const UNABORTED: Known = Known {
     id: "unaborted",
     what: "aarch64 with upstream Linux 6.19 to 7.0.13, or a candidate of 7.1",
