@@ -7,7 +7,7 @@
 use ebbtide_sys::helper;
 use ebbtide_sys::pressure::Kept;
 use ebbtide_sys::pressure::source::Trigger;
-use ebbtide_zone::plan::pressure::{Look, Policy, Stalls, is_ours};
+use ebbtide_zone::plan::pressure::{Policy, Sample, Stalls, is_ours};
 
 /// The files that the helper reads, and the state of its decision.
 pub struct MemoryShortage<'a> {
@@ -32,20 +32,21 @@ impl<'a> MemoryShortage<'a> {
     pub fn is_pressing(&mut self) -> bool {
         let now_ms = helper::now_ms();
         let (machine, group) = (self.files.machine(), self.files.group());
-        let told = self.has_stalled(now_ms) && is_ours(self.files.stalls_are_machines(), machine);
-        let look = Look {
+        let had_event =
+            self.has_stalled(now_ms) && is_ours(self.files.stalls_are_machines(), machine);
+        let sample = Sample {
             now_ms,
             room: machine.map(|machine| machine.nearer(group)).or(group),
             // The heap no longer grows.
             potential: 0,
             resident: 0,
-            told,
+            had_event,
         };
-        self.policy.look(&look).pressed
+        self.policy.sample(&sample).pressed
     }
 
     fn has_stalled(&mut self, now_ms: u64) -> bool {
         let stalled = self.files.stalled_us(Trigger::DEFAULT.who);
-        stalled.is_some_and(|stalled| self.stalls.look(now_ms, stalled))
+        stalled.is_some_and(|stalled| self.stalls.sample(now_ms, stalled))
     }
 }

@@ -105,7 +105,7 @@ pub fn next_function(name: &CStr) -> Option<Next> {
         stays: false,
     };
     // SAFETY: `look` has the signature that is asked for, and gets the address of a live `Search`.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut search).cast()) };
     let address = search.behind.or(search.before)?;
     let stays = search.stays;
     Some(Next { address, stays })
@@ -133,7 +133,7 @@ struct Search<'a> {
 }
 
 /// Called for each loaded object, with the loader's list locked. A result other than 0 ends the search.
-unsafe extern "C" fn look(
+unsafe extern "C" fn visit_object(
     info: *mut libc::dl_phdr_info,
     _size: libc::size_t,
     search: *mut c_void,
@@ -144,7 +144,7 @@ unsafe extern "C" fn look(
     let object = unsafe { Object::new(&*info) };
     let stays = !search.is_behind_libc;
     search.is_behind_libc |= object.contains(libc::dl_iterate_phdr as *const () as usize);
-    if object.contains(look as *const () as usize) {
+    if object.contains(visit_object as *const () as usize) {
         search.is_behind = true;
         return 0;
     }

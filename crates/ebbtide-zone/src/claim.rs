@@ -34,7 +34,7 @@ pub enum Claim {
 
 /// The state of a claimed frame when it is put back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum PutState {
     /// Released: zero on next touch.
     Clean,
     /// Unchanged: the release failed or was not tried.
@@ -108,12 +108,12 @@ impl Wanted {
     }
 }
 
-impl From<Outcome> for Content {
-    fn from(outcome: Outcome) -> Content {
+impl From<PutState> for Content {
+    fn from(outcome: PutState) -> Content {
         match outcome {
-            Outcome::Clean => Content::Clean,
-            Outcome::Dirty => Content::Dirty,
-            Outcome::Lazy => Content::Lazy,
+            PutState::Clean => Content::Clean,
+            PutState::Dirty => Content::Dirty,
+            PutState::Lazy => Content::Lazy,
         }
     }
 }
@@ -215,7 +215,7 @@ impl Zone<'_> {
     }
 
     /// Puts a claim back, all its frames in one state. O(1).
-    pub fn put_claim(&mut self, claim: Claim, outcome: Outcome) -> Result<Put, PutError> {
+    pub fn put_claim(&mut self, claim: Claim, outcome: PutState) -> Result<Put, PutError> {
         let first = claim.block();
         let fail = |kind| {
             Err(PutError {

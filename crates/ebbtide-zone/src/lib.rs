@@ -65,7 +65,7 @@ mod take;
 
 pub use blocks::Extent;
 pub use check::{FrameState, Violation};
-pub use claim::{Claim, Outcome};
+pub use claim::{Claim, PutState};
 pub use frame::*;
 pub use pageblock::{BlockWord, Pageblock};
 pub use put::{Put, PutError, PutErrorKind};

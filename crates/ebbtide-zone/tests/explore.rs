@@ -35,7 +35,7 @@ enum Step {
         lazy: bool,
     },
     /// Puts the thread's oldest claim: released, made lazy, or as it was.
-    PutClaim(Outcome),
+    PutClaim(PutState),
 }
 
 const STEPS: [Step; 11] = [
@@ -62,9 +62,9 @@ const STEPS: [Step; 11] = [
         most: 40,
         lazy: false,
     },
-    Step::PutClaim(Outcome::Clean),
-    Step::PutClaim(Outcome::Lazy),
-    Step::PutClaim(Outcome::Dirty),
+    Step::PutClaim(PutState::Clean),
+    Step::PutClaim(PutState::Lazy),
+    Step::PutClaim(PutState::Dirty),
 ];
 
 #[derive(Clone)]
@@ -189,7 +189,7 @@ impl World {
                     self.zone()
                         .put_run(run.first, run.frames, true, TakeMode::FrameByFrame)
                 }
-                Thing::Claimed(claim) => self.zone().put_claim(claim, Outcome::Clean),
+                Thing::Claimed(claim) => self.zone().put_claim(claim, PutState::Clean),
             };
             assert_eq!(put, Ok(Put::Done));
         }

@@ -82,7 +82,7 @@ impl Shared {
         assert_eq!(put, Ok(Put::Done));
     }
 
-    fn release(&self, max_frames: u32, outcome: Outcome) {
+    fn release(&self, max_frames: u32, outcome: PutState) {
         if let Some(claim) = self.with(|z| z.claim_dirty(max_frames, true)) {
             self.touch_claim(&claim);
             assert_eq!(self.with(|z| z.put_claim(claim, outcome)), Ok(Put::Done));
@@ -122,8 +122,8 @@ fn an_owner_and_a_claimer() {
         let run = shared.take(128).unwrap();
         let other = shared.clone();
         let t = thread::spawn(move || {
-            other.release(512, Outcome::Lazy);
-            other.release(64, Outcome::Clean);
+            other.release(512, PutState::Lazy);
+            other.release(64, PutState::Clean);
         });
         shared.put(run);
         if let Some(run) = shared.take(384) {
@@ -140,7 +140,7 @@ fn two_owners_and_a_claimer() {
         let shared = Shared::new(1);
         let run = shared.take(256).unwrap();
         let (x, y) = (shared.clone(), shared.clone());
-        let claimer = thread::spawn(move || x.release(512, Outcome::Clean));
+        let claimer = thread::spawn(move || x.release(512, PutState::Clean));
         let owner = thread::spawn(move || {
             if let Some(run) = y.take(128) {
                 y.put(run);
@@ -168,7 +168,7 @@ fn blocks_and_runs_and_claims() {
                 );
             }
         });
-        let claimer = thread::spawn(move || y.release(1024, Outcome::Dirty));
+        let claimer = thread::spawn(move || y.release(1024, PutState::Dirty));
         if let Some(run) = shared.take(64) {
             shared.put(run);
         }

@@ -127,7 +127,7 @@ extern "C" fn prepare() {
     if started_heap().is_none() {
         return;
     }
-    let heap = look();
+    let heap = check_fork();
     if FRONT.forks.owner.load(Ordering::Relaxed) != this_thread() {
         // A filter that kills the thread for a fence does so here, where the thread holds no lock.
         heap.caches.may_fence();
@@ -297,7 +297,7 @@ impl Front {
     #[inline]
     fn try_enter(&self) -> Option<Entered<'_>> {
         // Checked before this thread is counted: a child's counters begin anew.
-        look();
+        check_fork();
         match self.gate.enter(this_thread()) {
             None if !resume() => None,
             counted => Some(Entered {
@@ -312,7 +312,7 @@ impl Front {
     /// another thread's fork.
     #[inline]
     pub fn enter_uncounted(&self) -> Entered<'_> {
-        look();
+        check_fork();
         Entered {
             _counted: None,
             _thread: PhantomData,
@@ -323,7 +323,7 @@ impl Front {
 
 /// A child whose fork ran no handlers detects that here, and recovers.
 #[inline]
-fn look() -> &'static Heap {
+fn check_fork() -> &'static Heap {
     // SAFETY: the heap is made whole below.
     let heap = unsafe { the_heap() };
     if heap.caches.was_forked() {

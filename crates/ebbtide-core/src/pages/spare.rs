@@ -226,8 +226,8 @@ impl Pages {
     /// [`SCAN_MS`] of the last one do not count. Returns the frames of the remaining spare runs.
     pub fn scan_spares(&self, now: u64) -> u64 {
         let since = now.saturating_sub(self.spares.scanned_ms.load(Ordering::Relaxed));
-        let look = u32::from(since >= SCAN_MS);
-        if look > 0 {
+        let scan = u32::from(since >= SCAN_MS);
+        if scan > 0 {
             self.spares.scanned_ms.store(now, Ordering::Relaxed);
         }
         let mut frames = 0;
@@ -236,7 +236,7 @@ impl Pages {
                 let mut kept = place.lock();
                 kept.is_counted = false;
                 let idle = kept.spare.take_if(|spare| {
-                    spare.scans += look;
+                    spare.scans += scan;
                     spare.scans > IDLE_SCANS
                 });
                 frames += kept.frames();

@@ -85,7 +85,7 @@ impl Heap {
         }
         self.freed_since(tick.freed_bytes);
         self.refresh_page(now);
-        self.look_at_growth();
+        self.notify_growth();
         let Outside { spare, waiting } = outside;
         if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
             self.give_on_tick(&tick, outside, &bounds);
@@ -140,7 +140,7 @@ impl Heap {
             Wake::Call => self.call_workers(1),
         };
         if called && self.config.pressure {
-            self.pressure.expect_look(&self.allowance);
+            self.pressure.expect_sample(&self.allowance);
         }
         called
     }
@@ -260,7 +260,7 @@ impl Heap {
     #[cold]
     fn look_after_growth(&self) {
         let step = self.grown.swap(0, Ordering::Relaxed);
-        self.look_at_growth();
+        self.notify_growth();
         if step >= EXPECT_BLOCKS && self.max_workers() > 0 {
             heap_workers().expect();
         }
@@ -281,7 +281,7 @@ impl Heap {
 
     /// Reads how many CPUs the process has now: the main thread's or this worker's, whichever are more. The thread
     /// that made the worker may be bound to few CPUs, and the main thread may be, too.
-    fn look_at_cpus(&self) {
+    fn update_cpu_count(&self) {
         if self.most_releasers() == usize::MAX {
             return;
         }
@@ -306,9 +306,9 @@ impl Heap {
 
     /// One round of the coordinator: releases due memory. Returns for what to wait next.
     pub fn round(&self, now: u64, by: Releaser) -> Next {
-        self.look_at_cpus();
+        self.update_cpu_count();
         if !self.config.pressure && is_time(&self.pacing.room_ms, now, ROOM_MS) {
-            self.look_at_limits();
+            self.sample_limits();
         }
         self.retry_unsplit(now);
         self.keep_owners_limit(by);

@@ -10,7 +10,7 @@ use crate::pages::region::flag;
 use crate::reclaim::Heap;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::vm;
-use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, Frame, Outcome};
+use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, Claim, Frame, PutState};
 
 impl Heap {
     /// Puts a gather's ranges back to where they were claimed, each under its lock. `released` is false for the
@@ -18,9 +18,9 @@ impl Heap {
     pub fn put_back(&self, gather: &mut Gather, released: bool) {
         while let Some(range) = gather.peek() {
             let outcome = match released && range.is_done() && !range.is_kept() {
-                false => Outcome::Dirty,
-                true if range.is_lazy() => Outcome::Lazy,
-                true => Outcome::Clean,
+                false => PutState::Dirty,
+                true if range.is_lazy() => PutState::Lazy,
+                true => PutState::Clean,
             };
             let end = range.first + range.frames();
             let last = Frame(end - 1);
@@ -32,7 +32,7 @@ impl Heap {
             }
             let start = self.span_start(last).max(range.first);
             let count = end - start;
-            let clean = outcome == Outcome::Clean;
+            let clean = outcome == PutState::Clean;
             // SAFETY: claimed by a depopulation, put back once: cut off under the same lock.
             unsafe {
                 let under_lock = || gather.cut(count);
@@ -44,14 +44,14 @@ impl Heap {
         }
     }
 
-    fn put_back_to_zone(&self, gather: &mut Gather, range: Range, outcome: Outcome) {
+    fn put_back_to_zone(&self, gather: &mut Gather, range: Range, outcome: PutState) {
         let end = range.first + range.frames();
         let last = Frame(end - 1).block();
         let whole = match end % BLOCK_FRAMES {
             0 => (range.frames() / BLOCK_FRAMES).min(64),
             _ => 0,
         };
-        if outcome == Outcome::Clean && whole > 0 {
+        if outcome == PutState::Clean && whole > 0 {
             self.heal(Block(last.0 + 1 - whole), whole);
         }
         let start = range.first.max(last.first_frame().0) % BLOCK_FRAMES;
@@ -79,7 +79,7 @@ impl Heap {
             self.unsplit.add(claim.frames());
         }
         gather.cut(claim.frames());
-        if outcome == Outcome::Lazy {
+        if outcome == PutState::Lazy {
             data.lazied.add(u64::from(claim.frames()));
         }
         drop(data);
@@ -108,7 +108,7 @@ impl Heap {
         let mut data = self.zone_of(block).lock.lock();
         let mut zone = view(self.region(), &mut data.state, 0);
         let claim = zone.claim_free(block);
-        let put = claim.map(|claim| zone.put_claim(claim, Outcome::Dirty));
+        let put = claim.map(|claim| zone.put_claim(claim, PutState::Dirty));
         drop(data);
         if let Some(put) = put {
             self.expect_put(put.map(drop));

@@ -90,7 +90,7 @@ impl Heap {
     }
 
     /// Calls the hooks after the heap may have grown. No lock may be held.
-    pub fn look_at_growth(&self) {
+    pub fn notify_growth(&self) {
         self.parts()
             .hooks
             .iter()

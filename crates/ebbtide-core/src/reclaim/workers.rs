@@ -375,7 +375,7 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
             SCAN_PAGES.may_work() && SCAN_PAGES.latch(asked).is_ok()
         })
     } else {
-        heap.pressure.expect_no_look(&heap.allowance);
+        heap.pressure.expect_no_sample(&heap.allowance);
         None
     };
     let by = Releaser::Worker {

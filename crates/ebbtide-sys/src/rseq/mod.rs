@@ -87,7 +87,7 @@ pub struct Stacks {
 
 /// How a section ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum SectionResult {
     /// It took effect for this many entries.
     Done(usize),
     /// The thread was interrupted; nothing happened.

@@ -40,7 +40,7 @@
 //! `tests/litmus` has 2 to 5 as litmus tests, which `scripts/litmus` checks on a model of aarch64. The kernel's part is from
 //! membarrier(2) and its source.
 
-use super::{Added, Outcome, Stacks};
+use super::{Added, SectionResult, Stacks};
 use core::sync::atomic::AtomicU32;
 
 const _: () = assert!(super::STACK_BYTES == 0x1fff + 1 && super::UNIT_SHIFT == 18);
@@ -161,25 +161,25 @@ pub unsafe fn push(stacks: &Stacks, class: usize, entry: usize) -> bool {
 const ABORTED: isize = -1;
 const PARKED: isize = -2;
 
-fn outcome(count: isize) -> Outcome {
+fn result_of(count: isize) -> SectionResult {
     match count {
-        ABORTED => Outcome::Aborted,
-        PARKED => Outcome::Parked,
-        count => Outcome::Done(count as usize),
+        ABORTED => SectionResult::Aborted,
+        PARKED => SectionResult::Parked,
+        count => SectionResult::Done(count as usize),
     }
 }
 
 /// Takes up to `entries.len()` of the newest entries, newest first.
 ///
-/// The caller owns as many as [`Outcome::Done`] says and no more: words are written before the commit, so an aborted
+/// The caller owns as many as [`SectionResult::Done`] says and no more: words are written before the commit, so an aborted
 /// section leaves entries in the slice that are still on the stack.
 ///
 /// # Safety
 /// As [`pop`].
 #[inline(never)]
-pub unsafe fn pop_batch(stacks: &Stacks, class: usize, entries: &mut [usize]) -> Outcome {
+pub unsafe fn pop_batch(stacks: &Stacks, class: usize, entries: &mut [usize]) -> SectionResult {
     // SAFETY: by contract.
-    outcome(unsafe { processor::pop_batch(stacks, class, entries) })
+    result_of(unsafe { processor::pop_batch(stacks, class, entries) })
 }
 
 /// Puts `entries` on top, in order, as far as there is room; an empty stack gets room for
@@ -193,9 +193,9 @@ pub unsafe fn push_batch(
     class: usize,
     entries: &[usize],
     capacity: usize,
-) -> Outcome {
+) -> SectionResult {
     // SAFETY: by contract.
-    outcome(unsafe { processor::push_batch(stacks, class, entries, capacity) })
+    result_of(unsafe { processor::push_batch(stacks, class, entries, capacity) })
 }
 
 /// Adds `value` to this CPU's word. `false`: aborted, or this CPU is none of those with a word (not registered).

@@ -3,8 +3,8 @@
 extern crate std;
 use super::model::Slab;
 use super::{
-    MAX_CAPACITY, Outcome, Registration, SLAB_BYTES, SLAB_SKEW, STACK_BYTES, Stacks, reset_slab,
-    section,
+    MAX_CAPACITY, Registration, SLAB_BYTES, SLAB_SKEW, STACK_BYTES, SectionResult, Stacks,
+    reset_slab, section,
 };
 use std::vec::Vec;
 
@@ -124,7 +124,7 @@ enum Operation {
 enum Answer {
     Entry(usize),
     Done(bool),
-    Batch(Outcome, Vec<usize>),
+    Batch(SectionResult, Vec<usize>),
 }
 
 fn by_section(rig: &Rig, class: usize, operation: Operation, value: usize) -> Answer {
@@ -137,7 +137,7 @@ fn by_section(rig: &Rig, class: usize, operation: Operation, value: usize) -> An
             Operation::PopBatch(wanted) => {
                 let mut entries = std::vec![0; wanted];
                 let outcome = section::pop_batch(stacks, class, &mut entries);
-                if let Outcome::Done(count) = outcome {
+                if let SectionResult::Done(count) = outcome {
                     entries.truncate(count);
                 }
                 Answer::Batch(outcome, entries)
@@ -161,12 +161,12 @@ fn by_model(rig: &mut Rig, class: usize, operation: Operation, value: usize) -> 
             let mut entries = std::vec![0; wanted];
             let count = rig.model.pop_batch(class, &mut entries);
             entries.truncate(count);
-            Answer::Batch(Outcome::Done(count), entries)
+            Answer::Batch(SectionResult::Done(count), entries)
         }
         Operation::PushBatch(count, capacity) => {
             let entries: Vec<usize> = (0..count).map(|i| value + i).collect();
             let pushed = rig.model.push_batch(class, &entries, capacity);
-            Answer::Batch(Outcome::Done(pushed), entries)
+            Answer::Batch(SectionResult::Done(pushed), entries)
         }
     }
 }
@@ -186,7 +186,7 @@ fn settled(rig: &Rig, class: usize, operation: Operation, value: usize, model: &
         let answer = by_section(rig, class, operation, value);
         let aborted = match &answer {
             Answer::Entry(0) | Answer::Done(false) => answer != *model,
-            Answer::Batch(Outcome::Aborted, _) => true,
+            Answer::Batch(SectionResult::Aborted, _) => true,
             _ => false,
         };
         if !aborted {
@@ -228,11 +228,11 @@ fn a_parked_cpu_refuses_everything() {
     let Answer::Batch(outcome, _) = by_section(&rig, 0, Operation::PopBatch(4), 0) else {
         panic!()
     };
-    assert_eq!(outcome, Outcome::Parked);
+    assert_eq!(outcome, SectionResult::Parked);
     let Answer::Batch(outcome, _) = by_section(&rig, 0, Operation::PushBatch(4, 8), 16) else {
         panic!()
     };
-    assert_eq!(outcome, Outcome::Parked);
+    assert_eq!(outcome, SectionResult::Parked);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn the_same_entry_twice_is_refused() {
     assert!(!rig.model.push(0, 16));
     // A real interruption would abort the batch; once more, then.
     while by_section(&rig, 0, Operation::PushBatch(1, 8), 16)
-        != Answer::Batch(Outcome::Done(1), std::vec![16])
+        != Answer::Batch(SectionResult::Done(1), std::vec![16])
     {}
     assert_eq!(
         by_section(&rig, 0, Operation::Push, 16),
@@ -345,7 +345,7 @@ fn an_abort_at_any_point_changes_nothing() {
         match answer {
             Answer::Entry(entry) => assert_eq!(entry, 0),
             Answer::Done(done) => assert!(!done),
-            Answer::Batch(outcome, _) => assert_eq!(outcome, Outcome::Aborted),
+            Answer::Batch(outcome, _) => assert_eq!(outcome, SectionResult::Aborted),
         }
         for (class, before) in before.iter().enumerate() {
             let after = Rig::state(rig.live, class);

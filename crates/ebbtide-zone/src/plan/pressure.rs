@@ -80,7 +80,7 @@ impl Room {
 
 /// The input of one sample.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct Sample {
     /// When.
     pub now_ms: u64,
     /// The nearest limit, if any is known.
@@ -90,7 +90,7 @@ pub struct Look {
     /// Bytes that the process has resident.
     pub resident: u64,
     /// Whether an event of pressure came since the last sample.
-    pub told: bool,
+    pub had_event: bool,
 }
 
 /// The result of a sample.
@@ -148,19 +148,19 @@ impl Policy {
     }
 
     /// Decides by a sample.
-    pub fn look(&mut self, look: &Look) -> Verdict {
-        self.follow_growth(look);
-        let left = look.room.map(|room| {
+    pub fn sample(&mut self, sample: &Sample) -> Verdict {
+        self.follow_growth(sample);
+        let left = sample.room.map(|room| {
             let after = room.left.saturating_sub(self.untouched);
             after.checked_sub(room.low_mark())
         });
         let near = left == Some(None);
-        let event = near || look.told;
-        let was_pressed = look.now_ms < self.calm_at_ms;
+        let event = near || sample.had_event;
+        let was_pressed = sample.now_ms < self.calm_at_ms;
         let mut release = false;
         if event {
-            release = !was_pressed || look.now_ms - self.released_ms >= self.again_ms;
-            self.calm_at_ms = look.now_ms + CALM_MS;
+            release = !was_pressed || sample.now_ms - self.released_ms >= self.again_ms;
+            self.calm_at_ms = sample.now_ms + CALM_MS;
         }
         if release {
             self.again_ms = if was_pressed {
@@ -168,22 +168,26 @@ impl Policy {
             } else {
                 AGAIN_MS.0
             };
-            self.released_ms = look.now_ms;
+            self.released_ms = sample.now_ms;
         }
         Verdict {
-            pressed: look.now_ms < self.calm_at_ms,
+            pressed: sample.now_ms < self.calm_at_ms,
             event,
             release,
             budget: left.map(|left| left.unwrap_or(0) / 2),
-            next_ms: self.follow_others(look),
+            next_ms: self.follow_others(sample),
         }
     }
 
     /// Milliseconds until the other processes may have taken a quarter of what is left above the low mark.
-    fn follow_others(&mut self, look: &Look) -> u64 {
-        let now = look.room.map(|room| {
+    fn follow_others(&mut self, sample: &Sample) -> u64 {
+        let now = sample.room.map(|room| {
             let used = room.limit.saturating_sub(room.left);
-            (look.now_ms, room.limit, used.saturating_sub(look.resident))
+            (
+                sample.now_ms,
+                room.limit,
+                used.saturating_sub(sample.resident),
+            )
         });
         if let (Some((now_ms, limit, _)), Some((last_ms, last_limit, _))) = (now, self.others)
             && limit == last_limit
@@ -193,7 +197,7 @@ impl Policy {
             return self.next_ms;
         }
         let before = core::mem::replace(&mut self.others, now);
-        self.next_ms = Self::until_taken(now, before, look.room);
+        self.next_ms = Self::until_taken(now, before, sample.room);
         self.next_ms
     }
 
@@ -217,17 +221,17 @@ impl Policy {
     }
 
     /// Updates the growth that has not been touched yet.
-    fn follow_growth(&mut self, look: &Look) {
-        let (last_ms, potential, resident) = self.last.unwrap_or((look.now_ms, 0, 0));
-        let passed = look.now_ms.saturating_sub(last_ms);
+    fn follow_growth(&mut self, sample: &Sample) {
+        let (last_ms, potential, resident) = self.last.unwrap_or((sample.now_ms, 0, 0));
+        let passed = sample.now_ms.saturating_sub(last_ms);
         let forgotten = self.untouched * passed.min(FORGET_MS) / FORGET_MS + passed;
         let kept = self.untouched.saturating_sub(forgotten);
-        let grown = look.potential as i64 - potential as i64;
-        let touched = look.resident as i64 - resident as i64;
+        let grown = sample.potential as i64 - potential as i64;
+        let touched = sample.resident as i64 - resident as i64;
         self.untouched = kept
             .saturating_add_signed(grown - touched)
-            .min(look.potential);
-        self.last = Some((look.now_ms, look.potential, look.resident));
+            .min(sample.potential);
+        self.last = Some((sample.now_ms, sample.potential, sample.resident));
     }
 }
 
@@ -261,7 +265,7 @@ impl Stalls {
     }
 
     /// Whether the last window had that much stall.
-    pub fn look(&mut self, now_ms: u64, stalled_us: u64) -> bool {
+    pub fn sample(&mut self, now_ms: u64, stalled_us: u64) -> bool {
         let window_ms = self.window_ms;
         let Some((start, at_start, before)) = self.window else {
             self.window = Some((now_ms, stalled_us, 0));
@@ -295,7 +299,7 @@ mod tests {
         room: Option<Room>,
         potential: u64,
         resident: u64,
-        told: bool,
+        had_event: bool,
         policy: Policy,
     }
 
@@ -306,19 +310,19 @@ mod tests {
                 room: Some(Room::new(left, limit)),
                 potential: 0,
                 resident: 0,
-                told: false,
+                had_event: false,
                 policy: Policy::new(),
             }
         }
 
-        fn look(&mut self) -> Verdict {
-            let told = core::mem::take(&mut self.told);
-            self.policy.look(&Look {
+        fn sample(&mut self) -> Verdict {
+            let had_event = core::mem::take(&mut self.had_event);
+            self.policy.sample(&Sample {
                 now_ms: self.now_ms,
                 room: self.room,
                 potential: self.potential,
                 resident: self.resident,
-                told,
+                had_event,
             })
         }
 
@@ -328,7 +332,7 @@ mod tests {
         }
 
         fn tell(&mut self) -> &mut Self {
-            self.told = true;
+            self.had_event = true;
             self
         }
 
@@ -346,7 +350,7 @@ mod tests {
     #[test]
     fn far_from_everything_it_is_calm() {
         let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
-        let verdict = fake.look();
+        let verdict = fake.sample();
         assert!(!verdict.pressed && !verdict.event && !verdict.release);
         assert_eq!(verdict.budget, Some((4000 - 256) * MIB / 2));
     }
@@ -354,21 +358,21 @@ mod tests {
     #[test]
     fn an_event_presses_for_ten_seconds() {
         let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
-        let verdict = fake.tell().look();
+        let verdict = fake.tell().sample();
         assert!(verdict.pressed && verdict.event && verdict.release);
-        let verdict = fake.after(9_990).look();
+        let verdict = fake.after(9_990).sample();
         assert!(verdict.pressed && !verdict.event && !verdict.release);
-        assert!(!fake.after(20).look().pressed);
+        assert!(!fake.after(20).sample().pressed);
     }
 
     #[test]
     fn it_is_calm_ten_seconds_after_the_event() {
         let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
-        fake.tell().look();
+        fake.tell().sample();
         let calm_at_ms = fake.now_ms + CALM_MS;
         assert_eq!(fake.policy.calm_at_ms(), calm_at_ms);
-        assert!(fake.after(CALM_MS - 1).look().pressed);
-        assert!(!fake.after(1).look().pressed);
+        assert!(fake.after(CALM_MS - 1).sample().pressed);
+        assert!(!fake.after(1).sample().pressed);
         assert_eq!(fake.policy.calm_at_ms(), calm_at_ms);
     }
 
@@ -376,10 +380,10 @@ mod tests {
     fn each_event_prolongs_it() {
         let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
         for _ in 0..5 {
-            fake.tell().look();
-            assert!(fake.after(9_000).look().pressed);
+            fake.tell().sample();
+            assert!(fake.after(9_000).sample().pressed);
         }
-        assert!(!fake.after(1_001).look().pressed);
+        assert!(!fake.after(1_001).sample().pressed);
     }
 
     #[test]
@@ -387,28 +391,28 @@ mod tests {
         let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
         let mut releases = 0;
         for _ in 0..60_000 / 20 {
-            releases += u32::from(fake.tell().after(20).look().release);
+            releases += u32::from(fake.tell().after(20).sample().release);
         }
         // At 0, 1, 3, 7, 15, 25, 35, 45, 55 s.
         assert_eq!(releases, 9);
         // After a calm time the next event counts at once again, and so does the event a second later.
         fake.after(CALM_MS);
-        assert!(fake.tell().look().release);
-        assert!(!fake.tell().after(20).look().release);
-        assert!(fake.tell().after(1000).look().release);
+        assert!(fake.tell().sample().release);
+        assert!(!fake.tell().after(20).sample().release);
+        assert!(fake.tell().after(1000).sample().release);
     }
 
     #[test]
     fn near_the_limit_it_is_pressed_and_the_budget_is_spent() {
         let mut fake = Fake::new(256 * MIB, 100 * MIB);
-        assert_eq!(fake.look().budget, Some(42 * MIB));
+        assert_eq!(fake.sample().budget, Some(42 * MIB));
         fake.take_untouched(42 * MIB);
         fake.touch(42 * MIB);
-        let verdict = fake.look();
+        let verdict = fake.sample();
         assert_eq!((verdict.event, verdict.budget), (false, Some(21 * MIB)));
         fake.take_untouched(43 * MIB);
         fake.touch(43 * MIB);
-        let verdict = fake.look();
+        let verdict = fake.sample();
         assert!(verdict.event && verdict.release);
         assert_eq!(verdict.budget, Some(0));
     }
@@ -416,53 +420,56 @@ mod tests {
     #[test]
     fn growth_counts_before_it_is_touched() {
         let mut fake = Fake::new(256 * MIB, 200 * MIB);
-        assert!(!fake.look().event);
+        assert!(!fake.sample().event);
         fake.take_untouched(190 * MIB);
-        assert!(fake.after(1).look().release, "it would not fit if touched");
+        assert!(
+            fake.after(1).sample().release,
+            "it would not fit if touched"
+        );
         // Touched in part: the rest still counts, once.
         let mut fake = Fake::new(256 * MIB, 200 * MIB);
-        fake.look();
+        fake.sample();
         fake.take_untouched(100 * MIB);
-        assert_eq!(fake.look().budget, Some((200 - 100 - 16) * MIB / 2));
+        assert_eq!(fake.sample().budget, Some((200 - 100 - 16) * MIB / 2));
         fake.touch(60 * MIB);
-        assert_eq!(fake.look().budget, Some((140 - 40 - 16) * MIB / 2));
+        assert_eq!(fake.sample().budget, Some((140 - 40 - 16) * MIB / 2));
         fake.touch(40 * MIB);
-        assert_eq!(fake.look().budget, Some((100 - 16) * MIB / 2));
+        assert_eq!(fake.sample().budget, Some((100 - 16) * MIB / 2));
     }
 
     #[test]
     fn growth_is_touched_step_by_step() {
         let mut fake = Fake::new(1024 * MIB, 800 * MIB);
-        fake.look();
+        fake.sample();
         fake.take_untouched(400 * MIB);
-        fake.look();
+        fake.sample();
         for touched in [100, 200, 300] {
             fake.touch(100 * MIB);
             let left = 800 - touched - (400 - touched);
-            assert_eq!(fake.look().budget, Some((left - 64) * MIB / 2));
+            assert_eq!(fake.sample().budget, Some((left - 64) * MIB / 2));
         }
     }
 
     #[test]
     fn half_of_what_is_not_touched_is_forgotten_in_a_second() {
         let mut fake = Fake::new(1024 * MIB, 800 * MIB);
-        fake.look();
+        fake.sample();
         fake.take_untouched(400 * MIB);
-        assert_eq!(fake.look().budget, Some((800 - 400 - 64) * MIB / 2));
-        let budget = fake.after(FORGET_MS / 2).look().budget;
+        assert_eq!(fake.sample().budget, Some((800 - 400 - 64) * MIB / 2));
+        let budget = fake.after(FORGET_MS / 2).sample().budget;
         assert_eq!(budget.unwrap() / MIB, (800 - 200 - 64) / 2);
     }
 
     #[test]
     fn what_is_never_touched_is_forgotten() {
         let mut fake = Fake::new(256 * MIB, 200 * MIB);
-        fake.look();
+        fake.sample();
         fake.take_untouched(10_000 * MIB);
-        assert!(fake.look().pressed);
+        assert!(fake.sample().pressed);
         for _ in 0..1000 {
-            fake.after(100).look();
+            fake.after(100).sample();
         }
-        let verdict = fake.look();
+        let verdict = fake.sample();
         assert!(!verdict.pressed);
         assert_eq!(
             verdict.budget.map(|budget| budget / MIB),
@@ -473,44 +480,44 @@ mod tests {
     #[test]
     fn a_limit_may_change_appear_and_go() {
         let mut fake = Fake::new(4096 * MIB, 4000 * MIB);
-        assert!(!fake.look().event);
+        assert!(!fake.sample().event);
         fake.room = Some(Room::new(5 * MIB, 106 * MIB));
-        assert!(fake.after(40).look().release);
+        assert!(fake.after(40).sample().release);
         fake.room = None;
-        let verdict = fake.after(40).look();
+        let verdict = fake.after(40).sample();
         assert_eq!((verdict.event, verdict.budget), (false, None));
-        assert!(!fake.after(CALM_MS).look().pressed);
+        assert!(!fake.after(CALM_MS).sample().pressed);
     }
 
     #[test]
     fn looks_come_closer_as_others_grow() {
         let mut fake = Fake::new(1024 * MIB, 264 * MIB);
         fake.resident = 600 * MIB;
-        assert_eq!(fake.look().next_ms, SAMPLE_MS.0);
-        assert_eq!(fake.after(40).look().next_ms, SAMPLE_MS.0, "nobody grows");
+        assert_eq!(fake.sample().next_ms, SAMPLE_MS.0);
+        assert_eq!(fake.after(40).sample().next_ms, SAMPLE_MS.0, "nobody grows");
         let take = |fake: &mut Fake, bytes| fake.room.as_mut().unwrap().left -= bytes;
         // 2 MiB a millisecond: a quarter of 120 MiB is gone in 15 of them.
         take(&mut fake, 80 * MIB);
-        assert_eq!(fake.after(40).look().next_ms, 15);
+        assert_eq!(fake.after(40).sample().next_ms, 15);
         // Memory that this process has released meanwhile does not hide the others' growth.
         take(&mut fake, 30 * MIB);
         fake.resident -= 30 * MIB;
         fake.room.as_mut().unwrap().left += 30 * MIB;
-        assert_eq!(fake.after(15).look().next_ms, 15);
+        assert_eq!(fake.after(15).sample().next_ms, 15);
         // Its own growth does not count as theirs.
         fake.touch(20 * MIB);
-        assert_eq!(fake.after(15).look().next_ms, SAMPLE_MS.0);
+        assert_eq!(fake.after(15).sample().next_ms, SAMPLE_MS.0);
         take(&mut fake, 90 * MIB);
-        assert_eq!(fake.after(40).look().next_ms, SAMPLE_MS.1);
+        assert_eq!(fake.after(40).sample().next_ms, SAMPLE_MS.1);
         // A second sample right after the first, as an early round takes it, does not count as rest.
-        assert_eq!(fake.look().next_ms, SAMPLE_MS.1);
-        assert_eq!(fake.after(1).look().next_ms, SAMPLE_MS.1);
-        assert_eq!(fake.after(SAMPLE_MS.1 - 2).look().next_ms, SAMPLE_MS.1);
-        assert_eq!(fake.after(1).look().next_ms, SAMPLE_MS.0);
+        assert_eq!(fake.sample().next_ms, SAMPLE_MS.1);
+        assert_eq!(fake.after(1).sample().next_ms, SAMPLE_MS.1);
+        assert_eq!(fake.after(SAMPLE_MS.1 - 2).sample().next_ms, SAMPLE_MS.1);
+        assert_eq!(fake.after(1).sample().next_ms, SAMPLE_MS.0);
         take(&mut fake, 5 * MIB);
         // Another limit begins a new count.
         fake.room = Some(Room::new(100 * MIB, 4096 * MIB));
-        assert_eq!(fake.after(5).look().next_ms, SAMPLE_MS.0);
+        assert_eq!(fake.after(5).sample().next_ms, SAMPLE_MS.0);
     }
 
     #[test]
@@ -519,7 +526,7 @@ mod tests {
         fake.room = None;
         for _ in 0..100 {
             fake.take_untouched(100 * MIB);
-            let verdict = fake.after(40).look();
+            let verdict = fake.after(40).sample();
             assert_eq!((verdict.pressed, verdict.budget), (false, None));
         }
     }
@@ -528,24 +535,24 @@ mod tests {
     fn stalls_are_counted_over_a_window() {
         let mut stalls = Stalls::new(150_000, 2_000_000);
         // Stalls from before do not count.
-        assert!(!stalls.look(0, 1_000_000));
+        assert!(!stalls.sample(0, 1_000_000));
         // 5 % of the time: 100 ms in 2 s.
         let mut total = 1_000_000;
         for step in 1..200 {
             total += 2_000;
-            assert!(!stalls.look(step * 40, total), "at step {step}");
+            assert!(!stalls.sample(step * 40, total), "at step {step}");
         }
         // 20 %: more than 150 ms in 2 s, one event a window.
         let mut events = 0;
         for step in 200..400 {
             total += 8_000;
-            events += u32::from(stalls.look(step * 40, total));
+            events += u32::from(stalls.sample(step * 40, total));
         }
         assert!((3..=4).contains(&events), "{events} in four windows");
         // After a long time without a sample, the mean counts.
         let mut stalls = Stalls::new(150_000, 2_000_000);
-        stalls.look(0, 0);
-        assert!(!stalls.look(100_000, 1_000_000));
-        assert!(stalls.look(100_040, 1_500_000));
+        stalls.sample(0, 0);
+        assert!(!stalls.sample(100_000, 1_000_000));
+        assert!(stalls.sample(100_040, 1_500_000));
     }
 }

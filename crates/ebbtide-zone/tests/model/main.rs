@@ -23,7 +23,7 @@ pub(crate) enum Op {
     GrowBlocks(usize, u32),
     Claim(u32, bool),
     ClaimLazy(u32),
-    PutClaim(usize, Outcome),
+    PutClaim(usize, PutState),
     Wrong(u32, u32),
     WrongBlocks(u32, u32),
 }
@@ -31,9 +31,9 @@ pub(crate) enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let frames = prop_oneof![3 => 1u32..40, 3 => Just(64u32), 1 => 1u32..512, 1 => Just(256u32)];
     let outcome = prop_oneof![
-        Just(Outcome::Clean),
-        Just(Outcome::Dirty),
-        Just(Outcome::Lazy)
+        Just(PutState::Clean),
+        Just(PutState::Dirty),
+        Just(PutState::Lazy)
     ];
     let align = prop_oneof![4 => Just(0u32), 1 => 0u32..10];
     prop_oneof![
@@ -82,7 +82,7 @@ proptest! {
             world.step(Op::PutBlocks(0, 3));
         }
         while !world.claims.is_empty() {
-            world.step(Op::PutClaim(0, Outcome::Lazy));
+            world.step(Op::PutClaim(0, PutState::Lazy));
         }
         world.check();
         world.check_frames();
@@ -90,7 +90,7 @@ proptest! {
         // And all of it can be released.
         let mut open = BLOCKS * 2;
         while let Some(claim) = world.zone().claim_dirty(u32::MAX, true) {
-            prop_assert_eq!(world.zone().put_claim(claim, Outcome::Clean), Ok(Put::Done));
+            prop_assert_eq!(world.zone().put_claim(claim, PutState::Clean), Ok(Put::Done));
             open -= 1;
             prop_assert!(open > 0);
         }

@@ -242,9 +242,9 @@ impl World {
                     let claim = self.claims.swap_remove(i);
                     assert_eq!(self.zone().put_claim(claim, outcome), Ok(Put::Done));
                     let to = match outcome {
-                        Outcome::Clean => F::Clean,
-                        Outcome::Dirty => F::Dirty,
-                        Outcome::Lazy => F::Lazy,
+                        PutState::Clean => F::Clean,
+                        PutState::Dirty => F::Dirty,
+                        PutState::Lazy => F::Lazy,
                     };
                     for f in frames_of(&claim) {
                         self.slice(f, 1)[0] = to;

@@ -51,7 +51,7 @@ fn a_stall_of_the_machine_counts_where_a_quarter_of_it_or_less_is_left() {
 /// 150 ms of stall in 2 s are an event.
 fn stalls() -> Stalls {
     let mut stalls = Stalls::new(150_000, 2_000_000);
-    assert!(!stalls.look(0, 0));
+    assert!(!stalls.sample(0, 0));
     stalls
 }
 
@@ -60,8 +60,8 @@ fn the_part_of_the_window_before_counts_that_has_not_passed() {
     // 100 ms in the first window, of which three quarters count a quarter of a window later.
     let after = |stalled_us| {
         let mut stalls = stalls();
-        assert!(!stalls.look(2000, 100_000));
-        stalls.look(2500, stalled_us)
+        assert!(!stalls.sample(2000, 100_000));
+        stalls.sample(2500, stalled_us)
     };
     assert!(!after(174_999));
     assert!(after(175_000));
@@ -70,13 +70,13 @@ fn the_part_of_the_window_before_counts_that_has_not_passed() {
 #[test]
 fn a_late_look_counts_the_mean_of_a_window() {
     // Two windows later.
-    assert!(!stalls().look(4000, 299_998));
-    assert!(stalls().look(4000, 300_000));
+    assert!(!stalls().sample(4000, 299_998));
+    assert!(stalls().sample(4000, 300_000));
     // That mean counts as the window before, in part.
     let after = |stalled_us| {
         let mut stalls = stalls();
-        assert!(!stalls.look(4000, 200_000));
-        stalls.look(5000, stalled_us)
+        assert!(!stalls.sample(4000, 200_000));
+        stalls.sample(5000, stalled_us)
     };
     assert!(!after(299_999));
     assert!(after(300_000));

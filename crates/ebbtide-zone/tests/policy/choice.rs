@@ -83,7 +83,7 @@ fn lazy_frames_come_before_clean_ones_and_after_dirty_ones() {
     let at = |frame: u32| all.first.0 + frame;
     put(&mut z, at(230), 30, true);
     let claim = z.claim_dirty(512, false).unwrap();
-    z.put_claim(claim, Outcome::Lazy).unwrap();
+    z.put_claim(claim, PutState::Lazy).unwrap();
     put(&mut z, at(0), 100, false);
     put(&mut z, at(200), 30, true);
     put(&mut z, at(400), 20, true);
@@ -104,7 +104,7 @@ fn a_free_block_may_be_half_dirty_and_half_lazy() {
     assert_eq!((lazy, dirty), (BASE, BASE + 256));
     put(&mut z, lazy, 256, true);
     let claim = z.claim_dirty(256, false).unwrap();
-    z.put_claim(claim, Outcome::Lazy).unwrap();
+    z.put_claim(claim, PutState::Lazy).unwrap();
     let check = |z: &Zone<'_>| {
         z.check_invariants().unwrap();
         let c = z.counters();

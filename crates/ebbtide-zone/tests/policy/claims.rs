@@ -38,7 +38,7 @@ fn lazy_is_claimed_only_when_asked_for() {
     let e = z.take_blocks(1, 1, 0).unwrap();
     z.put_blocks(e.first, 1, 1).unwrap();
     let claim = z.claim_dirty(512, false).unwrap();
-    z.put_claim(claim, Outcome::Lazy).unwrap();
+    z.put_claim(claim, PutState::Lazy).unwrap();
     assert_eq!(z.claim_dirty(512, false), None);
     // A small budget takes frames out of the whole-free block, the highest.
     let part = z.claim_dirty(70, true).unwrap();
@@ -46,7 +46,7 @@ fn lazy_is_claimed_only_when_asked_for() {
     assert!(
         matches!(part, Claim::Frames { mask, .. } if mask[7] == u64::MAX && mask[6] == 0x3f << 58)
     );
-    z.put_claim(part, Outcome::Clean).unwrap();
+    z.put_claim(part, PutState::Clean).unwrap();
     z.check_invariants().unwrap();
     assert_eq!(z.counters().lazy, 512 - 70);
     // Taken lazy frames are not clean.
@@ -61,9 +61,9 @@ fn lazy_alone_leaves_what_is_dirty() {
     z.put_blocks(e.first, 3, 3).unwrap();
     // Of three dirty blocks the highest becomes lazy, and a part of the next.
     let whole = z.claim_dirty(512, false).unwrap();
-    z.put_claim(whole, Outcome::Lazy).unwrap();
+    z.put_claim(whole, PutState::Lazy).unwrap();
     let part = z.claim_dirty(100, false).unwrap();
-    z.put_claim(part, Outcome::Lazy).unwrap();
+    z.put_claim(part, PutState::Lazy).unwrap();
     let first = z.claim_lazy(u32::MAX).unwrap();
     assert_eq!(first, whole);
     assert_eq!(z.claim_lazy(u32::MAX), Some(part));
@@ -139,7 +139,7 @@ fn a_held_block_is_left_alone_until_the_hold_ends() {
         let claim = z.claim_dirty(500, false).unwrap();
         assert_eq!(claim.block(), Block(FIRST), "the other one");
         assert_eq!(z.claim_dirty(500, true), None);
-        z.put_claim(claim, Outcome::Dirty).unwrap();
+        z.put_claim(claim, PutState::Dirty).unwrap();
     }
     z.mark_unsplit(Block(0));
     z.clear_unsplit();
@@ -162,7 +162,7 @@ fn all_free_frames_of_a_partial_block_can_be_claimed() {
     assert_eq!(z.claim_free(Block(FIRST)), None, "no free frame");
     // It comes to nobody meanwhile.
     assert_eq!(take(&mut z, 5).first.block(), Block(FIRST + 1));
-    z.put_claim(claim, Outcome::Dirty).unwrap();
+    z.put_claim(claim, PutState::Dirty).unwrap();
     z.check_invariants().unwrap();
     assert_eq!(z.counters().dirty, 512 - 90);
     z.take_blocks(1, 1, 0).unwrap();
@@ -220,7 +220,7 @@ fn a_block_is_claimed_whole_until_the_claim_comes_back() {
     assert_eq!(frames.frames(), 10);
     assert_eq!(whole(&z), [66]);
     assert!(!z.is_claimed_whole(Block(0)), "not of this zone");
-    z.put_claim(claim, Outcome::Clean).unwrap();
+    z.put_claim(claim, PutState::Clean).unwrap();
     assert_eq!(whole(&z), []);
 }
 
@@ -238,7 +238,7 @@ fn holds_end_above_a_border_too() {
         let claims: Vec<Claim> = claims.collect();
         let frames = claims.iter().map(Claim::frames).sum::<u32>();
         for claim in claims {
-            z.put_claim(claim, Outcome::Dirty).unwrap();
+            z.put_claim(claim, PutState::Dirty).unwrap();
         }
         frames
     };

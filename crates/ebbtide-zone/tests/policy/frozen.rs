@@ -56,7 +56,7 @@ fn a_reset_freezes_what_was() {
         Ok(Put::Frozen)
     );
     assert_eq!(z.put_blocks(b.first, 2, 2), Ok(Put::Frozen));
-    assert_eq!(z.put_claim(claim, Outcome::Clean), Ok(Put::Frozen));
+    assert_eq!(z.put_claim(claim, PutState::Clean), Ok(Put::Frozen));
     assert_eq!(z.grow_run(a.first, 64, 65), None);
     assert_eq!(z.grow_blocks(b.first, 2, 3), None);
     assert_eq!(z.take_run(1, 1, TakeMode::Cluster), None);

@@ -94,9 +94,9 @@ fn claimed_frames_are_nobodys_to_put() {
         z.put_blocks(e.first, 2, 0).unwrap_err().kind,
         PutErrorKind::Claimed
     );
-    z.put_claim(claim, Outcome::Clean).unwrap();
+    z.put_claim(claim, PutState::Clean).unwrap();
     assert_eq!(
-        z.put_claim(claim, Outcome::Clean).unwrap_err().kind,
+        z.put_claim(claim, PutState::Clean).unwrap_err().kind,
         PutErrorKind::NotClaimed
     );
     // Part of a block: more frames come back than owners hold.
@@ -106,7 +106,7 @@ fn claimed_frames_are_nobodys_to_put() {
     assert_eq!(claim.frames(), 50);
     assert_eq!(put_error(&mut z, a.first.0, 60), PutErrorKind::Claimed);
     put(&mut z, a.first.0 + 50, 50, false);
-    assert_eq!(z.put_claim(claim, Outcome::Clean), Ok(Put::Done));
+    assert_eq!(z.put_claim(claim, PutState::Clean), Ok(Put::Done));
     assert_eq!(z.counters().dirty, 0);
     z.check_invariants().unwrap();
 }
@@ -176,11 +176,11 @@ fn only_what_was_claimed_can_be_put_as_a_claim() {
         (of(0x3ff), PutErrorKind::NotClaimed),
         (none, PutErrorKind::OutOfRange),
     ] {
-        let error = z.put_claim(wrong, Outcome::Clean).unwrap_err();
+        let error = z.put_claim(wrong, PutState::Clean).unwrap_err();
         assert_eq!(error.kind, kind, "{wrong:?}");
         assert_eq!(z.counters(), before);
     }
-    assert_eq!(z.put_claim(claim, Outcome::Clean), Ok(Put::Done));
+    assert_eq!(z.put_claim(claim, PutState::Clean), Ok(Put::Done));
     z.check_invariants().unwrap();
 }
 
@@ -198,11 +198,11 @@ fn a_claim_across_the_end_of_what_is_open_is_refused() {
             first: Block(FIRST + first),
             count,
         };
-        let error = z.put_claim(wrong, Outcome::Clean).unwrap_err();
+        let error = z.put_claim(wrong, PutState::Clean).unwrap_err();
         assert_eq!(error.kind, PutErrorKind::OutOfRange, "{wrong:?}");
         assert_eq!(z.counters(), before);
     }
-    assert_eq!(z.put_claim(claim, Outcome::Clean), Ok(Put::Done));
+    assert_eq!(z.put_claim(claim, PutState::Clean), Ok(Put::Done));
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn blocks_with_frames_that_are_not_their_owners_are_refused() {
     let claim = z.claim_dirty(9, false).unwrap();
     assert_eq!(claim.frames(), 9);
     assert_eq!(all(&mut z), PutErrorKind::Claimed);
-    z.put_claim(claim, Outcome::Dirty).unwrap();
+    z.put_claim(claim, PutState::Dirty).unwrap();
     assert_eq!(
         take(&mut z, 9).first.0,
         e.first.first_frame().0 + 64 * 512 + 7

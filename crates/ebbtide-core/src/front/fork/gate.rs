@@ -134,14 +134,14 @@ impl Gate {
 impl Shard {
     /// Waits until no thread is inside. `until_ms`: the end of the fork's patience; `None` before its first wait.
     fn wait_until_empty(&self, until_ms: &mut Option<u64>) {
-        for look in 0u32.. {
+        for check in 0u32.. {
             let inside = self.inside.load(Ordering::SeqCst);
             let lost = self.lost.load(Ordering::Relaxed).min(inside);
             self.lost.store(lost, Ordering::Relaxed);
             if inside == lost {
                 return;
             }
-            if look < SPINS {
+            if check < SPINS {
                 core::hint::spin_loop();
                 continue;
             }
@@ -150,7 +150,7 @@ impl Shard {
                 self.lost.store(inside, Ordering::Relaxed);
                 return;
             }
-            if look < SPINS + YIELDS {
+            if check < SPINS + YIELDS {
                 thread::give_way();
             } else {
                 thread::wait(&self.inside, inside, 1);

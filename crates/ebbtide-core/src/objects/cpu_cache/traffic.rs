@@ -5,7 +5,7 @@ use crate::objects::Objects;
 use crate::pages::span::Misuse;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::rseq::model::Slab;
-use ebbtide_sys::rseq::{Outcome, SLAB_BYTES, section};
+use ebbtide_sys::rseq::{SLAB_BYTES, SectionResult, section};
 use ebbtide_sys::{process, vm};
 
 use super::{COLD, LIVE};
@@ -20,9 +20,9 @@ enum Operation<'a> {
 }
 
 impl Objects {
-    /// Performs an operation. [`Outcome::Parked`]: use the central lists. Entries that an interrupted pop has
-    /// written into its slice were not taken: only the first [`Outcome::Done`] entries are the caller's.
-    fn operate(&self, class: usize, mut operation: Operation) -> Outcome {
+    /// Performs an operation. [`SectionResult::Parked`]: use the central lists. Entries that an interrupted pop has
+    /// written into its slice were not taken: only the first [`SectionResult::Done`] entries are the caller's.
+    fn operate(&self, class: usize, mut operation: Operation) -> SectionResult {
         if !self.caches.uses_sections() {
             return self.operate_portable(class, &mut operation);
         }
@@ -42,24 +42,24 @@ impl Objects {
                 (cpu, outcome)
             };
             match outcome {
-                Outcome::Aborted => {}
-                Outcome::Parked if self.warm(cpu) => {}
+                SectionResult::Aborted => {}
+                SectionResult::Parked if self.warm(cpu) => {}
                 outcome => return outcome,
             }
         }
-        Outcome::Parked
+        SectionResult::Parked
     }
 
-    fn operate_portable(&self, class: usize, operation: &mut Operation) -> Outcome {
+    fn operate_portable(&self, class: usize, operation: &mut Operation) -> SectionResult {
         let caches = &self.caches;
         let cpu = process::current_cpu() % caches.place().cpus;
         if !self.warm(cpu as i32) {
-            return Outcome::Parked;
+            return SectionResult::Parked;
         }
         let _held = caches.locks[cpu].lock();
         // SAFETY: the CPU's lock is held.
         let mut slab = unsafe { Slab::new(caches.place().stacks.slab(cpu)) };
-        Outcome::Done(match operation {
+        SectionResult::Done(match operation {
             Operation::Pop(into) => slab.pop_batch(class, into),
             Operation::Push(objects) => {
                 if slab.is_empty(class) {
@@ -124,7 +124,7 @@ impl Objects {
     pub fn pop(&self, class: usize) -> usize {
         let mut object = [0];
         match self.operate(class, Operation::Pop(&mut object)) {
-            Outcome::Done(1) => object[0],
+            SectionResult::Done(1) => object[0],
             _ => 0,
         }
     }
@@ -132,7 +132,7 @@ impl Objects {
     /// The push of the portable mode. `false`: the stack is full, or the fast path has found that already.
     pub fn push(&self, class: usize, object: usize) -> bool {
         !self.caches.uses_sections()
-            && self.operate(class, Operation::Push(&[object])) == Outcome::Done(1)
+            && self.operate(class, Operation::Push(&[object])) == SectionResult::Done(1)
     }
 
     /// Returns an object of `class` after [`Self::pop`] found none. 0: out of memory.
@@ -146,7 +146,7 @@ impl Objects {
         let rest = &objects[..last];
         if !rest.is_empty() {
             let pushed = match self.operate(class, Operation::Push(rest)) {
-                Outcome::Done(count) => count,
+                SectionResult::Done(count) => count,
                 _ => 0,
             };
             if pushed < rest.len() {
@@ -162,13 +162,13 @@ impl Objects {
     pub fn overflow(&self, class: usize, object: usize) {
         let mut objects = [0; MAX_BATCH];
         let batch = &mut objects[..CLASS[class].batch as usize];
-        if let Outcome::Done(count) = self.operate(class, Operation::Pop(batch)) {
+        if let SectionResult::Done(count) = self.operate(class, Operation::Pop(batch)) {
             let popped = &batch[..count];
             if popped.contains(&object) {
                 Misuse::DoubleFree(object).abort(class);
             }
             self.put_objects(class, popped);
-            if self.operate(class, Operation::Push(&[object])) == Outcome::Done(1) {
+            if self.operate(class, Operation::Push(&[object])) == SectionResult::Done(1) {
                 return;
             }
         }

@@ -55,7 +55,7 @@ fn what_is_held_is_not_claimed_until_the_next_look() {
         let claims = || {
             heap.zone_of(block).with(heap.region(), |zone| {
                 let claim = zone.claim_dirty(100, false);
-                claim.map(|claim| zone.put_claim(claim, ebbtide_zone::Outcome::Dirty))
+                claim.map(|claim| zone.put_claim(claim, ebbtide_zone::PutState::Dirty))
             })
         };
         assert!(claims().is_some());

@@ -5,7 +5,7 @@ use crate::alone::{CALM, alone, dirty_blocks, dirty_run};
 use crate::pages::frames::ZoneSlot;
 use crate::reclaim::Heap;
 use ebbtide_sys::features::HUGE_PAGES;
-use ebbtide_zone::Outcome;
+use ebbtide_zone::PutState;
 use ebbtide_zone::refault::WINDOW_MS;
 
 const ONE_ZONE: &str = "workers=0,pressure=off,lazyfree=auto,thp=off,retain_ms=3600000,dev=zones:1";
@@ -15,7 +15,7 @@ fn claim(heap: &Heap, take: Take, frames: u32) -> Option<Claim> {
     take.claim(heap.region(), &mut heap.zones[0].lock.lock(), frames)
 }
 
-fn put(heap: &Heap, claim: Claim, outcome: Outcome) {
+fn put(heap: &Heap, claim: Claim, outcome: PutState) {
     let put = heap.zones[0].with(heap.region(), |zone| zone.put_claim(claim, outcome));
     assert!(put.is_ok());
 }
@@ -28,15 +28,15 @@ fn each_way_takes_its_frames() {
         assert!(claim(heap, Take::Lazy, 100).is_none());
         let claimed = claim(heap, due, 100).unwrap();
         assert_eq!(claimed.frames(), 40);
-        put(heap, claimed, Outcome::Lazy);
+        put(heap, claimed, PutState::Lazy);
         assert!(claim(heap, due, 100).is_none());
         let claimed = claim(heap, Take::Lazy, 100).unwrap();
         assert_eq!(claimed.frames(), 40);
-        put(heap, claimed, Outcome::Lazy);
-        put(heap, claim(heap, Take::Lazy, 30).unwrap(), Outcome::Dirty);
+        put(heap, claimed, PutState::Lazy);
+        put(heap, claim(heap, Take::Lazy, 30).unwrap(), PutState::Dirty);
         let claimed = claim(heap, Take::All, 15).unwrap();
         assert_eq!(claimed.frames(), 15);
-        put(heap, claimed, Outcome::Dirty);
+        put(heap, claimed, PutState::Dirty);
         assert_eq!(claim(heap, Take::All, 100).unwrap().frames(), 40);
         // Only due frames count as given up: all of them are unused in the end.
         let mut data = heap.zones[0].lock.lock();
@@ -56,7 +56,7 @@ fn there_is_room_for_as_many_lazy_frames_as_are_wanted_again() {
         dirty_run(heap, 50);
         let claimed = claim(heap, Take::All, 20).unwrap();
         assert_eq!(heap.lazy_room(0), 1780);
-        put(heap, claimed, Outcome::Lazy);
+        put(heap, claimed, PutState::Lazy);
         assert_eq!(heap.lazy_room(0), 1780);
         claim(heap, Take::All, 50).unwrap();
         assert_eq!(heap.lazy_room(0), 1750);

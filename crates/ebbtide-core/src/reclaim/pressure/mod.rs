@@ -35,7 +35,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::pressure::{Group, Groups, PressureEnvironment};
 use ebbtide_sys::{clock, pressure};
-use ebbtide_zone::plan::pressure::{Look, Policy, Verdict};
+use ebbtide_zone::plan::pressure::{Policy, Sample, Verdict};
 use ebbtide_zone::plan::{self, LimitPlan};
 use ebbtide_zone::{Counters, FRAME_BYTES};
 use watcher::Watcher;
@@ -54,7 +54,7 @@ pub struct Pressure {
     /// Guarded by `watched_by`.
     policy: UnsafeCell<Policy>,
     /// The settings of the environment. Written at the start only.
-    told: UnsafeCell<PressureEnvironment>,
+    had_event: UnsafeCell<PressureEnvironment>,
     /// When a worker was last called.
     called_ms: AtomicU64,
 }
@@ -69,7 +69,7 @@ impl Pressure {
         Self {
             watched_by: AtomicUsize::new(0),
             policy: UnsafeCell::new(Policy::new()),
-            told: UnsafeCell::new(PressureEnvironment::NOTHING),
+            had_event: UnsafeCell::new(PressureEnvironment::NOTHING),
             called_ms: AtomicU64::new(0),
         }
     }
@@ -81,7 +81,7 @@ impl Pressure {
     pub unsafe fn start(&self, config: &Config, ram: usize, allowance: &Allowance) {
         if config.pressure && !config.basic_syscalls {
             // SAFETY: by contract.
-            unsafe { *self.told.get() = PressureEnvironment::from_environment() };
+            unsafe { *self.had_event.get() = PressureEnvironment::from_environment() };
         }
         let is_part = matches!(config.limit, Limit::Percent(_));
         let group = is_part.then(|| Groups::find().memory).flatten();
@@ -102,7 +102,7 @@ impl Pressure {
     /// Opens the watcher of a worker.
     pub fn open_watcher(&self, now_ms: u64) -> Watcher {
         // SAFETY: written before there was a worker.
-        Watcher::open(unsafe { &*self.told.get() }, now_ms)
+        Watcher::open(unsafe { &*self.had_event.get() }, now_ms)
     }
 
     /// Whether a worker samples, or no worker can.
@@ -111,7 +111,7 @@ impl Pressure {
     }
 
     /// A worker was called. If no worker watched pressure, the budget is small until it has sampled.
-    pub fn expect_look(&self, allowance: &Allowance) {
+    pub fn expect_sample(&self, allowance: &Allowance) {
         if !self.is_watched() {
             allowance.lower_budget(FIRST_BUDGET);
         }
@@ -119,11 +119,11 @@ impl Pressure {
 
     /// A worker found that it cannot open files: no worker samples, and the budget has no bound.
     ///
-    /// A thread in [`Self::expect_look`] may have seen no watching worker just before this call, and lower the
+    /// A thread in [`Self::expect_sample`] may have seen no watching worker just before this call, and lower the
     /// budget just after it. No order of the two words prevents that, and no worker would sample and lift the bound
     /// again. So a thread that finds the budget spent checks `watched_by` first ([`Self::take_overdraft`]). It then
     /// pays for nothing, however late the budget was lowered.
-    pub fn expect_no_look(&self, allowance: &Allowance) {
+    pub fn expect_no_sample(&self, allowance: &Allowance) {
         self.watched_by.store(usize::MAX, Ordering::Relaxed);
         allowance.lift();
     }
@@ -160,21 +160,21 @@ impl Pressure {
 impl Heap {
     /// Samples pressure and publishes the result to the program's threads. Called by the worker that has claimed
     /// the watch.
-    pub fn look_at_pressure(&self, watcher: &mut Watcher, now: u64) -> Verdict {
-        let (room, told) = watcher.look(now);
+    pub fn sample_pressure(&self, watcher: &mut Watcher, now: u64) -> Verdict {
+        let (room, had_event) = watcher.sample(now);
         // Without a known limit, the kept memory has no known bound.
         self.allowance.set_room(room.map_or(u64::MAX, for_reuse));
         self.note_limit(|| watcher.limit());
-        let look = Look {
+        let sample = Sample {
             now_ms: now,
             room,
             potential: self.potential(),
             resident: pressure::resident().unwrap_or(u64::MAX),
-            told,
+            had_event,
         };
         // SAFETY: this worker is `watched_by`.
         let policy = unsafe { &mut *self.pressure.policy.get() };
-        let verdict = policy.look(&look);
+        let verdict = policy.sample(&sample);
         let budget = verdict.budget.map(|bytes| bytes / FRAME_BYTES as u64);
         self.allowance.set_budget(budget);
         self.allowance.set_calm_at(policy.calm_at_ms());
@@ -193,7 +193,7 @@ impl Heap {
     }
 
     /// Reads only the limits, without a watcher. Called by a worker.
-    pub fn look_at_limits(&self) {
+    pub fn sample_limits(&self) {
         let group = Groups::find().memory;
         let nearest = group.as_ref().and_then(Group::nearest);
         let machine = pressure::machine();
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn what_is_over_the_budget_is_paid_once() {
         let (pressure, allowance) = (Pressure::new(), Allowance::new());
-        pressure.expect_look(&allowance);
+        pressure.expect_sample(&allowance);
         allowance.count_fresh(FIRST_BUDGET + 5);
         assert!(allowance.is_over_budget());
         assert_eq!(pressure.take_overdraft(&allowance), Some(5));
@@ -327,13 +327,13 @@ mod tests {
         // A thread finds no watching worker; a worker finds that it may open no file; then the thread lowers the
         // budget.
         let found_nobody = !pressure.is_watched();
-        pressure.expect_no_look(&allowance);
+        pressure.expect_no_sample(&allowance);
         assert!(found_nobody);
         allowance.lower_budget(FIRST_BUDGET);
         allowance.count_fresh(FIRST_BUDGET + 5);
         assert_eq!(pressure.take_overdraft(&allowance), None);
         assert!(!allowance.is_over_budget());
-        pressure.expect_look(&allowance);
+        pressure.expect_sample(&allowance);
         allowance.count_fresh(1 << 40);
         assert!(!allowance.is_over_budget(), "and so it stays");
     }

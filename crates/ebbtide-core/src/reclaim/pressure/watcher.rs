@@ -42,7 +42,7 @@ enum Watched {
 
 impl Watcher {
     /// Opens the files that exist.
-    pub fn open(told: &PressureEnvironment, now_ms: u64) -> Self {
+    pub fn open(environment: &PressureEnvironment, now_ms: u64) -> Self {
         let groups = Groups::find();
         let mut watcher = Self {
             hits: Hits::default(),
@@ -55,7 +55,7 @@ impl Watcher {
             found_ms: now_ms,
             machine_ms: now_ms,
         };
-        match told.watch() {
+        match environment.watch() {
             Watch::Off => watcher.watch = Watched::Nothing,
             Watch::Psi(psi, trigger) => watcher.psi = Some((psi, trigger.who, trigger.stalls())),
             Watch::Channel(at) => watcher.channel = EventChannel::open(&at),
@@ -69,15 +69,15 @@ impl Watcher {
     }
 
     /// Samples the nearest limit, and whether an event of pressure came since the last sample.
-    pub fn look(&mut self, now_ms: u64) -> (Option<Room>, bool) {
-        let mut told = false;
+    pub fn sample(&mut self, now_ms: u64) -> (Option<Room>, bool) {
+        let mut had_event = false;
         if now_ms.wrapping_sub(self.found_ms) >= FIND_MS {
             self.found_ms = now_ms;
             let groups = Groups::find();
             if self.watch == Watched::Own {
                 self.own.follow(&groups);
             }
-            told = self.hits.follow(groups.memory);
+            had_event = self.hits.follow(groups.memory);
         }
         if now_ms.wrapping_sub(self.machine_ms) >= MACHINE_MS {
             self.machine_ms = now_ms;
@@ -86,8 +86,8 @@ impl Watcher {
         let group = self.hits.group.as_ref().and_then(Group::nearest);
         self.is_limited = group.is_some();
         let room = self.machine.map(|machine| machine.nearer(group)).or(group);
-        told |= self.is_told(now_ms);
-        (room, told && self.watch != Watched::Nothing)
+        had_event |= self.had_event_now(now_ms);
+        (room, had_event && self.watch != Watched::Nothing)
     }
 
     /// The base of a percentage: the smallest limit of the process's groups. `None`: no group has a limit.
@@ -95,8 +95,8 @@ impl Watcher {
         self.hits.group.as_ref().and_then(Group::smallest_limit)
     }
 
-    fn is_told(&mut self, now_ms: u64) -> bool {
-        let hit = self.hits.look();
+    fn had_event_now(&mut self, now_ms: u64) -> bool {
+        let hit = self.hits.sample();
         let stalled = is_stalled(&mut self.psi, now_ms);
         let own =
             is_stalled(&mut self.own.psi, now_ms) && is_ours(self.own.is_machines, self.machine);
@@ -124,7 +124,7 @@ impl Watcher {
 fn is_stalled(psi: &mut Option<(Psi, Stalled, Stalls)>, now_ms: u64) -> bool {
     psi.as_mut().is_some_and(|(psi, who, stalls)| {
         psi.stalled_us(*who)
-            .is_some_and(|stalled| stalls.look(now_ms, stalled))
+            .is_some_and(|stalled| stalls.sample(now_ms, stalled))
     })
 }
 
@@ -142,14 +142,14 @@ impl Hits {
         if group == self.group {
             return false;
         }
-        let told = self.look();
+        let had_event = self.sample();
         self.seen = group.as_ref().map(Group::hits);
         self.group = group;
-        told
+        had_event
     }
 
     /// Whether a limit has been met since the last sample.
-    fn look(&mut self) -> bool {
+    fn sample(&mut self) -> bool {
         let hits = self.group.as_ref().map(Group::hits);
         let before = core::mem::replace(&mut self.seen, hits);
         matches!((hits, before), (Some(now), Some(before)) if now > before)
@@ -264,20 +264,20 @@ mod tests {
     fn no_hit_is_lost_when_the_group_is_found_again() {
         let fake = Fake::new("hits");
         let mut hits = Hits::default();
-        assert!(!hits.follow(fake.group()) && !hits.look());
+        assert!(!hits.follow(fake.group()) && !hits.sample());
         fake.hit(8);
         assert!(!hits.follow(fake.group()), "it is the same group");
-        assert!(hits.look() && !hits.look());
+        assert!(hits.sample() && !hits.sample());
         // The group's limit is removed, or the process is moved: hits of its own group before that count, hits of
         // the other group before that do not.
         fake.hit(9);
         fake.write("memory.max", "max");
-        assert!(hits.follow(fake.group()) && !hits.look());
+        assert!(hits.follow(fake.group()) && !hits.sample());
         let other = Fake::new("other");
         other.hit(1000);
-        assert!(!hits.follow(other.group()) && !hits.look());
+        assert!(!hits.follow(other.group()) && !hits.sample());
         other.hit(1001);
-        assert!(hits.follow(None) && !hits.look());
+        assert!(hits.follow(None) && !hits.sample());
     }
 
     #[test]

@@ -123,13 +123,13 @@ impl Lease {
             return true;
         }
         self.next_ms = now_ms + CHECK_MS;
-        if now_ms >= self.end_ms || !self.look(terms) {
+        if now_ms >= self.end_ms || !self.check_rights(terms) {
             self.end_ms = 0;
         }
         !self.is_over()
     }
 
-    fn look(&mut self, terms: &LeaseTerms) -> bool {
+    fn check_rights(&mut self, terms: &LeaseTerms) -> bool {
         // Read before the process's pending signals. In the other order, a signal that the process takes in between
         // would seem to be this thread's, and the worker would end without need.
         let pending = thread::pending_signals();

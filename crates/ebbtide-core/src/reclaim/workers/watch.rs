@@ -62,7 +62,7 @@ impl Worker<'_> {
         }
         let open = || heap.pressure.open_watcher(now);
         let watcher = watch.watcher.get_or_insert_with(open);
-        let verdict = heap.look_at_pressure(watcher, now);
+        let verdict = heap.sample_pressure(watcher, now);
         stats::set_pressure_sources(watcher.sources());
         stats::publish(&heap.config);
         watch.sample_at_ms = now + verdict.next_ms;

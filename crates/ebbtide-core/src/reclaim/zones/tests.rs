@@ -5,7 +5,7 @@ use crate::alone::{CALM, alone, dirty_blocks, dirty_run, resident};
 use crate::base::stats;
 use crate::pages::region::flag;
 use crate::reclaim::Heap;
-use ebbtide_zone::{FRAME_BYTES, Outcome};
+use ebbtide_zone::{FRAME_BYTES, PutState};
 
 /// Frames that are dirty and lazy.
 fn counts(heap: &Heap) -> (u64, u64) {
@@ -41,7 +41,7 @@ fn what_is_due_is_dirty_and_lazy_memory_is_released_by_itself() {
                 let mut data = zone.lock.lock();
                 let claim = Take::All.claim(heap.region(), &mut data, 30)?;
                 let mut zone = view(heap.region(), &mut data.state, 0);
-                zone.put_claim(claim, Outcome::Lazy).ok()
+                zone.put_claim(claim, PutState::Lazy).ok()
             })
         };
         assert!(claim(heap).is_some());
