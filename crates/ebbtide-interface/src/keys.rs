@@ -169,7 +169,7 @@ pub const KEYS: &[Key] = &[
         "limit",
         Kind::SizeOrPercent,
         "no bound",
-        "Soft bound on all memory kept beyond live memory: free frames, empty pages of spans, caches. A percentage refers to the smallest limit of the process's memory cgroups, or to RAM if that is smaller",
+        "Soft bound on all memory kept beyond live memory: free frames, empty pages of spans, caches. A percentage is of the smallest limit of the process's memory cgroups, or of RAM if RAM is smaller",
     ),
     Key::user(
         "workers",
@@ -187,7 +187,7 @@ pub const KEYS: &[Key] = &[
         "lazyfree",
         Kind::Word(&["auto", "off", "always"]),
         "auto",
-        "Due memory becomes lazy (MADV_FREE) before it is released. auto: only in zones whose memory is soon wanted again",
+        "Memory that is no longer kept becomes lazy (MADV_FREE) before it is released. auto: only where memory is soon wanted again; always: everywhere; off: never",
     ),
     Key::user(
         "thp",
@@ -199,13 +199,13 @@ pub const KEYS: &[Key] = &[
         "exit",
         Kind::Word(&["detached", "inline"]),
         "inline",
-        "detached: wait sees the end of a large process at once. A helper process returns its memory afterwards",
+        "detached: the parent's wait returns at once when a large process ends. A helper process returns the memory afterwards",
     ),
     Key::user(
         "exit_threshold",
         Kind::Size,
         "256M",
-        "Size from which a process has such a helper",
+        "Processes of at least this size have the helper of exit=detached",
     ),
     Key::user(
         "harden",
@@ -235,7 +235,7 @@ pub const KEYS: &[Key] = &[
         "deepbind",
         Kind::Word(&["keep", "drop"]),
         "drop",
-        "drop: dlopen ignores RTLD_DEEPBIND, so such libraries (PHP's extensions) share the program's malloc. keep: it has its own",
+        "drop: dlopen ignores RTLD_DEEPBIND, so such libraries (PHP's extensions) share the program's malloc. keep: such a library uses the C library's malloc",
     ),
     Key::dev(
         "retain_max",
@@ -277,7 +277,7 @@ pub const KEYS: &[Key] = &[
         "zones",
         Kind::Number(1, MAX_ZONES),
         "one for four CPUs",
-        "Number of zones, each with its own lock, 1 to 64. Default: one for each four CPUs",
+        "Number of zones, each with its own lock, 1 to 64",
     ),
     Key::dev(
         "vfork_guard",
@@ -301,7 +301,7 @@ pub const KEYS: &[Key] = &[
         "percpu_units",
         Kind::Number(1, 1024),
         "the CPUs",
-        "Smallest number of copies of per-CPU data, 1 to 1024",
+        "Lower bound for the number of copies of per-CPU data, 1 to 1024",
     ),
     Key::dev(
         "lockstat",
