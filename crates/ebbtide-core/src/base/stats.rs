@@ -61,6 +61,7 @@ pub fn set_pressure_sources(sources: u64) {
 
 /// Called once, by the start of the heap.
 pub fn start(config: &Config) {
+    set(word!(pid), process::id().into());
     if !config.stats_dir.as_bytes().is_empty() {
         page::open(config);
     }
@@ -70,6 +71,10 @@ pub fn start(config: &Config) {
 pub fn forked(config: &Config) {
     page::forget();
     lockstat::forget();
+    // Afterwards, `syscalls=basic` allows no such call.
+    if !config.basic_syscalls {
+        set(word!(pid), process::id().into());
+    }
     let wanted = !config.stats_dir.as_bytes().is_empty();
     WANTS_FILE.store(wanted, Ordering::Relaxed);
 }
@@ -88,7 +93,6 @@ pub fn take_large_freed() -> usize {
 pub fn counted(is_short: bool) -> Figures {
     let mut figures = Figures {
         version: figures::VERSION,
-        pid: process::id().into(),
         worked: features_that(true),
         refused: features_that(false),
         ..Figures::from_values(|at| page::word(FIRST + at))
@@ -113,7 +117,7 @@ pub fn write(figures: &Figures, config: &Config) {
     set(word!(rseq_mode), figures.rseq_mode);
     write_features();
     if figures.pressure_state == CALM {
-        // Unless a look has found something else meanwhile.
+        // Unless a sample has found something else meanwhile.
         let state = page::at(word!(pressure_state));
         let _ = state.compare_exchange(SHORT, CALM, Ordering::Relaxed, Ordering::Relaxed);
     }
