@@ -222,3 +222,10 @@ fn any_answer_of_membarrier() {
 fn any_answer_of_clone() {
     refused_with("clone", &ANSWERS);
 }
+
+/// `syscalls=basic` makes few calls after the start, also for a program that asks for statistics.
+#[test]
+fn statistics_need_no_other_call() {
+    let run = Run::new(c_program("few_calls")).conf("syscalls=basic");
+    assert!(run.ok().stdout.ends_with("ok\n"));
+}
