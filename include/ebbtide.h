@@ -89,6 +89,7 @@ struct ebb_stats {
     uint64_t zone_wait_ns;          /* time spent waiting */
     uint64_t zone_hold_ns;          /* time held */
     uint64_t pid;                   /* the process; 0: unknown */
+    uint64_t pid_namespace;         /* its process namespace, by the kernel's number; 0: unknown */
     uint64_t rseq_mode;             /* 1: per-CPU caches by restartable sequences, 0: portable mode under locks */
     uint64_t worked;                /* optional kernel features that were tried and worked, a bit each */
     uint64_t refused;               /* optional kernel features that were tried and refused, a bit each */

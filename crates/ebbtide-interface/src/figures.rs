@@ -103,6 +103,7 @@ figures! {
     Total zone_hold_ns: "time held";
     // The process.
     Fact pid: "the process; 0: unknown";
+    Fact pid_namespace: "its process namespace, by the kernel's number; 0: unknown";
     Fact rseq_mode: "1: per-CPU caches by restartable sequences, 0: portable mode under locks";
     Fact worked: "optional kernel features that were tried and worked, a bit each";
     Fact refused: "optional kernel features that were tried and refused, a bit each";

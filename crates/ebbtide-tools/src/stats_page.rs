@@ -12,6 +12,9 @@ use std::time::SystemTime;
 use anyhow::Context;
 use ebbtide_interface::figures::{self, FIGURES, Kind};
 use ebbtide_interface::{Figures, page};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use tempfile::TempDir;
 
@@ -108,6 +111,41 @@ pub fn private_dir() -> anyhow::Result<TempDir> {
             "cannot make a directory in {}; set TMPDIR to one that is writable",
             base.display()
         )
+    })
+}
+
+/// Lets each process keep its page in `dir` from its start on, and leave it there for [`read_all`].
+pub fn keep_all_in(dir: &Path, conf: &mut Conf) {
+    conf.set("stats_dir", &dir.to_string_lossy());
+    conf.set("pages", "all");
+}
+
+/// Removes the pages of processes that are gone, however they ended. A page whose process is in another process namespace is locked while it
+/// runs.
+pub fn remove_abandoned(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let stem = path
+            .file_stem()
+            .and_then(|stem| stem.to_str()?.parse().ok());
+        let is_gone = |pid| test_kill_process(pid) == Err(Errno::SRCH);
+        if path.extension().is_some_and(|x| x == "ebb")
+            && stem.and_then(Pid::from_raw).is_some_and(is_gone)
+            && is_abandoned(&path)
+        {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Whether a file is a page, and no process has it mapped.
+fn is_abandoned(path: &Path) -> bool {
+    let mut magic = [0; 8];
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).is_ok_and(|file| {
+        rustix::io::read(&file, &mut magic) == Ok(magic.len())
+            && u64::from_le_bytes(magic) == page::MAGIC
+            && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
     })
 }
 

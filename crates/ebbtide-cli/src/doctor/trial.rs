@@ -156,7 +156,7 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
         .env("LD_PRELOAD", library)
         .env(
             conf::ENV,
-            format!("stats_dir={},{conf}", dir.path().display()),
+            format!("stats_dir={},dev=pages:all,{conf}", dir.path().display()),
         )
         .stdin(Stdio::null())
         .stdout(Stdio::null())

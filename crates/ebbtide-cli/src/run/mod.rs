@@ -185,15 +185,16 @@ fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
 }
 
 fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
-    // A directory that the user named stays; a private one is removed at the end.
+    // A directory that the user named stays, without pages of processes that have ended. A private one is removed.
     let own_dir = match conf.get("stats_dir") {
         Some(_) => None,
         None => Some(stats_page::private_dir()?),
     };
-    if let Some(dir) = &own_dir {
-        conf.set("stats_dir", &dir.path().to_string_lossy());
-    }
-    let stats_dir = PathBuf::from(conf.get("stats_dir").unwrap_or_default());
+    let stats_dir = match &own_dir {
+        Some(dir) => dir.path().into(),
+        None => PathBuf::from(conf.get("stats_dir").unwrap_or_default()),
+    };
+    stats_page::keep_all_in(&stats_dir, &mut conf);
     let since = match own_dir {
         Some(_) => SystemTime::UNIX_EPOCH,
         None => SystemTime::now(),
@@ -205,6 +206,7 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
     };
     with.wait_for_memory(&stats_page::read_all(&stats_dir, since));
     let pages = stats_page::read_all(&stats_dir, since);
+    stats_page::remove_abandoned(&stats_dir);
     with.ebbtide = LibraryFigures::sum(&pages);
     with.complete_end(&pages);
     if with.ebbtide.is_none() {

@@ -132,7 +132,7 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     };
     // A directory of its own, so that it holds no pages of other processes.
     let dir = stats_page::private_dir()?;
-    conf.set("stats_dir", &dir.path().to_string_lossy());
+    stats_page::keep_all_in(dir.path(), &mut conf);
     let output = if is_once {
         Output::Stderr
     } else {

@@ -65,7 +65,10 @@ fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result
             .and_then(|(_, value)| Some(value?.to_str()?.to_owned()))
             .unwrap_or(conf);
         let dir = pages.path().display();
-        command.env("EBBTIDE_CONF", format!("{own},stats_dir={dir}"));
+        command.env(
+            "EBBTIDE_CONF",
+            format!("{own},stats_dir={dir},dev=pages:all"),
+        );
     }
     let since = SystemTime::now() - std::time::Duration::from_secs(1);
     let scale = if is_quick { "1" } else { "4" };
