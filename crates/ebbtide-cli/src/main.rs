@@ -5,6 +5,7 @@
 //! | `cli` | the flags, each defined once |
 //! | `run` | starts a program, passes signals and its exit status on, and measures it |
 //! | `top` | watches the processes that run under Ebbtide |
+//! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
 //! | `elf` | reads from an ELF file whether a preloaded library takes effect |
@@ -17,6 +18,7 @@ mod doctor;
 mod elf;
 mod emulator;
 mod laboratory;
+mod metrics;
 mod run;
 mod top;
 
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     program::ended(match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Top(args) => top::main(&args),
+        Command::Metrics(args) => metrics::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(args) => laboratory::run(None, &args.words),
         Command::Report(args) => laboratory::run(Some("report"), &args.words),

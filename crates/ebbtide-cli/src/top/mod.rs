@@ -10,7 +10,7 @@
 //! | `started` | a command that `top` started to watch it |
 
 mod chart;
-mod find;
+pub mod find;
 mod screen;
 mod started;
 mod table;
