@@ -64,6 +64,8 @@ struct ebb_stats {
     uint64_t metadata_bytes;        /* the allocator's own records */
     uint64_t opened_bytes;          /* address space made usable so far */
     uint64_t percpu_bytes;          /* per-CPU data: pages of it that may be resident, on all CPUs */
+    uint64_t percpu_sidelined_chunks;/* per-CPU data: chunks that gave pages back and serve when others are full */
+    uint64_t percpu_depopulated_bytes;/* per-CPU data: released pages of chunks in use, on all CPUs, since the process began */
     uint64_t lazy_zones;            /* zones whose freed memory becomes lazy first, decided from the next two */
     uint64_t reused_bytes;          /* released lately and wanted again within 10 s; older evidence counts less */
     uint64_t unused_bytes;          /* released lately and not wanted again in that time */

@@ -75,6 +75,8 @@ figures! {
     Now metadata_bytes: "the allocator's own records";
     Now opened_bytes: "address space made usable so far";
     Now percpu_bytes: "per-CPU data: pages of it that may be resident, on all CPUs";
+    Now percpu_sidelined_chunks: "per-CPU data: chunks that gave pages back and serve when others are full";
+    Total percpu_depopulated_bytes: "per-CPU data: released pages of chunks in use, on all CPUs, since the process began";
     Now lazy_zones: "zones whose freed memory becomes lazy first, decided from the next two";
     Now reused_bytes: "released lately and wanted again within 10 s; older evidence counts less";
     Now unused_bytes: "released lately and not wanted again in that time";

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use ebbtide_interface::figures::{FIGURES, Figure, Kind};
 use ebbtide_interface::page::FIRST;
-use ebbtide_interface::{Figures, word};
+use ebbtide_interface::{FEATURES, Figures, word};
 
 /// Facts that can change while a process runs.
 const CHANGING: [&str; 5] = [
@@ -41,6 +41,14 @@ pub fn of(processes: &[Process]) -> String {
             );
         }
     }
+    let helpers = Figure {
+        name: "exit_helper",
+        kind: Kind::Now,
+        meaning: "1: the end of the process is detached (exit=detached), because it has a helper",
+    };
+    let has_helper = |one| (labels(one), u64::from(one.figures.helper != 0));
+    family(&mut text, &helpers, processes.iter().map(has_helper));
+    refused(&mut text, processes);
     let resident = Figure {
         name: "resident_bytes",
         kind: Kind::Now,
@@ -52,6 +60,28 @@ pub fn of(processes: &[Process]) -> String {
     family(&mut text, &resident, known);
     text.push_str("# EOF\n");
     text
+}
+
+fn labels(process: &Process) -> &str {
+    &process.labels
+}
+
+/// Optional kernel features that were refused: what needs them falls back, such as exits to inline ones.
+fn refused(text: &mut String, processes: &[Process]) {
+    let name = "ebbtide_refused_feature";
+    text.push_str(&format!(
+        "# TYPE {name} gauge\n# HELP {name} an optional kernel feature that was tried and refused\n"
+    ));
+    for one in processes {
+        for (bit, feature) in FEATURES.iter().enumerate() {
+            if one.figures.refused >> bit & 1 == 1 {
+                text.push_str(&format!(
+                    "{name}{{{},feature=\"{feature}\"}} 1\n",
+                    one.labels
+                ));
+            }
+        }
+    }
 }
 
 /// Whether a figure is one for other programs. The kernel's own are read beside the page.
@@ -130,7 +160,12 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
-        for absent in ["ebbtide_pid", "ebbtide_version", "ebbtide_rss", "ebbtide_lock"] {
+        for absent in [
+            "ebbtide_pid",
+            "ebbtide_version",
+            "ebbtide_rss",
+            "ebbtide_lock",
+        ] {
             assert!(!text.contains(absent), "{absent}\n{text}");
         }
     }
