@@ -98,6 +98,8 @@ struct ebb_stats {
     uint64_t helper;                /* the process that releases memory after the end (exit=detached); 0: none */
     uint64_t end_ns;                /* when the end began, if it was in order, on CLOCK_MONOTONIC */
     uint64_t left_ns;               /* when the main thread left the memory at the end, as the helper saw it, on CLOCK_MONOTONIC */
+    uint64_t request_done;          /* the number of the last request of an observer that was done; 0: none */
+    uint64_t request_result;        /* its result: bytes released, or for a key 0 or the number of the error */
     uint64_t written_ms;            /* when the page was last written, on CLOCK_MONOTONIC */
     uint64_t rss_bytes;             /* resident, as the kernel counts it; 0: unknown */
     uint64_t rss_without_lazy_bytes;/* of that, what the kernel cannot take at once */

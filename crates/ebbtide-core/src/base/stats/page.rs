@@ -19,7 +19,7 @@ use crate::base::config::Config;
 use crate::base::message::Message;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use ebbtide_interface::page::{MAGIC, WORDS};
+use ebbtide_interface::page::{MAGIC, MAX_REQUEST_BYTES, REQUEST, WORDS};
 use ebbtide_interface::{figures, word};
 use ebbtide_sys::features::COPY_PAGE;
 use ebbtide_sys::{Errno, file, process, shared_file, vm};
@@ -31,6 +31,8 @@ struct Page([AtomicU64; WORDS]);
 static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 /// Where the file is mapped; 0: there is none.
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
+/// The number of the last request that a thread of this process took.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// The value of `released_bytes` when the page was last copied.
 static RELEASED_SHOWN: AtomicU64 = AtomicU64::new(0);
 /// Bytes of a path: `stats_dir` and a name.
@@ -65,6 +67,7 @@ pub fn forget() {
         word.store(0, Ordering::Relaxed);
     }
     RELEASED_SHOWN.store(0, Ordering::Relaxed);
+    TAKEN.store(0, Ordering::Relaxed);
     SHOWN.store(0, Ordering::Release);
 }
 
@@ -169,7 +172,7 @@ fn path_to<'a>(config: &Config, name: &[u8], path: &'a mut [u8; PATH_BYTES]) -> 
 
 /// Copies the page to the file.
 pub fn publish(config: &Config) {
-    if is_open() && !copy(0, WORDS) && file::has_own_descriptors() {
+    if is_open() && !copy(0, REQUEST) && file::has_own_descriptors() {
         rewrite(config);
     }
 }
@@ -183,7 +186,7 @@ pub fn publish_released(config: &Config) {
 
 /// The end of the process, when a descriptor may be opened and closed: copies the page for those who have it open, and removes the file.
 pub fn end(config: &Config) {
-    if !copy(0, WORDS) {
+    if !copy(0, REQUEST) {
         rewrite(config);
     }
     let mut path = [0; PATH_BYTES];
@@ -203,12 +206,58 @@ pub fn tell(place: usize, value: u64) {
     }
 }
 
+/// A request of an observer.
+pub struct Request {
+    number: u64,
+    text: [u8; MAX_REQUEST_BYTES],
+}
+
+impl Request {
+    /// Its text.
+    pub fn text(&self) -> &[u8] {
+        let end = self.text.iter().position(|&byte| byte == 0);
+        &self.text[..end.unwrap_or(self.text.len())]
+    }
+
+    /// Takes it. `false`: another thread has it.
+    pub fn take(&self) -> bool {
+        let before = TAKEN.load(Ordering::Relaxed);
+        before != self.number
+            && TAKEN
+                .compare_exchange(before, self.number, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Tells the observer the result.
+    pub fn answer(self, result: u64) {
+        tell(word!(request_result), result);
+        tell(word!(request_done), self.number);
+    }
+}
+
+/// The observer's request, if no thread has taken it. One system call.
+pub fn request() -> Option<Request> {
+    if !is_open() || !COPY_PAGE.may_work() {
+        return None;
+    }
+    let mut words = [0u8; 8 + MAX_REQUEST_BYTES];
+    let from = (SHOWN.load(Ordering::Acquire) + REQUEST * 8) as *const u8;
+    // SAFETY: the buffer can be written to for its size. The kernel reads the file's mapping, and returns an error if it
+    // cannot (INV-STATS-1).
+    unsafe { vm::copy(words.as_mut_ptr() as usize, from, words.len()) }.ok()?;
+    let (number, text) = words.split_first_chunk()?;
+    let number = u64::from_le_bytes(*number);
+    let is_new = number != 0 && number != TAKEN.load(Ordering::Relaxed);
+    let text = *text.first_chunk()?;
+    is_new.then_some(Request { number, text })
+}
+
 /// `false`: the kernel has no such call, or a filter refuses it.
 fn copy(first: usize, count: usize) -> bool {
     if !COPY_PAGE.may_work() {
         return false;
     }
-    if count == WORDS {
+    if count == REQUEST {
         RELEASED_SHOWN.store(word(word!(released_bytes)), Ordering::Relaxed);
     }
     let to = SHOWN.load(Ordering::Acquire) + first * 8;
@@ -233,6 +282,6 @@ fn rewrite(config: &Config) {
     if has_room()
         && let Some(path) = own_path(config, &mut path)
     {
-        shared_file::rewrite(path, &LOCAL.0);
+        shared_file::rewrite(path, &LOCAL.0[..REQUEST]);
     }
 }
