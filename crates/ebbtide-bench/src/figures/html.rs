@@ -266,17 +266,13 @@ fn pictures(report: &Report, case: &[Measurement]) -> Vec<Picture> {
     }
     let without = report.without();
     for m in case.iter().filter(|m| !m.results.is_empty()) {
-        let bar = |row: &&Row| Bar {
+        let bar = |row: &Row| Bar {
             name: labels::allocator(&row.allocator),
             label: cell(m, row, &without),
             value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
         };
-        let rows: Vec<Bar> = m
-            .results
-            .iter()
-            .filter(|r| has_figure(r))
-            .map(|r| bar(&r))
-            .collect();
+        let rows = m.results.iter().filter(|row| row.has_figure());
+        let rows: Vec<Bar> = rows.map(bar).collect();
         let title = format!("{}: {}", m.unit, m.about);
         let caption = format!("{}; noise {}", labels::metric(&m.unit), tables::noise(m));
         pictures.push(Picture {
@@ -291,15 +287,10 @@ fn pictures(report: &Report, case: &[Measurement]) -> Vec<Picture> {
     pictures
 }
 
-/// Whether it was measured, or was waited for in vain.
-fn has_figure(row: &Row) -> bool {
-    row.spread.is_some() || row.not_reached > 0
-}
-
 /// Why a picture of these figures would show nothing, or what is not so.
 fn not_drawn(m: &Measurement) -> Option<String> {
     let own = m.results.iter().find(|row| row.allocator == OWN);
-    if !own.is_some_and(has_figure) {
+    if !own.is_some_and(Row::has_figure) {
         return Some("samples of Ebbtide are missing".into());
     }
     let others = || {
@@ -307,7 +298,7 @@ fn not_drawn(m: &Measurement) -> Option<String> {
             .iter()
             .filter(|row| row.allocator != OWN && row.allocator != TWIN)
     };
-    let missing = others().filter(|row| !has_figure(row)).count();
+    let missing = others().filter(|row| !row.has_figure()).count();
     if 2 * missing > others().count() {
         return Some(format!(
             "samples of {missing} of {} others are missing",
@@ -322,7 +313,7 @@ fn not_drawn(m: &Measurement) -> Option<String> {
         row.ratio_to_ebbtide
             .is_some_and(|ratio| tables::is_same(m, ratio))
     };
-    let is_disturbed = others().count() > 0 && others().filter(|row| has_figure(row)).all(is_same);
+    let is_disturbed = others().count() > 0 && others().filter(|row| row.has_figure()).all(is_same);
     is_disturbed.then(|| "every difference is within the noise".into())
 }
 

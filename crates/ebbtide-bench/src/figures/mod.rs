@@ -133,6 +133,13 @@ pub struct Row {
     pub values: Vec<f64>,
 }
 
+impl Row {
+    /// Whether it was measured, or was waited for in vain.
+    pub fn has_figure(&self) -> bool {
+        self.spread.is_some() || self.not_reached > 0
+    }
+}
+
 /// What is no number is null in JSON.
 fn values<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
     let values = Vec::<Option<f64>>::deserialize(from)?;

@@ -4,7 +4,7 @@ use super::designs::{COLUMNS, DESIGNS, Finding, Verdict};
 use super::{Part, State, peers, told};
 use crate::families::FAMILIES;
 use crate::figures::plot::escape;
-use crate::figures::{Report, html, labels};
+use crate::figures::{Report, html};
 
 /// What stands in it.
 pub fn page(parts: &[Part]) -> String {
@@ -16,10 +16,10 @@ pub fn page(parts: &[Part]) -> String {
     body.push_str("<h2>What ran, and what was left out</h2>\n");
     body.push_str(&families(parts));
     body.push_str("<h2>The five designs in detail</h2>\n");
-    for design in &DESIGNS {
+    for design in &*DESIGNS {
         let rows: Vec<Vec<String>> = design
             .findings(parts)
-            .map(|(worth, finding)| row(labels::capital(worth.label()), finding.as_ref()))
+            .map(|(worth, finding)| row(worth.label, &finding))
             .collect();
         body.push_str(&format!(
             "<h3>{}</h3>\n<p>{}</p>\n",
@@ -75,14 +75,14 @@ fn verdict(parts: &[Part]) -> String {
         .iter()
         .zip(&headlines)
         .map(|(design, (worth, finding))| {
-            let mut cells = row(design.name.into(), finding.as_ref());
-            cells.insert(2, labels::capital(worth.label()));
+            let mut cells = row(design.name, finding);
+            cells.insert(2, worth.label.into());
             cells
         })
         .collect();
     let mut header = header(&["Design"]);
     header.insert(2, "Figure (lower is better)".into());
-    let verdicts = headlines.map(|(_, finding)| finding.ok().map(|f| f.verdict));
+    let verdicts = headlines.map(|(_, finding)| finding.verdict);
     format!(
         "<p class=\"verdict\" id=\"verdict\">{}</p>\n{}<p class=\"dropped\">Each figure is a median. Noise is the difference \
          between two runs of the same Ebbtide; ≈ marks a difference within it.</p>\n",
@@ -92,29 +92,14 @@ fn verdict(parts: &[Part]) -> String {
 }
 
 /// The verdict on each design in words.
-fn sentence(verdicts: &[Option<Verdict>; DESIGNS.len()]) -> String {
-    let clauses = [
-        (Some(Verdict::Helps), ["helps", "help"]),
-        (
-            Some(Verdict::Costs),
-            ["costs more than it brings", "cost more than they bring"],
-        ),
-        (
-            Some(Verdict::Same),
-            [
-                "makes no difference beyond the noise",
-                "make no difference beyond the noise",
-            ],
-        ),
-        (Some(Verdict::Unclear), ["is unclear", "are unclear"]),
-        (None, ["was not measured", "were not measured"]),
-    ];
-    let clauses = clauses.iter().filter_map(|(wanted, [one, several])| {
+fn sentence(verdicts: &[Verdict]) -> String {
+    let clauses = Verdict::ALL.iter().filter_map(|wanted| {
         let designs = DESIGNS.iter().zip(verdicts);
         let designs = designs.filter(|(_, verdict)| *verdict == wanted);
         let names: Vec<String> = designs
             .map(|(design, _)| design.name.to_lowercase())
             .collect();
+        let [_, one, several] = wanted.words();
         let does = if names.len() == 1 { one } else { several };
         (!names.is_empty()).then(|| format!("{} {does}", and(&names)))
     });
@@ -138,17 +123,9 @@ fn header(first: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// A figure's cells, or the reason in the place of the verdict.
-fn row(name: String, finding: Result<&Finding, &String>) -> Vec<String> {
-    let cells = match finding {
-        Ok(finding) => finding.cells(),
-        Err(reason) => {
-            let mut cells = [const { String::new() }; COLUMNS.len()];
-            cells[0] = format!("not measured: {reason}");
-            cells
-        }
-    };
-    [name].into_iter().chain(cells).collect()
+fn row(name: &str, finding: &Finding) -> Vec<String> {
+    let cells = finding.cells.iter().cloned();
+    [name.into()].into_iter().chain(cells).collect()
 }
 
 /// Of the facts what stays the same from family to family; the rest stands with each.
@@ -170,13 +147,13 @@ mod tests {
 
     #[test]
     fn the_sentence_names_every_design() {
-        use Verdict::{Costs, Helps, Same, Unclear};
+        use Verdict::{Costs, Helps, Same, Unclear, Unmeasured};
         assert_eq!(
-            sentence(&[Some(Helps), Some(Costs), None, Some(Helps), Some(Same)]),
+            sentence(&[Helps, Costs, Unmeasured, Helps, Same]),
             "On this machine: parallel free and partial depopulation help; clustered refill costs more than it brings; \
              lazy free makes no difference beyond the noise; asynchronous release at exit was not measured."
         );
-        let unclear = sentence(&[Some(Unclear); 5]);
+        let unclear = sentence(&[Unclear; 5]);
         assert!(
             unclear.contains("free, clustered refill,")
                 && unclear.ends_with("lazy free are unclear.")
