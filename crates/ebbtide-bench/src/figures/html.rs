@@ -5,41 +5,15 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use askama::Template;
+use askama::filters::HtmlSafe;
 use ebbtide_tools::out;
 
-use crate::figures::plot::{self, Bar, Line, escape};
+use crate::figures::plot::{self, Bar, Line};
 use crate::figures::{CurveRow, Measurement, Report, Row, Without, failures, labels, tables};
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{OWN, TWIN};
 use crate::measured::Curve;
-
-const STYLE: &str = "
-:root { color-scheme: light dark; --ink: #111; --ground: #fff; --line: #ccc; --faint: #555; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --ground: #16181c; --line: #3a3e45; --faint: #aaa; } }
-* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1rem auto; padding: 0 .75rem; color: var(--ink);
-  background: var(--ground); overflow-wrap: anywhere; }
-a { color: inherit; } h1 { line-height: 1.2; } h2 { margin: 2rem 0 .4rem; } h3 { margin: 1.6rem 0 .3rem; }
-p, figure { margin: .2rem 0 .8rem; }
-.verdict { font-size: 1.15rem; font-weight: 600; }
-.dropped { color: var(--faint); font-size: 14px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
-.plot { display: block; width: 100%; max-width: 32rem; height: auto; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px; overflow-wrap: normal; }
-caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-th, td { padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { min-width: 6rem; } td { font-variant-numeric: tabular-nums; }
-code, pre { font-size: 13px; } pre { overflow-x: auto; line-height: 1.35; }
-@media (max-width: 40rem) {
-  .cards thead { display: none; } .cards tr { display: block; border-bottom: 1px solid var(--line); padding: .4rem 0; }
-  .cards, .cards tbody, .cards caption { display: block; }
-  .cards th, .cards td { display: block; border: 0; padding: .05rem 0; }
-  .cards td:empty { display: none; }
-  .cards td::before { content: attr(data-label) ': '; color: var(--faint); }
-}
-";
 
 /// One picture.
 struct Picture {
@@ -93,134 +67,87 @@ pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
     Ok(())
 }
 
+/// The page of one family.
+#[derive(Template)]
+#[template(path = "family.html")]
+struct Page<'a> {
+    title: String,
+    section: Section<'a>,
+}
+
 fn page(report: &Report) -> String {
-    let title = format!("ebbtide bench {}", report.family);
-    let head = format!("<h1>{}</h1>\n", escape(&title));
-    document(&title, &(head + LEGEND + &section(report)))
+    let page = Page {
+        title: format!("ebbtide bench {}", report.family),
+        section: Section { report },
+    };
+    page.to_string()
 }
-
-/// A page with this title.
-pub fn document(title: &str, body: &str) -> String {
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <meta name=\"color-scheme\" content=\"light dark\">\
-         <title>{}</title><style>{STYLE}{}</style></head>\n<body>\n{body}\n</body></html>\n",
-        escape(title),
-        plot::style()
-    )
-}
-
-/// How to read the figures of families.
-pub const LEGEND: &str = "<p>Bars show the median and a line from quartile to quartile. The number in brackets is the \
-ratio to Ebbtide: above 1, Ebbtide needs less; ≈ is within the noise. Curves begin when the program has freed its memory or \
-ends. Dots continue a curve whose observation ended early.</p>\n";
 
 /// What a page says of a family: what is missing, pictures and figures of each case.
-pub fn section(report: &Report) -> String {
-    let mut body = String::new();
-    if report.partial {
-        body.push_str("<p>PARTIAL: not everything was measured.</p>\n");
-        let mut reasons: Vec<String> = report.broken_off.iter().cloned().collect();
-        reasons.extend(failures::summary(&report.failures));
-        body.push_str(&list(&reasons));
+#[derive(Template)]
+#[template(path = "section.html")]
+pub struct Section<'a> {
+    /// Its results.
+    pub report: &'a Report,
+}
+
+impl HtmlSafe for Section<'_> {}
+
+impl Section<'_> {
+    fn missing(&self) -> Vec<String> {
+        let mut reasons: Vec<String> = self.report.broken_off.iter().cloned().collect();
+        reasons.extend(failures::summary(&self.report.failures));
+        reasons
     }
-    for case in report.cases() {
-        let about = escape(&labels::capital(&case[0].about));
-        body.push_str(&format!("<h3>{about}</h3>\n"));
-        body.push_str(&shown(&pictures(report, case)));
-        body.push_str(&figures(report, case));
+
+    fn pictures(&self, case: &[Measurement]) -> Vec<Picture> {
+        pictures(self.report, case)
     }
-    let mut notes = vec![format!("Rounds: {}", report.rounds)];
-    notes.extend_from_slice(&report.notes);
-    body + &list(&notes)
-}
 
-fn list(texts: &[String]) -> String {
-    let items: String = texts.iter().map(|text| item(text)).collect();
-    format!("<ul class=\"dropped\">{items}</ul>\n")
-}
-
-fn item(text: &str) -> String {
-    format!("<li>{}</li>\n", escape(text))
-}
-
-/// Pictures in a grid, and a line for each that is not drawn.
-fn shown(pictures: &[Picture]) -> String {
-    let mut grid = String::new();
-    let mut dropped = String::new();
-    for Picture { about, drawn, .. } in pictures {
-        match drawn {
-            Ok(svg) => grid.push_str(&format!("<figure>{svg}</figure>\n")),
-            Err(reason) => dropped.push_str(&format!(
-                "<p class=\"dropped\">Not drawn: {}: {}.</p>\n",
-                escape(about),
-                escape(reason)
-            )),
+    /// All figures of a case: a row for each allocator, a column for each metric.
+    fn figures(&self, case: &[Measurement]) -> Table {
+        let without = self.report.without();
+        let mut names: Vec<&str> = Vec::new();
+        for row in case.iter().flat_map(|m| &m.results) {
+            if !names.contains(&row.allocator.as_str()) {
+                names.push(&row.allocator);
+            }
         }
-    }
-    if !grid.is_empty() {
-        grid = format!("<div class=\"plots\">\n{grid}</div>\n");
-    }
-    grid + &dropped
-}
-
-/// A table with a caption; on a narrow screen each row becomes a card if `is_cards`, or else the table scrolls.
-pub fn table(caption: &str, header: &[String], rows: &[Vec<String>], is_cards: bool) -> String {
-    let class = if is_cards { "cards" } else { "" };
-    let mut text = format!(
-        "<div class=\"scroll\" tabindex=\"0\"><table class=\"{class}\"><caption>{}</caption>\n<thead><tr>",
-        escape(caption)
-    );
-    for name in header {
-        text.push_str(&format!("<th scope=\"col\">{}</th>", escape(name)));
-    }
-    text.push_str("</tr></thead>\n<tbody>\n");
-    for row in rows {
-        let cells = row
-            .iter()
-            .zip(header)
-            .enumerate()
-            .map(|(place, (cell, name))| {
-                let (cell, name) = (escape(cell), escape(name));
-                match place {
-                    0 => format!("<th scope=\"row\">{cell}</th>"),
-                    _ => format!("<td data-label=\"{name}\">{cell}</td>"),
-                }
+        let row = |name: &&str| {
+            let cells = case.iter().map(|m| {
+                let row = m.results.iter().find(|row| row.allocator == *name);
+                row.map_or(String::new(), |row| cell(m, row, &without))
             });
-        text.push_str(&format!("<tr>{}</tr>\n", cells.collect::<String>()));
-    }
-    text + "</tbody></table></div>\n"
-}
-
-/// All figures of a case: a row for each allocator, a column for each metric.
-fn figures(report: &Report, case: &[Measurement]) -> String {
-    let without = report.without();
-    let header = case.iter().map(|m| m.unit.clone());
-    let header: Vec<String> = ["Allocator".into()].into_iter().chain(header).collect();
-    let mut names: Vec<&str> = Vec::new();
-    for row in case.iter().flat_map(|m| &m.results) {
-        if !names.contains(&row.allocator.as_str()) {
-            names.push(&row.allocator);
+            [labels::allocator(name)].into_iter().chain(cells).collect()
+        };
+        let mut rows: Vec<Vec<String>> = names.iter().map(row).collect();
+        let noises = case.iter().map(tables::noise);
+        rows.push(["Noise".into()].into_iter().chain(noises).collect());
+        let units = case.iter().map(|m| m.unit.clone());
+        Table {
+            caption: "Figures: median (ratio to Ebbtide), lower is better",
+            header: ["Allocator".into()].into_iter().chain(units).collect(),
+            rows,
+            is_cards: false,
         }
     }
-    let row = |name: &&str| {
-        let cells = case.iter().map(|m| {
-            let row = m.results.iter().find(|row| row.allocator == *name);
-            row.map_or(String::new(), |row| cell(m, row, &without))
-        });
-        [labels::allocator(name)].into_iter().chain(cells).collect()
-    };
-    let mut rows: Vec<Vec<String>> = names.iter().map(row).collect();
-    let noises = case.iter().map(tables::noise);
-    rows.push(["Noise".into()].into_iter().chain(noises).collect());
-    table(
-        "Figures: median (ratio to Ebbtide), lower is better",
-        &header,
-        &rows,
-        false,
-    )
 }
+
+/// A table with a caption.
+#[derive(Template)]
+#[template(path = "table.html")]
+pub struct Table {
+    /// The caption.
+    pub caption: &'static str,
+    /// The names of the columns.
+    pub header: Vec<String>,
+    /// The cells of each row; the first names it.
+    pub rows: Vec<Vec<String>>,
+    /// On a narrow screen, each row becomes a card, or else the table scrolls.
+    pub is_cards: bool,
+}
+
+impl HtmlSafe for Table {}
 
 /// A figure, with its ratio to Ebbtide's unless it is Ebbtide's.
 fn cell(m: &Measurement, row: &Row, without: &Without) -> String {
@@ -444,7 +371,7 @@ mod tests {
         assert_eq!(rss[2].points[0].1, 12.0);
         let page = page(&report);
         assert_eq!(page.matches("<svg").count(), 3);
-        assert!(page.contains("&lt;x&gt;") && !page.contains("http"));
-        assert!(page.contains("a &amp; b"));
+        assert!(page.contains("&#60;x&#62;") && !page.contains("http"));
+        assert!(page.contains("a &#38; b"));
     }
 }

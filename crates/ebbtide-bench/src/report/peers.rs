@@ -1,7 +1,7 @@
 //! How Ebbtide stands beside each other allocator, over all figures.
 
-use crate::figures::plot::escape;
-use crate::figures::{Report, html, labels, tables};
+use crate::figures::html::Table;
+use crate::figures::{Report, labels, tables};
 use crate::stats::Spread;
 
 /// What one allocator's figures say.
@@ -13,12 +13,10 @@ struct Standing {
     worse: usize,
 }
 
-/// A sentence and a table, the best allocator first.
-pub fn section(reports: &[&Report]) -> String {
+/// A sentence and a table, the best allocator first; none if there is no other.
+pub fn section(reports: &[&Report]) -> Option<(String, Table)> {
     let standings = standings(reports);
-    let Some(best) = standings.first() else {
-        return "<p>Not measured: no other allocator ran.</p>\n".into();
-    };
+    let best = standings.first()?;
     let sentence = format!(
         "The best is {}: its median figure is {} times Ebbtide's. It is better in {} of {} figures, Ebbtide in {}.",
         labels::allocator(&best.name),
@@ -35,14 +33,13 @@ pub fn section(reports: &[&Report]) -> String {
         "Within noise",
         "Ebbtide worse",
     ];
-    let rows: Vec<Vec<String>> = standings.iter().map(Standing::cells).collect();
-    let table = html::table(
-        "Other allocators (a ratio above 1: Ebbtide needs less; those with few figures come last)",
-        &header.map(String::from),
-        &rows,
-        true,
-    );
-    format!("<p>{}</p>\n{table}", escape(&sentence))
+    let table = Table {
+        caption: "Other allocators (a ratio above 1: Ebbtide needs less; those with few figures come last)",
+        header: header.map(String::from).into(),
+        rows: standings.iter().map(Standing::cells).collect(),
+        is_cards: true,
+    };
+    Some((sentence, table))
 }
 
 fn standings(reports: &[&Report]) -> Vec<Standing> {
@@ -141,6 +138,6 @@ mod tests {
         assert_eq!(cells[1], ["x", "3.00", "3", "3", "0", "0"]);
         assert_eq!(cells[2], ["z", "0.50", "1", "0", "0", "1"]);
         assert_eq!(cells.len(), 3);
-        assert!(section(&reports).starts_with("<p>The best is y:"));
+        assert!(section(&reports).unwrap().0.starts_with("The best is y:"));
     }
 }
