@@ -10,7 +10,8 @@ use askama::filters::HtmlSafe;
 use ebbtide_tools::out;
 
 use crate::figures::plot::{self, Bar, Line};
-use crate::figures::{CurveRow, Measurement, Report, Row, Without, failures, labels, tables};
+use crate::figures::{Measurement, Report, Row, failures, labels, place, tables};
+use crate::harness::Drawn;
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{OWN, TWIN};
 use crate::measured::Curve;
@@ -28,11 +29,7 @@ struct Picture {
 /// Whether what is wanted can be written: better known before an hour of measuring.
 pub fn check(args: &BenchArgs) -> Result<()> {
     if let Some(file) = &args.html {
-        fs::File::options()
-            .create(true)
-            .append(true)
-            .open(file)
-            .with_context(|| format!("cannot write {}", file.display()))?;
+        place::check(file, "--html")?;
     }
     if let Some(dir) = &args.plots {
         check_plots(dir)?;
@@ -49,7 +46,7 @@ pub fn check_plots(dir: &Path) -> Result<()> {
 
 /// Writes the page.
 pub fn write(file: &Path, report: &Report) -> Result<()> {
-    fs::write(file, page(report)).with_context(|| format!("cannot write {}", file.display()))
+    place::write(file, &page(report))
 }
 
 /// Writes each picture into a file, `FAMILY-CASE-WHAT.svg`.
@@ -106,7 +103,6 @@ impl Section<'_> {
 
     /// All figures of a case: a row for each allocator, a column for each metric.
     fn figures(&self, case: &[Measurement]) -> Table {
-        let without = self.report.without();
         let mut names: Vec<&str> = Vec::new();
         for row in case.iter().flat_map(|m| &m.results) {
             if !names.contains(&row.allocator.as_str()) {
@@ -116,7 +112,7 @@ impl Section<'_> {
         let row = |name: &&str| {
             let cells = case.iter().map(|m| {
                 let row = m.results.iter().find(|row| row.allocator == *name);
-                row.map_or(String::new(), |row| cell(m, row, &without))
+                row.map_or(String::new(), |row| cell(self.report, m, row))
             });
             [labels::allocator(name)].into_iter().chain(cells).collect()
         };
@@ -150,10 +146,10 @@ pub struct Table {
 impl HtmlSafe for Table {}
 
 /// A figure, with its ratio to Ebbtide's unless it is Ebbtide's.
-fn cell(m: &Measurement, row: &Row, without: &Without) -> String {
+fn cell(report: &Report, m: &Measurement, row: &Row) -> String {
     match row.allocator == OWN {
-        true => tables::median(row, without),
-        false => tables::with_ratio(m, row, without),
+        true => tables::median(report, row),
+        false => tables::with_ratio(report, m, row),
     }
 }
 
@@ -177,41 +173,42 @@ fn pictures(report: &Report, case: &[Measurement]) -> Vec<Picture> {
             lines(report, id, |c| &c.swap_mib, |_| 0.0),
         ),
     ];
-    let mut pictures = Vec::new();
-    for (name, about, lines) in over_time.iter().filter(|(.., lines)| !lines.is_empty()) {
+    let over_time = over_time.iter().filter(|(.., lines)| !lines.is_empty());
+    let over_time = over_time.map(|(name, about, lines)| {
         let caption = format!("{about} over time, MiB (lower is better)");
         let title = format!("{about}: {}", case[0].about);
         let is_empty = lines.iter().flat_map(|l| &l.points).all(|p| p.1 == 0.0);
-        pictures.push(Picture {
+        Picture {
             name: format!("{id}-{name}"),
             drawn: match is_empty {
                 true => Err("all values are 0".into()),
                 false => Ok(plot::curves(&title, &caption, "MiB", lines)),
             },
             about: caption,
-        });
-    }
-    let without = report.without();
-    for m in case.iter().filter(|m| !m.results.is_empty()) {
+        }
+    });
+    let measured = case.iter().filter(|m| !m.results.is_empty());
+    let figures = measured.map(|m| {
         let bar = |row: &Row| Bar {
             name: labels::allocator(&row.allocator),
-            label: cell(m, row, &without),
+            label: cell(report, m, row),
             value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
         };
         let rows = m.results.iter().filter(|row| row.has_figure());
         let rows: Vec<Bar> = rows.map(bar).collect();
         let title = format!("{}: {}", m.unit, m.about);
-        let caption = format!("{}; noise {}", labels::metric(&m.unit), tables::noise(m));
-        pictures.push(Picture {
+        let noise = tables::noise(m);
+        let caption = format!("{} (lower is better); noise {noise}", m.unit);
+        Picture {
             name: format!("{id}-{}", m.metric),
             drawn: match not_drawn(m) {
                 Some(reason) => Err(reason),
                 None => Ok(plot::bars(&title, &caption, &rows)),
             },
             about: caption,
-        });
-    }
-    pictures
+        }
+    });
+    over_time.chain(figures).collect()
 }
 
 /// Why a picture of these figures would show nothing, or what is not so.
@@ -253,8 +250,8 @@ fn lines(
 ) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut reference: Option<Line> = None;
-    let drawn = |c: &&CurveRow| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
-    let curves: Vec<&CurveRow> = report.curves.iter().filter(drawn).collect();
+    let drawn = |c: &&Drawn| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
+    let curves: Vec<&Drawn> = report.curves.iter().filter(drawn).collect();
     let ends = curves
         .iter()
         .map(|c| of(&c.curve).len().saturating_sub(1) as f64 * c.curve.step_ms as f64 / 1e3);
@@ -266,7 +263,7 @@ fn lines(
     {
         let mut rounds = curves.clone();
         rounds.retain(|c| c.allocator == *name);
-        let end = |c: &&CurveRow| of(&c.curve).last().copied().unwrap_or(0.0);
+        let end = |c: &&Drawn| of(&c.curve).last().copied().unwrap_or(0.0);
         rounds.sort_by(|a, b| end(a).total_cmp(&end(b)).then(a.round.cmp(&b.round)));
         let Some(middle) = rounds.get(rounds.len() / 2) else {
             continue;
@@ -330,7 +327,7 @@ mod tests {
     }
     use crate::figures::{self, Measured};
     use crate::harness::peers::Entry;
-    use crate::harness::{Drawn, Metric, Results, Series};
+    use crate::harness::{Metric, Results, Series};
 
     #[test]
     fn page_has_a_line_per_entry_and_the_reference() {
@@ -342,9 +339,9 @@ mod tests {
             base_mib: 3.0,
             live_mib: 9.0,
         };
-        let drawn = |entry, round, end| Drawn {
-            case: "c",
-            entry,
+        let drawn = |allocator: &str, round, end| Drawn {
+            case: "c".into(),
+            allocator: allocator.into(),
             round,
             curve: curve(end),
         };
@@ -357,14 +354,14 @@ mod tests {
                 values: vec![Some(vec![1.0]), Some(vec![2.0])],
             }],
             curves: vec![
-                drawn(0, 0, 30.0),
-                drawn(0, 1, 10.0),
-                drawn(0, 2, 20.0),
-                drawn(1, 0, 5.0),
+                drawn("ebbtide", 0, 30.0),
+                drawn("ebbtide", 1, 10.0),
+                drawn("ebbtide", 2, 20.0),
+                drawn("<x>", 0, 5.0),
             ],
             ..Results::default()
         };
-        let report = figures::new(&Measured::new("f", results), "ebbtide bench f", true);
+        let report = figures::new(Measured::new("f", results), "ebbtide bench f", true);
         let rss = lines(&report, "c", |c| &c.rss_mib, |c| c.base_mib + c.live_mib);
         assert_eq!(rss.len(), 3);
         assert_eq!(rss[0].points, [(0.0, 100.0), (0.05, 20.0)]);

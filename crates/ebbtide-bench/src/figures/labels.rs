@@ -85,11 +85,6 @@ pub fn capital(text: &str) -> String {
         .collect()
 }
 
-/// The caption of a metric: what its unit says, and its direction.
-pub fn metric(unit: &str) -> String {
-    format!("{unit} (lower is better)")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

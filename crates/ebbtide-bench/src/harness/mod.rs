@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use ebbtide_tools::out;
+use serde::{Deserialize, Serialize};
 
 use crate::harness::peers::Entry;
 use crate::harness::process::{Starter, warm_host};
@@ -100,15 +101,16 @@ pub struct Series {
 }
 
 /// The return of memory in one process, over time.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Drawn {
     /// The case.
-    pub case: &'static str,
-    /// The entry's index.
-    pub entry: usize,
+    pub case: String,
+    /// The entry's name.
+    pub allocator: String,
     /// The round, counted from 0.
     pub round: u32,
     /// The points.
+    #[serde(flatten)]
     pub curve: Curve,
 }
 
@@ -303,8 +305,8 @@ fn keep(results: &mut Results, case: &Case, entry: usize, round: u32, output: Ou
     }
     if let Some(curve) = output.curve {
         results.curves.push(Drawn {
-            case: case.id,
-            entry,
+            case: case.id.into(),
+            allocator: results.entries[entry].name.clone(),
             round,
             curve,
         });

@@ -162,8 +162,7 @@ fn finding(worth: &Worth, parts: &[Part]) -> Result<Finding, String> {
             judged(m, without / with)
         }
     };
-    let in_place = report.without();
-    let median = |row| tables::median(row, &in_place);
+    let median = |row| tables::median(report, row);
     let best_peer = best_peer(m).map_or("none measured".into(), |row| {
         format!("{}: {}", labels::allocator(&row.allocator), median(row))
     });

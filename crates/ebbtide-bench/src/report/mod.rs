@@ -9,7 +9,6 @@
 //! | `page` | the page |
 //! | `peers` | how Ebbtide stands beside each other allocator |
 //! | `keep` | the results beside it |
-//! | `place` | where both are written |
 //! | `pace` | how long families take |
 
 mod designs;
@@ -17,7 +16,6 @@ mod keep;
 mod pace;
 mod page;
 mod peers;
-mod place;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +27,7 @@ use ebbtide_tools::library::LibArgs;
 use ebbtide_tools::{out, values};
 
 use crate::families::{self, Asked, FAMILIES, Registered};
-use crate::figures::{self, Report, SCHEMA, html, tables};
+use crate::figures::{self, Report, SCHEMA, html, place, tables};
 use crate::harness::progress::minutes;
 use crate::outside::interrupt::{self, Listening};
 use pace::Pace;
@@ -90,10 +88,6 @@ pub struct ReportArgs {
 
 /// Without `--full` and `--against`: what nearly every program has now.
 const PEER: &str = "glibc";
-/// Exit status when something was measured, but not everything.
-const EXIT_PARTIAL: u8 = 1;
-/// The same after a signal, whose number is added.
-const EXIT_SIGNAL: u8 = 128;
 
 /// What has become of a family.
 #[derive(Debug)]
@@ -135,11 +129,11 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
     // Between two families, too: no signal takes along what was measured.
     let _listening = Listening::start()?;
     measure(&mut parts, args);
-    let broken_off = interrupt::came().map(|signal| EXIT_SIGNAL + signal as u8);
+    let signal = interrupt::came();
     let reports: Vec<&Report> = parts.iter().filter_map(Part::report).collect();
     if reports.is_empty() {
         out::warning(&format!("nothing was measured: {file} is left as it was"));
-        return Ok(broken_off.unwrap_or(EXIT_PARTIAL));
+        return Ok(figures::status(signal, true));
     }
     if let Err(error) = write(&args.out, &parts) {
         // Rather at the wrong place than lost.
@@ -154,14 +148,11 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
         }
     }
     out::stdout(format!("{file}\n").as_bytes());
-    if let Some(status) = broken_off {
+    if signal.is_some() {
         out::warning(&format!("broken off; {file} has what was measured"));
-        return Ok(status);
     }
-    match reports.iter().all(|report| !report.partial) {
-        true => Ok(0),
-        false => Ok(EXIT_PARTIAL),
-    }
+    let is_partial = reports.iter().any(|report| report.partial);
+    Ok(figures::status(signal, is_partial))
 }
 
 /// Measures what is to come, keeps each family's results, and writes the page before each family but the first.
@@ -317,7 +308,7 @@ fn saved(file: &Path) -> Result<Part> {
         let shown = file.display();
         format!("{shown} does not hold the results of 'ebbtide bench FAMILY --json'")
     })?;
-    if report.schema() != SCHEMA {
+    if report.schema != SCHEMA {
         bail!(
             "{} is of another version; measure again with this one",
             file.display()
@@ -350,11 +341,8 @@ impl Part {
     fn measure(&self, room: Option<Duration>) -> State {
         let measured = self.asked(room).and_then(|asked| {
             let measured = asked.measure()?;
-            Ok(figures::new(
-                &measured,
-                &self.command(),
-                asked.bench().quick,
-            ))
+            let quick = asked.bench().quick;
+            Ok(figures::new(measured, &self.command(), quick))
         });
         match measured {
             Ok(report) => State::Measured(Box::new(report)),

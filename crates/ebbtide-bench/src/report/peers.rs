@@ -1,5 +1,7 @@
 //! How Ebbtide stands beside each other allocator, over all figures.
 
+use std::collections::BTreeMap;
+
 use crate::figures::html::Table;
 use crate::figures::{Report, labels, tables};
 use crate::stats::Spread;
@@ -43,32 +45,22 @@ pub fn section(reports: &[&Report]) -> Option<(String, Table)> {
 }
 
 fn standings(reports: &[&Report]) -> Vec<Standing> {
-    let mut standings: Vec<Standing> = Vec::new();
+    let mut standings: BTreeMap<&str, Standing> = BTreeMap::new();
     for m in reports.iter().flat_map(|report| &report.measurements) {
-        for row in m
-            .results
-            .iter()
-            .filter(|row| labels::is_peer(&row.allocator))
-        {
+        let peers = m.results.iter();
+        for row in peers.filter(|row| labels::is_peer(&row.allocator)) {
             let Some(ratio) = row.ratio_to_ebbtide else {
                 continue;
             };
-            let at = standings.iter().position(|s| s.name == row.allocator);
-            let at = at.unwrap_or_else(|| {
-                let name = row.allocator.clone();
-                standings.push(Standing {
-                    name,
-                    ..Standing::default()
-                });
-                standings.len() - 1
-            });
-            let standing = &mut standings[at];
+            let standing = standings.entry(&row.allocator).or_default();
+            standing.name.clone_from(&row.allocator);
             standing.ratios.push(ratio);
             let differs = !tables::is_same(m, ratio);
             standing.better += usize::from(differs && ratio < 1.0);
             standing.worse += usize::from(differs && ratio > 1.0);
         }
     }
+    let mut standings: Vec<Standing> = standings.into_values().collect();
     // An allocator that ran in a few cases only is not compared with those that ran in all.
     let most = standings.iter().map(|s| s.ratios.len()).max().unwrap_or(0);
     let is_rare = |s: &Standing| 2 * s.ratios.len() < most;
