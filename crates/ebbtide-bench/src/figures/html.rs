@@ -217,28 +217,25 @@ fn not_drawn(m: &Measurement) -> Option<String> {
     if !own.is_some_and(Row::has_figure) {
         return Some("samples of Ebbtide are missing".into());
     }
-    let others = || {
-        m.results
-            .iter()
-            .filter(|row| row.allocator != OWN && row.allocator != TWIN)
-    };
-    let missing = others().filter(|row| !row.has_figure()).count();
-    if 2 * missing > others().count() {
-        return Some(format!(
-            "samples of {missing} of {} others are missing",
-            others().count()
-        ));
+    let others = m
+        .results
+        .iter()
+        .filter(|row| row.allocator != OWN && row.allocator != TWIN);
+    let (measured, missing): (Vec<&Row>, Vec<&Row>) = others.partition(|row| row.has_figure());
+    if missing.len() > measured.len() {
+        let (missing, all) = (missing.len(), missing.len() + measured.len());
+        return Some(format!("samples of {missing} of {all} others are missing"));
     }
     let is_zero = |row: &Row| row.spread.is_some_and(|s| s.median == 0.0);
     if m.results.iter().all(is_zero) {
         return Some("all values are 0".into());
     }
-    let is_same = |row: &Row| {
+    let is_same = |row: &&Row| {
         row.ratio_to_ebbtide
             .is_some_and(|ratio| tables::is_same(m, ratio))
     };
-    let is_disturbed = others().count() > 0 && others().filter(|row| row.has_figure()).all(is_same);
-    is_disturbed.then(|| "every difference is within the noise".into())
+    let shows_nothing = !measured.is_empty() && measured.iter().all(is_same);
+    shows_nothing.then(|| "every difference is within the noise".into())
 }
 
 /// One line per entry, from the round in the middle by the size at the end, and the reference.
@@ -248,46 +245,44 @@ fn lines(
     of: fn(&Curve) -> &Vec<f64>,
     must_stay: fn(&Curve) -> f64,
 ) -> Vec<Line> {
-    let mut lines = Vec::new();
-    let mut reference: Option<Line> = None;
-    let drawn = |c: &&Drawn| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
-    let curves: Vec<&Drawn> = report.curves.iter().filter(drawn).collect();
-    let ends = curves
+    let is_drawn = |c: &&Drawn| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
+    let drawn: Vec<&Drawn> = report.curves.iter().filter(is_drawn).collect();
+    let points = |curve: &Curve| -> Vec<(f64, f64)> {
+        let step_s = curve.step_ms as f64 / 1e3;
+        let values = of(curve).iter().enumerate();
+        values
+            .map(|(i, value)| (i as f64 * step_s, *value))
+            .collect()
+    };
+    let ends = drawn
         .iter()
-        .map(|c| of(&c.curve).len().saturating_sub(1) as f64 * c.curve.step_ms as f64 / 1e3);
+        .filter_map(|c| Some(points(&c.curve).last()?.0));
     let window_s = ends.fold(0.0, f64::max);
     let measured = report.measurements.iter().find(|m| m.case == case);
-    for Row {
-        allocator: name, ..
-    } in measured.iter().flat_map(|m| &m.results)
-    {
-        let mut rounds = curves.clone();
-        rounds.retain(|c| c.allocator == *name);
-        let end = |c: &&Drawn| of(&c.curve).last().copied().unwrap_or(0.0);
+    let names = measured
+        .iter()
+        .flat_map(|m| &m.results)
+        .map(|row| &row.allocator);
+    let middles = names.filter_map(|name| {
+        let rounds = drawn.iter().filter(|c| c.allocator == *name);
+        let mut rounds: Vec<&&Drawn> = rounds.collect();
+        let end = |c: &Drawn| of(&c.curve).last().copied().unwrap_or(0.0);
         rounds.sort_by(|a, b| end(a).total_cmp(&end(b)).then(a.round.cmp(&b.round)));
-        let Some(middle) = rounds.get(rounds.len() / 2) else {
-            continue;
-        };
-        let step_s = middle.curve.step_ms as f64 / 1e3;
-        let values = of(&middle.curve);
-        let points = values.iter().enumerate();
-        lines.push(Line {
-            name: labels::allocator(name),
-            points: points.map(|(i, v)| (i as f64 * step_s, *v)).collect(),
-            is_reference: false,
-        });
-        // The pages with a live byte are nearly the same in all; Ebbtide's stand for them.
-        reference.get_or_insert_with(|| Line {
-            name: "must stay".into(),
-            points: vec![
-                (0.0, must_stay(&middle.curve)),
-                (window_s, must_stay(&middle.curve)),
-            ],
-            is_reference: true,
-        });
-    }
-    lines.extend(reference);
-    lines
+        rounds.get(rounds.len() / 2).map(|c| (name, &c.curve))
+    });
+    let middles: Vec<(&String, &Curve)> = middles.collect();
+    let line = |(name, curve): &(&String, &Curve)| Line {
+        name: labels::allocator(name),
+        points: points(curve),
+        is_reference: false,
+    };
+    // The pages with a live byte are nearly the same in all; Ebbtide's stand for them.
+    let reference = middles.first().map(|(_, curve)| Line {
+        name: "must stay".into(),
+        points: [0.0, window_s].map(|at| (at, must_stay(curve))).into(),
+        is_reference: true,
+    });
+    middles.iter().map(line).chain(reference).collect()
 }
 
 #[cfg(test)]

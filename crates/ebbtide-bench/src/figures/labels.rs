@@ -27,9 +27,8 @@ const SETTINGS: [(&str, &str); 14] = [
 ];
 
 fn of(list: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
-    list.iter()
-        .find(|(id, _)| *id == name)
-        .map(|(_, label)| *label)
+    let found = list.iter().find(|(id, _)| *id == name);
+    found.map(|(_, label)| *label)
 }
 
 /// An allocator, or a variant of Ebbtide with its settings.
@@ -41,16 +40,10 @@ pub fn allocator(name: &str) -> String {
         let known = peers::label(name).or_else(|| of(&REFERENCES, name));
         return known.unwrap_or(name).into();
     };
-    let settings = settings
-        .trim_start_matches(", ")
-        .split(',')
-        .filter(|s| !s.is_empty());
-    let labels = settings.map(setting);
-    ["Ebbtide".into()]
-        .into_iter()
-        .chain(labels)
-        .collect::<Vec<_>>()
-        .join(", ")
+    let settings = settings.trim_start_matches(", ").split(',');
+    let labels = settings.filter(|s| !s.is_empty()).map(setting);
+    let labels: Vec<String> = ["Ebbtide".into()].into_iter().chain(labels).collect();
+    labels.join(", ")
 }
 
 fn setting(text: &str) -> String {
@@ -77,12 +70,8 @@ pub fn is_peer(name: &str) -> bool {
 /// A sentence or a caption begins with it.
 pub fn capital(text: &str) -> String {
     let mut chars = text.chars();
-    chars
-        .next()
-        .into_iter()
-        .flat_map(char::to_uppercase)
-        .chain(chars)
-        .collect()
+    let first = chars.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(chars).collect()
 }
 
 #[cfg(test)]

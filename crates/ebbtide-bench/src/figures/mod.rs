@@ -212,25 +212,19 @@ fn measurement(series: &Series, results: &Results) -> Measurement {
         values.unwrap_or_default()
     };
     let (own, _) = reached(values_of(OWN));
-    let rows = results
-        .entries
-        .iter()
-        .zip(&series.values)
-        .filter_map(|(entry, values)| Some((entry, values.as_deref()?)))
-        .map(|(entry, values)| {
-            let (spread, not_reached) = reached(values);
-            let ratio = match (spread, own) {
-                (Some(s), Some(o)) if o.median > 0.0 => Some(s.median / o.median),
-                _ => None,
-            };
-            Row {
-                allocator: entry.name.clone(),
-                spread,
-                not_reached,
-                ratio_to_ebbtide: ratio,
-                values: values.to_vec(),
-            }
-        });
+    let own = own.filter(|own| own.median > 0.0);
+    let entries = results.entries.iter().zip(&series.values);
+    let rows = entries.filter_map(|(entry, values)| {
+        let values = values.as_deref()?;
+        let (spread, not_reached) = reached(values);
+        Some(Row {
+            allocator: entry.name.clone(),
+            spread,
+            not_reached,
+            ratio_to_ebbtide: spread.zip(own).map(|(s, own)| s.median / own.median),
+            values: values.to_vec(),
+        })
+    });
     Measurement {
         case: series.case.into(),
         about: series.about.into(),

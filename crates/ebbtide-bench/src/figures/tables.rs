@@ -84,7 +84,7 @@ pub fn median(report: &Report, row: &Row) -> String {
 }
 
 fn row_ratio(m: &Measurement, row: &Row) -> String {
-    let ratio = row.ratio_to_ebbtide.filter(|_| row.spread.is_some());
+    let ratio = row.ratio_to_ebbtide;
     ratio.map_or(String::new(), |r| self::ratio(m, r))
 }
 
