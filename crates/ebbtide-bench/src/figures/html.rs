@@ -44,11 +44,6 @@ pub fn check_plots(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page.
-pub fn write(file: &Path, report: &Report) -> Result<()> {
-    place::write(file, &page(report))
-}
-
 /// Writes each picture into a file, `FAMILY-CASE-WHAT.svg`.
 pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
     for case in report.cases() {
@@ -64,7 +59,6 @@ pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// The page of one family.
 #[derive(Template)]
 #[template(path = "family.html")]
 struct Page<'a> {
@@ -72,7 +66,8 @@ struct Page<'a> {
     section: Section<'a>,
 }
 
-fn page(report: &Report) -> String {
+/// The page of a run.
+pub fn page(report: &Report) -> String {
     let page = Page {
         title: format!("ebbtide bench {}", report.family),
         section: Section { report },
@@ -95,10 +90,6 @@ impl Section<'_> {
         let mut reasons: Vec<String> = self.report.broken_off.iter().cloned().collect();
         reasons.extend(failures::summary(&self.report.failures));
         reasons
-    }
-
-    fn pictures(&self, case: &[Measurement]) -> Vec<Picture> {
-        pictures(self.report, case)
     }
 
     /// All figures of a case: a row for each allocator, a column for each metric.

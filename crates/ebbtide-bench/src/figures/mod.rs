@@ -154,7 +154,7 @@ pub fn print(measured: Measured, args: &BenchArgs) -> Result<u8> {
         out::stderr(&text);
     }
     if let Some(file) = &args.html {
-        html::write(file, &report)?;
+        place::write(file, &html::page(&report))?;
     }
     if let Some(dir) = &args.plots {
         html::write_plots(dir, &report)?;

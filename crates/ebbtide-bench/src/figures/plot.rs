@@ -107,12 +107,8 @@ struct Curves<'a> {
 pub fn curves(title: &str, caption: &str, unit: &str, lines: &[Line]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let y_axis = axis(points().map(|p| p.1));
-    let longest = lines.iter().map(|line| width(&line.name) + 40).max();
-    let columns = if longest.unwrap_or(0) <= WIDTH / 2 {
-        2
-    } else {
-        1
-    };
+    let is_short = |line: &Line| width(&line.name) + 40 <= WIDTH / 2;
+    let columns = if lines.iter().all(is_short) { 2 } else { 1 };
     let ends = lines.iter().filter_map(|line| {
         let (at, value) = line.points.last()?;
         let (at, value) = (number(at), number(value));
@@ -165,9 +161,8 @@ struct Bars<'a> {
 pub fn bars(title: &str, caption: &str, rows: &[Bar]) -> String {
     let values = rows.iter().filter_map(|row| row.value.as_ref());
     let most = values.map(|(median, to)| median.max(to.end));
-    let figures = rows
-        .iter()
-        .map(|row| format!("{}: {}", row.name, row.label));
+    let figures = rows.iter();
+    let figures = figures.map(|row| format!("{}: {}", row.name, row.label));
     let bars = Bars {
         frame: Frame::new(title, caption, figures.collect(), rows.len() * BAR_ROW),
         rows,
@@ -183,10 +178,8 @@ impl Bars<'_> {
 
     /// As much of the name as has room beside the label.
     fn name(&self, row: &Bar) -> String {
-        fitting(
-            &row.name,
-            LONGEST.saturating_sub(width(&row.label) + CHARACTER),
-        )
+        let label = width(&row.label) + CHARACTER;
+        fitting(&row.name, LONGEST.saturating_sub(label))
     }
 }
 

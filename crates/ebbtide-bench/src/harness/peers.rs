@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::harness::flags::BenchArgs;
 
-/// A known peer.
+/// A known peer, as `peers.json` lists it.
 #[derive(Debug, Deserialize)]
 struct Known {
     name: &'static str,
