@@ -62,7 +62,7 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Box<dyn Asked>> {
 /// Runs a family and prints the results.
 pub fn main(asked: &dyn Asked) -> Result<u8> {
     html::check(asked.bench())?;
-    figures::print(&asked.measure()?, asked.bench())
+    figures::print(asked.measure()?, asked.bench())
 }
 
 #[cfg(test)]
