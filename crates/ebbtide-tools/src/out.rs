@@ -47,6 +47,15 @@ pub fn is_fancy(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
 }
 
+/// The words with commas between them, or the word for no words.
+pub fn list(words: &[impl AsRef<str>], none: &str) -> String {
+    let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+    match words.is_empty() {
+        true => none.into(),
+        false => words.join(", "),
+    }
+}
+
 /// Bytes as `12.3 MiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];

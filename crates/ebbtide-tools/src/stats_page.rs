@@ -86,6 +86,15 @@ impl StatsPage {
     }
 }
 
+/// The names of the bits that are set in a figure.
+pub fn named<'a>(mask: u64, names: &[&'a str]) -> Vec<&'a str> {
+    let set = names
+        .iter()
+        .enumerate()
+        .filter(|(bit, _)| mask >> bit & 1 == 1);
+    set.map(|(_, name)| *name).collect()
+}
+
 /// Creates a private directory for pages, which is removed on drop. A configuration can carry its path: absolute,
 /// short, without a comma.
 pub fn private_dir() -> anyhow::Result<TempDir> {

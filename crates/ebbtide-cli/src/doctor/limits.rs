@@ -20,67 +20,30 @@ const V1_UNLIMITED: u64 = 1 << 60;
 
 /// The checks of all limits.
 pub fn all() -> Vec<Check> {
+    let soft = |resource| getrlimit(resource).current;
+    let bytes = |id, resource, low| limit(id, soft(resource), low, out::bytes);
+    let mappings = read_number("/proc/sys/vm/max_map_count");
     vec![
-        address_space(),
-        data(),
-        plain("RLIMIT_MEMLOCK", Resource::Memlock, true),
-        plain("RLIMIT_CORE", Resource::Core, true),
-        plain("RLIMIT_NPROC", Resource::Nproc, false),
-        mappings(),
+        bytes("RLIMIT_AS", Resource::As, SMALL_ADDRESS_SPACE),
+        bytes("RLIMIT_DATA", Resource::Data, u64::MAX),
+        bytes("RLIMIT_MEMLOCK", Resource::Memlock, 0),
+        bytes("RLIMIT_CORE", Resource::Core, 0),
+        limit("RLIMIT_NPROC", soft(Resource::Nproc), 0, out::count),
+        match mappings {
+            Some(_) => limit("vm.max_map_count", mappings, FEW_MAPPINGS, out::count),
+            None => Check::info("vm.max_map_count", "unknown"),
+        },
         cgroup(),
         pressure_events(),
     ]
 }
 
-/// The soft limit; `None` is unlimited.
-fn soft_limit(resource: Resource) -> Option<u64> {
-    getrlimit(resource).current
-}
-
-fn plain(id: &'static str, resource: Resource, in_bytes: bool) -> Check {
-    let value = match soft_limit(resource) {
-        None => "unlimited".into(),
-        Some(n) if in_bytes => out::bytes(n),
-        Some(n) => out::count(n),
-    };
-    Check::info(id, value)
-}
-
-fn address_space() -> Check {
-    match soft_limit(Resource::As) {
-        Some(n) if n < SMALL_ADDRESS_SPACE => Check::limited(
-            "RLIMIT_AS",
-            out::bytes(n),
-            "the reservation is smaller, and large requests fail sooner",
-            "limit resident memory with a control group (memory.max) in place of 'ulimit -v'",
-        ),
-        Some(n) => Check::info("RLIMIT_AS", out::bytes(n)),
-        None => Check::info("RLIMIT_AS", "unlimited"),
-    }
-}
-
-fn data() -> Check {
-    match soft_limit(Resource::Data) {
-        Some(n) => Check::limited(
-            "RLIMIT_DATA",
-            out::bytes(n),
-            "opened memory counts against it, dirty or not",
-            "limit resident memory with a control group (memory.max) in place of 'ulimit -d'",
-        ),
-        None => Check::info("RLIMIT_DATA", "unlimited"),
-    }
-}
-
-fn mappings() -> Check {
-    match read_number("/proc/sys/vm/max_map_count") {
-        Some(n) if n < FEW_MAPPINGS => Check::limited(
-            "vm.max_map_count",
-            out::count(n),
-            "programs with many mappings may hit this limit",
-            "sysctl -w vm.max_map_count=65530",
-        ),
-        Some(n) => Check::info("vm.max_map_count", out::count(n)),
-        None => Check::info("vm.max_map_count", "unknown"),
+/// A limit; `None` is unlimited. Values below `low` reduce the effect of Ebbtide.
+fn limit(id: &'static str, value: Option<u64>, low: u64, show: fn(u64) -> String) -> Check {
+    match value {
+        None => Check::info(id, "unlimited"),
+        Some(n) if n < low => Check::limited(id, show(n)),
+        Some(n) => Check::info(id, show(n)),
     }
 }
 
@@ -144,12 +107,7 @@ fn cgroup() -> Check {
     );
     // A group that does not account for memory has no usage file, but it is visible.
     if usage.is_none() && read(&dir.join("cgroup.procs").to_string_lossy()).is_none() {
-        return Check::limited(
-            "cgroup",
-            text,
-            "headroom below cgroup limits is unknown; only the machine's available memory counts",
-            "make the cgroup file system visible in the container",
-        );
+        return Check::limited("cgroup", text);
     }
     Check::info("cgroup", text)
 }
@@ -159,15 +117,9 @@ fn pressure_events() -> Check {
     const ID: &str = "cgroup_events";
     if let Some(path) = std::env::var_os("MEMORY_PRESSURE_WATCH") {
         let what = format!("MEMORY_PRESSURE_WATCH={}", path.display());
-        return if path == "/dev/null" {
-            Check::limited(
-                ID,
-                what,
-                "events are switched off; only the headroom below limits counts",
-                "if this is not intended, set MemoryPressureWatch=yes in the systemd unit",
-            )
-        } else {
-            Check::ok(ID, what, "releases free memory on its events")
+        return match path == "/dev/null" {
+            true => Check::limited(ID, what),
+            false => Check::ok(ID, what),
         };
     }
     let text = read("/proc/self/cgroup").unwrap_or_default();
@@ -183,20 +135,18 @@ fn pressure_events() -> Check {
         .write(file == "cgroup.event_control")
         .read(file == "memory.pressure")
         .open(dir.join(file));
-    match opened {
-        Ok(_) if file == "memory.pressure" => {
-            Check::ok(ID, "memory.pressure", "the group's own pressure is noticed")
+    let (value, effect) = match opened {
+        Err(error) => {
+            let value = format!("{file}: {error}; only the headroom below limits counts");
+            return Check::info(ID, value);
         }
-        Ok(_) => Check::ok(
-            ID,
+        Ok(_) if file == "memory.pressure" => (file, "the group's own pressure is noticed"),
+        Ok(_) => (
             "memory.pressure_level",
             "an event when the kernel reclaims memory from the group",
         ),
-        Err(error) => Check::info(
-            ID,
-            format!("{file}: {error}; only the headroom below limits counts"),
-        ),
-    }
+    };
+    Check::ok(ID, value).with_effect(effect)
 }
 
 #[cfg(test)]

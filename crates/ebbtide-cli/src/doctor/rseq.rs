@@ -25,8 +25,6 @@ const SIGNATURE: u32 = 0x5305_3053;
 #[cfg(target_arch = "aarch64")]
 const SIGNATURE: u32 = 0xd428_bc00;
 
-const EFFECT: &str = "per-CPU caches without locks";
-
 /// The registration of this thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
@@ -169,15 +167,15 @@ pub fn check(owner: &Owner) -> Check {
             };
             let place = format!("{bytes} B at {offset:+} B from the thread pointer");
             let value = format!("registered by glibc: {place}; {offers}");
-            Check::ok("rseq", value, EFFECT)
+            Check::ok("rseq", value)
         }
-        Owner::Other => of(&known::OTHER_RSEQ, "registered by another library"),
-        Owner::Nobody(why) => of(&known::NO_RSEQ, &format!("not registered: {why}")),
+        Owner::Other => {
+            Check::limited("rseq", "registered by another library").known(&known::OTHER_RSEQ)
+        }
+        Owner::Nobody(why) => {
+            Check::limited("rseq", format!("not registered: {why}")).known(&known::NO_RSEQ)
+        }
     }
-}
-
-fn of(known: &known::Known, value: &str) -> Check {
-    Check::limited("rseq", value, known.happens, known.remedy)
 }
 
 /// Checks whether the kernel ends a program that writes to the kernel's fields. A child writes to one and changes its

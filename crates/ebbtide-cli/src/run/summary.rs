@@ -2,7 +2,7 @@
 
 use ebbtide_tools::lock_figures;
 use ebbtide_tools::out;
-use ebbtide_tools::stats_page::StatsPage;
+use ebbtide_tools::stats_page::{StatsPage, named};
 use serde::Serialize;
 
 use crate::run::end::{End, Since};
@@ -80,11 +80,12 @@ pub struct LibraryFigures {
 impl LibraryFigures {
     /// Sums the pages; `None` if there are none.
     pub fn sum(pages: &[StatsPage]) -> Option<Self> {
+        let sources = pages.iter().fold(0, |mask, p| mask | p.pressure_sources);
         (!pages.is_empty()).then(|| LibraryFigures {
             processes: pages.len() as u64,
             processes_rseq: pages.iter().map(|page| page.rseq_mode).sum(),
             sum: StatsPage::sum(pages),
-            pressure_sources: sources(pages.iter().fold(0, |mask, p| mask | p.pressure_sources)),
+            pressure_sources: named(sources, &PRESSURE_SOURCES),
         })
     }
 }
@@ -220,11 +221,7 @@ impl Summary {
             }
             let mode = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
             text.push_str(&line("processes", &mode, alone));
-            let watched = if lib.pressure_sources.is_empty() {
-                "none needed".to_owned()
-            } else {
-                lib.pressure_sources.join(", ")
-            };
+            let watched = out::list(&lib.pressure_sources, "none needed");
             text.push_str(&line("pressure sources", &watched, alone));
             let short = out::count(sum.pressure_events);
             text.push_str(&line("pressure events", &short, alone));
@@ -244,12 +241,6 @@ fn loaded(figures: &Figures) -> String {
         (None, Some(reason)) => format!("Ebbtide was NOT loaded: {reason}\n"),
         (None, None) => "Ebbtide was NOT loaded: the reason is not known\n".into(),
     }
-}
-
-fn sources(mask: u64) -> Vec<&'static str> {
-    let named = PRESSURE_SOURCES.iter().enumerate();
-    let there = named.filter(|(bit, _)| mask >> bit & 1 == 1);
-    there.map(|(_, name)| *name).collect()
 }
 
 fn duration(ns: Option<u64>) -> String {
