@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use ebbtide_tools::machine::page_bytes;
 use ebbtide_tools::proc::{self, children_of_main_thread, kib_field};
 use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
 
 use crate::run::end::{HELPER_NAME, is_at_work};
 
@@ -27,28 +28,36 @@ const COST_FACTOR: u32 = 100;
 const MAX_PROCESSES: usize = 64;
 
 /// The results of all samples. A value is 0 if no sample came in time.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Samples {
-    /// Number of samples.
-    pub count: u64,
-    /// Peak resident size of the first process (`VmHWM`).
+    /// Peak resident size of the largest single process: of the first one, unless the kernel knows of a larger one.
     pub rss_peak_bytes: u64,
-    /// Resident size of the first process in the last sample.
+    /// Resident size of the process tree in the last sample before the end.
     pub rss_end_bytes: u64,
-    /// Peak of the sum over the tree.
+    /// Of that, memory that the kernel could not take at once: without pages under `MADV_FREE`, in most cases as of
+    /// at most a second before. None if the program ended before the first such sample.
+    pub rss_without_lazy_end_bytes: Option<u64>,
+    /// Mean over time of the resident size of the process tree.
+    pub rss_mean_bytes: u64,
+    /// Peak of the summed resident size of the process tree.
     pub tree_rss_peak_bytes: u64,
-    /// Sum over the tree in the last sample.
-    pub tree_rss_end_bytes: u64,
-    /// Mean over time of the sum over the tree.
-    pub tree_rss_mean_bytes: u64,
     /// Swapped-out bytes of the first process in the last sample.
     pub swap_end_bytes: u64,
-    /// Peak of bytes given with `MADV_FREE` and still resident.
+    /// Peak of bytes under `MADV_FREE` that were still resident in the first process.
     pub lazy_free_peak_bytes: u64,
-    /// Sum of the same over the tree in the last sample that read it; none without such a sample.
-    pub tree_lazy_free_end_bytes: Option<u64>,
-    /// Peak of bytes in anonymous huge pages.
+    /// Peak of bytes in its anonymous huge pages.
     pub huge_peak_bytes: u64,
+    /// Samples taken.
+    pub samples: u64,
+}
+
+impl Samples {
+    /// Takes over the kernel's own peak of the largest process.
+    pub fn with_peak(mut self, kernels_bytes: u64) -> Self {
+        self.rss_peak_bytes = self.rss_peak_bytes.max(kernels_bytes);
+        self.tree_rss_peak_bytes = self.tree_rss_peak_bytes.max(self.rss_peak_bytes);
+        self
+    }
 }
 
 /// The sampling thread.
@@ -106,6 +115,8 @@ struct Watch {
     last: Option<(Instant, u64)>,
     area_byte_ns: u128,
     area_ns: u128,
+    /// Bytes under `MADV_FREE` in the tree, in the last sample that read them.
+    lazy_bytes: Option<u64>,
     samples: Samples,
 }
 
@@ -122,6 +133,7 @@ impl Watch {
             last: None,
             area_byte_ns: 0,
             area_ns: 0,
+            lazy_bytes: None,
             samples: Samples::default(),
         }
     }
@@ -142,11 +154,10 @@ impl Watch {
         }
         self.last = Some((now, total));
         let s = &mut self.samples;
-        s.count += 1;
+        s.samples += 1;
         s.rss_peak_bytes = s.rss_peak_bytes.max(main.peak_bytes).max(main.rss_bytes);
-        s.rss_end_bytes = main.rss_bytes;
         s.tree_rss_peak_bytes = s.tree_rss_peak_bytes.max(total);
-        s.tree_rss_end_bytes = total;
+        s.rss_end_bytes = total;
         s.swap_end_bytes = main.swap_bytes;
         true
     }
@@ -188,7 +199,7 @@ impl Watch {
             s.lazy_free_peak_bytes = s.lazy_free_peak_bytes.max(value("LazyFree"));
             s.huge_peak_bytes = s.huge_peak_bytes.max(value("AnonHugePages"));
             let others: u64 = self.tree.iter().filter_map(|pid| lazy_of(*pid)).sum();
-            s.tree_lazy_free_end_bytes = Some(value("LazyFree") + others);
+            self.lazy_bytes = Some(value("LazyFree") + others);
         }
         let cost = cpu_time() - began;
         self.rollup_due = Instant::now() + ROLLUP_INTERVAL.max(cost * COST_FACTOR);
@@ -196,10 +207,10 @@ impl Watch {
 
     fn finish(mut self) -> Samples {
         let s = &mut self.samples;
-        s.tree_rss_mean_bytes = match self.area_byte_ns.checked_div(self.area_ns) {
-            Some(mean) => mean as u64,
-            None => s.tree_rss_end_bytes,
-        };
+        let mean = self.area_byte_ns.checked_div(self.area_ns);
+        s.rss_mean_bytes = mean.map_or(s.rss_end_bytes, |mean| mean as u64);
+        let without = |lazy| s.rss_end_bytes.saturating_sub(lazy);
+        s.rss_without_lazy_end_bytes = self.lazy_bytes.map(without);
         self.samples
     }
 }
@@ -288,13 +299,23 @@ mod tests {
     }
 
     #[test]
+    fn peak_is_the_larger_of_kernel_and_samples() {
+        let samples = Samples {
+            rss_peak_bytes: 50,
+            ..Samples::default()
+        };
+        let peaks = [100, 10].map(|kernels| samples.clone().with_peak(kernels).rss_peak_bytes);
+        assert_eq!(peaks, [100, 50]);
+    }
+
+    #[test]
     fn watches_itself() {
         let sampler = Sampler::start(std::process::id()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         let s = sampler.finish();
-        assert!(s.count > 0);
-        assert!(s.rss_peak_bytes >= s.rss_end_bytes && s.rss_end_bytes > 0);
-        assert!(s.tree_rss_mean_bytes > 0);
+        assert!(s.samples > 0 && s.rss_mean_bytes > 0);
+        assert!(s.tree_rss_peak_bytes >= s.rss_end_bytes && s.rss_end_bytes > 0);
+        assert!(s.rss_peak_bytes > 0);
     }
 
     /// A shell whose name is cut in the middle of a character, and the number of its child.
@@ -342,9 +363,14 @@ mod tests {
         let is_there = watch.look(Instant::now());
         let found = watch.tree.clone();
         end(&mut child, grandchild);
-        assert!(is_there && watch.samples.count == 1);
+        assert!(is_there && watch.samples.samples == 1);
         assert_eq!(found, BTreeSet::from([grandchild]));
-        assert!(watch.samples.tree_rss_end_bytes > watch.samples.rss_end_bytes);
+        let Samples {
+            rss_peak_bytes,
+            rss_end_bytes,
+            ..
+        } = watch.samples;
+        assert!(rss_end_bytes > rss_peak_bytes, "both processes count");
         assert!(!watch.look(Instant::now()));
     }
 }

@@ -126,10 +126,7 @@ fn watch(args: &TopArgs) -> Result<u8> {
 
 fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     let mut conf = conf::merged(&args.conf)?;
-    let launch = match Launch::new(&args.command, &args.lib, &conf, false)? {
-        Ok(launch) => launch,
-        Err(status) => return Ok(status),
-    };
+    let launch = Launch::new(&args.command, &args.lib, &conf, false)?;
     // A directory of its own, so that it holds no pages of other processes.
     let dir = stats_page::private_dir()?;
     conf.set("stats_dir", &dir.path().to_string_lossy());
@@ -139,10 +136,8 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
         Output::Held
     };
     let mut command = launch.command(Some(&conf));
-    let mut started = match Started::start(&mut command, output) {
-        Ok(started) => started,
-        Err(error) => return Ok(launch.cannot_start(&error)),
-    };
+    let started = Started::start(&mut command, output);
+    let mut started = started.map_err(|error| launch.cannot_start(&error))?;
     let mut watch = Watch::new(Scope::Dir(dir.path().into()));
     let name = launch.short_name();
     let pid = started.pid();
