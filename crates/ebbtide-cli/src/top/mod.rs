@@ -31,7 +31,6 @@ use crate::run::signals::Passing;
 use find::Scope;
 use screen::Left;
 use started::{Output, Started};
-use table::Sort;
 use view::View;
 use watch::Watch;
 
@@ -73,8 +72,8 @@ fn once(args: &TopArgs) -> Result<u8> {
 
 fn print(args: &TopArgs, watch: &Watch) {
     let text = match args.json {
-        true => table::json(watch, Sort::Rss),
-        false => table::text(watch, Sort::Rss),
+        true => table::json(watch),
+        false => table::text(watch),
     };
     out::stdout(text.as_bytes());
 }
@@ -166,7 +165,7 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     match left {
         Ok(Left::Ended) => {
             let status = started.wait()?;
-            out::stderr(&table::text(&watch, Sort::Rss));
+            out::stderr(&table::text(&watch));
             Ok(status)
         }
         Ok(Left::Quit) => {

@@ -132,7 +132,7 @@ fn on_key(key: &KeyEvent, watch: &Watch, view: &mut View) -> Asked {
         KeyCode::Char('?' | 'h') => view.is_help = !view.is_help,
         KeyCode::Esc | KeyCode::Char('q') if view.is_help => view.is_help = false,
         KeyCode::Esc | KeyCode::Char('q') => return Asked::Quit,
-        KeyCode::Char('s') => view.sort = view.sort.next(),
+        KeyCode::Char('s') => view.next_order(),
         KeyCode::Down | KeyCode::Char('j') => view.step(watch, 1),
         KeyCode::Up | KeyCode::Char('k') => view.step(watch, -1),
         KeyCode::PageDown => view.step(watch, 10),
@@ -198,7 +198,6 @@ pub fn die_by(signal: libc::c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::table::Sort;
     use crate::top::table::tests::watch;
 
     #[test]
@@ -210,7 +209,7 @@ mod tests {
             on_event(&key, &watch, view)
         };
         assert_eq!(press(&mut view, KeyCode::Char('s')), Asked::Picture);
-        assert_eq!(view.sort, Sort::Live);
+        assert_eq!(view.order().0, "live");
         assert_eq!(press(&mut view, KeyCode::Down), Asked::Picture);
         assert_eq!(press(&mut view, KeyCode::Char('x')), Asked::Nothing);
         assert_eq!(press(&mut view, KeyCode::Char('?')), Asked::Picture);

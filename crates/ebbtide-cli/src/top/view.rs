@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use ebbtide_tools::out::{bytes, duration, short_bytes};
 use ratatui::Frame;
-use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Sparkline, Table, TableState};
 
 use crate::top::chart::{COLOURS, NAMES, SHADES, Stacked, slots};
-use crate::top::table::{COLUMNS, LEFT, Sort, fitting, notes};
+use crate::top::table::{COLUMNS, Column, ORDERS, Order, fitting, notes, sorted};
 use crate::top::watch::{Process, Watch};
 
 /// Minimum height of a terminal for charts.
@@ -25,8 +25,8 @@ const KEYS: &str = " q quit  ↑↓ select  s sort  ? help";
 /// The state that keys change.
 #[derive(Debug)]
 pub struct View {
-    /// The order of the rows.
-    pub sort: Sort,
+    /// The place of the order of the rows in [`ORDERS`].
+    order: usize,
     /// Whether the help covers the view.
     pub is_help: bool,
     /// Whether layers are shown in colours; otherwise in shades.
@@ -41,7 +41,7 @@ impl View {
     /// A view without a selection.
     pub fn new(interval: Duration, is_coloured: bool) -> Self {
         View {
-            sort: Sort::Rss,
+            order: 0,
             is_help: false,
             is_coloured,
             selected: None,
@@ -56,9 +56,19 @@ impl View {
         self.interval
     }
 
+    /// The order of the rows.
+    pub fn order(&self) -> Order {
+        ORDERS[self.order]
+    }
+
+    /// Chooses the next order.
+    pub fn next_order(&mut self) {
+        self.order = (self.order + 1) % ORDERS.len();
+    }
+
     /// Moves the selection by so many rows.
     pub fn step(&mut self, watch: &Watch, by: isize) {
-        let rows = self.sort.sorted(&watch.processes);
+        let rows = sorted(&watch.processes, self.order());
         let now = self.place(&rows).unwrap_or(0);
         let last = rows.len().saturating_sub(1);
         let next = now.saturating_add_signed(by).min(last);
@@ -76,7 +86,7 @@ impl View {
         let area = frame.area();
         let notes = notes(watch);
         let has_notes = area.height >= 8 && !notes.is_empty();
-        let rows = self.sort.sorted(&watch.processes);
+        let rows = sorted(&watch.processes, self.order());
         let place = self.place(&rows);
         let selected = place.map(|place| rows[place]);
         let frame_rows =
@@ -120,9 +130,9 @@ impl View {
             },
             bytes(sum(|p| p.rss_bytes)),
             bytes(sum(|p| p.figures.live_bytes * u64::from(p.ended.is_none()))),
-            bytes(sum(|p| p.rates.map_or(0, |rates| rates.back()))),
+            bytes(sum(Process::back)),
             self.interval.as_secs_f64(),
-            self.sort.shown(),
+            self.order().0,
         ))
         .bold()
     }
@@ -140,13 +150,13 @@ impl View {
             return;
         }
         let columns = fitting(area.width);
-        let aligned = |title: &'static str, text: String| match LEFT.contains(&title) {
+        let aligned = |column: &Column, text: String| match column.is_left() {
             true => Line::from(text),
-            false => Line::from(text).alignment(Alignment::Right),
+            false => Line::from(text).right_aligned(),
         };
-        let header = columns.iter().map(|c| aligned(c.title, c.title.into()));
+        let header = columns.iter().map(|c| aligned(c, c.title.into()));
         let lines = rows.iter().map(|process| {
-            let cells = columns.iter().map(|c| aligned(c.title, (c.cell)(process)));
+            let cells = columns.iter().map(|c| aligned(c, c.cell(process)));
             let row = Row::new(cells);
             match process.ended {
                 Some(_) => row.style(Style::new().add_modifier(Modifier::DIM)),
@@ -431,8 +441,10 @@ mod tests {
         let (mut view, mut watch) = (view(), sample());
         view.step(&watch, 1);
         assert_eq!(view.selected, Some(7));
-        view.sort = Sort::Free;
-        assert_eq!(view.place(&view.sort.sorted(&watch.processes)), Some(2));
+        view.next_order();
+        view.next_order();
+        assert_eq!(view.order().0, "freed");
+        assert_eq!(view.place(&sorted(&watch.processes, view.order())), Some(2));
         view.step(&watch, 5);
         assert_eq!(view.selected, Some(7));
         view.step(&watch, isize::MIN);

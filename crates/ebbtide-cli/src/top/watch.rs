@@ -66,7 +66,7 @@ pub struct Rates {
 }
 
 /// One process.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Process {
     /// The process number.
     pub pid: u32,
@@ -231,20 +231,9 @@ impl Process {
     pub fn new(pid: u32, began: u64) -> Self {
         Process {
             pid,
-            name: String::new(),
-            command: String::new(),
-            conf: String::new(),
             exit: "inline",
-            rss_bytes: 0,
-            rss_without_lazy_bytes: None,
-            figures_age_ms: None,
-            rates: None,
-            figures: StatsPage::default(),
-            ended: None,
-            history: VecDeque::new(),
-            page: None,
             began,
-            rollup_due: None,
+            ..Process::default()
         }
     }
 
@@ -327,16 +316,20 @@ impl Process {
         }
     }
 
+    /// Free memory, lazy memory included.
+    pub fn freed_bytes(&self) -> u64 {
+        self.figures.dirty_bytes + self.figures.lazy_bytes
+    }
+
+    /// Bytes released per second; 0 if not known.
+    pub fn back(&self) -> u64 {
+        self.rates
+            .map_or(0, |rates| rates.released_bytes_per_s as u64)
+    }
+
     /// Whether the process has ended and its helper still returns memory.
     pub fn is_going(&self) -> bool {
         self.ended.is_some() && self.rss_bytes > 0
-    }
-}
-
-impl Rates {
-    /// Bytes released per second, as a whole number.
-    pub fn back(&self) -> u64 {
-        self.released_bytes_per_s as u64
     }
 }
 
