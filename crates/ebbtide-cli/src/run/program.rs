@@ -115,11 +115,9 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     let file = File::open(path);
     // The kernel allows programs that are executable but not readable. They cannot be checked.
     let Ok(file) = file else { return Ok(()) };
-    let mut head = [0u8; 256];
-    let len = elf::read_head(&file, &mut head);
-    let head = &head[..len];
+    let head = elf::read_head(&file, 256);
     if head.starts_with(b"#!") {
-        return check_script(path, head, depth);
+        return check_script(path, &head, depth);
     }
     if !head.starts_with(b"\x7fELF") {
         return Err(Kind::NotExecutable.because(format!(

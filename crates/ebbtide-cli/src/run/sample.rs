@@ -7,18 +7,15 @@
 //! than main threads.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::iter;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ebbtide_tools::machine::page_bytes;
-use ebbtide_tools::proc::{self, children_of_main_thread, kib_field};
+use ebbtide_tools::proc::{self, HELPER, Stat, children_of_main_thread, kib_field, numbers_in};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-
-use crate::run::end::{HELPER_NAME, is_at_work};
 
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -165,17 +162,11 @@ impl Watch {
     /// Adds the children of the known processes, and removes processes that are gone.
     fn follow(&mut self) {
         let known = self.tree.iter().copied();
-        let mut parents: Vec<u32> = iter::once(self.pid).chain(known).collect();
-        while let Some(parent) = parents.pop() {
-            for child in children_of_main_thread(parent) {
-                if self.tree.len() < MAX_PROCESSES && self.tree.insert(child) {
-                    parents.push(child);
-                }
-            }
-        }
+        let parents = iter::once(self.pid).chain(known).collect();
+        grow(&mut self.tree, parents, children_of_main_thread);
         // A helper's memory is its program's. A helper gets its name a moment after it is made.
         self.tree.retain(|pid| {
-            proc::text(format!("/proc/{pid}/comm")).is_some_and(|name| name.trim() != HELPER_NAME)
+            proc::text(format!("/proc/{pid}/comm")).is_some_and(|name| name.trim() != HELPER)
         });
     }
 
@@ -250,36 +241,37 @@ pub fn rss_of(pid: u32) -> Option<u64> {
 /// numbers, not by the file `children` of each thread. If a thread's files in `/proc` were read, the kernel delays
 /// every process that waits for the end of the thread's process.
 fn descendants(pid: u32) -> BTreeSet<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    let stats = numbers.filter_map(|n| Some((n, proc::text(format!("/proc/{n}/stat"))?)));
+    let numbers = numbers_in("/proc", "").into_iter();
+    let stats = numbers.filter_map(|number| Some((number, Stat::read(number)?)));
     // A helper's memory is its program's.
     let others: Vec<(u32, u32)> = stats
-        .filter(|(_, stat)| !is_at_work(stat))
-        .filter_map(|(n, stat)| Some((n, parent_of(&stat)?)))
+        .filter(|(_, stat)| !stat.is_helper())
+        .map(|(number, stat)| (number, stat.parent))
         .collect();
     let mut tree = BTreeSet::new();
-    let mut parents = vec![pid];
-    while let Some(parent) = parents.pop() {
-        for (child, _) in others.iter().filter(|(_, of)| *of == parent) {
-            if tree.len() < MAX_PROCESSES && tree.insert(*child) {
-                parents.push(*child);
-            }
-        }
-    }
+    grow(&mut tree, vec![pid], |parent| {
+        let children = others.iter().filter(|(_, of)| *of == parent);
+        children.map(|(child, _)| *child).collect()
+    });
     tree
 }
 
-/// Parses `PID (name) state parent …`. The name may hold any characters.
-fn parent_of(stat: &str) -> Option<u32> {
-    let (_, rest) = stat.rsplit_once(") ")?;
-    rest.split(' ').nth(1)?.parse().ok()
+/// Adds the descendants of the parents that are not in the tree, up to [`MAX_PROCESSES`].
+fn grow(tree: &mut BTreeSet<u32>, mut parents: Vec<u32>, children: impl Fn(u32) -> Vec<u32>) {
+    while let Some(parent) = parents.pop() {
+        for child in children(parent) {
+            if tree.len() < MAX_PROCESSES && tree.insert(child) {
+                parents.push(child);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::process::{Pid, Signal, kill_process};
+    use std::fs;
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::CommandExt;
     use std::path::Path;
@@ -351,7 +343,6 @@ mod tests {
         end(&mut child, grandchild);
         assert!(String::from_utf8(stat).is_err(), "the name is cut");
         assert!(tree.contains(&pid) && tree.contains(&grandchild));
-        assert_eq!(parent_of("7 (a) b) S 5 7 7"), Some(5));
     }
 
     /// A child that starts between two walks.

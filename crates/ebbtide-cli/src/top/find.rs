@@ -5,50 +5,15 @@
 //! recognised from outside.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use ebbtide_tools::library;
+use ebbtide_tools::proc::{self, HELPER, Stat, numbers_in};
 use ebbtide_tools::stats_page::StatsPage;
-use ebbtide_tools::{library, proc};
 
-use crate::run::end::HELPER_NAME;
 use ebbtide_interface::page;
-
-/// Fields of `/proc/PID/stat`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
-    /// The program's short name.
-    pub name: String,
-    /// `R`, `S`, `Z`, …
-    pub state: char,
-    /// Start time. Together with the process number, it identifies one process.
-    pub began: u64,
-}
-
-impl Stat {
-    /// Reads the file of a process; `None` if there is no such process.
-    pub fn read(pid: u32) -> Option<Self> {
-        Self::parse(&proc::text(format!("/proc/{pid}/stat"))?)
-    }
-
-    /// Parses `PID (name) state …`. The name may hold any characters.
-    fn parse(text: &str) -> Option<Self> {
-        let (head, rest) = text.rsplit_once(") ")?;
-        let (_, name) = head.split_once(" (")?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        Some(Stat {
-            name: name.replace(char::is_control, "?"),
-            state: fields.first()?.chars().next()?,
-            began: fields.get(19)?.parse().ok()?,
-        })
-    }
-
-    /// Whether the process has ended, reaped or not.
-    pub fn is_over(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
-    }
-}
 
 /// The open statistics page of a process. The last figures can be read after the process has ended.
 #[derive(Debug)]
@@ -57,23 +22,19 @@ pub struct OpenPage(File);
 impl OpenPage {
     /// Reads the figures.
     pub fn read(&self) -> Option<StatsPage> {
-        let mut page = [0; page::WORDS * 8];
-        let len = read_all(&self.0, &mut page)?;
-        StatsPage::parse(&page[..len])
+        let mut page = Vec::new();
+        let mut file = &self.0;
+        file.rewind().ok()?;
+        let mut words = file.take(page::WORDS as u64 * 8);
+        words.read_to_end(&mut page).ok()?;
+        StatsPage::parse(&page)
     }
-}
 
-fn read_all(file: &File, page: &mut [u8]) -> Option<usize> {
-    let mut len = 0;
-    while len < page.len() {
-        match file.read_at(&mut page[len..], len as u64) {
-            Ok(0) => break,
-            Ok(more) => len += more,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return None,
-        }
+    fn is_in(&self, dir: &Path, pid: u32) -> bool {
+        let there = fs::metadata(dir.join(format!("{pid}.ebb")));
+        let here = self.0.metadata();
+        matches!((there, here), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
     }
-    Some(len)
 }
 
 /// The reason why a process under Ebbtide has no figures.
@@ -120,7 +81,7 @@ pub enum Scope {
 pub fn search(scope: &Scope) -> Search {
     let mut search = Search::default();
     let mut pids = match scope {
-        Scope::All => numbers_in(Path::new("/proc"), ""),
+        Scope::All => numbers_in("/proc", ""),
         Scope::Pids(pids) => pids.clone(),
         Scope::Dir(dir) => numbers_in(dir, ".ebb"),
     };
@@ -144,23 +105,6 @@ pub fn search(scope: &Scope) -> Search {
     search
 }
 
-impl OpenPage {
-    fn is_in(&self, dir: &Path, pid: u32) -> bool {
-        let there = fs::metadata(dir.join(format!("{pid}.ebb")));
-        let here = self.0.metadata();
-        matches!((there, here), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
-    }
-}
-
-/// The numbers in file names of the form number and `suffix`.
-fn numbers_in(dir: &Path, suffix: &str) -> Vec<u32> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let number = |name: &str| name.strip_suffix(suffix)?.parse().ok();
-    entries
-        .filter_map(|entry| number(entry.file_name().to_str()?))
-        .collect()
-}
-
 /// Whether this user may read the mappings of a process.
 pub fn is_open(pid: u32) -> bool {
     let read = File::open(format!("/proc/{pid}/maps")).and_then(|mut maps| maps.read(&mut [0]));
@@ -174,8 +118,7 @@ fn look_at(pid: u32) -> io::Result<Option<Found>> {
     if mapped.pages.is_empty() && !mapped.has_library {
         return Ok(None);
     }
-    let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_over() && stat.name != HELPER_NAME)
-    else {
+    let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_over() && stat.name != HELPER) else {
         return Ok(None);
     };
     let own = inner_pid(pid);
@@ -303,16 +246,6 @@ mod tests {
         assert!(Mapped::read(with.as_bytes()).unwrap().has_library);
         let other = "7f-80 r-xp 0 08:01 9 /usr/lib/libebb.so\n";
         assert_eq!(Mapped::read(other.as_bytes()).unwrap(), Mapped::default());
-    }
-
-    #[test]
-    fn names_may_hold_anything() {
-        let numbers: Vec<String> = (4..30).map(|n| n.to_string()).collect();
-        let text = format!("12 (a) (b) R) S {}\n", numbers.join(" "));
-        let stat = Stat::parse(&text).unwrap();
-        assert_eq!((stat.name.as_str(), stat.state), ("a) (b) R", 'S'));
-        assert_eq!(stat.began, 22);
-        assert!(!stat.is_over() && Stat::parse("12 (x").is_none());
     }
 
     /// This test process plays a process under Ebbtide: it maps a statistics page, at first its parent's.

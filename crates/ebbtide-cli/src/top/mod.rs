@@ -23,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ebbtide_tools::proc::Stat;
 use ebbtide_tools::{conf, out, stats_page};
 
 use crate::cli::TopArgs;
@@ -83,7 +84,7 @@ fn check_pids(args: &TopArgs, watch: &Watch) -> Result<()> {
     let mut reasons = Vec::new();
     for &pid in watch.missing(&args.pids) {
         let untold = watch.untold.iter().find(|u| u.pid == pid);
-        reasons.push(match find::Stat::read(pid) {
+        reasons.push(match Stat::read(pid) {
             None => format!("there is no process {pid}"),
             Some(_) if untold.is_some_and(|u| u.soon) => {
                 format!("process {pid} was forked; it gets figures of its own when it allocates more")

@@ -13,13 +13,13 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use ebbtide_tools::conf::{self, Conf};
-use ebbtide_tools::proc::kib_field;
+use ebbtide_tools::proc::{Stat, kib_field};
 use ebbtide_tools::stats_page::{StatsPage, read_all};
 use serde::Serialize;
 
 use crate::run::end::{is_helper, monotonic_ns};
 use crate::run::sample::rss_of;
-use crate::top::find::{Found, OpenPage, Scope, Stat, Without, search};
+use crate::top::find::{Found, OpenPage, Scope, Without, search};
 
 /// Time for which an ended process is shown.
 pub const KEPT: Duration = Duration::from_secs(5);
