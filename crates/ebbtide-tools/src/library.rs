@@ -60,27 +60,21 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
 
 /// The possible places of the library, best first, for a program at `exe`.
 fn candidates(exe: Option<&Path>) -> Vec<PathBuf> {
-    let mut dirs: Vec<PathBuf> = Vec::new();
-    if let Some(dir) = exe.and_then(Path::parent) {
-        dirs.push(dir.to_path_buf());
-        if let Some(up) = dir.parent() {
-            // Programs of debug builds and of tests find the optimised library.
-            dirs.extend(["release", "lib", "lib64"].map(|d| up.join(d)));
-        }
-    }
-    dirs.extend(
-        [
-            "/usr/local/lib",
-            "/usr/local/lib64",
-            "/usr/lib",
-            "/usr/lib64",
-        ]
-        .map(PathBuf::from),
-    );
-    #[cfg(target_arch = "x86_64")]
-    dirs.push("/usr/lib/x86_64-linux-gnu".into());
-    #[cfg(target_arch = "aarch64")]
-    dirs.push("/usr/lib/aarch64-linux-gnu".into());
+    let beside = exe.and_then(Path::parent);
+    let above = beside.and_then(Path::parent);
+    // Programs of debug builds and of tests find the optimised library.
+    let near = ["release", "lib", "lib64"].map(|dir| Some(above?.join(dir)));
+    let here = format!("/usr/lib/{}-linux-gnu", env::consts::ARCH);
+    let usual = [
+        "/usr/local/lib",
+        "/usr/local/lib64",
+        "/usr/lib",
+        "/usr/lib64",
+        &here,
+    ];
+    let mut dirs: Vec<PathBuf> = beside.map(Path::to_owned).into_iter().collect();
+    dirs.extend(near.into_iter().flatten());
+    dirs.extend(usual.map(PathBuf::from));
     dirs.dedup();
     dirs.iter()
         .flat_map(|dir| [FILE_NAME, SONAME].map(|name| dir.join(name)))

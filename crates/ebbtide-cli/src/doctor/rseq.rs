@@ -5,10 +5,17 @@
 //! with `EINVAL`. So the kernel's answer shows what is registered.
 
 use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Command;
 use std::ptr;
+use std::thread;
+use std::time::Duration;
+
+use ebbtide_interface::known;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::Check;
-use ebbtide_interface::known;
 
 const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
 const AT_RSEQ_ALIGN: libc::c_ulong = 28;
@@ -210,60 +217,43 @@ pub fn enforcement(owner: &Owner) -> Check {
 }
 
 fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: cpu_set_t is plain data; the call fills at most its size, and the numbers are below that.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        match libc::sched_getaffinity(0, size_of_val(&set), &mut set) {
-            0 => (0..libc::CPU_SETSIZE as usize)
-                .filter(|&cpu| libc::CPU_ISSET(cpu, &set))
-                .collect(),
-            _ => Vec::new(),
-        }
-    }
+    let set = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU)
+        .filter(|&cpu| set.is_set(cpu))
+        .collect()
 }
 
 /// The signal that ended the child, if any.
 fn child_that_writes(area: *mut u8) -> io::Result<Option<libc::c_int>> {
+    let node = area.wrapping_add(NODE_ID_AT).expose_provenance();
     let cpus = allowed_cpus();
-    // SAFETY: the child makes system calls only, and leaves by `_exit`.
-    let pid = unsafe { libc::fork() };
-    if pid < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if pid == 0 {
+    let write_and_move = move || {
+        let core = Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        let _ = setrlimit(Resource::Core, core);
+        let node = ptr::with_exposed_provenance_mut::<u32>(node);
         // SAFETY: plain calls; the area is this thread's own, registered and at least 32 bytes long, and nothing that
         // runs in this child reads the node from there.
         unsafe {
-            let none = libc::rlimit {
-                rlim_cur: 0,
-                rlim_max: 0,
-            };
-            libc::setrlimit(libc::RLIMIT_CORE, &none);
             libc::signal(libc::SIGSEGV, libc::SIG_DFL);
-            let node = area.add(NODE_ID_AT).cast::<u32>();
             node.write_volatile(!node.read_volatile());
-            let pause = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 1_000_000,
-            };
-            for &cpu in cpus.iter().take(4).chain(cpus.first()) {
-                let mut set: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(cpu, &mut set);
-                libc::sched_setaffinity(0, size_of_val(&set), &set);
-                libc::nanosleep(&pause, ptr::null_mut());
-            }
-            libc::_exit(0);
         }
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a valid place to write to.
-    while unsafe { libc::waitpid(pid, &mut status, 0) } < 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        for &cpu in cpus.iter().take(4).chain(cpus.first()) {
+            let mut set = CpuSet::new();
+            set.set(cpu);
+            let _ = sched_setaffinity(None, &set);
+            thread::sleep(Duration::from_millis(1));
         }
-    }
-    Ok(libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status)))
+        // SAFETY: a plain call.
+        unsafe { libc::_exit(0) }
+    };
+    // The child ends before it would become a program.
+    let mut child = Command::new("none");
+    // SAFETY: the closure makes system calls only, and leaves by `_exit`.
+    let status = unsafe { child.pre_exec(write_and_move) }.spawn()?.wait()?;
+    Ok(status.signal())
 }
 
 #[cfg(test)]
@@ -285,6 +275,12 @@ mod tests {
         };
         assert!(bytes >= FIRST_BYTES && offset == libc.offset);
         assert_eq!(without(true), Owner::Other, "somebody is registered");
+    }
+
+    #[test]
+    fn the_signal_that_ends_the_child_is_seen() {
+        let signal = child_that_writes(ptr::null_mut()).unwrap();
+        assert_eq!(signal, Some(libc::SIGSEGV));
     }
 
     #[test]

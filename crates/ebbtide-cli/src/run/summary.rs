@@ -195,23 +195,22 @@ fn rows(f: &Figures) -> Vec<(&'static str, Option<u64>, String)> {
     let m = &f.memory;
     let sampled = |bytes| (m.samples > 0).then_some(bytes);
     let without_lazy = m.rss_without_lazy_end_bytes;
-    let figures: [(_, _, fn(u64) -> String); 9] = [
-        ("wall time", Some(f.wall_ns), out::duration),
-        ("user CPU", Some(f.user_ns), out::duration),
-        ("system CPU", Some(f.system_ns), out::duration),
-        ("peak RSS", Some(m.rss_peak_bytes), out::bytes),
-        ("mean RSS", sampled(m.rss_mean_bytes), out::bytes),
-        ("RSS at the end", sampled(m.rss_end_bytes), out::bytes),
-        ("RSS without lazy", without_lazy, out::bytes),
-        ("minor faults", Some(f.faults_minor), out::count),
-        ("major faults", Some(f.faults_major), out::count),
-    ];
-    let figures = figures.into_iter().map(|(name, value, show)| {
+    let row = |name, value: Option<u64>, show: fn(u64) -> String| {
         let shown = value.map_or("too short".into(), show);
         (name, value, shown)
-    });
-    let status = ("exit status", None, status);
-    [status].into_iter().chain(figures).collect()
+    };
+    vec![
+        ("exit status", None, status),
+        row("wall time", Some(f.wall_ns), out::duration),
+        row("user CPU", Some(f.user_ns), out::duration),
+        row("system CPU", Some(f.system_ns), out::duration),
+        row("peak RSS", Some(m.rss_peak_bytes), out::bytes),
+        row("mean RSS", sampled(m.rss_mean_bytes), out::bytes),
+        row("RSS at the end", sampled(m.rss_end_bytes), out::bytes),
+        row("RSS without lazy", without_lazy, out::bytes),
+        row("minor faults", Some(f.faults_minor), out::count),
+        row("major faults", Some(f.faults_major), out::count),
+    ]
 }
 
 /// What the library did in a run: names and values as text.

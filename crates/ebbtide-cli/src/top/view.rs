@@ -246,25 +246,25 @@ impl View {
             Line::from(vec![Span::from(" "), sign, Span::from(text)])
         });
         let f = &process.figures;
-        let line = |name: &str, value: String| Line::from(format!("    {name:<14}{value:>10}"));
-        let mut lines: Vec<Line<'static>> = named.collect();
-        lines.push(line("cached", bytes(f.cached_bytes)));
-        lines.push(line("in spans", bytes(f.in_spans_bytes)));
-        lines.push(line("own records", bytes(f.metadata_bytes)));
-        lines.push(line("unsplit", bytes(f.unsplit_bytes)));
-        lines.push(line("released", bytes(f.released_bytes)));
-        lines.push(line("workers", duration(f.worker_ns)));
         let busy = process
             .rates
             .map_or(0.0, |rates| rates.worker_share * 100.0);
-        lines.push(line("of a CPU now", format!("{busy:.1} %")));
-        lines.push(line("longest stall", duration(f.longest_stall_ns)));
-        if let Some(age_ms) = process.figures_age_ms {
-            lines.push(line(
-                "figures of",
-                format!("{:.1} s ago", age_ms as f64 / 1e3),
-            ));
-        }
+        let age = process
+            .figures_age_ms
+            .map(|ms| format!("{:.1} s ago", ms as f64 / 1e3));
+        let others = [
+            ("cached", bytes(f.cached_bytes)),
+            ("in spans", bytes(f.in_spans_bytes)),
+            ("own records", bytes(f.metadata_bytes)),
+            ("unsplit", bytes(f.unsplit_bytes)),
+            ("released", bytes(f.released_bytes)),
+            ("workers", duration(f.worker_ns)),
+            ("of a CPU now", format!("{busy:.1} %")),
+            ("longest stall", duration(f.longest_stall_ns)),
+        ];
+        let others = others.into_iter().chain(age.map(|age| ("figures of", age)));
+        let line = |(name, value)| Line::from(format!("    {name:<14}{value:>10}"));
+        let lines: Vec<Line<'static>> = named.chain(others.map(line)).collect();
         Paragraph::new(lines)
     }
 }
