@@ -1,5 +1,6 @@
 //! Checks resource limits and control groups.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use ebbtide_tools::machine::read;
@@ -47,25 +48,25 @@ fn limit(id: &'static str, value: Option<u64>, low: u64, show: fn(u64) -> String
     }
 }
 
-/// The path of a process's memory control group.
-#[derive(Debug, PartialEq, Eq)]
-enum Group {
-    V1(PathBuf),
-    V2(PathBuf),
+/// A process's memory control group: the version, the root of all groups, and the path below it.
+type Group = (&'static str, &'static str, PathBuf);
+
+fn own_group() -> Option<Group> {
+    group_of(&read("/proc/self/cgroup")?)
 }
 
 /// The group that `/proc/self/cgroup` names; version 1 counts if it has the memory controller.
 fn group_of(text: &str) -> Option<Group> {
     let mut v2 = None;
     for line in text.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
         let path = PathBuf::from(path.trim_start_matches('/'));
         if controllers.split(',').any(|c| c == "memory") {
-            return Some(Group::V1(path));
+            return Some(("v1", "/sys/fs/cgroup/memory", path));
         }
         if controllers.is_empty() {
-            v2 = Some(Group::V2(path));
+            v2 = Some(("v2", "/sys/fs/cgroup", path));
         }
     }
     v2
@@ -75,22 +76,17 @@ fn group_of(text: &str) -> Option<Group> {
 fn tightest(root: &Path, dir: &Path, file: &str) -> Option<u64> {
     dir.ancestors()
         .take_while(|d| d.starts_with(root))
-        .filter_map(|d| read_number(&d.join(file).to_string_lossy()))
+        .filter_map(|d| read_number(d.join(file)))
         .min()
 }
 
 fn cgroup() -> Check {
-    let text = read("/proc/self/cgroup").unwrap_or_default();
-    let (version, root, group, limit, usage) = match group_of(&text) {
-        Some(Group::V2(g)) => ("v2", "/sys/fs/cgroup", g, "memory.max", "memory.current"),
-        Some(Group::V1(g)) => (
-            "v1",
-            "/sys/fs/cgroup/memory",
-            g,
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-        ),
-        None => return Check::info("cgroup", "none"),
+    let Some((version, root, group)) = own_group() else {
+        return Check::info("cgroup", "none");
+    };
+    let (limit, usage) = match version {
+        "v1" => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        _ => ("memory.max", "memory.current"),
     };
     let root = Path::new(root);
     let mut dir = root.join(group);
@@ -99,14 +95,14 @@ fn cgroup() -> Check {
         dir = root.to_path_buf();
     }
     let limit = tightest(root, &dir, limit).filter(|n| *n < V1_UNLIMITED);
-    let usage = read_number(&dir.join(usage).to_string_lossy());
+    let usage = read_number(dir.join(usage));
     let text = format!(
         "{version}, limit {}, usage {}",
         limit.map_or("none".into(), out::bytes),
         usage.map_or("unknown".into(), out::bytes)
     );
     // A group that does not account for memory has no usage file, but it is visible.
-    if usage.is_none() && read(&dir.join("cgroup.procs").to_string_lossy()).is_none() {
+    if usage.is_none() && read(dir.join("cgroup.procs")).is_none() {
         return Check::limited("cgroup", text);
     }
     Check::info("cgroup", text)
@@ -122,31 +118,25 @@ fn pressure_events() -> Check {
             false => Check::ok(ID, what),
         };
     }
-    let text = read("/proc/self/cgroup").unwrap_or_default();
-    let (dir, file) = match group_of(&text) {
-        Some(Group::V1(group)) => (
-            Path::new("/sys/fs/cgroup/memory").join(group),
-            "cgroup.event_control",
-        ),
-        Some(Group::V2(group)) => (Path::new("/sys/fs/cgroup").join(group), "memory.pressure"),
-        None => return Check::info(ID, "no memory cgroup"),
+    let Some((version, root, group)) = own_group() else {
+        return Check::info(ID, "no memory cgroup");
     };
-    let opened = std::fs::File::options()
-        .write(file == "cgroup.event_control")
-        .read(file == "memory.pressure")
-        .open(dir.join(file));
-    let (value, effect) = match opened {
+    let is_v1 = version == "v1";
+    let file = if is_v1 {
+        "cgroup.event_control"
+    } else {
+        "memory.pressure"
+    };
+    let path = Path::new(root).join(group).join(file);
+    match File::options().write(is_v1).read(!is_v1).open(path) {
         Err(error) => {
             let value = format!("{file}: {error}; only the headroom below limits counts");
-            return Check::info(ID, value);
+            Check::info(ID, value)
         }
-        Ok(_) if file == "memory.pressure" => (file, "the group's own pressure is noticed"),
-        Ok(_) => (
-            "memory.pressure_level",
-            "an event when the kernel reclaims memory from the group",
-        ),
-    };
-    Check::ok(ID, value).with_effect(effect)
+        Ok(_) if is_v1 => Check::ok(ID, "memory.pressure_level")
+            .with_effect("an event when the kernel reclaims memory from the group"),
+        Ok(_) => Check::ok(ID, file).with_effect("the group's own pressure is noticed"),
+    }
 }
 
 #[cfg(test)]
@@ -157,10 +147,11 @@ mod tests {
     fn groups() {
         assert_eq!(
             group_of("0::/user.slice/a\n"),
-            Some(Group::V2("user.slice/a".into()))
+            Some(("v2", "/sys/fs/cgroup", "user.slice/a".into()))
         );
         let hybrid = "5:cpu,cpuacct:/x\n4:memory:/y:z\n0::/w\n";
-        assert_eq!(group_of(hybrid), Some(Group::V1("y:z".into())));
+        let v1 = ("v1", "/sys/fs/cgroup/memory", "y:z".into());
+        assert_eq!(group_of(hybrid), Some(v1));
         assert_eq!(group_of(""), None);
     }
 

@@ -1,5 +1,7 @@
 //! Checks huge pages, overcommit, memory, swap, processors and NUMA nodes.
 
+use std::path::Path;
+
 use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, read};
 use ebbtide_tools::{out, proc};
 
@@ -24,7 +26,7 @@ pub fn all() -> Vec<Check> {
 }
 
 /// Reads a number from a small file.
-pub fn read_number(path: &str) -> Option<u64> {
+pub fn read_number(path: impl AsRef<Path>) -> Option<u64> {
     read(path)?.parse().ok()
 }
 
@@ -46,7 +48,7 @@ fn thp() -> Check {
 }
 
 fn khugepaged() -> Check {
-    let value = match read_number(&format!("{THP}/khugepaged/max_ptes_none")) {
+    let value = match read_number(format!("{THP}/khugepaged/max_ptes_none")) {
         Some(n) if n > 64 => {
             format!("{n}: khugepaged may refill released memory; Ebbtide advises it not to")
         }
@@ -97,7 +99,7 @@ fn page_size() -> Check {
 }
 
 fn huge_page_size() -> String {
-    let bytes = read_number(&format!("{THP}/hpage_pmd_size"));
+    let bytes = read_number(format!("{THP}/hpage_pmd_size"));
     bytes.map_or("unknown".into(), out::bytes)
 }
 
