@@ -213,16 +213,10 @@ fn of_script(path: &Path, refusal: Refusal) -> Refusal {
 fn shebang(head: &[u8]) -> Option<(OsString, Option<OsString>)> {
     let line = head.strip_prefix(b"#!")?.split(|b| *b == b'\n').next()?;
     let line = line.trim_ascii();
-    if line.is_empty() {
-        return None;
-    }
-    let end = line
-        .iter()
-        .position(|b| matches!(b, b' ' | b'\t'))
-        .unwrap_or(line.len());
-    let rest = line[end..].trim_ascii();
-    let owned = |b: &[u8]| OsString::from_vec(b.to_vec());
-    Some((owned(&line[..end]), (!rest.is_empty()).then(|| owned(rest))))
+    let end = line.iter().position(|b| b" \t".contains(b));
+    let (name, rest) = line.split_at(end.unwrap_or(line.len()));
+    let word = |b: &[u8]| (!b.is_empty()).then(|| OsString::from_vec(b.trim_ascii().to_vec()));
+    Some((word(name)?, word(rest)))
 }
 
 /// The program that `env` starts with this argument, if that is clear. It is not clear if there are options, which
@@ -252,9 +246,8 @@ fn not_executable(path: &Path) -> Refusal {
 
 fn is_loader(path: &Path) -> bool {
     let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    real.file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .is_some_and(|n| (n.starts_with("ld-linux") || n.starts_with("ld-2")) && n.contains(".so"))
+    let name = real.file_name().unwrap_or_default().to_string_lossy();
+    (name.starts_with("ld-linux") || name.starts_with("ld-2")) && name.contains(".so")
 }
 
 #[cfg(test)]

@@ -37,15 +37,6 @@ impl OpenPage {
     }
 }
 
-/// The reason why a process under Ebbtide has no figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Without {
-    /// It was not configured to keep a statistics page.
-    NotTold,
-    /// It was forked and still has its parent's page, until its first slow call.
-    NotYet,
-}
-
 /// A process under Ebbtide.
 #[derive(Debug)]
 pub struct Found {
@@ -53,8 +44,10 @@ pub struct Found {
     pub pid: u32,
     /// Name, state and start time.
     pub stat: Stat,
-    /// Its figures, or why there are none.
-    pub page: Result<OpenPage, Without>,
+    /// Its figures, if it has any.
+    pub page: Option<OpenPage>,
+    /// Whether it maps a page: a process that was forked still has its parent's, until its first slow call.
+    pub has_mapped: bool,
 }
 
 /// The result of a search.
@@ -99,7 +92,7 @@ pub fn search(scope: &Scope) -> Search {
     if let Scope::Dir(dir) = scope {
         search.found.retain(|found| {
             let in_dir = |page: &OpenPage| page.is_in(dir, found.pid);
-            found.page.as_ref().is_ok_and(in_dir)
+            found.page.as_ref().is_some_and(in_dir)
         });
     }
     search
@@ -123,15 +116,11 @@ fn look_at(pid: u32) -> io::Result<Option<Found>> {
     };
     let own = inner_pid(pid);
     let page = mapped.pages.iter().filter(|page| page.number == own);
-    let opened = page.filter_map(|page| page.open(pid)).next_back();
-    let without = match mapped.pages.is_empty() {
-        true => Without::NotTold,
-        false => Without::NotYet,
-    };
     Ok(Some(Found {
         pid,
         stat,
-        page: opened.ok_or(without),
+        page: page.filter_map(|page| page.open(pid)).next_back(),
+        has_mapped: !mapped.pages.is_empty(),
     }))
 }
 
@@ -275,7 +264,7 @@ mod tests {
         assert!(search(&only).found.is_empty());
         map(1);
         let found = search(&only).found;
-        assert_eq!(found[0].page.as_ref().unwrap_err(), &Without::NotYet);
+        assert!(found[0].page.is_none() && found[0].has_mapped);
         let path = map(own);
         let all = search(&Scope::All).found;
         let this = all.iter().find(|found| found.pid == own).unwrap();
@@ -290,7 +279,7 @@ mod tests {
         fs::write(&path, [0; 8192]).unwrap();
         let page = search(&only).found.remove(0).page;
         assert_eq!(
-            page.is_ok(),
+            page.is_some(),
             File::open("/proc/self/map_files").is_ok() && is_root()
         );
     }

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::run::end::{is_helper, monotonic_ns};
 use crate::run::sample::rss_of;
-use crate::top::find::{Found, OpenPage, Scope, Without, search};
+use crate::top::find::{OpenPage, Scope, search};
 
 /// Time for which an ended process is shown.
 pub const KEPT: Duration = Duration::from_secs(5);
@@ -167,16 +167,17 @@ impl Watch {
         self.hidden = search.hidden;
         self.untold.clear();
         let mut seen = Vec::new();
-        for Found { pid, stat, page } in search.found {
-            match page {
-                Ok(page) => {
+        for found in search.found {
+            let (pid, stat) = (found.pid, found.stat);
+            match found.page {
+                Some(page) => {
                     seen.push((pid, stat.began));
                     self.found(pid, stat, page);
                 }
-                Err(without) => self.untold.push(Untold {
+                None => self.untold.push(Untold {
                     pid,
                     name: stat.name,
-                    soon: without == Without::NotYet,
+                    soon: found.has_mapped,
                 }),
             }
         }
