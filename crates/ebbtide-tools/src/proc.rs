@@ -36,12 +36,12 @@ impl Stat {
     fn parse(text: &str) -> Option<Self> {
         let (head, rest) = text.rsplit_once(") ")?;
         let (_, name) = head.split_once(" (")?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let mut fields = rest.split_ascii_whitespace();
         Some(Stat {
             name: name.replace(char::is_control, "?"),
-            state: fields.first()?.chars().next()?,
-            parent: fields.get(1)?.parse().ok()?,
-            began: fields.get(19)?.parse().ok()?,
+            state: fields.next()?.chars().next()?,
+            parent: fields.next()?.parse().ok()?,
+            began: fields.nth(17)?.parse().ok()?,
         })
     }
 

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use ebbtide_interface::known;
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -83,11 +84,11 @@ impl Libc {
 }
 
 /// Registers the area, or with the flag removes the registration.
-fn call(area: *mut u8, bytes: u32, flags: libc::c_int) -> io::Result<()> {
+fn call(area: *mut u8, bytes: u32, flags: libc::c_int) -> Result<(), Errno> {
     // SAFETY: `area` is memory of this process that stays, or the kernel refuses it.
     match unsafe { libc::syscall(libc::SYS_rseq, area, bytes, flags, SIGNATURE) } {
         0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
 
@@ -108,20 +109,18 @@ pub fn owner() -> Owner {
 
 /// The C library reports a registration. The registered length is the one for which the kernel answers `EBUSY`.
 fn registered_by(libc: Libc) -> Owner {
+    let offset = libc.offset;
+    let first = libc.feature_bytes.max(FIRST_BYTES);
     let said = Owner::Libc {
-        bytes: libc.feature_bytes.max(FIRST_BYTES),
-        offset: libc.offset,
+        bytes: first,
+        offset,
     };
     let Some(area) = libc.area() else { return said };
-    let kernels = auxv(AT_RSEQ_FEATURE_SIZE) as u32;
-    for bytes in [libc.feature_bytes.max(FIRST_BYTES), FIRST_BYTES, kernels] {
+    for bytes in [first, FIRST_BYTES, auxv(AT_RSEQ_FEATURE_SIZE) as u32] {
         match call(area, bytes, 0) {
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-                let offset = libc.offset;
-                return Owner::Libc { bytes, offset };
-            }
+            Err(Errno::BUSY) => return Owner::Libc { bytes, offset },
             // The registration has another length or another place.
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(Errno::INVAL) => {}
             // The kernel gives no answer, so the C library's report counts.
             Err(_) => return said,
             Ok(()) => {
@@ -144,24 +143,23 @@ fn without(is_known: bool) -> Owner {
     // Never freed: if the kernel kept it, it would write there.
     let area = Box::leak(Box::new(Area([0; 64])));
     let area = ptr::from_mut(&mut area.0).cast::<u8>();
-    match call(area, FIRST_BYTES, 0) {
+    let why = match call(area, FIRST_BYTES, 0) {
         Ok(()) => {
             let _ = call(area, FIRST_BYTES, UNREGISTER);
             let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
-            Owner::Nobody(if !is_known {
+            if !is_known {
                 "the C library registers nothing (glibc before 2.35)".into()
             } else if tunables.contains("glibc.pthread.rseq=0") {
                 "GLIBC_TUNABLES has glibc.pthread.rseq=0".into()
             } else {
                 "the C library has not registered, though it could".into()
-            })
+            }
         }
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EBUSY)) => Owner::Other,
-        Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-            Owner::Nobody("the kernel has no rseq".into())
-        }
-        Err(e) => Owner::Nobody(format!("the kernel refuses rseq ({e})")),
-    }
+        Err(Errno::INVAL | Errno::BUSY) => return Owner::Other,
+        Err(Errno::NOSYS) => "the kernel has no rseq".into(),
+        Err(error) => format!("the kernel refuses rseq ({})", io::Error::from(error)),
+    };
+    Owner::Nobody(why)
 }
 
 /// The check of the registration.
@@ -196,24 +194,22 @@ pub fn enforcement(owner: &Owner) -> Check {
     let Some(area) = Libc::get().and_then(Libc::area) else {
         return Check::info(ID, "not tried on this processor");
     };
-    match child_that_writes(area) {
-        Ok(Some(libc::SIGSEGV)) => Check {
-            effect: "Ebbtide writes none of these fields; the kernel ends a program that does"
-                .into(),
-            ..Check::info(
+    let value = match child_that_writes(area) {
+        Ok(Some(libc::SIGSEGV)) => {
+            return Check::info(
                 ID,
                 "yes: the kernel ends a program that writes to its fields",
             )
-        },
-        Ok(Some(signal)) => {
-            Check::info(ID, format!("not known: the trial ended by signal {signal}"))
+            .with_effect(
+                "Ebbtide writes none of these fields; the kernel ends a program that does",
+            );
         }
-        Ok(None) if allowed_cpus().len() < 2 => {
-            Check::info(ID, "not known: the test needs two CPUs")
-        }
-        Ok(None) => Check::info(ID, "no"),
-        Err(error) => Check::info(ID, format!("not known: {error}")),
-    }
+        Ok(Some(signal)) => format!("not known: the trial ended by signal {signal}"),
+        Ok(None) if allowed_cpus().len() < 2 => "not known: the test needs two CPUs".into(),
+        Ok(None) => "no".into(),
+        Err(error) => format!("not known: {error}"),
+    };
+    Check::info(ID, value)
 }
 
 fn allowed_cpus() -> Vec<usize> {
@@ -269,7 +265,7 @@ mod tests {
         // The kernel does not confirm a length and place that were not registered: so the answer comes from the
         // kernel.
         let wrong = call(libc.area().unwrap().wrapping_add(64), FIRST_BYTES, 0);
-        assert_eq!(wrong.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(wrong.unwrap_err(), Errno::INVAL);
         let Owner::Libc { bytes, offset } = owner() else {
             panic!("{:?}", owner());
         };

@@ -197,12 +197,8 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
         );
     }
     let status = with.exit_status;
-    let shown = args
-        .command
-        .iter()
-        .map(|w| w.to_string_lossy().into_owned())
-        .collect();
-    report(args, &Summary::new(shown, with, without));
+    let words = args.command.iter().map(|w| w.to_string_lossy().into());
+    report(args, &Summary::new(words.collect(), with, without));
     Ok(status)
 }
 

@@ -72,32 +72,29 @@ pub fn resolve(program: &OsStr) -> Result<PathBuf, Refusal> {
     if program.is_empty() {
         return Err(Kind::NotFound.because("the program's name is empty; name a program"));
     }
-    if program.as_bytes().contains(&b'/') {
-        let path = PathBuf::from(program);
-        return match is_executable(&path) {
-            Some(true) => Ok(path),
-            Some(false) => Err(not_executable(&path)),
-            None => {
-                Err(Kind::NotFound.because(format!("no such program: {shown}; check the path")))
-            }
-        };
-    }
-    let dirs = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let mut found = None;
-    for dir in env::split_paths(&dirs) {
-        let path = if dir.as_os_str().is_empty() {
-            Path::new(".").join(program)
-        } else {
-            dir.join(program)
-        };
+    let is_path = program.as_bytes().contains(&b'/');
+    let places: Vec<PathBuf> = match is_path {
+        true => vec![program.into()],
+        false => {
+            let dirs = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+            // An empty entry is the current directory.
+            let place = |dir| Path::new(".").join(dir).join(program);
+            env::split_paths(&dirs).map(place).collect()
+        }
+    };
+    let mut unusable = None;
+    for path in places {
         match is_executable(&path) {
             Some(true) => return Ok(path),
-            Some(false) if path.is_file() => found = found.or(Some(path)),
+            Some(false) if is_path || path.is_file() => unusable = unusable.or(Some(path)),
             _ => {}
         }
     }
-    Err(match found {
+    Err(match unusable {
         Some(path) => not_executable(&path),
+        None if is_path => {
+            Kind::NotFound.because(format!("no such program: {shown}; check the path"))
+        }
         None => Kind::NotFound.because(format!(
             "no such program: {shown}; it is in no directory of PATH. Give its path, \
              or install it (a shell builtin needs: sh -c '{shown} …')"

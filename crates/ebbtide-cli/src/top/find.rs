@@ -60,9 +60,10 @@ pub struct Search {
 }
 
 /// The processes that are searched.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub enum Scope {
     /// All processes.
+    #[default]
     All,
     /// The processes with these numbers.
     Pids(Vec<u32>),

@@ -54,17 +54,19 @@ pub fn main(args: &TopArgs) -> Result<u8> {
     }
 }
 
-fn scope(args: &TopArgs) -> Scope {
-    match args.pids.is_empty() {
+/// A watch with a first sample of the processes that the arguments name.
+fn first_look(args: &TopArgs) -> Result<Watch> {
+    let mut watch = Watch::new(match args.pids.is_empty() {
         true => Scope::All,
         false => Scope::Pids(args.pids.clone()),
-    }
+    });
+    watch.look(Instant::now());
+    check_pids(args, &watch)?;
+    Ok(watch)
 }
 
 fn once(args: &TopArgs) -> Result<u8> {
-    let mut watch = Watch::new(scope(args));
-    watch.look(Instant::now());
-    check_pids(args, &watch)?;
+    let mut watch = first_look(args)?;
     thread::sleep(args.interval.unwrap_or(ONCE_INTERVAL));
     watch.look(Instant::now());
     print(args, &watch);
@@ -111,9 +113,7 @@ fn view(args: &TopArgs) -> View {
 }
 
 fn watch(args: &TopArgs) -> Result<u8> {
-    let mut watch = Watch::new(scope(args));
-    watch.look(Instant::now());
-    check_pids(args, &watch)?;
+    let mut watch = first_look(args)?;
     let passing = Passing::hold().context("cannot handle signals")?;
     passing.set_child(None);
     let left = screen::show(&mut watch, &mut view(args), None).context("cannot draw")?;
@@ -163,20 +163,14 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     }
     let left = screen::show(&mut watch, &mut view(args), Some(&started));
     adopt(&mut watch);
-    match left {
-        Ok(Left::Ended) => {
-            let status = started.wait()?;
-            out::stderr(&table::text(&watch));
-            Ok(status)
-        }
-        Ok(Left::Quit) => {
-            out::stderr(&format!("ebbtide: {name} continues; waiting for its end\n"));
-            started.wait()
-        }
-        Ok(Left::Signal(_)) => started.wait(),
-        Err(error) => {
-            out::warning(&format!("cannot draw: {error}; the command continues"));
-            started.wait()
-        }
+    match &left {
+        Ok(Left::Quit) => out::stderr(&format!("ebbtide: {name} continues; waiting for its end\n")),
+        Ok(Left::Signal(_) | Left::Ended) => {}
+        Err(error) => out::warning(&format!("cannot draw: {error}; the command continues")),
     }
+    let status = started.wait()?;
+    if let Ok(Left::Ended) = left {
+        out::stderr(&table::text(&watch));
+    }
+    Ok(status)
 }

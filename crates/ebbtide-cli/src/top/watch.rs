@@ -118,7 +118,7 @@ pub struct Untold {
 }
 
 /// All watched processes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Watch {
     scope: Scope,
     /// Processes with figures, by number.
@@ -135,10 +135,7 @@ impl Watch {
     pub fn new(scope: Scope) -> Self {
         Watch {
             scope,
-            processes: Vec::new(),
-            untold: Vec::new(),
-            hidden: 0,
-            search_due: None,
+            ..Watch::default()
         }
     }
 
@@ -191,18 +188,15 @@ impl Watch {
     }
 
     fn found(&mut self, pid: u32, stat: Stat, page: OpenPage) {
-        let known = |process: &&mut Process| {
+        let is_it = |process: &Process| {
             (process.pid, process.began) == (pid, stat.began) && process.ended.is_none()
         };
-        match self.processes.iter_mut().find(known) {
-            // The process may have become another program since.
-            Some(process) => process.become_(stat.name, page),
-            None => {
-                let mut process = Process::new(pid, stat.began);
-                process.become_(stat.name, page);
-                self.processes.push(process);
-            }
-        }
+        let place = self.processes.iter().position(is_it).unwrap_or_else(|| {
+            self.processes.push(Process::new(pid, stat.began));
+            self.processes.len() - 1
+        });
+        // The process may have become another program since.
+        self.processes[place].become_(stat.name, page);
     }
 
     /// Adds processes that were too short to be found, by the pages that they left in `dir`. `pid` is the one whose
