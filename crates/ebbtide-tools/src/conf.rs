@@ -122,11 +122,6 @@ impl fmt::Display for Conf {
     }
 }
 
-/// Parses a size such as `64M`; `None` if it is not one or does not fit.
-pub fn parse_size(text: &str) -> Option<u64> {
-    keys::size(text.as_bytes())
-}
-
 /// Suggests known keys that are similar to an unknown one.
 fn similar(item: &str) -> String {
     let name = item.strip_prefix("dev=").unwrap_or(item).to_lowercase();

@@ -38,15 +38,6 @@ impl Deref for StatsPage {
     }
 }
 
-impl From<Figures> for StatsPage {
-    fn from(figures: Figures) -> Self {
-        StatsPage {
-            figures,
-            locks: Vec::new(),
-        }
-    }
-}
-
 impl Serialize for StatsPage {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let values = FIGURES.iter().zip(self.figures.values());

@@ -70,7 +70,8 @@ impl State {
     }
 }
 
-/// What the results mean: a line `id word: effect | remedy` for each that has more than a value. A fact has no remedy.
+/// The texts of the results: lines `id word: effect | remedy`, with the word of [`State::shown`]. A feature that works
+/// needs no remedy. Texts that depend on more than the result are in the code of the check.
 const TEXTS: &str = include_str!("checks.txt");
 
 /// One line of the report.

@@ -103,10 +103,17 @@ mod tests {
     use ebbtide_interface::Figures;
     use std::slice::from_ref;
 
+    fn page_of(figures: Figures) -> StatsPage {
+        StatsPage {
+            figures,
+            locks: Vec::new(),
+        }
+    }
+
     #[test]
     fn ends_are_measured_where_they_are_known() {
         let page = |end_ns, left_ns| {
-            StatsPage::from(Figures {
+            page_of(Figures {
                 pid: 7,
                 end_ns,
                 left_ns,
@@ -149,7 +156,7 @@ mod tests {
             seen_ns: 0,
         };
         let with_helper = |helper| {
-            StatsPage::from(Figures {
+            page_of(Figures {
                 helper,
                 ..Figures::default()
             })

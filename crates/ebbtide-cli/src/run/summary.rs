@@ -277,15 +277,18 @@ mod tests {
     #[test]
     fn text_has_the_figures() {
         let mut with = figures(2_000_000_000, 3 << 20);
-        with.ebbtide = LibraryFigures::sum(&[ebbtide_interface::Figures {
+        let figures_of_library = ebbtide_interface::Figures {
             released_bytes: 1 << 30,
             rseq_mode: 1,
             dirty_bytes: 1 << 20,
             unsplit_bytes: 2 << 20,
             longest_stall_ns: 7_000_000,
             ..ebbtide_interface::Figures::default()
-        }
-        .into()]);
+        };
+        with.ebbtide = LibraryFigures::sum(&[StatsPage {
+            figures: figures_of_library,
+            locks: Vec::new(),
+        }]);
         with.end_seen_ns = Some(41_000_000);
         let one = Summary::new(vec!["x".into()], with.clone(), None).text();
         assert!(one.contains("\nEbbtide was loaded by 1 process\n"), "{one}");

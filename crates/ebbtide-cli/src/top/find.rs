@@ -161,18 +161,11 @@ impl Mapped {
 
     /// Parses `RANGE PERMISSIONS OFFSET DEVICE INODE PATH`; ` (deleted)` may follow the path.
     fn add(&mut self, line: &str) {
-        let mut rest = line;
-        let mut field = || {
-            let (field, behind) = rest.trim_start().split_once(' ')?;
-            rest = behind;
-            Some(field)
-        };
-        let (Some(range), Some(permissions), Some(_), Some(_), Some(inode)) =
-            (field(), field(), field(), field(), field())
-        else {
+        let fields: Vec<&str> = line.splitn(6, ' ').collect();
+        let [range, permissions, _, _, inode, path] = fields[..] else {
             return;
         };
-        let path = rest.trim_start();
+        let path = path.trim_start();
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let name = path.rsplit('/').next().unwrap_or_default();
         self.has_library |= library::is_named(name);

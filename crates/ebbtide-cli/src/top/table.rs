@@ -23,7 +23,7 @@ pub struct Column {
     pub about: &'static str,
 }
 
-/// All columns, in their order.
+/// All columns, in their order: lines `title | rank | width | about`.
 pub static COLUMNS: LazyLock<Vec<Column>> = LazyLock::new(|| {
     let column = |line: &'static str| {
         let mut fields = line.split('|').map(str::trim);
