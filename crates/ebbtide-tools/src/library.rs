@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 /// The flag for the place of the library.
@@ -42,19 +42,16 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     }
     let exe = env::current_exe().ok();
     let places = candidates(exe.as_deref());
-    places.iter().find(|p| p.is_file()).map_or_else(
-        || {
-            let list: Vec<String> = places
-                .iter()
-                .map(|p| format!("  {}", p.display()))
-                .collect();
-            Err(anyhow!(
-                "{FILE_NAME} not found; build it with 'cargo build --release -p ebbtide-preload', \
-                 or give its path with --lib PATH or {ENV}=PATH. Searched:\n{}",
-                list.join("\n")
-            ))
-        },
-        |p| checked(p),
+    if let Some(place) = places.iter().find(|place| place.is_file()) {
+        return checked(place);
+    }
+    let places = places
+        .iter()
+        .map(|place| format!("\n  {}", place.display()));
+    let list: String = places.collect();
+    bail!(
+        "{FILE_NAME} not found; build it with 'cargo build --release -p ebbtide-preload', \
+         or give its path with --lib PATH or {ENV}=PATH. Searched:{list}"
     )
 }
 
@@ -91,15 +88,11 @@ fn checked(path: &Path) -> Result<PathBuf> {
         );
     }
     // The loader splits LD_PRELOAD at these characters, and they cannot be escaped.
-    if path
-        .as_os_str()
-        .to_string_lossy()
-        .contains([' ', ':', '\t', '\n'])
-    {
+    let text = path.to_string_lossy();
+    if text.contains([' ', ':', '\t', '\n']) {
         bail!(
-            "the library's path '{}' holds a space or a colon, which LD_PRELOAD cannot carry; \
-             link or copy the library to a path without these characters",
-            path.display()
+            "the library's path '{text}' holds a space or a colon, which LD_PRELOAD cannot carry; \
+             link or copy the library to a path without these characters"
         );
     }
     Ok(path)
