@@ -87,11 +87,14 @@ fn first_process() -> Check {
         Ok(name) if name == Path::new(MACHINES_OWN) => {
             Check::info(ID, "not in a container's process namespace")
         }
-        Ok(_) => Check::info(
-            ID,
-            "in a container: a program that is process 1 of this container has no helper",
-        )
-        .with_effect("the end of process 1 ends the container; with an init (docker run --init) programs are not process 1"),
+        Ok(_) => {
+            let value =
+                "in a container: a program that is process 1 of this container has no helper";
+            Check::info(ID, value).with_effect(
+                "the end of process 1 ends the container; \
+                 with an init (docker run --init) programs are not process 1",
+            )
+        }
         Err(error) => Check::info(ID, format!("not known: /proc/self/ns/pid: {error}")),
     }
 }
