@@ -5,6 +5,7 @@
 //! | `cli` | the flags, each defined once |
 //! | `run` | starts a program, passes signals and its exit status on, and measures it |
 //! | `top` | watches the processes that run under Ebbtide |
+//! | `control` | asks a running process to release memory, or to change a setting |
 //! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
@@ -14,6 +15,7 @@
 //! Code shared with `ebbtide-bench` is in the crate `ebbtide-tools`.
 
 mod cli;
+mod control;
 mod doctor;
 mod elf;
 mod emulator;
@@ -39,6 +41,8 @@ fn main() -> ExitCode {
     program::ended(match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Top(args) => top::main(&args),
+        Command::Release(args) => control::release(&args),
+        Command::Set(args) => control::set(&args),
         Command::Metrics(args) => metrics::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(args) => laboratory::run(None, &args.words),

@@ -8,7 +8,7 @@ mod page;
 
 pub use ebbtide_interface::{Figures, word};
 pub use locks::locks;
-pub use page::{end, is_open, publish, publish_released, request};
+pub use page::{Request, end, is_open, publish, publish_released, request};
 
 use crate::base::config::Config;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -229,6 +229,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     if let Some(holds) = config.lockstat {
         ebbtide_sys::lockstat::start(holds);
     }
+    heap.control.start(&config);
     // SAFETY: as above.
     unsafe { heap.pressure.start(&config, ram, &heap.allowance) };
     stats::start(&config);

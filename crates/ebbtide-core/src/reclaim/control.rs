@@ -8,11 +8,21 @@ use crate::reclaim::Heap;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_interface::keys::{self, Value};
 use ebbtide_interface::page::RELEASE;
-use ebbtide_sys::{Errno, pressure};
+use ebbtide_sys::pressure;
+use ebbtide_zone::FRAME_BYTES;
 
 /// An observer waits no longer than twice this time for a worker.
 pub const OBSERVER_MS: u64 = 200;
 const NO_PERCENTAGE: u32 = u32::MAX;
+
+/// Why a key does not change. An observer gets the number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyProblem {
+    /// There is no such key, or it does not take this value.
+    Unknown = 1,
+    /// The key is read once, at the start.
+    Fixed = 2,
+}
 
 /// The keys that can change, and the last time at which an observer's request was looked for.
 pub struct Control {
@@ -73,9 +83,9 @@ impl Heap {
     /// Changes a key, given as `key=value`.
     ///
     /// # Errors
-    /// `EINVAL`: no key, or a bad value. `EOPNOTSUPP`: a key that cannot change while the program runs.
-    pub fn set_key(&self, item: &[u8]) -> Result<(), Errno> {
-        let setting = keys::read(item).map_err(|_| Errno::EINVAL)?;
+    /// See [`KeyProblem`].
+    pub fn set_key(&self, item: &[u8]) -> Result<(), KeyProblem> {
+        let setting = keys::read(item).map_err(|_| KeyProblem::Unknown)?;
         match (setting.key.name, setting.value) {
             ("retain_ms", Value::Number(ms)) => {
                 self.control.retain_ms.store(ms as u32, Ordering::Relaxed);
@@ -84,27 +94,40 @@ impl Heap {
                 self.control.set_limit(match value {
                     Value::Percent(percent) => Limit::Percent(percent as u32),
                     Value::Number(bytes) => Limit::Bytes(bytes as usize),
-                    _ => return Err(Errno::EINVAL),
+                    _ => return Err(KeyProblem::Unknown),
                 });
                 let group = || pressure::Groups::find().memory?.smallest_limit();
-                self.apply_limit(if self.config.basic_syscalls { None } else { group() });
+                self.apply_limit(if self.config.basic_syscalls {
+                    None
+                } else {
+                    group()
+                });
             }
-            _ => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(KeyProblem::Fixed),
         }
         // What is kept beyond the new values goes on the next slow path, by a worker where there can be one.
-        self.call_workers(1);
+        self.call_worker();
         Ok(())
+    }
+
+    fn call_worker(&self) -> bool {
+        self.max_workers() > 0 && self.call_workers(1)
     }
 
     /// The value of a key that can change: milliseconds, or bytes (`u64::MAX`: no limit).
     ///
     /// # Errors
-    /// `EINVAL`: no such key. `EOPNOTSUPP`: a key that cannot change.
-    pub fn key_value(&self, name: &[u8]) -> Result<u64, Errno> {
-        match keys::key(name).ok_or(Errno::EINVAL)?.name {
+    /// See [`KeyProblem`].
+    pub fn key_value(&self, name: &[u8]) -> Result<u64, KeyProblem> {
+        let limit = || {
+            self.allowance
+                .limit()
+                .map(|frames| frames * FRAME_BYTES as u64)
+        };
+        match keys::key(name).ok_or(KeyProblem::Unknown)?.name {
             "retain_ms" => Ok(self.control.retain_ms().into()),
-            "limit" => Ok(self.limit_bytes().unwrap_or(u64::MAX)),
-            _ => Err(Errno::EOPNOTSUPP),
+            "limit" => Ok(limit().unwrap_or(u64::MAX)),
+            _ => Err(KeyProblem::Fixed),
         }
     }
 
@@ -113,16 +136,26 @@ impl Heap {
         if !stats::is_open() || !is_time(&self.control.looked_ms, now, OBSERVER_MS) {
             return;
         }
-        let Some(request) = stats::request() else { return };
-        if !by.is_worker() && self.call_workers(1) || !request.take() {
+        let Some(request) = stats::request() else {
+            return;
+        };
+        // The worker looks at once.
+        self.control.looked_ms.store(0, Ordering::Relaxed);
+        if !by.is_worker() && self.call_worker() || !request.take() {
             return;
         }
         let result = match request.text() {
             RELEASE => {
-                let by = if by.is_worker() { by } else { Releaser::Explicit };
+                let by = if by.is_worker() {
+                    by
+                } else {
+                    Releaser::Explicit
+                };
                 self.release_everything(by) as u64
             }
-            item => self.set_key(item).map_or_else(|error| error.into_raw() as u64, |()| 0),
+            item => self
+                .set_key(item)
+                .map_or_else(|problem| problem as u64, |()| 0),
         };
         // The observer reads the figures when it reads the answer.
         self.write_page();
