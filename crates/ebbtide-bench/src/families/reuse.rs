@@ -13,7 +13,7 @@ use crate::harness::runs::Worker;
 use crate::harness::sized::{Defaults, Plan};
 use crate::harness::{self, Case, Metric, Results, metric};
 use crate::measured::block::touch;
-use crate::measured::link::now_ns;
+use crate::measured::calls::now_ns;
 use crate::measured::{Output, WorkerArgs, alloc, release};
 use crate::stats::Spread;
 

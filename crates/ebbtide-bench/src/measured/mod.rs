@@ -2,12 +2,14 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `calls` | calls of the C library, facts from the kernel |
 //! | `link` | marks: the measured process's side of an observed run |
 //! | `block`, `objects` | one block; many objects |
 //! | `content` | content that compresses, but not to nothing |
 //! | `hist` | histograms of times |
 
 pub mod block;
+pub mod calls;
 pub mod content;
 pub mod hist;
 pub mod link;
@@ -33,8 +35,8 @@ pub struct WorkerArgs {
     pub case: String,
     /// Its size, in the unit of the case
     pub amount: u64,
-    /// How to get a block: malloc, munmap, madvise
-    #[arg(long, default_value = "malloc", value_parser = Method::named)]
+    /// How to get a block
+    #[arg(long, default_value = "malloc")]
     pub method: Method,
     /// Without huge pages
     #[arg(long)]
@@ -66,6 +68,28 @@ pub struct Output {
     pub curve: Option<Curve>,
 }
 
+impl Output {
+    /// The figures of work with this checksum.
+    pub fn new<Name: Into<String>>(
+        checksum: u64,
+        metrics: impl IntoIterator<Item = (Name, f64)>,
+    ) -> Self {
+        let mut output = Output {
+            checksum,
+            ..Output::default()
+        };
+        output.add(metrics);
+        output
+    }
+
+    /// Adds figures.
+    pub fn add<Name: Into<String>>(&mut self, metrics: impl IntoIterator<Item = (Name, f64)>) {
+        let metrics = metrics.into_iter();
+        self.metrics
+            .extend(metrics.map(|(name, value)| (name.into(), value)));
+    }
+}
+
 /// The return of memory over time, from the end of freeing on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Curve {
@@ -82,6 +106,25 @@ pub struct Curve {
     pub base_mib: f64,
     /// Pages with a live byte.
     pub live_mib: f64,
+}
+
+impl Curve {
+    /// The sample that counts at each point of the curve from `from_ns` on: the latest one, or `before` until there is
+    /// one. The samples are in order of time.
+    pub fn points<S: Copy>(
+        &self,
+        from_ns: u64,
+        before: S,
+        samples: &[S],
+        at_ns: fn(&S) -> u64,
+    ) -> impl Iterator<Item = S> {
+        let end_ns = samples.last().map_or(0, at_ns);
+        let times = (from_ns..=end_ns).step_by(self.step_ms as usize * 1_000_000);
+        times.map(move |time_ns| {
+            let taken = samples.partition_point(|sample| at_ns(sample) <= time_ns);
+            samples[..taken].last().copied().unwrap_or(before)
+        })
+    }
 }
 
 /// A case is measured in this many parts; its figure is their median.
@@ -117,14 +160,7 @@ pub fn timed(metric: &str, count: u64, mut part: impl FnMut(u64) -> u64) -> Outp
         checksum = checksum.wrapping_add(part(each));
         values.push(began.elapsed().as_nanos() as f64 / each as f64);
     }
-    Output {
-        checksum,
-        metrics: Spread::of(&values)
-            .map(|s| (metric.to_owned(), s.median))
-            .into_iter()
-            .collect(),
-        ..Output::default()
-    }
+    Output::new(checksum, Spread::of(&values).map(|s| (metric, s.median)))
 }
 
 /// A small random number generator (xorshift64*), with the same numbers in every process.

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Context, Result};
 use ebbtide_tools::proc::kib_field;
 
-use crate::measured::link::{now_ns, page_bytes};
+use crate::measured::calls::{now_ns, page_bytes};
 
 /// Minimum time between two reads of the zones: a read takes a lock in the kernel, and about 0.2 ms.
 pub const SYSTEM_NS: u64 = 5_000_000;

@@ -23,7 +23,7 @@ use rustix::system::sysinfo;
 use serde::{Deserialize, Serialize};
 
 use crate::measured::Output;
-use crate::measured::link::page_bytes;
+use crate::measured::calls::page_bytes;
 
 const CONTROL: &str = "/sys/class/zram-control";
 /// A higher priority than any swap that exists already.

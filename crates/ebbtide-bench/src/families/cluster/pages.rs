@@ -5,10 +5,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ebbtide_interface::Figures;
 use ebbtide_interface::figures::VERSION;
 
+use crate::measured::calls::{clock_ns, symbol};
 use crate::measured::{Output, alloc, release};
 
 const BLOCK: usize = 4096;
@@ -32,10 +33,8 @@ impl Locks {
         // SAFETY: if the library defines it, `ebb_stats` has this form, and it writes at most as many bytes as its
         // argument says.
         let filled = unsafe {
-            let found = libc::dlsym(libc::RTLD_DEFAULT, c"ebb_stats".as_ptr());
-            ensure!(!found.is_null(), "the library has no ebb_stats");
-            let stats: unsafe extern "C" fn(*mut Figures, usize) -> i32 =
-                std::mem::transmute(found);
+            let stats = symbol::<unsafe extern "C" fn(*mut Figures, usize) -> i32>(c"ebb_stats");
+            let stats = stats.context("the library has no ebb_stats")?;
             stats(&mut figures, len)
         };
         ensure!(
@@ -57,24 +56,6 @@ impl Locks {
             wait_ns: self.wait_ns - before.wait_ns,
             hold_ns: self.hold_ns - before.hold_ns,
         }
-    }
-}
-
-fn cpu_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` can be written to.
-    unsafe { libc::clock_gettime(clock, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-fn output(checksum: u64, metrics: &[(&str, f64)]) -> Output {
-    Output {
-        checksum,
-        metrics: metrics.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
-        ..Output::default()
     }
 }
 
@@ -143,7 +124,7 @@ fn take(threads: usize, bytes: u64, touched: bool, locked: bool) -> Result<Outpu
             before = Locks::now();
         }
         began = Instant::now();
-        began_cpu = cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID);
+        began_cpu = clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID);
         barrier.wait();
         for handle in handles {
             let one = handle
@@ -155,27 +136,23 @@ fn take(threads: usize, bytes: u64, touched: bool, locked: bool) -> Result<Outpu
     })?;
     let blocks = (threads * count * (ROUNDS - 1)) as f64;
     let wall = began.elapsed().as_nanos() as f64;
-    let cpu = (cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID) - began_cpu) as f64;
+    let cpu = (clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID) - began_cpu) as f64;
     if !locked {
         let metrics = [("cpu_ns", cpu / blocks), ("wall_ns", wall / blocks)];
-        return Ok(output(sum, &metrics));
+        return Ok(Output::new(sum, metrics));
     }
     let locks = Locks::now()?.since(before?);
     ensure!(
         locks.taken > 0,
         "no figures of locks; dev=lockstat:on is needed"
     );
-    Ok(output(
-        sum,
-        &[
-            ("hold_ns", locks.hold_ns as f64 / blocks),
-            ("wait_ns", locks.wait_ns as f64 / blocks),
-            (
-                "contended_pct",
-                locks.contended as f64 * 100.0 / locks.taken as f64,
-            ),
-        ],
-    ))
+    let contended_pct = locks.contended as f64 * 100.0 / locks.taken as f64;
+    let metrics = [
+        ("hold_ns", locks.hold_ns as f64 / blocks),
+        ("wait_ns", locks.wait_ns as f64 / blocks),
+        ("contended_pct", contended_pct),
+    ];
+    Ok(Output::new(sum, metrics))
 }
 
 /// Allocates objects of a class whose spans have `frames` frames, one span after the other.
@@ -203,7 +180,7 @@ fn hold(frames: usize, bytes: u64) -> Result<Output> {
         unsafe { release(*object) };
     }
     let turn = locks.hold_ns as f64 / locks.taken as f64;
-    Ok(output(objects.len() as u64, &[("turn_ns", turn)]))
+    Ok(Output::new(objects.len() as u64, [("turn_ns", turn)]))
 }
 
 /// Measures single calls in CPU time of the thread, alone or beside releases.
@@ -224,7 +201,7 @@ fn stall(calls: u64, beside: bool) -> Result<Output> {
             });
         }
         let mut held = vec![std::ptr::null_mut::<u8>(); HELD];
-        let read = || cpu_ns(libc::CLOCK_THREAD_CPUTIME_ID);
+        let read = || clock_ns(libc::CLOCK_THREAD_CPUTIME_ID);
         let timed = |time: &mut u32, work: &mut dyn FnMut()| {
             let start = read();
             work();
@@ -251,7 +228,7 @@ fn stall(calls: u64, beside: bool) -> Result<Output> {
         ("p9999_us", us(times.len() / 10_000 * 9_999)),
         ("longest_us", us(times.len())),
     ];
-    Ok(output(calls, &metrics))
+    Ok(Output::new(calls, metrics))
 }
 
 #[cfg(test)]

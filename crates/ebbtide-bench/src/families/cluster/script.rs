@@ -10,13 +10,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ebbtide_tools::{lock_figures, stats_page};
 
 use crate::harness::Run;
 use crate::harness::peers::Entry;
 use crate::harness::process::Starter;
 use crate::measured::Output;
+use crate::measured::calls::{cpu_us, wait_with_usage};
 
 const REDIS: &str = include_str!("scripts/redis.sh");
 const GCC: &str = include_str!("scripts/gcc.sh");
@@ -85,7 +86,7 @@ fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result
     if let Some(mut pipe) = child.stderr.take() {
         pipe.read_to_string(&mut errors)?;
     }
-    let (status, usage) = wait(child.id())?;
+    let (status, usage) = wait_with_usage(child.id(), 0).context("cannot wait for sh")?;
     let wall_s = began.elapsed().as_secs_f64();
     ensure!(
         status == 0,
@@ -96,10 +97,9 @@ fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result
     let checksum = last
         .strip_prefix("done ")
         .and_then(|n| n.trim().parse().ok())
-        .ok_or_else(|| anyhow!("{name} did not do its work: {last:?}"))?;
-    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+        .with_context(|| format!("{name} did not do its work: {last:?}"))?;
     let mut metrics = vec![
-        ("cpu_s", seconds(usage.ru_utime) + seconds(usage.ru_stime)),
+        ("cpu_s", cpu_us(&usage) as f64 / 1e6),
         ("wall_s", wall_s),
         ("faults", usage.ru_minflt as f64),
     ];
@@ -115,28 +115,5 @@ fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result
         metrics.push(("waited_ms", zone.waits.sum_ns as f64 / 1e6));
         metrics.push(("held_ms", zone.holds.sum_ns as f64 / 1e6));
     }
-    Ok(Output {
-        checksum,
-        metrics: metrics
-            .into_iter()
-            .map(|(k, v)| (k.to_owned(), v))
-            .collect(),
-        ..Output::default()
-    })
-}
-
-/// Waits for a process. Returns its status, and the resources that it used, with the processes that it waited for.
-fn wait(pid: u32) -> Result<(i32, libc::rusage)> {
-    let mut status = 0;
-    // SAFETY: zero is a valid rusage; both places can be written to. The child is this process's own and not waited
-    // for yet.
-    let (waited, usage) = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        (
-            libc::wait4(pid as libc::pid_t, &mut status, 0, &mut usage),
-            usage,
-        )
-    };
-    ensure!(waited > 0, "cannot wait for sh");
-    Ok((status, usage))
+    Ok(Output::new(checksum, metrics))
 }

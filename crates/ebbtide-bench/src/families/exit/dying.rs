@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::measured::block::touch;
-use crate::measured::link::{self, now_ns};
-use crate::measured::{Curve, Output, alloc};
+use crate::measured::calls::{map, now_ns};
+use crate::measured::{Curve, Output, alloc, link};
 use crate::outside::observe::{SETTLE, is_readable, parse_mark};
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::{Probe, Sample};
@@ -100,12 +100,8 @@ pub fn run(death: Death, bytes: u64) -> Result<Output> {
     let block = alloc(bytes as usize);
     // SAFETY: the block has these bytes.
     unsafe { touch(block, bytes as usize) };
-    // SAFETY: a new mapping, no address asked for.
-    let forbidden = unsafe {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, flags, -1, 0)
-    };
-    ensure!(forbidden != libc::MAP_FAILED, "mmap: out of memory");
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let forbidden = map(4096, libc::PROT_NONE, flags, -1)?;
     // A process that will be killed gets no answer.
     link::filled(0);
     link::ending(now_ns());
@@ -113,7 +109,7 @@ pub fn run(death: Death, bytes: u64) -> Result<Output> {
         Death::Exit => std::process::exit(0),
         Death::Kill => bail!("was answered instead of killed"),
         // SAFETY: a mapping of this process. The write is refused, which ends the process.
-        Death::Fault => unsafe { forbidden.cast::<u8>().write_volatile(1) },
+        Death::Fault => unsafe { forbidden.write_volatile(1) },
     }
     bail!("outlived its fault")
 }
@@ -202,10 +198,8 @@ impl Seen {
             ("back_ms", back),
         ];
         Output {
-            checksum: size_bytes,
-            metrics: figures.map(|(k, v)| (k.to_owned(), v)).into(),
             curve: Some(self.curve()),
-            ..Output::default()
+            ..Output::new(size_bytes, figures)
         }
     }
 
@@ -215,18 +209,10 @@ impl Seen {
             base_mib: self.base.rss_bytes as f64 / MIB,
             ..Curve::default()
         };
-        let end_ns = self.samples.last().map_or(0, |s| s.at_ns);
-        let (mut next, mut latest) = (0, self.filled);
-        let mut at_ns = self.began_ns;
-        while at_ns <= end_ns {
-            while let Some(s) = self.samples.get(next).filter(|s| s.at_ns <= at_ns) {
-                latest = *s;
-                next += 1;
-            }
-            curve.rss_mib.push(latest.rss_bytes as f64 / MIB);
-            curve.system_mib.push(self.taken(&latest) as f64 / MIB);
-            at_ns += CURVE_STEP_MS * 1_000_000;
-        }
+        let points = curve.points(self.began_ns, self.filled, &self.samples, |s| s.at_ns);
+        (curve.rss_mib, curve.system_mib) = points
+            .map(|s| (s.rss_bytes as f64 / MIB, self.taken(&s) as f64 / MIB))
+            .unzip();
         curve
     }
 }

@@ -16,8 +16,8 @@ use std::{ptr, slice};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::measured::link::{self, now_ns};
-use crate::measured::{Output, Random, alloc, release};
+use crate::measured::calls::now_ns;
+use crate::measured::{Output, Random, alloc, link, release};
 
 /// Bytes of a chunk, and of each copy.
 pub const CHUNK_BYTES: usize = 512 << 10;
@@ -55,15 +55,8 @@ pub fn run(case: &str, chunks: u64, searches_of_chunks: u64) -> Result<Output> {
         checksum = checksum.wrapping_add(output.checksum);
     }
     let searches = each * processes * threads;
-    Ok(Output {
-        checksum,
-        metrics: [(
-            "us_per_search".to_owned(),
-            (ended - began) / 1e3 / searches as f64,
-        )]
-        .into(),
-        ..Output::default()
-    })
+    let us_per_search = (ended - began) / 1e3 / searches as f64;
+    Ok(Output::new(checksum, [("us_per_search", us_per_search)]))
 }
 
 struct Searcher {
@@ -160,13 +153,8 @@ pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
         // SAFETY: allocated by `filled`, freed once.
         unsafe { release(chunk as *mut u8) };
     }
-    Ok(Output {
-        checksum,
-        metrics: [(BEGAN, began), (ENDED, ended)]
-            .map(|(name, value)| (name.to_owned(), value as f64))
-            .into(),
-        ..Output::default()
-    })
+    let metrics = [(BEGAN, began as f64), (ENDED, ended as f64)];
+    Ok(Output::new(checksum, metrics))
 }
 
 /// Lets the threads wait for each other, and for the thread that started them.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use ebbtide_tools::out;
 
 use crate::harness::peers::Entry;
@@ -96,11 +96,7 @@ impl Run for Starts {
             values.push(began.elapsed().as_secs_f64() * 1e3);
             ensure!(status.success(), "{} ends with {status}", self.program);
         }
-        let spread = Spread::of(&values).ok_or_else(|| anyhow!("nothing was started"))?;
-        Ok(Output {
-            checksum: u64::from(self.times),
-            metrics: [("ms_per_start".to_owned(), spread.median)].into(),
-            ..Output::default()
-        })
+        let median = Spread::of(&values).map(|spread| ("ms_per_start", spread.median));
+        Ok(Output::new(u64::from(self.times), median))
     }
 }

@@ -24,8 +24,8 @@ use crate::families::neighbour::warm::Warm;
 use crate::harness::Run;
 use crate::harness::peers::Entry;
 use crate::harness::process::{Starter, warm_host};
+use crate::measured::calls::{now_ns, page_bytes};
 use crate::measured::content::words;
-use crate::measured::link::{now_ns, page_bytes};
 use crate::measured::{Output, Random, alloc};
 use crate::outside::observe::mark;
 use crate::outside::swap::{self, Keeper, join};
@@ -100,7 +100,7 @@ fn run(what: &Pair, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
         }
         None => f64::INFINITY,
     };
-    output.metrics = [
+    output.add([
         ("second_s", second_s),
         ("alone_s", alone_s),
         ("ratio", second_s / alone_s),
@@ -108,9 +108,7 @@ fn run(what: &Pair, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
         ("kills", f64::from(with.kills)),
         ("held_mib", with.unsplit_bytes as f64 / MIB),
         ("pause_s", with.paused.as_secs_f64()),
-    ]
-    .map(|(k, v)| (k.to_owned(), v))
-    .into();
+    ]);
     Ok(output)
 }
 
@@ -315,11 +313,7 @@ pub fn second(bytes: u64) -> Result<Output> {
             .fold(sum, |sum, word| sum.rotate_left(1) ^ word);
     }
     let second_s = (now_ns() - began) as f64 / 1e9;
-    Ok(Output {
-        checksum: sum,
-        metrics: [("second_s".to_owned(), second_s)].into(),
-        ..Output::default()
-    })
+    Ok(Output::new(sum, [("second_s", second_s)]))
 }
 
 #[cfg(test)]

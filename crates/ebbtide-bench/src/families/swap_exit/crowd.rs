@@ -4,9 +4,7 @@
 //! read the CPU time of all when they have ended. A thread of its own waits for them, so that no sample of memory and
 //! swap comes between an end and its time.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::mem;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -18,11 +16,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{getpid, set_child_subreaper};
 
 use super::NOBODY;
-use crate::families::swap_exit::phone::usage_us;
 use crate::harness::Run;
 use crate::harness::peers::Entry;
 use crate::harness::process::{Starter, threshold_kib};
-use crate::measured::link::now_ns;
+use crate::measured::calls::{cpu_us, now_ns, wait_with_usage};
 use crate::measured::{Curve, Output};
 use crate::outside::observe::mark;
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
@@ -162,20 +159,20 @@ fn run(
     let (started_ns, mut output) = foreground_said(&mut front, status)?;
     let gone_ns = ends.all_ns().context("the killed processes do not end")?;
     let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
-    let mut figures = BTreeMap::from([
-        ("start_ms".to_owned(), ms(started_ns)),
-        ("dying_cpu_ms".to_owned(), ends.cpu_us as f64 / 1e3),
-        ("gone_ms".to_owned(), ms(gone_ns)),
-        ("seen_ms".to_owned(), ms(ends.seen_ns)),
-    ]);
     let swap_back = looks
         .iter()
         .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least_swap);
-    figures.insert(
-        "swap_back_ms".to_owned(),
-        swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns)),
-    );
-    output.metrics.append(&mut figures);
+    let figures = [
+        ("start_ms", ms(started_ns)),
+        ("dying_cpu_ms", ends.cpu_us as f64 / 1e3),
+        ("gone_ms", ms(gone_ns)),
+        ("seen_ms", ms(ends.seen_ns)),
+        (
+            "swap_back_ms",
+            swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns)),
+        ),
+    ];
+    output.add(figures);
     output.curve = Some(curve(&base, &looks, began_ns));
     Ok(output)
 }
@@ -324,20 +321,14 @@ fn wait_for_all(mut waiting: Vec<(u32, OwnedFd, bool)>, limit: Instant, tell: &S
             if over.next() != Some(true) {
                 return true;
             }
-            // SAFETY: numbers only; the kernel fills them in.
-            let (found, usage) = unsafe {
-                let mut usage: libc::rusage = mem::zeroed();
-                let (pid, flags) = (*pid as libc::pid_t, libc::WNOHANG | libc::__WALL);
-                let found = libc::wait4(pid, std::ptr::null_mut(), flags, &mut usage);
-                (found == pid, usage)
-            };
-            let end = End {
-                is_helper: *is_helper,
-                at_ns: now_ns(),
-                cpu_us: usage_us(&usage),
-            };
             // A process that was waited for elsewhere counts as missing when the time is up.
-            let _ = found && tell.send(end).is_ok();
+            if let Some((_, usage)) = wait_with_usage(*pid, libc::WNOHANG | libc::__WALL) {
+                let _ = tell.send(End {
+                    is_helper: *is_helper,
+                    at_ns: now_ns(),
+                    cpu_us: cpu_us(&usage),
+                });
+            }
             false
         });
     }
@@ -364,20 +355,14 @@ fn curve(base: &Look, looks: &[Look], began_ns: u64) -> Curve {
         step_ms: CURVE_STEP_MS,
         ..Curve::default()
     };
-    let end_ns = looks.last().map_or(0, |l| l.at_ns);
-    let (mut next, mut latest) = (0, Look::default());
-    let mut at_ns = began_ns;
-    while at_ns <= end_ns {
-        while let Some(look) = looks.get(next).filter(|l| l.at_ns <= at_ns) {
-            latest = *look;
-            next += 1;
-        }
-        let taken = base.free_bytes as f64 - latest.free_bytes as f64;
-        curve.system_mib.push((taken / MIB).round());
-        let used = latest.swap_bytes.saturating_sub(base.swap_bytes) as f64;
-        curve.swap_mib.push((used / MIB).round());
-        at_ns += CURVE_STEP_MS * 1_000_000;
-    }
+    let points = curve.points(began_ns, Look::default(), looks, |look| look.at_ns);
+    (curve.system_mib, curve.swap_mib) = points
+        .map(|look| {
+            let taken = base.free_bytes as f64 - look.free_bytes as f64;
+            let used = look.swap_bytes.saturating_sub(base.swap_bytes) as f64;
+            ((taken / MIB).round(), (used / MIB).round())
+        })
+        .unzip();
     curve
 }
 
