@@ -4,7 +4,8 @@
 //! drift of the machine affects all alike. Ebbtide is in the rotation twice: the difference between the two is noise.
 //!
 //! A family is a file or a folder with a [`Family`], and a line in [`FAMILIES`]. The subcommand with its help and flags,
-//! the measured processes and the place in the report follow from that. `worker` is the measured process.
+//! the measured processes and the place in the report follow from that. A text, `cases.txt` or beside the file, has the
+//! family's cases and figures. `worker` is the measured process.
 
 mod cluster;
 mod exit;
@@ -68,6 +69,30 @@ pub fn main(asked: &dyn Asked) -> Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::runs::Worker;
+
+    fn has_unique_cases_with_figures<F: Family>() {
+        let cases = F::cases(&[], |id| Some(Box::new(Worker::new(id, 0)))).unwrap();
+        assert!(!cases.is_empty());
+        for (i, case) in cases.iter().enumerate() {
+            assert!(cases[i + 1..].iter().all(|other| other.id != case.id));
+            assert!(!case.about.is_empty() && !case.metrics.is_empty());
+        }
+    }
+
+    #[test]
+    fn texts_have_cases_and_figures() {
+        has_unique_cases_with_figures::<free::Free>();
+        has_unique_cases_with_figures::<cluster::Cluster>();
+        has_unique_cases_with_figures::<exit::Exit>();
+        has_unique_cases_with_figures::<percpu::Percpu>();
+        has_unique_cases_with_figures::<lazyfree::Lazyfree>();
+        has_unique_cases_with_figures::<swap_exit::SwapExit>();
+        has_unique_cases_with_figures::<give_back::Return>();
+        has_unique_cases_with_figures::<neighbour::Neighbour>();
+        has_unique_cases_with_figures::<reuse::Reuse>();
+        has_unique_cases_with_figures::<micro::Micro>();
+    }
 
     #[test]
     fn each_has_a_name_of_its_own() {

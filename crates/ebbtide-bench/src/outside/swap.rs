@@ -76,6 +76,14 @@ impl Keeper {
             None => Ok(keeper),
         }
     }
+
+    /// The memory cgroup.
+    pub fn group(&self) -> Result<&Path> {
+        let group = self.kept.group.as_deref();
+        group.context(
+            "no memory cgroup can be made here (version 1, or 2 with the memory controller)",
+        )
+    }
 }
 
 impl Drop for Keeper {

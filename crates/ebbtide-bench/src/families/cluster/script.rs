@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ebbtide_tools::{lock_figures, stats_page};
 
 use crate::harness::Run;
@@ -19,18 +19,12 @@ use crate::harness::process::Starter;
 use crate::measured::Output;
 use crate::measured::calls::{cpu_us, wait_with_usage};
 
-const REDIS: &str = include_str!("scripts/redis.sh");
-const GCC: &str = include_str!("scripts/gcc.sh");
-const PYTHON: &str = include_str!("scripts/python.sh");
-
-/// A description of a script, on one line.
-pub fn about(name: &str) -> &'static str {
-    match name {
-        "redis" => "redis-server filled and flushed by 4 client threads",
-        "gcc" => "gcc builds a program of many files, 4 at a time",
-        _ => "python3: 4 threads build and drop dicts and lists",
-    }
-}
+/// The scripts by name.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("redis", include_str!("scripts/redis.sh")),
+    ("gcc", include_str!("scripts/gcc.sh")),
+    ("python", include_str!("scripts/python.sh")),
+];
 
 /// A real program, by a shell script that checks what it did.
 #[derive(Debug)]
@@ -51,12 +45,8 @@ impl Run for Script {
 
 /// Runs a script in `command`'s environment.
 fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result<Output> {
-    let text = match name {
-        "redis" => REDIS,
-        "gcc" => GCC,
-        "python" => PYTHON,
-        _ => bail!("no script '{name}'"),
-    };
+    let script = SCRIPTS.iter().find(|script| script.0 == name);
+    let (_, text) = script.with_context(|| format!("no script '{name}'"))?;
     let pages = stats_page::private_dir()?;
     if counts {
         let conf = std::env::var("EBBTIDE_CONF").unwrap_or_default();

@@ -22,6 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 
 use crate::measured::block::touch;
 use crate::measured::calls::{map, now_ns};
@@ -31,38 +32,28 @@ use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::{Probe, Sample};
 
 /// The way in which a process ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Death {
     /// `exit(0)`.
     Exit,
     /// SIGKILL from its parent, while the process sleeps.
     Kill,
     /// A write to memory without write access, without a core file.
-    Fault,
+    Segv,
 }
 
 impl Death {
-    /// The way that belongs to the worker's case.
-    pub fn named(case: &str) -> Option<Self> {
-        [Death::Exit, Death::Kill, Death::Fault]
-            .into_iter()
-            .find(|death| death.case() == case)
-    }
-
-    /// The case of the worker.
-    pub fn case(self) -> &'static str {
-        match self {
-            Death::Exit => "end_exit",
-            Death::Kill => "end_kill",
-            Death::Fault => "end_fault",
-        }
+    /// The way in a case such as `exit_4k`.
+    pub fn of(case: &str) -> Option<Self> {
+        let (name, _) = case.split_once('_')?;
+        Death::from_str(name, false).ok()
     }
 
     fn fits(self, status: ExitStatus) -> bool {
         match self {
             Death::Exit => status.success(),
             Death::Kill => status.signal() == Some(libc::SIGKILL),
-            Death::Fault => status.signal() == Some(libc::SIGSEGV),
+            Death::Segv => status.signal() == Some(libc::SIGSEGV),
         }
     }
 }
@@ -109,7 +100,7 @@ pub fn run(death: Death, bytes: u64) -> Result<Output> {
         Death::Exit => std::process::exit(0),
         Death::Kill => bail!("was answered instead of killed"),
         // SAFETY: a mapping of this process. The write is refused, which ends the process.
-        Death::Fault => unsafe { forbidden.write_volatile(1) },
+        Death::Segv => unsafe { forbidden.write_volatile(1) },
     }
     bail!("outlived its fault")
 }
@@ -236,11 +227,7 @@ pub fn follow(
     seen.filled = probe.look(true)?;
 
     let worker = open_process(child.id()).context("no process descriptor (Linux 5.3)")?;
-    let helper = helper_of(child.id());
-    ensure!(
-        helper.is_some() || !needs_helper,
-        "no helper was made: this is the kernel's own exit ('ebbtide doctor' may say why)"
-    );
+    let helper = helper_of(child.id(), needs_helper)?;
     if let Some((pid, _)) = &helper {
         probe.turn_to(*pid)?;
     }

@@ -28,7 +28,7 @@ const BEGAN: &str = "began_ns";
 const ENDED: &str = "ended_ns";
 
 /// The numbers in a case's name `…_8x4`: processes and threads.
-fn shape(case: &str) -> Option<(u64, u64)> {
+pub fn shape(case: &str) -> Option<(u64, u64)> {
     let (processes, threads) = case.rsplit('_').next()?.split_once('x')?;
     Some((processes.parse().ok()?, threads.parse().ok()?))
 }

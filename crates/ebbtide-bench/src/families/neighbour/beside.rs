@@ -131,7 +131,7 @@ struct Seen {
 fn part(what: &Pair, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> Result<Seen> {
     // Dropped last, because that removes the cgroup and the swap.
     let keeper = Keeper::start(if what.has_swap { what.size_bytes } else { 0 })?;
-    let group = keeper.kept.group.as_deref().context("no memory cgroup")?;
+    let group = keeper.group()?;
     swap::limit_group(group, Some(what.limit_bytes()))?;
     if !what.has_swap {
         swap::forbid_swap(group)?;

@@ -216,11 +216,7 @@ fn start(
             intended >> 20
         );
         let process = open_process(child.id())?;
-        let helper = helper_of(child.id());
-        ensure!(
-            helper.is_some() || !needs_helper,
-            "no helper was made: this is the kernel's own exit ('ebbtide doctor' may say why)"
-        );
+        let helper = helper_of(child.id(), needs_helper)?;
         apps.push(App {
             child,
             _answer: answer,
