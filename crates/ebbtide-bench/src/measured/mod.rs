@@ -18,6 +18,7 @@ pub mod objects;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString, c_void};
 use std::hint::black_box;
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -51,6 +52,14 @@ impl WorkerArgs {
         let more = self.more.as_deref();
         more.with_context(|| format!("case {} takes one argument more", self.case))
     }
+}
+
+/// This program as a measured process for a case.
+pub fn worker(case: &str, amount: u64) -> Result<Command> {
+    let exe = std::env::current_exe().context("cannot find this program")?;
+    let mut command = Command::new(exe);
+    command.args(["worker", case, &amount.to_string()]);
+    Ok(command)
 }
 
 /// The output of a measured process.

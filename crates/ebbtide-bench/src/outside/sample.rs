@@ -27,6 +27,16 @@ pub struct Sample {
     pub free_bytes: u64,
 }
 
+impl Sample {
+    /// Whether a fill since `before` took much more or less from the system than it added to the process. Then other
+    /// processes were at work, and the system's free memory means little.
+    pub fn is_disturbed_since(&self, before: &Sample) -> bool {
+        let grown = self.rss_bytes as i64 - before.rss_bytes as i64;
+        let taken = before.free_bytes as i64 - self.free_bytes as i64;
+        (taken - grown).abs() > grown / 10 + (4 << 20)
+    }
+}
+
 /// The open files for samples of a process and the system.
 pub struct Probe {
     statm: File,

@@ -22,8 +22,8 @@ use rustix::process::{Pid, Signal, geteuid, kill_process, setsid};
 use rustix::system::sysinfo;
 use serde::{Deserialize, Serialize};
 
-use crate::measured::Output;
 use crate::measured::calls::page_bytes;
+use crate::measured::{Output, worker};
 
 const CONTROL: &str = "/sys/class/zram-control";
 /// A higher priority than any swap that exists already.
@@ -57,9 +57,7 @@ impl Keeper {
             geteuid().is_root(),
             "needs root, to set up swap or a memory cgroup for the time of the run"
         );
-        let exe = std::env::current_exe().context("cannot find this program")?;
-        let mut child = Command::new(exe)
-            .args(["worker", "swap_keeper", &bytes.to_string()])
+        let mut child = worker("swap_keeper", bytes)?
             .env_remove("LD_PRELOAD")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

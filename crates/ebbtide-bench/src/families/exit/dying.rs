@@ -13,10 +13,10 @@
 //! - `INV-DYING-1`: no sample is taken between an end and the time that is recorded for it. No sample is taken before
 //!   an end that comes at once, or because of the program's end while its helper is at work.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdout, ExitStatus};
+use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use clap::ValueEnum;
 use crate::measured::block::touch;
 use crate::measured::calls::{map, now_ns};
 use crate::measured::{Curve, Output, alloc, link};
-use crate::outside::observe::{SETTLE, is_readable, parse_mark};
+use crate::outside::observe::{SETTLE, answer, mark};
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::{Probe, Sample};
 
@@ -130,12 +130,6 @@ impl Seen {
         self.taken(s) <= (size_bytes / 100).max(8 << 20) as i64
     }
 
-    /// Whether other processes took or freed too much memory during the fill.
-    fn is_disturbed(&self) -> bool {
-        let grown = self.filled.rss_bytes as i64 - self.base.rss_bytes as i64;
-        (self.taken(&self.filled) - grown).abs() > grown / 10 + (4 << 20)
-    }
-
     /// Takes samples until both have ended and the memory is back, or until the time is over.
     fn watch(
         &mut self,
@@ -182,7 +176,11 @@ impl Seen {
             .iter()
             .find(|s| s.at_ns >= self.began_ns && self.is_back(s, size_bytes))
             .map_or(f64::INFINITY, |s| ms(s.at_ns));
-        let back = if self.is_disturbed() { f64::NAN } else { back };
+        // Not a number if other processes took or freed too much memory during the fill.
+        let back = match self.filled.is_disturbed_since(&self.base) {
+            true => f64::NAN,
+            false => back,
+        };
         let figures = [
             ("seen_ms", ms(self.ended_ns)),
             ("gone_ms", ms(self.gone_ns)),
@@ -216,14 +214,12 @@ pub fn follow(
     limit: Instant,
 ) -> Result<Output> {
     let mut probe = Probe::new(child.id())?;
-    let mut said = child.stdout.take().context("no pipe from the worker")?;
-    let mut answer = child.stdin.take().context("no pipe to the worker")?;
     let mut seen = Seen::default();
-    mark(&mut said, "base", limit)?;
+    mark(child, "base", limit)?;
     std::thread::sleep(SETTLE);
     seen.base = probe.look(true)?;
-    answer.write_all(b"g")?;
-    mark(&mut said, "filled", limit)?;
+    answer(child)?;
+    mark(child, "filled", limit)?;
     seen.filled = probe.look(true)?;
 
     let worker = open_process(child.id()).context("no process descriptor (Linux 5.3)")?;
@@ -232,17 +228,19 @@ pub fn follow(
         probe.turn_to(*pid)?;
     }
     let helper = helper.map(|(_, process)| process);
+    let mut input = child.stdin.take().context("no pipe to the worker")?;
     beside_waiters(child, helper, limit, |ends| {
         if ending.death == Death::Kill {
             seen.began_ns = now_ns();
             kill(&worker)?;
         } else {
-            answer.write_all(b"g")?;
+            input.write_all(b"g")?;
         }
         seen.watch(ends, ending, limit, |is_exact| probe.look_beyond(is_exact))
     })?;
     if ending.death != Death::Kill {
-        seen.began_ns = mark(&mut said, "ending", limit)?;
+        let numbers = mark(child, "ending", limit)?;
+        seen.began_ns = numbers.first().copied().unwrap_or(0);
     }
     Ok(seen.output(ending.size_bytes))
 }
@@ -293,23 +291,6 @@ fn beside_waiters(
         }
         watched
     })
-}
-
-/// Reads the mark with this name. Returns its number, if it has one.
-fn mark(said: &mut ChildStdout, name: &str, limit: Instant) -> Result<u64> {
-    let mut line = Vec::new();
-    while line.last() != Some(&b'\n') {
-        let patience = limit.saturating_duration_since(Instant::now());
-        ensure!(is_readable(said, patience)?, "no '{name}' in time");
-        let mut byte = [0u8];
-        ensure!(said.read(&mut byte)? == 1, "ended before '{name}'");
-        line.push(byte[0]);
-    }
-    let line = String::from_utf8_lossy(&line);
-    match parse_mark(line.trim()) {
-        Some((found, numbers)) if found == name => Ok(numbers.first().copied().unwrap_or(0)),
-        _ => bail!("not the mark '{name}': {line:?}"),
-    }
 }
 
 #[cfg(test)]

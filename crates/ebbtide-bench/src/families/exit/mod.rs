@@ -3,14 +3,14 @@
 
 mod dying;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::families::family::{Family, entries};
 use crate::harness::flags::SizedArgs;
 use crate::harness::peers::{ANY, Entry, Takes};
-use crate::harness::process::{Starter, TIMEOUT, explained, piped, threshold_kib};
+use crate::harness::process::{Starter, followed, threshold_kib};
 use crate::harness::sized::{Defaults, Plan};
 use crate::harness::{Results, Run};
 use crate::measured::{Output, WorkerArgs};
@@ -52,15 +52,10 @@ impl Run for Ends {
         if self.is_thp_off {
             conf.push_str(",thp=off");
         }
-        let mut command = starter.worker(self.case, ending.size_bytes, entry, &conf);
-        if self.is_thp_off {
-            command.arg("--thp-off");
-        }
-        piped(&mut command);
-        let mut child = command.spawn().context("cannot start")?;
-        let end = Instant::now() + TIMEOUT;
-        let followed = dying::follow(&mut child, ending, entry.is_detached(), end);
-        explained(&mut child, followed, true)
+        let command = starter.worker(self.case, ending.size_bytes, entry, &conf);
+        followed(command, true, |child, limit| {
+            dying::follow(child, ending, entry.is_detached(), limit)
+        })
     }
 
     fn filled_bytes(&self) -> u64 {

@@ -9,15 +9,18 @@
 //! The number of searches is the same in all cases, so the figure is the time of one search while the whole machine
 //! is busy.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Read;
+use std::process::{Child, Stdio};
 use std::sync::Barrier;
+use std::time::Instant;
 use std::{ptr, slice};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
+use crate::harness::process::TIMEOUT;
 use crate::measured::calls::now_ns;
-use crate::measured::{Output, Random, alloc, link, release};
+use crate::measured::{Output, Random, alloc, link, release, worker};
+use crate::outside::observe::{Killed, answer, mark};
 
 /// Bytes of a chunk, and of each copy.
 pub const CHUNK_BYTES: usize = 512 << 10;
@@ -37,19 +40,18 @@ pub fn shape(case: &str) -> Option<(u64, u64)> {
 pub fn run(case: &str, chunks: u64, searches_of_chunks: u64) -> Result<Output> {
     let (processes, threads) = shape(case).context("not a case like search_8x4")?;
     let each = (searches_of_chunks * PER_CHUNK / (processes * threads)).max(1);
-    let mut searchers = Vec::new();
-    for _ in 0..processes {
-        searchers.push(Searcher::start(threads, each, chunks)?);
+    let starts = (0..processes).map(|_| start(threads, each, chunks));
+    let mut searchers = starts.collect::<Result<Vec<_>>>()?;
+    for Killed(searcher) in &mut searchers {
+        let limit = Instant::now() + TIMEOUT;
+        mark(searcher, "base", limit).map_err(|_| anyhow!(how_it_ended(searcher)))?;
     }
-    for searcher in &mut searchers {
-        searcher.wait_until_filled()?;
-    }
-    for searcher in &mut searchers {
-        searcher.input.write_all(b"g")?;
+    for Killed(searcher) in &mut searchers {
+        answer(searcher)?;
     }
     let (mut began, mut ended, mut checksum) = (f64::INFINITY, 0f64, 0u64);
-    for searcher in searchers {
-        let output = searcher.finish()?;
+    for Killed(searcher) in &mut searchers {
+        let output = finish(searcher)?;
         began = began.min(output.metrics[BEGAN]);
         ended = ended.max(output.metrics[ENDED]);
         checksum = checksum.wrapping_add(output.checksum);
@@ -59,57 +61,28 @@ pub fn run(case: &str, chunks: u64, searches_of_chunks: u64) -> Result<Output> {
     Ok(Output::new(checksum, [("us_per_search", us_per_search)]))
 }
 
-struct Searcher {
-    child: Child,
-    input: ChildStdin,
-    said: BufReader<ChildStdout>,
+/// Starts a process that searches.
+fn start(threads: u64, searches: u64, chunks: u64) -> Result<Killed> {
+    let child = worker(&format!("searcher_{searches}x{threads}"), chunks)?
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    Ok(Killed(child.context("cannot start a process")?))
 }
 
-impl Searcher {
-    fn start(threads: u64, searches: u64, chunks: u64) -> Result<Self> {
-        let exe = std::env::current_exe().context("cannot find this program")?;
-        let case = format!("searcher_{searches}x{threads}");
-        let mut child = Command::new(exe)
-            .args(["worker", &case, &chunks.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start a process")?;
-        Ok(Searcher {
-            input: child.stdin.take().context("no pipe")?,
-            said: BufReader::new(child.stdout.take().context("no pipe")?),
-            child,
-        })
-    }
-
-    fn wait_until_filled(&mut self) -> Result<()> {
-        let mut line = String::new();
-        self.said.read_line(&mut line)?;
-        if line.trim() != "@base" {
-            bail!("a process {}", self.how_it_ended());
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<Output> {
-        let mut text = String::new();
-        self.said.read_to_string(&mut text)?;
-        serde_json::from_str(text.trim())
-            .with_context(|| format!("a process {}", self.how_it_ended()))
-    }
-
-    /// Describes the end of a process. Most likely the kernel killed it because memory was short.
-    fn how_it_ended(&mut self) -> String {
-        self.child
-            .wait()
-            .map_or_else(|e| e.to_string(), |status| format!("ends with {status}"))
-    }
+/// Reads the figures of a process that searches.
+fn finish(searcher: &mut Child) -> Result<Output> {
+    let mut text = String::new();
+    let said = searcher.stdout.as_mut().context("no pipe")?;
+    said.read_to_string(&mut text)?;
+    serde_json::from_str(text.trim()).with_context(|| how_it_ended(searcher))
 }
 
-impl Drop for Searcher {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// Describes the end of a process. Most likely the kernel killed it because memory was short.
+fn how_it_ended(searcher: &mut Child) -> String {
+    match searcher.wait() {
+        Ok(status) => format!("a process ends with {status}"),
+        Err(error) => format!("a process {error}"),
     }
 }
 

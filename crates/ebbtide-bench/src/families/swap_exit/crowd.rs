@@ -4,10 +4,9 @@
 //! read the CPU time of all when they have ended. A thread of its own waits for them, so that no sample of memory and
 //! swap comes between an end and its time.
 
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,10 +17,10 @@ use rustix::process::{getpid, set_child_subreaper};
 use super::NOBODY;
 use crate::harness::Run;
 use crate::harness::peers::Entry;
-use crate::harness::process::{Starter, threshold_kib};
+use crate::harness::process::{Starter, TIMEOUT, parse, piped, rest, threshold_kib};
 use crate::measured::calls::{cpu_us, now_ns, wait_with_usage};
 use crate::measured::{Curve, Output};
-use crate::outside::observe::mark;
+use crate::outside::observe::{Killed, answer, mark, parse_mark};
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::System;
 use crate::outside::swap::{self, join};
@@ -55,9 +54,8 @@ const LEAST_SWAPPED: f64 = 0.8;
 
 /// A process that will be killed.
 struct App {
+    // Its input stays open until the kill; otherwise the process would end by itself.
     child: Child,
-    // Stays open until the kill; otherwise the process would end by itself.
-    _answer: ChildStdin,
     process: OwnedFd,
     helper: Option<(u32, OwnedFd)>,
     cpu_us: u64,
@@ -76,9 +74,7 @@ impl Run for Crowd {
         let app = || {
             let threshold = threshold_kib(self.size_bytes);
             let conf = format!("exit_threshold={threshold}K,thp=off");
-            let mut command = starter.worker("app", self.size_bytes, entry, &conf);
-            command.arg("--thp-off");
-            command
+            starter.worker("app", self.size_bytes, entry, &conf)
         };
         let plain = Entry::plain("foreground");
         let mut foreground = starter.worker("foreground", self.foreground_bytes, &plain, "");
@@ -116,10 +112,8 @@ fn run(
         swap::limit_group(group, Some(room))?;
         join(&mut foreground, group)?;
     }
-    foreground
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    piped(&mut foreground);
+    foreground.stdin(Stdio::null());
 
     let full = look()?;
     // Swap counts as back when 99 % of it are free again.
@@ -130,14 +124,14 @@ fn run(
     for app in &apps {
         kill(&app.process)?;
     }
-    let mut front = foreground.spawn().context("cannot start")?;
+    let mut front = Killed(foreground.spawn().context("cannot start")?);
     let mut looks = vec![full];
     let mut status = None;
     loop {
         looks.push(look()?);
         ends.hear();
         if status.is_none() {
-            status = front.try_wait()?;
+            status = front.0.try_wait()?;
         }
         // All memory is back when the last process has ended; only swap may come later.
         let late = ends.all_ns().map_or(0, |ns| now_ns().saturating_sub(ns));
@@ -151,12 +145,8 @@ fn run(
     if let Some(group) = group {
         swap::limit_group(group, None)?;
     }
-    let Some(status) = status else {
-        let _ = front.kill();
-        let _ = front.wait();
-        bail!("the foreground process does not end");
-    };
-    let (started_ns, mut output) = foreground_said(&mut front, status)?;
+    let status = status.context("the foreground process does not end")?;
+    let (started_ns, mut output) = foreground_said(&mut front.0, status)?;
     let gone_ns = ends.all_ns().context("the killed processes do not end")?;
     let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
     let swap_back = looks
@@ -196,15 +186,14 @@ fn start(
             join(&mut command, group)?;
         }
         let mut child = command.spawn().context("cannot start")?;
-        let mut answer = child.stdin.take().context("no pipe")?;
-        answer.write_all(b"g")?;
-        let said = BufReader::new(child.stdout.take().context("no pipe")?);
-        begun.push((child, answer, said));
+        answer(&mut child)?;
+        begun.push(child);
     }
     let mut apps = Vec::new();
-    for (child, answer, mut said) in begun {
-        mark(&mut said, "base")?;
-        let numbers = mark(&mut said, "ready")?;
+    for mut child in begun {
+        let limit = Instant::now() + TIMEOUT;
+        mark(&mut child, "base", limit)?;
+        let numbers = mark(&mut child, "ready", limit)?;
         let [swapped, cpu_us] = numbers[..] else {
             bail!("not a mark: {numbers:?}");
         };
@@ -219,7 +208,6 @@ fn start(
         let helper = helper_of(child.id(), needs_helper)?;
         apps.push(App {
             child,
-            _answer: answer,
             process,
             helper,
             cpu_us,
@@ -230,20 +218,12 @@ fn start(
 
 /// The time at which the foreground process had started, and its figures.
 fn foreground_said(front: &mut Child, status: ExitStatus) -> Result<(u64, Output)> {
-    let mut errors = String::new();
-    let mut pipe = front.stderr.take().context("no pipe")?;
-    pipe.read_to_string(&mut errors)?;
-    ensure!(
-        status.success(),
-        "the foreground process ends with {status} {}",
-        errors.lines().next().unwrap_or_default()
-    );
-    let mut said = BufReader::new(front.stdout.take().context("no pipe")?);
-    let numbers = mark(&mut said, "started")?;
-    let mut line = String::new();
-    said.read_line(&mut line)?;
-    let output = serde_json::from_str(&line).context("no figures from the foreground process")?;
-    Ok((numbers.first().copied().unwrap_or(0), output))
+    let (said, _) = rest(front, status, false).context("the foreground process")?;
+    let (first, figures) = said.split_once('\n').unwrap_or_default();
+    let mark = parse_mark(first).filter(|(name, _)| *name == "started");
+    let (_, numbers) = mark.with_context(|| format!("not the mark 'started': {first:?}"))?;
+    let started_ns = numbers.first().copied().unwrap_or(0);
+    Ok((started_ns, parse(figures.trim_end())?))
 }
 
 /// The end of a process: its number, the time, and the CPU time used.
@@ -382,9 +362,8 @@ mod tests {
         let child = || {
             let mut command = Command::new("sleep");
             command.arg("100").stdin(Stdio::piped());
-            let mut child = command.spawn().unwrap();
+            let child = command.spawn().unwrap();
             App {
-                _answer: child.stdin.take().unwrap(),
                 process: open_process(child.id()).unwrap(),
                 child,
                 helper: None,
