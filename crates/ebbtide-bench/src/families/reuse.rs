@@ -14,7 +14,7 @@ use crate::harness::sized::{Defaults, Plan};
 use crate::harness::{Case, Results};
 use crate::measured::block::touch;
 use crate::measured::calls::now_ns;
-use crate::measured::{Output, WorkerArgs, alloc, release};
+use crate::measured::{MIB, Output, WorkerArgs, alloc, release};
 use crate::stats::Spread;
 
 const DEFAULTS: Defaults = Defaults {
@@ -27,7 +27,6 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Number of cycles before the measurement, and number of measured cycles.
 const LEARN: usize = 1;
 const CYCLES: usize = 3;
-const MIB: f64 = (1 << 20) as f64;
 
 /// The figures of a case, in the order of the measurement.
 const FIGURES: [&str; 3] = ["again_ms", "held_mib", "held_without_lazy_mib"];

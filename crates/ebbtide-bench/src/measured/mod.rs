@@ -136,6 +136,9 @@ impl Curve {
     }
 }
 
+/// Bytes of a MiB.
+pub const MIB: f64 = (1 << 20) as f64;
+
 /// A case is measured in this many parts; its figure is their median.
 const PARTS: u64 = 11;
 /// Allocates. The result is never null, because the figures would mean nothing.

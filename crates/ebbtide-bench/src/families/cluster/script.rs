@@ -37,27 +37,24 @@ pub struct Script {
 
 impl Run for Script {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
-        let command = starter.command(Path::new("/bin/sh"), entry, "");
+        let pages = stats_page::private_dir()?;
         let counts = entry.is_own() && entry.conf.contains("lockstat");
-        run(command, self.name, self.is_quick, counts)
+        let conf = format!("stats_dir={}", pages.path().display());
+        let conf = if counts { &conf } else { "" };
+        let command = starter.command(Path::new("/bin/sh"), entry, conf);
+        run(
+            command,
+            self.name,
+            self.is_quick,
+            counts.then_some(pages.path()),
+        )
     }
 }
 
-/// Runs a script in `command`'s environment.
-fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result<Output> {
+/// Runs a script in `command`'s environment. Reads figures of locks from `pages`, if the library keeps them there.
+fn run(mut command: Command, name: &str, is_quick: bool, pages: Option<&Path>) -> Result<Output> {
     let script = SCRIPTS.iter().find(|script| script.0 == name);
     let (_, text) = script.with_context(|| format!("no script '{name}'"))?;
-    let pages = stats_page::private_dir()?;
-    if counts {
-        let conf = std::env::var("EBBTIDE_CONF").unwrap_or_default();
-        let own = command
-            .get_envs()
-            .find(|(name, _)| *name == "EBBTIDE_CONF")
-            .and_then(|(_, value)| Some(value?.to_str()?.to_owned()))
-            .unwrap_or(conf);
-        let dir = pages.path().display();
-        command.env("EBBTIDE_CONF", format!("{own},stats_dir={dir}"));
-    }
     let since = SystemTime::now() - std::time::Duration::from_secs(1);
     let scale = if is_quick { "1" } else { "4" };
     command
@@ -93,17 +90,17 @@ fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result
         ("wall_s", wall_s),
         ("faults", usage.ru_minflt as f64),
     ];
-    if counts {
-        let all = stats_page::read_all(pages.path(), since);
+    if let Some(pages) = pages {
+        let all = stats_page::read_all(pages, since);
         let locks = lock_figures::sum(all.iter().map(|page| page.locks.as_slice()));
         let zone = locks.iter().find(|lock| lock.rank == "ZONE");
         let zone = zone.context("the library kept no figures of its zones")?;
-        metrics.push((
-            "contended_pct",
-            zone.contended as f64 * 100.0 / zone.taken as f64,
-        ));
-        metrics.push(("waited_ms", zone.waits.sum_ns as f64 / 1e6));
-        metrics.push(("held_ms", zone.holds.sum_ns as f64 / 1e6));
+        let contended_pct = zone.contended as f64 * 100.0 / zone.taken as f64;
+        metrics.extend([
+            ("contended_pct", contended_pct),
+            ("waited_ms", zone.waits.sum_ns as f64 / 1e6),
+            ("held_ms", zone.holds.sum_ns as f64 / 1e6),
+        ]);
     }
     Ok(Output::new(checksum, metrics))
 }

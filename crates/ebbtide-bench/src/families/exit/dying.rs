@@ -26,7 +26,7 @@ use clap::ValueEnum;
 
 use crate::measured::block::touch;
 use crate::measured::calls::{map, now_ns};
-use crate::measured::{Curve, Output, alloc, link};
+use crate::measured::{Curve, MIB, Output, alloc, link};
 use crate::outside::observe::{SETTLE, answer, mark};
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::{Probe, Sample};
@@ -74,7 +74,6 @@ const FIRST_LOOK: Duration = Duration::from_millis(5);
 /// Time between two samples, and between two points of a curve.
 const POLL: Duration = Duration::from_millis(2);
 const CURVE_STEP_MS: u64 = 10;
-const MIB: f64 = (1 << 20) as f64;
 
 /// Runs in the measured process. Does not return.
 pub fn run(death: Death, bytes: u64) -> Result<Output> {

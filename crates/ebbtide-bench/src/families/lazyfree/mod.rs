@@ -120,11 +120,11 @@ impl Family for Lazyfree {
     fn process(args: &WorkerArgs) -> Option<Result<Output>> {
         let (case, chunks) = (args.case.as_str(), args.amount);
         if case.starts_with("search_") {
-            let searches_of_chunks = args.more().and_then(|text| {
-                let text = text.to_str().context("not a number")?;
-                text.parse().context("not a number")
+            let more = args.more().and_then(|text| {
+                let number = text.to_str().and_then(|text| text.parse().ok());
+                number.context("not a number")
             });
-            return Some(searches_of_chunks.and_then(|of| search::run(case, chunks, of)));
+            return Some(more.and_then(|of| search::run(case, chunks, of)));
         }
         let is_searcher = case.starts_with("searcher_");
         is_searcher.then(|| search::searcher(case, chunks))

@@ -96,25 +96,26 @@ pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
     let (searches, threads) = shape(case).context("not a case like searcher_100x4")?;
     ensure!(chunks > 0, "no chunks");
     let chunks: Vec<usize> = (0..chunks).map(|number| filled(number) as usize).collect();
-    let gate = Gate::new(threads);
+    // Each is for the threads, and for the one that started them.
+    let [all_copied, begin] = [(); 2].map(|()| Barrier::new(threads as usize + 1));
     let (began, checksum) = std::thread::scope(|scope| {
         let started: Vec<_> = (0..threads)
             .map(|seed| {
-                let (chunks, gate) = (&chunks, &gate);
+                let (chunks, all_copied, begin) = (&chunks, &all_copied, &begin);
                 scope.spawn(move || {
                     let copy = copied(chunks[seed as usize % chunks.len()]);
-                    gate.copied.wait();
+                    all_copied.wait();
                     // SAFETY: allocated above, freed once.
                     unsafe { release(copy) };
-                    gate.begin.wait();
+                    begin.wait();
                     search(chunks, searches, seed)
                 })
             })
             .collect();
-        gate.copied.wait();
+        all_copied.wait();
         link::base();
         let began = now_ns();
-        gate.begin.wait();
+        begin.wait();
         let sum = started
             .into_iter()
             .map(|thread| thread.join().unwrap_or(0))
@@ -128,23 +129,6 @@ pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
     }
     let metrics = [(BEGAN, began as f64), (ENDED, ended as f64)];
     Ok(Output::new(checksum, metrics))
-}
-
-/// Lets the threads wait for each other, and for the thread that started them.
-struct Gate {
-    /// Every thread has made a copy.
-    copied: Barrier,
-    begin: Barrier,
-}
-
-impl Gate {
-    fn new(threads: u64) -> Self {
-        let all = threads as usize + 1;
-        Gate {
-            copied: Barrier::new(all),
-            begin: Barrier::new(all),
-        }
-    }
 }
 
 /// Copies a chunk.

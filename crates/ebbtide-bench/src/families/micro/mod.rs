@@ -11,7 +11,7 @@ use crate::harness::runs::{Fill, Worker};
 use crate::harness::{self, Case, Results, peers};
 use crate::measured::{Output, WorkerArgs};
 use operations::{BATCH, batch, fill, pair, rss, working_set};
-use programs::{Compiled, Starts};
+use programs::{Hello, Starts};
 
 /// Bytes that `fill` fills in a quick run.
 const FILL_BYTES: u64 = 256 << 20;
@@ -26,11 +26,8 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>> {
             "fill" => Box::new(Fill {
                 bytes: FILL_BYTES * scale,
             }),
-            "start" => Box::new(Starts {
-                program: "/bin/true",
-                times: args.pick((50, 20)),
-            }),
-            _ => Box::new(Compiled::new(include_str!("hello.c"), "rss")),
+            "start" => Box::new(Starts(args.pick((50, 20)))),
+            _ => Box::new(Hello::default()),
         })
     })
 }

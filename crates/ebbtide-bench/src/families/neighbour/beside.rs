@@ -25,7 +25,7 @@ use crate::harness::peers::Entry;
 use crate::harness::process::{self, Starter, TIMEOUT, parse, piped, warm_host};
 use crate::measured::calls::{now_ns, page_bytes};
 use crate::measured::content::words;
-use crate::measured::{Output, Random, alloc};
+use crate::measured::{MIB, Output, Random, alloc};
 use crate::outside::observe::{Killed, answer, mark};
 use crate::outside::swap::{self, Keeper, join};
 
@@ -39,7 +39,6 @@ const END_OF_WARM: Duration = Duration::from_millis(200);
 /// Bytes of one allocation of the second process.
 const PIECE_BYTES: usize = 1 << 20;
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
-const MIB: f64 = (1 << 20) as f64;
 
 /// Parameters of a run.
 #[derive(Clone, Debug)]

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use crate::families::percpu::percpu_api::{Area, PerCpu};
-use crate::measured::Output;
 use crate::measured::calls::status_bytes;
+use crate::measured::{MIB, Output};
 
 /// One of this many groups stays.
 const FAMILY: usize = 11;
@@ -105,7 +105,7 @@ pub fn run(case: &str, count: u64) -> Result<Output> {
     let families = (count as usize).div_ceil(FAMILY);
     let mut output = Output::default();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
+    let mib = |bytes: usize| bytes as f64 / MIB;
     let rss = || mib(status_bytes("VmRSS") as usize);
     let mut note = |name: &str, value: f64| {
         output.metrics.insert(name.into(), value);

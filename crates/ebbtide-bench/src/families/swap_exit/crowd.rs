@@ -5,8 +5,8 @@
 //! swap comes between an end and its time.
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,11 +15,12 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{getpid, set_child_subreaper};
 
 use super::NOBODY;
+use super::phone::SWAPPED_TENTHS;
 use crate::harness::Run;
 use crate::harness::peers::Entry;
 use crate::harness::process::{Starter, TIMEOUT, parse, piped, rest, threshold_kib};
 use crate::measured::calls::{cpu_us, now_ns, wait_with_usage};
-use crate::measured::{Curve, Output};
+use crate::measured::{Curve, MIB, Output};
 use crate::outside::observe::{Killed, answer, mark, parse_mark};
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::System;
@@ -46,7 +47,6 @@ const POLL: Duration = Duration::from_millis(4);
 /// Maximum time to wait for swap after the last end.
 const LATE_NS: u64 = 1_000_000_000;
 const CURVE_STEP_MS: u64 = 20;
-const MIB: f64 = (1 << 20) as f64;
 /// Room in the cgroup beyond the memory of the killed processes.
 const ROOM_BYTES: u64 = 8 << 20;
 /// Minimum part of the intended swap for a valid run.
@@ -71,149 +71,128 @@ struct Look {
 
 impl Run for Crowd {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
-        let app = || {
-            let threshold = threshold_kib(self.size_bytes);
-            let conf = format!("exit_threshold={threshold}K,thp=off");
-            starter.worker("app", self.size_bytes, entry, &conf)
+        let _subreaper = Subreaper::new()?;
+        let mut system = System::new()?;
+        let mut look = || -> Result<Look> {
+            Ok(Look {
+                at_ns: now_ns(),
+                free_bytes: system.free_bytes(false)?,
+                swap_bytes: swap::used_bytes(),
+            })
         };
+        let group = self.group.as_deref();
+        let base = look()?;
+        let apps = self.start(starter, entry)?;
         let plain = Entry::plain("foreground");
         let mut foreground = starter.worker("foreground", self.foreground_bytes, &plain, "");
         foreground.arg(&self.file);
-        let processes = match entry.name.as_str() {
-            NOBODY => 0,
-            _ => self.processes,
-        };
-        run(self, processes, &app, foreground, entry.is_detached())
-    }
-}
-
-/// Runs it. `app` and `foreground` make the commands. `needs_helper` says whether the processes must have a helper.
-fn run(
-    crowd: &Crowd,
-    processes: u32,
-    app: &dyn Fn() -> Command,
-    mut foreground: Command,
-    needs_helper: bool,
-) -> Result<Output> {
-    let _subreaper = Subreaper::new()?;
-    let mut system = System::new()?;
-    let mut look = || -> Result<Look> {
-        Ok(Look {
-            at_ns: now_ns(),
-            free_bytes: system.free_bytes(false)?,
-            swap_bytes: swap::used_bytes(),
-        })
-    };
-    let group = crowd.group.as_deref();
-    let base = look()?;
-    let apps = start(crowd, processes, app, group, needs_helper)?;
-    if let Some(group) = group {
-        let room = swap::group_usage_bytes(group)? + ROOM_BYTES;
-        swap::limit_group(group, Some(room))?;
-        join(&mut foreground, group)?;
-    }
-    piped(&mut foreground);
-    foreground.stdin(Stdio::null());
-
-    let full = look()?;
-    // Swap counts as back when 99 % of it are free again.
-    let least_swap = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
-    let limit = Instant::now() + crowd.wait;
-    let mut ends = Ends::of(&apps, limit)?;
-    let began_ns = now_ns();
-    for app in &apps {
-        kill(&app.process)?;
-    }
-    let mut front = Killed(foreground.spawn().context("cannot start")?);
-    let mut looks = vec![full];
-    let mut status = None;
-    loop {
-        looks.push(look()?);
-        ends.hear();
-        if status.is_none() {
-            status = front.0.try_wait()?;
-        }
-        // All memory is back when the last process has ended; only swap may come later.
-        let late = ends.all_ns().map_or(0, |ns| now_ns().saturating_sub(ns));
-        let is_back = looks.last().is_some_and(|l| l.swap_bytes <= least_swap);
-        let is_over = ends.all_ns().is_some() && status.is_some();
-        if (is_over && (is_back || late > LATE_NS)) || Instant::now() > limit {
-            break;
-        }
-        thread::sleep(POLL);
-    }
-    if let Some(group) = group {
-        swap::limit_group(group, None)?;
-    }
-    let status = status.context("the foreground process does not end")?;
-    let (started_ns, mut output) = foreground_said(&mut front.0, status)?;
-    let gone_ns = ends.all_ns().context("the killed processes do not end")?;
-    let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
-    let swap_back = looks
-        .iter()
-        .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least_swap);
-    let figures = [
-        ("start_ms", ms(started_ns)),
-        ("dying_cpu_ms", ends.cpu_us as f64 / 1e3),
-        ("gone_ms", ms(gone_ns)),
-        ("seen_ms", ms(ends.seen_ns)),
-        (
-            "swap_back_ms",
-            swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns)),
-        ),
-    ];
-    output.add(figures);
-    output.curve = Some(curve(&base, &looks, began_ns));
-    Ok(output)
-}
-
-/// Starts the processes and waits until the memory of each is resident or swapped out as intended.
-fn start(
-    crowd: &Crowd,
-    processes: u32,
-    app: &dyn Fn() -> Command,
-    group: Option<&Path>,
-    needs_helper: bool,
-) -> Result<Vec<App>> {
-    let mut begun = Vec::new();
-    for _ in 0..processes {
-        let mut command = app();
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
         if let Some(group) = group {
-            join(&mut command, group)?;
+            let room = swap::group_usage_bytes(group)? + ROOM_BYTES;
+            swap::limit_group(group, Some(room))?;
+            join(&mut foreground, group)?;
         }
-        let mut child = command.spawn().context("cannot start")?;
-        answer(&mut child)?;
-        begun.push(child);
+        piped(&mut foreground);
+        foreground.stdin(Stdio::null());
+
+        let full = look()?;
+        // Swap counts as back when 99 % of it are free again.
+        let least_swap = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
+        let limit = Instant::now() + self.wait;
+        let mut ends = Ends::of(&apps, limit)?;
+        let began_ns = now_ns();
+        for app in &apps {
+            kill(&app.process)?;
+        }
+        let mut front = Killed(foreground.spawn().context("cannot start")?);
+        let mut looks = vec![full];
+        let mut status = None;
+        loop {
+            looks.push(look()?);
+            ends.hear();
+            if status.is_none() {
+                status = front.0.try_wait()?;
+            }
+            // All memory is back when the last process has ended; only swap may come later.
+            let late = ends.all_ns().map_or(0, |ns| now_ns().saturating_sub(ns));
+            let is_back = looks.last().is_some_and(|l| l.swap_bytes <= least_swap);
+            let is_over = ends.all_ns().is_some() && status.is_some();
+            if (is_over && (is_back || late > LATE_NS)) || Instant::now() > limit {
+                break;
+            }
+            thread::sleep(POLL);
+        }
+        if let Some(group) = group {
+            swap::limit_group(group, None)?;
+        }
+        let status = status.context("the foreground process does not end")?;
+        let (started_ns, mut output) = foreground_said(&mut front.0, status)?;
+        let gone_ns = ends.all_ns().context("the killed processes do not end")?;
+        let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
+        let swap_back = looks
+            .iter()
+            .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least_swap);
+        let swap_back_ms = swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns));
+        output.add([
+            ("start_ms", ms(started_ns)),
+            ("dying_cpu_ms", ends.cpu_us as f64 / 1e3),
+            ("gone_ms", ms(gone_ns)),
+            ("seen_ms", ms(ends.seen_ns)),
+            ("swap_back_ms", swap_back_ms),
+        ]);
+        output.curve = Some(curve(&base, &looks, began_ns));
+        Ok(output)
     }
-    let mut apps = Vec::new();
-    for mut child in begun {
+}
+
+impl Crowd {
+    /// Starts the processes and waits until the memory of each is resident or swapped out as intended.
+    fn start(&self, starter: &Starter, entry: &Entry) -> Result<Vec<App>> {
+        let conf = format!("exit_threshold={}K,thp=off", threshold_kib(self.size_bytes));
+        let processes = if entry.name == NOBODY {
+            0
+        } else {
+            self.processes
+        };
+        let mut begun = Vec::new();
+        for _ in 0..processes {
+            let mut command = starter.worker("app", self.size_bytes, entry, &conf);
+            piped(&mut command);
+            command.stderr(Stdio::null());
+            if let Some(group) = &self.group {
+                join(&mut command, group)?;
+            }
+            let mut child = command.spawn().context("cannot start")?;
+            answer(&mut child)?;
+            begun.push(child);
+        }
+        begun
+            .into_iter()
+            .map(|child| self.filled(child, entry))
+            .collect()
+    }
+
+    /// Waits for one of the processes.
+    fn filled(&self, mut child: Child, entry: &Entry) -> Result<App> {
         let limit = Instant::now() + TIMEOUT;
         mark(&mut child, "base", limit)?;
         let numbers = mark(&mut child, "ready", limit)?;
         let [swapped, cpu_us] = numbers[..] else {
             bail!("not a mark: {numbers:?}");
         };
-        let intended = crowd.size_bytes / 10 * crate::families::swap_exit::phone::SWAPPED_TENTHS;
+        let intended = self.size_bytes / 10 * SWAPPED_TENTHS;
         ensure!(
             swapped as f64 >= intended as f64 * LEAST_SWAPPED,
             "only {} of {} MiB could be swapped out",
             swapped >> 20,
             intended >> 20
         );
-        let process = open_process(child.id())?;
-        let helper = helper_of(child.id(), needs_helper)?;
-        apps.push(App {
+        Ok(App {
+            process: open_process(child.id())?,
+            helper: helper_of(child.id(), entry.is_detached())?,
             child,
-            process,
-            helper,
             cpu_us,
-        });
+        })
     }
-    Ok(apps)
 }
 
 /// The time at which the foreground process had started, and its figures.
@@ -345,6 +324,7 @@ fn curve(base: &Look, looks: &[Look], began_ns: u64) -> Curve {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     /// On busy CPUs a sleep or the receiving thread may be late, but not three times.
     #[test]
