@@ -24,8 +24,8 @@ use crate::measured::{Output, WorkerArgs};
 /// A family of benchmarks is a file or a folder here, and a line in [`FAMILIES`](super::FAMILIES). It returns results as
 /// data. Text, JSON, pages and pictures are made from the results in the same way for every family.
 pub trait Family: 'static {
-    /// Its flags. They include the flags that all families share.
-    type Flags: Args + AsRef<BenchArgs> + 'static;
+    /// Its flags. They include [`BenchArgs`].
+    type Flags: Args;
     /// Its name.
     const NAME: &'static str;
     /// Its description, with its cases and figures.
@@ -111,7 +111,7 @@ pub struct Registered {
     pub process: fn(&WorkerArgs) -> Option<Result<Output>>,
     more_help: fn() -> String,
     flags: fn(Command) -> Command,
-    asked: fn(&ArgMatches) -> Result<Box<dyn Asked>, clap::Error>,
+    measure: fn(&ArgMatches) -> Result<Results>,
 }
 
 impl Registered {
@@ -126,7 +126,7 @@ impl Registered {
             process: F::process,
             more_help: F::more_help,
             flags: F::Flags::augment_args,
-            asked: |matches| Ok(Box::new(Line::<F>(F::Flags::from_arg_matches(matches)?))),
+            measure: |matches| F::measure(&F::Flags::from_arg_matches(matches)?),
         }
     }
 
@@ -146,8 +146,12 @@ impl Registered {
     }
 
     /// Reads the flags of the subcommand.
-    pub fn asked(&self, matches: &ArgMatches) -> Result<Box<dyn Asked>, clap::Error> {
-        (self.asked)(matches)
+    pub fn asked(&'static self, matches: &ArgMatches) -> Result<Asked, clap::Error> {
+        Ok(Asked {
+            family: self,
+            bench: BenchArgs::from_arg_matches(matches)?,
+            matches: matches.clone(),
+        })
     }
 
     /// Whether the family has a flag of this name.
@@ -159,21 +163,17 @@ impl Registered {
 }
 
 /// A family with its flags.
-pub trait Asked {
+pub struct Asked {
+    family: &'static Registered,
     /// The flags that all families share.
-    fn bench(&self) -> &BenchArgs;
-    /// Runs the family.
-    fn measure(&self) -> Result<Measured>;
+    pub bench: BenchArgs,
+    matches: ArgMatches,
 }
 
-struct Line<F: Family>(F::Flags);
-
-impl<F: Family> Asked for Line<F> {
-    fn bench(&self) -> &BenchArgs {
-        self.0.as_ref()
-    }
-
-    fn measure(&self) -> Result<Measured> {
-        Ok(Measured::new(F::NAME, F::measure(&self.0)?))
+impl Asked {
+    /// Runs the family.
+    pub fn measure(&self) -> Result<Measured> {
+        let results = (self.family.measure)(&self.matches)?;
+        Ok(Measured::new(self.family.name, results))
     }
 }

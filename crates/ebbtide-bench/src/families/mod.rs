@@ -42,7 +42,7 @@ pub static FAMILIES: [Registered; 10] = [
 ];
 
 /// The family that the command line names, if any.
-pub fn asked(matches: &ArgMatches) -> Result<Option<Box<dyn Asked>>, clap::Error> {
+pub fn asked(matches: &ArgMatches) -> Result<Option<Asked>, clap::Error> {
     let Some((name, matches)) = matches.subcommand() else {
         return Ok(None);
     };
@@ -51,7 +51,7 @@ pub fn asked(matches: &ArgMatches) -> Result<Option<Box<dyn Asked>>, clap::Error
 }
 
 /// Reads a command line that begins with a family's name.
-pub fn parse(words: impl Iterator<Item = String>) -> Result<Box<dyn Asked>> {
+pub fn parse(words: impl Iterator<Item = String>) -> Result<Asked> {
     let commands = FAMILIES.iter().map(|family| family.command());
     let all = Command::new("ebbtide bench")
         .no_binary_name(true)
@@ -61,9 +61,9 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Box<dyn Asked>> {
 }
 
 /// Runs a family and prints the results.
-pub fn main(asked: &dyn Asked) -> Result<u8> {
-    html::check(asked.bench())?;
-    figures::print(&asked.measure()?, asked.bench())
+pub fn main(asked: &Asked) -> Result<u8> {
+    html::check(&asked.bench)?;
+    figures::print(&asked.measure()?, &asked.bench)
 }
 
 #[cfg(test)]

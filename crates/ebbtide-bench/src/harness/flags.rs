@@ -57,18 +57,6 @@ impl BenchArgs {
     }
 }
 
-impl AsRef<BenchArgs> for BenchArgs {
-    fn as_ref(&self) -> &BenchArgs {
-        self
-    }
-}
-
-impl AsRef<BenchArgs> for SizedArgs {
-    fn as_ref(&self) -> &BenchArgs {
-        &self.bench
-    }
-}
-
 /// Flags of the families that fill memory.
 #[derive(Debug, Args)]
 pub struct SizedArgs {

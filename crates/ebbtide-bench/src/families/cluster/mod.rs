@@ -103,17 +103,12 @@ impl Family for Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchArgs,
-    }
+    use crate::families;
 
     #[test]
     fn every_case_is_somebodys_and_every_kind_has_cases() {
-        let cases = cases(&Line::parse_from(["cluster"]).bench, 1 << 20).unwrap();
+        let asked = families::parse(["cluster".to_owned()].into_iter()).unwrap();
+        let cases = cases(&asked.bench, 1 << 20).unwrap();
         assert_eq!(cases.len(), 24);
         let count = |takes: Takes| cases.iter().filter(|case| takes(case.id)).count();
         assert_eq!([OPEN, OWN, COUNTED, CLOCKED].map(count), [14, 16, 6, 2]);

@@ -58,9 +58,11 @@ impl Death {
     }
 }
 
-/// Parameters of a watched end.
+/// A measured process that ends while it holds memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending {
+    /// Its case.
+    pub case: &'static str,
     /// The way in which the process ends.
     pub death: Death,
     /// Bytes that the process fills.
@@ -350,6 +352,7 @@ mod tests {
         let helper_process = open_process(helper.id()).unwrap();
         let limit = Instant::now() + Duration::from_secs(20);
         let ending = Ending {
+            case: "",
             death: Death::Kill,
             size_bytes: 64 << 20,
             wait: Duration::ZERO,
@@ -383,6 +386,7 @@ mod tests {
     #[test]
     fn an_end_at_once_is_not_looked_at_before() {
         let ending = Ending {
+            case: "",
             death: Death::Exit,
             size_bytes: 64 << 20,
             wait: Duration::ZERO,

@@ -33,33 +33,23 @@ const VARIANTS: [(&str, Takes); 5] = [
     ("exit=detached,dev=teardown_workers:4", ANY),
 ];
 
-/// A measured process that ends while it holds memory.
-#[derive(Debug)]
-struct Ends {
-    /// Its case.
-    case: &'static str,
-    /// The way in which it ends, and how much it fills.
-    ending: Ending,
-    /// Whether it runs without huge pages.
-    is_thp_off: bool,
-}
-
-impl Run for Ends {
+impl Run for Ending {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
-        let ending = self.ending;
-        let threshold = threshold_kib(ending.size_bytes);
-        let mut conf = format!("exit_threshold={threshold}K");
-        if self.is_thp_off {
-            conf.push_str(",thp=off");
-        }
-        let command = starter.worker(self.case, ending.size_bytes, entry, &conf);
+        let threshold = threshold_kib(self.size_bytes);
+        let thp = if self.case.ends_with("_4k") {
+            ",thp=off"
+        } else {
+            ""
+        };
+        let conf = format!("exit_threshold={threshold}K{thp}");
+        let command = starter.worker(self.case, self.size_bytes, entry, &conf);
         followed(command, true, |child, limit| {
-            dying::follow(child, ending, entry.is_detached(), limit)
+            dying::follow(child, *self, entry.is_detached(), limit)
         })
     }
 
     fn filled_bytes(&self) -> u64 {
-        self.ending.size_bytes
+        self.size_bytes
     }
 }
 
@@ -76,15 +66,11 @@ impl Family for Exit {
     fn measure(sized: &SizedArgs) -> Result<Results> {
         let plan = Plan::new(sized, DEFAULTS, Self::ROUNDS)?;
         let cases = Self::cases(&sized.bench.only, |case| {
-            let ending = Ending {
+            Some(Box::new(Ending {
+                case,
                 death: Death::of(case)?,
                 size_bytes: plan.size_bytes,
                 wait: plan.wait,
-            };
-            Some(Box::new(Ends {
-                case,
-                ending,
-                is_thp_off: case.ends_with("_4k"),
             }))
         })?;
         let mut entries = entries(&sized.bench, false, &VARIANTS)?;

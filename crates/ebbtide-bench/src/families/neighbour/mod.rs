@@ -40,12 +40,6 @@ pub struct NeighbourArgs {
     pub pause: Option<Duration>,
 }
 
-impl AsRef<BenchArgs> for NeighbourArgs {
-    fn as_ref(&self) -> &BenchArgs {
-        &self.bench
-    }
-}
-
 /// The family.
 pub struct Neighbour;
 

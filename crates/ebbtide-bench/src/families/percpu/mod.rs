@@ -88,18 +88,12 @@ impl Family for Percpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchArgs,
-    }
+    use crate::families;
 
     #[test]
     fn cases_are_those_of_the_machine() {
-        let bench = Line::parse_from(["percpu"]).bench;
-        let cases = |cpus| cases(&bench, cpus).unwrap();
+        let asked = families::parse(["percpu".to_owned()].into_iter()).unwrap();
+        let cases = |cpus| cases(&asked.bench, cpus).unwrap();
         let ids = |cpus| -> Vec<&str> { cases(cpus).iter().map(|c| c.id).collect() };
         assert_eq!(
             ids(3),

@@ -57,12 +57,6 @@ pub struct SwapExitArgs {
     pub processes: Option<u32>,
 }
 
-impl AsRef<BenchArgs> for SwapExitArgs {
-    fn as_ref(&self) -> &BenchArgs {
-        &self.bench
-    }
-}
-
 /// The family.
 pub struct SwapExit;
 
