@@ -63,7 +63,7 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Asked> {
 /// Runs a family and prints the results.
 pub fn main(asked: &Asked) -> Result<u8> {
     html::check(&asked.bench)?;
-    figures::print(&asked.measure()?, &asked.bench)
+    figures::print(asked.measure()?, &asked.bench)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ impl Starter {
         if let Some(library) = &entry.library {
             command.env("LD_PRELOAD", library);
         }
-        command.envs(entry.env.iter().map(|(k, v)| (k, v)));
+        command.envs(entry.env);
         if entry.is_own() {
             let callers = std::env::var("EBBTIDE_CONF").unwrap_or_default();
             let parts = [callers.as_str(), &entry.conf, conf];

@@ -88,11 +88,9 @@ impl Observation {
         // A sample's system values may be a little older than the sample.
         let freed_ns = self.freed_ns.1 + SYSTEM_NS;
         let of = |get: fn(&Sample) -> u64| {
-            let samples = self.samples.iter().map(|s| (s.at_ns, get(s)));
-            let mut values: Vec<u64> = samples
-                .filter(|(at_ns, _)| *at_ns >= since_ns.max(freed_ns))
-                .map(|(_, value)| value)
-                .collect();
+            let samples = self.samples.iter();
+            let samples = samples.filter(|s| s.at_ns >= since_ns.max(freed_ns));
+            let mut values: Vec<u64> = samples.map(get).collect();
             values.sort_unstable();
             values.get(values.len() / 2).copied().unwrap_or(get(&last))
         };
@@ -107,40 +105,35 @@ impl Observation {
     pub fn figures(&self, size_bytes: u64) -> BTreeMap<String, f64> {
         let allowed = (size_bytes / 20) as i64;
         let (began, ended) = self.freed_ns;
-        let mut figures = BTreeMap::new();
-        let mut put = |name: &str, value: f64| {
-            figures.insert(name.to_owned(), value);
-        };
-        put(
-            "back_rss_ms",
-            self.time_to(began, |s| self.rss_over(s) <= allowed),
-        );
         // Not a number if other processes took or freed too much memory meanwhile.
         let checked = |value| match self.filled.is_disturbed_since(&self.base) {
             true => f64::NAN,
             false => value,
         };
-        put(
-            "back_system_ms",
-            checked(self.time_to(began, |s| self.system_over(s) <= allowed)),
-        );
+        let back_rss = self.time_to(began, |s| self.rss_over(s) <= allowed);
+        let back_system = self.time_to(began, |s| self.system_over(s) <= allowed);
+        let mut figures = vec![
+            ("back_rss_ms", back_rss),
+            ("back_system_ms", checked(back_system)),
+        ];
         let can_go = self.rss_over(&self.filled);
         if can_go > 0 {
             for (name, part) in [("t50_ms", 0.5), ("t90_ms", 0.9), ("t99_ms", 0.99)] {
                 let left = (can_go as f64 * (1.0 - part)).round() as i64;
-                put(name, self.time_to(ended, |s| self.rss_over(s) <= left));
+                figures.push((name, self.time_to(ended, |s| self.rss_over(s) <= left)));
             }
         }
         if let Some(last) = self.settled() {
             let must = (self.base.rss_bytes + self.live_bytes).max(1);
-            put("final_ratio", last.rss_bytes as f64 / must as f64);
-            put("kept_mib", self.rss_over(&last).max(0) as f64 / MIB);
-            put(
-                "system_kept_mib",
-                checked(self.system_over(&last).max(0) as f64 / MIB),
-            );
+            let system_kept = self.system_over(&last).max(0) as f64 / MIB;
+            figures.extend([
+                ("final_ratio", last.rss_bytes as f64 / must as f64),
+                ("kept_mib", self.rss_over(&last).max(0) as f64 / MIB),
+                ("system_kept_mib", checked(system_kept)),
+            ]);
         }
-        figures
+        let figures = figures.into_iter();
+        figures.map(|(name, value)| (name.into(), value)).collect()
     }
 
     /// Both curves from the end of freeing on, with one point every [`CURVE_STEP`].
@@ -171,10 +164,8 @@ fn round(value: f64) -> f64 {
 pub fn parse_mark(line: &str) -> Option<(&str, Vec<u64>)> {
     let mut words = line.strip_prefix('@')?.split_whitespace();
     let name = words.next()?;
-    let numbers = words
-        .map(|w| w.parse().ok())
-        .collect::<Option<Vec<u64>>>()?;
-    Some((name, numbers))
+    let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
+    Some((name, numbers?))
 }
 
 /// Waits for a worker's next mark, which must have this name. Returns its numbers.
