@@ -66,47 +66,127 @@ impl Pair {
     fn warm_bytes(&self) -> u64 {
         self.size_bytes * 3 / 2
     }
+
+    /// Runs the second process alone, or beside the first.
+    fn part(&self, starter: &Starter, entry: &Entry, has_first: bool) -> Result<Seen> {
+        let worker = |case| starter.worker(case, self.size_bytes, entry, "");
+        // Dropped last, because that removes the cgroup and the swap.
+        let keeper = Keeper::start(if self.has_swap { self.size_bytes } else { 0 })?;
+        let group = keeper.group()?;
+        swap::limit_group(group, Some(self.limit_bytes()))?;
+        if !self.has_swap {
+            swap::forbid_swap(group)?;
+        }
+        warm_host(self.touched_bytes())?;
+        let before_bytes = swap::written_bytes()?;
+        let mut first = None;
+        let mut freed = Instant::now();
+        if has_first {
+            let (process, when) = self.start_first(worker("neighbour_first"), group)?;
+            (first, freed) = (Some(process), when);
+        } else {
+            drop(held_before_it_is_needed(self.warm_bytes())?);
+            sleep(END_OF_WARM);
+        }
+        let unsplit_bytes = swap::group_usage_bytes(group)?;
+        let paused = freed.elapsed();
+        let second = start(worker("neighbour_second"), group)?;
+        let mut kills = 0;
+        let second = end(second, WAIT)?;
+        let swapped_bytes = swap::written_bytes()?.saturating_sub(before_bytes);
+        let second = match second {
+            End::Said(output) => Some(output),
+            End::Killed => {
+                kills += 1;
+                None
+            }
+            End::Late => None,
+        };
+        if let Some(first) = first {
+            match end(first, LOOK_WAIT).context("the first process")? {
+                End::Said(_) => {}
+                End::Killed => kills += 1,
+                End::Late => bail!("the first process does not end"),
+            }
+        }
+        Ok(Seen {
+            second,
+            swapped_bytes,
+            kills,
+            unsplit_bytes,
+            paused,
+        })
+    }
+
+    /// Starts the first process. When this returns, it has filled, freed, and done nothing for the pause. Also
+    /// returns the time of its last free.
+    fn start_first(&self, command: Command, group: &Path) -> Result<(Killed, Instant)> {
+        let mut first = start(command, group)?;
+        let next = |first: &mut Killed, name: &str| {
+            mark(&mut first.0, name, Instant::now() + TIMEOUT).context("the first process")
+        };
+        next(&mut first, "base")?;
+        answer(&mut first.0)?;
+        next(&mut first, "filled")?;
+        let bytes = self.warm_bytes();
+        let at_once = self.pause.is_zero();
+        // Held throughout a pause too, so that the memory can soon be touched again.
+        let warm = if at_once {
+            held_before_it_is_needed(bytes)?
+        } else {
+            held(bytes)?
+        };
+        answer(&mut first.0)?;
+        next(&mut first, "freed")?;
+        let freed = Instant::now();
+        if at_once {
+            return Ok((first, freed));
+        }
+        sleep(self.pause);
+        drop(warm);
+        // Not before this point. Free memory that the first process has split up, and that the host may have taken,
+        // is then used first.
+        drop(held_before_it_is_needed(bytes)?);
+        sleep(END_OF_WARM);
+        Ok((first, freed))
+    }
 }
 
 impl Run for Pair {
+    /// Runs the second process alone, then beside the first.
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
-        run(self, &|case, bytes| starter.worker(case, bytes, entry, ""))
+        let alone = self.part(starter, entry, false)?.second;
+        let mut output =
+            alone.context("the second process does not get through even without the first")?;
+        let alone_s = second_s(&output)?;
+        let with = self.part(starter, entry, true)?;
+        let second_s = match &with.second {
+            Some(second) => {
+                ensure!(
+                    second.checksum == output.checksum,
+                    "wrong result: checksum {:x}, alone {:x}",
+                    second.checksum,
+                    output.checksum
+                );
+                second_s(second)?
+            }
+            None => f64::INFINITY,
+        };
+        output.add([
+            ("second_s", second_s),
+            ("alone_s", alone_s),
+            ("ratio", second_s / alone_s),
+            ("swapped_mib", with.swapped_bytes as f64 / MIB),
+            ("kills", f64::from(with.kills)),
+            ("held_mib", with.unsplit_bytes as f64 / MIB),
+            ("pause_s", with.paused.as_secs_f64()),
+        ]);
+        Ok(output)
     }
 
     fn idle(&self) -> Duration {
         self.pause
     }
-}
-
-/// Runs the second process alone, then beside the first. `worker` makes the command for a case and an amount.
-fn run(what: &Pair, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
-    let alone = part(what, worker, false)?.second;
-    let mut output =
-        alone.context("the second process does not get through even without the first")?;
-    let alone_s = second_s(&output)?;
-    let with = part(what, worker, true)?;
-    let second_s = match &with.second {
-        Some(second) => {
-            ensure!(
-                second.checksum == output.checksum,
-                "wrong result: checksum {:x}, alone {:x}",
-                second.checksum,
-                output.checksum
-            );
-            second_s(second)?
-        }
-        None => f64::INFINITY,
-    };
-    output.add([
-        ("second_s", second_s),
-        ("alone_s", alone_s),
-        ("ratio", second_s / alone_s),
-        ("swapped_mib", with.swapped_bytes as f64 / MIB),
-        ("kills", f64::from(with.kills)),
-        ("held_mib", with.unsplit_bytes as f64 / MIB),
-        ("pause_s", with.paused.as_secs_f64()),
-    ]);
-    Ok(output)
 }
 
 fn second_s(output: &Output) -> Result<f64> {
@@ -125,56 +205,6 @@ struct Seen {
     paused: Duration,
 }
 
-fn part(what: &Pair, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> Result<Seen> {
-    // Dropped last, because that removes the cgroup and the swap.
-    let keeper = Keeper::start(if what.has_swap { what.size_bytes } else { 0 })?;
-    let group = keeper.group()?;
-    swap::limit_group(group, Some(what.limit_bytes()))?;
-    if !what.has_swap {
-        swap::forbid_swap(group)?;
-    }
-    warm_host(what.touched_bytes())?;
-    let before_bytes = swap::written_bytes()?;
-    let mut first = None;
-    let mut freed = Instant::now();
-    if has_first {
-        let command = worker("neighbour_first", what.size_bytes);
-        let (process, when) = start_first(command, group, what)?;
-        (first, freed) = (Some(process), when);
-    } else {
-        drop(held_before_it_is_needed(what.warm_bytes())?);
-        sleep(END_OF_WARM);
-    }
-    let unsplit_bytes = swap::group_usage_bytes(group)?;
-    let paused = freed.elapsed();
-    let second = start(worker("neighbour_second", what.size_bytes), group)?;
-    let mut kills = 0;
-    let second = end(second, WAIT)?;
-    let swapped_bytes = swap::written_bytes()?.saturating_sub(before_bytes);
-    let second = match second {
-        End::Said(output) => Some(output),
-        End::Killed => {
-            kills += 1;
-            None
-        }
-        End::Late => None,
-    };
-    if let Some(first) = first {
-        match end(first, LOOK_WAIT).context("the first process")? {
-            End::Said(_) => {}
-            End::Killed => kills += 1,
-            End::Late => bail!("the first process does not end"),
-        }
-    }
-    Ok(Seen {
-        second,
-        swapped_bytes,
-        kills,
-        unsplit_bytes,
-        paused,
-    })
-}
-
 /// The way in which a process ended.
 enum End {
     Said(Output),
@@ -189,39 +219,6 @@ fn start(mut command: Command, group: &Path) -> Result<Killed> {
     piped(&mut command);
     join(&mut command, group)?;
     Ok(Killed(command.spawn().context("cannot start")?))
-}
-
-/// Starts the first process. When this returns, it has filled, freed, and done nothing for the pause. Also returns the
-/// time of its last free.
-fn start_first(command: Command, group: &Path, what: &Pair) -> Result<(Killed, Instant)> {
-    let mut first = start(command, group)?;
-    let next = |first: &mut Killed, name: &str| {
-        mark(&mut first.0, name, Instant::now() + TIMEOUT).context("the first process")
-    };
-    next(&mut first, "base")?;
-    answer(&mut first.0)?;
-    next(&mut first, "filled")?;
-    let bytes = what.warm_bytes();
-    let at_once = what.pause.is_zero();
-    // Held throughout a pause too, so that the memory can soon be touched again.
-    let warm = if at_once {
-        held_before_it_is_needed(bytes)?
-    } else {
-        held(bytes)?
-    };
-    answer(&mut first.0)?;
-    next(&mut first, "freed")?;
-    let freed = Instant::now();
-    if at_once {
-        return Ok((first, freed));
-    }
-    sleep(what.pause);
-    drop(warm);
-    // Not before this point. Free memory that the first process has split up, and that the host may have taken, is then
-    // used first.
-    drop(held_before_it_is_needed(bytes)?);
-    sleep(END_OF_WARM);
-    Ok((first, freed))
 }
 
 /// Answers a process and waits for it.
