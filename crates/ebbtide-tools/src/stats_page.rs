@@ -3,7 +3,7 @@
 //! A page is a file `PID.ebb` in the layout of [`ebbtide_interface::page`].
 
 use std::env;
-use std::fs::{self, Permissions};
+use std::fs::{self, DirEntry, Permissions};
 use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -35,15 +35,6 @@ impl Deref for StatsPage {
 
     fn deref(&self) -> &Figures {
         &self.figures
-    }
-}
-
-impl From<Figures> for StatsPage {
-    fn from(figures: Figures) -> Self {
-        StatsPage {
-            figures,
-            locks: Vec::new(),
-        }
     }
 }
 
@@ -86,6 +77,15 @@ impl StatsPage {
     }
 }
 
+/// The names of the bits that are set in a figure.
+pub fn named<'a>(mask: u64, names: &[&'a str]) -> Vec<&'a str> {
+    let set = names
+        .iter()
+        .enumerate()
+        .filter(|(bit, _)| mask >> bit & 1 == 1);
+    set.map(|(_, name)| *name).collect()
+}
+
 /// Creates a private directory for pages, which is removed on drop. A configuration can carry its path: absolute,
 /// short, without a comma.
 pub fn private_dir() -> anyhow::Result<TempDir> {
@@ -113,18 +113,15 @@ pub fn private_dir() -> anyhow::Result<TempDir> {
 
 /// Every page in `dir` that was written at `since` or later.
 pub fn read_all(dir: &Path, since: SystemTime) -> Vec<StatsPage> {
-    let Ok(entries) = fs::read_dir(dir) else {
-        return Vec::new();
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_page = |entry: &DirEntry| entry.path().extension().is_some_and(|x| x == "ebb");
+    let is_new = |entry: &DirEntry| {
+        let written = entry.metadata().and_then(|about| about.modified());
+        written.is_ok_and(|time| time >= since)
     };
     entries
-        .flatten()
-        .filter(|e| e.path().extension().is_some_and(|x| x == "ebb"))
-        .filter(|e| {
-            e.metadata()
-                .and_then(|m| m.modified())
-                .is_ok_and(|t| t >= since)
-        })
-        .filter_map(|e| StatsPage::parse(&fs::read(e.path()).ok()?))
+        .filter(|entry| is_page(entry) && is_new(entry))
+        .filter_map(|entry| StatsPage::parse(&fs::read(entry.path()).ok()?))
         .collect()
 }
 
