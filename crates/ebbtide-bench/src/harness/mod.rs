@@ -50,11 +50,6 @@ pub struct Metric {
     pub unit: &'static str,
 }
 
-/// A figure of a case.
-pub const fn metric(id: &'static str, unit: &'static str) -> Metric {
-    Metric { id, unit }
-}
-
 /// The work of a case. [`runs`] has the kinds that several families use. A family may add its own.
 pub trait Run: Debug {
     /// Called once before the first measurement. `dir` exists until the last one has ended.
@@ -84,7 +79,7 @@ pub struct Case {
     /// The work.
     pub run: Box<dyn Run>,
     /// The figures.
-    pub metrics: &'static [Metric],
+    pub metrics: Vec<Metric>,
 }
 
 /// Every value of one metric, by entry.
@@ -196,7 +191,7 @@ pub fn run(
     results.series = series(cases, &kept);
 
     let steps = cases.iter().map(|case| {
-        let steps = kept.iter().filter(|e| e.takes(case.id)).count();
+        let steps = kept.iter().filter(|e| (e.takes)(case.id)).count();
         (steps as u64, case.run.idle())
     });
     let mut progress = Progress::new(rounds, steps);
@@ -209,7 +204,7 @@ pub fn run(
         results.rounds += 1;
         for (c, case) in cases.iter().enumerate() {
             for e in order(kept.len(), round as usize * cases.len() + c) {
-                if !kept[e].takes(case.id) {
+                if !(kept[e].takes)(case.id) {
                     continue;
                 }
                 if interrupt::came().is_some() {
@@ -281,7 +276,7 @@ fn series(cases: &[Case], entries: &[Entry]) -> Vec<Series> {
     let values = |case: &Case| {
         entries
             .iter()
-            .map(|e| e.takes(case.id).then(Vec::new))
+            .map(|e| (e.takes)(case.id).then(Vec::new))
             .collect()
     };
     cases

@@ -55,6 +55,11 @@ pub const SCRUBBED_ENV: &[&str] = &[
     "MALLOC_ARENA_MAX",
 ];
 
+/// The cases that an entry takes, by name.
+pub type Takes = fn(&str) -> bool;
+/// All cases.
+pub const ANY: Takes = |_| true;
+
 /// One allocator in the rotation.
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -68,8 +73,8 @@ pub struct Entry {
     pub conf: String,
     /// The way in which the process gets its large block.
     pub method: &'static str,
-    /// The only cases to run; empty: all.
-    pub only: &'static [&'static str],
+    /// The cases that it takes.
+    pub takes: Takes,
     is_own: bool,
 }
 
@@ -82,26 +87,26 @@ impl Entry {
             env: None,
             conf: String::new(),
             method: "malloc",
-            only: &[],
+            takes: ANY,
             is_own: false,
         }
     }
 
     /// An entry that uses the kernel directly, as a reference.
-    pub fn reference(method: &'static str, only: &'static [&'static str]) -> Self {
+    pub fn reference(method: &'static str, takes: Takes) -> Self {
         Entry {
             method,
-            only,
+            takes,
             ..Entry::plain(method)
         }
     }
 
     /// A variant of this Ebbtide entry with its own setting.
-    pub fn variant(&self, conf: &str, only: &'static [&'static str]) -> Self {
+    pub fn variant(&self, conf: &str, takes: Takes) -> Self {
         Entry {
             name: format!("ebbtide, {conf}"),
             conf: conf.into(),
-            only,
+            takes,
             ..self.clone()
         }
     }
@@ -114,11 +119,6 @@ impl Entry {
     /// Whether its processes should have helpers that return their memory.
     pub fn is_detached(&self) -> bool {
         self.conf.contains("exit=detached")
-    }
-
-    /// Whether a case runs with this entry.
-    pub fn takes(&self, case: &str) -> bool {
-        self.only.is_empty() || self.only.contains(&case)
     }
 
     fn path(name: &str, library: PathBuf) -> Self {
@@ -247,10 +247,10 @@ mod tests {
     #[test]
     fn variants_take_only_their_cases() {
         let own = Entry::path(OWN, "/x.so".into());
-        let one = own.variant("workers=0", &["a"]);
-        assert!(one.takes("a") && !one.takes("b") && own.takes("b"));
+        let one = own.variant("workers=0", |case| case == "a");
+        assert!((one.takes)("a") && !(one.takes)("b") && (own.takes)("b"));
         assert_eq!(one.name, "ebbtide, workers=0");
-        assert_eq!(Entry::reference("munmap", &[]).method, "munmap");
+        assert_eq!(Entry::reference("munmap", ANY).method, "munmap");
     }
 
     #[test]

@@ -21,8 +21,8 @@ use rustix::process::{Pid, Signal, geteuid, kill_process, setsid};
 use rustix::system::sysinfo;
 use serde::{Deserialize, Serialize};
 
-use crate::measured::Output;
-use crate::measured::link::page_bytes;
+use crate::measured::calls::page_bytes;
+use crate::measured::{Output, worker};
 
 const CONTROL: &str = "/sys/class/zram-control";
 /// A higher priority than any swap that exists already.
@@ -54,9 +54,7 @@ impl Keeper {
             geteuid().is_root(),
             "needs root, to set up swap or a memory cgroup for the time of the run"
         );
-        let exe = std::env::current_exe().context("cannot find this program")?;
-        let mut child = Command::new(exe)
-            .args(["worker", "swap_keeper", &bytes.to_string()])
+        let mut child = worker("swap_keeper", bytes)?
             .env_remove("LD_PRELOAD")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -74,6 +72,14 @@ impl Keeper {
             serde_json::from_str(&line).context("the keeper of the swap has ended")?;
         keeper.kept = kept.map_err(|error| anyhow!("no swap can be set up here: {error}"))?;
         Ok(keeper)
+    }
+
+    /// The memory cgroup.
+    pub fn group(&self) -> Result<&Path> {
+        let group = self.kept.group.as_deref();
+        group.context(
+            "no memory cgroup can be made here (version 1, or 2 with the memory controller)",
+        )
     }
 }
 

@@ -255,11 +255,17 @@ mod tests {
                 let conf = name.strip_prefix("ebbtide, ");
                 conf.unwrap_or(name)
             });
-            for name in [worth.family, worth.case, worth.metric]
-                .into_iter()
-                .chain(confs)
-            {
-                assert!(all.contains(&format!("\"{name}\"")), "{name}");
+            let family = FAMILIES.iter().find(|family| family.name == worth.family);
+            let lines = family.unwrap().text.lines();
+            let named: Vec<&str> = lines
+                .filter_map(|line| Some(line.split_once(": ")?.0))
+                .flat_map(str::split_whitespace)
+                .collect();
+            for name in [worth.case, worth.metric] {
+                assert!(named.contains(&name), "{name}");
+            }
+            for conf in confs {
+                assert!(all.contains(&format!("\"{conf}\"")), "{conf}");
             }
         }
     }

@@ -317,7 +317,7 @@ impl Part {
     }
 
     /// Begins no round that would end later than in `room`, which is of this report and not shown as the family's.
-    fn asked(&self, room: Option<Duration>) -> Result<Box<dyn Asked>> {
+    fn asked(&self, room: Option<Duration>) -> Result<Asked> {
         let limit = room.map(|room| format!("--time-limit={}s", room.as_secs()));
         let words = self.words.iter().skip_while(|word| **word != self.family);
         families::parse(words.cloned().chain(limit))
@@ -327,7 +327,7 @@ impl Part {
     fn measure(&self, room: Option<Duration>) -> State {
         let measured = self.asked(room).and_then(|asked| {
             let measured = asked.measure()?;
-            let quick = asked.bench().quick;
+            let quick = asked.bench.quick;
             Ok(figures::new(measured, &self.command(), quick))
         });
         match measured {
@@ -384,8 +384,8 @@ mod tests {
             for part in parts(&args(flags)) {
                 let asked = part.asked(None).unwrap();
                 let is_full = flags.contains(&"--full");
-                assert_eq!(asked.bench().quick, !is_full, "{:?}", part.words);
-                assert_eq!(asked.bench().against.is_empty(), is_full);
+                assert_eq!(asked.bench.quick, !is_full, "{:?}", part.words);
+                assert_eq!(asked.bench.against.is_empty(), is_full);
             }
         }
         assert!(Line::try_parse_from(["report", "--only", "nonesuch"]).is_err());
@@ -395,7 +395,7 @@ mod tests {
     fn a_limit_is_kept_and_not_shown() {
         let parts = parts(&args(&["--only", "micro", "--time-limit", "1h"]));
         let asked = parts[0].asked(Some(Duration::from_secs(893)));
-        let limit = asked.unwrap().bench().time_limit;
+        let limit = asked.unwrap().bench.time_limit;
         assert_eq!(limit, Some(Duration::from_secs(893)));
         let shown = parts[0].command();
         assert_eq!(shown, "ebbtide bench micro --quick --against glibc");
