@@ -60,6 +60,16 @@ int ebb_set(const char *key, const char *value);
 int ebb_get(const char *key, uint64_t *value);
 
 /*
+ * munmap for the program's own mappings that takes microseconds: the range is moved away by mremap, so its addresses are free when the call
+ * returns, and workers give its memory back, several beside each other. Ranges below 16 MiB, ranges of several mappings on kernels that move one
+ * at a time (before Linux 6.17), and ranges of a process without workers are unmapped before it returns. Pages that files or other processes
+ * share are theirs as with munmap. Memory from malloc must not be passed.
+ *
+ * Returns 0, or -1 with the errno of munmap. Address space of the same size must be free during the call; without, it is munmap.
+ */
+int ebb_unmap(void *address, size_t length);
+
+/*
  * What the process holds and has given back. The figures are taken one after the other while the program runs: each is right, their sum
  * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
  * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.

@@ -101,6 +101,20 @@ pub fn get(name: &[u8]) -> Result<u64, KeyProblem> {
     heap.enter_uncounted().key_value(name)
 }
 
+/// Unmaps a mapping of the program's own, as munmap(2) does, but leaves the work to workers. The addresses are free when it returns; the memory
+/// goes within milliseconds to a second. Below 16 MiB, without workers, and where the kernel cannot move the range, the call does all of it.
+///
+/// # Errors
+/// The number of munmap(2)'s error.
+///
+/// # Safety
+/// The range is the program's, no memory of this allocator, and nothing uses it any more.
+pub unsafe fn unmap(address: *mut u8, len: usize) -> Result<(), i32> {
+    let heap = heap().ok_or(0)?;
+    // SAFETY: by contract.
+    unsafe { heap.enter_uncounted().unmap(address as usize, len) }.map_err(|error| error.into_raw())
+}
+
 /// Whether `RTLD_DEEPBIND` is kept when the program opens a library with it (`deepbind=keep`). Starts the heap,
 /// which reads the configuration.
 pub fn keeps_deepbind() -> bool {

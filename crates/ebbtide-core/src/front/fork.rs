@@ -212,6 +212,7 @@ fn go_on(heap: &Heap) {
     unsafe {
         heap.pressure.begin();
         heap.allowance.begin_in_child();
+        heap.unmapping.begin_in_child();
         heap.slots.reset(|gather| {
             heap.put_back(gather, false);
             gather.free_batches();
