@@ -8,15 +8,15 @@
 //! mremap moves page tables, not pages, so the caller's addresses are free when the call returns. Workers drop the memory. Where the range
 //! cannot be moved, or there is no worker, the caller unmaps it.
 //!
-//! | state of a place | meaning | set by |
+//! | state of an entry | meaning | set by |
 //! |---|---|---|
 //! | [`FREE`] | empty | the thread that unmapped its range |
-//! | [`FILLING`] | a thread moves a range to it | that thread |
+//! | [`FILLING`] | a thread moves a range away for it | that thread |
 //! | [`READY`] | workers drop its memory | the same thread |
 //!
 //! - `INV-UNMAP-1`: a range is unmapped only after each piece was dropped, by the thread that dropped the last one. No thread touches the range
 //!   afterwards, because another mapping may take its addresses.
-//! - `INV-UNMAP-2`: a place is filled only while no thread looks at it. A thread is counted before it reads the state, and the state is changed before
+//! - `INV-UNMAP-2`: an entry is filled only while no thread looks at it. A thread is counted before it reads the state, and the state is changed before
 //!   the count is read: one of the two sees the other.
 //!
 //! If a filter kills a worker in a piece, the rest of that range stays mapped.
@@ -35,10 +35,10 @@ const LEAST_BYTES: usize = 16 << 20;
 /// What a worker drops in one call.
 const PIECE_BYTES: usize = 32 << 20;
 /// Ranges at the same time.
-const PLACES: usize = 16;
+const MOST_RANGES: usize = 16;
 
 /// A range on its way to the kernel.
-struct Place {
+struct MovedRange {
     state: AtomicU32,
     /// Threads that look at it.
     users: AtomicU32,
@@ -50,7 +50,7 @@ struct Place {
     left: AtomicUsize,
 }
 
-impl Place {
+impl MovedRange {
     const fn new() -> Self {
         Self {
             state: AtomicU32::new(FREE),
@@ -65,7 +65,7 @@ impl Place {
     /// Moves a range away. Its addresses stay mapped, without memory.
     ///
     /// # Safety
-    /// The caller owns the place, and the range.
+    /// The caller owns the entry, and the range.
     unsafe fn fill(&self, from: usize, len: usize) -> Result<(), Errno> {
         // As far from a huge page's boundary as before: then whole page tables move. If another thread takes these addresses meanwhile,
         // the kernel chooses others.
@@ -119,27 +119,27 @@ impl Place {
 
 /// All ranges on their way.
 pub struct Unmapping {
-    places: [Place; PLACES],
+    ranges: [MovedRange; MOST_RANGES],
 }
 
 impl Unmapping {
     /// None.
     pub const fn new() -> Self {
         Self {
-            places: [const { Place::new() }; PLACES],
+            ranges: [const { MovedRange::new() }; MOST_RANGES],
         }
     }
 
-    fn take(&self) -> Option<&Place> {
-        self.places.iter().find(|place| {
+    fn take(&self) -> Option<&MovedRange> {
+        self.ranges.iter().find(|entry| {
             let is_free = place
                 .state
                 .compare_exchange(FREE, FILLING, Ordering::SeqCst, Ordering::Relaxed)
                 .is_ok();
             // A thread may still be about to see that the last range has no piece left.
-            let is_left = is_free && place.users.load(Ordering::SeqCst) == 0;
+            let is_left = is_free && entry.users.load(Ordering::SeqCst) == 0;
             if is_free && !is_left {
-                place.state.store(FREE, Ordering::Release);
+                entry.state.store(FREE, Ordering::Release);
             }
             is_left
         })
@@ -147,8 +147,8 @@ impl Unmapping {
 
     /// Drops pieces until there is none. Called by workers.
     pub fn work(&self) {
-        for place in &self.places {
-            while place.drop_piece() {}
+        for entry in &self.ranges {
+            while entry.drop_piece() {}
         }
     }
 
@@ -157,12 +157,12 @@ impl Unmapping {
     /// # Safety
     /// No other thread exists in this process.
     pub unsafe fn begin_in_child(&self) {
-        for place in &self.places {
-            if place.start.load(Ordering::Relaxed) != 0 {
-                place.end();
+        for entry in &self.ranges {
+            if entry.start.load(Ordering::Relaxed) != 0 {
+                entry.end();
             }
-            place.state.store(FREE, Ordering::Relaxed);
-            place.users.store(0, Ordering::Relaxed);
+            entry.state.store(FREE, Ordering::Relaxed);
+            entry.users.store(0, Ordering::Relaxed);
         }
     }
 }
@@ -184,17 +184,17 @@ impl Heap {
             0
         };
         if workers > 0
-            && let Some(place) = self.unmapping.take()
+            && let Some(entry) = self.unmapping.take()
         {
             let len = len.next_multiple_of(vm::GRANULE);
-            // SAFETY: this thread has the place; the range by contract.
-            if unsafe { place.fill(from, len) }.is_ok() {
-                place.state.store(READY, Ordering::Release);
+            // SAFETY: this thread has the entry; the range by contract.
+            if unsafe { entry.fill(from, len) }.is_ok() {
+                entry.state.store(READY, Ordering::Release);
                 if !self.call_workers(workers) {
-                    while place.drop_piece() {}
+                    while entry.drop_piece() {}
                 }
             } else {
-                place.state.store(FREE, Ordering::Release);
+                entry.state.store(FREE, Ordering::Release);
             }
         }
         // Without memory, if it was moved.
@@ -235,19 +235,19 @@ mod tests {
             let from = mapped(len + vm::GRANULE) + vm::GRANULE;
             // SAFETY: this thread's range. Then the range is one mapping.
             unsafe { vm::advise(from - vm::GRANULE, vm::GRANULE, libc::MADV_DONTFORK).unwrap() };
-            let place = unmapping.take().unwrap();
-            // SAFETY: this thread's place and range.
-            unsafe { place.fill(from, len).unwrap() };
+            let entry = unmapping.take().unwrap();
+            // SAFETY: this thread's entry and range.
+            unsafe { entry.fill(from, len).unwrap() };
             assert!(!vm::is_resident(from) && !vm::is_resident(from + len - vm::GRANULE));
-            place.state.store(READY, Ordering::Release);
-            let start = place.start.load(Ordering::Relaxed);
+            entry.state.store(READY, Ordering::Release);
+            let start = entry.start.load(Ordering::Relaxed);
             assert_eq!(start % vm::HUGE, from % vm::HUGE);
             for _ in 0..2 {
-                assert!(place.drop_piece());
+                assert!(entry.drop_piece());
             }
             assert!(!is_free(start, len) && vm::is_resident(start + len - vm::GRANULE));
-            assert!(place.drop_piece() && !place.drop_piece());
-            assert!(is_free(start, len) && place.state.load(Ordering::Relaxed) == FREE);
+            assert!(entry.drop_piece() && !entry.drop_piece());
+            assert!(is_free(start, len) && entry.state.load(Ordering::Relaxed) == FREE);
         });
     }
 
@@ -255,18 +255,18 @@ mod tests {
     fn a_child_unmaps_what_was_on_its_way() {
         alone("workers=0,pressure=off", |heap| {
             let from = mapped(LEAST_BYTES);
-            let place = heap.unmapping.take().unwrap();
-            // SAFETY: this thread's place and range; there is no other thread.
+            let entry = heap.unmapping.take().unwrap();
+            // SAFETY: this thread's entry and range; there is no other thread.
             unsafe {
-                place.fill(from, LEAST_BYTES).unwrap();
-                let start = place.start.load(Ordering::Relaxed);
+                entry.fill(from, LEAST_BYTES).unwrap();
+                let start = entry.start.load(Ordering::Relaxed);
                 heap.unmapping.begin_in_child();
                 assert!(is_free(start, LEAST_BYTES));
             }
         });
     }
 
-    /// Without a worker, or with the last place taken, the caller unmaps.
+    /// Without a worker, or with the last entry taken, the caller unmaps.
     #[test]
     fn the_caller_unmaps_what_no_worker_can() {
         alone("workers=0,pressure=off", |heap| {
