@@ -132,7 +132,7 @@ impl Unmapping {
 
     fn take(&self) -> Option<&MovedRange> {
         self.ranges.iter().find(|entry| {
-            let is_free = place
+            let is_free = entry
                 .state
                 .compare_exchange(FREE, FILLING, Ordering::SeqCst, Ordering::Relaxed)
                 .is_ok();
