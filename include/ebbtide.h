@@ -49,7 +49,7 @@ size_t ebb_release(void);
  * Memory that is kept beyond the new value goes on the next slow path, or by a worker at once.
  *
  * Returns 0, or -1 with errno EINVAL (no such key, or a value that it does not take) or EOPNOTSUPP (a key that is read once, at the start);
- * then nothing changes. For "limit" the limits of the memory cgroup are read: some tens of microseconds.
+ * then nothing changes. It may make a worker thread. For "limit" it reads /proc and the files of the memory cgroup: some tens of microseconds.
  */
 int ebb_set(const char *key, const char *value);
 

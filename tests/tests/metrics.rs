@@ -87,6 +87,8 @@ fn figures_of_a_process() {
             assert!((100 << 20..200 << 20).contains(&bytes), "{family} {bytes}");
         }
         assert!(text.ends_with("\n# EOF\n"));
+        let is_classic = text.contains("# TYPE ebbtide_released_bytes_total counter");
+        assert_eq!(is_classic, args.len() > 1);
     }
     let own = std::process::id().to_string();
     let output = metrics(&[&own])

@@ -30,6 +30,7 @@ pub unsafe extern "C" fn prctl(
     d: c_ulong,
 ) -> c_int {
     if matches!(option, libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS) {
+        ebbtide::confine(option == libc::PR_SET_SECCOMP);
         ebbtide::end_workers();
     }
     // SAFETY: by contract.

@@ -34,6 +34,7 @@ pub mod percpu;
 
 /// The memory that the process holds, and what it has released.
 pub mod stats {
+    pub(crate) use ebbtide_core::base::stats::confine;
     pub use ebbtide_core::base::stats::locks;
     pub use ebbtide_core::front::figures;
     pub use ebbtide_interface::figures::{FIGURES, Figure, Figures, Kind};
@@ -130,6 +131,14 @@ pub fn keeps_deepbind() -> bool {
 /// handlers may.
 pub fn end_workers() -> bool {
     started_heap().is_none_or(|heap| heap.workers().end_all())
+}
+
+/// Prepares for a program that is about to restrict its system calls: no statistics page is made or removed afterwards. With
+/// `has_filter`, a page that the process would get later is made now; else it has none, unless it has one already. Signal handlers may call it.
+pub fn confine(has_filter: bool) {
+    if let Some(heap) = started_heap() {
+        stats::confine(&heap.config, has_filter);
+    }
 }
 
 /// Calls the hooks for an orderly end of the process, and writes the last statistics. For callers at the end of the
