@@ -26,6 +26,8 @@ pub mod own;
 pub mod percpu;
 pub mod standard;
 
+use ebbtide_sys::rseq;
+
 ebbtide_sys::define_vfork!();
 
 /// Nothing may unwind across the C ABI; a panic here is a bug of ours.
@@ -40,6 +42,32 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
         .number(line)
         .abort()
 }
+
+/// Runs before `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = {
+    extern "C" fn begin() {
+        #[cfg(all(
+            any(target_arch = "x86_64", target_arch = "aarch64"),
+            target_env = "gnu",
+            target_pointer_width = "64"
+        ))]
+        loader::prepare();
+        if rseq::is_left_to_us() {
+            rseq::note_first_thread();
+            #[cfg(all(
+                any(target_arch = "x86_64", target_arch = "aarch64"),
+                target_env = "gnu",
+                target_pointer_width = "64"
+            ))]
+            if loader::another_registers() {
+                rseq::yield_to_other();
+            }
+        }
+    }
+    begin
+};
 
 /// Runs when the process ends in order: writes the last statistics for other processes.
 #[used]

@@ -42,7 +42,7 @@ fn value_of<'a>(entry: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 
 /// The start of `envp` on the initial stack, from the loader's `__libc_stack_end`.
 fn initial_environment() -> Option<*const *const libc::c_char> {
-    let place = crate::glibc::stack_end();
+    let place = crate::libc_symbols::stack_end();
     if place.is_null() {
         return None;
     }
@@ -241,7 +241,7 @@ pub fn current_cpu() -> usize {
 
 /// Whether the C library says that this process has had only one thread. glibc before 2.32 never says so.
 pub fn is_single_threaded() -> bool {
-    let place = crate::glibc::single_threaded();
+    let place = crate::libc_symbols::single_threaded();
     // SAFETY: the address of a byte of the C library.
     !place.is_null() && unsafe { place.read_volatile() } != 0
 }
@@ -249,7 +249,7 @@ pub fn is_single_threaded() -> bool {
 /// The distance of a thread's `struct rseq` from its thread pointer in this C library, whether or not it is
 /// registered. 0: there is none, as in glibc before 2.35.
 pub fn rseq_offset() -> isize {
-    let place = crate::glibc::rseq_offset();
+    let place = crate::libc_symbols::rseq_offset();
     if place.is_null() {
         return 0;
     }

@@ -39,6 +39,8 @@ pub enum Owner {
     },
     /// Registered by another library.
     Other,
+    /// The C library makes no registration, for this reason, so Ebbtide registers the program's threads.
+    Ebbtide(String),
     /// Not registered, with the reason.
     Nobody(String),
 }
@@ -143,12 +145,12 @@ fn without(is_known: bool) -> Owner {
         Ok(()) => {
             let _ = call(area, FIRST_BYTES, UNREGISTER);
             let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
-            Owner::Nobody(if !is_known {
-                "the C library registers nothing (glibc before 2.35)".into()
+            Owner::Ebbtide(if !is_known {
+                "glibc registers from 2.35 on".into()
             } else if tunables.contains("glibc.pthread.rseq=0") {
                 "GLIBC_TUNABLES has glibc.pthread.rseq=0".into()
             } else {
-                "the C library has not registered, though it could".into()
+                "glibc has not registered, though it could".into()
             })
         }
         Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EBUSY)) => Owner::Other,
@@ -169,6 +171,10 @@ pub fn check(owner: &Owner) -> Check {
             };
             let place = format!("{bytes} B at {offset:+} B from the thread pointer");
             let value = format!("registered by glibc: {place}; {offers}");
+            Check::ok("rseq", value, EFFECT)
+        }
+        Owner::Ebbtide(why) => {
+            let value = format!("registered by Ebbtide in the program's threads: {why}");
             Check::ok("rseq", value, EFFECT)
         }
         Owner::Other => of(&known::OTHER_RSEQ, "registered by another library"),
@@ -300,9 +306,11 @@ mod tests {
             call(libc.area().unwrap(), bytes, UNREGISTER).unwrap();
             (without(false), without(true), registered_by(libc))
         });
-        for owner in <[Owner; 3]>::from(seen.join().unwrap()) {
-            assert!(matches!(owner, Owner::Nobody(_)), "{owner:?}");
-            assert!(check(&owner).remedy.contains("2.35"));
+        let (early, late, wrong) = seen.join().unwrap();
+        for owner in [early, late] {
+            assert!(matches!(owner, Owner::Ebbtide(_)), "{owner:?}");
         }
+        assert!(matches!(wrong, Owner::Nobody(_)), "{wrong:?}");
+        assert!(check(&wrong).remedy.contains("4.18"));
     }
 }

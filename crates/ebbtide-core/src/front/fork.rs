@@ -47,7 +47,7 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::{process, streams};
+use ebbtide_sys::{process, rseq, streams};
 use gate::Inside;
 
 /// Longest time in milliseconds that a thread waits for another thread's fork before the reserve serves it.
@@ -207,6 +207,7 @@ unsafe fn forget_forks(heap: &Heap) {
 /// Prepares the child of a parent whose state was whole, before the child continues.
 fn go_on(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
+    rseq::note_first_thread();
     heap.workers.begin();
     // SAFETY: the parent's workers are not here.
     unsafe {
@@ -297,7 +298,7 @@ impl Front {
     #[inline]
     fn try_enter(&self) -> Option<Entered<'_>> {
         // Checked before this thread is counted: a child's counters begin anew.
-        check_fork();
+        check_fork().caches.join_sections();
         match self.gate.enter(this_thread()) {
             None if !resume() => None,
             counted => Some(Entered {

@@ -5,8 +5,7 @@
 //! sends it to its abort handler, and nothing has happened (`INV-RSEQ-1`).
 //!
 //! Here are the contracts and what all processors share: the parts of a section, and in tests its injection points. The
-//! instructions are in one file for each processor. `none.rs` is for the others, and for other C libraries than glibc:
-//! nothing can be registered there, and no operation takes effect.
+//! instructions are in one file for each processor. `none.rs` is for the others, where no operation takes effect.
 //!
 //! `pop` and `push` have the header's address in one register, without an index: recent processors forward such a
 //! store to the next such load of the word without delay
@@ -134,7 +133,7 @@ mod processor;
 mod processor;
 
 pub use processor::SECTIONS;
-pub(super) use processor::{BREAKS_ON_SOME_KERNELS, SIGNATURE, thread_pointer};
+pub(super) use processor::{BREAKS_ON_SOME_KERNELS, SIGNATURE, own_area, thread_pointer};
 
 /// Takes the newest entry of this CPU's stack. 0: empty, parked or aborted.
 ///

@@ -1,5 +1,8 @@
-//! Addresses of glibc symbols that other C libraries, or older versions of glibc, do not have. An address is null if
-//! the symbol does not exist.
+//! Addresses of symbols that not every C library, or not every version of glibc, has. An address is null if the symbol
+//! does not exist.
+
+use core::ffi::{c_int, c_void};
+use core::mem::transmute;
 
 /// Defines a function that returns the address of a weak symbol, null if there is none.
 macro_rules! weak {
@@ -66,3 +69,55 @@ weak!(
     /// Frees the lock of the list, whichever thread holds it.
     list_resetlock, "_IO_list_resetlock", ()
 );
+
+weak!(
+    /// glibc before 2.34 has it in libpthread only.
+    pthread_getcpuclockid, "pthread_getcpuclockid", ()
+);
+weak!(pthread_key_create, "pthread_key_create", ());
+weak!(pthread_setspecific, "pthread_setspecific", ());
+weak!(pthread_setcancelstate, "pthread_setcancelstate", ());
+
+/// `PTHREAD_CANCEL_DISABLE`, in glibc and in musl.
+pub const CANCEL_DISABLE: c_int = 1;
+
+type ThreadClock = unsafe extern "C" fn(libc::pthread_t, *mut libc::clockid_t) -> c_int;
+type CreateKey = unsafe extern "C" fn(*mut u32, extern "C" fn(*mut c_void)) -> c_int;
+type SetSpecific = unsafe extern "C" fn(u32, *const c_void) -> c_int;
+type SetCancelState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+
+/// `pthread_getcpuclockid`, if there is one: the clock of a thread, made from the id that the C library keeps for it.
+pub fn thread_clock() -> Option<ThreadClock> {
+    // SAFETY: null, or a function of this type.
+    unsafe { transmute::<*const (), Option<ThreadClock>>(pthread_getcpuclockid()) }
+}
+
+/// Functions for the end of a thread. None of them allocates in musl.
+pub struct Ends {
+    /// `pthread_key_create`
+    pub create_key: CreateKey,
+    /// `pthread_setspecific`
+    pub set_specific: SetSpecific,
+    /// `pthread_setcancelstate`; musl accepts null for the old state.
+    pub set_cancel_state: SetCancelState,
+}
+
+/// These functions, if all exist.
+pub fn ends() -> Option<Ends> {
+    let (key, specific) = (pthread_key_create(), pthread_setspecific());
+    // SAFETY: each is null, or a function of this type.
+    unsafe {
+        Some(Ends {
+            create_key: transmute::<*const (), Option<CreateKey>>(key)?,
+            set_specific: transmute::<*const (), Option<SetSpecific>>(specific)?,
+            set_cancel_state: transmute::<*const (), Option<SetCancelState>>(
+                pthread_setcancelstate(),
+            )?,
+        })
+    }
+}
+
+/// Whether the C library is glibc, dynamic or static.
+pub fn is_glibc() -> bool {
+    !stack_end().is_null()
+}
