@@ -107,6 +107,7 @@ fn a_thread_with_a_block_of_its_own() {
         return;
     }
     own_block("marked").ok();
+    own_block("marked").without_libc_rseq().ok();
 }
 
 /// Positive control: without the mark, the run above finds objects with two owners.

@@ -45,9 +45,6 @@ pub fn describe(file: &File) -> Result<Option<Obstacle>, String> {
     }
     match interpreter(file, &elf)? {
         None => because(&known::STATIC, "no PT_INTERP"),
-        Some(path) if path.to_string_lossy().contains("ld-musl") => {
-            because(&known::MUSL, &path.to_string_lossy())
-        }
         Some(_) if defines_malloc(file) => because(&known::OWN_MALLOC, ""),
         Some(_) => Ok(None),
     }

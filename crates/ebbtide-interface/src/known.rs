@@ -79,15 +79,6 @@ pub const MACHINE: Known = Known {
 };
 
 /// See [`Known::what`].
-pub const MUSL: Known = Known {
-    id: "musl",
-    what: "a program that uses the musl C library",
-    happens: "the library is built for glibc and not tested with musl",
-    remedy: "use a glibc build of it",
-    refused: Refused::ByRun,
-};
-
-/// See [`Known::what`].
 pub const OWN_MALLOC: Known = Known {
     id: "own_malloc",
     what: "a program that defines malloc itself",
@@ -178,13 +169,12 @@ pub const OTHER_KERNEL: Known = Known {
 };
 
 /// All, in the order of the table.
-pub const ALL: [&Known; 16] = [
+pub const ALL: [&Known; 15] = [
     &PAGES,
     &ADDRESS_SPACE,
     &STATIC,
     &PRIVILEGE,
     &MACHINE,
-    &MUSL,
     &OWN_MALLOC,
     &EMULATOR,
     &NO_RSEQ,

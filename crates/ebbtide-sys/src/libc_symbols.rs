@@ -11,7 +11,7 @@ macro_rules! weak {
         pub fn $name() -> *const $of {
             let place: *const $of;
             // SAFETY: reads an entry of the global offset table, which the loader has filled.
-            #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+            #[cfg(all(target_arch = "x86_64", any(target_env = "gnu", target_env = "musl")))]
             unsafe {
                 core::arch::asm!(
                     concat!(".weak ", $symbol),
@@ -21,7 +21,7 @@ macro_rules! weak {
                 );
             }
             // SAFETY: as above.
-            #[cfg(all(target_arch = "aarch64", target_env = "gnu"))]
+            #[cfg(all(target_arch = "aarch64", any(target_env = "gnu", target_env = "musl")))]
             unsafe {
                 core::arch::asm!(
                     concat!(".weak ", $symbol),
@@ -31,7 +31,10 @@ macro_rules! weak {
                     options(nostack, pure, readonly, preserves_flags),
                 );
             }
-            #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_env = "gnu")))]
+            #[cfg(not(all(
+                any(target_arch = "x86_64", target_arch = "aarch64"),
+                any(target_env = "gnu", target_env = "musl")
+            )))]
             {
                 place = core::ptr::null();
             }
@@ -71,6 +74,11 @@ weak!(
 );
 
 weak!(
+    /// glibc's `pthread_atfork` calls it; `pthread_atfork` itself is not in every libc.so.6, as programs link it in.
+    register_atfork, "__register_atfork", ()
+);
+weak!(pthread_atfork, "pthread_atfork", ());
+weak!(
     /// glibc before 2.34 has it in libpthread only.
     pthread_getcpuclockid, "pthread_getcpuclockid", ()
 );
@@ -90,6 +98,24 @@ type SetCancelState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 pub fn thread_clock() -> Option<ThreadClock> {
     // SAFETY: null, or a function of this type.
     unsafe { transmute::<*const (), Option<ThreadClock>>(pthread_getcpuclockid()) }
+}
+
+type Handler = extern "C" fn();
+type RegisterAtfork = unsafe extern "C" fn(Handler, Handler, Handler, *const c_void) -> c_int;
+type PthreadAtfork = unsafe extern "C" fn(Handler, Handler, Handler) -> c_int;
+
+/// Installs handlers for `fork`. They belong to no library that can be unloaded. `false`: the C library has no such
+/// function, or refuses.
+pub fn install_fork_handlers(prepare: Handler, parent: Handler, child: Handler) -> bool {
+    // SAFETY: each is null, or a function of this type; the handlers live as long as the process.
+    unsafe {
+        let register = transmute::<*const (), Option<RegisterAtfork>>(register_atfork());
+        if let Some(register) = register {
+            return register(prepare, parent, child, core::ptr::null()) == 0;
+        }
+        let register = transmute::<*const (), Option<PthreadAtfork>>(pthread_atfork());
+        register.is_some_and(|register| register(prepare, parent, child) == 0)
+    }
 }
 
 /// Functions for the end of a thread. None of them allocates in musl.

@@ -3,6 +3,7 @@
 use crate::call::{Sysno, syscall};
 use crate::file::{Digits, PathText};
 pub use crate::identity::{auxv, id, thread_id};
+pub use crate::libc_symbols::install_fork_handlers;
 use core::ffi::CStr;
 
 /// Whether the program runs with more rights than its caller. Then nothing from outside is trusted.

@@ -92,7 +92,7 @@ fn other_libc() -> Check {
     let mut names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
     let loader = names.find(|name| name.starts_with("ld-musl-"));
     let value = loader.map_or("none seen".into(), |name| {
-        format!("musl (/lib/{name}): its programs are not started under Ebbtide")
+        format!("musl (/lib/{name}): the library serves its programs too")
     });
     Check::info("other_libc", value)
 }

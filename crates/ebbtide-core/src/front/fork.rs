@@ -99,28 +99,8 @@ fn is_mine(forking: usize) -> bool {
 
 /// Installs the handlers at the first allocation, so that handlers of libraries that come later run outside ours.
 pub fn register() {
-    // The function that `pthread_atfork` calls in glibc. `pthread_atfork` itself is not in every libc.so.6:
-    // programs link it in.
-    #[cfg(target_env = "gnu")]
-    unsafe extern "C" {
-        fn __register_atfork(
-            prepare: extern "C" fn(),
-            parent: extern "C" fn(),
-            child: extern "C" fn(),
-            library: *const core::ffi::c_void,
-        ) -> core::ffi::c_int;
-    }
-    // SAFETY: three functions that live as long as the library, which is never unloaded. Null: they belong to no
-    // library that can be unloaded.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        __register_atfork(prepare, parent, child, core::ptr::null())
-    };
-    // SAFETY: as above.
-    #[cfg(not(target_env = "gnu"))]
-    unsafe {
-        libc::pthread_atfork(Some(prepare), Some(parent), Some(child))
-    };
+    // Without handlers, a child recovers on its first slow path.
+    process::install_fork_handlers(prepare, parent, child);
 }
 
 extern "C" fn prepare() {

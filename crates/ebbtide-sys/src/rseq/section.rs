@@ -109,7 +109,7 @@ macro_rules! point {
 #[cfg(all(
     target_arch = "x86_64",
     target_pointer_width = "64",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 ))]
 #[path = "section/x86_64.rs"]
 mod processor;
@@ -117,7 +117,7 @@ mod processor;
     target_arch = "aarch64",
     target_pointer_width = "64",
     target_endian = "little",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 ))]
 #[path = "section/aarch64.rs"]
 mod processor;
@@ -127,7 +127,7 @@ mod processor;
         all(target_arch = "aarch64", target_endian = "little")
     ),
     target_pointer_width = "64",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 )))]
 #[path = "section/none.rs"]
 mod processor;

@@ -167,7 +167,7 @@ pub unsafe extern "C" fn rejoin(ticket: u64, offset: isize) {
 #[cfg(all(
     target_arch = "x86_64",
     target_pointer_width = "64",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 ))]
 #[macro_export]
 macro_rules! define_vfork {
@@ -234,7 +234,7 @@ macro_rules! define_vfork {
     target_arch = "aarch64",
     target_pointer_width = "64",
     target_endian = "little",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 ))]
 #[macro_export]
 macro_rules! define_vfork {
@@ -303,7 +303,7 @@ macro_rules! define_vfork {
         all(target_arch = "aarch64", target_endian = "little")
     ),
     target_pointer_width = "64",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 )))]
 #[macro_export]
 macro_rules! define_vfork {
