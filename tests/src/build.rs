@@ -76,10 +76,26 @@ pub fn c_library_for_musl(name: &str) -> PathBuf {
     musl(name, &format!("lib{name}.so"), &["-shared", "-fPIC"])
 }
 
-/// The static program made from `tests/c/<name>.c` for musl and with this archive.
-pub fn c_static_program_for_musl(name: &str, archive: &Path) -> PathBuf {
+/// The static program made from `tests/c/<name>.c` and this archive, for the C library of this machine.
+pub fn c_static_program(name: &str, archive: &Path) -> PathBuf {
+    remove_older(&outputs().join(format!("{name}-static")), archive);
     let archive = archive.display().to_string();
-    musl(name, &format!("{name}-static"), &["-static", &archive])
+    c_variant(name, "static", &["-static", &archive])
+}
+
+/// The same for musl.
+pub fn c_static_program_for_musl(name: &str, archive: &Path) -> PathBuf {
+    let output = format!("{name}-static");
+    remove_older(&outputs().join("musl").join(&output), archive);
+    let archive = archive.display().to_string();
+    musl(name, &output, &["-static", &archive])
+}
+
+/// Removes a program that was linked with an older archive.
+fn remove_older(program: &Path, archive: &Path) {
+    if modified(program) < modified(archive) {
+        let _ = std::fs::remove_file(program);
+    }
 }
 
 fn musl(name: &str, output: &str, flags: &[&str]) -> PathBuf {

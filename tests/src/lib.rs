@@ -24,7 +24,7 @@ mod processor;
 mod run;
 
 pub use build::{
-    c_library, c_library_for_musl, c_program, c_program_for_musl, c_program_with,
+    c_library, c_library_for_musl, c_program, c_program_for_musl, c_program_with, c_static_program,
     c_static_program_for_musl, c_variant, compile,
 };
 pub use guest::{Guest, Machine, by_hand};

@@ -146,6 +146,12 @@ fn per_cpu_data() {
     run("percpu", "1 move", "");
 }
 
+/// The time itself is no test: machines are busy.
+#[test]
+fn pairs() {
+    run("pair", "100000", "");
+}
+
 #[test]
 fn memory_goes_back() {
     run("give_back", "large", "retain_ms=300");

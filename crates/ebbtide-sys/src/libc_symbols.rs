@@ -77,14 +77,32 @@ weak!(
     /// glibc's `pthread_atfork` calls it; `pthread_atfork` itself is not in every libc.so.6, as programs link it in.
     register_atfork, "__register_atfork", ()
 );
-weak!(pthread_atfork, "pthread_atfork", ());
-weak!(
+/// Defines a function that returns the address of another one. In the shared library it may be null. A static link
+/// takes only what is asked for, so the archive (feature `static`) needs the function.
+macro_rules! function {
+    ($(#[$about:meta])* $name:ident, $symbol:literal) => {
+        #[cfg(not(feature = "static"))]
+        weak!($(#[$about])* $name, $symbol, ());
+        #[cfg(feature = "static")]
+        $(#[$about])*
+        pub fn $name() -> *const () {
+            unsafe extern "C" {
+                #[link_name = $symbol]
+                fn function();
+            }
+            function as *const ()
+        }
+    };
+}
+
+function!(pthread_atfork, "pthread_atfork");
+function!(
     /// glibc before 2.34 has it in libpthread only.
-    pthread_getcpuclockid, "pthread_getcpuclockid", ()
+    pthread_getcpuclockid, "pthread_getcpuclockid"
 );
-weak!(pthread_key_create, "pthread_key_create", ());
-weak!(pthread_setspecific, "pthread_setspecific", ());
-weak!(pthread_setcancelstate, "pthread_setcancelstate", ());
+function!(pthread_key_create, "pthread_key_create");
+function!(pthread_setspecific, "pthread_setspecific");
+function!(pthread_setcancelstate, "pthread_setcancelstate");
 
 /// `PTHREAD_CANCEL_DISABLE`, in glibc and in musl.
 pub const CANCEL_DISABLE: c_int = 1;
