@@ -118,17 +118,16 @@ static void exits(double seconds)
     work(1);
     CHECK(pthread_key_create(&last, destructor) == 0);
     begin_beside();
-    double end = now() + seconds;
-    for (int round = 0; now() < end; round++) {
+    pthread_attr_t alone;
+    CHECK(!pthread_attr_init(&alone) && !pthread_attr_setdetachstate(&alone, PTHREAD_CREATE_DETACHED));
+    for (double end = now() + seconds; now() < end;) {
         pthread_t thread[32];
-        for (int kind = 0; kind < 32; kind++) {
+        for (intptr_t kind = 0; kind < 32; kind++) {
             if (kind & 8) detached++;
-            begin(&thread[kind], ends, kind);
+            CHECK(!pthread_create(&thread[kind], kind & 8 ? &alone : NULL, ends, (void *)kind));
         }
-        for (int kind = 0; kind < 32; kind++) {
-            if (kind & 8) pthread_detach(thread[kind]);
-            else pthread_join(thread[kind], NULL);
-        }
+        for (int kind = 0; kind < 32; kind++)
+            if (!(kind & 8)) pthread_join(thread[kind], NULL);
         while (detached > 64) usleep(100);
     }
     end_beside();
