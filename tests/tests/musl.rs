@@ -146,6 +146,18 @@ fn per_cpu_data() {
     run("percpu", "1 move", "");
 }
 
+/// The configuration may be the last of many variables.
+#[test]
+fn a_large_environment() {
+    if has_musl() {
+        Run::new(c_program_for_musl("registers"))
+            .arg("none")
+            .env("A_LARGE_ONE", "x".repeat(60_000))
+            .conf("rseq=off")
+            .ok();
+    }
+}
+
 /// The time itself is no test: machines are busy.
 #[test]
 fn pairs() {

@@ -48,6 +48,10 @@ weak!(
     stack_end, "__libc_stack_end", *const usize
 );
 weak!(
+    /// The environment. glibc has set it only when its own start is done.
+    environment, "__environ", *const *const libc::c_char
+);
+weak!(
     /// Since 2.32: the byte is not 0 while the process has had only one thread.
     single_threaded, "__libc_single_threaded", u8
 );

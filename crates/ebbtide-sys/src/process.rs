@@ -18,7 +18,7 @@ pub fn is_secure() -> bool {
 pub fn environment<R>(name: &[u8], found: impl FnOnce(&[u8]) -> R) -> Option<R> {
     if let Some(mut entry) = initial_environment() {
         loop {
-            // SAFETY: `entry` walks the NULL-ended array that the kernel put on the stack.
+            // SAFETY: `entry` walks a NULL-ended array: the initial stack, or the environment of musl at the start.
             let text = unsafe { *entry };
             if text.is_null() {
                 return None;
@@ -41,11 +41,15 @@ fn value_of<'a>(entry: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     entry.strip_prefix(name)?.strip_prefix(b"=")
 }
 
-/// The start of `envp` on the initial stack, from the loader's `__libc_stack_end`.
+/// The start of `envp` on the initial stack, from the loader's `__libc_stack_end`. musl has set `__environ` before any
+/// code of the program or of its libraries runs.
 fn initial_environment() -> Option<*const *const libc::c_char> {
     let place = crate::libc_symbols::stack_end();
     if place.is_null() {
-        return None;
+        let place = crate::libc_symbols::environment();
+        // SAFETY: null, or the C library's variable.
+        let start = (!place.is_null()).then(|| unsafe { place.read() })?;
+        return (!start.is_null()).then_some(start);
     }
     // SAFETY: the loader stored the initial stack pointer there; it points at argc, argv[], NULL,
     // envp[], NULL.
