@@ -85,6 +85,17 @@ fn vfork_rules() {
     );
 }
 
+/// The library registers each thread, as with glibc before 2.35.
+#[test]
+fn registration_by_the_library() {
+    ok(
+        "export GLIBC_TUNABLES=glibc.pthread.rseq=0; \
+         for topic in threads 'exits 2' vfork clone fork other; do registers $topic || exit 1; done; \
+         stress seed=33 threads=8 seconds=2 live=128 gens=2 migrate trim && vfork_rules guarded own nested",
+        120,
+    );
+}
+
 /// With sections each fork interrupts all processors, which are emulated on few.
 #[test]
 fn forks() {
