@@ -29,9 +29,6 @@ const SIDE_BYTES: usize = 16 << 10;
 const AREA_BYTES: usize = 64;
 /// No C library has a distance beyond this. If it is larger, no thread is made.
 const FARTHEST: usize = 1 << 30;
-/// Bytes without access below the stack.
-const GUARD_BYTES: usize = vm::GRANULE;
-
 /// Set in [`Place::busy`] until the kernel has made the thread.
 const MAKING: u32 = 1 << 31;
 
@@ -176,15 +173,15 @@ impl Layout {
         if far > FARTHEST {
             return None;
         }
-        let side = |bytes: usize| bytes.max(SIDE_BYTES).next_multiple_of(vm::GRANULE);
+        let side = |bytes: usize| vm::whole_pages(bytes.max(SIDE_BYTES));
         Some(if rseq_offset < 0 {
             Self {
                 below: side(far),
-                above: SIDE_BYTES,
+                above: side(0),
             }
         } else {
             Self {
-                below: SIDE_BYTES,
+                below: side(0),
                 above: side(far + AREA_BYTES),
             }
         })
@@ -197,12 +194,13 @@ impl Layout {
     /// Maps memory for a stack and a block, with a guard below. `None`: refused. Only touched pages become resident:
     /// a few.
     fn map(self) -> Option<usize> {
-        let guard = vm::reserve(GUARD_BYTES + self.bytes(), vm::GRANULE).ok()?;
-        let memory = guard + GUARD_BYTES;
+        let guard_bytes = vm::page();
+        let guard = vm::reserve(guard_bytes + self.bytes(), guard_bytes).ok()?;
+        let memory = guard + guard_bytes;
         // SAFETY: inside the reservation just made.
         unsafe {
             if vm::commit(memory, self.bytes()).is_err() {
-                vm::unmap(guard, GUARD_BYTES + self.bytes());
+                vm::unmap(guard, guard_bytes + self.bytes());
                 return None;
             }
             let _ = vm::advise(memory, self.bytes(), libc::MADV_NOHUGEPAGE);
@@ -228,7 +226,7 @@ mod tests {
         assert!(maps.contains(&guard), "no {guard} in {maps}");
         // SAFETY: the mapping just made.
         unsafe { ((memory + layout.bytes()) as *mut u8).sub(1).write(1) };
-        vm::unmap(memory - GUARD_BYTES, GUARD_BYTES + layout.bytes());
+        vm::unmap(memory - vm::page(), vm::page() + layout.bytes());
     }
 
     #[test]

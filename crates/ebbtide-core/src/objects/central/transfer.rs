@@ -33,8 +33,7 @@ impl Nodes {
 
     /// Reserves the nodes: only address space until they are used. `None`: there is none.
     pub fn start(&self) -> Option<()> {
-        let bytes = CLASSES * NODES * NODE_BYTES;
-        let start = vm::map(bytes.next_multiple_of(vm::GRANULE)).ok()?;
+        let start = vm::map(CLASSES * NODES * NODE_BYTES).ok()?;
         self.0.store(start, Ordering::Relaxed);
         Some(())
     }
