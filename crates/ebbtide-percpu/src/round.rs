@@ -157,5 +157,6 @@ impl Hook for PerCpuData {
         let (own, record_bytes) = areas::stats_inside(heap);
         figures.metadata_bytes += record_bytes as u64;
         figures.percpu_bytes = own.populated_bytes as u64;
+        figures.pinned_bytes += own.pinned_bytes as u64;
     }
 }

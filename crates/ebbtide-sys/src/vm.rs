@@ -43,15 +43,15 @@ pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
     if addr.is_multiple_of(align) {
         return Ok(addr);
     }
-    unmap(addr, len);
+    unmap_any(addr, len);
     let padded = len.checked_add(align).ok_or(Errno::ENOMEM)?;
     let addr = map_none(padded)?;
     let start = addr.next_multiple_of(align);
     if start > addr {
-        unmap(addr, start - addr);
+        unmap_any(addr, start - addr);
     }
     if addr + padded > start + len {
-        unmap(start + len, addr + padded - (start + len));
+        unmap_any(start + len, addr + padded - (start + len));
     }
     Ok(start)
 }
@@ -66,8 +66,18 @@ fn map_none(len: usize) -> Result<usize, Errno> {
 /// # Errors
 /// The error of mmap(2).
 pub fn map(len: usize) -> Result<usize, Errno> {
+    let len = whole_pages(len);
     // SAFETY: as in `map_none`.
-    unsafe { map_private(0, whole_pages(len), READ_WRITE, 0) }
+    let addr = unsafe { map_private(0, len, READ_WRITE, 0) }?;
+    if is_whole(addr, len) {
+        return Ok(addr);
+    }
+    // A build for tests uses larger pages than the kernel.
+    unmap_any(addr, len);
+    let addr = reserve(len, page())?;
+    // SAFETY: the reservation just made.
+    unsafe { commit(addr, len) }.inspect_err(|_| unmap(addr, len))?;
+    Ok(addr)
 }
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -85,9 +95,14 @@ unsafe fn map_private(addr: usize, len: usize, access: i32, flag: i32) -> Result
 /// Returns address space to the kernel. If the call is refused (`ENOMEM`: too many mappings), the range stays mapped.
 pub fn unmap(addr: usize, len: usize) {
     if expect_whole(addr, len).is_ok() {
-        // SAFETY: the caller owns the range and does not use it again.
-        let _ = unsafe { syscall!(Sysno::munmap, addr, len) };
+        unmap_any(addr, len);
     }
+}
+
+/// As [`unmap`], for whole pages of the kernel, which may be smaller than [`page`] in a build for tests.
+fn unmap_any(addr: usize, len: usize) {
+    // SAFETY: the caller owns the range and does not use it again.
+    let _ = unsafe { syscall!(Sysno::munmap, addr, len) };
 }
 
 /// Makes a reserved range readable and writable.

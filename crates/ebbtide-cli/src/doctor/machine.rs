@@ -1,6 +1,6 @@
 //! Checks huge pages, overcommit, memory, swap, processors and NUMA nodes.
 
-use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, read};
+use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, are_pages_known, read};
 use ebbtide_tools::{out, proc};
 
 use super::Check;
@@ -104,6 +104,14 @@ fn page_size() -> Check {
     let value = format!("{bytes} B");
     if bytes == SMALL_PAGE_BYTES {
         return Check::ok("page_size", value, "the size of a frame");
+    }
+    if are_pages_known(bytes) {
+        return Check::limited(
+            "page_size",
+            value,
+            "memory is returned in whole pages, each of several frames; huge pages are not used",
+            "a kernel with 4 KiB pages returns more memory",
+        );
     }
     let pages = &known::PAGES;
     Check::missing("page_size", value, pages.happens, pages.remedy)

@@ -242,6 +242,9 @@ impl View {
         lines.push(line("in spans", bytes(f.in_spans_bytes)));
         lines.push(line("own records", bytes(f.metadata_bytes)));
         lines.push(line("unsplit", bytes(f.unsplit_bytes)));
+        if f.pinned_bytes > 0 {
+            lines.push(line("pinned", bytes(f.pinned_bytes)));
+        }
         lines.push(line("released", bytes(f.released_bytes)));
         lines.push(line("workers", duration(f.worker_ns)));
         let busy = process

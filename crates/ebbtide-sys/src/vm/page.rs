@@ -4,12 +4,13 @@
 //! `page-16k` and `page-64k` make a build for tests, which uses larger pages than the kernel has.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
+use ebbtide_interface::known::PAGE_SIZES;
 use ebbtide_zone::FRAME_BYTES;
 
 /// The smallest page, and a frame of Ebbtide.
-pub const SMALLEST_PAGE: usize = 4 << 10;
+pub const SMALLEST_PAGE: usize = PAGE_SIZES[0];
 /// The largest page.
-pub const LARGEST_PAGE: usize = 64 << 10;
+pub const LARGEST_PAGE: usize = PAGE_SIZES[2];
 
 const _: () = assert!(SMALLEST_PAGE == FRAME_BYTES);
 
@@ -17,7 +18,7 @@ const _: () = assert!(SMALLEST_PAGE == FRAME_BYTES);
 const BUILT_FOR: Option<usize> = if cfg!(feature = "page-64k") {
     Some(LARGEST_PAGE)
 } else if cfg!(feature = "page-16k") {
-    Some(16 << 10)
+    Some(PAGE_SIZES[1])
 } else if cfg!(target_arch = "x86_64") {
     Some(SMALLEST_PAGE)
 } else {
@@ -52,7 +53,7 @@ pub fn has_known_pages() -> bool {
 
 /// Whether a heap that uses pages of `used` bytes works on a kernel with pages of `kernel` bytes.
 fn is_known(kernel: usize, used: usize) -> bool {
-    matches!(used, 0x1000 | 0x4000 | 0x1_0000) && used.is_multiple_of(kernel)
+    PAGE_SIZES.contains(&used) && used.is_multiple_of(kernel)
 }
 
 /// Bytes of the kernel's pages, by which it counts. Only builds for tests use another size.
@@ -80,9 +81,7 @@ mod tests {
 
     #[test]
     fn three_sizes_are_known() {
-        for bytes in [4, 16, 64].map(|kib| kib << 10) {
-            assert!(is_known(bytes, bytes));
-        }
+        assert!(PAGE_SIZES.iter().all(|&bytes| is_known(bytes, bytes)));
         assert!(is_known(4 << 10, 16 << 10), "a build for tests");
         assert!(!is_known(64 << 10, 4 << 10) && !is_known(16 << 10, 4 << 10));
         assert!(!is_known(8 << 10, 8 << 10) && !is_known(2 << 20, 2 << 20));

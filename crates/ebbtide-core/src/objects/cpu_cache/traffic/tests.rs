@@ -151,7 +151,7 @@ fn a_slab_is_made_once() {
             let slab = caches.place().stacks.slab(cpu);
             // SAFETY: our own reservation, and the CPU's lock is held.
             let mut slab = unsafe {
-                vm::commit(slab, SLAB_BYTES).unwrap();
+                vm::commit_around(slab, SLAB_BYTES).unwrap();
                 caches.reset(cpu);
                 Slab::new(slab)
             };
