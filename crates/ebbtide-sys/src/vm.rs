@@ -82,14 +82,22 @@ pub fn map(len: usize) -> Result<usize, Errno> {
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Makes a private mapping without a file, with one more flag: `MAP_FIXED`, or 0.
+/// Makes a private mapping without a file, with one more flag: `MAP_FIXED`, or 0. If a huge page is larger than
+/// [`HUGE`], the mapping gets none: one touch would make all of it resident.
 ///
 /// # Safety
 /// With `MAP_FIXED`, the caller owns the range and needs nothing in it.
 unsafe fn map_private(addr: usize, len: usize, access: i32, flag: i32) -> Result<usize, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flag;
     // SAFETY: by contract.
-    unsafe { syscall!(Sysno::mmap, addr, len, access, flags, usize::MAX, 0) }
+    let mapped = unsafe { syscall!(Sysno::mmap, addr, len, access, flags, usize::MAX, 0) };
+    if !has_small_huge_pages()
+        && let Ok(addr) = mapped
+    {
+        // SAFETY: the mapping just made. A kernel without huge pages refuses the advice.
+        let _ = unsafe { syscall!(Sysno::madvise, addr, len, libc::MADV_NOHUGEPAGE) };
+    }
+    mapped
 }
 
 /// Returns address space to the kernel. If the call is refused (`ENOMEM`: too many mappings), the range stays mapped.

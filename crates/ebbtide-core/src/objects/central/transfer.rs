@@ -160,7 +160,7 @@ impl<H: AsRef<Objects>> Source<H> for Batches {
     }
 
     fn cached(&self, heap: &H, sum: &mut Cached) {
-        for (central, about) in heap.as_ref().central.iter().zip(&CLASS).skip(1) {
+        for (central, about) in heap.as_ref().central.iter().zip(CLASS.iter()).skip(1) {
             let objects = central.transfer.lock().count * about.batch as usize;
             sum.objects += objects * about.size as usize;
         }
