@@ -74,7 +74,7 @@ int ebb_unmap(void *address, size_t length);
  * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
  * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.
  */
-#define EBB_STATS_VERSION 2
+#define EBB_STATS_VERSION 3
 
 struct ebb_stats {
     uint64_t version;               /* version of this struct and of the statistics page; a later one only adds fields at the end */
@@ -94,6 +94,7 @@ struct ebb_stats {
     uint64_t lazy_zones;            /* zones whose freed memory becomes lazy first, decided from the next two */
     uint64_t reused_bytes;          /* released lately and wanted again within 10 s; older evidence counts less */
     uint64_t unused_bytes;          /* released lately and not wanted again in that time */
+    uint64_t pinned_bytes;          /* of dirty, lazy and per-CPU bytes: free, but in a page of the kernel (16 or 64 KiB) with something in use */
     uint64_t released_bytes;        /* released to the kernel since the process began */
     uint64_t release_calls;         /* system calls that released memory */
     uint64_t refaulted_bytes;       /* empty pages of spans that were released and then needed again */

@@ -18,7 +18,8 @@
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)
-#define PAGE ((size_t)4096)
+/* A page of the kernel. */
+#define PAGE ((size_t)getpagesize())
 #define CHECK(cond, ...) \
     do { if (!(cond)) check_failed(__FILE__, __LINE__, #cond, " " __VA_ARGS__); } while (0)
 

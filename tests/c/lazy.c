@@ -16,7 +16,7 @@
 #define MADV_PAGEOUT 21
 #endif
 
-enum { BLOCKS = 48, BLOCK = 2 << 20, WORDS = BLOCK / 8, STEP = PAGE / 8 };
+enum { BLOCKS = 48, BLOCK = 2 << 20, WORDS = BLOCK / 8, STEP = 4096 / 8 };
 static uint64_t *block[BLOCKS];
 
 /* One word a page: where it is, and in which round it was written. */

@@ -28,6 +28,7 @@ static int pages(void)
 
 static int shared(const char *usage)
 {
+    if (PAGE > 4096) return skipped("huge pages are not used");
     fill_and_free(4096, 16384, 256 * MIB);
     pid_t sharer = fork();
     if (sharer == 0) { alarm(40); pause(); _exit(0); }

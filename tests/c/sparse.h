@@ -27,6 +27,9 @@ __attribute__((unused)) static size_t fill_and_free(size_t low, size_t high, siz
 {
     objects = mmap(NULL, MAX_OBJECTS * sizeof *objects, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     sizes = mmap(NULL, MAX_OBJECTS * sizeof *sizes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    /* One huge page may be larger than what the test measures. */
+    madvise(objects, MAX_OBJECTS * sizeof *objects, MADV_NOHUGEPAGE);
+    madvise(sizes, MAX_OBJECTS * sizeof *sizes, MADV_NOHUGEPAGE);
     uint64_t s = 7;
     for (size_t all = 0; all < total && count < MAX_OBJECTS; count++) {
         sizes[count] = low + rnd(&s) % (high - low);

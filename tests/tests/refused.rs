@@ -96,7 +96,7 @@ fn doctor_names_large_pages_and_run_starts_nothing() {
         (outcome.stdout.as_str(), outcome.stderr.lines().count()),
         ("", 1)
     );
-    assert!(outcome.stderr.contains("65536 B"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("32768 B"), "{}", outcome.stderr);
     // Without the library, because the library would end the program.
     let forced = ebbtide("run --force -- echo started").unwrap();
     let outcome = forced.env("LD_PRELOAD", &shim).run();

@@ -122,7 +122,7 @@ pub fn fill(address: usize, bytes: usize, value: u8) {
 
 /// Whether memory holds nothing but `value`.
 pub fn holds(address: usize, bytes: usize, value: u8) -> bool {
-    let page = [value; vm::GRANULE];
+    let page = [value; FRAME_BYTES];
     // SAFETY: memory of the test's.
     let bytes = unsafe { core::slice::from_raw_parts(address as *const u8, bytes) };
     bytes
@@ -154,6 +154,6 @@ pub fn dirty_blocks(heap: &Heap, blocks: u32) -> Block {
 
 /// Resident pages of a range.
 pub fn resident(address: usize, bytes: usize) -> usize {
-    let pages = (address..address + bytes).step_by(vm::GRANULE);
+    let pages = (address..address + bytes).step_by(vm::page());
     pages.filter(|&page| vm::is_resident(page)).count()
 }

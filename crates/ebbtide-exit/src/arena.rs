@@ -22,7 +22,7 @@ const PIECES_AT: usize = BUFFER_AT + BUFFER_BYTES + STORAGE_BYTES;
 /// Most pieces: a process has 65,530 mappings by default, and 8 TiB make as many pieces. The end of the process
 /// releases the rest.
 pub const PIECES: usize = 256 << 10;
-const SEATS_AT: usize = (PIECES_AT + PIECES * size_of::<Piece>()).next_multiple_of(4096);
+const SEATS_AT: usize = (PIECES_AT + PIECES * size_of::<Piece>()).next_multiple_of(SEAT_BYTES);
 const SEAT_BYTES: usize = 32 << 10;
 /// The seat of the thread that watches for an exec. The helper's first thread has seat 0.
 pub const WATCHER: usize = 1;
@@ -36,8 +36,8 @@ pub const ENDERS: Range<usize> = HURRIED.end..HURRIED.end + 16;
 pub const SEATS: usize = ENDERS.end;
 /// Most rings of requests; the end of the process ends the others.
 pub const RINGS: usize = 256;
-/// Size of the whole arena.
-pub const BYTES: usize = SEATS_AT + SEATS * SEAT_BYTES;
+/// Size of the whole arena: whole pages of any kernel.
+pub const BYTES: usize = (SEATS_AT + SEATS * SEAT_BYTES).next_multiple_of(vm::LARGEST_PAGE);
 
 const _: () = assert!(size_of::<Control>() <= BUFFER_AT);
 

@@ -80,6 +80,7 @@ figures! {
     Now lazy_zones: "zones whose freed memory becomes lazy first, decided from the next two";
     Now reused_bytes: "released lately and wanted again within 10 s; older evidence counts less";
     Now unused_bytes: "released lately and not wanted again in that time";
+    Now pinned_bytes: "of dirty, lazy and per-CPU bytes: free, but in a page of the kernel (16 or 64 KiB) with something in use";
     // Counted as they come.
     Total released_bytes: "released to the kernel since the process began";
     Total release_calls: "system calls that released memory";
@@ -121,7 +122,7 @@ figures! {
 }
 
 /// [`Figures::version`].
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 
 impl Figures {
     /// Adds the figures of another process, each by its kind; facts become 0.

@@ -33,11 +33,14 @@ pub enum Refused {
 /// What the library's line begins with, behind `ebbtide: `.
 pub const REFUSED: &str = "cannot work here: ";
 
+/// The sizes of a kernel's pages with which the library works, in bytes.
+pub const PAGE_SIZES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
+
 /// Checked before anything is reserved.
 pub const PAGES: Known = Known {
     id: "pages",
-    what: "a kernel whose pages are not 4 KiB",
-    happens: "frames are 4 KiB throughout, and smaller than what such a kernel gives back",
+    what: "a kernel whose pages are not 4, 16 or 64 KiB",
+    happens: "the library is laid out for these sizes only, for x86-64 for 4 KiB only",
     remedy: "boot a kernel with 4 KiB pages, or use another allocator",
     refused: Refused::ByLibrary,
 };

@@ -37,6 +37,8 @@ pub struct Stats {
     pub populated_bytes: usize,
     /// In pages released so far.
     pub depopulated_bytes: usize,
+    /// In empty pages that may be resident, in pages of the kernel with a part of an area.
+    pub pinned_bytes: usize,
 }
 
 /// Allocates an area of `size` bytes, zeroed, for each CPU.
@@ -141,6 +143,7 @@ pub(crate) fn stats_inside(heap: &Heap) -> (Stats, usize) {
         stats.allocated_bytes += counters.granules as usize * GRANULE_BYTES * units;
         stats.populated_bytes +=
             (counters.populated as usize * units + spilled as usize) * FRAME_BYTES;
+        stats.pinned_bytes += counters.pinned as usize * FRAME_BYTES * units;
         stats.depopulated_bytes += counters.depopulated as usize * FRAME_BYTES * units;
         record_bytes += end as usize * size_of::<Chunk>();
     }

@@ -4,8 +4,8 @@ use crate::space::{self, Place};
 use core::sync::atomic::{AtomicU8, Ordering};
 use ebbtide_sys::features::{POPULATE, RELEASE_MANY};
 use ebbtide_sys::{Errno, vm};
-use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{GRANULE_BYTES, Putting, Shard, UNIT_PAGES, runs};
+use ebbtide_zone::{FRAME_BYTES, bits};
 
 /// Most ranges in one call. Threads of the program may have very small stacks.
 pub const RANGES: usize = 128;
@@ -63,13 +63,14 @@ unsafe fn advise_ranges(mut ranges: &mut [vm::Range], advice: i32) -> Result<(),
     Ok(())
 }
 
-/// Populates pages of an area on all CPUs. `false`: there is no memory.
+/// Populates pages of an area on all CPUs, each with its page of the kernel. `false`: there is no memory.
 ///
 /// # Safety
 /// The caller has the area, granules `at` to `at + n`, and `pages` are pages of it.
 pub unsafe fn populate(place: Place, pages: u64, at: u32, n: u32) -> bool {
     let mut enough = true;
-    for_ranges(place, pages, space::units(), |ranges| {
+    let whole = bits::touched_groups(pages, vm::page_frames());
+    for_ranges(place, whole, space::units(), |ranges| {
         if !enough || !POPULATE.may_work() {
             return;
         }

@@ -159,5 +159,6 @@ impl Hook for PerCpuData {
         figures.percpu_bytes = own.populated_bytes as u64;
         figures.percpu_sidelined_chunks = own.sidelined_chunks as u64;
         figures.percpu_depopulated_bytes = own.depopulated_bytes as u64;
+        figures.pinned_bytes += own.pinned_bytes as u64;
     }
 }

@@ -8,7 +8,6 @@ use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::rseq::section;
 use ebbtide_sys::{process, vm};
-use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::{Chunk, Shard, ShardState, UNIT_BYTES};
 
 /// The largest address range that a handle can hold.
@@ -203,9 +202,9 @@ impl PerCpuData {
     fn reserve(&self, units: usize, shards: usize, shift: usize) -> bool {
         let count = shards << shift;
         let bytes = count * (units + 1) * UNIT_BYTES;
-        let records = bytes + FRAME_BYTES;
-        let spills = records + (count * size_of::<Chunk>()).next_multiple_of(FRAME_BYTES);
-        let all_bytes = spills + (count * 8).next_multiple_of(FRAME_BYTES);
+        let records = bytes + vm::page();
+        let spills = records + vm::whole_pages(count * size_of::<Chunk>());
+        let all_bytes = spills + vm::whole_pages(count * 8);
         let Ok(base) = vm::reserve(all_bytes, UNIT_BYTES) else {
             return false;
         };
@@ -224,7 +223,7 @@ impl PerCpuData {
         let is_written = unsafe {
             // Only needed pages should be populated, so no huge pages.
             let _ = vm::advise(base, bytes, libc::MADV_NOHUGEPAGE);
-            let page = vm::commit(place, FRAME_BYTES);
+            let page = vm::commit(place, vm::page());
             page.map(|()| (place as *mut Plan).write(plan)).is_ok()
         };
         let (word, order) = (&self.words.plan, Ordering::AcqRel);
@@ -240,7 +239,11 @@ impl PerCpuData {
         let mut state = self.shards[shard].0.lock();
         // SAFETY: the lock is held, and the records below the end were opened.
         let chunks = unsafe { records(shard, state.end()) };
-        work(&mut Shard::new(&mut state, chunks))
+        work(&mut Shard::with_group(
+            &mut state,
+            chunks,
+            vm::page_frames(),
+        ))
     }
 
     /// Opens the next chunk of a shard. `false`: no memory, or no address space.
@@ -250,12 +253,8 @@ impl PerCpuData {
             return false;
         };
         let place = Place { shard, chunk };
-        let commit = |from: usize, bytes: usize| {
-            let start = from / FRAME_BYTES * FRAME_BYTES;
-            let end = (from + bytes).next_multiple_of(FRAME_BYTES);
-            // SAFETY: a part of our own reservation; opening twice does no harm.
-            unsafe { vm::commit(start, end - start) }.is_ok()
-        };
+        // SAFETY: a part of our own reservation; opening twice does no harm.
+        let commit = |from, bytes| unsafe { vm::commit_around(from, bytes) }.is_ok();
         let is_committed = commit(record(place), size_of::<Chunk>())
             && commit(spill(place).as_ptr() as usize, 8)
             && commit(address(place, 0), (units() + 1) * UNIT_BYTES);
@@ -268,7 +267,7 @@ impl PerCpuData {
         let mut state = self.shards[shard].0.lock();
         // SAFETY: as in `with`; the record behind the end was opened just now.
         let chunks = unsafe { records(shard, state.end().max(chunk + 1)) };
-        if Shard::new(&mut state, chunks).open(chunk, resident) {
+        if Shard::with_group(&mut state, chunks, vm::page_frames()).open(chunk, resident) {
             let spilled = if resident { u64::MAX } else { 0 };
             spill(place).store(spilled, Ordering::Relaxed);
         }

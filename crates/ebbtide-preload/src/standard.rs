@@ -3,8 +3,7 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use ebbtide::alloc;
-
-const PAGE: usize = 4096;
+use ebbtide_sys::vm;
 
 pub(crate) fn set_errno(error: c_int) {
     // SAFETY: the C library's own word of this thread.
@@ -172,17 +171,18 @@ pub extern "C" fn aligned_alloc(alignment: usize, size: usize) -> *mut c_void {
     memalign(alignment, size)
 }
 
-/// valloc(3).
+/// valloc(3): at a page of the kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn valloc(size: usize) -> *mut c_void {
-    memalign(PAGE, size)
+    memalign(vm::page(), size)
 }
 
 /// pvalloc(3): whole pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
-    match size.checked_next_multiple_of(PAGE) {
-        Some(size) => memalign(PAGE, size.max(PAGE)),
+    let page = vm::page();
+    match size.checked_next_multiple_of(page) {
+        Some(size) => memalign(page, size.max(page)),
         None => or_no_memory(null_mut()),
     }
 }

@@ -285,7 +285,7 @@ pub fn resident_quickly() -> Option<usize> {
     let mut buffer = [0; 128];
     let text = crate::file::read(c"/proc/self/statm", &mut buffer).ok()?;
     let mut fields = text.split(|&byte| byte == b' ').skip(1);
-    crate::file::parse_number(fields.next()?).map(|pages| pages as usize * crate::vm::GRANULE)
+    crate::file::parse_number(fields.next()?).map(|pages| pages as usize * crate::vm::kernel_page())
 }
 
 /// The first child that has ended and that only a wait with `__WCLONE` or `__WALL` finds. The child stays

@@ -1,22 +1,36 @@
 //! Address space: reserve, commit, release, move.
 //!
-//! Every range given to the kernel is a whole number of [`GRANULE`]s. The kernel would round lengths *up*, into the
-//! neighbour. So ranges are asserted, never rounded silently.
+//! Every range given to the kernel consists of whole [`page`]s. The kernel would round lengths *up*, into the neighbour.
+//! So a range that does not is refused (`EINVAL`), and only [`commit_around`] rounds.
 //!
 //! Sources: mmap(2), mprotect(2), madvise(2), mremap(2).
+
+mod page;
 
 use crate::call::{Errno, Sysno, syscall};
 use crate::features::{RELEASE, RELEASE_LOCKED};
 use core::sync::atomic::{AtomicBool, Ordering};
+pub use page::{
+    LARGEST_PAGE, SMALLEST_PAGE, has_known_pages, kernel_page, page, page_frames, whole_pages,
+};
 
-/// The unit of every call in this module: 4 KiB. Machines with larger pages are refused at start.
-pub const GRANULE: usize = 4096;
-
-/// 2 MiB: what one page-table page covers, and the size of a huge page.
+/// 2 MiB: what one page-table page covers, and the size of a huge page, with pages of 4 KiB. With larger pages a huge
+/// page is larger ([`has_small_huge_pages`]).
 pub const HUGE: usize = 2 << 20;
 
-fn assert_range(addr: usize, len: usize) {
-    debug_assert!(addr.is_multiple_of(GRANULE) && len.is_multiple_of(GRANULE) && len > 0);
+/// Whether a huge page has [`HUGE`] bytes. With pages of 16 KiB it has 32 MiB, with 64 KiB it has 512 MiB.
+pub fn has_small_huge_pages() -> bool {
+    page() == SMALLEST_PAGE
+}
+
+fn is_whole(addr: usize, len: usize) -> bool {
+    (addr | len).is_multiple_of(page())
+}
+
+/// Refuses a range that does not consist of whole pages: a bug, but not one that harms its neighbours.
+fn expect_whole(addr: usize, len: usize) -> Result<(), Errno> {
+    debug_assert!(is_whole(addr, len) && len > 0, "{addr:x} {len:x}");
+    is_whole(addr, len).then_some(()).ok_or(Errno::EINVAL)
 }
 
 /// Reserves `len` bytes of address space without memory or access, aligned to `align`.
@@ -24,20 +38,20 @@ fn assert_range(addr: usize, len: usize) {
 /// # Errors
 /// The error of mmap(2); `ENOMEM` under `RLIMIT_AS`.
 pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
-    assert_range(align, len);
+    expect_whole(align, len)?;
     let addr = map_none(len)?;
     if addr.is_multiple_of(align) {
         return Ok(addr);
     }
-    unmap(addr, len);
+    unmap_any(addr, len);
     let padded = len.checked_add(align).ok_or(Errno::ENOMEM)?;
     let addr = map_none(padded)?;
     let start = addr.next_multiple_of(align);
     if start > addr {
-        unmap(addr, start - addr);
+        unmap_any(addr, start - addr);
     }
     if addr + padded > start + len {
-        unmap(start + len, addr + padded - (start + len));
+        unmap_any(start + len, addr + padded - (start + len));
     }
     Ok(start)
 }
@@ -47,31 +61,54 @@ fn map_none(len: usize) -> Result<usize, Errno> {
     unsafe { map_private(0, len, libc::PROT_NONE, 0) }
 }
 
-/// Maps `len` bytes of zeroed memory anywhere, readable and writable.
+/// Maps `len` bytes of zeroed memory anywhere, rounded up to whole pages, readable and writable.
 ///
 /// # Errors
 /// The error of mmap(2).
 pub fn map(len: usize) -> Result<usize, Errno> {
-    assert_range(0, len);
+    let len = whole_pages(len);
     // SAFETY: as in `map_none`.
-    unsafe { map_private(0, len, READ_WRITE, 0) }
+    let addr = unsafe { map_private(0, len, READ_WRITE, 0) }?;
+    if is_whole(addr, len) {
+        return Ok(addr);
+    }
+    // A build for tests uses larger pages than the kernel.
+    unmap_any(addr, len);
+    let addr = reserve(len, page())?;
+    // SAFETY: the reservation just made.
+    unsafe { commit(addr, len) }.inspect_err(|_| unmap(addr, len))?;
+    Ok(addr)
 }
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Makes a private mapping without a file, with one more flag: `MAP_FIXED`, or 0.
+/// Makes a private mapping without a file, with one more flag: `MAP_FIXED`, or 0. If a huge page is larger than
+/// [`HUGE`], the mapping gets none: one touch would make all of it resident.
 ///
 /// # Safety
 /// With `MAP_FIXED`, the caller owns the range and needs nothing in it.
 unsafe fn map_private(addr: usize, len: usize, access: i32, flag: i32) -> Result<usize, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flag;
     // SAFETY: by contract.
-    unsafe { syscall!(Sysno::mmap, addr, len, access, flags, usize::MAX, 0) }
+    let mapped = unsafe { syscall!(Sysno::mmap, addr, len, access, flags, usize::MAX, 0) };
+    if !has_small_huge_pages()
+        && let Ok(addr) = mapped
+    {
+        // SAFETY: the mapping just made. A kernel without huge pages refuses the advice.
+        let _ = unsafe { syscall!(Sysno::madvise, addr, len, libc::MADV_NOHUGEPAGE) };
+    }
+    mapped
 }
 
 /// Returns address space to the kernel. If the call is refused (`ENOMEM`: too many mappings), the range stays mapped.
 pub fn unmap(addr: usize, len: usize) {
-    assert_range(addr, len);
+    if expect_whole(addr, len).is_ok() {
+        unmap_any(addr, len);
+    }
+}
+
+/// As [`unmap`], for whole pages of the kernel, which may be smaller than [`page`] in a build for tests.
+fn unmap_any(addr: usize, len: usize) {
     // SAFETY: the caller owns the range and does not use it again.
     let _ = unsafe { syscall!(Sysno::munmap, addr, len) };
 }
@@ -100,10 +137,23 @@ pub unsafe fn commit(addr: usize, len: usize) -> Result<(), Errno> {
     unsafe { protect(addr, len, READ_WRITE) }
 }
 
+/// Makes all pages that hold a part of a range readable and writable.
+///
+/// # Errors
+/// As [`commit`].
+///
+/// # Safety
+/// As [`commit`], and all of these pages may be writable.
+pub unsafe fn commit_around(addr: usize, len: usize) -> Result<(), Errno> {
+    let start = addr / page() * page();
+    // SAFETY: by contract.
+    unsafe { commit(start, whole_pages(addr + len) - start) }
+}
+
 /// # Safety
 /// The caller owns the range, and no thread uses it except as `access` allows.
 unsafe fn protect(addr: usize, len: usize, access: i32) -> Result<(), Errno> {
-    assert_range(addr, len);
+    expect_whole(addr, len)?;
     // SAFETY: by contract.
     unsafe { syscall!(Sysno::mprotect, addr, len, access) }.map(drop)
 }
@@ -140,7 +190,7 @@ pub unsafe fn commit_read_only(addr: usize, len: usize) -> Result<(), Errno> {
 /// # Safety
 /// The caller owns the range, and the effect of `advice` on it is allowed.
 pub unsafe fn advise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> {
-    assert_range(addr, len);
+    expect_whole(addr, len)?;
     let mut tries = 0;
     loop {
         // SAFETY: by contract.
@@ -185,15 +235,15 @@ pub unsafe fn release(addr: usize, len: usize) -> Result<(), Errno> {
 pub fn gives_back() -> bool {
     static ASKED: AtomicBool = AtomicBool::new(false);
     if !ASKED.load(Ordering::Acquire)
-        && let Ok(page) = map(GRANULE)
+        && let Ok(start) = map(page())
     {
-        let word = page as *mut usize;
+        let word = start as *mut usize;
         // SAFETY: the mapping just made.
         let answer = unsafe {
             word.write_volatile(1);
-            advise(page, GRANULE, libc::MADV_DONTNEED).map(|()| word.read_volatile() == 0)
+            advise(start, page(), libc::MADV_DONTNEED).map(|()| word.read_volatile() == 0)
         };
-        unmap(page, GRANULE);
+        unmap(start, page());
         match answer {
             Ok(true) => RELEASE.note_success(),
             // The answer says nothing: a temporary failure, or locked memory.
@@ -247,6 +297,11 @@ const PIDFD_SELF: i32 = -10001;
 /// As [`advise`], for each range. At most 1,024 ranges and 1 GiB: the kernel would ignore the rest.
 pub unsafe fn advise_many(ranges: &[Range], advice: i32) -> Result<usize, Errno> {
     debug_assert!(ranges.len() <= 1024);
+    debug_assert!(
+        ranges
+            .iter()
+            .all(|range| is_whole(range.iov_base as usize, range.iov_len))
+    );
     // SAFETY: by contract.
     unsafe {
         syscall!(
@@ -283,7 +338,7 @@ pub fn behind(ranges: &mut [Range], mut done: usize) -> &mut [Range] {
 /// # Safety
 /// The caller owns the range and needs nothing in it.
 pub unsafe fn remap_fresh(addr: usize, len: usize) -> Result<(), Errno> {
-    assert_range(addr, len);
+    expect_whole(addr, len)?;
     // SAFETY: over the caller's own range.
     unsafe { map_private(addr, len, READ_WRITE, libc::MAP_FIXED) }?;
     if is_locked() {
@@ -357,8 +412,8 @@ pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> 
 /// The caller owns both ranges. They do not overlap, `to` holds nothing that is needed, and after an error the caller
 /// never uses `to` again.
 pub unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<(), Errno> {
-    assert_range(from, len);
-    assert_range(to, len);
+    expect_whole(from, len)?;
+    expect_whole(to, len)?;
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     // SAFETY: by contract; MREMAP_FIXED replaces only the caller's own target range.
     unsafe { syscall!(Sysno::mremap, from, len, len, flags, to) }.map(drop)
@@ -384,38 +439,31 @@ pub unsafe fn move_away(from: usize, len: usize, hint: usize) -> Result<usize, E
 /// # Safety
 /// The caller owns the range and the page behind it.
 pub unsafe fn is_one_mapping(addr: usize, len: usize) -> bool {
-    assert_range(addr, len);
+    debug_assert!(is_whole(addr, len));
     // SAFETY: without MREMAP_MAYMOVE and with a mapping behind, nothing can grow or move.
-    let grown = unsafe { syscall!(Sysno::mremap, addr, len, len + GRANULE, 0) };
+    let grown = unsafe { syscall!(Sysno::mremap, addr, len, len + page(), 0) };
     grown != Err(Errno::EFAULT)
 }
 
-/// Whether the page at `addr` is resident. `false` if the kernel does not say.
+/// Whether the page that holds `addr` is resident. `false` if the kernel does not say.
 pub fn is_resident(addr: usize) -> bool {
-    assert_range(addr, GRANULE);
-    let mut page = 0u8;
-    // SAFETY: for one page, the kernel writes one byte.
-    let asked = unsafe { syscall!(Sysno::mincore, addr, GRANULE, &raw mut page) };
-    asked.is_ok() && page & 1 == 1
+    // A build for tests may use larger pages than the kernel has: then the kernel writes a byte for each of its own.
+    let mut answers = [0u8; LARGEST_PAGE / SMALLEST_PAGE];
+    let start = addr / page() * page();
+    // SAFETY: the kernel writes a byte for each page, and there are no more than this many.
+    let asked = unsafe { syscall!(Sysno::mincore, start, page(), answers.as_mut_ptr()) };
+    asked.is_ok() && answers.iter().any(|answer| answer & 1 == 1)
 }
 
-/// Whether all of a huge page's range is resident. `false` if the kernel does not say.
+/// Whether all of a huge page's range is resident. `false` if the kernel does not say, or has other huge pages.
 pub fn is_block_resident(addr: usize) -> bool {
-    assert_range(addr, HUGE);
-    let mut pages = [0u8; HUGE / GRANULE];
+    let mut answers = [0u8; HUGE / SMALLEST_PAGE];
+    if !has_small_huge_pages() {
+        return false;
+    }
     // SAFETY: the kernel writes one byte a page.
-    let asked = unsafe { syscall!(Sysno::mincore, addr, HUGE, pages.as_mut_ptr()) };
-    asked.is_ok() && pages.iter().all(|page| page & 1 == 1)
-}
-
-/// Whether the kernel uses 4 KiB pages, the frame size of Ebbtide.
-pub fn has_small_pages() -> bool {
-    is_small_page(crate::identity::auxv(libc::AT_PAGESZ))
-}
-
-/// The kernel always passes its page size; if it is missing, 4 KiB is assumed.
-fn is_small_page(size: Option<usize>) -> bool {
-    size.is_none_or(|size| size == GRANULE)
+    let asked = unsafe { syscall!(Sysno::mincore, addr, HUGE, answers.as_mut_ptr()) };
+    asked.is_ok() && answers.iter().all(|answer| answer & 1 == 1)
 }
 
 #[cfg(test)]
@@ -445,11 +493,33 @@ mod tests {
         }
     }
 
+    /// The kernel would round the length up, and release memory of the neighbour.
     #[test]
-    fn pages_of_16_and_64_kib_are_not_small() {
-        assert!(is_small_page(Some(4096)) && is_small_page(None));
-        assert!(!is_small_page(Some(16 << 10)) && !is_small_page(Some(64 << 10)));
-        assert!(has_small_pages());
+    #[cfg(not(debug_assertions))]
+    fn a_part_of_a_page_is_not_released() {
+        let start = map(2 * page()).unwrap();
+        let word = (start + page() - 8) as *mut u64;
+        // SAFETY: the mapping just made.
+        unsafe {
+            word.write_volatile(7);
+            assert_eq!(release(start, page() / 2), Err(Errno::EINVAL));
+            assert_eq!(remap_fresh(start, page() / 2), Err(Errno::EINVAL));
+            assert_eq!(word.read_volatile(), 7);
+        }
+        unmap(start, 2 * page());
+    }
+
+    #[test]
+    fn all_pages_of_a_range_are_committed() {
+        let start = reserve(4 * page(), page()).unwrap();
+        // SAFETY: the test's own reservation.
+        unsafe {
+            commit_around(start + page() + 8, page()).unwrap();
+            let bytes = (start + page()) as *mut u8;
+            bytes.write_bytes(1, 2 * page());
+        }
+        assert!(!is_resident(start) && is_resident(start + page() + 1));
+        unmap(start, 4 * page());
     }
 
     #[test]
@@ -489,7 +559,7 @@ mod tests {
     #[test]
     fn a_refused_call_is_a_value() {
         // SAFETY: an unmapped low page; madvise only reports.
-        let refused = unsafe { advise(0x1000, GRANULE, libc::MADV_DONTNEED) };
+        let refused = unsafe { advise(0x10000, page(), libc::MADV_DONTNEED) };
         assert_eq!(refused, Err(Errno::ENOMEM));
     }
 }

@@ -7,14 +7,16 @@ use std::path::Path;
 use rustix::system::uname;
 use rustix::thread::sched_getaffinity;
 
+use ebbtide_interface::known::PAGE_SIZES;
+
 use crate::out;
 use crate::proc::kib_field;
 
 /// The directory of the kernel's settings for huge pages.
 pub const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// The page size that the library requires.
-pub const SMALL_PAGE_BYTES: u64 = 4096;
+/// The page size for which the library does not round: that of its frames.
+pub const SMALL_PAGE_BYTES: u64 = PAGE_SIZES[0] as u64;
 
 const UNKNOWN: &str = "unknown";
 
@@ -105,6 +107,14 @@ pub fn cpus() -> String {
 pub fn page_bytes() -> u64 {
     // SAFETY: a plain call; an unknown type gives 0.
     unsafe { libc::getauxval(libc::AT_PAGESZ) }
+}
+
+/// Whether the library works with pages of this size, on this processor.
+pub fn are_pages_known(bytes: u64) -> bool {
+    match cfg!(target_arch = "x86_64") {
+        true => bytes == SMALL_PAGE_BYTES,
+        false => PAGE_SIZES.iter().any(|&known| known as u64 == bytes),
+    }
 }
 
 #[cfg(test)]

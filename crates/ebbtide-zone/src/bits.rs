@@ -36,6 +36,34 @@ pub fn ones(word: u64) -> u32 {
     }
 }
 
+/// The bits of `word` in aligned groups of `group` bits (a power of two up to 64) that are set as a whole.
+#[inline]
+pub const fn whole_groups(word: u64, group: u32) -> u64 {
+    if group == 1 {
+        return word;
+    }
+    let mut first = word;
+    let mut step = 1;
+    while step < group {
+        first &= first >> step;
+        step *= 2;
+    }
+    let firsts = u64::MAX / mask(0, group);
+    (first & firsts) * mask(0, group)
+}
+
+/// The bits of all aligned groups of `group` bits of which `word` has at least one.
+#[inline]
+pub const fn touched_groups(word: u64, group: u32) -> u64 {
+    !whole_groups(!word, group)
+}
+
+/// `word` without its lowest aligned group of `group` bits; `word` consists of whole groups and is not 0.
+#[inline]
+pub const fn without_first_group(word: u64, group: u32) -> u64 {
+    word & !mask(word.trailing_zeros(), group)
+}
+
 /// The number of set bits.
 #[inline]
 pub fn count(map: &Map) -> u32 {

@@ -38,6 +38,8 @@ struct Recount {
     dirty: u64,
     lazy: u64,
     claimed: u64,
+    pinned_dirty: u64,
+    pinned_lazy: u64,
     free_blocks: u32,
     resident_blocks: u32,
     listed: u32,
@@ -120,11 +122,22 @@ impl Zone<'_> {
             if w.partial & bit != 0 {
                 ensure(!all, "INV-ZONE-5: all on a partial block", index)?;
                 ensure(
-                    dirty == (b.dirty_count != 0),
+                    dirty == (b.dirty_count != b.pinned_dirty),
                     "INV-ZONE-4: dirty bit",
                     index,
                 )?;
-                ensure(lazy == (b.lazy_count != 0), "INV-ZONE-4: lazy bit", index)?;
+                ensure(
+                    lazy == (b.lazy_count != b.pinned_lazy),
+                    "INV-ZONE-4: lazy bit",
+                    index,
+                )?;
+                ensure(
+                    b.pinned(s.group) == (b.pinned_dirty, b.pinned_lazy),
+                    "INV-ZONE-10: pinned frames of a block",
+                    index,
+                )?;
+                sum.pinned_dirty += u64::from(b.pinned_dirty);
+                sum.pinned_lazy += u64::from(b.pinned_lazy);
                 self.check_partial(index).map_err(|what| at(what, index))?;
                 sum.free += u64::from(b.free_count);
                 sum.dirty += u64::from(b.dirty_count);
@@ -180,6 +193,11 @@ impl Zone<'_> {
         ensure(sum.dirty == s.dirty, "INV-ZONE-7: dirty", 0)?;
         ensure(sum.lazy == s.lazy, "INV-ZONE-7: lazy", 0)?;
         ensure(sum.claimed == s.claimed, "INV-ZONE-7: claimed", 0)?;
+        ensure(
+            (sum.pinned_dirty, sum.pinned_lazy) == (s.pinned_dirty, s.pinned_lazy),
+            "INV-ZONE-10: pinned",
+            0,
+        )?;
         ensure(
             sum.free_blocks == s.free_blocks,
             "INV-ZONE-7: free_blocks",

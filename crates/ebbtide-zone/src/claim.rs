@@ -3,6 +3,9 @@
 //! Whole-free blocks are claimed first, the highest first, so that low addresses stay populated. Then the resident free
 //! frames of one partial block are claimed. A claim is plain data. The zone counts the claimed frames; the claim says
 //! where they are.
+//!
+//! The kernel releases whole pages. So a claim takes a group of frames only if all of them are free, and then takes all
+//! of them, the clean ones too (`INV-ZONE-10`).
 
 use crate::bits::{self, Map};
 use crate::frame::{BLOCK_CLUSTERS, BLOCK_FRAMES, Block, Frame};
@@ -23,7 +26,7 @@ pub enum Claim {
         /// Number of blocks.
         count: u32,
     },
-    /// Frames of one pageblock.
+    /// Frames of one pageblock. If a group has more than one frame, some of them may be clean.
     Frames {
         /// Which pageblock.
         block: Block,
@@ -119,9 +122,9 @@ impl From<PutState> for Content {
 }
 
 impl Zone<'_> {
-    /// Claims at most `max_frames` free frames that are dirty (or lazy, with `include_lazy`): up to 64 neighbouring
-    /// whole-free blocks, else frames of one partial block, else (for fewer than 512) of one whole-free block.
-    /// `None`: there are no such frames. O(opened / 64) from a hint.
+    /// Claims at most `max_frames` free frames, but at least a group, that are dirty (or lazy, with `include_lazy`):
+    /// up to 64 neighbouring whole-free blocks, else groups of one partial block, else (for fewer than 512) of one
+    /// whole-free block. `None`: there are no such frames that are not pinned. O(opened / 64) from a hint.
     pub fn claim_dirty(&mut self, max_frames: u32, include_lazy: bool) -> Option<Claim> {
         let wanted = if include_lazy {
             Wanted::Both
@@ -131,18 +134,19 @@ impl Zone<'_> {
         self.claim(max_frames, wanted)
     }
 
-    /// Claims lazy frames only: whole-free blocks without a dirty frame first, then single frames. Dirty frames
-    /// beside them stay.
+    /// Claims lazy frames only: whole-free blocks without a dirty frame first, then single groups. Dirty frames
+    /// beside them stay, unless they are in the same group.
     pub fn claim_lazy(&mut self, max_frames: u32) -> Option<Claim> {
         self.claim(max_frames, Wanted::Lazy)
     }
 
     fn claim(&mut self, max_frames: u32, wanted: Wanted) -> Option<Claim> {
-        let s = &*self.state;
-        if max_frames == 0 || wanted.of(s.dirty, s.lazy) == 0 {
+        let counters = self.state.counters();
+        if max_frames == 0 || wanted.of(counters.loose_dirty(), counters.loose_lazy()) == 0 {
             return None;
         }
-        let low = s.base / 64;
+        let max_frames = max_frames.max(self.state.group);
+        let low = self.state.base / 64;
         while self.state.high_resident > low {
             let w = &self.words[self.state.high_resident as usize - 1];
             if w.dirty | w.lazy != 0 {
@@ -166,22 +170,26 @@ impl Zone<'_> {
         Some(self.claim_frames(index, max_frames, wanted))
     }
 
-    /// Claims all free frames of a partial block, clean ones too: for a huge page that is about to be split, which
-    /// is resident as a whole. `None`: the block is not partial, or has no free frame. O(1).
+    /// Claims all free groups of a partial block, clean ones too: for a huge page that is about to be split, which
+    /// is resident as a whole. `None`: the block is not partial, or has no free group. O(1).
     pub fn claim_free(&mut self, block: Block) -> Option<Claim> {
         let index = self.index(block)?;
         let (i, bit) = bit_of(index);
+        let group = self.state.group;
         let b = &mut self.blocks[index as usize];
         if self.words[i].partial & bit == 0 || b.free_count == 0 {
             return None;
         }
-        let mask = b.free;
+        let mask = b.free.map(|free| bits::whole_groups(free, group));
+        if mask == [0; BLOCK_CLUSTERS] {
+            return None;
+        }
         let mut moved = Moved::default();
         for (i, &m) in mask.iter().enumerate().filter(|(_, m)| **m != 0) {
             moved.add(b.take_word(i, m));
         }
         b.claimed_count += moved.frames as u16;
-        b.max_run = 0;
+        b.shorten_max_run();
         self.state.count_take(moved);
         self.state.claimed += u64::from(moved.frames);
         self.settle(index);
@@ -310,14 +318,16 @@ impl Zone<'_> {
     }
 
     fn claim_frames(&mut self, index: u32, max_frames: u32, wanted: Wanted) -> Claim {
+        let group = self.state.group;
         let b = &mut self.blocks[index as usize];
         let mut mask: Map = [0; BLOCK_CLUSTERS];
         let mut moved = Moved::default();
         for i in (0..BLOCK_CLUSTERS).rev() {
-            let mut m = wanted.of(b.dirty[i], b.lazy[i]);
+            let touched = bits::touched_groups(wanted.of(b.dirty[i], b.lazy[i]), group);
+            let mut m = touched & bits::whole_groups(b.free[i], group);
             // Too many frames: the lowest stay.
             while m.count_ones() > max_frames - moved.frames {
-                m &= m - 1;
+                m = bits::without_first_group(m, group);
             }
             if m != 0 {
                 mask[i] = m;

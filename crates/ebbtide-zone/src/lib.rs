@@ -29,7 +29,7 @@
 //! * `INV-ZONE-2` In a partial block `dirty ⊆ free`, `lazy ⊆ free` and `dirty ∩ lazy = ∅`.
 //! * `INV-ZONE-3` The bits `free`, `partial` and `claimed` of a block exclude each other.
 //! * `INV-ZONE-4` For whole-free and partial blocks the bit `dirty` (`lazy`) says that a free frame of the block is
-//!   dirty (lazy). For others both are zero.
+//!   dirty (lazy) and not pinned. For others both are zero.
 //! * `INV-ZONE-5` `all` is set only on whole-free blocks, with exactly one of `dirty` and `lazy`; every frame is in
 //!   that state and the record is stale. Whole-free, not `all`, and dirty or lazy: the record's words and counts
 //!   are valid. Whole-free with none of the three: clean, the record is stale (it is written when converted).
@@ -37,6 +37,8 @@
 //!   block is on no list. `max_run` is exact, and so are the counts and `clusters`.
 //! * `INV-ZONE-7` The counters equal a recount.
 //! * `INV-ZONE-8` The hints are valid bounds: see [`ZoneState`].
+//! * `INV-ZONE-10` A claim consists of whole aligned groups of frames, the frames of a page of the kernel. Dirty and lazy
+//!   frames of groups that are not wholly free are counted as pinned.
 //! * `INV-ZONE-9` Zeroed storage is valid and means "nothing opened".
 //!
 //! Neighbours: the lock, the memory and the clock live in the crate `ebbtide_core`.

@@ -24,7 +24,10 @@ pub struct Pageblock {
     pub(crate) bucket: u8,
     /// One bit per cluster that is wholly free.
     pub(crate) clusters: u8,
-    spare: [u32; 11],
+    /// Of a partial block: dirty and lazy frames in groups that are not wholly free ([`crate::ZoneState`]).
+    pub(crate) pinned_dirty: u16,
+    pub(crate) pinned_lazy: u16,
+    spare: [u32; 10],
     pub(crate) free: Map,
     pub(crate) dirty: Map,
     pub(crate) lazy: Map,
@@ -38,9 +41,9 @@ const _: () = assert!(size_of::<Pageblock>() == 256 && align_of::<Pageblock>() =
 pub struct BlockWord {
     /// Whole-free.
     pub(crate) free: u64,
-    /// Holds a free dirty frame (whole-free and partial blocks).
+    /// Holds a free dirty frame that is not pinned (whole-free and partial blocks).
     pub(crate) dirty: u64,
-    /// Holds a free lazy frame (whole-free and partial blocks).
+    /// Holds a free lazy frame that is not pinned (whole-free and partial blocks).
     pub(crate) lazy: u64,
     /// Whole-free, and every frame is in the one state that `dirty` or `lazy` names.
     pub(crate) all: u64,
@@ -147,7 +150,9 @@ impl Pageblock {
         max_run: 0,
         bucket: 0,
         clusters: 0,
-        spare: [0; 11],
+        pinned_dirty: 0,
+        pinned_lazy: 0,
+        spare: [0; 10],
         free: [0; BLOCK_CLUSTERS],
         dirty: [0; BLOCK_CLUSTERS],
         lazy: [0; BLOCK_CLUSTERS],
@@ -177,7 +182,19 @@ impl Pageblock {
         self.max_run = BLOCK_FRAMES as u16;
         self.clusters = u8::MAX;
         self.claimed_count = 0;
+        (self.pinned_dirty, self.pinned_lazy) = (0, 0);
         self.bucket = 0;
+    }
+
+    /// The dirty and the lazy frames in groups of `group` frames that are not wholly free.
+    pub(crate) fn pinned(&self, group: u32) -> (u16, u16) {
+        let (mut dirty, mut lazy) = (0, 0);
+        for i in 0..BLOCK_CLUSTERS {
+            let pinned = !bits::whole_groups(self.free[i], group);
+            dirty += bits::ones(self.dirty[i] & pinned);
+            lazy += bits::ones(self.lazy[i] & pinned);
+        }
+        (dirty as u16, lazy as u16)
     }
 
     /// Takes the free frames of `mask` in cluster `i` out. The caller must update `max_run`.

@@ -1,13 +1,16 @@
 //! The zone's own state: counters, bucket lists, scan hints, and the opening of pageblocks.
 
 use crate::bits;
-use crate::frame::{BLOCK_FRAMES, Block, Frame, WORD_BLOCKS, ZONE_ALIGN_BLOCKS};
+use crate::frame::{BLOCK_FRAMES, Block, CLUSTER_FRAMES, Frame, WORD_BLOCKS, ZONE_ALIGN_BLOCKS};
 use crate::pageblock::{BlockWord, Content, Moved, Pageblock};
 
 /// One list per power of two of `max_run`, 1 to 511.
 pub(crate) const BUCKETS: usize = 9;
 
 /// The state of one zone, beside its records. Plain data.
+///
+/// The kernel releases memory by *pages*, which may be larger than a frame. So claims consist of whole aligned *groups* of
+/// frames: 1, 4 or 16 of them. A free dirty or lazy frame is *pinned* while some frame of its group is not free.
 ///
 /// Indices count pageblocks (or words of 64 pageblocks) from the zone's first. Hints (`INV-ZONE-8`): no word below
 /// `low_free` has a whole-free block; none below `low_resident` a whole-free block that is not clean; none from
@@ -16,6 +19,8 @@ pub(crate) const BUCKETS: usize = 9;
 pub struct ZoneState {
     pub(crate) first_block: u32,
     pub(crate) limit: u32,
+    /// Frames that only go together: those of a page of the kernel.
+    pub(crate) group: u32,
     /// Blocks below are frozen.
     pub(crate) base: u32,
     pub(crate) open_end: u32,
@@ -24,6 +29,9 @@ pub struct ZoneState {
     pub(crate) dirty: u64,
     pub(crate) lazy: u64,
     pub(crate) claimed: u64,
+    /// Of the dirty and the lazy frames, those that are pinned.
+    pub(crate) pinned_dirty: u64,
+    pub(crate) pinned_lazy: u64,
     /// Whole-free blocks, and how many of them have a dirty or a lazy frame.
     pub(crate) free_blocks: u32,
     pub(crate) resident_blocks: u32,
@@ -45,12 +53,30 @@ pub struct Counters {
     pub lazy: u64,
     /// In claims.
     pub claimed: u64,
+    /// Of `dirty`, the pinned ones.
+    pub pinned_dirty: u64,
+    /// Of `lazy`, the pinned ones.
+    pub pinned_lazy: u64,
     /// With their owners.
     pub in_use: u64,
     /// Whole-free pageblocks.
     pub free_blocks: u32,
     /// Whole-free pageblocks with a frame that is not clean.
     pub resident_free_blocks: u32,
+}
+
+impl Counters {
+    /// Dirty frames that can be claimed.
+    #[inline]
+    pub fn loose_dirty(&self) -> u64 {
+        self.dirty - self.pinned_dirty
+    }
+
+    /// Lazy frames that can be claimed.
+    #[inline]
+    pub fn loose_lazy(&self) -> u64 {
+        self.lazy - self.pinned_lazy
+    }
 }
 
 /// A zone with its records, under its lock.
@@ -62,15 +88,22 @@ pub struct Zone<'a> {
 }
 
 impl ZoneState {
-    /// A zone of the blocks `[first_block, limit_block)` with nothing opened.
+    /// A zone of the blocks `[first_block, limit_block)` with nothing opened. Its frames are claimed one by one.
     ///
     /// `first_block` must be a multiple of [`ZONE_ALIGN_BLOCKS`].
     pub const fn new(first_block: u32, limit_block: u32) -> ZoneState {
+        Self::with_group(first_block, limit_block, 1)
+    }
+
+    /// As [`ZoneState::new`], for a kernel whose pages have `group` frames, a power of two up to [`CLUSTER_FRAMES`].
+    pub const fn with_group(first_block: u32, limit_block: u32, group: u32) -> ZoneState {
+        assert!(group.is_power_of_two() && group <= CLUSTER_FRAMES);
         assert!(first_block.is_multiple_of(ZONE_ALIGN_BLOCKS) && first_block <= limit_block);
         assert!(limit_block <= 1 << 23, "frame numbers have 32 bits");
         ZoneState {
             first_block,
             limit: limit_block - first_block,
+            group,
             base: 0,
             open_end: 0,
             heads: [0; BUCKETS],
@@ -78,6 +111,8 @@ impl ZoneState {
             dirty: 0,
             lazy: 0,
             claimed: 0,
+            pinned_dirty: 0,
+            pinned_lazy: 0,
             free_blocks: 0,
             resident_blocks: 0,
             low_free: 0,
@@ -96,6 +131,8 @@ impl ZoneState {
             dirty: self.dirty,
             lazy: self.lazy,
             claimed: self.claimed,
+            pinned_dirty: self.pinned_dirty,
+            pinned_lazy: self.pinned_lazy,
             in_use: open - self.free - self.claimed,
             free_blocks: self.free_blocks,
             resident_free_blocks: self.resident_blocks,
@@ -263,7 +300,7 @@ impl<'a> Zone<'a> {
             low_free: word,
             low_resident: word,
             high_resident: word,
-            ..ZoneState::new(s.first_block, s.first_block + s.limit)
+            ..ZoneState::with_group(s.first_block, s.first_block + s.limit, s.group)
         };
         // Bits may be set above the opened end if an `open` was interrupted. Zero words are only read.
         for w in self.words.iter_mut().skip(word as usize) {
@@ -318,11 +355,15 @@ impl<'a> Zone<'a> {
     /// Updates list and block word of a partial block after a change of its record (`INV-ZONE-4`, `INV-ZONE-6`).
     #[inline]
     pub(crate) fn settle(&mut self, index: u32) {
+        if self.state.group != 1 {
+            self.count_pinned(index);
+        }
         let b = &self.blocks[index as usize];
         if u32::from(b.free_count) == BLOCK_FRAMES {
             return self.settle_whole(index);
         }
-        let (dirty, lazy) = (b.dirty_count != 0, b.lazy_count != 0);
+        let dirty = b.dirty_count != b.pinned_dirty;
+        let lazy = b.lazy_count != b.pinned_lazy;
         // 1 + floor(log2), and 0 for 0.
         let bucket = (u16::BITS - b.max_run.leading_zeros()) as u8;
         if bucket != b.bucket {
@@ -336,6 +377,16 @@ impl<'a> Zone<'a> {
         w.dirty = if dirty { w.dirty | bit } else { w.dirty & !bit };
         w.lazy = if lazy { w.lazy | bit } else { w.lazy & !bit };
         self.state.hint(i as u32, false, dirty | lazy);
+    }
+
+    /// Counts the pinned frames of a partial block again. In a whole-free block no frame is pinned.
+    fn count_pinned(&mut self, index: u32) {
+        let b = &mut self.blocks[index as usize];
+        let (dirty, lazy) = b.pinned(self.state.group);
+        let s = &mut *self.state;
+        s.pinned_dirty = s.pinned_dirty + u64::from(dirty) - u64::from(b.pinned_dirty);
+        s.pinned_lazy = s.pinned_lazy + u64::from(lazy) - u64::from(b.pinned_lazy);
+        (b.pinned_dirty, b.pinned_lazy) = (dirty, lazy);
     }
 
     /// The last frame was put back: the block becomes whole-free.

@@ -39,6 +39,26 @@ fn map() -> impl Strategy<Value = Map> {
     })
 }
 
+#[test]
+fn groups_are_whole_or_touched() {
+    let words = [0, u64::MAX, 0xf0, 0x10, 0xffff_0000, 0x0fff_f000_0001_ffff];
+    for (word, group) in words
+        .iter()
+        .flat_map(|&word| [1, 4, 16, 64].map(|group| (word, group)))
+    {
+        let (mut whole, mut touched) = (0, 0);
+        for first in (0..64).step_by(group as usize) {
+            let group = mask(first, group);
+            whole |= if word & group == group { group } else { 0 };
+            touched |= if word & group != 0 { group } else { 0 };
+        }
+        assert_eq!(whole_groups(word, group), whole, "{word:x} {group}");
+        assert_eq!(touched_groups(word, group), touched, "{word:x} {group}");
+    }
+    assert_eq!(without_first_group(0xff_0ff0, 4), 0xff_0f00);
+    assert_eq!(without_first_group(u64::MAX, 64), 0);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -3,6 +3,7 @@
 #![allow(unexpected_cfgs)]
 #![cfg(not(loom))]
 
+use ebbtide_zone::bits;
 use ebbtide_zone::percpu::*;
 use proptest::prelude::*;
 
@@ -37,6 +38,8 @@ struct Memory {
 }
 
 struct World {
+    /// Pages of a page of the kernel.
+    group: u32,
     state: ShardState,
     chunks: Vec<Chunk>,
     memory: Vec<Memory>,
@@ -47,12 +50,13 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(group: u32) -> Self {
         let memory = Memory {
             words: [0, 1].map(|_| vec![0; UNIT_GRANULES as usize]),
             resident: 0,
         };
         Self {
+            group,
             state: ShardState::NEW,
             chunks: vec![Chunk::ZERO; CHUNKS],
             memory: vec![memory; CHUNKS],
@@ -64,7 +68,7 @@ impl World {
     }
 
     fn shard(&mut self) -> Shard<'_> {
-        Shard::new(&mut self.state, &mut self.chunks)
+        Shard::with_group(&mut self.state, &mut self.chunks, self.group)
     }
 
     /// The words of a range on all CPUs; their pages must be resident.
@@ -97,7 +101,7 @@ impl World {
         } = taken;
         assert!(at % align == 0 && at + n <= UNIT_GRANULES);
         assert!(self.claims.iter().all(|claimed| claimed.chunk != chunk));
-        self.memory[chunk as usize].resident |= populate;
+        self.memory[chunk as usize].resident |= bits::touched_groups(populate, self.group);
         self.stamp += 1;
         let value = self.stamp;
         for word in self.words(chunk, at, n) {
@@ -134,6 +138,7 @@ impl World {
         if !works {
             return self.shard().finish(claimed, 0);
         }
+        assert_eq!(bits::whole_groups(claimed.pages, self.group), claimed.pages);
         let memory = &mut self.memory[claimed.chunk as usize];
         assert_eq!(claimed.pages & !memory.resident, 0);
         memory.resident &= !claimed.pages;
@@ -244,7 +249,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// The list of unused chunks stays whole when one of several is opened again.
 #[test]
 fn unused_chunks_are_opened_again() {
-    let mut world = World::new();
+    let mut world = World::new(1);
     let take = |world: &mut World| world.take(UNIT_GRANULES, 1);
     (0..4).for_each(|_| take(&mut world));
     (0..4).for_each(|_| world.step(Op::Put(0)));
@@ -264,8 +269,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn chunks_follow_the_model(ops in prop::collection::vec(op(), 1..300)) {
-        let mut world = World::new();
+    fn chunks_follow_the_model(
+        group in prop_oneof![Just(1u32), Just(4u32), Just(16u32)],
+        ops in prop::collection::vec(op(), 1..300),
+    ) {
+        let mut world = World::new(group);
         for (i, op) in ops.into_iter().enumerate() {
             world.step(op);
             if i % 8 == 0 {
@@ -319,7 +327,7 @@ fn round(world: &mut World, scope: Scope) -> u32 {
 
 #[test]
 fn a_chunk_with_many_empty_pages_is_sidelined_and_used_last() {
-    let mut world = World::new();
+    let mut world = World::new(1);
     // Two chunks, full of areas of a page.
     fill(&mut world, PAGE_GRANULES, 2 * UNIT_PAGES);
     assert_eq!(world.shard().counters().chunks, 2);
@@ -342,9 +350,34 @@ fn a_chunk_with_many_empty_pages_is_sidelined_and_used_last() {
     assert!(counters.empty <= u64::from(HIGH));
 }
 
+/// On kernels with larger pages, rounds leave one of them, and find nothing when no more are empty.
+#[test]
+fn rounds_leave_a_page_of_the_kernel() {
+    for group in [4, 16] {
+        let mut world = World::new(group);
+        fill(&mut world, PAGE_GRANULES, 2 * UNIT_PAGES);
+        // Two of its pages are empty, and a part of a third one.
+        for _ in 0..2 * group + group / 2 {
+            let first = |area: &Area| (area.chunk, area.at);
+            let lowest = (0..world.areas.len()).min_by_key(|&at| first(&world.areas[at]));
+            world.step(Op::Put(lowest.unwrap()));
+        }
+        let counters = world.shard().counters();
+        let (empty, pinned) = (u64::from(2 * group), u64::from(group / 2));
+        assert_eq!((counters.empty, counters.pinned), (empty, pinned));
+        assert!(world.shard().due_pages(Scope::Due) > 0);
+        assert_eq!(round(&mut world, Scope::Due), 0, "empty since this round");
+        assert_eq!(round(&mut world, Scope::Due), group);
+        assert_eq!(world.shard().due_pages(Scope::Due), 0);
+        assert_eq!(round(&mut world, Scope::Everything), group);
+        let counters = world.shard().counters();
+        assert_eq!((counters.empty, counters.pinned), (0, pinned));
+    }
+}
+
 #[test]
 fn a_sidelined_chunk_serves_when_no_active_one_fits() {
-    let mut world = World::new();
+    let mut world = World::new(1);
     fill(&mut world, PAGE_GRANULES, 2 * UNIT_PAGES);
     while world.areas.iter().filter(|area| area.chunk == 0).count() > 10 {
         let index = world.areas.iter().position(|area| area.chunk == 0).unwrap();
@@ -368,7 +401,7 @@ fn a_sidelined_chunk_serves_when_no_active_one_fits() {
 
 #[test]
 fn without_depopulation_only_whole_chunks_go() {
-    let mut world = World::new();
+    let mut world = World::new(1);
     fill(&mut world, PAGE_GRANULES, 3 * UNIT_PAGES);
     while world.areas.iter().any(|area| area.chunk < 2) {
         let index = world.areas.iter().position(|area| area.chunk < 2).unwrap();
@@ -386,7 +419,7 @@ fn without_depopulation_only_whole_chunks_go() {
 
 #[test]
 fn small_and_large_areas_have_chunks_of_their_own() {
-    let mut world = World::new();
+    let mut world = World::new(1);
     world.take(SMALL_GRANULES, 1);
     world.take(SMALL_GRANULES + 1, 1);
     world.take(1, 1);

@@ -17,6 +17,7 @@ use ebbtide_core::front::{FAST, Front, fork};
 use ebbtide_core::objects::find::Allocation;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::rseq::{SECTIONS, Stacks, section};
+use ebbtide_sys::vm;
 use ebbtide_zone::FRAME_BYTES;
 
 /// The largest alignment of a request.
@@ -291,8 +292,8 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     } else if aligned {
         size <= usable
     } else if usable > MAX_SMALL {
-        // Large allocations always have exactly the frames that they need.
-        size.div_ceil(FRAME_BYTES) * FRAME_BYTES == usable
+        // Large allocations always have exactly the pages that they need.
+        vm::whole_pages(size) == usable
     } else {
         // In place, `reallocate` leaves an object down to half of its class.
         size <= usable && (usable <= MIN_ALIGN || size > usable / 2)

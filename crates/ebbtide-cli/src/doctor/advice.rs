@@ -8,8 +8,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::{Check, State, probe};
 
-/// Smallest unit of a mapping.
-pub const PAGE_BYTES: usize = 4096;
+/// Whole pages of any kernel.
+pub const PAGE_BYTES: usize = 64 << 10;
 
 /// The checks of all kinds.
 pub fn all() -> Vec<Check> {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::Path;
 
 use ebbtide_tools::library;
-use ebbtide_tools::machine::SMALL_PAGE_BYTES;
+use ebbtide_tools::machine::are_pages_known;
 
 use super::rseq::Owner;
 use super::{Check, State};
@@ -63,7 +63,7 @@ fn met(known: &Known, facts: &Facts) -> Option<Option<String>> {
     let here = |is_here: bool, detail: &str| is_here.then(|| detail.to_owned());
     Some(match known.id {
         "pages" => here(
-            facts.page_bytes != SMALL_PAGE_BYTES,
+            !are_pages_known(facts.page_bytes),
             &format!("here: {} B", facts.page_bytes),
         ),
         "address_space" => here(facts.refusal.is_some_and(|r| r.id == known.id), "here"),
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(found(&fine()), Vec::<&str>::new());
         type Change = (&'static str, fn(&mut Facts));
         let change: [Change; 10] = [
-            ("pages", |f| f.page_bytes = 64 << 10),
+            ("pages", |f| f.page_bytes = 8 << 10),
             ("address_space", |f| f.refusal = Some(&known::ADDRESS_SPACE)),
             ("emulator", |f| f.emulator = Some("qemu-x86_64".into())),
             ("no_rseq", |f| f.rseq = Owner::Nobody("why".into())),

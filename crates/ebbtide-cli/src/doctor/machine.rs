@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, read};
+use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, are_pages_known, read};
 use ebbtide_tools::{out, proc};
 
 use super::Check;
@@ -94,6 +94,7 @@ fn page_size() -> Check {
     let value = format!("{bytes} B");
     match bytes {
         SMALL_PAGE_BYTES => Check::ok("page_size", value),
+        _ if are_pages_known(bytes) => Check::limited("page_size", value),
         _ => Check::missing("page_size", value).known(&known::PAGES),
     }
 }

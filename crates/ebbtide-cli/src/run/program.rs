@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use ebbtide_tools::conf::Conf;
-use ebbtide_tools::machine::{SMALL_PAGE_BYTES, page_bytes};
+use ebbtide_tools::machine::{are_pages_known, page_bytes};
 use ebbtide_tools::program::{EXIT_OWN, Failure};
 use rustix::fs::{Access, access};
 
@@ -144,7 +144,7 @@ pub fn check_machine(conf: &Conf) -> Result<(), Refusal> {
         Err(Kind::Breaks.because(format!("{text}; {WITHOUT}")))
     };
     let bytes = page_bytes();
-    if bytes != SMALL_PAGE_BYTES {
+    if !are_pages_known(bytes) {
         return on_machine(Obstacle::new(&known::PAGES, &format!("{bytes} B")));
     }
     if conf.get("syscalls") != Some("basic")

@@ -229,7 +229,8 @@ impl View {
             ("of a CPU now", format!("{busy:.1} %")),
             ("longest stall", duration(f.longest_stall_ns)),
         ];
-        let others = others.into_iter().chain(age);
+        let pinned = (f.pinned_bytes > 0).then(|| ("pinned", bytes(f.pinned_bytes)));
+        let others = others.into_iter().chain(pinned).chain(age);
         let line = |(name, value)| Line::from(format!("    {name:<14}{value:>10}"));
         let lines: Vec<Line<'static>> = named.chain(others.map(line)).collect();
         Paragraph::new(lines)

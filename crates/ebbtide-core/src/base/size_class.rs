@@ -4,6 +4,8 @@
 //! multiple of 16. A span of a class is a run of at most 64 frames with at most 512 objects.
 //! Class 0 means "no class". The spacing is that of jemalloc's classes with twice the steps.
 
+use core::ops::Deref;
+use ebbtide_sys::vm;
 use ebbtide_zone::FRAME_BYTES;
 
 const CLUSTER_FRAMES: usize = ebbtide_zone::CLUSTER_FRAMES as usize;
@@ -53,8 +55,29 @@ impl Class {
     }
 }
 
+/// All classes, with the spans for the kernel's page size.
+pub struct Classes(());
+
 /// All classes.
-pub static CLASS: [Class; CLASSES] = build();
+pub static CLASS: Classes = Classes(());
+
+/// Spans for pages of 1, 4 and 16 frames.
+static FOR_4_KIB: [Class; CLASSES] = build(1);
+static FOR_16_KIB: [Class; CLASSES] = build(4);
+static FOR_64_KIB: [Class; CLASSES] = build(16);
+
+impl Deref for Classes {
+    type Target = [Class; CLASSES];
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        match vm::page_frames() {
+            1 => &FOR_4_KIB,
+            4 => &FOR_16_KIB,
+            _ => &FOR_64_KIB,
+        }
+    }
+}
 
 /// The class of a request of up to [`TABLE_MAX`] bytes, by `(size + 15) / 16`.
 pub static SMALL_TABLE: [u8; TABLE_MAX / 16 + 1] = {
@@ -120,7 +143,7 @@ const CLASS_SIZES: [usize; CLASSES] = {
     sizes
 };
 
-const fn build() -> [Class; CLASSES] {
+const fn build(page_frames: usize) -> [Class; CLASSES] {
     let none = Class {
         size: 0,
         frames: 0,
@@ -133,14 +156,14 @@ const fn build() -> [Class; CLASSES] {
     let mut classes = [none; CLASSES];
     let mut class = 1;
     while class < CLASSES {
-        classes[class] = describe(CLASS_SIZES[class]);
+        classes[class] = describe(CLASS_SIZES[class], page_frames);
         class += 1;
     }
     classes
 }
 
-const fn describe(size: usize) -> Class {
-    let frames = span_frames(size);
+const fn describe(size: usize, page_frames: usize) -> Class {
+    let frames = span_frames(size, page_frames);
     let objects = clamp(frames * FRAME_BYTES / size, 1, MAX_OBJECTS);
     let batch = clamp((64 << 10) / size, 1, MAX_BATCH);
     Class {
@@ -159,11 +182,15 @@ const fn describe(size: usize) -> Class {
 }
 
 /// The number of frames of a span. A run with 512 objects if it fits in a cluster. Otherwise the run of at most a
-/// cluster that wastes the least, the longer one of equals.
-const fn span_frames(size: usize) -> usize {
+/// cluster that wastes the least, the longer one of equals. From a page of the kernel on, the run has whole pages, so
+/// that no page lies in two spans.
+const fn span_frames(size: usize, page_frames: usize) -> usize {
     let full = (MAX_OBJECTS * size).div_ceil(FRAME_BYTES);
-    if full <= CLUSTER_FRAMES {
+    if full < page_frames {
         return full;
+    }
+    if full <= CLUSTER_FRAMES {
+        return full / page_frames * page_frames;
     }
     let mut best = CLUSTER_FRAMES;
     let mut frames = CLUSTER_FRAMES;
@@ -173,7 +200,7 @@ const fn span_frames(size: usize) -> usize {
         if waste < best * FRAME_BYTES % size * CLUSTER_FRAMES / best {
             best = frames;
         }
-        frames -= 1;
+        frames -= page_frames;
     }
     best
 }
@@ -232,9 +259,32 @@ mod tests {
         }
     }
 
+    /// No page of the kernel lies in two spans, except of classes whose spans are shorter than a page. So a span of large
+    /// objects may leave up to a quarter over, with pages of 64 KiB.
+    #[test]
+    fn spans_are_whole_pages() {
+        for (table, page_frames) in [(&FOR_16_KIB, 4), (&FOR_64_KIB, 16)] {
+            for (class, small) in table.iter().zip(&FOR_4_KIB).skip(1) {
+                let (size, frames) = (class.size as usize, class.frames as usize);
+                assert!(
+                    frames.is_multiple_of(page_frames) || class.objects as usize == MAX_OBJECTS
+                );
+                assert!(frames.is_multiple_of(page_frames) || frames < page_frames);
+                let (bytes, used) = (frames * FRAME_BYTES, class.objects as usize * size);
+                assert!(used <= bytes && frames <= CLUSTER_FRAMES);
+                let most = if size <= 32 << 10 { 16 } else { 4 };
+                assert!((bytes - used) * most <= bytes, "{size}: {used} of {bytes}");
+                assert_eq!((class.size, class.batch), (small.size, small.batch));
+            }
+        }
+    }
+
     #[test]
     fn division_is_exact() {
-        for class in &CLASS[1..] {
+        for class in [&FOR_4_KIB, &FOR_16_KIB, &FOR_64_KIB]
+            .iter()
+            .flat_map(|table| &table[1..])
+        {
             let size = class.size as usize;
             for offset in (0..class.frames as usize * FRAME_BYTES).step_by(16) {
                 let number = offset / size;

@@ -199,6 +199,7 @@ pub fn write_frames(figures: &Figures, config: &Config) {
     set(word!(cached_bytes), figures.cached_bytes);
     set(word!(dirty_bytes), figures.dirty_bytes);
     set(word!(lazy_bytes), figures.lazy_bytes);
+    set(word!(pinned_bytes), figures.pinned_bytes);
     set(word!(opened_bytes), figures.opened_bytes);
     publish_new(config);
 }

@@ -190,10 +190,12 @@ fn start_or_wait(parts: &'static Parts) -> Option<&'static Front> {
 unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     // SAFETY: no other thread has the heap before READY.
     let heap = unsafe { the_heap() };
-    let config = Config::from_environment();
-    if !vm::has_small_pages() {
+    let mut config = Config::from_environment();
+    if !vm::has_known_pages() {
         return Err(&known::PAGES);
     }
+    // A huge page of another size than a pageblock could not be released with it.
+    config.thp &= vm::has_small_huge_pages();
     if config.basic_syscalls {
         let basic = [&HUGE_PAGES, &RELEASE, &WIPE_ON_FORK];
         let is_basic = |feature| basic.iter().any(|basic| ptr::eq(*basic, feature));

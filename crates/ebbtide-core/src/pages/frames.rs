@@ -84,7 +84,7 @@ impl ZoneSlot {
     /// Sets the range of the zone, and the time that frames stay lazy.
     pub fn begin(&self, first: u32, limit: u32, lazy_ms: u32) {
         let mut data = self.lock.lock();
-        data.state = ZoneState::new(first, limit);
+        data.state = ZoneState::with_group(first, limit, vm::page_frames());
         data.lazied = Recent::new(u64::from(lazy_ms));
     }
 

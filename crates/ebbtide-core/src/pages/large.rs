@@ -11,6 +11,9 @@
 //!   frames <= blocks    [block][block][slack ]     whole blocks, used up to `frames`
 //! ```
 //!
+//! An allocation begins and ends with a whole page of the kernel. So all that the program or Ebbtide does to its pages
+//! concerns no other allocation.
+//!
 //! Only the head frame has a class byte ([`LARGE`]) and a span record. The thread that exchanges the byte for 0 has freed
 //! the allocation, so a second `free` is always found.
 //!
@@ -74,8 +77,8 @@ impl Place {
 impl Pages {
     /// Takes `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
     pub fn take_large(&self, size: usize, align: usize) -> Option<Large> {
-        let frames = size.div_ceil(FRAME_BYTES) as u32;
-        let align_frames = (align / FRAME_BYTES).max(1) as u32;
+        let frames = frames_for(size);
+        let align_frames = ((align / FRAME_BYTES) as u32).max(vm::page_frames());
         let region = self.region();
         let is_run = frames < BLOCK_FRAMES && align_frames <= BLOCK_FRAMES;
         if is_run && let Some(first) = self.take_spare(frames, align_frames) {
@@ -240,7 +243,7 @@ impl Pages {
         if size > self.region().blocks as usize * BLOCK_BYTES {
             return Resized::Never;
         }
-        let frames = size.div_ceil(FRAME_BYTES) as u32;
+        let frames = frames_for(size);
         let (old, before) = {
             let span = self.large_span(head);
             self.check_large(span, "realloc");
@@ -324,6 +327,11 @@ impl Pages {
         }
         true
     }
+}
+
+/// Frames of an allocation of `size` bytes: whole pages of the kernel.
+fn frames_for(size: usize) -> u32 {
+    (vm::whole_pages(size) / FRAME_BYTES) as u32
 }
 
 /// Whether the machine grants requests beyond all its memory: `vm.overcommit_memory` is 1.

@@ -112,7 +112,7 @@ impl Region {
     fn reserve_exactly(size: usize, hardened: bool) -> Result<Self, Errno> {
         let blocks = size / BLOCK_BYTES;
         let frames = size / FRAME_BYTES;
-        let page = |bytes: usize| bytes.next_multiple_of(FRAME_BYTES);
+        let page = vm::whole_pages;
         let max_spans = frames / 2;
         let states_bytes = if hardened { STATES_BYTES } else { 0 };
         let sizes = [
@@ -122,14 +122,13 @@ impl Region {
             page(blocks.div_ceil(64) * size_of::<BlockWord>()),
             page(blocks),
             page(max_spans * RECORD_BYTES),
-            max_spans * states_bytes,
+            page(max_spans * states_bytes),
         ];
         // A small region means that a limit is set: there is no address space for trimming to 1 GiB.
         let align = if size < 4 * GIB { BLOCK_BYTES } else { GIB };
         let base = vm::reserve(size, align)?;
         let arrays_size = sizes.iter().sum();
-        let arrays =
-            vm::reserve(arrays_size, FRAME_BYTES).inspect_err(|_| vm::unmap(base, size))?;
+        let arrays = vm::reserve(arrays_size, vm::page()).inspect_err(|_| vm::unmap(base, size))?;
         let mut at = arrays;
         let [classes, span_ids, pageblocks, words, flags, spans, states] = sizes.map(|bytes| {
             at += bytes;
@@ -209,10 +208,8 @@ impl Region {
         count: usize,
         size: usize,
     ) -> Result<(), Errno> {
-        let start = array + first * size / FRAME_BYTES * FRAME_BYTES;
-        let end = (array + (first + count) * size).next_multiple_of(FRAME_BYTES);
-        // SAFETY: whole pages of our own array.
-        unsafe { vm::commit(start, end - start) }
+        // SAFETY: a part of our own array, which begins and ends with whole pages.
+        unsafe { vm::commit_around(array + first * size, count * size) }
     }
 
     /// Makes up to `count` span records from `first` on usable, with the words beside them. Returns the number of

@@ -22,7 +22,7 @@ use crate::base::stats::{self, word};
 use crate::pages::Pages;
 use crate::pages::region::{RECORD_BYTES, Region};
 use core::sync::atomic::Ordering;
-use ebbtide_zone::{FRAME_BYTES, Frame};
+use ebbtide_zone::{FRAME_BYTES, Frame, bits};
 
 /// A record. Zeroed memory is valid.
 #[repr(C, align(64))]
@@ -56,7 +56,7 @@ pub struct Span {
     pub released: u64,
     /// The retry period in which its empty frames were counted as unsplit; 0 for none.
     pub unsplit_generation: u32,
-    /// Bytes of a large allocation's last frame beyond the requested size, with `harden=on`; 0 without.
+    /// Bytes of a large allocation's last page beyond the requested size, with `harden=on`; 0 without.
     pub tail: u16,
     spare: [u8; 10],
     /// One bit per object, set = in the span.
@@ -159,8 +159,9 @@ impl Span {
 
     /// The frames that hold only free objects, if at least one of them may still be resident. Only whole runs, so
     /// that no object overlaps two runs. `whole`: frames that were never touched may be resident too, because a
-    /// huge page is resident as a whole.
-    pub fn empty_frames(&self, class: &Class, whole: bool) -> u64 {
+    /// huge page is resident as a whole. `group`: frames of a page of the kernel. The frames of such a page only come
+    /// together, so an object that overlaps two runs would overlap all of a page between them.
+    pub fn empty_frames(&self, class: &Class, whole: bool, group: u32) -> u64 {
         let size = class.size as usize;
         if (self.free as usize) * size < FRAME_BYTES {
             return 0;
@@ -175,6 +176,8 @@ impl Span {
                 empty |= 1 << frame;
             }
         }
+        let before = self.first.next_multiple_of(group) - self.first;
+        let empty = bits::whole_groups(empty >> before, group) << before;
         let never = if whole {
             0
         } else {

@@ -182,7 +182,7 @@ impl Heap {
         if by.is_worker() {
             return by;
         }
-        let (kept, _) = self.sum(|counters| (counters.dirty + counters.lazy, 0));
+        let (kept, _) = self.sum(|counters| (counters.loose_dirty() + counters.loose_lazy(), 0));
         match plan::request(kept, self.waiting_frames(), &self.actors()) {
             RequestPlan::InPlace => Releaser::Tick,
             RequestPlan::WithWorkers => by,
@@ -208,17 +208,19 @@ impl Heap {
             data.retain.observe(now, counters.in_use);
             let taken = core::mem::take(&mut data.taken);
             data.refaults.observe(now, taken);
-            backlog.lazy += counters.lazy;
-            let dirty = counters.dirty;
+            backlog.lazy += counters.loose_lazy();
+            let (dirty, loose) = (counters.dirty, counters.loose_dirty());
             // Dirty frames come first in the headroom; lazy frames get the rest.
             let lazy_cap = room.saturating_sub(dirty);
             backlog.lazy_due += Self::lazy_due(&mut data, now, &counters, lazy_cap);
-            backlog.dirty += dirty;
+            backlog.dirty += loose;
             let in_whole = u64::from(counters.resident_free_blocks) * u64::from(BLOCK_FRAMES);
-            in_parts += dirty.saturating_sub(in_whole);
-            backlog.due +=
-                data.retain
-                    .due(now, bounds.window_ms, counters.in_use, dirty, Some(cap));
+            in_parts += loose.saturating_sub(in_whole);
+            let due = data
+                .retain
+                .due(now, bounds.window_ms, counters.in_use, dirty, Some(cap));
+            // Pinned frames stay, and serve requests like the others that are kept.
+            backlog.due += due.min(loose);
         }
         // Unsplit frames cannot be released for now. They lie in partial blocks.
         let held = (self.unsplit.frames() as u64).min(in_parts);

@@ -81,6 +81,7 @@ impl Heap {
             lazy_zones: 0,
             reused_bytes: 0,
             unused_bytes: 0,
+            pinned_bytes: frames.pinned as u64,
             rseq_mode: self.caches.uses_sections().into(),
             ..stats::counted(self.allowance.is_short(clock::now_ms()))
         };
@@ -102,6 +103,8 @@ impl Heap {
 pub struct FrameBytes {
     dirty: usize,
     lazy: usize,
+    /// Of dirty and lazy.
+    pinned: usize,
     claimed: usize,
     opened: usize,
     /// Used by spans and large allocations, without spare runs and without frames that large allocations own and do
@@ -119,6 +122,7 @@ impl Heap {
             let bytes = |frames: u64| frames as usize * FRAME_BYTES;
             sum.dirty += bytes(counters.dirty);
             sum.lazy += bytes(counters.lazy);
+            sum.pinned += bytes(counters.pinned_dirty + counters.pinned_lazy);
             sum.claimed += bytes(counters.claimed);
             sum.opened += bytes(counters.open);
             sum.used += bytes(counters.in_use);
@@ -206,6 +210,7 @@ impl Heap {
             cached_bytes: changes.cached_objects.load(Ordering::Relaxed) + frames.spare as u64,
             dirty_bytes: frames.dirty as u64,
             lazy_bytes: frames.lazy as u64,
+            pinned_bytes: frames.pinned as u64,
             opened_bytes: frames.opened as u64,
             ..Figures::default()
         };

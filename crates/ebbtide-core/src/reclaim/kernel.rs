@@ -16,6 +16,8 @@
 //! 4. Pages that the program never touched were resident with the rest of the huge page, and must be released too. They
 //!    count as dirty from now on.
 //!
+//! With larger pages than 4 KiB a huge page is larger than a pageblock. Then none is used, and nothing is split.
+//!
 //! A thread of the program opens no descriptor, so it has no pagemap: it leaves such ranges to a worker. If no worker can
 //! be made, it splits huge pages without a check.
 
@@ -265,7 +267,7 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
         // Each mark may cost two mappings. At the limit the huge page is split without a mark, and khugepaged may
         // undo the split.
         // SAFETY: our own page; the advice changes no content.
-        let _ = unsafe { vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD) };
+        let _ = unsafe { vm::advise(region.address(page), vm::page(), libc::MADV_COLD) };
         return true;
     }
     let full = !heap.config.basic_syscalls && vm::is_block_resident(address);
@@ -274,7 +276,7 @@ fn split_block(heap: &Heap, block: Block, page: Frame, map: Option<&PageMap>) ->
         if vm::advise(address, BLOCK_BYTES, libc::MADV_NOHUGEPAGE).is_err() {
             return hold();
         }
-        let _ = vm::advise(region.address(page), vm::GRANULE, libc::MADV_COLD);
+        let _ = vm::advise(region.address(page), vm::page(), libc::MADV_COLD);
     }
     let is_huge = |map: &PageMap| SCAN_PAGES.latch(map.has_huge_page(address, BLOCK_BYTES));
     if map.is_some_and(|map| SCAN_PAGES.may_work() && is_huge(map).unwrap_or(false)) {

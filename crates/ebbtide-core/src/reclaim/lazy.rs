@@ -107,7 +107,8 @@ impl Heap {
     pub fn lazy_due(data: &mut ZoneData, now: u64, counters: &Counters, cap: u64) -> u64 {
         data.lazied.advance(now);
         let young = data.lazied.all();
-        counters.lazy.saturating_sub(young.min(cap))
+        let due = counters.lazy.saturating_sub(young.min(cap));
+        due.min(counters.loose_lazy())
     }
 }
 

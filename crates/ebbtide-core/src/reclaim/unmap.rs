@@ -177,7 +177,7 @@ impl Heap {
     /// # Safety
     /// The range is the program's, and nothing uses it any more.
     pub unsafe fn unmap(&self, from: usize, len: usize) -> Result<(), Errno> {
-        let is_large = len >= LEAST_BYTES && from.is_multiple_of(vm::GRANULE);
+        let is_large = len >= LEAST_BYTES && from.is_multiple_of(vm::page());
         let workers = if is_large && !self.config.basic_syscalls {
             self.max_workers().min(len / PIECE_BYTES + 1)
         } else {
@@ -186,7 +186,7 @@ impl Heap {
         if workers > 0
             && let Some(entry) = self.unmapping.take()
         {
-            let len = len.next_multiple_of(vm::GRANULE);
+            let len = len.next_multiple_of(vm::page());
             // SAFETY: this thread has the entry; the range by contract.
             if unsafe { entry.fill(from, len) }.is_ok() {
                 entry.state.store(READY, Ordering::Release);
@@ -212,7 +212,7 @@ mod tests {
         let at = vm::reserve(len, vm::HUGE).unwrap();
         // SAFETY: a new range.
         unsafe { vm::commit(at, len).unwrap() };
-        for byte in (0..len).step_by(vm::GRANULE) {
+        for byte in (0..len).step_by(vm::page()) {
             // SAFETY: inside it.
             unsafe { ((at + byte) as *mut u8).write(1) };
         }
@@ -223,29 +223,29 @@ mod tests {
         let mut seen = [0u8; 1];
         // SAFETY: asks only.
         (at..at + len)
-            .step_by(len - vm::GRANULE)
-            .all(|at| unsafe { libc::mincore(at as *mut _, vm::GRANULE, seen.as_mut_ptr()) } != 0)
+            .step_by(len - vm::page())
+            .all(|at| unsafe { libc::mincore(at as *mut _, vm::page(), seen.as_mut_ptr()) } != 0)
     }
 
     #[test]
     fn a_range_is_moved_dropped_and_unmapped_once() {
         alone("workers=0,pressure=off", |heap| {
             let unmapping = &heap.unmapping;
-            let len = 2 * PIECE_BYTES + 3 * vm::GRANULE;
-            let from = mapped(len + vm::GRANULE) + vm::GRANULE;
+            let len = 2 * PIECE_BYTES + 3 * vm::page();
+            let from = mapped(len + vm::page()) + vm::page();
             // SAFETY: this thread's range. Then the range is one mapping.
-            unsafe { vm::advise(from - vm::GRANULE, vm::GRANULE, libc::MADV_DONTFORK).unwrap() };
+            unsafe { vm::advise(from - vm::page(), vm::page(), libc::MADV_DONTFORK).unwrap() };
             let entry = unmapping.take().unwrap();
             // SAFETY: this thread's entry and range.
             unsafe { entry.fill(from, len).unwrap() };
-            assert!(!vm::is_resident(from) && !vm::is_resident(from + len - vm::GRANULE));
+            assert!(!vm::is_resident(from) && !vm::is_resident(from + len - vm::page()));
             entry.state.store(READY, Ordering::Release);
             let start = entry.start.load(Ordering::Relaxed);
             assert_eq!(start % vm::HUGE, from % vm::HUGE);
             for _ in 0..2 {
                 assert!(entry.drop_piece());
             }
-            assert!(!is_free(start, len) && vm::is_resident(start + len - vm::GRANULE));
+            assert!(!is_free(start, len) && vm::is_resident(start + len - vm::page()));
             assert!(entry.drop_piece() && !entry.drop_piece());
             assert!(is_free(start, len) && entry.state.load(Ordering::Relaxed) == FREE);
         });

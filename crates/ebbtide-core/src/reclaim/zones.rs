@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::process;
 use ebbtide_zone::plan::Remaining;
-use ebbtide_zone::{BLOCK_FRAMES, Claim};
+use ebbtide_zone::{BLOCK_FRAMES, Claim, Counters};
 
 /// Least frames of a piece for one worker: 32 MiB.
 const PIECE_FRAMES: u64 = 8192;
@@ -27,9 +27,9 @@ impl Heap {
         self.sum(|counters| (counters.open, 0)).0
     }
 
-    /// Free frames that hold memory, including spare runs, less unsplit frames.
+    /// Free frames that hold memory, including spare runs, less pinned and unsplit frames.
     pub(super) fn kept_frames(&self) -> u64 {
-        let (dirty, lazy) = self.sum(|counters| (counters.dirty, counters.lazy));
+        let (dirty, lazy) = self.sum(|counters| (counters.loose_dirty(), counters.loose_lazy()));
         (dirty + lazy + self.spares.frames()).saturating_sub(self.unsplit.frames() as u64)
     }
 
@@ -172,7 +172,8 @@ impl Source<Heap> for Zones {
 
     fn give_all(&self, heap: &Heap, by: Releaser) {
         // Blocks are claimed with their clean frames. So the number of all free frames is the bound.
-        let (free, held) = heap.sum(|counters| (counters.free, counters.dirty + counters.lazy));
+        let held = |counters: Counters| counters.loose_dirty() + counters.loose_lazy();
+        let (free, held) = heap.sum(|counters| (counters.free, held(counters)));
         heap.release_zones(free, held, Take::All, by);
         heap.join(by);
     }

@@ -52,7 +52,7 @@ pub fn resident() -> Option<u64> {
     let mut buffer = [0; 128];
     let text = crate::file::read(c"/proc/self/statm", &mut buffer).ok()?;
     let second = text.iter().position(|&byte| byte == b' ')?;
-    crate::file::parse_number(&text[second..]).map(|pages| pages * 4096)
+    crate::file::parse_number(&text[second..]).map(|pages| pages * crate::vm::kernel_page() as u64)
 }
 
 #[cfg(test)]

@@ -66,13 +66,14 @@ pub const SLAB_BYTES: usize = (1 + STACKS) * STACK_BYTES;
 pub const STACK_BYTES: usize = 8192;
 /// A slab's address is this much past a multiple of [`STACK_BYTES`], so that the stacks, which
 /// begin behind the header page, lie at such multiples.
-pub const SLAB_SKEW: usize = STACK_BYTES - PAGE;
+pub const SLAB_SKEW: usize = STACK_BYTES - HEADER_BYTES;
 /// In the header page, the bytes from here on are the user's; all but the last eight (a guard).
 pub const SLAB_USER_OFFSET: usize = 1024;
 /// Most entries of one stack: its space less the guard.
 pub const MAX_CAPACITY: usize = STACK_BYTES / 8 - 1;
 
-const PAGE: usize = 4096;
+/// Bytes of the headers and the user's part behind them, whatever the kernel's page size.
+pub const HEADER_BYTES: usize = 4096;
 
 /// Per-CPU words: those of CPU n lie `n << UNIT_SHIFT` bytes behind those of CPU 0.
 pub const UNIT_SHIFT: u32 = 18;
@@ -122,6 +123,11 @@ impl Stacks {
     }
 }
 
+/// The value of a header whose stack is unused.
+pub fn unused_header(slab: usize) -> usize {
+    slab + HEADER_BYTES
+}
+
 /// Sets all headers of a slab to the unused state.
 ///
 /// # Safety
@@ -129,7 +135,7 @@ impl Stacks {
 pub unsafe fn reset_slab(slab: usize) {
     for class in 0..STACKS {
         // SAFETY: headers lie in the first page.
-        unsafe { ((slab + class * 8) as *mut usize).write(slab + PAGE) };
+        unsafe { ((slab + class * 8) as *mut usize).write(unused_header(slab)) };
     }
 }
 
@@ -137,7 +143,7 @@ pub unsafe fn reset_slab(slab: usize) {
 #[inline]
 fn stack_start(slab: usize, class: usize, capacity: usize) -> usize {
     debug_assert!((1..=MAX_CAPACITY).contains(&capacity) && class < STACKS);
-    slab + PAGE + (class + 1) * STACK_BYTES - capacity * 8
+    unused_header(slab) + (class + 1) * STACK_BYTES - capacity * 8
 }
 
 /// Registration of this thread.

@@ -30,9 +30,6 @@ const AREA_BYTES: usize = 64;
 const _: () = assert!(rseq::OWN_BYTES <= AREA_BYTES);
 /// No C library has a distance beyond this. If it is larger, no thread is made.
 const FARTHEST: usize = 1 << 30;
-/// Bytes without access below the stack.
-const GUARD_BYTES: usize = vm::GRANULE;
-
 /// Set in [`Place::busy`] until the kernel has made the thread.
 const MAKING: u32 = 1 << 31;
 
@@ -190,9 +187,12 @@ impl Layout {
                 true => (&mut layout.below, far),
                 false => (&mut layout.above, far + AREA_BYTES),
             };
-            *side = bytes.max(*side).next_multiple_of(vm::GRANULE);
+            *side = bytes.max(*side);
         }
-        Some(layout)
+        Some(Self {
+            below: vm::whole_pages(layout.below),
+            above: vm::whole_pages(layout.above),
+        })
     }
 
     fn bytes(self) -> usize {
@@ -202,12 +202,13 @@ impl Layout {
     /// Maps memory for a stack and a block, with a guard below. `None`: refused. Only touched pages become resident:
     /// a few.
     fn map(self) -> Option<usize> {
-        let guard = vm::reserve(GUARD_BYTES + self.bytes(), vm::GRANULE).ok()?;
-        let memory = guard + GUARD_BYTES;
+        let guard_bytes = vm::page();
+        let guard = vm::reserve(guard_bytes + self.bytes(), guard_bytes).ok()?;
+        let memory = guard + guard_bytes;
         // SAFETY: inside the reservation just made.
         unsafe {
             if vm::commit(memory, self.bytes()).is_err() {
-                vm::unmap(guard, GUARD_BYTES + self.bytes());
+                vm::unmap(guard, guard_bytes + self.bytes());
                 return None;
             }
             let _ = vm::advise(memory, self.bytes(), libc::MADV_NOHUGEPAGE);
@@ -233,7 +234,7 @@ mod tests {
         assert!(maps.contains(&guard), "no {guard} in {maps}");
         // SAFETY: the mapping just made.
         unsafe { ((memory + layout.bytes()) as *mut u8).sub(1).write(1) };
-        vm::unmap(memory - GUARD_BYTES, GUARD_BYTES + layout.bytes());
+        vm::unmap(memory - vm::page(), vm::page() + layout.bytes());
     }
 
     #[test]

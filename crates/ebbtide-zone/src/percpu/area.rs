@@ -101,8 +101,8 @@ impl Chunk {
         self.starts[(at / 64) as usize] &= !(1 << (at % 64));
     }
 
-    /// Frees the granules of an area that was disowned. Returns the pages that became empty.
-    pub(super) fn clear(&mut self, at: u32, n: u32) -> u64 {
+    /// Frees the granules of an area that was disowned.
+    pub(super) fn clear(&mut self, at: u32, n: u32) {
         bits::for_words(at, n, |i, mask| self.used[i] &= !mask);
         let last = at + n - 1;
         self.ends[(last / 64) as usize] &= !(1 << (last % 64));
@@ -125,7 +125,6 @@ impl Chunk {
         self.occupied &= !empty;
         let around = self.run_around(at, n);
         self.longest = self.longest.max(around as u16);
-        empty
     }
 
     /// The free run around a free range, inside its page.

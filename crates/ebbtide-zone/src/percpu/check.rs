@@ -1,6 +1,7 @@
 //! Recounts a shard: checks every invariant of the module's header.
 
 use super::{Chunk, Counters, NONE, PAGE_GRANULES, Shard, State, UNIT_GRANULES, UNIT_PAGES};
+use crate::bits;
 
 impl Shard<'_> {
     /// Checks every invariant of [the module](super). Reads the whole shard.
@@ -20,9 +21,15 @@ impl Shard<'_> {
             counters.free += u32::from(chunk.state == State::Free);
             counters.granules += u64::from(chunk.granules);
             counters.populated += u64::from(chunk.populated.count_ones());
-            counters.empty += u64::from(chunk.empty().count_ones());
+            let (empty, pinned) = chunk.idle(self.group);
+            counters.empty += u64::from(empty);
+            counters.pinned += u64::from(pinned);
             if matches!(chunk.state, State::Active | State::Free) {
-                stock += chunk.empty().count_ones();
+                stock += empty;
+            }
+            let is_whole = |pages| bits::whole_groups(pages, self.group) == pages;
+            if !is_whole(chunk.populated) || !is_whole(chunk.claimed) {
+                return Err(("INV-PERCPU-9", id));
             }
         }
         counters.depopulated = self.state.counters.depopulated;

@@ -1,6 +1,7 @@
 //! The record of a chunk.
 
 use super::{NONE, PAGE_GRANULES, UNIT_GRANULES, UNIT_PAGES};
+use crate::bits;
 
 /// Levels of hints: runs of a page are 1 to 512 granules.
 pub(super) const LEVELS: usize = PAGE_GRANULES.ilog2() as usize + 1;
@@ -36,7 +37,7 @@ pub struct Chunk {
     pub(super) granules: u32,
     pub(super) next: u32,
     pub(super) prev: u32,
-    /// Pages that may be resident.
+    /// Pages that may be resident: whole groups.
     pub(super) populated: u64,
     /// Pages that hold a part of an area.
     pub(super) occupied: u64,
@@ -86,9 +87,16 @@ impl Chunk {
         self.populated
     }
 
-    /// Populated pages without a part of an area.
-    pub(super) fn empty(&self) -> u64 {
-        self.populated & !self.occupied
+    /// Populated pages in groups of `group` pages without a part of an area.
+    pub(super) fn empty(&self, group: u32) -> u64 {
+        bits::whole_groups(self.populated & !self.occupied, group)
+    }
+
+    /// How many populated pages are without a part of an area: in groups of such pages, and in other groups.
+    pub(super) fn idle(&self, group: u32) -> (u32, u32) {
+        let all = (self.populated & !self.occupied).count_ones();
+        let empty = self.empty(group).count_ones();
+        (empty, all - empty)
     }
 
     /// As [`Self::ZERO`], in place: a record is too large for a small stack.

@@ -33,6 +33,8 @@
 //! * `INV-PERCPU-5` No area is taken from an isolated chunk, and its claimed pages hold none until they are put
 //!   back.
 //! * `INV-PERCPU-6` Zeroed storage is valid and means "nothing opened".
+//! * `INV-PERCPU-9` Pages are populated and released in whole aligned groups, the pages of a page of the kernel. A group
+//!   is empty if none of its pages holds a part of an area.
 //!
 //! Origin: Linux `mm/percpu.c` and its partial depopulation (5.14).
 

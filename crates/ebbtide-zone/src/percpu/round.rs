@@ -1,6 +1,6 @@
 //! Depopulation: chooses the pages to release, and the state of their chunks afterwards.
 
-use super::{Chunk, HIGH, Shard, State};
+use super::{Chunk, Shard, State};
 use crate::bits;
 
 /// The second pass leaves one empty page for each this many populated pages.
@@ -23,7 +23,7 @@ pub struct Claimed {
 pub enum Scope {
     /// Free chunks only.
     FreeChunks,
-    /// Pages that have been empty since the last round, as far as the stock is above [`HIGH`].
+    /// Pages that have been empty since the last round, as far as the stock is above [`HIGH`](super::HIGH).
     Due,
     /// Every empty page.
     Everything,
@@ -32,11 +32,12 @@ pub enum Scope {
 impl Shard<'_> {
     /// Begins a round.
     pub fn begin_round(&mut self, scope: Scope) {
+        let high = self.high();
         let state = &mut *self.state;
         let unused = state.low.note(state.stock, true);
         state.budget = match scope {
             Scope::Everything => u32::MAX,
-            _ => unused.saturating_sub(HIGH),
+            _ => unused.saturating_sub(high),
         };
         state.cursor = state.base;
         state.trim = false;
@@ -91,7 +92,7 @@ impl Shard<'_> {
     /// The pages of a chunk that may be released.
     fn due(&self, id: u32, scope: Scope) -> Option<u64> {
         let chunk = &self.chunks[id as usize];
-        let empty = chunk.empty();
+        let empty = chunk.empty(self.group);
         let count = empty.count_ones();
         let stocked = match chunk.state {
             State::Active | State::Free => true,
@@ -101,16 +102,16 @@ impl Shard<'_> {
         if scope == Scope::Everything || count == 0 {
             return (count > 0).then_some(empty);
         }
-        let state = &*self.state;
+        let (state, high) = (&*self.state, self.high());
         let (keep, most) = if stocked {
             let many = count * 4 >= chunk.populated.count_ones();
             let trim = state.trim && u64::from(state.stock) * TRIM > state.counters.populated;
-            if state.stock <= HIGH || !(many || trim) {
+            if state.stock <= high || !(many || trim) {
                 return None;
             }
-            (HIGH.saturating_sub(state.stock - count), state.budget)
+            (high.saturating_sub(state.stock - count), state.budget)
         } else {
-            (HIGH.saturating_sub(state.stock), u32::MAX)
+            (high.saturating_sub(state.stock), u32::MAX)
         };
         // The low ones stay, so that areas collect at the front.
         let pages = last_bits(without_first(empty, keep), most);
@@ -141,14 +142,14 @@ impl Shard<'_> {
         chunk.populated &= !released;
         chunk.claimed = 0;
         let (free, populated) = (chunk.granules == 0, chunk.populated);
-        let empty = chunk.empty();
+        let empty = chunk.empty(self.group);
         let count = u64::from(released.count_ones());
         let counters = &mut self.state.counters;
         counters.populated -= count;
         counters.empty -= count;
         counters.depopulated += count;
         // The stock fell below its required minimum, or no more of it is due.
-        let short = self.state.stock < HIGH || self.state.budget == 0;
+        let short = self.state.stock < self.high() || self.state.budget == 0;
         if free && populated == 0 && self.state.counters.free > 0 {
             self.retire(id);
         } else if free {
@@ -174,7 +175,7 @@ impl Shard<'_> {
         let due = match scope {
             Scope::FreeChunks => counters.free > 1,
             _ => {
-                stock > u64::from(HIGH).max(counters.populated / TRIM)
+                stock > u64::from(self.high()).max(counters.populated / TRIM)
                     || counters.free > 1
                     || counters.empty > stock
             }

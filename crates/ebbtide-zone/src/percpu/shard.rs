@@ -2,7 +2,8 @@
 
 use super::area::for_pages;
 use super::chunk::{SLOTS, slot};
-use super::{Chunk, NONE, SMALL_GRANULES, State, UNIT_GRANULES, UNIT_PAGES};
+use super::{Chunk, HIGH, NONE, SMALL_GRANULES, State, UNIT_GRANULES, UNIT_PAGES};
+use crate::bits;
 use crate::low_water::LowWater;
 
 /// Most chunks of a slot that are tried although their hints guarantee no place.
@@ -45,8 +46,10 @@ pub struct Counters {
     pub granules: u64,
     /// Pages marked populated.
     pub populated: u64,
-    /// The ones without a part of an area among them.
+    /// Of these, those in groups without a part of an area.
     pub empty: u64,
+    /// Of these, those without a part of an area in groups that hold one.
+    pub pinned: u64,
     /// Pages released so far.
     pub depopulated: u64,
 }
@@ -58,7 +61,7 @@ pub struct Taken {
     pub chunk: u32,
     /// Its first granule.
     pub at: u32,
-    /// Pages of it to populate, as a mask: marked already.
+    /// Pages of it to populate, as a mask: marked already, each with its group.
     pub populate: u64,
 }
 
@@ -104,6 +107,7 @@ impl ShardState {
             granules: 0,
             populated: 0,
             empty: 0,
+            pinned: 0,
             depopulated: 0,
         },
     };
@@ -118,13 +122,30 @@ impl ShardState {
 pub struct Shard<'a> {
     pub(super) state: &'a mut ShardState,
     pub(super) chunks: &'a mut [Chunk],
+    /// Pages that are populated and released together: those of a page of the kernel.
+    pub(super) group: u32,
 }
 
 impl<'a> Shard<'a> {
-    /// `chunks`: at least those below [`ShardState::end`].
+    /// `chunks`: at least those below [`ShardState::end`]. Each page is populated and released by itself.
     pub fn new(state: &'a mut ShardState, chunks: &'a mut [Chunk]) -> Self {
+        Self::with_group(state, chunks, 1)
+    }
+
+    /// As [`Self::new`], for a kernel whose pages have `group` of these pages: a power of two, always the same one.
+    pub fn with_group(state: &'a mut ShardState, chunks: &'a mut [Chunk], group: u32) -> Self {
         debug_assert!(state.end as usize <= chunks.len());
-        Self { state, chunks }
+        debug_assert!(group.is_power_of_two() && group as usize <= UNIT_PAGES);
+        Self {
+            state,
+            chunks,
+            group,
+        }
+    }
+
+    /// Populated empty pages that rounds leave in the shard: whole groups.
+    pub(super) fn high(&self) -> u32 {
+        HIGH.next_multiple_of(self.group)
     }
 
     /// Takes an area of `n` granules at a multiple of `align` granules, a power of two up to a page. `None`:
@@ -137,18 +158,22 @@ impl<'a> Shard<'a> {
             .or_else(|| self.search(small, true, n, align));
         let (id, at) = found.or_else(|| self.take_free(small, n, align))?;
         let chunk = &mut self.chunks[id as usize];
-        let before = chunk.occupied;
+        let (empty, pinned) = chunk.idle(self.group);
         let pages = chunk.mark(at, n);
         chunk.occupied |= pages;
-        let stocked = chunk.populated & pages & !before;
         let populate = pages & !chunk.populated;
-        chunk.populated |= populate;
+        let before = chunk.populated.count_ones();
+        chunk.populated |= bits::touched_groups(pages, self.group);
+        let populated = chunk.populated.count_ones() - before;
+        let (left, pinned_now) = chunk.idle(self.group);
         let state = &mut self.state;
-        state.stock -= stocked.count_ones();
+        state.stock -= empty - left;
         state.low.note(state.stock, false);
-        state.counters.granules += u64::from(n);
-        state.counters.empty -= u64::from(stocked.count_ones());
-        state.counters.populated += u64::from(populate.count_ones());
+        let counters = &mut state.counters;
+        counters.granules += u64::from(n);
+        counters.empty -= u64::from(empty - left);
+        counters.pinned = counters.pinned + u64::from(pinned_now) - u64::from(pinned);
+        counters.populated += u64::from(populated);
         Some(Taken {
             chunk: id,
             at,
@@ -266,18 +291,21 @@ impl<'a> Shard<'a> {
         })
     }
 
-    /// Frees an area that was disowned and is zeroed by now. Returns whether a page became empty.
+    /// Frees an area that was disowned and is zeroed by now. Returns whether a group of pages became empty.
     pub fn put(&mut self, area: Putting) -> bool {
         let id = area.chunk;
         let chunk = &mut self.chunks[id as usize];
         let listed = chunk.slot();
-        let empty = chunk.clear(area.at, area.granules);
+        let (before, pinned) = chunk.idle(self.group);
+        chunk.clear(area.at, area.granules);
+        let (empty, pinned_now) = chunk.idle(self.group);
         let (state, slot, granules) = (chunk.state, chunk.slot(), chunk.granules);
         let counters = &mut self.state.counters;
         counters.granules -= u64::from(area.granules);
-        counters.empty += u64::from(empty.count_ones());
+        counters.empty += u64::from(empty - before);
+        counters.pinned = counters.pinned + u64::from(pinned_now) - u64::from(pinned);
         if state == State::Active {
-            self.state.stock += empty.count_ones();
+            self.state.stock += empty - before;
         }
         match state {
             State::Active | State::Sidelined if granules == 0 => {
@@ -291,7 +319,7 @@ impl<'a> Shard<'a> {
             }
             _ => {}
         }
-        empty != 0
+        empty != before
     }
 
     /// The counts of the shard.
@@ -337,7 +365,7 @@ impl<'a> Shard<'a> {
     /// Puts a chunk that is on no list on the list of `state`.
     pub(super) fn list(&mut self, id: u32, state: State) {
         self.chunks[id as usize].state = state;
-        let empty = self.chunks[id as usize].empty().count_ones();
+        let empty = self.chunks[id as usize].empty(self.group).count_ones();
         match state {
             State::Active | State::Free => self.state.stock += empty,
             State::Sidelined => self.state.counters.sidelined += 1,
@@ -358,7 +386,7 @@ impl<'a> Shard<'a> {
     /// Updates the counts when a chunk leaves a state.
     fn leave(&mut self, id: u32) {
         let chunk = &self.chunks[id as usize];
-        let empty = chunk.empty().count_ones();
+        let empty = chunk.empty(self.group).count_ones();
         match chunk.state {
             State::Active | State::Free => self.state.stock -= empty,
             State::Sidelined => self.state.counters.sidelined -= 1,

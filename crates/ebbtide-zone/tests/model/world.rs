@@ -33,6 +33,8 @@ pub(crate) struct World {
     pub(crate) runs: Vec<(u32, u32)>,
     pub(crate) extents: Vec<(u32, u32)>,
     pub(crate) claims: Vec<Claim>,
+    /// Frames of a page of the kernel.
+    pub(crate) group: u32,
 }
 
 fn mode(frame_by_frame: bool) -> TakeMode {
@@ -48,9 +50,9 @@ fn choose<T>(of: &[T], i: usize) -> Option<usize> {
 }
 
 impl World {
-    pub(crate) fn new() -> World {
+    pub(crate) fn new(group: u32) -> World {
         World {
-            state: ZoneState::new(FIRST, FIRST + BLOCKS),
+            state: ZoneState::with_group(FIRST, FIRST + BLOCKS, group),
             blocks: vec![Pageblock::ZERO; BLOCKS as usize],
             words: vec![BlockWord::ZERO; 2],
             model: vec![F::Unopened; FRAMES],
@@ -58,7 +60,37 @@ impl World {
             runs: vec![],
             extents: vec![],
             claims: vec![],
+            group,
         }
+    }
+
+    /// The groups of frames that are all free.
+    fn free_groups(&self) -> impl Iterator<Item = &[F]> {
+        let groups = self.model.chunks(self.group as usize);
+        groups.filter(|group| group.iter().all(|f| f.free()))
+    }
+
+    /// Whether a frame in one of the states can be claimed.
+    pub(crate) fn has_loose(&self, states: &[F]) -> bool {
+        self.free_groups()
+            .any(|group| group.iter().any(|f| states.contains(f)))
+    }
+
+    /// A claim consists of whole groups, all free, and each of them has a frame in one of the wanted states. Only a
+    /// claim of whole blocks may have groups without one.
+    fn claimed(&mut self, claim: Claim, max: u32, wanted: &[F]) {
+        assert!(claim.frames() <= max.max(self.group) && claim.frames() > 0);
+        let (whole, size) = (matches!(claim, Claim::Blocks { .. }), self.group);
+        let frames = frames_of(&claim);
+        for group in frames.chunks(size as usize) {
+            assert!(group[0] % size == 0 && group[group.len() - 1] == group[0] + size - 1);
+            let states = self.slice(group[0], size);
+            assert!(states.iter().all(|f| f.free()));
+            assert!(whole || states.iter().any(|f| wanted.contains(f)));
+            assert!(!whole || wanted.contains(&F::Dirty) || !states.contains(&F::Dirty));
+            states.fill(F::Claimed);
+        }
+        self.claims.push(claim);
     }
 
     pub(crate) fn zone(&mut self) -> Zone<'_> {
@@ -218,25 +250,27 @@ impl World {
                 }
             }
             Op::ClaimLazy(max) => match self.zone().claim_lazy(max) {
-                Some(claim) => {
-                    let out = |f: &mut F| core::mem::replace(f, F::Claimed);
-                    assert!(claim.frames() <= max && claim.frames() > 0);
-                    let whole = matches!(claim, Claim::Blocks { .. });
-                    for f in frames_of(&claim) {
-                        let was = out(&mut self.slice(f, 1)[0]);
-                        assert!(was == F::Lazy || whole && was == F::Clean);
-                    }
-                    self.claims.push(claim);
-                }
-                None => assert!(!self.model.contains(&F::Lazy)),
+                Some(claim) => self.claimed(claim, max, &[F::Lazy]),
+                None => assert!(!self.has_loose(&[F::Lazy])),
             },
-            Op::Claim(max, lazy) => match self.zone().claim_dirty(max, lazy) {
-                Some(claim) => self.claimed(claim, max, lazy),
-                None => {
-                    let any = |f: &F| *f == F::Dirty || lazy && *f == F::Lazy;
-                    assert!(!self.model.iter().any(any));
+            Op::Claim(max, lazy) => {
+                let wanted = &[F::Dirty, F::Lazy][..1 + usize::from(lazy)];
+                match self.zone().claim_dirty(max, lazy) {
+                    Some(claim) => self.claimed(claim, max, wanted),
+                    None => assert!(!self.has_loose(wanted)),
                 }
-            },
+            }
+            Op::ClaimFree(block) => {
+                let block = Block(FIRST + block);
+                if let Some(claim) = self.zone().claim_free(block) {
+                    self.claimed(claim, BLOCK_FRAMES, &[F::Clean, F::Dirty, F::Lazy]);
+                }
+                let first = block.first_frame().0;
+                let groups = self.slice(first, BLOCK_FRAMES).to_vec();
+                let whole = groups.iter().all(|f| f.free());
+                let mut groups = groups.chunks(self.group as usize);
+                assert!(whole || !groups.any(|group| group.iter().all(|f| f.free())));
+            }
             Op::PutClaim(i, outcome) => {
                 if let Some(i) = choose(&self.claims, i) {
                     let claim = self.claims.swap_remove(i);
@@ -289,21 +323,17 @@ impl World {
         );
     }
 
-    fn claimed(&mut self, claim: Claim, max: u32, lazy: bool) {
-        assert!(claim.frames() <= max && claim.frames() > 0);
-        let whole = matches!(claim, Claim::Blocks { .. });
-        for f in frames_of(&claim) {
-            let f = &mut self.slice(f, 1)[0];
-            assert!(*f == F::Dirty || lazy && *f == F::Lazy || whole && f.free());
-            *f = F::Claimed;
-        }
-        self.claims.push(claim);
-    }
-
     pub(crate) fn check(&mut self) {
         self.zone().check_invariants().unwrap();
-        let mut n = [0u64; 6];
-        self.model.iter().for_each(|&f| n[f as usize] += 1);
+        // How many frames are in each state; and in groups with a frame that is not free.
+        let (mut n, mut pinned) = ([0u64; 6], [0u64; 6]);
+        for group in self.model.chunks(self.group as usize) {
+            let is_free = group.iter().all(|f| f.free());
+            for &f in group {
+                n[f as usize] += 1;
+                pinned[f as usize] += u64::from(!is_free);
+            }
+        }
         let c = self.zone().counters();
         let [unopened, clean, dirty, lazy, owned, claimed] = n;
         assert_eq!(
@@ -311,6 +341,8 @@ impl World {
             (clean + dirty + lazy, dirty, lazy)
         );
         assert_eq!((c.in_use, c.claimed), (owned, claimed));
+        assert_eq!(c.pinned_dirty, pinned[F::Dirty as usize]);
+        assert_eq!(c.pinned_lazy, pinned[F::Lazy as usize]);
         assert_eq!(c.open, FRAMES as u64 - unopened);
     }
 

@@ -28,6 +28,7 @@ use crate::pages::Settings;
 use crate::pages::span::{self, low_mask};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Lock;
+use ebbtide_sys::vm;
 use ebbtide_zone::Frame;
 pub use spans::SpanLists;
 use transfer::Transfer;
@@ -166,7 +167,10 @@ impl Objects {
     fn add_span(&self, class: usize) -> Option<()> {
         let (region, about) = (self.region(), &CLASS[class]);
         let index = self.take_record()?;
-        let Some(run) = self.take_run(about.frames as u32, 1) else {
+        // A span has as few pages of the kernel in common with other frames as possible.
+        let frames = u32::from(about.frames);
+        let align = vm::page_frames().min(frames.next_power_of_two());
+        let Some(run) = self.take_run(frames, align) else {
             self.put_record(index);
             return None;
         };

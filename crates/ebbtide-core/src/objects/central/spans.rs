@@ -4,6 +4,7 @@ use crate::base::size_class::{CLASS, Class};
 use crate::objects::Objects;
 use crate::pages::span::{self, Misuse, Span, low_mask};
 use core::sync::atomic::Ordering;
+use ebbtide_sys::vm;
 use ebbtide_zone::retain::Retain;
 use ebbtide_zone::{FRAME_BYTES, Frame};
 
@@ -283,7 +284,7 @@ impl SpanLists {
                 self.heads[list] = span.next;
                 looked += 1;
                 let whole = heap.may_be_huge(Frame(span.first));
-                let empty = span.empty_frames(about, whole);
+                let empty = span.empty_frames(about, whole, vm::page_frames());
                 if empty == 0 {
                     continue;
                 }

@@ -33,8 +33,7 @@ impl Nodes {
 
     /// Reserves the nodes: only address space until they are used. `None`: there is none.
     pub fn start(&self) -> Option<()> {
-        let bytes = CLASSES * NODES * NODE_BYTES;
-        let start = vm::map(bytes.next_multiple_of(vm::GRANULE)).ok()?;
+        let start = vm::map(CLASSES * NODES * NODE_BYTES).ok()?;
         self.0.store(start, Ordering::Relaxed);
         Some(())
     }
@@ -161,7 +160,7 @@ impl<H: AsRef<Objects>> Source<H> for Batches {
     }
 
     fn cached(&self, heap: &H, sum: &mut Cached) {
-        for (central, about) in heap.as_ref().central.iter().zip(&CLASS).skip(1) {
+        for (central, about) in heap.as_ref().central.iter().zip(CLASS.iter()).skip(1) {
             let objects = central.transfer.lock().count * about.batch as usize;
             sum.objects += objects * about.size as usize;
         }

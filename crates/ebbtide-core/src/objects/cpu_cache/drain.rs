@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::lock::Rank;
 use ebbtide_sys::rseq::model::Slab;
-use ebbtide_sys::{membarrier, vm};
+use ebbtide_sys::{membarrier, rseq};
 use ebbtide_zone::low_water::LowWater;
 use ebbtide_zone::plan::Remaining;
 
@@ -117,7 +117,7 @@ impl Objects {
             return true;
         }
         let slab = caches.place().stacks.slab(cpu);
-        let unused = slab + vm::GRANULE;
+        let unused = rseq::unused_header(slab);
         let (mut sum, mut used) = (0usize, false);
         for class in 1..CLASSES {
             // SAFETY: headers are words of a mapped page; a torn sum only delays.

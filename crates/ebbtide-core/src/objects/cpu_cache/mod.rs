@@ -36,7 +36,7 @@ use ebbtide_sys::features::{MEMBARRIER, WIPE_ON_FORK};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::rseq::model::Slab;
 use ebbtide_sys::rseq::{
-    self, Registration, SLAB_BYTES, SLAB_SKEW, SLAB_USER_OFFSET, STACK_BYTES, Stacks,
+    self, HEADER_BYTES, Registration, SLAB_BYTES, SLAB_SKEW, SLAB_USER_OFFSET, STACK_BYTES, Stacks,
 };
 use ebbtide_sys::{membarrier, process, vm};
 
@@ -48,10 +48,8 @@ const TABLE_CPUS: usize = 8192;
 /// The part before the entry of CPU 0: the wipe word, a spare one, and two entries for threads without an rseq
 /// registration.
 const TABLE_HEAD_BYTES: usize = 4 * 8;
-/// Bytes from the reservation's start to the parked slab, which follows the table's last entry at a slab's odd
-/// alignment. Pages of missing CPUs are only ever read, and so take no memory.
-const TABLE_BYTES: usize =
-    (TABLE_HEAD_BYTES + TABLE_CPUS * 8 - SLAB_SKEW).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
+/// Bytes of the table. Pages of missing CPUs are only ever read, and so take no memory.
+const TABLE_BYTES: usize = TABLE_HEAD_BYTES + TABLE_CPUS * 8;
 /// Most bytes of objects that one CPU's stacks may hold.
 const CPU_BYTES: usize = 4 << 20;
 
@@ -99,7 +97,7 @@ struct SlabNotes {
 }
 
 const _: () = assert!(MAX_CPUS <= TABLE_CPUS);
-const _: () = assert!(SLAB_USER_OFFSET + size_of::<SlabNotes>() <= 4096 - 8);
+const _: () = assert!(SLAB_USER_OFFSET + size_of::<SlabNotes>() <= HEADER_BYTES - 8);
 const _: () = assert!(rseq::STACKS * 8 <= SLAB_USER_OFFSET);
 
 impl CpuCaches {
@@ -127,23 +125,25 @@ impl CpuCaches {
         // Higher CPUs have no slab, and under a limit of address space more CPUs have none: their table entries
         // stay parked.
         let mut cpus = all.clamp(1, MAX_CPUS);
+        let (table_end, parked) = places(vm::page());
         let start = loop {
-            match vm::reserve(TABLE_BYTES + (cpus + 1) * SLAB_BYTES, STACK_BYTES) {
+            let bytes = vm::whole_pages(parked + (cpus + 1) * SLAB_BYTES);
+            match vm::reserve(bytes, STACK_BYTES.max(vm::page())) {
                 Ok(start) => break start,
                 Err(_) if cpus > 1 => cpus /= 2,
                 Err(_) => return None,
             }
         };
-        let parked = start + TABLE_BYTES;
-        // SAFETY: our own reservation; the parked slab is one header page.
+        let (table_end, parked) = (start + table_end, start + parked);
+        // SAFETY: our own reservation; of the parked slab, only the headers are used.
         unsafe {
-            vm::commit(start, TABLE_BYTES + vm::GRANULE).ok()?;
-            let advised = vm::advise(start, TABLE_BYTES, libc::MADV_WIPEONFORK);
+            vm::commit_around(start, parked + HEADER_BYTES - start).ok()?;
+            let advised = vm::advise(start, table_end - start, libc::MADV_WIPEONFORK);
             let _ = WIPE_ON_FORK.latch(advised);
             rseq::reset_slab(parked);
         }
         let stacks = Stacks {
-            table: parked - TABLE_CPUS * 8,
+            table: table_end - TABLE_CPUS * 8,
             parked,
             rseq_offset: choose_mode(config, all).unwrap_or(0),
         };
@@ -251,7 +251,7 @@ impl CpuCaches {
             .sum()
     }
 
-    /// Bytes of memory that the slabs themselves take, a page per stack in use.
+    /// Bytes of memory that the slabs themselves take: a page for the headers and for each stack in use.
     pub fn slab_bytes(&self) -> usize {
         let cpus = (0..self.place().cpus).filter(|&cpu| self.is_warm(cpu));
         let used = |cpu| {
@@ -259,7 +259,8 @@ impl CpuCaches {
                 |class: &usize| self.notes(cpu).capacity[*class].load(Ordering::Relaxed) != 0;
             1 + (1..CLASSES).filter(used).count()
         };
-        cpus.map(used).sum::<usize>() * vm::GRANULE
+        cpus.map(|cpu| (used(cpu) * vm::page()).min(SLAB_BYTES))
+            .sum()
     }
 
     /// Whether the fence may be tried. Called before a lock is taken for a fence: a filter that kills the thread
@@ -319,6 +320,14 @@ impl CpuCaches {
         words.for_each(|word| word.store(0, Ordering::Relaxed));
         notes.bytes.store(0, Ordering::Relaxed);
     }
+}
+
+/// Offsets from the reservation's start to the end of the table and to the parked slab. The table ends with a page,
+/// because the kernel wipes its pages at a fork, and those of the slab not. The slab follows at its odd alignment.
+const fn places(page: usize) -> (usize, usize) {
+    let table_end = TABLE_BYTES.next_multiple_of(page);
+    let slab = (table_end - SLAB_SKEW).next_multiple_of(STACK_BYTES) + SLAB_SKEW;
+    (table_end, slab)
 }
 
 /// The rseq offset for the section mode. `None`: the portable mode.

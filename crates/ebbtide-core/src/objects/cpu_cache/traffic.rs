@@ -84,8 +84,8 @@ impl Objects {
         if caches.states[cpu].load(Ordering::Acquire) != COLD {
             return !sections || caches.table_entry(cpu).load(Ordering::Relaxed) != 0;
         }
-        // SAFETY: our own reservation. Committing it twice does no harm.
-        if unsafe { vm::commit(place.stacks.slab(cpu), SLAB_BYTES) }.is_err() {
+        // SAFETY: our own reservation. Committing it twice does no harm, nor committing a part of a neighbour.
+        if unsafe { vm::commit_around(place.stacks.slab(cpu), SLAB_BYTES) }.is_err() {
             return false;
         }
         // In the section mode a fork in progress holds the drain lock: no slab becomes live then.

@@ -1,6 +1,6 @@
 //! Large allocations with `harden=on`.
 //!
-//! The part of the last frame behind the requested size is a guard. It is checked when the allocation is freed or resized.
+//! The part of the last page behind the requested size is a guard. It is checked when the allocation is freed or resized.
 //! A freed allocation keeps its place for a while, without memory and without access: any use of it causes SIGSEGV. Its
 //! frames count as frames that large allocations own and do not use ([`Pages::slack`]).
 

@@ -136,13 +136,13 @@ fn empty_frames_are_claimed_and_come_back() {
         let objects = about.objects as usize;
         let mut all = std::vec![0; objects];
         span.take(about, 0, &mut all);
-        assert_eq!(span.empty_frames(about, false), 0);
+        assert_eq!(span.empty_frames(about, false, 1), 0);
         // All but the first object come back: every frame that it does not touch is empty.
         (1..objects).for_each(|object| assert!(span.put(object)));
         let expected = low_mask(about.frames as u32) & !frames_of(about, 0);
         // The rest behind the last object was never touched, but belongs to no object either.
         let tail = low_mask(about.frames as u32) & !low_mask(span.touched_frames(about));
-        let empty = span.empty_frames(about, false);
+        let empty = span.empty_frames(about, false, 1);
         assert_eq!(empty & !tail, expected & !tail, "class {class}");
         if empty == 0 {
             continue;
@@ -155,7 +155,7 @@ fn empty_frames_are_claimed_and_come_back() {
         span.free = free - claimed as u16;
         assert_eq!(span.unclaim(about, empty, true), claimed);
         assert_eq!((span.free, span.released), (free, empty));
-        assert_eq!(span.empty_frames(about, false), 0, "released once");
+        assert_eq!(span.empty_frames(about, false, 1), 0, "released once");
         // Populated frames serve first. An object that is taken from a released frame makes the frame populated.
         let one = span.take(about, 0, &mut all[..1]);
         assert_eq!(one, 1);
@@ -164,6 +164,48 @@ fn empty_frames_are_claimed_and_come_back() {
             0
         );
     }
+}
+
+/// On a kernel with larger pages, only frames of whole pages are claimed. An object in two of the claimed runs would be
+/// free when the first of them is put back.
+#[test]
+fn empty_frames_are_whole_pages_of_the_kernel() {
+    let mut some = 0;
+    let mut random = 1u64;
+    for (class, about) in CLASS.iter().enumerate().skip(1) {
+        for (first, group) in [(0, 4), (3, 4), (512, 16), (513, 16), (523, 16)] {
+            let (objects, frames) = (about.objects as usize, about.frames as u32);
+            let mut span = fresh(class);
+            span.first = first;
+            span.take(about, 0, &mut std::vec![0; objects]);
+            let mut live = 0;
+            for object in 0..objects {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+                if object % 61 > 3 || random >> 62 != 0 {
+                    assert!(span.put(object));
+                } else {
+                    live |= frames_of(about, object);
+                }
+            }
+            let whole = |frame: u32| {
+                let start = (first + frame) / group * group;
+                let inside = start >= first && start + group <= first + frames;
+                inside && (start..start + group).all(|at| live >> (at - first) & 1 == 0)
+            };
+            let expected = (0..frames).filter(|&frame| whole(frame));
+            let expected = expected.fold(0, |all, frame| all | 1 << frame);
+            let empty = span.empty_frames(about, false, group);
+            let touched = low_mask(span.touched_frames(about));
+            assert_eq!(empty & touched, expected & touched, "class {class} {first}");
+            for object in 0..objects {
+                let runs = empty & frames_of(about, object);
+                let runs = runs & !(runs << 1);
+                assert!(runs.count_ones() <= 1, "class {class}, object {object}");
+            }
+            some += u32::from(empty != 0);
+        }
+    }
+    assert!(some > 100, "{some}");
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn a_stack_doubles_until_its_capacity_or_the_budget_of_the_cpu() {
         assert_eq!(steps, [64, 128, 256, 512, 1023, 1023]);
         let bytes = || caches.notes(cpu).bytes.load(Ordering::Relaxed);
         assert_eq!(bytes(), 1023 * 64);
-        assert_eq!(caches.slab_bytes(), 2 * vm::GRANULE, "headers and a stack");
+        assert_eq!(caches.slab_bytes(), 2 * vm::page(), "headers and a stack");
         // Two objects at least, so that the stack of a batch of one is not always empty or full.
         assert_eq!(next(CLASSES - 1), 2);
         let before = bytes();
@@ -151,7 +151,7 @@ fn a_slab_is_made_once() {
             let slab = caches.place().stacks.slab(cpu);
             // SAFETY: our own reservation, and the CPU's lock is held.
             let mut slab = unsafe {
-                vm::commit(slab, SLAB_BYTES).unwrap();
+                vm::commit_around(slab, SLAB_BYTES).unwrap();
                 caches.reset(cpu);
                 Slab::new(slab)
             };
