@@ -11,7 +11,7 @@ use crate::processor::for_aarch64;
 use crate::{Processor, build, ensure_installed, library, run::target_dir};
 
 /// The programs of `tests/c` that are copied into the machine.
-const PROGRAMS: [&str; 14] = [
+const PROGRAMS: [&str; 15] = [
     "api",
     "fork",
     "give_back",
@@ -23,6 +23,7 @@ const PROGRAMS: [&str; 14] = [
     "processors",
     "reaper",
     "reaper_beside",
+    "registers",
     "stress",
     "vfork",
     "vfork_rules",

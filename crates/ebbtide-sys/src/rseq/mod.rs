@@ -155,7 +155,7 @@ pub enum Registration {
     None(&'static str),
 }
 
-/// Looks for the registration that the C library made. If it makes none, this thread registers by itself ([`own`]).
+/// Looks for the registration that the C library made. If it makes none, this thread registers by itself.
 pub fn registration() -> Registration {
     if !SECTIONS {
         return Registration::None("no sections for this processor or C library");

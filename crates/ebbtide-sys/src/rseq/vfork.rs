@@ -99,7 +99,7 @@ fn other_lengths() -> [u32; 4] {
 /// Takes this thread's registration off, if it has one. 0: refused; else a ticket for [`rejoin`].
 ///
 /// # Safety
-/// This thread's `struct rseq` lies at `offset`, registered by libc or by [`own`].
+/// This thread's `struct rseq` lies at `offset`, registered by libc or by this library.
 pub unsafe extern "C" fn leave(offset: isize) -> u64 {
     let is_own = offset == own::offset();
     // SAFETY: by contract.
