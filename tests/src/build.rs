@@ -5,8 +5,6 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-use crate::have;
-
 /// Warnings about code that the programs contain on purpose.
 const INTENDED: [&str; 4] = [
     "-Wno-deprecated-declarations",
@@ -45,43 +43,43 @@ pub fn c_program(name: &str) -> PathBuf {
     )
 }
 
-/// The same for aarch64, if there is a compiler for it.
-pub(crate) fn c_program_for_aarch64(name: &str) -> Result<PathBuf, String> {
-    const COMPILER: &str = "aarch64-linux-gnu-gcc";
-    if !have(COMPILER) {
-        return Err(format!("no {COMPILER} (gcc-aarch64-linux-gnu)"));
-    }
-    let dir = outputs().join("aarch64");
-    std::fs::create_dir_all(&dir).expect("build directory");
-    let source = sources().join(format!("{name}.c"));
-    Ok(compile_with(COMPILER, &source, &dir.join(name), &["-ldl"]))
+/// A C compiler, and the C library for which it compiles.
+pub(crate) struct Toolchain {
+    pub compiler: &'static str,
+    /// Where another C library than the compiler's own is unpacked, and the directory of its libraries there.
+    pub sysroot: Option<(PathBuf, &'static str)>,
 }
 
-/// The program made from this source file for the C library that is unpacked under `sysroot`; it runs with every
-/// newer one. `None`: for the C library of this machine.
-pub(crate) fn c_program_for(source: &Path, sysroot: Option<&Path>) -> Result<PathBuf, String> {
-    let name = source.file_stem().expect("a source file");
-    let Some(sysroot) = sysroot else {
-        return try_compile("cc", source, &outputs().join(name), &LIBRARIES);
-    };
-    let output = outputs().join("sysroot");
+/// The program made from this source file; it runs with every newer C library of the same kind.
+pub(crate) fn c_program_for(source: &Path, toolchain: &Toolchain) -> Result<PathBuf, String> {
+    let compiler = toolchain.compiler;
+    let mut flags = LIBRARIES.map(str::to_owned).to_vec();
+    let mut output = outputs();
+    if compiler != "cc" {
+        output.push(compiler);
+    }
+    if let Some((sysroot, libraries)) = &toolchain.sysroot {
+        output.push("sysroot");
+        // The sysroot flag alone is enough for headers only: compilers search their own directories first for
+        // libraries.
+        let places = ["usr/lib", "lib"].map(|dir| sysroot.join(dir).join(libraries));
+        let old = sources().join("../matrix/old.h");
+        flags.splice(
+            0..0,
+            [
+                format!("--sysroot={}", sysroot.display()),
+                format!("-B{}", places[0].display()),
+                format!("-L{}", places[0].display()),
+                format!("-L{}", places[1].display()),
+                "-include".to_owned(),
+                old.display().to_string(),
+            ],
+        );
+    }
     std::fs::create_dir_all(&output).expect("build directory");
-    let output = output.join(name);
-    // The sysroot flag alone is enough for headers only: compilers search their own directories first for libraries.
-    let libraries = ["usr/lib", "lib"].map(|dir| sysroot.join(dir).join("x86_64-linux-gnu"));
-    let old = sources().join("../matrix/old.h");
-    let flags = [
-        format!("--sysroot={}", sysroot.display()),
-        format!("-B{}", libraries[0].display()),
-        format!("-L{}", libraries[0].display()),
-        format!("-L{}", libraries[1].display()),
-        "-include".to_owned(),
-        old.display().to_string(),
-    ];
-    let flags: Vec<&str> = (flags.iter().map(String::as_str))
-        .chain(LIBRARIES)
-        .collect();
-    try_compile("cc", source, &output, &flags)
+    let output = output.join(source.file_stem().expect("a source file"));
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    try_compile(compiler, source, &output, &flags)
 }
 
 /// The program made from `tests/c/<name>.c` with more flags.
@@ -117,11 +115,7 @@ pub fn c_library(name: &str) -> PathBuf {
 /// # Panics
 /// When there is no C compiler or the source has an error or a warning.
 pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
-    compile_with("cc", source, output, flags)
-}
-
-fn compile_with(compiler: &str, source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
-    try_compile(compiler, source, output, flags).unwrap_or_else(|why| panic!("{why}"))
+    try_compile("cc", source, output, flags).unwrap_or_else(|why| panic!("{why}"))
 }
 
 fn try_compile(
