@@ -28,7 +28,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::run::target_dir;
-use crate::{Processor, skip};
+use crate::{Processor, guest, skip};
 use builds::Built;
 use cells::{Cell, Libc, Pages};
 use checks::Check;
@@ -152,6 +152,14 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
     // Compiles no more than needed: a single cell whose libc is newer than this machine's takes the programs made
     // here.
     let mut parts = Parts::new(!matches!(which, Which::One(_)));
+    if let Which::One(cell) = which {
+        // Before anything is fetched in vain.
+        let built = parts.built(&work, &cell);
+        if let Err(why) = built.and(guest::have_emulator(cell.processor)) {
+            skip(&format!("{}: {why}", cell.id()));
+            return Ok(true);
+        }
+    }
     let mut chosen = Vec::new();
     let mut missing = String::new();
     for cell in cells::all() {
