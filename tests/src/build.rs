@@ -46,40 +46,19 @@ pub fn c_program(name: &str) -> PathBuf {
 /// A C compiler, and the C library for which it compiles.
 pub(crate) struct Toolchain {
     pub compiler: &'static str,
-    /// Where another C library than the compiler's own is unpacked, and the directory of its libraries there.
-    pub sysroot: Option<(PathBuf, &'static str)>,
+    /// The directory of its programs below the outputs: an empty name where they are the same as everywhere.
+    pub directory: &'static str,
+    pub flags: Vec<String>,
 }
 
 /// The program made from this source file; it runs with every newer C library of the same kind.
 pub(crate) fn c_program_for(source: &Path, toolchain: &Toolchain) -> Result<PathBuf, String> {
-    let compiler = toolchain.compiler;
-    let mut flags = LIBRARIES.map(str::to_owned).to_vec();
-    let mut output = outputs();
-    if compiler != "cc" {
-        output.push(compiler);
-    }
-    if let Some((sysroot, libraries)) = &toolchain.sysroot {
-        output.push("sysroot");
-        // The sysroot flag alone is enough for headers only: compilers search their own directories first for
-        // libraries.
-        let places = ["usr/lib", "lib"].map(|dir| sysroot.join(dir).join(libraries));
-        let old = sources().join("../matrix/old.h");
-        flags.splice(
-            0..0,
-            [
-                format!("--sysroot={}", sysroot.display()),
-                format!("-B{}", places[0].display()),
-                format!("-L{}", places[0].display()),
-                format!("-L{}", places[1].display()),
-                "-include".to_owned(),
-                old.display().to_string(),
-            ],
-        );
-    }
-    std::fs::create_dir_all(&output).expect("build directory");
-    let output = output.join(source.file_stem().expect("a source file"));
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    try_compile(compiler, source, &output, &flags)
+    let directory = outputs().join(toolchain.directory);
+    std::fs::create_dir_all(&directory).expect("build directory");
+    let output = directory.join(source.file_stem().expect("a source file"));
+    let flags = toolchain.flags.iter().map(String::as_str);
+    let flags: Vec<&str> = flags.chain(LIBRARIES).collect();
+    try_compile(toolchain.compiler, source, &output, &flags)
 }
 
 /// The program made from `tests/c/<name>.c` with more flags.

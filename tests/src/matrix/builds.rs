@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -52,31 +53,20 @@ impl Kind {
     /// Finds the library, and compiles the programs of the checks: for all versions of the C library, or with less
     /// effort for those from this machine's own on.
     pub fn build(self, checks: &[Check], for_all: bool) -> Result<Built, String> {
-        let oldest = if self == Kind::Native && for_all {
-            suites::sysroot(OLDEST).ok()
-        } else {
-            None
-        };
-        let (library, compiler, package) = match self {
+        let (library, toolchain) = match self {
             Kind::Native => {
                 let library = library().ok_or("EBBTIDE_LIB=none: nothing to test")?;
-                (library, "cc", "gcc")
+                let oldest = for_all.then(|| suites::sysroot(OLDEST).ok()).flatten();
+                (library, oldest.map_or_else(native, |dir| native_for(&dir)))
             }
             Kind::Musl => {
                 let library = cross("x86_64-unknown-linux-musl", "make musl")?;
-                (library, "musl-gcc", "musl-tools")
+                (library, musl()?)
             }
             Kind::Aarch64 => {
                 let library = cross("aarch64-unknown-linux-gnu", "scripts/aarch64")?;
-                (library, "aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu")
+                (library, aarch64()?)
             }
-        };
-        if !ensure_installed(compiler, package) {
-            return Err(format!("no {compiler} ({package})"));
-        }
-        let toolchain = Toolchain {
-            compiler,
-            sysroot: oldest.map(|dir| (dir, Processor::X86_64.libraries())),
         };
         let units = match self {
             Kind::Aarch64 => entries(&library.with_file_name("units"))?,
@@ -96,6 +86,74 @@ impl Kind {
     }
 }
 
+/// The compiler for the C library of this machine.
+fn native() -> Toolchain {
+    Toolchain {
+        compiler: "cc",
+        directory: "",
+        flags: Vec::new(),
+    }
+}
+
+/// The compiler for the C library that is unpacked there.
+fn native_for(sysroot: &Path) -> Toolchain {
+    // The sysroot flag alone is enough for headers only: compilers search their own directories first for libraries.
+    let places = ["usr/lib", "lib"].map(|dir| sysroot.join(dir).join("x86_64-linux-gnu"));
+    Toolchain {
+        compiler: "cc",
+        directory: "sysroot",
+        flags: vec![
+            format!("--sysroot={}", sysroot.display()),
+            format!("-B{}", places[0].display()),
+            format!("-L{}", places[0].display()),
+            format!("-L{}", places[1].display()),
+            format!("-include{}", checks::directory().join("old.h").display()),
+        ],
+    }
+}
+
+fn aarch64() -> Result<Toolchain, String> {
+    Ok(Toolchain {
+        compiler: installed("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu")?,
+        directory: "aarch64",
+        flags: Vec::new(),
+    })
+}
+
+fn musl() -> Result<Toolchain, String> {
+    let compiler = installed("musl-gcc", "musl-tools")?;
+    // It leaves out all headers of this machine, the kernel's too.
+    let kernel = target_dir().join("matrix/kernel-headers");
+    fs::create_dir_all(&kernel).map_err(|e| e.to_string())?;
+    for (name, place) in [
+        ("linux", "/usr/include/linux"),
+        ("asm-generic", "/usr/include/asm-generic"),
+        ("asm", "/usr/include/x86_64-linux-gnu/asm"),
+    ] {
+        let link = kernel.join(name);
+        if !link.exists() {
+            symlink(place, &link).map_err(|e| format!("{}: {e}", link.display()))?;
+        }
+    }
+    Ok(Toolchain {
+        compiler,
+        directory: "musl",
+        flags: vec![
+            format!("-idirafter{}", kernel.display()),
+            format!("-include{}", checks::directory().join("musl.h").display()),
+        ],
+    })
+}
+
+/// A compiler that is installed, if possible.
+fn installed(compiler: &'static str, package: &str) -> Result<&'static str, String> {
+    if ensure_installed(compiler, package) {
+        Ok(compiler)
+    } else {
+        Err(format!("no {compiler} ({package})"))
+    }
+}
+
 /// The library that cargo has built for another target.
 fn cross(target: &str, remedy: &str) -> Result<PathBuf, String> {
     let path = target_dir().join(target).join("release/libebbtide.so");
@@ -105,20 +163,10 @@ fn cross(target: &str, remedy: &str) -> Result<PathBuf, String> {
 
 /// The version of glibc that the compiler has, if it has glibc.
 fn glibc(toolchain: &Toolchain) -> Option<(u32, u32)> {
-    let mut compiler = Command::new(toolchain.compiler);
-    if let Some((sysroot, _)) = &toolchain.sysroot {
-        compiler.arg(format!("--sysroot={}", sysroot.display()));
-    }
-    let run = compiler
-        .args([
-            "-E",
-            "-dM",
-            "-include",
-            "features.h",
-            "-x",
-            "c",
-            "/dev/null",
-        ])
+    let run = Command::new(toolchain.compiler)
+        .args(["-E", "-dM", "-include", "features.h", "-x", "c"])
+        .args(&toolchain.flags)
+        .arg("/dev/null")
         .output()
         .ok()?;
     let text = String::from_utf8_lossy(&run.stdout);

@@ -16,6 +16,8 @@ pub(super) struct Check {
     pub name: String,
     pub seconds: u64,
     kind: Kind,
+    /// Whether it is one of the few that run in a short cell.
+    pub short: bool,
     pub command: String,
     /// Names of the `tests/c` programs in the command.
     programs: Vec<String>,
@@ -63,6 +65,10 @@ fn parse(text: &str) -> Result<Vec<Check>, String> {
             let (name, rest) = word(line).ok_or_else(wrong)?;
             let (seconds, rest) = word(rest).ok_or_else(wrong)?;
             let (kind, command) = word(rest).ok_or_else(wrong)?;
+            let (kind, short) = match kind.strip_suffix('+') {
+                Some(kind) => (kind, true),
+                None => (kind, false),
+            };
             let kind = match kind {
                 "any" => Kind::Any,
                 "own" => Kind::Own,
@@ -79,6 +85,7 @@ fn parse(text: &str) -> Result<Vec<Check>, String> {
                 name: name.to_owned(),
                 seconds: seconds.parse().map_err(|_| wrong())?,
                 kind,
+                short,
                 command: words.collect::<Vec<_>>().join(" "),
                 programs: programs.map(str::to_owned).collect(),
             })
@@ -242,6 +249,7 @@ mod tests {
         assert_eq!(checks[0].command, "a=1 vfork 2 8");
         assert_eq!(checks[0].programs, ["vfork"]);
         assert_eq!((checks[0].seconds, checks[0].kind), (30, Kind::Any));
+        assert!(!checks[0].short && parse("x 1 own+ y").unwrap()[0].short);
         assert!(parse("vfork any 30 vfork").is_err());
         assert!(list().unwrap().len() > 20);
     }
