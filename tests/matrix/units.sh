@@ -3,6 +3,6 @@
 # tests compares with that file.
 [ ! -e /proc/sys/kernel/numa_balancing ] || echo 0 > /proc/sys/kernel/numa_balancing
 for test in /units/unit-*; do
-    $test --test-threads=4 || exit 1
+    $test --test-threads=4 > /tmp/units 2>&1 || { grep . /tmp/units; exit 1; }
 done
 echo ok

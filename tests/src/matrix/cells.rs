@@ -22,8 +22,8 @@ pub(super) const NEWEST: &str = "sid";
 ///
 /// So these pairs run: those that were shipped together, every libc on the newest kernels, and the newest libc on
 /// every kernel. Six pairs with glibc in between are left out. An old kernel treats all libcs from 2.36 on alike, and
-/// 2.31, which has no rseq, runs on the oldest kernel and on the two newest. musl, which has none either, runs on the
-/// oldest kernel and on the newest.
+/// 2.31, which does not register rseq, runs on the oldest kernel and on the two newest. musl, which does not either,
+/// runs on the oldest kernel and on the newest.
 const PAIRS: [&str; 5] = [
     // 2.31 2.36 2.41 2.43 musl
     "x..xx", // 5.10
