@@ -45,6 +45,21 @@ extern "C" {
 size_t ebb_release(void);
 
 /*
+ * Changes a key of EBBTIDE_CONF while the program runs: "retain_ms" or "limit", with a value as the variable has it ("500", "64M", "10%").
+ * Memory that is kept beyond the new value goes on the next slow path, or by a worker at once.
+ *
+ * Returns 0, or -1 with errno EINVAL (no such key, or a value that it does not take) or EOPNOTSUPP (a key that is read once, at the start);
+ * then nothing changes. For "limit" the limits of the memory cgroup are read: some tens of microseconds.
+ */
+int ebb_set(const char *key, const char *value);
+
+/*
+ * Stores the value of a key that can change: milliseconds, or bytes (UINT64_MAX: no limit; a percentage as the bytes that it is now).
+ * Returns 0, or -1 with errno as above.
+ */
+int ebb_get(const char *key, uint64_t *value);
+
+/*
  * What the process holds and has given back. The figures are taken one after the other while the program runs: each is right, their sum
  * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
  * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.
@@ -64,6 +79,8 @@ struct ebb_stats {
     uint64_t metadata_bytes;        /* the allocator's own records */
     uint64_t opened_bytes;          /* address space made usable so far */
     uint64_t percpu_bytes;          /* per-CPU data: pages of it that may be resident, on all CPUs */
+    uint64_t percpu_sidelined_chunks;/* per-CPU data: chunks that gave pages back and serve when others are full */
+    uint64_t percpu_depopulated_bytes;/* per-CPU data: released pages of chunks in use, on all CPUs, since the process began */
     uint64_t lazy_zones;            /* zones whose freed memory becomes lazy first, decided from the next two */
     uint64_t reused_bytes;          /* released lately and wanted again within 10 s; older evidence counts less */
     uint64_t unused_bytes;          /* released lately and not wanted again in that time */
@@ -89,12 +106,15 @@ struct ebb_stats {
     uint64_t zone_wait_ns;          /* time spent waiting */
     uint64_t zone_hold_ns;          /* time held */
     uint64_t pid;                   /* the process; 0: unknown */
+    uint64_t pid_namespace;         /* its process namespace, by the kernel's number; 0: unknown */
     uint64_t rseq_mode;             /* 1: per-CPU caches by restartable sequences, 0: portable mode under locks */
     uint64_t worked;                /* optional kernel features that were tried and worked, a bit each */
     uint64_t refused;               /* optional kernel features that were tried and refused, a bit each */
     uint64_t helper;                /* the process that releases memory after the end (exit=detached); 0: none */
     uint64_t end_ns;                /* when the end began, if it was in order, on CLOCK_MONOTONIC */
     uint64_t left_ns;               /* when the main thread left the memory at the end, as the helper saw it, on CLOCK_MONOTONIC */
+    uint64_t request_done;          /* the number of the last request of an observer that was done; 0: none */
+    uint64_t request_result;        /* its result: bytes released, or for a key 0: changed, 1: no such key or value, 2: fixed at the start */
     uint64_t written_ms;            /* when the page was last written, on CLOCK_MONOTONIC */
     uint64_t rss_bytes;             /* resident, as the kernel counts it; 0: unknown */
     uint64_t rss_without_lazy_bytes;/* of that, what the kernel cannot take at once */

@@ -43,7 +43,7 @@ static void full(char **argv, const char *bytes)
     snprintf(file, sizeof file, "%s/taken", argv[2]);
     int fd = open(file, O_WRONLY | O_CREAT, 0600);
     CHECK(fd >= 0 && write(fd, zeros, atoi(bytes)) == atoi(bytes) && !close(fd));
-    snprintf(conf, sizeof conf, "stats_dir=%s,exit=detached,exit_threshold=32M", argv[2]);
+    snprintf(conf, sizeof conf, "stats_dir=%s,dev=pages:all,exit=detached,exit_threshold=32M", argv[2]);
     setenv("EBBTIDE_CONF", conf, 1);
     execl("/proc/self/exe", argv[0], "none", argv[2], NULL);
     CHECK(0, "exec");

@@ -18,7 +18,9 @@ fn figures(mode: &str, conf: &str, dir: &Path) -> Run {
     let dir = dir.display();
     Run::new(c_program("figures"))
         .args(&format!("{mode} {dir}"))
-        .conf(&format!("stats_dir={dir},retain_ms=100{conf}"))
+        .conf(&format!(
+            "stats_dir={dir},dev=pages:all,retain_ms=100{conf}"
+        ))
         .timeout(60)
 }
 

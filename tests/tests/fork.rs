@@ -100,7 +100,7 @@ fn handlers_inside_the_librarys_own_allocate() {
 fn a_handler_inside_the_librarys_own_ends_the_program() {
     let dir = tempfile::tempdir().expect("temporary directory");
     for conf in ["rseq=off", "harden=on", "retain_ms=1000"] {
-        let conf = format!("{conf},stats_dir={}", dir.path().display());
+        let conf = format!("{conf},dev=pages:all,stats_dir={}", dir.path().display());
         Run::new(c_program("atfork"))
             .args("ends")
             .conf(&conf)

@@ -70,7 +70,10 @@ fn no_thread_more() {
     std::fs::set_permissions(dir.path(), all).expect("chmod");
     limits("nproc")
         .arg(dir.path())
-        .conf(&format!("retain_ms=100,stats_dir={}", dir.path().display()))
+        .conf(&format!(
+            "retain_ms=100,dev=pages:all,stats_dir={}",
+            dir.path().display()
+        ))
         .ok();
 }
 

@@ -148,7 +148,7 @@ fn processes_are_found_by_their_pages_and_by_the_library() {
         sleep.arg("60").env("LD_PRELOAD", &library);
         sleep.env("EBBTIDE_CONF", conf).spawn().unwrap()
     };
-    let told = start(&format!("stats_dir={}", dir.path().display()));
+    let told = start(&format!("dev=pages:all,stats_dir={}", dir.path().display()));
     let untold = start("");
     let mut children = [told, untold];
     let page = dir.path().join(format!("{}.ebb", children[0].id()));
@@ -201,7 +201,7 @@ fn the_page_follows_large_allocations_cheaply() {
     Run::new(c_program("page"))
         .arg(dir.path())
         .conf(&format!(
-            "workers=0,retain_ms=60000,dev=lockstat:on,stats_dir={page}"
+            "workers=0,retain_ms=60000,dev=lockstat:on,dev=pages:all,stats_dir={page}"
         ))
         .ok();
 }

@@ -13,7 +13,7 @@ use crate::report::{self, ReportArgs};
 /// A parsed command line.
 pub enum Line {
     /// A family.
-    Family(Box<dyn Asked>),
+    Family(Asked),
     /// Another subcommand.
     Other(Other),
 }
@@ -77,7 +77,7 @@ mod tests {
         let Ok(Line::Family(free)) = line("ebbtide-bench free --quick --size 8M") else {
             panic!()
         };
-        assert!(free.bench().quick);
+        assert!(free.bench.quick);
         assert!(matches!(
             line("ebbtide-bench worker which 0"),
             Ok(Line::Other(Other::Worker(_)))

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Err(error) => return program::told(&error),
     };
     program::ended(match line {
-        Line::Family(asked) => families::main(&*asked),
+        Line::Family(asked) => families::main(&asked),
         Line::Other(Other::Report(args)) => report::main(&args),
         Line::Other(Other::Worker(args)) => families::worker::main(&args),
         Line::Other(Other::Completions { shell }) => program::completions(cli::command(), shell),

@@ -34,6 +34,13 @@ pub enum Command {
     /// Watch the processes that run under Ebbtide: what they hold, keep, and release
     #[command(after_help = TOP_HELP)]
     Top(TopArgs),
+    /// Let a running process give all its free memory back now
+    Release(ReleaseArgs),
+    /// Change a setting of a running process
+    Set(SetArgs),
+    /// Write the figures of processes under Ebbtide as OpenMetrics text, for Prometheus
+    #[command(after_help = METRICS_HELP)]
+    Metrics(MetricsArgs),
     /// Report what this system offers to Ebbtide, and what is missing
     Doctor(DoctorArgs),
     /// Measure Ebbtide beside other allocators: runs the program ebbtide-bench
@@ -128,6 +135,46 @@ pub struct TopArgs {
     /// A program to start and watch, with its arguments; its exit status is this program's
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// `ebbtide release`.
+#[derive(Debug, Args)]
+pub struct ReleaseArgs {
+    /// The process; it keeps a statistics page (stats_dir)
+    #[arg(value_name = "PID", value_parser = values::process)]
+    pub pid: u32,
+    /// How long to wait for the process; one that makes no slow call of malloc or free answers later
+    #[arg(long, value_name = "TIME", value_parser = values::interval, default_value = "5s")]
+    pub wait: Duration,
+}
+
+/// `ebbtide set`.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// Process and wait.
+    #[command(flatten)]
+    pub request: ReleaseArgs,
+    /// The setting: retain_ms or limit, in the form of EBBTIDE_CONF
+    #[arg(value_name = "KEY=VALUE")]
+    pub item: String,
+}
+
+const METRICS_HELP: &str = "\
+Each process that keeps a statistics page (stats_dir=/DIRECTORY in EBBTIDE_CONF) is a sample of each family, with the labels pid, process, \
+cgroup and container. As root, the processes of all users and containers are found. A scrape reads /proc/PID/maps of all processes.";
+
+/// `ebbtide metrics`.
+#[derive(Debug, Args)]
+pub struct MetricsArgs {
+    /// Only these processes
+    #[arg(value_name = "PID", value_parser = values::process)]
+    pub pids: Vec<u32>,
+    /// Serve the text at http://ADDRESS:PORT/metrics until a signal comes, such as 127.0.0.1:9485
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "textfile")]
+    pub listen: Option<String>,
+    /// Replace this file, for node_exporter's textfile collector
+    #[arg(long, value_name = "FILE")]
+    pub textfile: Option<PathBuf>,
 }
 
 /// How a program ends.

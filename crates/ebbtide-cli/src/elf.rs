@@ -1,11 +1,9 @@
 //! Reads a program's ELF header and file mode, to find whether a preloaded library can take effect in it.
 
-use std::ffi::OsString;
 use std::fs::File;
-use std::io;
-use std::os::unix::ffi::OsStringExt;
+use std::io::{Read, Seek};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use goblin::container::Ctx;
 use goblin::elf::header::{self, ET_DYN, ET_EXEC};
@@ -29,28 +27,100 @@ const OWN_MACHINE: u16 = header::EM_AARCH64;
 
 /// The obstacle in this ELF file that keeps the library out, if there is one; `Err` if the file is no program.
 pub fn describe(file: &File) -> Result<Option<Obstacle>, String> {
-    let mut head = [0u8; 64];
-    let len = read_head(file, &mut head);
-    let elf: Header =
-        Elf::parse_header(&head[..len]).map_err(|_| "its ELF header is damaged".to_owned())?;
-    if elf.e_type != ET_EXEC && elf.e_type != ET_DYN {
+    let elf = Parts::of(file)?;
+    if ![ET_EXEC, ET_DYN].contains(&elf.header.e_type) {
         return Err("it is an ELF file, but not a program (an object file or a core dump?)".into());
     }
     let because = |known, detail: &str| Ok(Some(Obstacle::new(known, detail)));
-    if !elf.container().is_ok_and(|c| c.is_big()) {
+    let machine = elf.header.e_machine;
+    if !elf.ctx.container.is_big() {
         return because(&known::MACHINE, "32-bit");
     }
-    if elf.e_machine != OWN_MACHINE {
-        return because(&known::MACHINE, header::machine_to_str(elf.e_machine));
+    if machine != OWN_MACHINE {
+        return because(&known::MACHINE, header::machine_to_str(machine));
     }
-    match interpreter(file, &elf)? {
+    match elf.interpreter()? {
         None => because(&known::STATIC, "no PT_INTERP"),
-        Some(path) if path.to_string_lossy().contains("ld-musl") => {
-            because(&known::MUSL, &path.to_string_lossy())
-        }
+        Some(path) if path.contains("ld-musl") => because(&known::MUSL, &path),
         Some(_) if defines_malloc(file) => because(&known::OWN_MALLOC, ""),
         Some(_) => Ok(None),
     }
+}
+
+/// Whether this program or library exports `malloc`. `false` if that cannot be read.
+pub fn defines_malloc(file: &File) -> bool {
+    let exported = |elf: Parts<'_>| elf.exports("malloc");
+    Parts::of(file).ok().and_then(exported).unwrap_or(false)
+}
+
+/// An ELF file of which only the needed tables are read.
+struct Parts<'a> {
+    file: &'a File,
+    header: Header,
+    ctx: Ctx,
+}
+
+impl<'a> Parts<'a> {
+    fn of(file: &'a File) -> Result<Self, String> {
+        let damaged = |_| "its ELF header is damaged".to_owned();
+        let header: Header = Elf::parse_header(&read_head(file, 64)).map_err(damaged)?;
+        let container = header.container().map_err(damaged)?;
+        let ctx = Ctx::new(container, header.endianness().map_err(damaged)?);
+        Ok(Parts { file, header, ctx })
+    }
+
+    fn read(&self, at: u64, len: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0u8; (len <= MAX_TABLE_BYTES).then_some(len)?];
+        self.file.read_exact_at(&mut bytes, at).ok()?;
+        Some(bytes)
+    }
+
+    /// The path of the program's loader; `None` if it has none.
+    fn interpreter(&self) -> Result<Option<String>, String> {
+        const CUT: &str = "it is cut short";
+        let count = usize::from(self.header.e_phnum);
+        let len = count * usize::from(self.header.e_phentsize);
+        let table = self.read(self.header.e_phoff, len).ok_or(CUT)?;
+        let table = ProgramHeader::parse(&table, 0, count, self.ctx);
+        let table = table.map_err(|_| "its program headers are damaged")?;
+        let Some(entry) = table.iter().find(|p| p.p_type == PT_INTERP) else {
+            return Ok(None);
+        };
+        let name = self.read(entry.p_offset, entry.p_filesz.min(4096) as usize);
+        let name = name.ok_or(CUT)?;
+        Ok(Some(String::from_utf8_lossy(until_nul(&name)).into_owned()))
+    }
+
+    /// Searches the dynamic symbols. `None`: there are none, or the file is damaged.
+    fn exports(&self, wanted: &str) -> Option<bool> {
+        let (header, ctx) = (&self.header, self.ctx);
+        let count = usize::from(header.e_shnum);
+        let table = self.read(header.e_shoff, count * usize::from(header.e_shentsize))?;
+        let sections = SectionHeader::parse_from(&table, 0, count, ctx).ok()?;
+        let symbols = sections.iter().find(|s| s.sh_type == SHT_DYNSYM)?;
+        let names = sections.get(symbols.sh_link as usize)?;
+        let names = self.read(names.sh_offset, names.sh_size as usize)?;
+        let bytes = self.read(symbols.sh_offset, symbols.sh_size as usize)?;
+        let count = bytes.len() / Sym::size(ctx.container);
+        let mut symbols = Symtab::parse(&bytes, 0, count, ctx).ok()?.iter();
+        Some(symbols.any(|symbol| {
+            let name = names.get(symbol.st_name..).unwrap_or_default();
+            symbol.st_shndx != SHN_UNDEF as usize && until_nul(name) == wanted.as_bytes()
+        }))
+    }
+}
+
+fn until_nul(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+/// Reads the start of the file, up to this length. An error ends it too.
+pub fn read_head(mut file: &File, len: u64) -> Vec<u8> {
+    let mut head = Vec::new();
+    let _ = file
+        .rewind()
+        .and_then(|()| file.take(len).read_to_end(&mut head));
+    head
 }
 
 /// The reason why a program cannot run under Ebbtide.
@@ -69,84 +139,12 @@ impl Obstacle {
             "" => String::new(),
             detail => format!(" ({detail})"),
         };
-        let Known {
-            id,
-            what,
-            happens,
-            remedy,
-            ..
-        } = known;
-        let text = format!("{what}{detail}: {happens}; {remedy}");
-        Obstacle { id, text }
+        let text = format!(
+            "{}{detail}: {}; {}",
+            known.what, known.happens, known.remedy
+        );
+        Obstacle { id: known.id, text }
     }
-}
-
-/// Whether this program or library exports `malloc`. `false` if that cannot be read.
-pub fn defines_malloc(file: &File) -> bool {
-    exported(file, "malloc").unwrap_or(false)
-}
-
-/// Searches the dynamic symbols. `None`: there are none, or the file is damaged.
-fn exported(file: &File, wanted: &str) -> Option<bool> {
-    let mut head = [0u8; 64];
-    let len = read_head(file, &mut head);
-    let elf: Header = Elf::parse_header(&head[..len]).ok()?;
-    let ctx = Ctx::new(elf.container().ok()?, elf.endianness().ok()?);
-    let part = |at: u64, len: usize| {
-        let mut bytes = vec![0u8; (len <= MAX_TABLE_BYTES).then_some(len)?];
-        file.read_exact_at(&mut bytes, at).ok()?;
-        Some(bytes)
-    };
-    let count = usize::from(elf.e_shnum);
-    let table = part(elf.e_shoff, count * usize::from(elf.e_shentsize))?;
-    let sections = SectionHeader::parse_from(&table, 0, count, ctx).ok()?;
-    let symbols = sections.iter().find(|s| s.sh_type == SHT_DYNSYM)?;
-    let names = sections.get(symbols.sh_link as usize)?;
-    let names = part(names.sh_offset, names.sh_size as usize)?;
-    let bytes = part(symbols.sh_offset, symbols.sh_size as usize)?;
-    let count = bytes.len() / Sym::size(ctx.container);
-    let mut symbols = Symtab::parse(&bytes, 0, count, ctx).ok()?.iter();
-    Some(symbols.any(|symbol| {
-        let name = names.get(symbol.st_name..).unwrap_or_default();
-        let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-        symbol.st_shndx != SHN_UNDEF as usize && &name[..end] == wanted.as_bytes()
-    }))
-}
-
-fn interpreter(file: &File, elf: &Header) -> Result<Option<PathBuf>, String> {
-    let damaged = |_| "its program headers are damaged".to_owned();
-    let ctx = Ctx::new(
-        elf.container().map_err(damaged)?,
-        elf.endianness().map_err(damaged)?,
-    );
-    let count = usize::from(elf.e_phnum);
-    let mut table = vec![0u8; count * usize::from(elf.e_phentsize)];
-    file.read_exact_at(&mut table, elf.e_phoff)
-        .map_err(|_| "it is cut short".to_owned())?;
-    let table = ProgramHeader::parse(&table, 0, count, ctx).map_err(damaged)?;
-    let Some(entry) = table.iter().find(|p| p.p_type == PT_INTERP) else {
-        return Ok(None);
-    };
-    let mut name = vec![0u8; entry.p_filesz.min(4096) as usize];
-    file.read_exact_at(&mut name, entry.p_offset)
-        .map_err(|_| "it is cut short".to_owned())?;
-    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-    name.truncate(end);
-    Ok(Some(OsString::from_vec(name).into()))
-}
-
-/// Reads the start of the file, up to the size of the buffer. Returns the number of bytes.
-pub fn read_head(file: &File, buffer: &mut [u8]) -> usize {
-    let mut len = 0;
-    while len < buffer.len() {
-        match file.read_at(&mut buffer[len..], len as u64) {
-            Ok(0) => break,
-            Ok(n) => len += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => break,
-        }
-    }
-    len
 }
 
 /// Whether starting this file changes credentials, so that the loader runs in

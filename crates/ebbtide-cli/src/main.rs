@@ -5,6 +5,8 @@
 //! | `cli` | the flags, each defined once |
 //! | `run` | starts a program, passes signals and its exit status on, and measures it |
 //! | `top` | watches the processes that run under Ebbtide |
+//! | `control` | asks a running process to release memory, or to change a setting |
+//! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
 //! | `elf` | reads from an ELF file whether a preloaded library takes effect |
@@ -13,10 +15,12 @@
 //! Code shared with `ebbtide-bench` is in the crate `ebbtide-tools`.
 
 mod cli;
+mod control;
 mod doctor;
 mod elf;
 mod emulator;
 mod laboratory;
+mod metrics;
 mod run;
 mod top;
 
@@ -37,6 +41,9 @@ fn main() -> ExitCode {
     program::ended(match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Top(args) => top::main(&args),
+        Command::Release(args) => control::release(&args),
+        Command::Set(args) => control::set(&args),
+        Command::Metrics(args) => metrics::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(args) => laboratory::run(None, &args.words),
         Command::Report(args) => laboratory::run(Some("report"), &args.words),

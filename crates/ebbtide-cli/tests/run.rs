@@ -390,7 +390,7 @@ fn the_end_by_a_signal_is_counted_from_it() {
 }
 
 #[test]
-fn the_private_directory_goes_and_a_named_one_stays() {
+fn the_private_directory_goes_and_a_named_one_stays_empty() {
     let f = Fixture::new();
     let temp = f.dir.path().join("tmp");
     let named = f.dir.path().join("named");
@@ -406,7 +406,7 @@ fn the_private_directory_goes_and_a_named_one_stays() {
         .assert()
         .success()
         .stderr(says("1000 B"));
-    assert_eq!(fs::read_dir(&named).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(&named).unwrap().count(), 0);
 }
 
 #[test]

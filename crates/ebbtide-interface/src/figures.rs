@@ -75,6 +75,8 @@ figures! {
     Now metadata_bytes: "the allocator's own records";
     Now opened_bytes: "address space made usable so far";
     Now percpu_bytes: "per-CPU data: pages of it that may be resident, on all CPUs";
+    Now percpu_sidelined_chunks: "per-CPU data: chunks that gave pages back and serve when others are full";
+    Total percpu_depopulated_bytes: "per-CPU data: released pages of chunks in use, on all CPUs, since the process began";
     Now lazy_zones: "zones whose freed memory becomes lazy first, decided from the next two";
     Now reused_bytes: "released lately and wanted again within 10 s; older evidence counts less";
     Now unused_bytes: "released lately and not wanted again in that time";
@@ -103,12 +105,15 @@ figures! {
     Total zone_hold_ns: "time held";
     // The process.
     Fact pid: "the process; 0: unknown";
+    Fact pid_namespace: "its process namespace, by the kernel's number; 0: unknown";
     Fact rseq_mode: "1: per-CPU caches by restartable sequences, 0: portable mode under locks";
     Fact worked: "optional kernel features that were tried and worked, a bit each";
     Fact refused: "optional kernel features that were tried and refused, a bit each";
     Fact helper: "the process that releases memory after the end (exit=detached); 0: none";
     Fact end_ns: "when the end began, if it was in order, on CLOCK_MONOTONIC";
     Fact left_ns: "when the main thread left the memory at the end, as the helper saw it, on CLOCK_MONOTONIC";
+    Fact request_done: "the number of the last request of an observer that was done; 0: none";
+    Fact request_result: "its result: bytes released, or for a key 0: changed, 1: no such key or value, 2: fixed at the start";
     Fact written_ms: "when the page was last written, on CLOCK_MONOTONIC";
     // The kernel walks the page tables for these: only for a caller that asks, and never on the page.
     Now rss_bytes: "resident, as the kernel counts it; 0: unknown";

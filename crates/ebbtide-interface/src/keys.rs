@@ -217,7 +217,7 @@ pub const KEYS: &[Key] = &[
         "stats_dir",
         Kind::Path,
         "none",
-        "Directory in which each process keeps a page of figures, PID.ebb, for ebbtide top",
+        "Directory in which each process keeps a page of figures while it runs, PID.ebb, for ebbtide top",
     ),
     Key::user(
         "syscalls",
@@ -302,6 +302,12 @@ pub const KEYS: &[Key] = &[
         Kind::Number(1, 1024),
         "the CPUs",
         "Lower bound for the number of copies of per-CPU data, 1 to 1024",
+    ),
+    Key::dev(
+        "pages",
+        Kind::Word(&["all", "live"]),
+        "live",
+        "all: each process makes its statistics page at once and leaves it behind. live: from 1 s or 16 MiB on, and until it ends",
     ),
     Key::dev(
         "lockstat",

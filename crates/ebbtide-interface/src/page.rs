@@ -3,7 +3,8 @@
 //! ```text
 //!   0      MAGIC
 //!   1      the words of Figures, the first of which is the version
-//!   512    one record for each lock rank (lockstat), to the end
+//!   512    one record for each lock rank (lockstat)
+//!   1016   an observer's request: its number, then its text, ended by zeros; the only words that the process does not write
 //! ```
 //!
 //! The process writes the words one by one, without a lock: each is exact, two of them need not be from the same instant.
@@ -27,6 +28,14 @@ macro_rules! word {
 
 /// Where the records of lock ranks begin.
 pub const LOCKS: usize = 512;
+/// Where an observer's request begins. An observer writes the text first, then a number that is one above the last. The process does
+/// the request once, and then writes the number to [`request_done`](crate::Figures::request_done).
+pub const REQUEST: usize = WORDS - 8;
+/// The request to release all free memory. Every other request is an item of the configuration.
+pub const RELEASE: &[u8] = b"release";
+/// The longest text of a request, in bytes.
+pub const MAX_REQUEST_BYTES: usize = (WORDS - REQUEST - 1) * 8;
+
 /// Buckets of a histogram of durations: below 32 ns, then one for each doubling; the last has no bound.
 pub const BUCKETS: usize = 20;
 /// Words before the histograms of a record: rank and one, acquisitions, contended ones, sum and longest of waits, the same of
@@ -36,4 +45,4 @@ pub const LOCK_HEAD: usize = 8;
 pub const LOCK_WORDS: usize = LOCK_HEAD + 2 * BUCKETS;
 
 const _: () = assert!(FIRST + figures::COUNT <= LOCKS);
-const _: () = assert!(LOCKS + ranks::ALL.len() * LOCK_WORDS <= WORDS);
+const _: () = assert!(LOCKS + ranks::ALL.len() * LOCK_WORDS <= REQUEST);

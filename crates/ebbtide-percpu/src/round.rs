@@ -157,5 +157,7 @@ impl Hook for PerCpuData {
         let (own, record_bytes) = areas::stats_inside(heap);
         figures.metadata_bytes += record_bytes as u64;
         figures.percpu_bytes = own.populated_bytes as u64;
+        figures.percpu_sidelined_chunks = own.sidelined_chunks as u64;
+        figures.percpu_depopulated_bytes = own.depopulated_bytes as u64;
     }
 }

@@ -1,13 +1,80 @@
 //! The C API beyond `malloc`: `include/ebbtide.h`.
 
 use crate::standard::set_errno;
-use core::ffi::c_int;
+use core::ffi::{CStr, c_char, c_int};
+use ebbtide::KeyProblem;
 use ebbtide::stats::Figures;
 
 /// Releases all free memory of the process. Returns the bytes released.
 #[unsafe(no_mangle)]
 pub extern "C" fn ebb_release() -> usize {
     ebbtide::release_all()
+}
+
+/// Longest text of a key and its value.
+const ITEM_BYTES: usize = 64;
+
+/// Changes a key that can change while the program runs. Returns 0, or -1 with `EINVAL` or `EOPNOTSUPP`.
+///
+/// # Safety
+/// Both are null, or texts that end with a NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_set(key: *const c_char, value: *const c_char) -> c_int {
+    let mut item = [0; ITEM_BYTES];
+    // SAFETY: by contract.
+    let texts = unsafe { (text(key), text(value)) };
+    let done = match texts {
+        (Some(key), Some(value)) => joined(&mut item, &[key, b"=", value])
+            .ok_or(KeyProblem::Unknown)
+            .and_then(ebbtide::set),
+        _ => Err(KeyProblem::Unknown),
+    };
+    told(done)
+}
+
+/// Stores the value of such a key. Returns 0, or -1 with `EINVAL` or `EOPNOTSUPP`.
+///
+/// # Safety
+/// `key` is null, or a text that ends with a NUL. `*value` can be written to, unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_get(key: *const c_char, value: *mut u64) -> c_int {
+    // SAFETY: by contract.
+    let name = unsafe { text(key) }.filter(|_| !value.is_null());
+    told(name.ok_or(KeyProblem::Unknown).and_then(|name| {
+        let found = ebbtide::get(name)?;
+        // SAFETY: by contract.
+        unsafe { value.write(found) };
+        Ok(())
+    }))
+}
+
+/// # Safety
+/// It is null, or ends with a NUL.
+unsafe fn text<'a>(text: *const c_char) -> Option<&'a [u8]> {
+    // SAFETY: by contract.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
+}
+
+fn joined<'a>(item: &'a mut [u8], parts: &[&[u8]]) -> Option<&'a [u8]> {
+    let mut len = 0;
+    for part in parts {
+        item.get_mut(len..len + part.len())?.copy_from_slice(part);
+        len += part.len();
+    }
+    Some(&item[..len])
+}
+
+fn told(done: Result<(), KeyProblem>) -> c_int {
+    match done {
+        Ok(()) => 0,
+        Err(problem) => {
+            set_errno(match problem {
+                KeyProblem::Unknown => libc::EINVAL,
+                KeyProblem::Fixed => libc::EOPNOTSUPP,
+            });
+            -1
+        }
+    }
 }
 
 /// Fills the first `size` bytes of `*result`. Returns the bytes filled, or -1 with `EINVAL` for a null pointer or a

@@ -4,7 +4,7 @@
 use crate::call::{Errno, Sysno, syscall};
 use core::ffi::{CStr, c_int};
 use core::ops::Deref;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether any thread ever called [`crate::thread::leave_descriptors`].
 pub(crate) static SOME_LEFT_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
@@ -310,63 +310,6 @@ pub fn write(fd: i32, mut text: &[u8]) {
     }
 }
 
-/// Creates `path` with `content` and maps it shared. No descriptor stays open. An existing file of that name is
-/// replaced, not written to: it may belong to this process before an execve, or to an earlier process with the same
-/// number.
-///
-/// The content is written by write(2), not by the first store, so that a full file system is reported as an error.
-///
-/// # Errors
-/// The error of openat(2), unlinkat(2), write(2) or mmap(2). No file stays then.
-pub fn create_shared(path: &CStr, content: &[AtomicU64]) -> Result<usize, Errno> {
-    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    // SAFETY: `path` ends with a NUL.
-    let open = || unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) };
-    // SAFETY: as above. unlinkat removes the name and follows no link.
-    let remove = || unsafe { syscall!(Sysno::unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) };
-    let file = match open() {
-        Err(Errno::EEXIST) => {
-            remove()?;
-            open()?
-        }
-        other => other?,
-    };
-    let file = Descriptor(file);
-    let mapped = write_words(&file, content).and_then(|()| {
-        let (len, prot) = (size_of_val(content), libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: a new mapping.
-        unsafe { syscall!(Sysno::mmap, 0, len, prot, libc::MAP_SHARED, file.0, 0) }
-    });
-    if mapped.is_err() {
-        let _ = remove();
-    }
-    mapped
-}
-
-/// Overwrites the start of `path` with `content`, if the file exists.
-pub fn rewrite(path: &CStr, content: &[AtomicU64]) {
-    let flags = libc::O_WRONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    if let Ok(file) = Descriptor::open(path, flags) {
-        let _ = write_words(&file, content);
-    }
-}
-
-/// Writes all words at the current offset, each as it is at that moment.
-fn write_words(file: &Descriptor, words: &[AtomicU64]) -> Result<(), Errno> {
-    let (start, len) = (words.as_ptr() as usize, size_of_val(words));
-    let mut done = 0;
-    while done < len {
-        // SAFETY: the words are readable; other threads may store to them, each as a whole.
-        match unsafe { syscall!(Sysno::write, file.0, start + done, len - done) } {
-            Ok(0) => return Err(Errno::ENOSPC),
-            Ok(n) => done += n,
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -415,34 +358,5 @@ mod tests {
         for number in [0, 7, 10, 4_194_304, usize::MAX] {
             assert_eq!(&*Digits::of(number), std::format!("{number}").as_bytes());
         }
-    }
-
-    #[test]
-    fn a_shared_file_is_replaced_and_never_followed() {
-        let dir = std::env::temp_dir();
-        let path = dir.join(std::format!("ebbtide-shared-{}", std::process::id()));
-        let target = path.with_extension("target");
-        std::fs::write(&target, "kept").unwrap();
-        std::os::unix::fs::symlink(&target, &path).unwrap();
-        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        for value in [1u64, 2] {
-            let content = [const { AtomicU64::new(0) }; 512];
-            content[1].store(value, Ordering::Relaxed);
-            let page = create_shared(&name, &content).unwrap();
-            assert_eq!(std::fs::read(&path).unwrap()[8], value as u8);
-            // SAFETY: a word of the new mapping.
-            unsafe { crate::vm::copy(page + 8, content.as_ptr().cast(), 8).unwrap() };
-            assert_eq!(std::fs::read(&path).unwrap()[8], 0);
-            rewrite(&name, &content);
-            assert_eq!(std::fs::read(&path).unwrap()[8], value as u8);
-            // The file is cut off: an error, not a signal.
-            std::fs::File::create(&path).unwrap();
-            // SAFETY: as above.
-            let copied = unsafe { crate::vm::copy(page, content.as_ptr().cast(), 4096) };
-            assert_eq!(copied, Err(Errno::EFAULT));
-        }
-        assert_eq!(std::fs::read(&target).unwrap(), b"kept");
-        std::fs::remove_file(&path).unwrap();
-        std::fs::remove_file(&target).unwrap();
     }
 }

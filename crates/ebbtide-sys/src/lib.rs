@@ -21,6 +21,7 @@
 //! | [`clock`] | monotonic time and CPU time |
 //! | [`process`] | start-up facts: environment, auxiliary vector, CPUs, limits |
 //! | [`mod@file`] | read small kernel files without libc |
+//! | [`shared_file`] | files that are mapped for observers |
 #![no_std]
 #![warn(missing_docs)]
 
@@ -41,6 +42,7 @@ pub mod pages;
 pub mod pressure;
 pub mod process;
 pub mod rseq;
+pub mod shared_file;
 pub mod streams;
 pub mod thread;
 pub mod vm;

@@ -1,6 +1,6 @@
 //! Facts about this process and machine that are needed before libc is ready.
 
-use crate::call::{Sysno, syscall};
+use crate::call::{Errno, Sysno, syscall};
 use crate::file::{Digits, PathText};
 pub use crate::identity::{auxv, id, thread_id};
 use core::ffi::CStr;
@@ -308,6 +308,19 @@ pub fn has_plain_children() -> bool {
 pub fn proc_is_own() -> bool {
     link(c"/proc/self")
         .is_some_and(|(text, len)| crate::file::parse_number(&text[..len]) == Some(u64::from(id())))
+}
+
+/// The number of this process's process namespace, by which the kernel tells them apart. `None`: `/proc` does not say.
+pub fn namespace() -> Option<u64> {
+    let (text, len) = link(c"/proc/self/ns/pid")?;
+    crate::file::parse_number(text[..len].strip_prefix(b"pid:[")?)
+}
+
+/// Whether there is a process of this number, ended or not, in this process namespace. If the kernel does not say, the answer is yes.
+pub fn exists(pid: u32) -> bool {
+    // SAFETY: numbers only; signal 0 is none.
+    let sent = unsafe { syscall!(Sysno::kill, pid, 0) };
+    sent != Err(Errno::ESRCH)
 }
 
 fn link(path: &CStr) -> Option<([u8; 64], usize)> {

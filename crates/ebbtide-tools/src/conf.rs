@@ -96,10 +96,8 @@ impl Conf {
 
     /// The value of a key, if it was given.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.pairs
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, v)| v.as_str())
+        let pair = self.pairs.iter().find(|(n, _)| *n == name);
+        pair.map(|(_, value)| value.as_str())
     }
 
     /// This configuration, in which the keys of `over` replace its own.
@@ -122,30 +120,21 @@ impl fmt::Display for Conf {
     }
 }
 
-/// Parses a size such as `64M`; `None` if it is not one or does not fit.
-pub fn parse_size(text: &str) -> Option<u64> {
-    keys::size(text.as_bytes())
-}
-
 /// Suggests known keys that are similar to an unknown one.
 fn similar(item: &str) -> String {
     let name = item.strip_prefix("dev=").unwrap_or(item).to_lowercase();
     let name = name.split(['=', ':']).next().unwrap_or_default().trim();
-    let mut near: Vec<(f64, &Key)> = KEYS
-        .iter()
-        .map(|k| (strsim::jaro_winkler(name, k.name), k))
-        .filter(|(score, _)| *score > 0.75)
-        .collect();
+    let scores = KEYS.iter().map(|k| (strsim::jaro_winkler(name, k.name), k));
+    let mut near: Vec<(f64, &Key)> = scores.filter(|(score, _)| *score > 0.75).collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let near: Vec<String> = near
-        .into_iter()
-        .take(2)
+    let names = near.iter().take(2);
+    let names: Vec<String> = names
         .map(|(_, key)| format!("{}{}", key.prefix().0, key.name))
         .collect();
-    if near.is_empty() {
-        return String::new();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!("; did you mean '{}'", names.join("' or '")),
     }
-    format!("; did you mean '{}'", near.join("' or '"))
 }
 
 #[cfg(test)]

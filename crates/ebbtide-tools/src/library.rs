@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 /// The flag for the place of the library.
@@ -42,45 +42,36 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     }
     let exe = env::current_exe().ok();
     let places = candidates(exe.as_deref());
-    places.iter().find(|p| p.is_file()).map_or_else(
-        || {
-            let list: Vec<String> = places
-                .iter()
-                .map(|p| format!("  {}", p.display()))
-                .collect();
-            Err(anyhow!(
-                "{FILE_NAME} not found; build it with 'cargo build --release -p ebbtide-preload', \
-                 or give its path with --lib PATH or {ENV}=PATH. Searched:\n{}",
-                list.join("\n")
-            ))
-        },
-        |p| checked(p),
+    if let Some(place) = places.iter().find(|place| place.is_file()) {
+        return checked(place);
+    }
+    let places = places
+        .iter()
+        .map(|place| format!("\n  {}", place.display()));
+    let list: String = places.collect();
+    bail!(
+        "{FILE_NAME} not found; build it with 'cargo build --release -p ebbtide-preload', \
+         or give its path with --lib PATH or {ENV}=PATH. Searched:{list}"
     )
 }
 
 /// The possible places of the library, best first, for a program at `exe`.
 fn candidates(exe: Option<&Path>) -> Vec<PathBuf> {
-    let mut dirs: Vec<PathBuf> = Vec::new();
-    if let Some(dir) = exe.and_then(Path::parent) {
-        dirs.push(dir.to_path_buf());
-        if let Some(up) = dir.parent() {
-            // Programs of debug builds and of tests find the optimised library.
-            dirs.extend(["release", "lib", "lib64"].map(|d| up.join(d)));
-        }
-    }
-    dirs.extend(
-        [
-            "/usr/local/lib",
-            "/usr/local/lib64",
-            "/usr/lib",
-            "/usr/lib64",
-        ]
-        .map(PathBuf::from),
-    );
-    #[cfg(target_arch = "x86_64")]
-    dirs.push("/usr/lib/x86_64-linux-gnu".into());
-    #[cfg(target_arch = "aarch64")]
-    dirs.push("/usr/lib/aarch64-linux-gnu".into());
+    let beside = exe.and_then(Path::parent);
+    let above = beside.and_then(Path::parent);
+    // Programs of debug builds and of tests find the optimised library.
+    let near = ["release", "lib", "lib64"].map(|dir| Some(above?.join(dir)));
+    let here = format!("/usr/lib/{}-linux-gnu", env::consts::ARCH);
+    let usual = [
+        "/usr/local/lib",
+        "/usr/local/lib64",
+        "/usr/lib",
+        "/usr/lib64",
+        &here,
+    ];
+    let mut dirs: Vec<PathBuf> = beside.map(Path::to_owned).into_iter().collect();
+    dirs.extend(near.into_iter().flatten());
+    dirs.extend(usual.map(PathBuf::from));
     dirs.dedup();
     dirs.iter()
         .flat_map(|dir| [FILE_NAME, SONAME].map(|name| dir.join(name)))
@@ -97,15 +88,11 @@ fn checked(path: &Path) -> Result<PathBuf> {
         );
     }
     // The loader splits LD_PRELOAD at these characters, and they cannot be escaped.
-    if path
-        .as_os_str()
-        .to_string_lossy()
-        .contains([' ', ':', '\t', '\n'])
-    {
+    let text = path.to_string_lossy();
+    if text.contains([' ', ':', '\t', '\n']) {
         bail!(
-            "the library's path '{}' holds a space or a colon, which LD_PRELOAD cannot carry; \
-             link or copy the library to a path without these characters",
-            path.display()
+            "the library's path '{text}' holds a space or a colon, which LD_PRELOAD cannot carry; \
+             link or copy the library to a path without these characters"
         );
     }
     Ok(path)

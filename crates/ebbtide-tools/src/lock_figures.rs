@@ -1,5 +1,7 @@
 //! The cost of the library's locks, as its statistics page shows it (`dev=lockstat:on|cpu`).
 
+use std::collections::BTreeMap;
+
 use ebbtide_interface::page::{BUCKETS, LOCK_HEAD, LOCK_WORDS};
 use ebbtide_interface::ranks;
 use serde::Serialize;
@@ -82,45 +84,29 @@ impl Times {
 
 /// Adds the figures of several processes, by rank; ranks that were never taken are left out.
 pub fn sum<'a>(processes: impl Iterator<Item = &'a [RankFigures]>) -> Vec<RankFigures> {
-    let mut sums: Vec<RankFigures> = Vec::new();
+    let place = |rank: &str| ranks::ALL.iter().position(|(_, name)| *name == rank);
+    let mut sums: BTreeMap<Option<usize>, RankFigures> = BTreeMap::new();
     for one in processes.flatten().filter(|one| one.taken > 0) {
-        let sum = match sums.iter().position(|sum| sum.rank == one.rank) {
-            Some(at) => &mut sums[at],
-            None => {
-                sums.push(RankFigures {
-                    rank: one.rank,
-                    ..RankFigures::default()
-                });
-                sums.last_mut().expect("just pushed")
-            }
-        };
+        let sum = sums.entry(place(one.rank)).or_default();
+        sum.rank = one.rank;
         sum.taken += one.taken;
         sum.contended += one.contended;
         sum.waits.add(&one.waits);
         sum.holds.add(&one.holds);
     }
-    let place = |rank: &str| ranks::ALL.iter().position(|(_, name)| *name == rank);
-    sums.sort_by_key(|sum| place(sum.rank));
-    sums
+    sums.into_values().collect()
 }
+
+/// The titles of [`table`], each with the width of its column.
+const HEAD: &str =
+    "  lock            taken contended    share  wait p99   longest hold mean  hold p99   longest";
 
 /// A table for people; empty if there are no figures.
 pub fn table(locks: &[RankFigures]) -> String {
     if locks.is_empty() {
         return String::new();
     }
-    let mut text = format!(
-        "\n  {:<10}{:>11}{:>10}{:>9}{:>10}{:>10}{:>10}{:>10}{:>10}\n",
-        "lock",
-        "taken",
-        "contended",
-        "share",
-        "wait p99",
-        "longest",
-        "hold mean",
-        "hold p99",
-        "longest"
-    );
+    let mut text = format!("\n{HEAD}\n");
     for lock in locks {
         let mean = lock.holds.sum_ns / lock.taken.max(1);
         text.push_str(&format!(

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::fs;
+use std::path::Path;
 
 use rustix::system::uname;
 use rustix::thread::sched_getaffinity;
@@ -34,7 +35,7 @@ pub fn facts() -> Vec<(String, String)> {
 pub const NO_THP: &str = "not in this kernel";
 
 /// The trimmed text of a small file.
-pub fn read(path: &str) -> Option<String> {
+pub fn read(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok().map(|t| t.trim().to_owned())
 }
 
@@ -54,7 +55,7 @@ pub fn glibc() -> String {
 
 /// The chosen word of a huge page setting.
 pub fn thp(setting: &str) -> Option<String> {
-    let text = read(&format!("{THP}/{setting}"))?;
+    let text = read(format!("{THP}/{setting}"))?;
     bracketed(&text).map(str::to_owned)
 }
 

@@ -47,6 +47,15 @@ pub fn is_fancy(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
 }
 
+/// The words with commas between them, or the word for no words.
+pub fn list(words: &[impl AsRef<str>], none: &str) -> String {
+    let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+    match words.is_empty() {
+        true => none.into(),
+        false => words.join(", "),
+    }
+}
+
 /// Bytes as `12.3 MiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -94,14 +103,9 @@ pub fn duration(ns: u64) -> String {
 /// A whole number with commas between thousands.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
+    let groups = digits.as_bytes().rchunks(3).rev();
+    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
+    groups.join(",")
 }
 
 #[cfg(test)]

@@ -10,6 +10,61 @@ pub fn text(path: impl AsRef<Path>) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Name of a process that returns another one's memory after its end.
+pub const HELPER: &str = "ebbtide/exit";
+
+/// Fields of `/proc/PID/stat`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// The program's short name.
+    pub name: String,
+    /// `R`, `S`, `Z`, …
+    pub state: char,
+    /// The parent's number.
+    pub parent: u32,
+    /// Start time. Together with the process number, it identifies one process.
+    pub began: u64,
+}
+
+impl Stat {
+    /// Reads the file of a process; `None` if there is no such process.
+    pub fn read(pid: u32) -> Option<Self> {
+        Self::parse(&text(format!("/proc/{pid}/stat"))?)
+    }
+
+    /// Parses `PID (name) state parent …`. The name may hold any characters.
+    fn parse(text: &str) -> Option<Self> {
+        let (head, rest) = text.rsplit_once(") ")?;
+        let (_, name) = head.split_once(" (")?;
+        let mut fields = rest.split_ascii_whitespace();
+        Some(Stat {
+            name: name.replace(char::is_control, "?"),
+            state: fields.next()?.chars().next()?,
+            parent: fields.next()?.parse().ok()?,
+            began: fields.nth(17)?.parse().ok()?,
+        })
+    }
+
+    /// Whether the process has ended, reaped or not.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
+    /// Whether this is a helper that has not ended. Its last step may take memory too.
+    pub fn is_helper(&self) -> bool {
+        self.name == HELPER && !self.is_over()
+    }
+}
+
+/// The numbers in names of a directory that have the form number and `suffix`.
+pub fn numbers_in(dir: impl AsRef<Path>, suffix: &str) -> Vec<u32> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let number = |name: &str| name.strip_suffix(suffix)?.parse().ok();
+    entries
+        .filter_map(|entry| number(entry.file_name().to_str()?))
+        .collect()
+}
+
 /// The value of a line `Name:   123 kB`, in bytes.
 pub fn kib_field(text: &str, name: &str) -> Option<u64> {
     let value = text
@@ -31,6 +86,20 @@ pub fn children_of_main_thread(pid: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_may_hold_anything() {
+        let text = |name: &str, state| {
+            let numbers: Vec<String> = (4..30).map(|n| n.to_string()).collect();
+            format!("12 ({name}) {state} {}\n", numbers.join(" "))
+        };
+        let stat = Stat::parse(&text("a) (b) R", 'S')).unwrap();
+        assert_eq!((stat.name.as_str(), stat.state), ("a) (b) R", 'S'));
+        assert_eq!((stat.parent, stat.began), (4, 22));
+        assert!(!stat.is_over() && Stat::parse("12 (x").is_none());
+        let is_helper = |name, state| Stat::parse(&text(name, state)).unwrap().is_helper();
+        assert!(is_helper(HELPER, 'S') && !is_helper(HELPER, 'Z') && !is_helper("sleep", 'S'));
+    }
 
     #[test]
     fn a_field_has_its_whole_name() {

@@ -1,5 +1,7 @@
 //! The parts that every program needs: exit status, completions, manual pages.
 
+use std::error::Error;
+use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -11,6 +13,23 @@ use crate::out;
 
 /// Exit status for an error of the program itself, as in `env` and `timeout`.
 pub const EXIT_OWN: u8 = 125;
+
+/// An error with an exit status of its own.
+#[derive(Debug)]
+pub struct Failure {
+    /// The exit status.
+    pub status: u8,
+    /// The message, with its remedy.
+    pub text: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Error for Failure {}
 
 /// Prints a usage error, or the requested help. Returns the exit status.
 pub fn told(error: &clap::Error) -> ExitCode {
@@ -26,7 +45,8 @@ pub fn ended(result: Result<u8>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             out::error(&error);
-            ExitCode::from(EXIT_OWN)
+            let failure = error.downcast_ref::<Failure>();
+            ExitCode::from(failure.map_or(EXIT_OWN, |failure| failure.status))
         }
     }
 }

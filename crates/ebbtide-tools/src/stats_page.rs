@@ -3,7 +3,7 @@
 //! A page is a file `PID.ebb` in the layout of [`ebbtide_interface::page`].
 
 use std::env;
-use std::fs::{self, Permissions};
+use std::fs::{self, DirEntry, Permissions};
 use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,6 +12,9 @@ use std::time::SystemTime;
 use anyhow::Context;
 use ebbtide_interface::figures::{self, FIGURES, Kind};
 use ebbtide_interface::{Figures, page};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use tempfile::TempDir;
 
@@ -35,15 +38,6 @@ impl Deref for StatsPage {
 
     fn deref(&self) -> &Figures {
         &self.figures
-    }
-}
-
-impl From<Figures> for StatsPage {
-    fn from(figures: Figures) -> Self {
-        StatsPage {
-            figures,
-            locks: Vec::new(),
-        }
     }
 }
 
@@ -86,6 +80,15 @@ impl StatsPage {
     }
 }
 
+/// The names of the bits that are set in a figure.
+pub fn named<'a>(mask: u64, names: &[&'a str]) -> Vec<&'a str> {
+    let set = names
+        .iter()
+        .enumerate()
+        .filter(|(bit, _)| mask >> bit & 1 == 1);
+    set.map(|(_, name)| *name).collect()
+}
+
 /// Creates a private directory for pages, which is removed on drop. A configuration can carry its path: absolute,
 /// short, without a comma.
 pub fn private_dir() -> anyhow::Result<TempDir> {
@@ -111,20 +114,52 @@ pub fn private_dir() -> anyhow::Result<TempDir> {
     })
 }
 
+/// Lets each process keep its page in `dir` from its start on, and leave it there for [`read_all`].
+pub fn keep_all_in(dir: &Path, conf: &mut Conf) {
+    conf.set("stats_dir", &dir.to_string_lossy());
+    conf.set("pages", "all");
+}
+
+/// Removes the pages of processes that are gone, however they ended. A page whose process is in another process namespace is locked while it
+/// runs.
+pub fn remove_abandoned(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let stem = path
+            .file_stem()
+            .and_then(|stem| stem.to_str()?.parse().ok());
+        let is_gone = |pid| test_kill_process(pid) == Err(Errno::SRCH);
+        if path.extension().is_some_and(|x| x == "ebb")
+            && stem.and_then(Pid::from_raw).is_some_and(is_gone)
+            && is_abandoned(&path)
+        {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Whether a file is a page, and no process has it mapped.
+fn is_abandoned(path: &Path) -> bool {
+    let mut magic = [0; 8];
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).is_ok_and(|file| {
+        rustix::io::read(&file, &mut magic) == Ok(magic.len())
+            && u64::from_le_bytes(magic) == page::MAGIC
+            && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    })
+}
+
 /// Every page in `dir` that was written at `since` or later.
 pub fn read_all(dir: &Path, since: SystemTime) -> Vec<StatsPage> {
-    let Ok(entries) = fs::read_dir(dir) else {
-        return Vec::new();
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_page = |entry: &DirEntry| entry.path().extension().is_some_and(|x| x == "ebb");
+    let is_new = |entry: &DirEntry| {
+        let written = entry.metadata().and_then(|about| about.modified());
+        written.is_ok_and(|time| time >= since)
     };
     entries
-        .flatten()
-        .filter(|e| e.path().extension().is_some_and(|x| x == "ebb"))
-        .filter(|e| {
-            e.metadata()
-                .and_then(|m| m.modified())
-                .is_ok_and(|t| t >= since)
-        })
-        .filter_map(|e| StatsPage::parse(&fs::read(e.path()).ok()?))
+        .filter(|entry| is_page(entry) && is_new(entry))
+        .filter_map(|entry| StatsPage::parse(&fs::read(entry.path()).ok()?))
         .collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::conf;
+use ebbtide_interface::keys;
 
 const LEAST_BYTES: u64 = 1 << 20;
 /// The longest units come first: `ms` ends with `s`.
@@ -17,7 +17,7 @@ const UNITS: [(&str, f64); 6] = [
 
 /// A size of memory to fill.
 pub fn size(text: &str) -> Result<u64, String> {
-    conf::parse_size(text)
+    keys::size(text.as_bytes())
         .filter(|n| *n >= LEAST_BYTES)
         .ok_or_else(|| "it takes at least 1M, with a suffix K, M or G".into())
 }

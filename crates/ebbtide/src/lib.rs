@@ -44,6 +44,7 @@ pub use global::Ebbtide;
 
 use ebbtide_core::base::releaser::Releaser;
 use ebbtide_core::front::{Front, started_heap};
+pub use ebbtide_core::reclaim::control::KeyProblem;
 use ebbtide_core::reclaim::sources::Parts;
 use ebbtide_core::{objects, pages, reclaim};
 
@@ -77,6 +78,27 @@ pub fn release_all() -> usize {
         heap.enter_uncounted()
             .release_everything(Releaser::Explicit)
     })
+}
+
+/// Changes a key of `EBBTIDE_CONF` while the program runs: `retain_ms` or `limit`, as `key=value` in the form of the variable.
+///
+/// Any thread may call it at any time; of several calls the last one takes effect. Memory that is kept beyond the new value goes on the next
+/// slow path, or by a worker at once.
+///
+/// # Errors
+/// See [`KeyProblem`]. Nothing changes then.
+pub fn set(item: &[u8]) -> Result<(), KeyProblem> {
+    let heap = heap().ok_or(KeyProblem::Fixed)?;
+    heap.enter_uncounted().set_key(item)
+}
+
+/// The value of a key that can change: milliseconds, or bytes (`u64::MAX`: no limit; a percentage as the bytes that it is now).
+///
+/// # Errors
+/// See [`KeyProblem`].
+pub fn get(name: &[u8]) -> Result<u64, KeyProblem> {
+    let heap = heap().ok_or(KeyProblem::Fixed)?;
+    heap.enter_uncounted().key_value(name)
 }
 
 /// Whether `RTLD_DEEPBIND` is kept when the program opens a library with it (`deepbind=keep`). Starts the heap,

@@ -1,22 +1,35 @@
 //! The interface of a family of benchmarks.
+//!
+//! A family describes itself in a text. Its first paragraph is one sentence for the help. Each other paragraph has
+//! cases, with the figures that all of them have:
+//!
+//! ```text
+//! What becomes of one block (see --quick)
+//!
+//! freed: free a block
+//! kept held: keep a block
+//!   took_ms: ms in the call
+//!   rss_mib: MiB resident after it
+//! ```
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use crate::figures::Measured;
 use crate::harness::flags::BenchArgs;
-use crate::harness::{Results, peers};
+use crate::harness::peers::{self, Entry, Takes};
+use crate::harness::{self, Case, Metric, Results, Run};
 use crate::measured::{Output, WorkerArgs};
 
 /// A family of benchmarks is a file or a folder here, and a line in [`FAMILIES`](super::FAMILIES). It returns results as
 /// data. Text, JSON, pages and pictures are made from the results in the same way for every family.
 pub trait Family: 'static {
-    /// Its flags. They include the flags that all families share.
-    type Flags: Args + AsRef<BenchArgs> + 'static;
+    /// Its flags. They include [`BenchArgs`].
+    type Flags: Args;
     /// Its name.
     const NAME: &'static str;
-    /// One sentence for the help.
-    const ABOUT: &'static str;
+    /// Its description, with its cases and figures.
+    const TEXT: &'static str;
     /// Number of rounds, and number of rounds in the quick form.
     const ROUNDS: (u32, u32);
     /// Seconds that one round of the quick form takes with one peer on 2 CPUs.
@@ -32,12 +45,62 @@ pub trait Family: 'static {
     fn more_help() -> String {
         peers::known_list()
     }
+
+    /// The cases of the text for which `run` gives the work, but only those whose name contains one of `only`, if that
+    /// is not empty.
+    fn cases(
+        only: &[String],
+        run: impl Fn(&'static str) -> Option<Box<dyn Run>>,
+    ) -> Result<Vec<Case>> {
+        let mut cases = Vec::new();
+        for paragraph in Self::TEXT.split("\n\n").skip(1) {
+            let lines = paragraph.lines().map(|line| line.split_once(": "));
+            let lines = lines.collect::<Option<Vec<_>>>();
+            let lines = lines.with_context(|| format!("not cases and figures: {paragraph}"))?;
+            let is_figure = |(name, _): &(&str, &str)| name.starts_with("  ");
+            let (figures, lines): (Vec<_>, Vec<_>) = lines.into_iter().partition(is_figure);
+            let figures = figures.iter().map(|(name, unit)| Metric {
+                id: name.trim_start(),
+                unit,
+            });
+            let metrics: Vec<Metric> = figures.collect();
+            for (names, about) in lines {
+                let runs = names.split(' ').filter_map(|id| Some((id, run(id)?)));
+                cases.extend(runs.map(|(id, run)| Case {
+                    id,
+                    about,
+                    run,
+                    metrics: metrics.clone(),
+                }));
+            }
+        }
+        harness::select(&mut cases, only)?;
+        Ok(cases)
+    }
+}
+
+/// The allocators that a family measures: Ebbtide, Ebbtide again, its variants, and the peers. A variant has a setting,
+/// and cases that it takes. With `is_waiting`, the peers have the settings that matter only if time passes.
+pub fn entries(
+    args: &BenchArgs,
+    is_waiting: bool,
+    variants: &[(&str, Takes)],
+) -> Result<Vec<Entry>> {
+    let mut entries = peers::rotation(args, is_waiting)?;
+    let own = entries[0].clone();
+    let variants = variants
+        .iter()
+        .map(|(conf, takes)| own.variant(conf, *takes));
+    entries.splice(2..2, variants);
+    Ok(entries)
 }
 
 /// An entry of the list of families.
 pub struct Registered {
     /// [`Family::NAME`].
     pub name: &'static str,
+    /// [`Family::TEXT`].
+    pub text: &'static str,
     /// Rounds of the quick form.
     pub quick_rounds: u32,
     /// [`Family::QUICK_ROUND_S`].
@@ -46,8 +109,9 @@ pub struct Registered {
     pub is_core: bool,
     /// [`Family::process`].
     pub process: fn(&WorkerArgs) -> Option<Result<Output>>,
-    command: fn() -> Command,
-    asked: fn(&ArgMatches) -> Result<Box<dyn Asked>, clap::Error>,
+    more_help: fn() -> String,
+    flags: fn(Command) -> Command,
+    measure: fn(&ArgMatches) -> Result<Results>,
 }
 
 impl Registered {
@@ -55,17 +119,14 @@ impl Registered {
     pub const fn new<F: Family>() -> Self {
         Registered {
             name: F::NAME,
+            text: F::TEXT,
             quick_rounds: F::ROUNDS.1,
             quick_round_s: F::QUICK_ROUND_S,
             is_core: false,
             process: F::process,
-            command: || {
-                let command = Command::new(F::NAME)
-                    .about(F::ABOUT)
-                    .after_help(F::more_help());
-                F::Flags::augment_args(command)
-            },
-            asked: |matches| Ok(Box::new(Line::<F>(F::Flags::from_arg_matches(matches)?))),
+            more_help: F::more_help,
+            flags: F::Flags::augment_args,
+            measure: |matches| F::measure(&F::Flags::from_arg_matches(matches)?),
         }
     }
 
@@ -77,12 +138,20 @@ impl Registered {
 
     /// The family's subcommand.
     pub fn command(&self) -> Command {
-        (self.command)()
+        let about = self.text.split("\n\n").next().unwrap_or_default();
+        let command = Command::new(self.name)
+            .about(about.replace('\n', " "))
+            .after_help((self.more_help)());
+        (self.flags)(command)
     }
 
     /// Reads the flags of the subcommand.
-    pub fn asked(&self, matches: &ArgMatches) -> Result<Box<dyn Asked>, clap::Error> {
-        (self.asked)(matches)
+    pub fn asked(&'static self, matches: &ArgMatches) -> Result<Asked, clap::Error> {
+        Ok(Asked {
+            family: self,
+            bench: BenchArgs::from_arg_matches(matches)?,
+            matches: matches.clone(),
+        })
     }
 
     /// Whether the family has a flag of this name.
@@ -94,21 +163,17 @@ impl Registered {
 }
 
 /// A family with its flags.
-pub trait Asked {
+pub struct Asked {
+    family: &'static Registered,
     /// The flags that all families share.
-    fn bench(&self) -> &BenchArgs;
-    /// Runs the family.
-    fn measure(&self) -> Result<Measured>;
+    pub bench: BenchArgs,
+    matches: ArgMatches,
 }
 
-struct Line<F: Family>(F::Flags);
-
-impl<F: Family> Asked for Line<F> {
-    fn bench(&self) -> &BenchArgs {
-        self.0.as_ref()
-    }
-
-    fn measure(&self) -> Result<Measured> {
-        Ok(Measured::new(F::NAME, F::measure(&self.0)?))
+impl Asked {
+    /// Runs the family.
+    pub fn measure(&self) -> Result<Measured> {
+        let results = (self.family.measure)(&self.matches)?;
+        Ok(Measured::new(self.family.name, results))
     }
 }

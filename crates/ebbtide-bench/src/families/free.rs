@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::families::Family;
+use crate::families::family::{self, Family};
+use crate::harness::Results;
 use crate::harness::flags::SizedArgs;
-use crate::harness::peers::{self, Entry};
+use crate::harness::peers::{ANY, Entry, Takes};
 use crate::harness::runs::Watched;
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric, Results, metric};
 use crate::measured::{Output, WorkerArgs, block};
 use crate::outside::observe::Watch;
 
@@ -23,95 +23,28 @@ const POLL: Duration = Duration::from_millis(1);
 /// Wait after a release on request: only to see how much is left.
 const GLANCE: Duration = Duration::from_millis(50);
 
-const FREE: Metric = metric("free_ms", "ms in free()");
+const ON_REQUEST: Takes = |case| case.starts_with("block_now");
+const ALONE: Takes = |case| !ON_REQUEST(case);
 
-const UNTIL_BACK: &[Metric] = &[
-    FREE,
-    metric(
-        "back_rss_ms",
-        "ms from free() until 95 % are off the resident size",
-    ),
-    metric(
-        "back_system_ms",
-        "ms from free() until 95 % are in the system's free memory",
-    ),
+/// Ebbtide without one of its parts.
+const VARIANTS: [(&str, Takes); 9] = [
+    ("workers=0", ANY),
+    ("dev=gather:inline", ANY),
+    ("thp=off", ALONE),
+    ("workers=1", ON_REQUEST),
+    ("workers=2", ON_REQUEST),
+    ("workers=4", ON_REQUEST),
+    ("workers=8", ON_REQUEST),
+    ("workers=16", ON_REQUEST),
+    ("workers=32", ON_REQUEST),
 ];
 
-const ON_REQUEST: &[Metric] = &[
-    FREE,
-    metric("both_ms", "ms in free() and the release"),
-    metric(
-        "system_kept_mib",
-        "MiB that the system still lacks after it",
-    ),
-];
-
-const ALONE: &[&str] = &["block_thp", "block_4k"];
-const REQUESTED: &[&str] = &["block_now", "block_now_4k"];
-
-fn cases(plan: Plan) -> Vec<Case> {
-    let watch = |wait| Watch {
-        poll: POLL,
-        wait,
-        until_back: true,
-        size_bytes: plan.size_bytes,
-    };
-    let alone = |id, about, is_thp_off| Case {
-        id,
-        about,
-        run: Box::new(Watched {
-            case: "block",
-            watch: watch(plan.wait),
-            is_thp_off,
-        }),
-        metrics: UNTIL_BACK,
-    };
-    let requested = |id, about, is_thp_off| Case {
-        id,
-        about,
-        run: Box::new(Watched {
-            case: "block_now",
-            watch: watch(plan.wait.min(GLANCE)),
-            is_thp_off,
-        }),
-        metrics: ON_REQUEST,
-    };
-    vec![
-        alone(
-            "block_thp",
-            "fill a block, free it, do nothing; huge pages as the system and the allocator have it",
-            false,
-        ),
-        alone(
-            "block_4k",
-            "fill a block, free it, do nothing; no huge pages",
-            true,
-        ),
-        requested(
-            "block_now",
-            "fill a block, free it, ask for the release (ebb_release, the peer's own call, or malloc_trim)",
-            false,
-        ),
-        requested("block_now_4k", "the same without huge pages", true),
-    ]
-}
-
-/// The entries besides the peers: Ebbtide without one of its parts, and the kernel itself.
+/// The entries besides the peers: variants of Ebbtide, and the kernel itself.
 fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
-    let mut entries = peers::rotation(&args.bench, true)?;
-    let own = entries[0].clone();
-    let mut variants = vec![
-        own.variant("workers=0", &[]),
-        own.variant("dev=gather:inline", &[]),
-        own.variant("thp=off", ALONE),
-    ];
-    for workers in [1, 2, 4, 8, 16, 32] {
-        variants.push(own.variant(&format!("workers={workers}"), REQUESTED));
-    }
-    variants.push(Entry::reference("munmap", ALONE));
-    variants.push(Entry::reference("madvise", ALONE));
-    // After Ebbtide and Ebbtide again.
-    entries.splice(2..2, variants);
+    let mut entries = family::entries(&args.bench, true, &VARIANTS)?;
+    let after = 2 + VARIANTS.len();
+    let references = ["munmap", "madvise"].map(|method| Entry::reference(method, ALONE));
+    entries.splice(after..after, references);
     Ok(entries)
 }
 
@@ -121,17 +54,30 @@ pub struct Free;
 impl Family for Free {
     type Flags = SizedArgs;
     const NAME: &'static str = "free";
-    const ABOUT: &'static str = "One large block: what free() costs, and how long until its memory is back \
-        (half an hour with all peers; see --quick, --only, --against)";
+    const TEXT: &'static str = include_str!("free.txt");
     const ROUNDS: (u32, u32) = (5, 2);
     const QUICK_ROUND_S: f64 = 24.0;
 
     fn measure(args: &SizedArgs) -> Result<Results> {
         let plan = Plan::new(args, DEFAULTS, Self::ROUNDS)?;
-        let mut cases = cases(plan);
-        harness::select(&mut cases, &args.bench.only)?;
-        let results = plan.run(&cases, entries(args)?)?;
-        Ok(results)
+        let cases = Self::cases(&args.bench.only, |id| {
+            let (case, wait) = if ON_REQUEST(id) {
+                ("block_now", plan.wait.min(GLANCE))
+            } else {
+                ("block", plan.wait)
+            };
+            Some(Box::new(Watched {
+                case,
+                watch: Watch {
+                    poll: POLL,
+                    wait,
+                    until_back: true,
+                    size_bytes: plan.size_bytes,
+                },
+                is_thp_off: id.ends_with("_4k"),
+            }))
+        })?;
+        plan.run(&cases, entries(args)?)
     }
 
     fn process(args: &WorkerArgs) -> Option<Result<Output>> {
@@ -146,20 +92,13 @@ impl Family for Free {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::runs::Worker;
 
     #[test]
-    fn entries_name_cases_that_exist() {
-        let cases = cases(Plan {
-            size_bytes: 1 << 20,
-            wait: Duration::from_secs(1),
-            rounds: harness::Rounds {
-                count: 1,
-                limit: None,
-            },
-            most_bytes: 1 << 20,
-        });
-        for name in ALONE.iter().chain(REQUESTED) {
-            assert!(cases.iter().any(|c| c.id == *name), "{name}");
+    fn every_kind_has_cases() {
+        let cases = Free::cases(&[], |id| Some(Box::new(Worker::new(id, 0)))).unwrap();
+        for takes in [ON_REQUEST, ALONE] {
+            assert_eq!(cases.iter().filter(|case| takes(case.id)).count(), 2);
         }
     }
 }

@@ -4,7 +4,8 @@
 //! drift of the machine affects all alike. Ebbtide is in the rotation twice: the difference between the two is noise.
 //!
 //! A family is a file or a folder with a [`Family`], and a line in [`FAMILIES`]. The subcommand with its help and flags,
-//! the measured processes and the place in the report follow from that. `worker` is the measured process.
+//! the measured processes and the place in the report follow from that. A text, `cases.txt` or beside the file, has the
+//! family's cases and figures. `worker` is the measured process.
 
 mod cluster;
 mod exit;
@@ -41,7 +42,7 @@ pub static FAMILIES: [Registered; 10] = [
 ];
 
 /// The family that the command line names, if any.
-pub fn asked(matches: &ArgMatches) -> Result<Option<Box<dyn Asked>>, clap::Error> {
+pub fn asked(matches: &ArgMatches) -> Result<Option<Asked>, clap::Error> {
     let Some((name, matches)) = matches.subcommand() else {
         return Ok(None);
     };
@@ -50,7 +51,7 @@ pub fn asked(matches: &ArgMatches) -> Result<Option<Box<dyn Asked>>, clap::Error
 }
 
 /// Reads a command line that begins with a family's name.
-pub fn parse(words: impl Iterator<Item = String>) -> Result<Box<dyn Asked>> {
+pub fn parse(words: impl Iterator<Item = String>) -> Result<Asked> {
     let commands = FAMILIES.iter().map(|family| family.command());
     let all = Command::new("ebbtide bench")
         .no_binary_name(true)
@@ -60,14 +61,38 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Box<dyn Asked>> {
 }
 
 /// Runs a family and prints the results.
-pub fn main(asked: &dyn Asked) -> Result<u8> {
-    html::check(asked.bench())?;
-    figures::print(&asked.measure()?, asked.bench())
+pub fn main(asked: &Asked) -> Result<u8> {
+    html::check(&asked.bench)?;
+    figures::print(asked.measure()?, &asked.bench)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::runs::Worker;
+
+    fn has_unique_cases_with_figures<F: Family>() {
+        let cases = F::cases(&[], |id| Some(Box::new(Worker::new(id, 0)))).unwrap();
+        assert!(!cases.is_empty());
+        for (i, case) in cases.iter().enumerate() {
+            assert!(cases[i + 1..].iter().all(|other| other.id != case.id));
+            assert!(!case.about.is_empty() && !case.metrics.is_empty());
+        }
+    }
+
+    #[test]
+    fn texts_have_cases_and_figures() {
+        has_unique_cases_with_figures::<free::Free>();
+        has_unique_cases_with_figures::<cluster::Cluster>();
+        has_unique_cases_with_figures::<exit::Exit>();
+        has_unique_cases_with_figures::<percpu::Percpu>();
+        has_unique_cases_with_figures::<lazyfree::Lazyfree>();
+        has_unique_cases_with_figures::<swap_exit::SwapExit>();
+        has_unique_cases_with_figures::<give_back::Return>();
+        has_unique_cases_with_figures::<neighbour::Neighbour>();
+        has_unique_cases_with_figures::<reuse::Reuse>();
+        has_unique_cases_with_figures::<micro::Micro>();
+    }
 
     #[test]
     fn each_has_a_name_of_its_own() {

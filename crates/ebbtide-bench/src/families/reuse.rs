@@ -6,15 +6,15 @@ use std::time::Duration;
 use anyhow::Result;
 use ebbtide_tools::proc::kib_field;
 
-use crate::families::Family;
+use crate::families::family::{Family, entries};
 use crate::harness::flags::SizedArgs;
-use crate::harness::peers::{self, Entry};
+use crate::harness::peers::{ANY, Takes};
 use crate::harness::runs::Worker;
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric, Results, metric};
+use crate::harness::{Case, Results};
 use crate::measured::block::touch;
-use crate::measured::link::now_ns;
-use crate::measured::{Output, WorkerArgs, alloc, release};
+use crate::measured::calls::now_ns;
+use crate::measured::{MIB, Output, WorkerArgs, alloc, release};
 use crate::stats::Spread;
 
 const DEFAULTS: Defaults = Defaults {
@@ -27,43 +27,16 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Number of cycles before the measurement, and number of measured cycles.
 const LEARN: usize = 1;
 const CYCLES: usize = 3;
-const MIB: f64 = (1 << 20) as f64;
 
-const METRICS: &[Metric] = &[
-    metric(
-        "again_ms",
-        "ms to have all of it again and touch every page",
-    ),
-    metric(
-        "held_mib",
-        "MiB resident just before that, beyond what was there at the start",
-    ),
-    metric(
-        "held_without_lazy_mib",
-        "MiB of these that the kernel could not take at once",
-    ),
+/// The figures of a case, in the order of the measurement.
+const FIGURES: [&str; 3] = ["again_ms", "held_mib", "held_without_lazy_mib"];
+
+const VARIANTS: [(&str, Takes); 4] = [
+    ("lazyfree=off", ANY),
+    ("lazyfree=always", ANY),
+    ("thp=off,lazyfree=off", ANY),
+    ("thp=off,lazyfree=always", ANY),
 ];
-
-const CASES: [(&str, &str); 4] = [
-    ("reuse_100ms", "dropped, and wanted again after 0.1 s"),
-    ("reuse_1s", "dropped, and wanted again after 1 s"),
-    ("reuse_3s", "dropped, and wanted again after 3 s"),
-    ("reuse_10s", "dropped, and wanted again after 10 s"),
-];
-
-const VARIANTS: [&str; 4] = [
-    "lazyfree=off",
-    "lazyfree=always",
-    "thp=off,lazyfree=off",
-    "thp=off,lazyfree=always",
-];
-
-fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
-    let mut entries = peers::rotation(&args.bench, true)?;
-    let own = entries[0].clone();
-    entries.splice(2..2, VARIANTS.map(|conf| own.variant(conf, &[])));
-    Ok(entries)
-}
 
 /// The family.
 pub struct Reuse;
@@ -71,30 +44,26 @@ pub struct Reuse;
 impl Family for Reuse {
     type Flags = SizedArgs;
     const NAME: &'static str = "reuse";
-    const ABOUT: &'static str = "Memory that is dropped and wanted again after 0.1, 1, 3 and 10 s: what that costs, \
-        and what is held meanwhile (an hour with all peers; see --quick, --only, --against)";
+    const TEXT: &'static str = include_str!("reuse.txt");
     const ROUNDS: (u32, u32) = (3, 1);
     const QUICK_ROUND_S: f64 = 400.0;
 
     fn measure(args: &SizedArgs) -> Result<Results> {
         let plan = Plan::new(args, DEFAULTS, Self::ROUNDS)?;
-        let mut cases: Vec<Case> = CASES
-            .iter()
-            .map(|(id, about)| Case {
-                id,
-                about,
-                run: Box::new(Worker::new(id, plan.size_bytes).idle(idle(id))),
-                metrics: METRICS,
-            })
-            .collect();
-        harness::select(&mut cases, &args.bench.only)?;
-        let results = plan.run(&cases, entries(args)?)?;
-        Ok(results)
+        let cases = cases(&args.bench.only, plan.size_bytes)?;
+        plan.run(&cases, entries(&args.bench, true, &VARIANTS)?)
     }
 
     fn process(args: &WorkerArgs) -> Option<Result<Output>> {
         wait_of(&args.case).map(|wait| worker(wait, args.amount))
     }
+}
+
+fn cases(only: &[String], bytes: u64) -> Result<Vec<Case>> {
+    Reuse::cases(only, |id| {
+        let idle = wait_of(id)? * (LEARN + CYCLES) as u32;
+        Some(Box::new(Worker::new(id, bytes).idle(idle)))
+    })
 }
 
 /// Resident memory of this process, and the same without lazy pages.
@@ -115,11 +84,6 @@ fn wait_of(case: &str) -> Option<Duration> {
             .ok()
             .map(Duration::from_secs),
     }
-}
-
-/// Total wait of a process of this case.
-fn idle(case: &str) -> Duration {
-    wait_of(case).unwrap_or_default() * (LEARN + CYCLES) as u32
 }
 
 /// Runs the measured process.
@@ -157,14 +121,9 @@ fn worker(wait: Duration, bytes: u64) -> Result<Output> {
         }
     }
     drop_all();
-    let metrics = METRICS.iter().zip(&figures);
-    Ok(Output {
-        checksum: bytes,
-        metrics: metrics
-            .filter_map(|(metric, values)| Some((metric.id.to_owned(), Spread::of(values)?.median)))
-            .collect(),
-        ..Output::default()
-    })
+    let figures = FIGURES.iter().zip(&figures);
+    let medians = figures.filter_map(|(name, values)| Some((*name, Spread::of(values)?.median)));
+    Ok(Output::new(bytes, medians))
 }
 
 #[cfg(test)]
@@ -180,7 +139,8 @@ mod tests {
 
     #[test]
     fn what_a_process_waits_is_known_beforehand() {
-        let idle = CASES.map(|(id, _)| idle(id).as_millis());
-        assert_eq!(idle, [400, 4_000, 12_000, 40_000]);
+        let cases = cases(&[], 1 << 20).unwrap();
+        let idle = cases.iter().map(|case| case.run.idle().as_millis());
+        assert_eq!(idle.collect::<Vec<_>>(), [400, 4_000, 12_000, 40_000]);
     }
 }

@@ -44,11 +44,13 @@ pub fn summary(failures: &[String]) -> Vec<String> {
         allocators.extend(label.filter(|label| !allocators.contains(label)));
     }
     let line = |(why, allocators, count): (&str, Vec<String>, usize)| {
-        let times = if count == 1 { "once" } else { "times" };
-        match (allocators.is_empty(), count) {
-            (true, _) => why.to_owned(),
-            (false, 1) => format!("{why} ({times}: {})", allocators.join("; ")),
-            (false, _) => format!("{why} ({count} {times}: {})", allocators.join("; ")),
+        let times = match count {
+            1 => "once".into(),
+            _ => format!("{count} times"),
+        };
+        match allocators.is_empty() {
+            true => why.to_owned(),
+            false => format!("{why} ({times}: {})", allocators.join("; ")),
         }
     };
     reasons.into_iter().map(line).collect()

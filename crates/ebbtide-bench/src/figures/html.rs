@@ -5,41 +5,16 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use askama::Template;
+use askama::filters::HtmlSafe;
 use ebbtide_tools::out;
 
-use crate::figures::plot::{self, Bar, Line, escape};
-use crate::figures::{CurveRow, Measurement, Report, Row, Without, failures, labels, tables};
+use crate::figures::plot::{self, Bar, Line};
+use crate::figures::{Measurement, Report, Row, failures, labels, place, tables};
+use crate::harness::Drawn;
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{OWN, TWIN};
 use crate::measured::Curve;
-
-const STYLE: &str = "
-:root { color-scheme: light dark; --ink: #111; --ground: #fff; --line: #ccc; --faint: #555; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --ground: #16181c; --line: #3a3e45; --faint: #aaa; } }
-* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 1rem auto; padding: 0 .75rem; color: var(--ink);
-  background: var(--ground); overflow-wrap: anywhere; }
-a { color: inherit; } h1 { line-height: 1.2; } h2 { margin: 2rem 0 .4rem; } h3 { margin: 1.6rem 0 .3rem; }
-p, figure { margin: .2rem 0 .8rem; }
-.verdict { font-size: 1.15rem; font-weight: 600; }
-.dropped { color: var(--faint); font-size: 14px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
-.plot { display: block; width: 100%; max-width: 32rem; height: auto; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px; overflow-wrap: normal; }
-caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-th, td { padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { min-width: 6rem; } td { font-variant-numeric: tabular-nums; }
-code, pre { font-size: 13px; } pre { overflow-x: auto; line-height: 1.35; }
-@media (max-width: 40rem) {
-  .cards thead { display: none; } .cards tr { display: block; border-bottom: 1px solid var(--line); padding: .4rem 0; }
-  .cards, .cards tbody, .cards caption { display: block; }
-  .cards th, .cards td { display: block; border: 0; padding: .05rem 0; }
-  .cards td:empty { display: none; }
-  .cards td::before { content: attr(data-label) ': '; color: var(--faint); }
-}
-";
 
 /// One picture.
 struct Picture {
@@ -54,11 +29,7 @@ struct Picture {
 /// Whether what is wanted can be written: better known before an hour of measuring.
 pub fn check(args: &BenchArgs) -> Result<()> {
     if let Some(file) = &args.html {
-        fs::File::options()
-            .create(true)
-            .append(true)
-            .open(file)
-            .with_context(|| format!("cannot write {}", file.display()))?;
+        place::check(file, "--html")?;
     }
     if let Some(dir) = &args.plots {
         check_plots(dir)?;
@@ -71,11 +42,6 @@ pub fn check_plots(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     tempfile::tempfile_in(dir).with_context(|| format!("cannot write into {}", dir.display()))?;
     Ok(())
-}
-
-/// Writes the page.
-pub fn write(file: &Path, report: &Report) -> Result<()> {
-    fs::write(file, page(report)).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Writes each picture into a file, `FAMILY-CASE-WHAT.svg`.
@@ -93,140 +59,88 @@ pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
     Ok(())
 }
 
-fn page(report: &Report) -> String {
-    let title = format!("ebbtide bench {}", report.family);
-    let head = format!("<h1>{}</h1>\n", escape(&title));
-    document(&title, &(head + LEGEND + &section(report)))
+#[derive(Template)]
+#[template(path = "family.html")]
+struct Page<'a> {
+    title: String,
+    section: Section<'a>,
 }
 
-/// A page with this title.
-pub fn document(title: &str, body: &str) -> String {
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <meta name=\"color-scheme\" content=\"light dark\">\
-         <title>{}</title><style>{STYLE}{}</style></head>\n<body>\n{body}\n</body></html>\n",
-        escape(title),
-        plot::style()
-    )
+/// The page of a run.
+pub fn page(report: &Report) -> String {
+    let page = Page {
+        title: format!("ebbtide bench {}", report.family),
+        section: Section { report },
+    };
+    page.to_string()
 }
-
-/// How to read the figures of families.
-pub const LEGEND: &str = "<p>Bars show the median and a line from quartile to quartile. The number in brackets is the \
-ratio to Ebbtide: above 1, Ebbtide needs less; ≈ is within the noise. Curves begin when the program has freed its memory or \
-ends. Dots continue a curve whose observation ended early.</p>\n";
 
 /// What a page says of a family: what is missing, pictures and figures of each case.
-pub fn section(report: &Report) -> String {
-    let mut body = String::new();
-    if report.partial {
-        body.push_str("<p>PARTIAL: not everything was measured.</p>\n");
-        let mut reasons: Vec<String> = report.broken_off.iter().cloned().collect();
-        reasons.extend(failures::summary(&report.failures));
-        body.push_str(&list(&reasons));
+#[derive(Template)]
+#[template(path = "section.html")]
+pub struct Section<'a> {
+    /// Its results.
+    pub report: &'a Report,
+}
+
+impl HtmlSafe for Section<'_> {}
+
+impl Section<'_> {
+    fn missing(&self) -> Vec<String> {
+        let mut reasons: Vec<String> = self.report.broken_off.iter().cloned().collect();
+        reasons.extend(failures::summary(&self.report.failures));
+        reasons
     }
-    for case in report.cases() {
-        let about = escape(&labels::capital(&case[0].about));
-        body.push_str(&format!("<h3>{about}</h3>\n"));
-        body.push_str(&shown(&pictures(report, case)));
-        body.push_str(&figures(report, case));
-    }
-    let mut notes = vec![format!("Rounds: {}", report.rounds)];
-    notes.extend_from_slice(&report.notes);
-    body + &list(&notes)
-}
 
-fn list(texts: &[String]) -> String {
-    let items: String = texts.iter().map(|text| item(text)).collect();
-    format!("<ul class=\"dropped\">{items}</ul>\n")
-}
-
-fn item(text: &str) -> String {
-    format!("<li>{}</li>\n", escape(text))
-}
-
-/// Pictures in a grid, and a line for each that is not drawn.
-fn shown(pictures: &[Picture]) -> String {
-    let mut grid = String::new();
-    let mut dropped = String::new();
-    for Picture { about, drawn, .. } in pictures {
-        match drawn {
-            Ok(svg) => grid.push_str(&format!("<figure>{svg}</figure>\n")),
-            Err(reason) => dropped.push_str(&format!(
-                "<p class=\"dropped\">Not drawn: {}: {}.</p>\n",
-                escape(about),
-                escape(reason)
-            )),
+    /// All figures of a case: a row for each allocator, a column for each metric.
+    fn figures(&self, case: &[Measurement]) -> Table {
+        let mut names: Vec<&str> = Vec::new();
+        for row in case.iter().flat_map(|m| &m.results) {
+            if !names.contains(&row.allocator.as_str()) {
+                names.push(&row.allocator);
+            }
         }
-    }
-    if !grid.is_empty() {
-        grid = format!("<div class=\"plots\">\n{grid}</div>\n");
-    }
-    grid + &dropped
-}
-
-/// A table with a caption; on a narrow screen each row becomes a card if `is_cards`, or else the table scrolls.
-pub fn table(caption: &str, header: &[String], rows: &[Vec<String>], is_cards: bool) -> String {
-    let class = if is_cards { "cards" } else { "" };
-    let mut text = format!(
-        "<div class=\"scroll\" tabindex=\"0\"><table class=\"{class}\"><caption>{}</caption>\n<thead><tr>",
-        escape(caption)
-    );
-    for name in header {
-        text.push_str(&format!("<th scope=\"col\">{}</th>", escape(name)));
-    }
-    text.push_str("</tr></thead>\n<tbody>\n");
-    for row in rows {
-        let cells = row
-            .iter()
-            .zip(header)
-            .enumerate()
-            .map(|(place, (cell, name))| {
-                let (cell, name) = (escape(cell), escape(name));
-                match place {
-                    0 => format!("<th scope=\"row\">{cell}</th>"),
-                    _ => format!("<td data-label=\"{name}\">{cell}</td>"),
-                }
+        let row = |name: &&str| {
+            let cells = case.iter().map(|m| {
+                let row = m.results.iter().find(|row| row.allocator == *name);
+                row.map_or(String::new(), |row| cell(self.report, m, row))
             });
-        text.push_str(&format!("<tr>{}</tr>\n", cells.collect::<String>()));
-    }
-    text + "</tbody></table></div>\n"
-}
-
-/// All figures of a case: a row for each allocator, a column for each metric.
-fn figures(report: &Report, case: &[Measurement]) -> String {
-    let without = report.without();
-    let header = case.iter().map(|m| m.unit.clone());
-    let header: Vec<String> = ["Allocator".into()].into_iter().chain(header).collect();
-    let mut names: Vec<&str> = Vec::new();
-    for row in case.iter().flat_map(|m| &m.results) {
-        if !names.contains(&row.allocator.as_str()) {
-            names.push(&row.allocator);
+            [labels::allocator(name)].into_iter().chain(cells).collect()
+        };
+        let mut rows: Vec<Vec<String>> = names.iter().map(row).collect();
+        let noises = case.iter().map(tables::noise);
+        rows.push(["Noise".into()].into_iter().chain(noises).collect());
+        let units = case.iter().map(|m| m.unit.clone());
+        Table {
+            caption: "Figures: median (ratio to Ebbtide), lower is better",
+            header: ["Allocator".into()].into_iter().chain(units).collect(),
+            rows,
+            is_cards: false,
         }
     }
-    let row = |name: &&str| {
-        let cells = case.iter().map(|m| {
-            let row = m.results.iter().find(|row| row.allocator == *name);
-            row.map_or(String::new(), |row| cell(m, row, &without))
-        });
-        [labels::allocator(name)].into_iter().chain(cells).collect()
-    };
-    let mut rows: Vec<Vec<String>> = names.iter().map(row).collect();
-    let noises = case.iter().map(tables::noise);
-    rows.push(["Noise".into()].into_iter().chain(noises).collect());
-    table(
-        "Figures: median (ratio to Ebbtide), lower is better",
-        &header,
-        &rows,
-        false,
-    )
 }
+
+/// A table with a caption.
+#[derive(Template)]
+#[template(path = "table.html")]
+pub struct Table {
+    /// The caption.
+    pub caption: &'static str,
+    /// The names of the columns.
+    pub header: Vec<String>,
+    /// The cells of each row; the first names it.
+    pub rows: Vec<Vec<String>>,
+    /// On a narrow screen, each row becomes a card, or else the table scrolls.
+    pub is_cards: bool,
+}
+
+impl HtmlSafe for Table {}
 
 /// A figure, with its ratio to Ebbtide's unless it is Ebbtide's.
-fn cell(m: &Measurement, row: &Row, without: &Without) -> String {
+fn cell(report: &Report, m: &Measurement, row: &Row) -> String {
     match row.allocator == OWN {
-        true => tables::median(row, without),
-        false => tables::with_ratio(m, row, without),
+        true => tables::median(report, row),
+        false => tables::with_ratio(report, m, row),
     }
 }
 
@@ -250,80 +164,69 @@ fn pictures(report: &Report, case: &[Measurement]) -> Vec<Picture> {
             lines(report, id, |c| &c.swap_mib, |_| 0.0),
         ),
     ];
-    let mut pictures = Vec::new();
-    for (name, about, lines) in over_time.iter().filter(|(.., lines)| !lines.is_empty()) {
+    let over_time = over_time.iter().filter(|(.., lines)| !lines.is_empty());
+    let over_time = over_time.map(|(name, about, lines)| {
         let caption = format!("{about} over time, MiB (lower is better)");
         let title = format!("{about}: {}", case[0].about);
         let is_empty = lines.iter().flat_map(|l| &l.points).all(|p| p.1 == 0.0);
-        pictures.push(Picture {
+        Picture {
             name: format!("{id}-{name}"),
             drawn: match is_empty {
                 true => Err("all values are 0".into()),
                 false => Ok(plot::curves(&title, &caption, "MiB", lines)),
             },
             about: caption,
-        });
-    }
-    let without = report.without();
-    for m in case.iter().filter(|m| !m.results.is_empty()) {
-        let bar = |row: &&Row| Bar {
+        }
+    });
+    let measured = case.iter().filter(|m| !m.results.is_empty());
+    let figures = measured.map(|m| {
+        let bar = |row: &Row| Bar {
             name: labels::allocator(&row.allocator),
-            label: cell(m, row, &without),
+            label: cell(report, m, row),
             value: (row.spread).map(|s| (s.median, s.quartile_low..s.quartile_high)),
         };
-        let rows: Vec<Bar> = m
-            .results
-            .iter()
-            .filter(|r| has_figure(r))
-            .map(|r| bar(&r))
-            .collect();
+        let rows = m.results.iter().filter(|row| row.has_figure());
+        let rows: Vec<Bar> = rows.map(bar).collect();
         let title = format!("{}: {}", m.unit, m.about);
-        let caption = format!("{}; noise {}", labels::metric(&m.unit), tables::noise(m));
-        pictures.push(Picture {
+        let noise = tables::noise(m);
+        let caption = format!("{} (lower is better); noise {noise}", m.unit);
+        Picture {
             name: format!("{id}-{}", m.metric),
             drawn: match not_drawn(m) {
                 Some(reason) => Err(reason),
                 None => Ok(plot::bars(&title, &caption, &rows)),
             },
             about: caption,
-        });
-    }
-    pictures
-}
-
-/// Whether it was measured, or was waited for in vain.
-fn has_figure(row: &Row) -> bool {
-    row.spread.is_some() || row.not_reached > 0
+        }
+    });
+    over_time.chain(figures).collect()
 }
 
 /// Why a picture of these figures would show nothing, or what is not so.
 fn not_drawn(m: &Measurement) -> Option<String> {
     let own = m.results.iter().find(|row| row.allocator == OWN);
-    if !own.is_some_and(has_figure) {
+    if !own.is_some_and(Row::has_figure) {
         return Some("samples of Ebbtide are missing".into());
     }
-    let others = || {
-        m.results
-            .iter()
-            .filter(|row| row.allocator != OWN && row.allocator != TWIN)
-    };
-    let missing = others().filter(|row| !has_figure(row)).count();
-    if 2 * missing > others().count() {
-        return Some(format!(
-            "samples of {missing} of {} others are missing",
-            others().count()
-        ));
+    let others = m
+        .results
+        .iter()
+        .filter(|row| row.allocator != OWN && row.allocator != TWIN);
+    let (measured, missing): (Vec<&Row>, Vec<&Row>) = others.partition(|row| row.has_figure());
+    if missing.len() > measured.len() {
+        let (missing, all) = (missing.len(), missing.len() + measured.len());
+        return Some(format!("samples of {missing} of {all} others are missing"));
     }
     let is_zero = |row: &Row| row.spread.is_some_and(|s| s.median == 0.0);
     if m.results.iter().all(is_zero) {
         return Some("all values are 0".into());
     }
-    let is_same = |row: &Row| {
+    let is_same = |row: &&Row| {
         row.ratio_to_ebbtide
             .is_some_and(|ratio| tables::is_same(m, ratio))
     };
-    let is_disturbed = others().count() > 0 && others().filter(|row| has_figure(row)).all(is_same);
-    is_disturbed.then(|| "every difference is within the noise".into())
+    let shows_nothing = !measured.is_empty() && measured.iter().all(is_same);
+    shows_nothing.then(|| "every difference is within the noise".into())
 }
 
 /// One line per entry, from the round in the middle by the size at the end, and the reference.
@@ -333,46 +236,44 @@ fn lines(
     of: fn(&Curve) -> &Vec<f64>,
     must_stay: fn(&Curve) -> f64,
 ) -> Vec<Line> {
-    let mut lines = Vec::new();
-    let mut reference: Option<Line> = None;
-    let drawn = |c: &&CurveRow| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
-    let curves: Vec<&CurveRow> = report.curves.iter().filter(drawn).collect();
-    let ends = curves
+    let is_drawn = |c: &&Drawn| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
+    let drawn: Vec<&Drawn> = report.curves.iter().filter(is_drawn).collect();
+    let points = |curve: &Curve| -> Vec<(f64, f64)> {
+        let step_s = curve.step_ms as f64 / 1e3;
+        let values = of(curve).iter().enumerate();
+        values
+            .map(|(i, value)| (i as f64 * step_s, *value))
+            .collect()
+    };
+    let ends = drawn
         .iter()
-        .map(|c| of(&c.curve).len().saturating_sub(1) as f64 * c.curve.step_ms as f64 / 1e3);
+        .filter_map(|c| Some(points(&c.curve).last()?.0));
     let window_s = ends.fold(0.0, f64::max);
     let measured = report.measurements.iter().find(|m| m.case == case);
-    for Row {
-        allocator: name, ..
-    } in measured.iter().flat_map(|m| &m.results)
-    {
-        let mut rounds = curves.clone();
-        rounds.retain(|c| c.allocator == *name);
-        let end = |c: &&CurveRow| of(&c.curve).last().copied().unwrap_or(0.0);
+    let names = measured
+        .iter()
+        .flat_map(|m| &m.results)
+        .map(|row| &row.allocator);
+    let middles = names.filter_map(|name| {
+        let rounds = drawn.iter().filter(|c| c.allocator == *name);
+        let mut rounds: Vec<&&Drawn> = rounds.collect();
+        let end = |c: &Drawn| of(&c.curve).last().copied().unwrap_or(0.0);
         rounds.sort_by(|a, b| end(a).total_cmp(&end(b)).then(a.round.cmp(&b.round)));
-        let Some(middle) = rounds.get(rounds.len() / 2) else {
-            continue;
-        };
-        let step_s = middle.curve.step_ms as f64 / 1e3;
-        let values = of(&middle.curve);
-        let points = values.iter().enumerate();
-        lines.push(Line {
-            name: labels::allocator(name),
-            points: points.map(|(i, v)| (i as f64 * step_s, *v)).collect(),
-            is_reference: false,
-        });
-        // The pages with a live byte are nearly the same in all; Ebbtide's stand for them.
-        reference.get_or_insert_with(|| Line {
-            name: "must stay".into(),
-            points: vec![
-                (0.0, must_stay(&middle.curve)),
-                (window_s, must_stay(&middle.curve)),
-            ],
-            is_reference: true,
-        });
-    }
-    lines.extend(reference);
-    lines
+        rounds.get(rounds.len() / 2).map(|c| (name, &c.curve))
+    });
+    let middles: Vec<(&String, &Curve)> = middles.collect();
+    let line = |(name, curve): &(&String, &Curve)| Line {
+        name: labels::allocator(name),
+        points: points(curve),
+        is_reference: false,
+    };
+    // The pages with a live byte are nearly the same in all; Ebbtide's stand for them.
+    let reference = middles.first().map(|(_, curve)| Line {
+        name: "must stay".into(),
+        points: [0.0, window_s].map(|at| (at, must_stay(curve))).into(),
+        is_reference: true,
+    });
+    middles.iter().map(line).chain(reference).collect()
 }
 
 #[cfg(test)]
@@ -412,7 +313,7 @@ mod tests {
     }
     use crate::figures::{self, Measured};
     use crate::harness::peers::Entry;
-    use crate::harness::{Drawn, Metric, Results, Series};
+    use crate::harness::{Metric, Results, Series};
 
     #[test]
     fn page_has_a_line_per_entry_and_the_reference() {
@@ -424,9 +325,9 @@ mod tests {
             base_mib: 3.0,
             live_mib: 9.0,
         };
-        let drawn = |entry, round, end| Drawn {
-            case: "c",
-            entry,
+        let drawn = |allocator: &str, round, end| Drawn {
+            case: "c".into(),
+            allocator: allocator.into(),
             round,
             curve: curve(end),
         };
@@ -439,21 +340,21 @@ mod tests {
                 values: vec![Some(vec![1.0]), Some(vec![2.0])],
             }],
             curves: vec![
-                drawn(0, 0, 30.0),
-                drawn(0, 1, 10.0),
-                drawn(0, 2, 20.0),
-                drawn(1, 0, 5.0),
+                drawn("ebbtide", 0, 30.0),
+                drawn("ebbtide", 1, 10.0),
+                drawn("ebbtide", 2, 20.0),
+                drawn("<x>", 0, 5.0),
             ],
             ..Results::default()
         };
-        let report = figures::new(&Measured::new("f", results), "ebbtide bench f", true);
+        let report = figures::new(Measured::new("f", results), "ebbtide bench f", true);
         let rss = lines(&report, "c", |c| &c.rss_mib, |c| c.base_mib + c.live_mib);
         assert_eq!(rss.len(), 3);
         assert_eq!(rss[0].points, [(0.0, 100.0), (0.05, 20.0)]);
         assert_eq!(rss[2].points[0].1, 12.0);
         let page = page(&report);
         assert_eq!(page.matches("<svg").count(), 3);
-        assert!(page.contains("&lt;x&gt;") && !page.contains("http"));
-        assert!(page.contains("a &amp; b"));
+        assert!(page.contains("&#60;x&#62;") && !page.contains("http"));
+        assert!(page.contains("a &#38; b"));
     }
 }

@@ -1,31 +1,12 @@
 //! Names for a reader in place of those in JSON and on the command line.
 
-use crate::harness::peers::TWIN;
+use crate::harness::peers::{self, TWIN};
 
 /// Entries that call the kernel, or that measure a case without the process in question.
 const REFERENCES: [(&str, &str); 3] = [
     ("munmap", "munmap alone (reference)"),
     ("madvise", "madvise alone (reference)"),
     ("nobody dies", "no process ends (reference)"),
-];
-
-const PEERS: [(&str, &str); 13] = [
-    ("glibc", "glibc"),
-    ("jemalloc-system", "jemalloc (distribution)"),
-    ("jemalloc-system-bg", "jemalloc (distribution), background"),
-    (
-        "jemalloc-system-bg-1s",
-        "jemalloc (distribution), background 1 s",
-    ),
-    ("mimalloc2-system", "mimalloc 2 (distribution)"),
-    ("gperftools-system", "gperftools (distribution)"),
-    ("jemalloc", "jemalloc"),
-    ("jemalloc-bg", "jemalloc, background"),
-    ("jemalloc-bg-1s", "jemalloc, background 1 s"),
-    ("mimalloc3", "mimalloc 3"),
-    ("mimalloc-pprof", "mimalloc with profiler"),
-    ("snmalloc", "snmalloc"),
-    ("tcmalloc", "tcmalloc"),
 ];
 
 const SETTINGS: [(&str, &str); 14] = [
@@ -46,9 +27,8 @@ const SETTINGS: [(&str, &str); 14] = [
 ];
 
 fn of(list: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
-    list.iter()
-        .find(|(id, _)| *id == name)
-        .map(|(_, label)| *label)
+    let found = list.iter().find(|(id, _)| *id == name);
+    found.map(|(_, label)| *label)
 }
 
 /// An allocator, or a variant of Ebbtide with its settings.
@@ -57,19 +37,13 @@ pub fn allocator(name: &str) -> String {
         return "Ebbtide again (for the noise)".into();
     }
     let Some(settings) = name.strip_prefix("ebbtide") else {
-        let known = of(&PEERS, name).or_else(|| of(&REFERENCES, name));
+        let known = peers::label(name).or_else(|| of(&REFERENCES, name));
         return known.unwrap_or(name).into();
     };
-    let settings = settings
-        .trim_start_matches(", ")
-        .split(',')
-        .filter(|s| !s.is_empty());
-    let labels = settings.map(setting);
-    ["Ebbtide".into()]
-        .into_iter()
-        .chain(labels)
-        .collect::<Vec<_>>()
-        .join(", ")
+    let settings = settings.trim_start_matches(", ").split(',');
+    let labels = settings.filter(|s| !s.is_empty()).map(setting);
+    let labels: Vec<String> = ["Ebbtide".into()].into_iter().chain(labels).collect();
+    labels.join(", ")
 }
 
 fn setting(text: &str) -> String {
@@ -96,30 +70,16 @@ pub fn is_peer(name: &str) -> bool {
 /// A sentence or a caption begins with it.
 pub fn capital(text: &str) -> String {
     let mut chars = text.chars();
-    chars
-        .next()
-        .into_iter()
-        .flat_map(char::to_uppercase)
-        .chain(chars)
-        .collect()
-}
-
-/// The caption of a metric: what its unit says, and its direction.
-pub fn metric(unit: &str) -> String {
-    format!("{unit} (lower is better)")
+    let first = chars.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(chars).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::peers;
 
     #[test]
-    fn every_known_peer_has_a_label() {
-        let list = peers::known_list();
-        for (name, _) in PEERS {
-            assert!(list.contains(name), "{name}: {list}");
-        }
+    fn peers_are_neither_variants_nor_references() {
         assert!(is_peer("glibc") && is_peer("/a/lib.so") && !is_peer("munmap"));
         assert!(!is_peer(TWIN) && !is_peer("ebbtide, workers=0"));
     }

@@ -3,6 +3,7 @@
 pub mod failures;
 pub mod html;
 pub mod labels;
+pub mod place;
 pub mod plot;
 pub mod tables;
 
@@ -16,8 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::figures::tables::render;
 use crate::harness::flags::BenchArgs;
 use crate::harness::peers::{OWN, TWIN};
-use crate::harness::{Results, Series};
-use crate::measured::Curve;
+use crate::harness::{Drawn, Results, Series};
 use crate::stats::{self, Spread};
 
 /// Exit status when something was measured, but not everything.
@@ -46,7 +46,8 @@ impl Measured {
 /// What is printed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    schema: u32,
+    /// Of the form in which it was saved.
+    pub schema: u32,
     /// What was run.
     pub family: String,
     /// What was typed for it.
@@ -66,7 +67,7 @@ pub struct Report {
     /// One per case and metric, those of a case together.
     pub measurements: Vec<Measurement>,
     /// How memory went back.
-    pub curves: Vec<CurveRow>,
+    pub curves: Vec<Drawn>,
     /// Lines below the tables.
     pub notes: Vec<String>,
     /// What went wrong.
@@ -74,29 +75,6 @@ pub struct Report {
     /// How long a figure was waited for.
     #[serde(default)]
     pub wait_s: f64,
-}
-
-/// What stands in place of a figure.
-#[derive(Debug)]
-pub struct Without {
-    /// It was not reached.
-    pub late: String,
-    /// There is none.
-    pub none: &'static str,
-}
-
-/// A curve of one process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct CurveRow {
-    /// The case.
-    pub case: String,
-    /// By name.
-    pub allocator: String,
-    /// Counted from 0.
-    pub round: u32,
-    /// Its points.
-    #[serde(flatten)]
-    pub curve: Curve,
 }
 
 /// One metric of one case.
@@ -133,6 +111,13 @@ pub struct Row {
     pub values: Vec<f64>,
 }
 
+impl Row {
+    /// Whether it was measured, or was waited for in vain.
+    pub fn has_figure(&self) -> bool {
+        self.spread.is_some() || self.not_reached > 0
+    }
+}
+
 /// What is no number is null in JSON.
 fn values<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
     let values = Vec::<Option<f64>>::deserialize(from)?;
@@ -145,95 +130,70 @@ impl Report {
         self.measurements.chunk_by(|a, b| a.case == b.case)
     }
 
-    /// Of the form in which it was saved.
-    pub fn schema(&self) -> u32 {
-        self.schema
-    }
-
     /// As it is saved.
     pub fn json(&self) -> Result<String> {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
-
-    /// In place of figures.
-    pub fn without(&self) -> Without {
-        Without {
-            late: format!("not in {} s", self.wait_s),
-            none: match self.broken_off {
-                Some(_) => "not measured",
-                None => "failed",
-            },
-        }
-    }
 }
 
-/// Prints the results, as far as there are any, and writes what pictures are wanted; the exit status says whether all
-/// of it was measured.
-pub fn print(measured: &Measured, args: &BenchArgs) -> Result<u8> {
+/// Prints the results, as far as there are any, and writes what pictures are wanted; gives the exit status.
+pub fn print(measured: Measured, args: &BenchArgs) -> Result<u8> {
     let words: Vec<_> = env::args_os().skip(1).collect();
     let words = words.iter().map(|word| word.to_string_lossy());
     let command = ["ebbtide", "bench"].map(Cow::from).into_iter().chain(words);
-    let report = new(measured, &command.collect::<Vec<_>>().join(" "), args.quick);
-    let text = if args.json {
-        report.json()?
-    } else {
-        render(&report)
+    let command = command.collect::<Vec<_>>().join(" ");
+    let broken_off = &measured.results.broken_off;
+    let signal = broken_off.as_ref().map(|(signal, _)| *signal);
+    let report = new(measured, &command, args.quick);
+    let text = match args.json {
+        true => report.json()?,
+        false => render(&report),
     };
     if !out::stdout(text.as_bytes()) {
         // Rather at the wrong place than lost.
         out::stderr(&text);
     }
     if let Some(file) = &args.html {
-        html::write(file, &report)?;
+        place::write(file, &html::page(&report))?;
     }
     if let Some(dir) = &args.plots {
         html::write_plots(dir, &report)?;
     }
-    for failure in &report.failures {
-        out::warning(failure);
+    for why in report.failures.iter().chain(&report.broken_off) {
+        out::warning(why);
     }
-    Ok(match &measured.results.broken_off {
-        // As a shell tells it.
-        Some((signal, why)) => {
-            out::warning(why);
-            EXIT_SIGNAL + *signal as u8
-        }
-        None if report.partial => EXIT_PARTIAL,
+    Ok(status(signal, report.partial))
+}
+
+/// The exit status after a signal, as a shell tells it, or whether all was measured.
+pub fn status(signal: Option<i32>, is_partial: bool) -> u8 {
+    match signal {
+        Some(signal) => EXIT_SIGNAL + signal as u8,
+        None if is_partial => EXIT_PARTIAL,
         None => 0,
-    })
+    }
 }
 
 /// Sets them side by side.
-pub fn new(measured: &Measured, command: &str, quick: bool) -> Report {
-    let results = &measured.results;
-    let drawn = results.curves.iter().map(|d| CurveRow {
-        case: d.case.into(),
-        allocator: results.entries[d.entry].name.clone(),
-        round: d.round,
-        curve: d.curve.clone(),
-    });
-    let series = results.series.iter();
+pub fn new(measured: Measured, command: &str, quick: bool) -> Report {
+    let Measured { family, results } = measured;
+    let version = ("ebbtide".into(), env!("CARGO_PKG_VERSION").into());
+    let is_whole = results.broken_off.is_none();
+    let has_values = |s: &&Series| s.values.iter().flatten().any(|v| !v.is_empty());
+    let series = results.series.iter().filter(|s| is_whole || has_values(s));
     Report {
         schema: SCHEMA,
-        family: measured.family.into(),
+        family: family.into(),
         command: command.into(),
         rounds: results.rounds,
-        partial: results.broken_off.is_some() || !results.failures.is_empty(),
-        broken_off: results.broken_off.as_ref().map(|(_, why)| why.clone()),
+        partial: !is_whole || !results.failures.is_empty(),
         quick,
-        machine: [("ebbtide".into(), env!("CARGO_PKG_VERSION").into())]
-            .into_iter()
-            .chain(machine::facts())
-            .collect(),
-        measurements: series
-            .filter(|s| {
-                results.broken_off.is_none() || s.values.iter().flatten().any(|v| !v.is_empty())
-            })
-            .map(|s| measurement(s, results))
-            .collect(),
-        curves: drawn.collect(),
-        notes: results.notes.clone(),
-        failures: results.failures.clone(),
+        machine: [version].into_iter().chain(machine::facts()).collect(),
+        measurements: series.map(|s| measurement(s, &results)).collect(),
+        broken_off: results.broken_off.map(|(_, why)| why),
+        curves: results.curves,
+        notes: results.notes,
+        failures: results.failures,
         wait_s: results.wait.as_secs_f64(),
     }
 }
@@ -252,25 +212,19 @@ fn measurement(series: &Series, results: &Results) -> Measurement {
         values.unwrap_or_default()
     };
     let (own, _) = reached(values_of(OWN));
-    let rows = results
-        .entries
-        .iter()
-        .zip(&series.values)
-        .filter_map(|(entry, values)| Some((entry, values.as_deref()?)))
-        .map(|(entry, values)| {
-            let (spread, not_reached) = reached(values);
-            let ratio = match (spread, own) {
-                (Some(s), Some(o)) if o.median > 0.0 => Some(s.median / o.median),
-                _ => None,
-            };
-            Row {
-                allocator: entry.name.clone(),
-                spread,
-                not_reached,
-                ratio_to_ebbtide: ratio,
-                values: values.to_vec(),
-            }
-        });
+    let own = own.filter(|own| own.median > 0.0);
+    let entries = results.entries.iter().zip(&series.values);
+    let rows = entries.filter_map(|(entry, values)| {
+        let values = values.as_deref()?;
+        let (spread, not_reached) = reached(values);
+        Some(Row {
+            allocator: entry.name.clone(),
+            spread,
+            not_reached,
+            ratio_to_ebbtide: spread.zip(own).map(|(s, own)| s.median / own.median),
+            values: values.to_vec(),
+        })
+    });
     Measurement {
         case: series.case.into(),
         about: series.about.into(),
@@ -375,7 +329,7 @@ mod tests {
             broken_off: Some((libc::SIGINT, "broken off".into())),
             ..Results::default()
         };
-        let report = new(&Measured::new("f", results), "ebbtide bench f", true);
+        let report = new(Measured::new("f", results), "ebbtide bench f", true);
         assert!(report.partial && report.measurements.len() == 1);
         let text = render(&report);
         assert!(text.starts_with("PARTIAL") && text.contains("- broken off\n"));

@@ -3,89 +3,52 @@
 //! A case with one metric has a table with quartiles; one with more has a column
 //! per metric, each figure with its ratio to Ebbtide's.
 
+use askama::Template;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
-use crate::figures::{Measurement, Report, Row, Without};
+use crate::figures::{Measurement, Report, Row};
 
 /// Wider tables are cut into parts of so many metrics.
 const COLUMNS: usize = 4;
 
+#[derive(Template)]
+#[template(path = "results.txt")]
+struct Results<'a> {
+    report: &'a Report,
+}
+
 /// All of a report.
 pub fn render(report: &Report) -> String {
-    let without = report.without();
-    let mut text = partial(report);
-    for case in report.cases() {
-        text.push_str(&format!("{} — {}\n", case[0].case, case[0].about));
-        match case {
-            [one] => text.push_str(&single(one, &without)),
-            several => {
-                for part in several.chunks(COLUMNS) {
-                    text.push_str(&matrix(part, &without));
-                }
-            }
+    Results { report }.to_string()
+}
+
+impl Results<'_> {
+    fn single(&self, m: &Measurement) -> String {
+        let mut table = Table::new();
+        table.set_header(["", "median", "quartiles", "÷ ebbtide"]);
+        for row in &m.results {
+            let quartiles = row.spread.map_or(String::new(), |s| {
+                format!("{} – {}", figure(s.quartile_low), figure(s.quartile_high))
+            });
+            let median = median(self.report, row);
+            table.add_row([row.allocator.clone(), median, quartiles, row_ratio(m, row)]);
         }
+        lines(table)
     }
-    text.push_str(&format!(
-        "{} rounds, one process per figure, allocators in turn. Less is better; above 1, Ebbtide needs less; ≈ is within the noise.\n",
-        report.rounds
-    ));
-    for note in &report.notes {
-        text.push_str(note);
-        text.push('\n');
-    }
-    for (name, value) in &report.machine {
-        text.push_str(&format!("{name}: {value}\n"));
-    }
-    text
-}
 
-/// What is missing from the figures; nothing if they are complete.
-pub fn partial(report: &Report) -> String {
-    let mut text = String::new();
-    if report.partial {
-        text.push_str("PARTIAL: not everything was measured\n");
+    fn matrix(&self, metrics: &[Measurement]) -> String {
+        let mut table = Table::new();
+        let names = metrics.iter().map(|m| m.metric.as_str());
+        table.set_header([""].into_iter().chain(names));
+        for (place, first) in metrics[0].results.iter().enumerate() {
+            let cells = (metrics.iter()).map(|m| with_ratio(self.report, m, &m.results[place]));
+            table.add_row([first.allocator.clone()].into_iter().chain(cells));
+        }
+        let noises = metrics.iter().map(noise);
+        table.add_row(["A/A noise".to_owned()].into_iter().chain(noises));
+        lines(table)
     }
-    for why in report.broken_off.iter().chain(&report.failures) {
-        text.push_str(&format!("- {why}\n"));
-    }
-    if report.partial {
-        text.push('\n');
-    }
-    text
-}
-
-fn single(m: &Measurement, without: &Without) -> String {
-    let mut table = Table::new();
-    table.set_header(["", "median", "quartiles", "÷ ebbtide"]);
-    for row in &m.results {
-        let (median, ratio) = cell(m, row, without);
-        let quartiles = row.spread.map_or(String::new(), |s| {
-            format!("{} – {}", figure(s.quartile_low), figure(s.quartile_high))
-        });
-        table.add_row([row.allocator.to_owned(), median, quartiles, ratio]);
-    }
-    format!("{}; A/A noise {}\n{}\n", m.unit, noise(m), lines(table))
-}
-
-fn matrix(metrics: &[Measurement], without: &Without) -> String {
-    let mut table = Table::new();
-    table.set_header(
-        [""].into_iter()
-            .chain(metrics.iter().map(|m| m.metric.as_str())),
-    );
-    for (place, first) in metrics[0].results.iter().enumerate() {
-        let cells = (metrics.iter()).map(|m| with_ratio(m, &m.results[place], without));
-        table.add_row([first.allocator.to_owned()].into_iter().chain(cells));
-    }
-    let noises = metrics.iter().map(noise);
-    table.add_row(["A/A noise".to_owned()].into_iter().chain(noises));
-    let mut text = lines(table);
-    for m in metrics {
-        text.push_str(&format!(" {}: {}\n", m.metric, m.unit));
-    }
-    text.push('\n');
-    text
 }
 
 /// Without frame, numbers to the right.
@@ -94,43 +57,35 @@ fn lines(mut table: Table) -> String {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let mut text = String::new();
-    for line in table.to_string().lines() {
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
+    let text = table.to_string();
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    lines.join("\n")
 }
 
 /// The median, or why there is none, with its ratio to Ebbtide's behind it.
-pub fn with_ratio(m: &Measurement, row: &Row, without: &Without) -> String {
-    match cell(m, row, without) {
-        (figure, ratio) if ratio.is_empty() => figure,
-        (figure, ratio) => format!("{figure} ({ratio})"),
+pub fn with_ratio(report: &Report, m: &Measurement, row: &Row) -> String {
+    let median = median(report, row);
+    match row_ratio(m, row) {
+        ratio if ratio.is_empty() => median,
+        ratio => format!("{median} ({ratio})"),
     }
 }
 
 /// The median, or why there is none.
-pub fn median(row: &Row, without: &Without) -> String {
-    let figure = row.spread.map(|s| figure(s.median));
-    figure.unwrap_or_else(|| missing(row, without).to_owned())
-}
-
-fn cell(m: &Measurement, row: &Row, without: &Without) -> (String, String) {
-    let ratio = row.ratio_to_ebbtide.filter(|_| row.spread.is_some());
-    let ratio = ratio.map_or(String::new(), |r| self::ratio(m, r));
-    (median(row, without), ratio)
-}
-
-fn missing<'a>(row: &Row, without: &'a Without) -> &'a str {
-    if row.not_reached > 0 {
-        &without.late
-    } else if row.values.iter().any(|v| v.is_nan()) {
-        "disturbed"
-    } else {
+pub fn median(report: &Report, row: &Row) -> String {
+    match row.spread {
+        Some(spread) => figure(spread.median),
+        None if row.not_reached > 0 => format!("not in {} s", report.wait_s),
+        None if row.values.iter().any(|v| v.is_nan()) => "disturbed".into(),
         // Why stands at the top.
-        without.none
+        None if report.broken_off.is_some() => "not measured".into(),
+        None => "failed".into(),
     }
+}
+
+fn row_ratio(m: &Measurement, row: &Row) -> String {
+    let ratio = row.ratio_to_ebbtide;
+    ratio.map_or(String::new(), |r| self::ratio(m, r))
 }
 
 /// The noise as a percentage.
@@ -141,11 +96,8 @@ pub fn noise(m: &Measurement) -> String {
 
 /// A ratio, and whether it says anything.
 pub fn ratio(m: &Measurement, ratio: f64) -> String {
-    format!(
-        "{}{}",
-        if is_same(m, ratio) { "≈ " } else { "" },
-        factor(ratio)
-    )
+    let mark = if is_same(m, ratio) { "≈ " } else { "" };
+    format!("{mark}{}", factor(ratio))
 }
 
 /// Whether a ratio is within the noise, and says nothing.

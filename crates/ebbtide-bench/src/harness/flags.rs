@@ -44,24 +44,16 @@ pub struct BenchArgs {
 
 impl BenchArgs {
     /// The number of rounds that the user gave, or the family's own number: a full one, and one for a quick run.
-    pub fn rounds_or(&self, (full, quick): (u32, u32)) -> Rounds {
-        let usual = if self.quick { quick } else { full };
+    pub fn rounds_or(&self, usual: (u32, u32)) -> Rounds {
         Rounds {
-            count: self.rounds.unwrap_or(usual),
+            count: self.rounds.unwrap_or(self.pick(usual)),
             limit: self.time_limit,
         }
     }
-}
 
-impl AsRef<BenchArgs> for BenchArgs {
-    fn as_ref(&self) -> &BenchArgs {
-        self
-    }
-}
-
-impl AsRef<BenchArgs> for SizedArgs {
-    fn as_ref(&self) -> &BenchArgs {
-        &self.bench
+    /// The first of two values, or the second in a quick run.
+    pub fn pick<T>(&self, (full, quick): (T, T)) -> T {
+        if self.quick { quick } else { full }
     }
 }
 

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use ebbtide_tools::out;
+use serde::{Deserialize, Serialize};
 
 use crate::harness::peers::Entry;
 use crate::harness::process::{Starter, warm_host};
@@ -47,11 +48,6 @@ pub struct Metric {
     pub id: &'static str,
     /// Its unit, for people.
     pub unit: &'static str,
-}
-
-/// A figure of a case.
-pub const fn metric(id: &'static str, unit: &'static str) -> Metric {
-    Metric { id, unit }
 }
 
 /// The work of a case. [`runs`] has the kinds that several families use. A family may add its own.
@@ -83,7 +79,7 @@ pub struct Case {
     /// The work.
     pub run: Box<dyn Run>,
     /// The figures.
-    pub metrics: &'static [Metric],
+    pub metrics: Vec<Metric>,
 }
 
 /// Every value of one metric, by entry.
@@ -100,15 +96,16 @@ pub struct Series {
 }
 
 /// The return of memory in one process, over time.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Drawn {
     /// The case.
-    pub case: &'static str,
-    /// The entry's index.
-    pub entry: usize,
+    pub case: String,
+    /// The entry's name.
+    pub allocator: String,
     /// The round, counted from 0.
     pub round: u32,
     /// The points.
+    #[serde(flatten)]
     pub curve: Curve,
 }
 
@@ -194,7 +191,7 @@ pub fn run(
     results.series = series(cases, &kept);
 
     let steps = cases.iter().map(|case| {
-        let steps = kept.iter().filter(|e| e.takes(case.id)).count();
+        let steps = kept.iter().filter(|e| (e.takes)(case.id)).count();
         (steps as u64, case.run.idle())
     });
     let mut progress = Progress::new(rounds, steps);
@@ -207,38 +204,28 @@ pub fn run(
         results.rounds += 1;
         for (c, case) in cases.iter().enumerate() {
             for e in order(kept.len(), round as usize * cases.len() + c) {
-                if !kept[e].takes(case.id) {
+                if !(kept[e].takes)(case.id) {
                     continue;
                 }
                 if interrupt::came().is_some() {
                     break 'rounds;
                 }
-                progress.begin(format!("{} {}", case.id, kept[e].name));
-                if broken[c][e] {
-                    progress.end(c, round, case.id);
-                    continue;
-                }
-                let measured = case.run.measure(&starter, &kept[e]).and_then(|output| {
-                    let expected = *checksums[c].get_or_insert(output.checksum);
-                    ensure!(
-                        output.checksum == expected,
-                        "wrong result: checksum {:x}, others have {expected:x}",
-                        output.checksum
-                    );
-                    Ok(output)
-                });
-                match measured {
-                    Ok(output) => keep(&mut results, case, e, round, output),
-                    // This program ended the process.
-                    Err(_) if interrupt::came().is_some() => break 'rounds,
-                    Err(error) => {
-                        broken[c][e] = true;
-                        results.failures.push(format!(
-                            "{} in {}, round {}: {error:#}",
-                            case.id,
-                            kept[e].name,
-                            round + 1
-                        ));
+                let entry = &kept[e];
+                progress.begin(format!("{} {}", case.id, entry.name));
+                let is_broken = &mut broken[c][e];
+                if !*is_broken {
+                    let output = case.run.measure(&starter, entry);
+                    match output.and_then(|output| checked(output, &mut checksums[c])) {
+                        Ok(output) => keep(&mut results, case, e, round, output),
+                        // This program ended the process.
+                        Err(_) if interrupt::came().is_some() => break 'rounds,
+                        Err(error) => {
+                            *is_broken = true;
+                            let (name, round) = (&entry.name, round + 1);
+                            let failure =
+                                format!("{} in {name}, round {round}: {error:#}", case.id);
+                            results.failures.push(failure);
+                        }
                     }
                 }
                 progress.end(c, round, case.id);
@@ -275,11 +262,21 @@ fn order(len: usize, turn: usize) -> Vec<usize> {
     all
 }
 
+/// The output, if its checksum is that of the first one (INV-BENCH-1).
+fn checked(output: Output, first: &mut Option<u64>) -> Result<Output> {
+    let (found, expected) = (output.checksum, *first.get_or_insert(output.checksum));
+    ensure!(
+        found == expected,
+        "wrong result: checksum {found:x}, others have {expected:x}"
+    );
+    Ok(output)
+}
+
 fn series(cases: &[Case], entries: &[Entry]) -> Vec<Series> {
     let values = |case: &Case| {
         entries
             .iter()
-            .map(|e| e.takes(case.id).then(Vec::new))
+            .map(|e| (e.takes)(case.id).then(Vec::new))
             .collect()
     };
     cases
@@ -303,8 +300,8 @@ fn keep(results: &mut Results, case: &Case, entry: usize, round: u32, output: Ou
     }
     if let Some(curve) = output.curve {
         results.curves.push(Drawn {
-            case: case.id,
-            entry,
+            case: case.id.into(),
+            allocator: results.entries[entry].name.clone(),
             round,
             curve,
         });

@@ -2,106 +2,48 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ebbtide_tools::{library, out};
+use serde::Deserialize;
 
 use crate::harness::flags::BenchArgs;
 
-/// The source of a known peer's library.
-#[derive(Clone, Copy, Debug)]
-enum Source {
-    /// The C library: nothing is preloaded.
-    Libc,
-    /// A package of the distribution.
-    System {
-        file: &'static str,
-        package: &'static str,
-    },
-    /// Built by `bench/peers/build.sh`.
-    Built {
-        file: &'static str,
-        peer: &'static str,
-    },
-}
-
-#[derive(Debug)]
+/// A known peer, as `peers.json` lists it.
+#[derive(Debug, Deserialize)]
 struct Known {
     name: &'static str,
-    source: Source,
-    env: &'static [(&'static str, &'static str)],
+    /// Its name for a reader.
+    label: &'static str,
+    /// Empty for the C library: nothing is preloaded.
+    #[serde(default)]
+    library: &'static str,
+    /// The command that makes the library available.
+    #[serde(default)]
+    remedy: &'static str,
+    /// A variable of its environment. A jemalloc that was built with a prefix reads `_RJEM_MALLOC_CONF`. tcmalloc
+    /// registers restartable sequences itself, so glibc must not have registered them.
+    env: Option<(&'static str, &'static str)>,
+    /// Whether its setting matters only if time passes: it is for the families that wait.
+    #[serde(default)]
+    is_waiting: bool,
 }
 
-const BACKGROUND: &str = "background_thread:true";
-const BACKGROUND_1S: &str = "background_thread:true,dirty_decay_ms:1000";
+static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
+    let known = serde_json::from_str(include_str!("peers.json"));
+    known.expect("peers.json lists peers")
+});
 
-const fn system(name: &'static str, file: &'static str, package: &'static str) -> Known {
-    Known {
-        name,
-        source: Source::System { file, package },
-        env: &[],
-    }
+/// The name of a known peer for a reader.
+pub fn label(name: &str) -> Option<&'static str> {
+    let known = KNOWN.iter().find(|known| known.name == name);
+    known.map(|known| known.label)
 }
 
-const fn built(name: &'static str, file: &'static str, peer: &'static str) -> Known {
-    Known {
-        name,
-        source: Source::Built { file, peer },
-        env: &[],
-    }
-}
-
-const KNOWN: &[Known] = &[
-    Known {
-        name: "glibc",
-        source: Source::Libc,
-        env: &[],
-    },
-    system("jemalloc-system", "libjemalloc.so.2", "libjemalloc2"),
-    Known {
-        env: &[("MALLOC_CONF", BACKGROUND)],
-        ..system("jemalloc-system-bg", "libjemalloc.so.2", "libjemalloc2")
-    },
-    system("mimalloc2-system", "libmimalloc.so.2.0", "libmimalloc2.0"),
-    system(
-        "gperftools-system",
-        "libtcmalloc_minimal.so.4",
-        "libtcmalloc-minimal4",
-    ),
-    built("jemalloc", "libpeer_jemalloc.so", "jemalloc"),
-    Known {
-        // A jemalloc that was built with a prefix reads this name.
-        env: &[("_RJEM_MALLOC_CONF", BACKGROUND)],
-        ..built("jemalloc-bg", "libpeer_jemalloc.so", "jemalloc")
-    },
-    built("mimalloc3", "libpeer_mimalloc3.so", "mimalloc3"),
-    built(
-        "mimalloc-pprof",
-        "libpeer_mimalloc_pprof.so",
-        "mimalloc-pprof",
-    ),
-    built("snmalloc", "libpeer_snmalloc.so", "snmalloc"),
-    Known {
-        // This peer registers restartable sequences itself, so glibc must not have registered them.
-        env: &[("GLIBC_TUNABLES", "glibc.pthread.rseq=0")],
-        ..built("tcmalloc", "libpeer_tcmalloc.so", "tcmalloc")
-    },
-];
-
-/// Settings that matter only if time passes: for the families that wait.
-const KNOWN_WAITING: &[Known] = &[
-    Known {
-        env: &[("MALLOC_CONF", BACKGROUND_1S)],
-        ..system("jemalloc-system-bg-1s", "libjemalloc.so.2", "libjemalloc2")
-    },
-    Known {
-        env: &[("_RJEM_MALLOC_CONF", BACKGROUND_1S)],
-        ..built("jemalloc-bg-1s", "libpeer_jemalloc.so", "jemalloc")
-    },
-];
-
-fn all_known() -> impl Iterator<Item = &'static Known> {
-    KNOWN.iter().chain(KNOWN_WAITING)
+fn names() -> String {
+    let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
+    names.join(", ")
 }
 
 /// Variables of the caller's environment that would change an allocator's behaviour.
@@ -113,6 +55,11 @@ pub const SCRUBBED_ENV: &[&str] = &[
     "MALLOC_ARENA_MAX",
 ];
 
+/// The cases that an entry takes, by name.
+pub type Takes = fn(&str) -> bool;
+/// All cases.
+pub const ANY: Takes = |_| true;
+
 /// One allocator in the rotation.
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -120,14 +67,14 @@ pub struct Entry {
     pub name: String,
     /// Library to preload; none for the C library.
     pub library: Option<PathBuf>,
-    /// Environment variables besides `LD_PRELOAD`.
-    pub env: Vec<(String, String)>,
+    /// An environment variable besides `LD_PRELOAD`.
+    pub env: Option<(&'static str, &'static str)>,
     /// `EBBTIDE_CONF` of a variant of Ebbtide.
     pub conf: String,
     /// The way in which the process gets its large block.
     pub method: &'static str,
-    /// The only cases to run; empty: all.
-    pub only: &'static [&'static str],
+    /// The cases that it takes.
+    pub takes: Takes,
     is_own: bool,
 }
 
@@ -137,29 +84,29 @@ impl Entry {
         Entry {
             name: name.into(),
             library: None,
-            env: Vec::new(),
+            env: None,
             conf: String::new(),
             method: "malloc",
-            only: &[],
+            takes: ANY,
             is_own: false,
         }
     }
 
     /// An entry that uses the kernel directly, as a reference.
-    pub fn reference(method: &'static str, only: &'static [&'static str]) -> Self {
+    pub fn reference(method: &'static str, takes: Takes) -> Self {
         Entry {
             method,
-            only,
+            takes,
             ..Entry::plain(method)
         }
     }
 
     /// A variant of this Ebbtide entry with its own setting.
-    pub fn variant(&self, conf: &str, only: &'static [&'static str]) -> Self {
+    pub fn variant(&self, conf: &str, takes: Takes) -> Self {
         Entry {
             name: format!("ebbtide, {conf}"),
             conf: conf.into(),
-            only,
+            takes,
             ..self.clone()
         }
     }
@@ -174,20 +121,6 @@ impl Entry {
         self.conf.contains("exit=detached")
     }
 
-    /// Whether a case runs with this entry.
-    pub fn takes(&self, case: &str) -> bool {
-        self.only.is_empty() || self.only.contains(&case)
-    }
-
-    fn known(known: &Known, library: Option<PathBuf>) -> Self {
-        let env = known.env.iter();
-        Entry {
-            library,
-            env: env.map(|(k, v)| ((*k).into(), (*v).into())).collect(),
-            ..Entry::plain(known.name)
-        }
-    }
-
     fn path(name: &str, library: PathBuf) -> Self {
         Entry {
             library: Some(library),
@@ -198,8 +131,7 @@ impl Entry {
 
 /// The known peers, as text for the help.
 pub fn known_list() -> String {
-    let names: Vec<&str> = all_known().map(|k| k.name).collect();
-    format!("Known allocators: {}", names.join(", "))
+    format!("Known allocators: {}", names())
 }
 
 /// Name of the first entry, with which the others are compared.
@@ -216,92 +148,79 @@ pub fn rotation(args: &BenchArgs, is_waiting: bool) -> Result<Vec<Entry>> {
         ..Entry::path(name, own.clone())
     };
     let mut entries = vec![own(OWN), own(TWIN)];
-    let folders = built_folders();
-    if args.against.is_empty() {
-        let waiting = if is_waiting { KNOWN_WAITING } else { &[] };
-        for known in KNOWN.iter().chain(waiting) {
-            match locate(known.source, &folders) {
-                Ok(library) => entries.push(Entry::known(known, library)),
-                Err(remedy) => out::warning(&format!("{} is left out: {remedy}", known.name)),
-            }
-        }
-        return Ok(entries);
-    }
+    let folders = folders();
     for name in &args.against {
         entries.push(named(name, &folders)?);
+    }
+    if args.against.is_empty() {
+        for known in KNOWN.iter().filter(|known| is_waiting || !known.is_waiting) {
+            match known.entry(&folders) {
+                Ok(entry) => entries.push(entry),
+                Err(error) => out::warning(&format!("{} is left out: {error}", known.name)),
+            }
+        }
     }
     Ok(entries)
 }
 
 fn named(name: &str, folders: &[PathBuf]) -> Result<Entry> {
-    if let Some(known) = all_known().find(|k| k.name == name) {
-        return match locate(known.source, folders) {
-            Ok(library) => Ok(Entry::known(known, library)),
-            Err(remedy) => bail!("--against {name}: {remedy}"),
-        };
+    if let Some(known) = KNOWN.iter().find(|known| known.name == name) {
+        let entry = known.entry(folders);
+        return entry.with_context(|| format!("--against {name}"));
     }
-    if name.contains('/') {
-        let Ok(path) = Path::new(name).canonicalize() else {
-            bail!("--against {name}: no such library; check the path");
-        };
-        let short = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        return Ok(Entry::path(&short, path));
+    if !name.contains('/') {
+        bail!(
+            "--against {name}: not a known allocator; give the path of a library, or one of: {}",
+            names()
+        );
     }
-    let all: Vec<&str> = all_known().map(|k| k.name).collect();
-    bail!(
-        "--against {name}: not a known allocator; give the path of a library, or one of: {}",
-        all.join(", ")
-    )
+    let path = Path::new(name).canonicalize();
+    let path =
+        path.with_context(|| format!("--against {name}: no such library; check the path"))?;
+    let short = path.file_name().unwrap_or_default().to_string_lossy();
+    Ok(Entry::path(&short, path.clone()))
 }
 
-/// The library's path (none for the C library), or the way to get it.
-fn locate(source: Source, folders: &[PathBuf]) -> Result<Option<PathBuf>, String> {
-    let first = |folders: &[PathBuf], file: &str| {
-        folders
-            .iter()
-            .map(|d| d.join(file))
-            .find_map(|p| p.canonicalize().ok())
-    };
-    match source {
-        Source::Libc => Ok(None),
-        Source::System { file, package } => first(&system_folders(), file)
-            .map(Some)
-            .ok_or_else(|| format!("{file} is not installed: apt-get install {package}")),
-        Source::Built { file, peer } => first(folders, file)
-            .map(Some)
-            .ok_or_else(|| format!("{file} is not built: bench/peers/build.sh {peer}")),
+impl Known {
+    /// The peer in the rotation; an error with a remedy if its library is in none of the folders.
+    fn entry(&self, folders: &[PathBuf]) -> Result<Entry> {
+        let mut library = None;
+        if !self.library.is_empty() {
+            let mut files = folders.iter().map(|folder| folder.join(self.library));
+            library = files.find_map(|file| file.canonicalize().ok());
+            ensure!(
+                library.is_some(),
+                "{} is missing: {}",
+                self.library,
+                self.remedy
+            );
+        }
+        Ok(Entry {
+            library,
+            env: self.env,
+            ..Entry::plain(self.name)
+        })
     }
 }
 
-fn system_folders() -> Vec<PathBuf> {
-    [
+/// The folders of the distribution; then those to which `bench/peers/build.sh` writes its libraries, relative to the
+/// working directory and to this program in `target/release`.
+fn folders() -> Vec<PathBuf> {
+    const BUILT: &str = "bench/peers/target/release";
+    let system = [
         "/usr/lib/x86_64-linux-gnu",
         "/usr/lib/aarch64-linux-gnu",
         "/usr/lib64",
         "/usr/lib",
         "/usr/local/lib",
-    ]
-    .map(PathBuf::from)
-    .to_vec()
-}
-
-/// The folders to which `bench/peers/build.sh` writes its libraries, relative to the working directory and to this
-/// program in `target/release`.
-fn built_folders() -> Vec<PathBuf> {
-    const INSIDE: &str = "bench/peers/target/release";
-    let mut folders: Vec<PathBuf> = env::var_os("EBBTIDE_PEERS")
-        .map(PathBuf::from)
-        .into_iter()
-        .collect();
-    for start in [env::current_dir().ok(), env::current_exe().ok()]
+    ];
+    let mut folders: Vec<PathBuf> = system.map(PathBuf::from).into();
+    folders.extend(env::var_os("EBBTIDE_PEERS").map(PathBuf::from));
+    for start in [env::current_dir(), env::current_exe()]
         .into_iter()
         .flatten()
     {
-        folders.extend(start.ancestors().map(|d| d.join(INSIDE)));
+        folders.extend(start.ancestors().map(|folder| folder.join(BUILT)));
     }
     folders
 }
@@ -312,11 +231,15 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_missing_ones_have_a_remedy() {
-        for (i, known) in all_known().enumerate() {
-            assert!(all_known().skip(i + 1).all(|k| k.name != known.name));
-            if let Source::Built { .. } = known.source {
-                let remedy = locate(known.source, &[]).unwrap_err();
-                assert!(remedy.contains("build.sh"), "{remedy}");
+        for (i, known) in KNOWN.iter().enumerate() {
+            assert!(KNOWN[i + 1..].iter().all(|k| k.name != known.name));
+            assert!(!known.label.is_empty());
+            if !known.library.is_empty() {
+                let told = known.entry(&[]).unwrap_err().to_string();
+                assert!(
+                    told.contains("build.sh") || told.contains("apt-get"),
+                    "{told}"
+                );
             }
         }
     }
@@ -324,10 +247,10 @@ mod tests {
     #[test]
     fn variants_take_only_their_cases() {
         let own = Entry::path(OWN, "/x.so".into());
-        let one = own.variant("workers=0", &["a"]);
-        assert!(one.takes("a") && !one.takes("b") && own.takes("b"));
+        let one = own.variant("workers=0", |case| case == "a");
+        assert!((one.takes)("a") && !(one.takes)("b") && (own.takes)("b"));
         assert_eq!(one.name, "ebbtide, workers=0");
-        assert_eq!(Entry::reference("munmap", &[]).method, "munmap");
+        assert_eq!(Entry::reference("munmap", ANY).method, "munmap");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::harness::Case;
 use crate::harness::peers::{self, Entry};
-use crate::measured::Output;
+use crate::measured::{Output, worker};
 
 /// Maximum run time of a process; then it is stopped.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
@@ -47,7 +47,7 @@ impl Starter {
         if let Some(library) = &entry.library {
             command.env("LD_PRELOAD", library);
         }
-        command.envs(entry.env.iter().map(|(k, v)| (k, v)));
+        command.envs(entry.env);
         if entry.is_own() {
             let callers = std::env::var("EBBTIDE_CONF").unwrap_or_default();
             let parts = [callers.as_str(), &entry.conf, conf];
@@ -59,11 +59,15 @@ impl Starter {
         command
     }
 
-    /// This program as a measured process that runs the named case.
+    /// This program as a measured process that runs the named case. If `conf` has `thp=off`, the process has no huge
+    /// pages under any allocator.
     pub fn worker(&self, case: &str, amount: u64, entry: &Entry, conf: &str) -> Command {
         let mut command = self.command(&self.exe, entry, conf);
         command.args(["worker", case, &amount.to_string()]);
         command.args(["--method", entry.method]);
+        if conf.contains("thp=off") {
+            command.arg("--thp-off");
+        }
         command
     }
 
@@ -107,10 +111,8 @@ pub fn threshold_kib(size_bytes: u64) -> u64 {
 pub fn warm_host(bytes: u64) -> Result<(u64, f64)> {
     let most = machine::available_bytes().map_or(bytes, |n| n / 5 * 3);
     let bytes = bytes.min(most);
-    let exe = std::env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(exe);
+    let mut command = worker("warm", bytes)?;
     command.env_remove("LD_PRELOAD");
-    command.args(["worker", "warm", &bytes.to_string()]);
     let (output, _) = finish(command).context("cannot touch the memory beforehand")?;
     let seconds = output.metrics.get("warm_s").copied().unwrap_or(0.0);
     Ok((bytes, seconds))
@@ -124,16 +126,22 @@ pub fn piped(command: &mut Command) {
         .stderr(Stdio::piped());
 }
 
-/// Waits for the end of a worker that was followed. If it failed, the error says how the worker ended and what it
-/// wrote to stderr: that explains more than the failure to follow it.
-pub fn explained<T>(child: &mut Child, followed: Result<T>, may_fail: bool) -> Result<T> {
-    let Err(error) = followed else {
-        ended(child, may_fail)?;
-        return followed;
+/// Starts a worker, follows it with `follow` until the time given there is up, and waits for its end. If it failed, the
+/// error says how the worker ended and what it wrote to stderr: that explains more than the failure to follow it.
+pub fn followed<T>(
+    mut command: Command,
+    may_fail: bool,
+    follow: impl FnOnce(&mut Child, Instant) -> Result<T>,
+) -> Result<T> {
+    piped(&mut command);
+    let mut child = command.spawn().context("cannot start")?;
+    let error = match follow(&mut child, Instant::now() + TIMEOUT) {
+        Ok(found) => return ended(&mut child, may_fail).map(|_| found),
+        Err(error) => error,
     };
     let status = child.try_wait()?;
     let _ = child.kill();
-    let (_, errors) = ended(child, true)?;
+    let (_, errors) = ended(&mut child, true)?;
     let error = match status {
         Some(status) => error.context(format!("ends with {status}")),
         None => error,
@@ -146,30 +154,39 @@ pub fn explained<T>(child: &mut Child, followed: Result<T>, may_fail: bool) -> R
 
 /// Waits for a worker. Returns its last line, and all of its stderr.
 pub fn finish(mut command: Command) -> Result<(Output, String)> {
-    command
+    piped(&mut command);
+    let mut child = command
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().context("cannot start")?;
+        .spawn()
+        .context("cannot start")?;
     let (said, errors) = ended(&mut child, false)?;
     Ok((parse(said.lines().last().unwrap_or_default())?, errors))
 }
 
 /// Waits for the end. Returns the rest of its output.
 fn ended(child: &mut Child, may_fail: bool) -> Result<(String, String)> {
-    let end = Instant::now() + TIMEOUT;
-    // A worker's output fits into the pipe, so it never waits for a reader.
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() > end {
-            let _ = child.kill();
-            let _ = child.wait();
-            bail!("no end within {} s", TIMEOUT.as_secs());
+    let Some(status) = wait(child, TIMEOUT)? else {
+        let _ = child.kill();
+        let _ = child.wait();
+        bail!("no end within {} s", TIMEOUT.as_secs());
+    };
+    rest(child, status, may_fail)
+}
+
+/// Waits for the end, at most so long. A worker's output fits into the pipe, so it never waits for a reader.
+pub fn wait(child: &mut Child, most: Duration) -> Result<Option<ExitStatus>> {
+    let limit = Instant::now() + most;
+    loop {
+        let status = child.try_wait()?;
+        if status.is_some() || Instant::now() > limit {
+            return Ok(status);
         }
         std::thread::sleep(Duration::from_millis(1));
-    };
+    }
+}
+
+/// The rest of the output of a worker that has ended in this way.
+pub fn rest(child: &mut Child, status: ExitStatus, may_fail: bool) -> Result<(String, String)> {
     let (mut said, mut errors) = (String::new(), String::new());
     if let Some(mut pipe) = child.stdout.take() {
         pipe.read_to_string(&mut said)?;

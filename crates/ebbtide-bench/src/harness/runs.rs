@@ -1,12 +1,12 @@
 //! The kinds of runs that several families use.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::harness::Run;
 use crate::harness::peers::Entry;
-use crate::harness::process::{Starter, TIMEOUT, explained, finish, parse, piped, warm_host};
+use crate::harness::process::{Starter, finish, followed, parse, warm_host};
 use crate::measured::Output;
 use crate::outside::observe::{self, Watch};
 
@@ -77,14 +77,10 @@ pub struct Watched {
 impl Run for Watched {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
         let conf = if self.is_thp_off { "thp=off" } else { "" };
-        let mut command = starter.worker(self.case, self.watch.size_bytes, entry, conf);
-        if self.is_thp_off {
-            command.arg("--thp-off");
-        }
-        piped(&mut command);
-        let mut child = command.spawn().context("cannot start")?;
-        let followed = observe::follow(&mut child, self.watch, Instant::now() + TIMEOUT);
-        let (seen, line) = explained(&mut child, followed, false)?;
+        let command = starter.worker(self.case, self.watch.size_bytes, entry, conf);
+        let (seen, line) = followed(command, false, |child, limit| {
+            observe::follow(child, self.watch, limit)
+        })?;
         let mut output = parse(&line)?;
         output.metrics.extend(seen.figures(self.watch.size_bytes));
         output.curve = Some(seen.curve());

@@ -31,14 +31,9 @@ pub struct Plan {
     pub most_bytes: u64,
 }
 
-fn pick<T>(is_quick: bool, (full, quick): (T, T)) -> T {
-    if is_quick { quick } else { full }
-}
-
 impl Plan {
     /// Computed from the flags and the available memory, of which 40 % may be filled.
     pub fn new(args: &SizedArgs, defaults: Defaults, rounds: (u32, u32)) -> Result<Self> {
-        let quick = args.bench.quick;
         let most = machine::available_bytes().map_or(u64::MAX, |n| n / 5 * 2);
         if let Some(size) = args.size {
             ensure!(
@@ -48,11 +43,11 @@ impl Plan {
             );
         }
         // Whole huge pages, so that freed memory can be released as whole pages.
-        let size_bytes = pick(quick, defaults.size_bytes).min(most) >> 21 << 21;
+        let size_bytes = args.bench.pick(defaults.size_bytes).min(most) >> 21 << 21;
         Ok(Plan {
             most_bytes: most,
             size_bytes: args.size.unwrap_or(size_bytes),
-            wait: args.wait.unwrap_or(pick(quick, defaults.wait)),
+            wait: args.wait.unwrap_or(args.bench.pick(defaults.wait)),
             rounds: args.bench.rounds_or(rounds),
         })
     }

@@ -1,16 +1,16 @@
 //! Measured processes with one large block: it is freed, released on request, or allocated and freed in a loop.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem;
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
 
-use crate::measured::link::{self, now_ns, page_bytes};
-use crate::measured::{Output, alloc, release};
+use crate::measured::calls::{map_zeros, now_ns, page_bytes, symbol, usage};
+use crate::measured::{Output, alloc, link, release};
 
 /// The way to get and give up the block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Method {
     /// `malloc` and `free`.
     Malloc,
@@ -21,35 +21,14 @@ pub enum Method {
 }
 
 impl Method {
-    /// The method with this name.
-    pub fn named(name: &str) -> Result<Self> {
-        Ok(match name {
-            "malloc" => Method::Malloc,
-            "munmap" => Method::Munmap,
-            "madvise" => Method::Madvise,
-            _ => bail!("unknown method '{name}'"),
-        })
-    }
-
     fn take(self, bytes: usize) -> Result<*mut u8> {
         if self == Method::Malloc {
             return Ok(alloc(bytes));
         }
-        // SAFETY: a new mapping, no address asked for.
-        let block = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        ensure!(block != libc::MAP_FAILED, "mmap: out of memory");
+        let block = map_zeros(bytes, libc::MAP_NORESERVE)?;
         // SAFETY: advice on the mapping just made. The kernel refuses it if there are no huge pages.
-        unsafe { libc::madvise(block, bytes, libc::MADV_HUGEPAGE) };
-        Ok(block.cast())
+        unsafe { libc::madvise(block.cast(), bytes, libc::MADV_HUGEPAGE) };
+        Ok(block)
     }
 
     /// # Safety
@@ -102,37 +81,19 @@ pub enum Trim {
 
 type Mallctl = extern "C" fn(*const c_char, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
 
-/// # Safety
-/// `F` is a function pointer type that fits the symbol, if it is there.
-unsafe fn symbol<F: Copy>(name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a NUL-terminated name.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: by contract, and both are one pointer.
-    (!found.is_null()).then(|| unsafe { mem::transmute_copy(&found) })
-}
-
 impl Trim {
     /// Finds the allocator's own call, else the C library's.
     pub fn find() -> Self {
         // SAFETY: the types are those of the libraries' headers; an ignored result is in a register.
         unsafe {
-            for name in [
-                c"ebb_release",
-                c"peer_release",
-                c"MallocExtension_ReleaseFreeMemory",
-            ] {
-                if let Some(f) = symbol(name) {
-                    return Trim::Plain(f);
-                }
-            }
-            if let Some(f) = symbol(c"mi_collect") {
-                return Trim::Collect(f);
-            }
-            if let Some(f) = symbol(c"mallctl") {
-                return Trim::Control(f);
-            }
-            symbol(c"malloc_trim").map_or(Trim::Nothing, Trim::Libc)
+            symbol(c"ebb_release")
+                .or_else(|| symbol(c"peer_release"))
+                .or_else(|| symbol(c"MallocExtension_ReleaseFreeMemory"))
+                .map(Trim::Plain)
+                .or_else(|| symbol(c"mi_collect").map(Trim::Collect))
+                .or_else(|| symbol(c"mallctl").map(Trim::Control))
+                .or_else(|| symbol(c"malloc_trim").map(Trim::Libc))
+                .unwrap_or(Trim::Nothing)
         }
     }
 
@@ -149,14 +110,6 @@ impl Trim {
             Trim::Libc(f) => drop(f(0)),
             Trim::Nothing => {}
         }
-    }
-}
-
-fn output(checksum: u64, metrics: &[(&str, f64)]) -> Output {
-    Output {
-        checksum,
-        metrics: metrics.iter().map(|(k, v)| ((*k).into(), *v)).collect(),
-        ..Output::default()
     }
 }
 
@@ -185,10 +138,9 @@ pub fn freed(bytes: u64, method: Method, at_once: bool) -> Result<Output> {
     link::freed(began, ended);
     let mut metrics = vec![("free_ms", ms(began, freed))];
     if at_once {
-        metrics.push(("release_ms", ms(freed, ended)));
         metrics.push(("both_ms", ms(began, ended)));
     }
-    Ok(output(bytes, &metrics))
+    Ok(Output::new(bytes, metrics))
 }
 
 /// Number of rounds of the loop over temporaries.
@@ -198,6 +150,7 @@ pub const ROUNDS: usize = 10;
 pub fn temporaries(bytes: u64) -> Result<Output> {
     let size = bytes as usize;
     let (mut faults, mut times) = ([0.0; ROUNDS], [0.0; ROUNDS]);
+    let minor_faults = || usage().ru_minflt as f64;
     link::base();
     for round in 0..ROUNDS {
         let (before, started) = (minor_faults(), now_ns());
@@ -220,25 +173,13 @@ pub fn temporaries(bytes: u64) -> Result<Output> {
         }
     }
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    Ok(output(
-        bytes,
-        &[
-            ("faults_first", faults[0]),
-            ("faults_later", mean(&faults[1..])),
-            ("faults_last", faults[ROUNDS - 1]),
-            ("round_first_ms", times[0]),
-            ("round_later_ms", mean(&times[1..])),
-        ],
-    ))
-}
-
-fn minor_faults() -> f64 {
-    // SAFETY: zeros are a valid value, and the call fills it.
-    unsafe {
-        let mut usage: libc::rusage = mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
-        usage.ru_minflt as f64
-    }
+    let metrics = [
+        ("faults_first", faults[0]),
+        ("faults_later", mean(&faults[1..])),
+        ("faults_last", faults[ROUNDS - 1]),
+        ("round_later_ms", mean(&times[1..])),
+    ];
+    Ok(Output::new(bytes, metrics))
 }
 
 /// Touches memory and ends, so that the host of a virtual machine backs the memory from then on. With `is_held`, it
@@ -252,7 +193,7 @@ pub fn warm(bytes: u64, is_held: bool) -> Result<Output> {
     if is_held {
         link::base();
     }
-    Ok(output(bytes, &[("warm_s", ms(started, ended) / 1e3)]))
+    Ok(Output::new(bytes, [("warm_s", ms(started, ended) / 1e3)]))
 }
 
 #[cfg(test)]
@@ -261,8 +202,7 @@ mod tests {
 
     #[test]
     fn every_method_gives_and_takes() {
-        for name in ["malloc", "munmap", "madvise"] {
-            let method = Method::named(name).unwrap();
+        for method in Method::value_variants() {
             let block = method.take(1 << 20).unwrap();
             // SAFETY: a block of this size, given once.
             unsafe {
@@ -270,7 +210,6 @@ mod tests {
                 method.give(block, 1 << 20);
             }
         }
-        assert!(Method::named("magic").is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Content that compresses, but not to nothing.
 
 use crate::measured::Random;
-use crate::measured::link::page_bytes;
+use crate::measured::calls::page_bytes;
 
 /// Percentage of a page's 64-byte lines that do not compress.
 const RANDOM_PERCENT: usize = 38;

@@ -35,11 +35,6 @@ impl Histogram {
         self.largest = self.largest.max(value);
     }
 
-    /// Number of values.
-    pub fn count(&self) -> u64 {
-        self.total
-    }
-
     /// The largest value.
     pub fn largest(&self) -> u64 {
         self.largest
@@ -102,7 +97,7 @@ mod tests {
         let mut h = Histogram::new();
         assert_eq!(h.quantile(0.5), 0);
         (1..=1000).for_each(|v| h.add(v));
-        assert_eq!((h.count(), h.largest()), (1000, 1000));
+        assert_eq!((h.total, h.largest()), (1000, 1000));
         assert!((484..=500).contains(&h.quantile(0.5)));
         assert!((960..=990).contains(&h.quantile(0.99)));
     }

@@ -13,25 +13,9 @@
 
 use std::fmt::{self, Write};
 use std::ops::{Deref, DerefMut};
-use std::ptr;
 use std::slice;
 
-/// Nanoseconds of the monotonic clock, which all processes share.
-pub fn now_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is a valid place for the result.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Bytes of a page.
-pub fn page_bytes() -> usize {
-    // SAFETY: takes a number, returns a number.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
-}
+use crate::measured::calls;
 
 /// Mark: nothing is allocated yet.
 pub fn base() {
@@ -75,7 +59,7 @@ fn tell(text: fmt::Arguments) {
 }
 
 fn say(text: fmt::Arguments) -> bool {
-    let mut line = Line::default();
+    let mut line = Line::EMPTY;
     let _ = line.write_fmt(text);
     // SAFETY: the buffer is as long as said.
     unsafe { libc::write(1, line.bytes.as_ptr().cast(), line.len) == line.len as isize }
@@ -87,13 +71,11 @@ struct Line {
     len: usize,
 }
 
-impl Default for Line {
-    fn default() -> Self {
-        Line {
-            bytes: [0; 96],
-            len: 0,
-        }
-    }
+impl Line {
+    const EMPTY: Self = Line {
+        bytes: [0; 96],
+        len: 0,
+    };
 }
 
 impl Write for Line {
@@ -117,22 +99,9 @@ impl<const N: usize> Mapped<N> {
     /// Maps `len` rows of zeros. Ends the process if there is no memory.
     pub fn new(len: usize) -> Self {
         let len = len.max(1);
-        // SAFETY: a new mapping, no address asked for.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len * size_of::<[u64; N]>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE,
-                -1,
-                0,
-            )
-        };
-        assert!(start != libc::MAP_FAILED, "out of memory");
-        Mapped {
-            start: start.cast(),
-            len,
-        }
+        let start = calls::map_zeros(len * size_of::<[u64; N]>(), libc::MAP_POPULATE);
+        let start = start.expect("out of memory").cast();
+        Mapped { start, len }
     }
 }
 
@@ -164,7 +133,7 @@ mod tests {
 
     #[test]
     fn lines_are_cut_not_lost() {
-        let mut line = Line::default();
+        let mut line = Line::EMPTY;
         write!(line, "@freed {} {}", u64::MAX, u64::MAX).unwrap();
         assert_eq!(line.len, 7 + 20 + 1 + 20);
         write!(line, "{:100}", "x").unwrap();
@@ -178,11 +147,5 @@ mod tests {
         rows[999] = [1, 2];
         rows.sort_unstable();
         assert_eq!(rows[999], [1, 2]);
-    }
-
-    #[test]
-    fn clock_goes_forward() {
-        let before = now_ns();
-        assert!(now_ns() >= before && before > 0);
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `calls` | calls of the C library, facts from the kernel |
 //! | `link` | marks: the measured process's side of an observed run |
 //! | `block`, `objects` | one block; many objects |
 //! | `content` | content that compresses, but not to nothing |
 //! | `hist` | histograms of times |
 
 pub mod block;
+pub mod calls;
 pub mod content;
 pub mod hist;
 pub mod link;
@@ -16,6 +18,7 @@ pub mod objects;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString, c_void};
 use std::hint::black_box;
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -33,8 +36,8 @@ pub struct WorkerArgs {
     pub case: String,
     /// Its size, in the unit of the case
     pub amount: u64,
-    /// How to get a block: malloc, munmap, madvise
-    #[arg(long, default_value = "malloc", value_parser = Method::named)]
+    /// How to get a block
+    #[arg(long, default_value = "malloc")]
     pub method: Method,
     /// Without huge pages
     #[arg(long)]
@@ -51,6 +54,14 @@ impl WorkerArgs {
     }
 }
 
+/// This program as a measured process for a case.
+pub fn worker(case: &str, amount: u64) -> Result<Command> {
+    let exe = std::env::current_exe().context("cannot find this program")?;
+    let mut command = Command::new(exe);
+    command.args(["worker", case, &amount.to_string()]);
+    Ok(command)
+}
+
 /// The output of a measured process.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Output {
@@ -64,6 +75,28 @@ pub struct Output {
     /// The observer's curve; the worker itself leaves it empty.
     #[serde(skip)]
     pub curve: Option<Curve>,
+}
+
+impl Output {
+    /// The figures of work with this checksum.
+    pub fn new<Name: Into<String>>(
+        checksum: u64,
+        metrics: impl IntoIterator<Item = (Name, f64)>,
+    ) -> Self {
+        let mut output = Output {
+            checksum,
+            ..Output::default()
+        };
+        output.add(metrics);
+        output
+    }
+
+    /// Adds figures.
+    pub fn add<Name: Into<String>>(&mut self, metrics: impl IntoIterator<Item = (Name, f64)>) {
+        let metrics = metrics.into_iter();
+        self.metrics
+            .extend(metrics.map(|(name, value)| (name.into(), value)));
+    }
 }
 
 /// The return of memory over time, from the end of freeing on.
@@ -83,6 +116,28 @@ pub struct Curve {
     /// Pages with a live byte.
     pub live_mib: f64,
 }
+
+impl Curve {
+    /// The sample that counts at each point of the curve from `from_ns` on: the latest one, or `before` until there is
+    /// one. The samples are in order of time.
+    pub fn points<S: Copy>(
+        &self,
+        from_ns: u64,
+        before: S,
+        samples: &[S],
+        at_ns: fn(&S) -> u64,
+    ) -> impl Iterator<Item = S> {
+        let end_ns = samples.last().map_or(0, at_ns);
+        let times = (from_ns..=end_ns).step_by(self.step_ms as usize * 1_000_000);
+        times.map(move |time_ns| {
+            let taken = samples.partition_point(|sample| at_ns(sample) <= time_ns);
+            samples[..taken].last().copied().unwrap_or(before)
+        })
+    }
+}
+
+/// Bytes of a MiB.
+pub const MIB: f64 = (1 << 20) as f64;
 
 /// A case is measured in this many parts; its figure is their median.
 const PARTS: u64 = 11;
@@ -117,14 +172,7 @@ pub fn timed(metric: &str, count: u64, mut part: impl FnMut(u64) -> u64) -> Outp
         checksum = checksum.wrapping_add(part(each));
         values.push(began.elapsed().as_nanos() as f64 / each as f64);
     }
-    Output {
-        checksum,
-        metrics: Spread::of(&values)
-            .map(|s| (metric.to_owned(), s.median))
-            .into_iter()
-            .collect(),
-        ..Output::default()
-    }
+    Output::new(checksum, Spread::of(&values).map(|s| (metric, s.median)))
 }
 
 /// A small random number generator (xorshift64*), with the same numbers in every process.

@@ -1,8 +1,10 @@
 //! Measured processes with many objects, of which one in eleven or one in ten stays.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Error, Result, ensure};
+use clap::ValueEnum;
 
-use crate::measured::link::{self, Mapped, now_ns, page_bytes};
+use crate::measured::calls::{now_ns, page_bytes};
+use crate::measured::link::{self, Mapped};
 use crate::measured::{Output, Random, alloc, content, release};
 
 /// One of this many objects stays.
@@ -13,7 +15,7 @@ pub const ONE_IN_TEN: usize = 10;
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Sizes of the objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Sizes {
     /// 64 to 512 bytes.
     Small,
@@ -38,7 +40,7 @@ impl Sizes {
 }
 
 /// The objects that are freed, and their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Order {
     /// Ten of eleven drawn at random, in random order.
     Random,
@@ -97,17 +99,8 @@ impl Content {
 
 fn parse(case: &str) -> Result<(Sizes, Order)> {
     let (sizes, order) = case.split_once('_').unwrap_or((case, ""));
-    let sizes = match sizes {
-        "small" => Sizes::Small,
-        "medium" => Sizes::Medium,
-        "mix" => Sizes::Mix,
-        _ => bail!("unknown sizes '{sizes}'"),
-    };
-    let order = match order {
-        "random" => Order::Random,
-        "oldest" => Order::Oldest,
-        _ => bail!("unknown order '{order}'"),
-    };
+    let sizes = Sizes::from_str(sizes, false).map_err(Error::msg)?;
+    let order = Order::from_str(order, false).map_err(Error::msg)?;
     Ok((sizes, order))
 }
 
@@ -197,15 +190,9 @@ fn thin(sizes: Sizes, order: Order, fill: Content, one_in: usize, bytes: u64) ->
             size
         );
     }
-    Ok(Output {
-        checksum: filled_bytes.wrapping_mul(31).wrapping_add(all as u64),
-        metrics: [
-            ("free_ms".to_owned(), (ended - began) as f64 / 1e6),
-            ("live_mib".to_owned(), live_bytes as f64 / (1 << 20) as f64),
-        ]
-        .into(),
-        ..Output::default()
-    })
+    let checksum = filled_bytes.wrapping_mul(31).wrapping_add(all as u64);
+    let free_ms = (ended - began) as f64 / 1e6;
+    Ok(Output::new(checksum, [("free_ms", free_ms)]))
 }
 
 #[cfg(test)]

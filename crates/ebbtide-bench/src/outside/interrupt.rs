@@ -104,7 +104,7 @@ fn end_children(mut heard: Signals) {
     loop {
         let is_running = LISTENING.load(Ordering::Acquire) > 0;
         if is_running {
-            children().for_each(end);
+            children().into_iter().for_each(end);
         }
         thread::sleep(AGAIN);
         if first.elapsed() > TOGETHER {
@@ -116,20 +116,14 @@ fn end_children(mut heard: Signals) {
     }
 }
 
-fn children() -> impl Iterator<Item = u32> {
-    let tasks = fs::read_dir("/proc/self/task").ok();
-    let texts = tasks
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    let numbers: Vec<u32> = texts
-        .flat_map(|text| {
-            let found = text.split_whitespace().filter_map(|n| n.parse().ok());
-            found.collect::<Vec<u32>>()
-        })
-        .collect();
-    numbers.into_iter()
+/// The children of all threads.
+fn children() -> Vec<u32> {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
+    let files = tasks.flatten().map(|task| task.path().join("children"));
+    // A blank stands behind each number.
+    let numbers: String = files.flat_map(fs::read_to_string).collect();
+    let numbers = numbers.split_whitespace();
+    numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
 /// Kills a child, and its group if it has one of its own.
@@ -186,7 +180,7 @@ mod tests {
             .trim()
             .parse()
             .unwrap();
-        assert!(children().any(|pid| pid == child.id()));
+        assert!(children().contains(&child.id()));
         // A grandchild must not be killed by its number.
         end(inner);
         assert!(open_process(inner).is_ok());

@@ -10,7 +10,7 @@
 //!   was back.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -73,14 +73,6 @@ impl Observation {
         self.rss_over(s) <= allowed && self.system_over(s) <= allowed
     }
 
-    /// Whether the fill took much more or less from the system than it added to the process. Then other processes
-    /// were at work, and the system's free memory means little.
-    fn is_disturbed(&self) -> bool {
-        let grown = self.filled.rss_bytes as f64 - self.base.rss_bytes as f64;
-        let taken = self.base.free_bytes as f64 - self.filled.free_bytes as f64;
-        (taken - grown).abs() > grown * 0.1 + 4.0 * MIB
-    }
-
     /// Milliseconds from `start_ns` to the first sample for which `is_there` holds; infinite if there is none.
     fn time_to(&self, start_ns: u64, is_there: impl Fn(&Sample) -> bool) -> f64 {
         self.samples
@@ -96,11 +88,9 @@ impl Observation {
         // A sample's system values may be a little older than the sample.
         let freed_ns = self.freed_ns.1 + SYSTEM_NS;
         let of = |get: fn(&Sample) -> u64| {
-            let samples = self.samples.iter().map(|s| (s.at_ns, get(s)));
-            let mut values: Vec<u64> = samples
-                .filter(|(at_ns, _)| *at_ns >= since_ns.max(freed_ns))
-                .map(|(_, value)| value)
-                .collect();
+            let samples = self.samples.iter();
+            let samples = samples.filter(|s| s.at_ns >= since_ns.max(freed_ns));
+            let mut values: Vec<u64> = samples.map(get).collect();
             values.sort_unstable();
             values.get(values.len() / 2).copied().unwrap_or(get(&last))
         };
@@ -115,65 +105,52 @@ impl Observation {
     pub fn figures(&self, size_bytes: u64) -> BTreeMap<String, f64> {
         let allowed = (size_bytes / 20) as i64;
         let (began, ended) = self.freed_ns;
-        let mut figures = BTreeMap::new();
-        let mut put = |name: &str, value: f64| {
-            figures.insert(name.to_owned(), value);
-        };
-        put(
-            "back_rss_ms",
-            self.time_to(began, |s| self.rss_over(s) <= allowed),
-        );
         // Not a number if other processes took or freed too much memory meanwhile.
-        let checked = |value| {
-            if self.is_disturbed() { f64::NAN } else { value }
+        let checked = |value| match self.filled.is_disturbed_since(&self.base) {
+            true => f64::NAN,
+            false => value,
         };
-        put(
-            "back_system_ms",
-            checked(self.time_to(began, |s| self.system_over(s) <= allowed)),
-        );
+        let back_rss = self.time_to(began, |s| self.rss_over(s) <= allowed);
+        let back_system = self.time_to(began, |s| self.system_over(s) <= allowed);
+        let mut figures = vec![
+            ("back_rss_ms", back_rss),
+            ("back_system_ms", checked(back_system)),
+        ];
         let can_go = self.rss_over(&self.filled);
         if can_go > 0 {
             for (name, part) in [("t50_ms", 0.5), ("t90_ms", 0.9), ("t99_ms", 0.99)] {
                 let left = (can_go as f64 * (1.0 - part)).round() as i64;
-                put(name, self.time_to(ended, |s| self.rss_over(s) <= left));
+                figures.push((name, self.time_to(ended, |s| self.rss_over(s) <= left)));
             }
         }
         if let Some(last) = self.settled() {
             let must = (self.base.rss_bytes + self.live_bytes).max(1);
-            put("final_ratio", last.rss_bytes as f64 / must as f64);
-            put("kept_mib", self.rss_over(&last).max(0) as f64 / MIB);
-            put(
-                "system_kept_mib",
-                checked(self.system_over(&last).max(0) as f64 / MIB),
-            );
+            let system_kept = self.system_over(&last).max(0) as f64 / MIB;
+            figures.extend([
+                ("final_ratio", last.rss_bytes as f64 / must as f64),
+                ("kept_mib", self.rss_over(&last).max(0) as f64 / MIB),
+                ("system_kept_mib", checked(system_kept)),
+            ]);
         }
-        figures
+        let figures = figures.into_iter();
+        figures.map(|(name, value)| (name.into(), value)).collect()
     }
 
     /// Both curves from the end of freeing on, with one point every [`CURVE_STEP`].
     pub fn curve(&self) -> Curve {
         let mut curve = Curve {
             step_ms: CURVE_STEP.as_millis() as u64,
-            rss_mib: Vec::new(),
-            system_mib: Vec::new(),
-            swap_mib: Vec::new(),
             base_mib: self.base.rss_bytes as f64 / MIB,
             live_mib: self.live_bytes as f64 / MIB,
+            ..Curve::default()
         };
-        let end = self.samples.last().map_or(0, |s| s.at_ns);
-        let mut at = self.freed_ns.1;
-        let mut next = 0;
-        let mut latest = self.filled;
-        while at <= end {
-            while let Some(s) = self.samples.get(next).filter(|s| s.at_ns <= at) {
-                latest = *s;
-                next += 1;
-            }
-            let taken = self.base.free_bytes as f64 - latest.free_bytes as f64;
-            curve.rss_mib.push(round(latest.rss_bytes as f64 / MIB));
-            curve.system_mib.push(round(taken / MIB));
-            at += CURVE_STEP.as_nanos() as u64;
-        }
+        let points = curve.points(self.freed_ns.1, self.filled, &self.samples, |s| s.at_ns);
+        (curve.rss_mib, curve.system_mib) = points
+            .map(|s| {
+                let taken = self.base.free_bytes as f64 - s.free_bytes as f64;
+                (round(s.rss_bytes as f64 / MIB), round(taken / MIB))
+            })
+            .unzip();
         curve
     }
 }
@@ -187,19 +164,42 @@ fn round(value: f64) -> f64 {
 pub fn parse_mark(line: &str) -> Option<(&str, Vec<u64>)> {
     let mut words = line.strip_prefix('@')?.split_whitespace();
     let name = words.next()?;
-    let numbers = words
-        .map(|w| w.parse().ok())
-        .collect::<Option<Vec<u64>>>()?;
-    Some((name, numbers))
+    let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
+    Some((name, numbers?))
 }
 
-/// Reads the next mark and returns its numbers.
-pub fn mark(said: &mut impl BufRead, name: &str) -> Result<Vec<u64>> {
-    let mut line = String::new();
-    said.read_line(&mut line)?;
+/// Waits for a worker's next mark, which must have this name. Returns its numbers.
+pub fn mark(worker: &mut Child, name: &str, limit: Instant) -> Result<Vec<u64>> {
+    let said = worker.stdout.as_mut().context("no pipe from the worker")?;
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        while !is_readable(said, limit.saturating_duration_since(Instant::now()))? {
+            ensure!(Instant::now() < limit, "no '{name}' in time");
+        }
+        let mut byte = [0u8];
+        ensure!(said.read(&mut byte)? == 1, "ended before '{name}'");
+        line.push(byte[0]);
+    }
+    let line = String::from_utf8_lossy(&line);
     match parse_mark(line.trim()) {
         Some((found, numbers)) if found == name => Ok(numbers),
-        _ => bail!("ended before '{name}'"),
+        _ => bail!("not the mark '{name}': {line:?}"),
+    }
+}
+
+/// Lets a worker go on after its mark.
+pub fn answer(worker: &mut Child) -> Result<()> {
+    let answer = worker.stdin.as_mut().context("no pipe to the worker")?;
+    Ok(answer.write_all(b"g")?)
+}
+
+/// A process that is killed when this is dropped.
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -5,16 +5,23 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
+use anyhow::{Result, ensure};
 use ebbtide_tools::proc::children_of_main_thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-/// The only child of the process's main thread: its helper, because the main thread starts no other.
-pub fn helper_of(pid: u32) -> Option<(u32, OwnedFd)> {
-    let helper = *children_of_main_thread(pid).first()?;
-    Some((helper, open_process(helper).ok()?))
+/// The only child of the process's main thread: its helper, because the main thread starts no other. An error if it
+/// has none and needs one.
+pub fn helper_of(pid: u32, is_needed: bool) -> Result<Option<(u32, OwnedFd)>> {
+    let found = children_of_main_thread(pid).first().copied();
+    let helper = found.and_then(|helper| Some((helper, open_process(helper).ok()?)));
+    ensure!(
+        helper.is_some() || !is_needed,
+        "no helper was made: this is the kernel's own exit ('ebbtide doctor' may say why)"
+    );
+    Ok(helper)
 }
 
 /// Opens a descriptor of the process.
@@ -69,11 +76,13 @@ mod tests {
         let mut child = parent.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = child.stdout.take().unwrap();
         std::io::Read::read_exact(&mut said, &mut [0]).unwrap();
-        let (_, process) = helper_of(child.id()).unwrap();
+        let (_, process) = helper_of(child.id(), true).unwrap().unwrap();
         let soon = Instant::now() + Duration::from_millis(2);
         assert_eq!(wait_for_any(&[&process], soon), [false]);
         kill(&process).unwrap();
         child.wait().unwrap();
+        assert!(helper_of(child.id(), false).unwrap().is_none());
+        assert!(helper_of(child.id(), true).is_err());
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
         let ended = open_process(child.id()).unwrap();
         kill(&ended).unwrap();

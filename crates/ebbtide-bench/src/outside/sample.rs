@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Context, Result};
 use ebbtide_tools::proc::kib_field;
 
-use crate::measured::link::{now_ns, page_bytes};
+use crate::measured::calls::{now_ns, page_bytes};
 
 /// Minimum time between two reads of the zones: a read takes a lock in the kernel, and about 0.2 ms.
 pub const SYSTEM_NS: u64 = 5_000_000;
@@ -25,6 +25,16 @@ pub struct Sample {
     pub rss_bytes: u64,
     /// Free memory of the system, including the CPUs' lists; at most 5 ms old.
     pub free_bytes: u64,
+}
+
+impl Sample {
+    /// Whether a fill since `before` took much more or less from the system than it added to the process. Then other
+    /// processes were at work, and the system's free memory means little.
+    pub fn is_disturbed_since(&self, before: &Sample) -> bool {
+        let grown = self.rss_bytes as i64 - before.rss_bytes as i64;
+        let taken = before.free_bytes as i64 - self.free_bytes as i64;
+        (taken - grown).abs() > grown / 10 + (4 << 20)
+    }
 }
 
 /// The open files for samples of a process and the system.

@@ -4,10 +4,8 @@
 //! input ends when the benchmark ends in any way, killed or not. Then the keeper kills the processes that are left in
 //! the cgroup, and removes everything.
 
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -18,12 +16,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ebbtide_tools::out;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::path::Arg;
 use rustix::process::{Pid, Signal, geteuid, kill_process, setsid};
 use rustix::system::sysinfo;
 use serde::{Deserialize, Serialize};
 
-use crate::measured::Output;
-use crate::measured::link::page_bytes;
+use crate::measured::calls::page_bytes;
+use crate::measured::{Output, worker};
 
 const CONTROL: &str = "/sys/class/zram-control";
 /// A higher priority than any swap that exists already.
@@ -31,14 +30,12 @@ const PRIORITY: i32 = 0x7fff;
 const SWAP_FLAG_PREFER: i32 = 0x8000;
 
 /// The things that a keeper has set up.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Kept {
     /// A description of the swap, for people.
     pub swap: String,
     /// The memory cgroup.
     pub group: Option<PathBuf>,
-    /// The reason why there is nothing.
-    error: Option<String>,
 }
 
 /// A running keeper.
@@ -57,24 +54,32 @@ impl Keeper {
             geteuid().is_root(),
             "needs root, to set up swap or a memory cgroup for the time of the run"
         );
-        let exe = std::env::current_exe().context("cannot find this program")?;
-        let mut child = Command::new(exe)
-            .args(["worker", "swap_keeper", &bytes.to_string()])
+        let mut child = worker("swap_keeper", bytes)?
             .env_remove("LD_PRELOAD")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start")?;
-        let input = child.stdin.take();
-        let mut line = String::new();
         let said = child.stdout.take().context("no pipe")?;
+        let mut keeper = Keeper {
+            kept: Kept::default(),
+            input: child.stdin.take(),
+            child,
+        };
+        let mut line = String::new();
         BufReader::new(said).read_line(&mut line)?;
-        let kept: Kept = serde_json::from_str(&line).context("the keeper of the swap has ended")?;
-        let keeper = Keeper { kept, child, input };
-        match &keeper.kept.error {
-            Some(error) => bail!("no swap can be set up here: {error}"),
-            None => Ok(keeper),
-        }
+        let kept: Result<Kept, String> =
+            serde_json::from_str(&line).context("the keeper of the swap has ended")?;
+        keeper.kept = kept.map_err(|error| anyhow!("no swap can be set up here: {error}"))?;
+        Ok(keeper)
+    }
+
+    /// The memory cgroup.
+    pub fn group(&self) -> Result<&Path> {
+        let group = self.kept.group.as_deref();
+        group.context(
+            "no memory cgroup can be made here (version 1, or 2 with the memory controller)",
+        )
     }
 }
 
@@ -99,23 +104,17 @@ pub fn keep(bytes: u64) -> Result<Output> {
         }
     }
     let dir = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
-    let made = if bytes == 0 {
-        Ok(None)
-    } else {
-        let made = Swap::zram(bytes, dir.path()).or_else(|zram| {
-            Swap::file(bytes, dir.path()).map_err(|file| anyhow!("zram: {zram:#}; file: {file:#}"))
-        });
-        made.map(Some)
+    let made = match bytes {
+        0 => Ok(None),
+        _ => Swap::new(bytes, dir.path()).map(Some),
     };
     let group = make_group();
-    let kept = Kept {
-        swap: match &made {
-            Ok(Some(swap)) => swap.about.clone(),
-            _ => String::new(),
-        },
+    let about = |swap: &Option<Swap>| swap.as_ref().map_or(String::new(), |s| s.about.clone());
+    let kept = made.as_ref().map(|swap| Kept {
+        swap: about(swap),
         group: group.clone(),
-        error: made.as_ref().err().map(|e| format!("{e:#}")),
-    };
+    });
+    let kept = kept.map_err(|error| format!("{error:#}"));
     out::stdout((serde_json::to_string(&kept)? + "\n").as_bytes());
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     if let Some(group) = group {
@@ -136,6 +135,14 @@ struct Swap {
 }
 
 impl Swap {
+    /// In compressed memory if the kernel has that, else in a file.
+    fn new(bytes: u64, dir: &Path) -> Result<Self> {
+        Swap::zram(bytes, dir).or_else(|zram| {
+            let file = Swap::file(bytes, dir);
+            file.map_err(|file| anyhow!("zram: {zram:#}; file: {file:#}"))
+        })
+    }
+
     /// Makes a compressed device.
     fn zram(bytes: u64, dir: &Path) -> Result<Self> {
         let number = fs::read_to_string(format!("{CONTROL}/hot_add")).context("no zram here")?;
@@ -173,11 +180,8 @@ impl Swap {
     fn file(bytes: u64, dir: &Path) -> Result<Self> {
         let path = dir.join("swap");
         let mut options = File::options();
-        let file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)?;
+        options.write(true).create_new(true).mode(0o600);
+        let file = options.open(&path)?;
         let zeros = vec![0u8; 1 << 20];
         for at in (0..bytes).step_by(zeros.len()) {
             file.write_all_at(&zeros, at)?;
@@ -197,7 +201,7 @@ impl Swap {
         let file = File::options().write(true).open(&self.path)?;
         file.write_all_at(&header(bytes), 0)?;
         file.sync_all()?;
-        let path = c_path(&self.path)?;
+        let path = self.path.as_path().into_c_str()?;
         // SAFETY: a NUL-terminated path.
         let on = unsafe { libc::swapon(path.as_ptr(), SWAP_FLAG_PREFER | PRIORITY) };
         ensure!(on == 0, "swapon: {}", std::io::Error::last_os_error());
@@ -205,7 +209,7 @@ impl Swap {
     }
 
     fn remove(self) -> Result<()> {
-        let path = c_path(&self.path)?;
+        let path = self.path.as_path().into_c_str()?;
         // SAFETY: a NUL-terminated path.
         let off = unsafe { libc::swapoff(path.as_ptr()) };
         ensure!(off == 0, "swapoff: {}", std::io::Error::last_os_error());
@@ -228,10 +232,6 @@ impl Swap {
     }
 }
 
-fn c_path(path: &Path) -> Result<CString> {
-    Ok(CString::new(path.as_os_str().as_bytes())?)
-}
-
 /// The first page of a swap area, as `mkswap` writes it.
 fn header(bytes: u64) -> Vec<u8> {
     const MAGIC: &[u8] = b"SWAPSPACE2";
@@ -251,7 +251,7 @@ fn make_group() -> Option<PathBuf> {
     roots.iter().find_map(|root| {
         let dir = Path::new(root).join(&name);
         fs::create_dir(&dir).ok()?;
-        if limit_file(&dir).is_some() {
+        if file_of(&dir, LIMIT).is_some() {
             return Some(dir);
         }
         let _ = fs::remove_dir(&dir);
@@ -259,42 +259,40 @@ fn make_group() -> Option<PathBuf> {
     })
 }
 
-fn limit_file(group: &Path) -> Option<PathBuf> {
-    ["memory.max", "memory.limit_in_bytes"]
-        .map(|name| group.join(name))
-        .into_iter()
-        .find(|file| file.exists())
+/// The limit of a group, by its names in both versions.
+const LIMIT: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
+
+/// The file of a group that has one of these names.
+fn file_of(group: &Path, names: [&str; 2]) -> Option<PathBuf> {
+    let mut files = names.iter().map(|name| group.join(name));
+    files.find(|file| file.exists())
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Memory in use by the group's processes.
 pub fn group_usage_bytes(group: &Path) -> Result<u64> {
-    let text = ["memory.current", "memory.usage_in_bytes"]
-        .iter()
-        .find_map(|name| fs::read_to_string(group.join(name)).ok());
-    Ok(text.context("no usage in the cgroup")?.trim().parse()?)
+    let file = file_of(group, ["memory.current", "memory.usage_in_bytes"]);
+    let text = fs::read_to_string(file.context("no usage in the cgroup")?)?;
+    Ok(text.trim().parse()?)
 }
 
 /// Sets the group's memory limit; `None` removes it.
 pub fn limit_group(group: &Path, bytes: Option<u64>) -> Result<()> {
-    let file = limit_file(group).context("the cgroup has no limit")?;
-    let text = bytes.map_or_else(
-        || {
-            if file.ends_with("memory.max") {
-                "max"
-            } else {
-                "-1"
-            }
-            .into()
-        },
-        |n| n.to_string(),
-    );
-    fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    let file = file_of(group, LIMIT).context("the cgroup has no limit")?;
+    let none = match file.ends_with(LIMIT[0]) {
+        true => "max",
+        false => "-1",
+    };
+    write(&file, &bytes.map_or(none.into(), |n| n.to_string()))
 }
 
 /// Makes the process join the group before it runs the program.
 pub fn join(command: &mut Command, group: &Path) -> Result<()> {
     let file = group.join("cgroup.procs");
-    let procs = std::fs::File::options().write(true).open(&file);
+    let procs = File::options().write(true).open(&file);
     let procs = procs.with_context(|| format!("cannot open {}", file.display()))?;
     // SAFETY: one write between fork and exec, of bytes that exist.
     unsafe {
@@ -305,14 +303,8 @@ pub fn join(command: &mut Command, group: &Path) -> Result<()> {
 
 /// Keeps the group's processes out of swap, whatever swap the machine has.
 pub fn forbid_swap(group: &Path) -> Result<()> {
-    let file = ["memory.swap.max", "memory.swappiness"]
-        .map(|name| group.join(name))
-        .into_iter()
-        .find(|file| file.exists());
-    match file {
-        Some(file) => {
-            fs::write(&file, "0").with_context(|| format!("cannot write {}", file.display()))
-        }
+    match file_of(group, ["memory.swap.max", "memory.swappiness"]) {
+        Some(file) => write(&file, "0"),
         // The kernel has no swap.
         None => Ok(()),
     }

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::place;
-use crate::figures::Report;
+use crate::figures::{Report, place};
 
 fn file(dir: &Path, family: &str) -> PathBuf {
     dir.join(format!("{family}.json"))

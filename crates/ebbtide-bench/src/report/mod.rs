@@ -9,7 +9,6 @@
 //! | `page` | the page |
 //! | `peers` | how Ebbtide stands beside each other allocator |
 //! | `keep` | the results beside it |
-//! | `place` | where both are written |
 //! | `pace` | how long families take |
 
 mod designs;
@@ -17,19 +16,19 @@ mod keep;
 mod pace;
 mod page;
 mod peers;
-mod place;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use ebbtide_tools::library::LibArgs;
 use ebbtide_tools::{out, values};
 
 use crate::families::{self, Asked, FAMILIES, Registered};
-use crate::figures::{self, Report, SCHEMA, html, tables};
+use crate::figures::{self, Report, SCHEMA, html, place, tables};
 use crate::harness::progress::minutes;
 use crate::outside::interrupt::{self, Listening};
 use pace::Pace;
@@ -57,7 +56,7 @@ pub struct ReportArgs {
     #[arg(long, conflicts_with = "from")]
     pub full: bool,
     /// Only these families
-    #[arg(long, value_name = "FAMILY", conflicts_with = "from")]
+    #[arg(long, value_name = "FAMILY", value_parser = names(), conflicts_with = "from")]
     pub only: Vec<String>,
     /// Peers to measure, as for 'ebbtide bench' (default: glibc)
     #[arg(long, value_name = "NAME|PATH", num_args = 1.., conflicts_with = "from")]
@@ -90,10 +89,6 @@ pub struct ReportArgs {
 
 /// Without `--full` and `--against`: what nearly every program has now.
 const PEER: &str = "glibc";
-/// Exit status when something was measured, but not everything.
-const EXIT_PARTIAL: u8 = 1;
-/// The same after a signal, whose number is added.
-const EXIT_SIGNAL: u8 = 128;
 
 /// What has become of a family.
 #[derive(Debug)]
@@ -120,7 +115,7 @@ struct Part {
 /// Writes the page; gives the exit status to end with.
 pub fn main(args: &ReportArgs) -> Result<u8> {
     let mut parts = match args.from.is_empty() {
-        true => parts(args)?,
+        true => parts(args),
         false => saved_parts(&args.from)?,
     };
     let file = args.out.display();
@@ -135,11 +130,11 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
     // Between two families, too: no signal takes along what was measured.
     let _listening = Listening::start()?;
     measure(&mut parts, args);
-    let broken_off = interrupt::came().map(|signal| EXIT_SIGNAL + signal as u8);
+    let signal = interrupt::came();
     let reports: Vec<&Report> = parts.iter().filter_map(Part::report).collect();
     if reports.is_empty() {
         out::warning(&format!("nothing was measured: {file} is left as it was"));
-        return Ok(broken_off.unwrap_or(EXIT_PARTIAL));
+        return Ok(figures::status(signal, true));
     }
     if let Err(error) = write(&args.out, &parts) {
         // Rather at the wrong place than lost.
@@ -154,14 +149,11 @@ pub fn main(args: &ReportArgs) -> Result<u8> {
         }
     }
     out::stdout(format!("{file}\n").as_bytes());
-    if let Some(status) = broken_off {
+    if signal.is_some() {
         out::warning(&format!("broken off; {file} has what was measured"));
-        return Ok(status);
     }
-    match reports.iter().all(|report| !report.partial) {
-        true => Ok(0),
-        false => Ok(EXIT_PARTIAL),
-    }
+    let is_partial = reports.iter().any(|report| report.partial);
+    Ok(figures::status(signal, is_partial))
 }
 
 /// Measures what is to come, keeps each family's results, and writes the page before each family but the first.
@@ -184,14 +176,11 @@ fn measure(parts: &mut [Part], args: &ReportArgs) {
         }
         let left = pace.of(parts[at..].iter().map(|part| part.usual_s).sum());
         let left = left.map_or(String::new(), |s| format!(", about {} left", minutes(s)));
-        let later_s: f64 = parts[at + 1..]
-            .iter()
-            .filter_map(|part| pace.of(part.least_s))
-            .sum();
+        let later = parts[at + 1..].iter();
+        let later_s = later.filter_map(|part| pace.of(part.least_s)).sum();
         let (number, part) = (at + 1, &mut parts[at]);
         let room = args.time_limit.map(|t| t.saturating_sub(began.elapsed()));
-        let least_s = pace.of(part.least_s);
-        let room = match least_s {
+        let room = match pace.of(part.least_s) {
             Some(least_s) => pace::share(room, least_s, later_s),
             None => room,
         };
@@ -199,10 +188,8 @@ fn measure(parts: &mut [Part], args: &ReportArgs) {
         part.state = match pace.no_room(part.least_s.or(part.usual_s), room) {
             Some(reason) => State::Skipped(reason),
             None => {
-                let command = part.command();
-                out::stderr(&format!(
-                    "ebbtide report: {number} of {count}{left}: {command}\n"
-                ));
+                let what = format!("{number} of {count}{left}: {}", part.command());
+                out::stderr(&format!("ebbtide report: {what}\n"));
                 part.measure(room)
             }
         };
@@ -231,16 +218,12 @@ fn write(file: &Path, parts: &[Part]) -> Result<()> {
     place::write(file, &page::page(parts))
 }
 
+fn names() -> PossibleValuesParser {
+    FAMILIES.iter().map(|family| family.name).into()
+}
+
 /// What is to be measured.
-fn parts(args: &ReportArgs) -> Result<Vec<Part>> {
-    let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
-    for name in &args.only {
-        ensure!(
-            names.contains(&name.as_str()),
-            "--only {name}: no such family; the families are: {}",
-            names.join(", ")
-        );
-    }
+fn parts(args: &ReportArgs) -> Vec<Part> {
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|o| o == name);
     let is_usual = !args.full && args.against.is_empty();
     let families = FAMILIES.iter().filter(|family| wanted(family.name));
@@ -255,35 +238,35 @@ fn parts(args: &ReportArgs) -> Result<Vec<Part>> {
             state: State::ToCome,
         }
     });
-    Ok(parts.collect())
+    parts.collect()
 }
 
 /// The command line of a family.
 fn words(args: &ReportArgs, family: &Registered) -> Vec<String> {
     let mut words: Vec<String> = ["ebbtide", "bench", family.name].map(String::from).into();
-    let mut add = |flag: &str, value: Option<String>| {
-        if let Some(value) = value {
-            words.extend([flag.to_owned(), value]);
-        }
-    };
     // Those that fill what they are told to.
-    if family.takes("size") && family.takes("wait") {
-        add("--size", args.size.clone());
-        add("--wait", args.wait.clone());
+    let fills = family.takes("size") && family.takes("wait");
+    let lib = args.lib.lib.as_ref();
+    let flags = [
+        ("--size", args.size.clone().filter(|_| fills)),
+        ("--wait", args.wait.clone().filter(|_| fills)),
+        ("--rounds", args.rounds.map(|n| n.to_string())),
+        ("--lib", lib.map(|path| path.display().to_string())),
+    ];
+    for (flag, value) in flags {
+        words.extend(value.into_iter().flat_map(|value| [flag.into(), value]));
     }
-    add("--rounds", args.rounds.map(|n| n.to_string()));
-    add(
-        "--lib",
-        args.lib.lib.as_ref().map(|p| p.display().to_string()),
-    );
     if !args.full {
         words.push("--quick".into());
     }
-    if !args.against.is_empty() {
+    let usual = [PEER.to_owned()];
+    let against = match args.against.is_empty() && !args.full {
+        true => &usual,
+        false => args.against.as_slice(),
+    };
+    if !against.is_empty() {
         words.push("--against".into());
-        words.extend(args.against.iter().cloned());
-    } else if !args.full {
-        words.extend(["--against".into(), PEER.into()]);
+        words.extend_from_slice(against);
     }
     words
 }
@@ -302,31 +285,25 @@ fn saved_parts(files: &[PathBuf]) -> Result<Vec<Part>> {
         parts.push(part);
     }
     // As they would have been measured, however the files were named.
-    parts.sort_by_key(|part| {
-        FAMILIES
-            .iter()
-            .position(|family| family.name == part.family)
-    });
+    let place = |part: &Part| FAMILIES.iter().position(|f| f.name == part.family);
+    parts.sort_by_key(place);
     Ok(parts)
 }
 
 /// Results that were saved by `ebbtide bench --json`.
 fn saved(file: &Path) -> Result<Part> {
-    let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let shown = file.display();
+    let text = fs::read(file).with_context(|| format!("cannot read {shown}"))?;
     let report: Report = serde_json::from_slice(&text).with_context(|| {
-        let shown = file.display();
         format!("{shown} does not hold the results of 'ebbtide bench FAMILY --json'")
     })?;
-    if report.schema() != SCHEMA {
-        bail!(
-            "{} is of another version; measure again with this one",
-            file.display()
-        );
-    }
-    let command = report.command.split(' ').map(String::from);
+    ensure!(
+        report.schema == SCHEMA,
+        "{shown} is of another version; measure again with this one"
+    );
     Ok(Part {
         family: report.family.clone(),
-        words: command.collect(),
+        words: report.command.split(' ').map(String::from).collect(),
         usual_s: None,
         least_s: None,
         rounds: report.rounds,
@@ -340,7 +317,7 @@ impl Part {
     }
 
     /// Begins no round that would end later than in `room`, which is of this report and not shown as the family's.
-    fn asked(&self, room: Option<Duration>) -> Result<Box<dyn Asked>> {
+    fn asked(&self, room: Option<Duration>) -> Result<Asked> {
         let limit = room.map(|room| format!("--time-limit={}s", room.as_secs()));
         let words = self.words.iter().skip_while(|word| **word != self.family);
         families::parse(words.cloned().chain(limit))
@@ -350,11 +327,8 @@ impl Part {
     fn measure(&self, room: Option<Duration>) -> State {
         let measured = self.asked(room).and_then(|asked| {
             let measured = asked.measure()?;
-            Ok(figures::new(
-                &measured,
-                &self.command(),
-                asked.bench().quick,
-            ))
+            let quick = asked.bench.quick;
+            Ok(figures::new(measured, &self.command(), quick))
         });
         match measured {
             Ok(report) => State::Measured(Box::new(report)),
@@ -407,21 +381,21 @@ mod tests {
             &["--full"],
             &["--size", "8M", "--wait", "0.1", "--rounds", "1"],
         ] {
-            for part in parts(&args(flags)).unwrap() {
+            for part in parts(&args(flags)) {
                 let asked = part.asked(None).unwrap();
                 let is_full = flags.contains(&"--full");
-                assert_eq!(asked.bench().quick, !is_full, "{:?}", part.words);
-                assert_eq!(asked.bench().against.is_empty(), is_full);
+                assert_eq!(asked.bench.quick, !is_full, "{:?}", part.words);
+                assert_eq!(asked.bench.against.is_empty(), is_full);
             }
         }
-        assert!(parts(&args(&["--only", "nonesuch"])).is_err());
+        assert!(Line::try_parse_from(["report", "--only", "nonesuch"]).is_err());
     }
 
     #[test]
     fn a_limit_is_kept_and_not_shown() {
-        let parts = parts(&args(&["--only", "micro", "--time-limit", "1h"])).unwrap();
+        let parts = parts(&args(&["--only", "micro", "--time-limit", "1h"]));
         let asked = parts[0].asked(Some(Duration::from_secs(893)));
-        let limit = asked.unwrap().bench().time_limit;
+        let limit = asked.unwrap().bench.time_limit;
         assert_eq!(limit, Some(Duration::from_secs(893)));
         let shown = parts[0].command();
         assert_eq!(shown, "ebbtide bench micro --quick --against glibc");
@@ -429,7 +403,7 @@ mod tests {
 
     #[test]
     fn a_family_cut_short_is_not_whole() {
-        let mut part = parts(&args(&["--only", "micro"])).unwrap().remove(0);
+        let mut part = parts(&args(&["--only", "micro"])).remove(0);
         let json = |rounds: u32, partial: bool| {
             serde_json::json!({
                 "schema": SCHEMA, "family": "micro", "rounds": rounds, "partial": partial,
@@ -468,7 +442,7 @@ mod tests {
         );
         let page = page::page(&[bad, part("a & b", &["ebbtide"])]);
         assert!(
-            page.contains("left out: ") && page.contains("a &amp; b: not yet"),
+            page.contains("left out: ") && page.contains("a &#38; b: not yet"),
             "{page}"
         );
         assert!(!page.contains("http") && page.contains("Lazy free"));

@@ -1,7 +1,9 @@
 //! How Ebbtide stands beside each other allocator, over all figures.
 
-use crate::figures::plot::escape;
-use crate::figures::{Report, html, labels, tables};
+use std::collections::BTreeMap;
+
+use crate::figures::html::Table;
+use crate::figures::{Report, labels, tables};
 use crate::stats::Spread;
 
 /// What one allocator's figures say.
@@ -13,12 +15,10 @@ struct Standing {
     worse: usize,
 }
 
-/// A sentence and a table, the best allocator first.
-pub fn section(reports: &[&Report]) -> String {
+/// A sentence and a table, the best allocator first; none if there is no other.
+pub fn section(reports: &[&Report]) -> Option<(String, Table)> {
     let standings = standings(reports);
-    let Some(best) = standings.first() else {
-        return "<p>Not measured: no other allocator ran.</p>\n".into();
-    };
+    let best = standings.first()?;
     let sentence = format!(
         "The best is {}: its median figure is {} times Ebbtide's. It is better in {} of {} figures, Ebbtide in {}.",
         labels::allocator(&best.name),
@@ -35,43 +35,32 @@ pub fn section(reports: &[&Report]) -> String {
         "Within noise",
         "Ebbtide worse",
     ];
-    let rows: Vec<Vec<String>> = standings.iter().map(Standing::cells).collect();
-    let table = html::table(
-        "Other allocators (a ratio above 1: Ebbtide needs less; those with few figures come last)",
-        &header.map(String::from),
-        &rows,
-        true,
-    );
-    format!("<p>{}</p>\n{table}", escape(&sentence))
+    let table = Table {
+        caption: "Other allocators (a ratio above 1: Ebbtide needs less; those with few figures come last)",
+        header: header.map(String::from).into(),
+        rows: standings.iter().map(Standing::cells).collect(),
+        is_cards: true,
+    };
+    Some((sentence, table))
 }
 
 fn standings(reports: &[&Report]) -> Vec<Standing> {
-    let mut standings: Vec<Standing> = Vec::new();
+    let mut standings: BTreeMap<&str, Standing> = BTreeMap::new();
     for m in reports.iter().flat_map(|report| &report.measurements) {
-        for row in m
-            .results
-            .iter()
-            .filter(|row| labels::is_peer(&row.allocator))
-        {
+        let peers = m.results.iter();
+        for row in peers.filter(|row| labels::is_peer(&row.allocator)) {
             let Some(ratio) = row.ratio_to_ebbtide else {
                 continue;
             };
-            let at = standings.iter().position(|s| s.name == row.allocator);
-            let at = at.unwrap_or_else(|| {
-                let name = row.allocator.clone();
-                standings.push(Standing {
-                    name,
-                    ..Standing::default()
-                });
-                standings.len() - 1
-            });
-            let standing = &mut standings[at];
+            let standing = standings.entry(&row.allocator).or_default();
+            standing.name.clone_from(&row.allocator);
             standing.ratios.push(ratio);
             let differs = !tables::is_same(m, ratio);
             standing.better += usize::from(differs && ratio < 1.0);
             standing.worse += usize::from(differs && ratio > 1.0);
         }
     }
+    let mut standings: Vec<Standing> = standings.into_values().collect();
     // An allocator that ran in a few cases only is not compared with those that ran in all.
     let most = standings.iter().map(|s| s.ratios.len()).max().unwrap_or(0);
     let is_rare = |s: &Standing| 2 * s.ratios.len() < most;
@@ -141,6 +130,6 @@ mod tests {
         assert_eq!(cells[1], ["x", "3.00", "3", "3", "0", "0"]);
         assert_eq!(cells[2], ["z", "0.50", "1", "0", "0", "1"]);
         assert_eq!(cells.len(), 3);
-        assert!(section(&reports).starts_with("<p>The best is y:"));
+        assert!(section(&reports).unwrap().0.starts_with("The best is y:"));
     }
 }

@@ -169,7 +169,7 @@ fn the_page_is_readable_on_a_phone_and_in_the_dark() {
         "The best is glibc: its median figure is ",
         "Not drawn: ms in free() (lower is better); noise ±20.0 %: every difference is within the noise",
         "Not drawn: Swap in use over time, MiB (lower is better): all values are 0",
-        "continued",
+        "c0 continued\"",
         "jemalloc, background 1 s",
     ] {
         assert!(page.contains(text), "no {text}: {page}");

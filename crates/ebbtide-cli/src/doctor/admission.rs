@@ -2,12 +2,13 @@
 //! (`admission.rs` of the crate `ebbtide-exit`, and `open_private` below that), and creates what they would create.
 
 use std::env;
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
-use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{chmod, chmodat, fchmod, fstat, mkdir, openat, statat};
+use rustix::io::Errno;
 
 use super::Check;
 
@@ -21,17 +22,8 @@ pub fn check() -> Check {
         .into_iter()
         .find(|(path, make)| open(path, *make).is_ok())
     {
-        Some((path, _)) => Check::ok(
-            "exit_admission",
-            path.display().to_string(),
-            "few helpers work at a time while memory is not short",
-        ),
-        None => Check::limited(
-            "exit_admission",
-            "no private directory",
-            "helpers do not wait for each other: all work at once",
-            "set XDG_RUNTIME_DIR to a directory that you own, with mode 700 and not a symbolic link",
-        ),
+        Some((path, _)) => Check::ok("exit_admission", path.display().to_string()),
+        None => Check::limited("exit_admission", "no private directory"),
     }
 }
 
@@ -39,70 +31,55 @@ pub fn check() -> Check {
 fn places() -> Vec<(PathBuf, bool)> {
     let given = env::var_os("XDG_RUNTIME_DIR").filter(|path| {
         let bytes = path.as_bytes();
-        bytes.first() == Some(&b'/') && bytes.len() <= MAX_BYTES
+        bytes.starts_with(b"/") && bytes.len() <= MAX_BYTES
     });
     let user = user();
-    given
-        .map(|path| (path.into(), false))
-        .into_iter()
-        .chain([
-            (format!("/run/user/{user}").into(), false),
-            (format!("/dev/shm/ebbtide-{user}").into(), true),
-            (format!("/tmp/ebbtide-{user}").into(), true),
-        ])
-        .collect()
+    let usual = [
+        (format!("/run/user/{user}").into(), false),
+        (format!("/dev/shm/ebbtide-{user}").into(), true),
+        (format!("/tmp/ebbtide-{user}").into(), true),
+    ];
+    let given = given.map(|path| (path.into(), false));
+    given.into_iter().chain(usual).collect()
 }
 
 /// Opens the lock file in this directory.
-fn open(directory: &Path, make: bool) -> io::Result<File> {
+fn open(directory: &Path, make: bool) -> Result<OwnedFd, Errno> {
     if make {
-        let _ = fs::DirBuilder::new().mode(0o700).create(directory);
+        let _ = mkdir(directory, Mode::RWXU);
     }
-    let dir = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW)
-        .open(directory)?;
-    let about = dir.metadata()?;
-    owned(&about, about.is_dir())?;
-    let here = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
-    if make && about.mode() & 0o700 != 0o700 {
-        let _ = fs::set_permissions(&here, Permissions::from_mode(0o700));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(directory, flags, Mode::empty())?;
+    let about = owned(&fstat(&dir)?, FileType::Directory)?;
+    if make && !about.contains(Mode::RWXU) {
+        let _ = chmod(format!("/proc/self/fd/{}", dir.as_raw_fd()), Mode::RWXU);
     }
-    let path = here.join(NAME);
-    let open = || {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path)
-    };
+    let rights = Mode::RUSR | Mode::WUSR;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = || openat(&dir, NAME, flags, rights);
     let file = open().or_else(|error| {
         // An umask may have removed the owner's rights.
-        let about = fs::symlink_metadata(&path)?;
-        owned(&about, about.is_file())?;
-        if error.kind() != io::ErrorKind::PermissionDenied {
+        let about = statat(&dir, NAME, AtFlags::SYMLINK_NOFOLLOW)?;
+        owned(&about, FileType::RegularFile)?;
+        if error != Errno::ACCESS {
             return Err(error);
         }
-        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+        chmodat(&dir, NAME, rights, AtFlags::empty())?;
         open()
     })?;
-    let about = file.metadata()?;
-    owned(&about, about.is_file())?;
-    if about.mode() & 0o7777 != 0o600 {
-        let _ = file.set_permissions(Permissions::from_mode(0o600));
+    if owned(&fstat(&file)?, FileType::RegularFile)? != rights {
+        let _ = fchmod(&file, rights);
     }
     Ok(file)
 }
 
-/// Fails unless the file is of the wanted kind, belongs to this user, and no other user may write to it.
-fn owned(about: &Metadata, is_kind: bool) -> io::Result<()> {
-    if is_kind && about.uid() == user() && about.mode() & 0o022 == 0 {
-        Ok(())
-    } else {
-        Err(io::ErrorKind::PermissionDenied.into())
+/// The file's rights. Fails unless it is of this kind, belongs to this user, and no other user may write to it.
+fn owned(about: &Stat, kind: FileType) -> Result<Mode, Errno> {
+    let rights = Mode::from_raw_mode(about.st_mode);
+    let is_shared = rights.intersects(Mode::WGRP | Mode::WOTH);
+    match FileType::from_raw_mode(about.st_mode) == kind && about.st_uid == user() && !is_shared {
+        true => Ok(rights),
+        false => Err(Errno::ACCESS),
     }
 }
 
@@ -112,7 +89,8 @@ fn user() -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::*;
 

@@ -6,40 +6,21 @@ use std::ptr;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::{Check, State, probe, reason};
+use super::{Check, State, probe};
 
 /// Smallest unit of a mapping.
 pub const PAGE_BYTES: usize = 4096;
 
 /// The checks of all kinds.
 pub fn all() -> Vec<Check> {
-    vec![
-        lazy(probe::is_at_least((5, 18))),
-        advice(
-            "MADV_COLD",
-            Advice::LinuxCold,
-            "splits a huge page without losing content",
-            "5.4",
-        ),
-        advice(
-            "MADV_POPULATE_WRITE",
-            Advice::LinuxPopulateWrite,
-            "batched first touch",
-            "5.14",
-        ),
-        advice(
-            "MADV_DONTNEED_LOCKED",
-            Advice::LinuxDontneedLocked,
-            "release under mlockall",
-            "5.18",
-        ),
-        advice(
-            "MADV_WIPEONFORK",
-            Advice::LinuxWipeOnFork,
-            "recognises children that skip atfork handlers",
-            "4.14",
-        ),
-    ]
+    let others = [
+        ("MADV_COLD", Advice::LinuxCold),
+        ("MADV_POPULATE_WRITE", Advice::LinuxPopulateWrite),
+        ("MADV_DONTNEED_LOCKED", Advice::LinuxDontneedLocked),
+        ("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
+    ];
+    let others = others.map(|(id, advice)| tried(id, advice));
+    [&[lazy(probe::is_at_least((5, 18)))], &others[..]].concat()
 }
 
 /// Private anonymous pages, touched; unmapped on drop.
@@ -83,28 +64,19 @@ impl Drop for Pages {
     }
 }
 
-fn advice(id: &'static str, advice: Advice, effect: &str, since: &str) -> Check {
-    match Pages::new(2 * PAGE_BYTES).and_then(|p| p.advise(0, PAGE_BYTES, advice)) {
-        Ok(()) => Check::ok(id, "works", effect),
-        Err(e) => Check::limited(
-            id,
-            reason(&e),
-            &format!("not available: {effect}"),
-            &format!("run kernel {since} or later, and allow madvise in the sandbox"),
-        ),
-    }
+fn tried(id: &'static str, advice: Advice) -> Check {
+    let pages = Pages::new(2 * PAGE_BYTES);
+    let result = pages.and_then(|pages| pages.advise(0, PAGE_BYTES, advice));
+    Check::tried(id, result.map(|()| "works"))
 }
 
 /// Checks `MADV_FREE`. Older kernels have it too, but the library does not use it there.
 fn lazy(is_used: bool) -> Check {
-    let check = advice("MADV_FREE", Advice::LinuxFree, "lazy release", "5.18");
+    let check = tried("MADV_FREE", Advice::LinuxFree);
     match check.state {
-        State::Ok if !is_used => Check::limited(
-            "MADV_FREE",
-            "works, races with O_DIRECT",
-            "not used: lazy release",
-            "run kernel 5.18 or later",
-        ),
+        State::Ok if !is_used => Check::limited("MADV_FREE", "works, races with O_DIRECT")
+            .with_effect("not used: lazy release")
+            .with_remedy("run kernel 5.18 or later"),
         _ => check,
     }
 }

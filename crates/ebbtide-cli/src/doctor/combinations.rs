@@ -52,13 +52,10 @@ fn check(known: &'static Known, facts: &Facts) -> Check {
         Some(Some(detail)) if known.refused == Refused::No => (State::Limited, detail),
         Some(Some(detail)) => (State::Missing, detail),
     };
-    Check {
-        id: known.id,
-        state,
-        value,
-        effect: format!("{}: {}; {}", known.what, known.happens, known.remedy),
-        remedy: known.remedy.into(),
-    }
+    let effect = format!("{}: {}; {}", known.what, known.happens, known.remedy);
+    Check::new(state, known.id, value)
+        .with_effect(effect)
+        .with_remedy(known.remedy)
 }
 
 /// `None`: it depends on the program. `Some(None)`: it does not apply here. Otherwise the detail that was found.

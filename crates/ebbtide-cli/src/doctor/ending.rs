@@ -7,11 +7,9 @@ use std::process::{self, Command};
 
 use ebbtide_interface::FEATURES;
 use ebbtide_tools::proc;
+use ebbtide_tools::stats_page::named;
 
 use super::{Check, admission, trial};
-
-const INLINE: &str = "as with exit=inline: a wait returns when the kernel has freed the memory";
-const LOOK: &str = "check for a seccomp filter and a tracer (Seccomp and TracerPid in /proc/self/status), and try without them";
 
 /// The first process namespace of a machine, `PROC_PID_INIT_INO`.
 const MACHINES_OWN: &str = "pid:[4026531836]";
@@ -34,30 +32,20 @@ fn helper(library: Option<&Path>) -> Check {
     let Some(library) = library else {
         return Check::info("exit_helper", "not tried without the library");
     };
-    let bit = FEATURES.iter().position(|&name| name == "reaper");
-    let has = |mask: u64| bit.is_some_and(|bit| mask >> bit & 1 == 1);
+    let has = |mask| named(mask, &FEATURES).contains(&"reaper");
     for seconds in TRIAL_SECONDS {
         let mut command = Command::new("sleep");
         command.arg(seconds);
         let page = match trial::watch(command, library, "exit=detached,exit_threshold=0") {
             Ok(Some(page)) => page,
             Ok(None) => return Check::info("exit_helper", "not tried: no statistics page"),
-            Err(error) => return not_made(&format!("the trial failed: {error:#}"), LOOK),
+            Err(error) => return not_made(&format!("the trial failed: {error:#}")),
         };
         if has(page.worked) {
-            return Check::ok(
-                "exit_helper",
-                "works",
-                "returns memory after the program's end",
-            );
+            return Check::ok("exit_helper", "works");
         }
         if has(page.refused) {
-            return Check::missing(
-                "exit_helper",
-                "refused",
-                INLINE,
-                "allow clone, close_range, pidfd_open, seccomp and unshare in the sandbox, and one more process",
-            );
+            return Check::missing("exit_helper", "refused");
         }
     }
     why_not()
@@ -69,57 +57,44 @@ fn why_not() -> Check {
     // SAFETY: `word` is a valid place to write to.
     if unsafe { libc::prctl(libc::PR_GET_TID_ADDRESS, &raw mut word) } != 0 {
         let error = io::Error::last_os_error();
-        return not_made(
-            &format!("PR_GET_TID_ADDRESS: {error}"),
+        return not_made(&format!("PR_GET_TID_ADDRESS: {error}")).with_remedy(
             "use a kernel with CONFIG_CHECKPOINT_RESTORE, and allow prctl in the sandbox",
         );
     }
     let link = |path: &str| fs::read_link(path).ok();
     if link("/proc/self") != Some(process::id().to_string().into()) {
-        return not_made(
-            "/proc belongs to another process namespace",
-            "mount /proc for this process namespace",
-        );
+        return not_made("/proc belongs to another process namespace")
+            .with_remedy("mount /proc for this process namespace");
     }
     if link("/proc/self/ns/pid") != link("/proc/self/ns/pid_for_children") {
-        return not_made(
-            "children are in another process namespace",
-            "start programs in that namespace",
-        );
+        return not_made("children are in another process namespace")
+            .with_remedy("start programs in that namespace");
     }
-    not_made(
-        "the library asked for none, or it was not ready in time",
-        LOOK,
-    )
+    not_made("the library asked for none, or it was not ready in time")
 }
 
-fn not_made(why: &str, remedy: &str) -> Check {
-    let value = format!("could not be made: {why}");
-    Check::limited("exit_helper", value, INLINE, remedy)
+fn not_made(why: &str) -> Check {
+    Check::limited("exit_helper", format!("could not be made: {why}"))
 }
 
 /// Checks for process 1 of a container: its end ends all other processes of the container.
 fn first_process() -> Check {
     const ID: &str = "exit_first_process";
     if process::id() == 1 {
-        return Check::limited(
-            ID,
-            "this is the first process here",
-            "it never has a helper: its end also ends all other processes here",
-            "start the container with an init (docker run --init)",
-        );
+        return Check::limited(ID, "this is the first process here");
     }
     match fs::read_link("/proc/self/ns/pid") {
         Ok(name) if name == Path::new(MACHINES_OWN) => {
             Check::info(ID, "not in a container's process namespace")
         }
-        Ok(_) => Check {
-            effect: "the end of process 1 ends the container; with an init (docker run --init) programs are not process 1".into(),
-            ..Check::info(
-                ID,
-                "in a container: a program that is process 1 of this container has no helper",
+        Ok(_) => {
+            let value =
+                "in a container: a program that is process 1 of this container has no helper";
+            Check::info(ID, value).with_effect(
+                "the end of process 1 ends the container; \
+                 with an init (docker run --init) programs are not process 1",
             )
-        },
+        }
         Err(error) => Check::info(ID, format!("not known: /proc/self/ns/pid: {error}")),
     }
 }

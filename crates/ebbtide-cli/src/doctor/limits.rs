@@ -1,5 +1,6 @@
 //! Checks resource limits and control groups.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use ebbtide_tools::machine::read;
@@ -20,89 +21,52 @@ const V1_UNLIMITED: u64 = 1 << 60;
 
 /// The checks of all limits.
 pub fn all() -> Vec<Check> {
+    let soft = |resource| getrlimit(resource).current;
+    let bytes = |id, resource, low| limit(id, soft(resource), low, out::bytes);
+    let mappings = read_number("/proc/sys/vm/max_map_count");
     vec![
-        address_space(),
-        data(),
-        plain("RLIMIT_MEMLOCK", Resource::Memlock, true),
-        plain("RLIMIT_CORE", Resource::Core, true),
-        plain("RLIMIT_NPROC", Resource::Nproc, false),
-        mappings(),
+        bytes("RLIMIT_AS", Resource::As, SMALL_ADDRESS_SPACE),
+        bytes("RLIMIT_DATA", Resource::Data, u64::MAX),
+        bytes("RLIMIT_MEMLOCK", Resource::Memlock, 0),
+        bytes("RLIMIT_CORE", Resource::Core, 0),
+        limit("RLIMIT_NPROC", soft(Resource::Nproc), 0, out::count),
+        match mappings {
+            Some(_) => limit("vm.max_map_count", mappings, FEW_MAPPINGS, out::count),
+            None => Check::info("vm.max_map_count", "unknown"),
+        },
         cgroup(),
         pressure_events(),
     ]
 }
 
-/// The soft limit; `None` is unlimited.
-fn soft_limit(resource: Resource) -> Option<u64> {
-    getrlimit(resource).current
-}
-
-fn plain(id: &'static str, resource: Resource, in_bytes: bool) -> Check {
-    let value = match soft_limit(resource) {
-        None => "unlimited".into(),
-        Some(n) if in_bytes => out::bytes(n),
-        Some(n) => out::count(n),
-    };
-    Check::info(id, value)
-}
-
-fn address_space() -> Check {
-    match soft_limit(Resource::As) {
-        Some(n) if n < SMALL_ADDRESS_SPACE => Check::limited(
-            "RLIMIT_AS",
-            out::bytes(n),
-            "the reservation is smaller, and large requests fail sooner",
-            "limit resident memory with a control group (memory.max) in place of 'ulimit -v'",
-        ),
-        Some(n) => Check::info("RLIMIT_AS", out::bytes(n)),
-        None => Check::info("RLIMIT_AS", "unlimited"),
+/// A limit; `None` is unlimited. Values below `low` reduce the effect of Ebbtide.
+fn limit(id: &'static str, value: Option<u64>, low: u64, show: fn(u64) -> String) -> Check {
+    match value {
+        None => Check::info(id, "unlimited"),
+        Some(n) if n < low => Check::limited(id, show(n)),
+        Some(n) => Check::info(id, show(n)),
     }
 }
 
-fn data() -> Check {
-    match soft_limit(Resource::Data) {
-        Some(n) => Check::limited(
-            "RLIMIT_DATA",
-            out::bytes(n),
-            "opened memory counts against it, dirty or not",
-            "limit resident memory with a control group (memory.max) in place of 'ulimit -d'",
-        ),
-        None => Check::info("RLIMIT_DATA", "unlimited"),
-    }
-}
+/// A process's memory control group: the version, the root of all groups, and the path below it.
+type Group = (&'static str, &'static str, PathBuf);
 
-fn mappings() -> Check {
-    match read_number("/proc/sys/vm/max_map_count") {
-        Some(n) if n < FEW_MAPPINGS => Check::limited(
-            "vm.max_map_count",
-            out::count(n),
-            "programs with many mappings may hit this limit",
-            "sysctl -w vm.max_map_count=65530",
-        ),
-        Some(n) => Check::info("vm.max_map_count", out::count(n)),
-        None => Check::info("vm.max_map_count", "unknown"),
-    }
-}
-
-/// The path of a process's memory control group.
-#[derive(Debug, PartialEq, Eq)]
-enum Group {
-    V1(PathBuf),
-    V2(PathBuf),
+fn own_group() -> Option<Group> {
+    group_of(&read("/proc/self/cgroup")?)
 }
 
 /// The group that `/proc/self/cgroup` names; version 1 counts if it has the memory controller.
 fn group_of(text: &str) -> Option<Group> {
     let mut v2 = None;
     for line in text.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
         let path = PathBuf::from(path.trim_start_matches('/'));
         if controllers.split(',').any(|c| c == "memory") {
-            return Some(Group::V1(path));
+            return Some(("v1", "/sys/fs/cgroup/memory", path));
         }
         if controllers.is_empty() {
-            v2 = Some(Group::V2(path));
+            v2 = Some(("v2", "/sys/fs/cgroup", path));
         }
     }
     v2
@@ -112,22 +76,17 @@ fn group_of(text: &str) -> Option<Group> {
 fn tightest(root: &Path, dir: &Path, file: &str) -> Option<u64> {
     dir.ancestors()
         .take_while(|d| d.starts_with(root))
-        .filter_map(|d| read_number(&d.join(file).to_string_lossy()))
+        .filter_map(|d| read_number(d.join(file)))
         .min()
 }
 
 fn cgroup() -> Check {
-    let text = read("/proc/self/cgroup").unwrap_or_default();
-    let (version, root, group, limit, usage) = match group_of(&text) {
-        Some(Group::V2(g)) => ("v2", "/sys/fs/cgroup", g, "memory.max", "memory.current"),
-        Some(Group::V1(g)) => (
-            "v1",
-            "/sys/fs/cgroup/memory",
-            g,
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-        ),
-        None => return Check::info("cgroup", "none"),
+    let Some((version, root, group)) = own_group() else {
+        return Check::info("cgroup", "none");
+    };
+    let (limit, usage) = match version {
+        "v1" => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        _ => ("memory.max", "memory.current"),
     };
     let root = Path::new(root);
     let mut dir = root.join(group);
@@ -136,20 +95,15 @@ fn cgroup() -> Check {
         dir = root.to_path_buf();
     }
     let limit = tightest(root, &dir, limit).filter(|n| *n < V1_UNLIMITED);
-    let usage = read_number(&dir.join(usage).to_string_lossy());
+    let usage = read_number(dir.join(usage));
     let text = format!(
         "{version}, limit {}, usage {}",
         limit.map_or("none".into(), out::bytes),
         usage.map_or("unknown".into(), out::bytes)
     );
     // A group that does not account for memory has no usage file, but it is visible.
-    if usage.is_none() && read(&dir.join("cgroup.procs").to_string_lossy()).is_none() {
-        return Check::limited(
-            "cgroup",
-            text,
-            "headroom below cgroup limits is unknown; only the machine's available memory counts",
-            "make the cgroup file system visible in the container",
-        );
+    if usage.is_none() && read(dir.join("cgroup.procs")).is_none() {
+        return Check::limited("cgroup", text);
     }
     Check::info("cgroup", text)
 }
@@ -159,43 +113,29 @@ fn pressure_events() -> Check {
     const ID: &str = "cgroup_events";
     if let Some(path) = std::env::var_os("MEMORY_PRESSURE_WATCH") {
         let what = format!("MEMORY_PRESSURE_WATCH={}", path.display());
-        return if path == "/dev/null" {
-            Check::limited(
-                ID,
-                what,
-                "events are switched off; only the headroom below limits counts",
-                "if this is not intended, set MemoryPressureWatch=yes in the systemd unit",
-            )
-        } else {
-            Check::ok(ID, what, "releases free memory on its events")
+        return match path == "/dev/null" {
+            true => Check::limited(ID, what),
+            false => Check::ok(ID, what),
         };
     }
-    let text = read("/proc/self/cgroup").unwrap_or_default();
-    let (dir, file) = match group_of(&text) {
-        Some(Group::V1(group)) => (
-            Path::new("/sys/fs/cgroup/memory").join(group),
-            "cgroup.event_control",
-        ),
-        Some(Group::V2(group)) => (Path::new("/sys/fs/cgroup").join(group), "memory.pressure"),
-        None => return Check::info(ID, "no memory cgroup"),
+    let Some((version, root, group)) = own_group() else {
+        return Check::info(ID, "no memory cgroup");
     };
-    let opened = std::fs::File::options()
-        .write(file == "cgroup.event_control")
-        .read(file == "memory.pressure")
-        .open(dir.join(file));
-    match opened {
-        Ok(_) if file == "memory.pressure" => {
-            Check::ok(ID, "memory.pressure", "the group's own pressure is noticed")
+    let is_v1 = version == "v1";
+    let file = if is_v1 {
+        "cgroup.event_control"
+    } else {
+        "memory.pressure"
+    };
+    let path = Path::new(root).join(group).join(file);
+    match File::options().write(is_v1).read(!is_v1).open(path) {
+        Err(error) => {
+            let value = format!("{file}: {error}; only the headroom below limits counts");
+            Check::info(ID, value)
         }
-        Ok(_) => Check::ok(
-            ID,
-            "memory.pressure_level",
-            "an event when the kernel reclaims memory from the group",
-        ),
-        Err(error) => Check::info(
-            ID,
-            format!("{file}: {error}; only the headroom below limits counts"),
-        ),
+        Ok(_) if is_v1 => Check::ok(ID, "memory.pressure_level")
+            .with_effect("an event when the kernel reclaims memory from the group"),
+        Ok(_) => Check::ok(ID, file).with_effect("the group's own pressure is noticed"),
     }
 }
 
@@ -207,10 +147,11 @@ mod tests {
     fn groups() {
         assert_eq!(
             group_of("0::/user.slice/a\n"),
-            Some(Group::V2("user.slice/a".into()))
+            Some(("v2", "/sys/fs/cgroup", "user.slice/a".into()))
         );
         let hybrid = "5:cpu,cpuacct:/x\n4:memory:/y:z\n0::/w\n";
-        assert_eq!(group_of(hybrid), Some(Group::V1("y:z".into())));
+        let v1 = ("v1", "/sys/fs/cgroup/memory", "y:z".into());
+        assert_eq!(group_of(hybrid), Some(v1));
         assert_eq!(group_of(""), None);
     }
 

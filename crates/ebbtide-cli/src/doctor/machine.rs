@@ -1,5 +1,7 @@
 //! Checks huge pages, overcommit, memory, swap, processors and NUMA nodes.
 
+use std::path::Path;
+
 use ebbtide_tools::machine::{self, NO_THP, SMALL_PAGE_BYTES, THP, read};
 use ebbtide_tools::{out, proc};
 
@@ -24,7 +26,7 @@ pub fn all() -> Vec<Check> {
 }
 
 /// Reads a number from a small file.
-pub fn read_number(path: &str) -> Option<u64> {
+pub fn read_number(path: impl AsRef<Path>) -> Option<u64> {
     read(path)?.parse().ok()
 }
 
@@ -33,48 +35,39 @@ fn chosen(name: &str) -> String {
 }
 
 fn thp() -> Check {
+    const ID: &str = "thp_enabled";
     match chosen("enabled").as_str() {
-        "never" => Check::limited(
-            "thp_enabled",
-            "never",
-            "first touches cost more without huge pages",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        ),
-        "unknown" => Check::limited(
-            "thp_enabled",
-            NO_THP,
-            "first touches cost more without huge pages",
-            "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
-        ),
-        "always" => Check::ok(
-            "thp_enabled",
-            "always",
-            "huge pages everywhere; Ebbtide keeps its low range small",
-        ),
-        mode => Check::ok("thp_enabled", mode, "huge pages in the growth range"),
+        "never" => Check::limited(ID, "never"),
+        "unknown" => {
+            Check::limited(ID, NO_THP).with_remedy("use a kernel with CONFIG_TRANSPARENT_HUGEPAGE")
+        }
+        "always" => Check::ok(ID, "always")
+            .with_effect("huge pages everywhere; Ebbtide keeps its low range small"),
+        mode => Check::ok(ID, mode),
     }
 }
 
 fn khugepaged() -> Check {
-    match read_number(&format!("{THP}/khugepaged/max_ptes_none")) {
-        Some(n) if n > 64 => Check::info(
-            "khugepaged_max_ptes_none",
-            format!("{n}: khugepaged may refill released memory; Ebbtide advises it not to"),
-        ),
-        Some(n) => Check::info("khugepaged_max_ptes_none", n.to_string()),
-        None => Check::info("khugepaged_max_ptes_none", "unknown"),
-    }
+    let value = match read_number(format!("{THP}/khugepaged/max_ptes_none")) {
+        Some(n) if n > 64 => {
+            format!("{n}: khugepaged may refill released memory; Ebbtide advises it not to")
+        }
+        Some(n) => n.to_string(),
+        None => "unknown".into(),
+    };
+    Check::info("khugepaged_max_ptes_none", value)
 }
 
 fn overcommit() -> Check {
+    const ID: &str = "overcommit";
     match read_number("/proc/sys/vm/overcommit_memory") {
-        Some(0) => Check::ok("overcommit", "0 (heuristic)", "reservations cost nothing"),
-        Some(1) => Check::ok("overcommit", "1 (always)", "reservations cost nothing"),
+        Some(0) => Check::ok(ID, "0 (heuristic)"),
+        Some(1) => Check::ok(ID, "1 (always)"),
         Some(2) => Check::info(
-            "overcommit",
+            ID,
             "2 (strict): opened memory counts; it is opened in 64 MiB steps",
         ),
-        _ => Check::info("overcommit", "unknown"),
+        _ => Check::info(ID, "unknown"),
     }
 }
 
@@ -89,28 +82,24 @@ fn swap() -> Check {
         .filter_map(|l| l.split_whitespace().nth(2)?.parse::<u64>().ok())
         .sum();
     let zram = areas.iter().filter(|l| l.contains("zram")).count();
+    let (size, areas) = (out::bytes(kib * 1024), areas.len());
     Check::info(
         "swap",
-        format!(
-            "{} in {} areas, {zram} of them zram",
-            out::bytes(kib * 1024),
-            areas.len()
-        ),
+        format!("{size} in {areas} areas, {zram} of them zram"),
     )
 }
 
 fn page_size() -> Check {
     let bytes = machine::page_bytes();
     let value = format!("{bytes} B");
-    if bytes == SMALL_PAGE_BYTES {
-        return Check::ok("page_size", value, "the size of a frame");
+    match bytes {
+        SMALL_PAGE_BYTES => Check::ok("page_size", value),
+        _ => Check::missing("page_size", value).known(&known::PAGES),
     }
-    let pages = &known::PAGES;
-    Check::missing("page_size", value, pages.happens, pages.remedy)
 }
 
 fn huge_page_size() -> String {
-    let bytes = read_number(&format!("{THP}/hpage_pmd_size"));
+    let bytes = read_number(format!("{THP}/hpage_pmd_size"));
     bytes.map_or("unknown".into(), out::bytes)
 }
 

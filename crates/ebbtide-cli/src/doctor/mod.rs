@@ -28,7 +28,8 @@ use std::io;
 
 use anyhow::Result;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
-use comfy_table::{Color, ContentArrangement, Table};
+use comfy_table::{Cell, Color, ContentArrangement, Table};
+use ebbtide_interface::known::Known;
 use ebbtide_tools::machine::{kernel, page_bytes};
 use ebbtide_tools::{conf, out};
 use serde::Serialize;
@@ -57,6 +58,22 @@ pub enum State {
     Missing,
 }
 
+impl State {
+    /// Its word in the plain form, and its sign and colour on a terminal.
+    fn shown(self) -> (&'static str, &'static str, Option<Color>) {
+        match self {
+            State::Ok => ("ok", "✓", Some(Color::Green)),
+            State::Info => ("-", "·", None),
+            State::Limited => ("limited", "!", Some(Color::Yellow)),
+            State::Missing => ("missing", "✗", Some(Color::Red)),
+        }
+    }
+}
+
+/// The texts of the results: lines `id word: effect | remedy`, with the word of [`State::shown`]. A feature that works
+/// needs no remedy. Texts that depend on more than the result are in the code of the check.
+const TEXTS: &str = include_str!("checks.txt");
+
 /// One line of the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
@@ -73,42 +90,68 @@ pub struct Check {
 }
 
 impl Check {
-    /// A fact.
-    pub fn info(id: &'static str, value: impl Into<String>) -> Self {
+    /// A result with the texts that [`TEXTS`] has for it.
+    fn new(state: State, id: &'static str, value: impl Into<String>) -> Self {
+        let start = format!("{id} {}: ", state.shown().0);
+        let texts = TEXTS.lines().find_map(|line| line.strip_prefix(&start));
+        let texts = texts.unwrap_or_default();
+        let (effect, remedy) = texts.split_once(" | ").unwrap_or((texts, ""));
         Check {
             id,
-            state: State::Info,
+            state,
             value: value.into(),
-            effect: String::new(),
-            remedy: String::new(),
+            effect: effect.into(),
+            remedy: remedy.into(),
         }
     }
 
-    /// A feature that works, and its use.
-    pub fn ok(id: &'static str, value: impl Into<String>, effect: &str) -> Self {
-        Check {
-            state: State::Ok,
-            effect: effect.into(),
-            ..Check::info(id, value)
-        }
+    /// A fact.
+    pub fn info(id: &'static str, value: impl Into<String>) -> Self {
+        Check::new(State::Info, id, value)
+    }
+
+    /// A feature that works.
+    pub fn ok(id: &'static str, value: impl Into<String>) -> Self {
+        Check::new(State::Ok, id, value)
     }
 
     /// A missing feature.
-    pub fn missing(id: &'static str, value: impl Into<String>, effect: &str, remedy: &str) -> Self {
-        Check {
-            state: State::Missing,
-            effect: effect.into(),
-            remedy: remedy.into(),
-            ..Check::info(id, value)
-        }
+    pub fn missing(id: &'static str, value: impl Into<String>) -> Self {
+        Check::new(State::Missing, id, value)
     }
 
     /// A condition that reduces the effect of Ebbtide.
-    pub fn limited(id: &'static str, value: impl Into<String>, effect: &str, remedy: &str) -> Self {
-        Check {
-            state: State::Limited,
-            ..Check::missing(id, value, effect, remedy)
+    pub fn limited(id: &'static str, value: impl Into<String>) -> Self {
+        Check::new(State::Limited, id, value)
+    }
+
+    /// A feature that was tried: the value that shows how it works, or the error.
+    pub fn tried(id: &'static str, result: io::Result<&str>) -> Self {
+        match result {
+            Ok(value) => Check::ok(id, value),
+            Err(error) => Check::limited(id, reason(&error)),
         }
+    }
+
+    /// The same result with a remedy for this case.
+    pub fn with_remedy(self, remedy: impl Into<String>) -> Self {
+        Check {
+            remedy: remedy.into(),
+            ..self
+        }
+    }
+
+    /// The same result with an effect for this case.
+    pub fn with_effect(self, effect: impl Into<String>) -> Self {
+        Check {
+            effect: effect.into(),
+            ..self
+        }
+    }
+
+    /// The same result with the texts of a known combination.
+    pub fn known(self, known: &Known) -> Self {
+        self.with_effect(known.happens).with_remedy(known.remedy)
     }
 }
 
@@ -143,36 +186,27 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
     };
     let combinations = combinations::all(&facts);
     let refused = combinations.iter().any(|c| c.state == State::Missing);
+    let sections = [
+        ("library", trial.checks),
+        ("kernel features", probe::all()),
+        ("machine", machine::all()),
+        ("limits", [sandbox::all(), limits::all()].concat()),
+        (
+            "exit beside the program (exit=detached)",
+            ending::all(trial.path.as_deref()),
+        ),
+        (
+            "combinations that are known not to work, or to work only in part",
+            combinations,
+        ),
+    ];
     let report = Report {
         schema: 1,
-        works: trial.works && !refused,
+        works: trial.mode.is_some() && !refused,
         mode: trial.mode,
-        sections: vec![
-            Section {
-                title: "library",
-                checks: trial.checks,
-            },
-            Section {
-                title: "kernel features",
-                checks: probe::all(),
-            },
-            Section {
-                title: "machine",
-                checks: machine::all(),
-            },
-            Section {
-                title: "limits",
-                checks: [sandbox::all(), limits::all()].concat(),
-            },
-            Section {
-                title: "exit beside the program (exit=detached)",
-                checks: ending::all(trial.path.as_deref()),
-            },
-            Section {
-                title: "combinations that are known not to work, or to work only in part",
-                checks: combinations,
-            },
-        ],
+        sections: sections
+            .map(|(title, checks)| Section { title, checks })
+            .into(),
     };
     let text = if args.json {
         serde_json::to_string_pretty(&report)? + "\n"
@@ -213,16 +247,12 @@ fn render(report: &Report, fancy: bool) -> String {
             table.force_no_tty();
         }
         for check in &section.checks {
-            let mut row = vec![
-                comfy_table::Cell::new(sign(check.state, fancy)),
-                comfy_table::Cell::new(check.id),
-                comfy_table::Cell::new(&check.value),
-                comfy_table::Cell::new(&check.effect),
-            ];
-            if fancy && let Some(color) = color(check.state) {
-                row[0] = comfy_table::Cell::new(sign(check.state, fancy)).fg(color);
-            }
-            table.add_row(row);
+            let state = match check.state.shown() {
+                (_, sign, Some(color)) if fancy => Cell::new(sign).fg(color),
+                (word, sign, _) => Cell::new(if fancy { sign } else { word }),
+            };
+            let texts = [check.id, &check.value, &check.effect].map(Cell::new);
+            table.add_row([state].into_iter().chain(texts));
         }
         for line in table.to_string().lines() {
             text.push_str(line.trim_end());
@@ -267,28 +297,6 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
-fn sign(state: State, fancy: bool) -> &'static str {
-    match (state, fancy) {
-        (State::Ok, true) => "✓",
-        (State::Info, true) => "·",
-        (State::Limited, true) => "!",
-        (State::Missing, true) => "✗",
-        (State::Ok, false) => "ok",
-        (State::Info, false) => "-",
-        (State::Limited, false) => "limited",
-        (State::Missing, false) => "missing",
-    }
-}
-
-fn color(state: State) -> Option<Color> {
-    match state {
-        State::Ok => Some(Color::Green),
-        State::Info => None,
-        State::Limited => Some(Color::Yellow),
-        State::Missing => Some(Color::Red),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,14 +313,50 @@ mod tests {
     #[test]
     fn plain_form_is_one_line_a_check() {
         let r = report(vec![
-            Check::ok("a", "yes", "good"),
-            Check::missing("b", "no", "bad", "do c"),
+            Check::ok("a", "yes").with_effect("good"),
+            Check::missing("b", "no").with_remedy("do c"),
         ]);
         let text = render(&r, false);
         assert!(text.lines().any(|l| l.contains("ok") && l.contains("good")));
         assert!(text.contains("b: do c"));
         assert!(text.is_ascii(), "{text}");
         assert!(render(&r, true).contains('✗'));
+    }
+
+    /// In the sources, so that results are covered that no machine has at the same time.
+    #[test]
+    fn every_text_is_of_a_result_and_has_its_parts() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/doctor");
+        let files = std::fs::read_dir(folder).unwrap();
+        let sources = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
+        let source: String = sources.collect();
+        let mut all = Vec::new();
+        for line in TEXTS.lines() {
+            let (start, texts) = line.split_once(": ").unwrap();
+            let (id, word) = start.split_once(' ').unwrap();
+            assert!(source.contains(&format!("\"{id}\"")), "{line}");
+            let parts = texts.split(" | ").count();
+            let with_remedy = match word {
+                "ok" => 1,
+                "limited" => 2,
+                // Some remedies depend on the case.
+                "missing" => parts.min(2),
+                _ => panic!("{line}"),
+            };
+            assert_eq!(parts, with_remedy, "{line}");
+            assert!(!all.contains(&start), "twice: {line}");
+            all.push(start);
+        }
+        let simple = source
+            .lines()
+            .filter_map(|line| line.split_once("Check::tried(\""));
+        for (_, call) in simple {
+            let (id, _) = call.split_once('"').unwrap();
+            for word in ["ok", "limited"] {
+                let start = format!("{id} {word}");
+                assert!(all.contains(&start.as_str()), "no text: {start}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Checks versions and kernel features. It tries each feature with a real call.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -11,7 +11,7 @@ use rustix::thread::{
 };
 
 use super::advice::{self, PAGE_BYTES, Pages};
-use super::{Check, State, reason, rseq};
+use super::{Check, State, rseq};
 use ebbtide_interface::known;
 
 const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
@@ -29,11 +29,11 @@ pub fn all() -> Vec<Check> {
         rseq::check(&owner),
         rseq::enforcement(&owner),
         membarrier(),
-        process_madvise(),
-        pidfd(),
-        psi(),
-        close_range(),
-        pagemap_scan(),
+        Check::tried("process_madvise", process_madvise()),
+        Check::tried("pidfd", open_pidfd().map(|_| "works")),
+        Check::tried("psi", fs::read("/proc/pressure/memory").map(|_| "readable")),
+        Check::tried("close_range", close_range()),
+        Check::tried("pagemap_scan", pagemap_scan()),
     ];
     checks.extend(advice::all());
     checks
@@ -58,36 +58,23 @@ pub fn is_at_least(version: (u32, u32)) -> bool {
 fn kernel() -> Check {
     let release = machine::kernel().0;
     match version_of(&release) {
-        Some(v) if v >= (5, 18) => {
-            Check::ok("kernel", release, "new enough for every base feature")
-        }
-        Some(v) if v >= (4, 18) => {
-            let old = &known::OLD_KERNEL;
-            Check::limited("kernel", release, old.happens, old.remedy)
-        }
-        _ => Check::missing(
-            "kernel",
-            release,
-            "older than the oldest supported kernel",
-            "run kernel 5.18 or later (6.13 for every feature)",
-        ),
+        Some(v) if v >= (5, 18) => Check::ok("kernel", release),
+        Some(v) if v >= (4, 18) => Check::limited("kernel", release).known(&known::OLD_KERNEL),
+        _ => Check::missing("kernel", release),
     }
 }
 
 fn glibc() -> Check {
     let version = machine::glibc();
     match version_of(&version) {
-        Some(v) if v >= (2, 35) => Check::ok("glibc", version, "registers rseq for every thread"),
-        _ => {
-            let none = &known::NO_RSEQ;
-            Check::limited("glibc", version, none.happens, none.remedy)
-        }
+        Some(v) if v >= (2, 35) => Check::ok("glibc", version),
+        _ => Check::limited("glibc", version).known(&known::NO_RSEQ),
     }
 }
 
 /// Checks for another C library: this program uses glibc, but other programs here may not.
 fn other_libc() -> Check {
-    let entries = std::fs::read_dir("/lib").into_iter().flatten().flatten();
+    let entries = fs::read_dir("/lib").into_iter().flatten().flatten();
     let mut names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
     let loader = names.find(|name| name.starts_with("ld-musl-"));
     let value = loader.map_or("none seen".into(), |name| {
@@ -106,11 +93,9 @@ fn membarrier() -> Check {
     let works = membarrier_query().contains(MembarrierQuery::PRIVATE_EXPEDITED_RSEQ)
         && call(MembarrierCommand::RegisterPrivateExpeditedRseq)
         && call(MembarrierCommand::PrivateExpeditedRseq);
-    if works {
-        Check::ok("membarrier_rseq", "works", "drains another CPU's cache")
-    } else {
-        let none = &known::NO_FENCE;
-        Check::limited("membarrier_rseq", "refused", none.happens, none.remedy)
+    match works {
+        true => Check::ok("membarrier_rseq", "works"),
+        false => Check::limited("membarrier_rseq", "refused").known(&known::NO_FENCE),
     }
 }
 
@@ -150,81 +135,24 @@ fn open_pidfd() -> io::Result<OwnedFd> {
     Ok(pidfd_open(getpid(), PidfdFlags::empty())?)
 }
 
-fn process_madvise() -> Check {
-    const EFFECT: &str = "releases up to 1,024 ranges in one call";
+fn process_madvise() -> io::Result<&'static str> {
     if try_process_madvise(PIDFD_SELF_THREAD_GROUP).is_ok() {
-        return Check::ok(
-            "process_madvise",
-            "works on self, without a descriptor",
-            EFFECT,
-        );
+        return Ok("works on self, without a descriptor");
     }
-    let tried = open_pidfd().and_then(|fd| try_process_madvise(fd.as_raw_fd()));
-    match tried {
-        Ok(()) => Check::ok("process_madvise", "works on self, through a pidfd", EFFECT),
-        Err(e) => Check::limited(
-            "process_madvise",
-            reason(&e),
-            "one madvise call per range is used",
-            "run kernel 6.13 or later, and allow process_madvise in the sandbox",
-        ),
-    }
+    try_process_madvise(open_pidfd()?.as_raw_fd())?;
+    Ok("works on self, through a pidfd")
 }
 
-fn pidfd() -> Check {
-    match open_pidfd() {
-        Ok(_) => Check::ok(
-            "pidfd",
-            "works",
-            "waits for the end of a process (exit=detached)",
-        ),
-        Err(e) => Check::limited(
-            "pidfd",
-            reason(&e),
-            "exit=detached is not available",
-            "run kernel 5.3 or later, and allow pidfd_open in the sandbox",
-        ),
-    }
-}
-
-fn psi() -> Check {
-    match std::fs::read("/proc/pressure/memory") {
-        Ok(_) => Check::ok(
-            "psi",
-            "readable",
-            "releases free memory when other processes need memory",
-        ),
-        Err(e) => Check::limited(
-            "psi",
-            reason(&e),
-            "pressure of other processes is noticed only by the machine's available memory",
-            "boot with psi=1 (kernel with CONFIG_PSI); in a container, make /proc/pressure visible",
-        ),
-    }
-}
-
-fn close_range() -> Check {
+fn close_range() -> io::Result<&'static str> {
     // SAFETY: closes only the highest possible number, which no descriptor has.
-    let rc = unsafe { libc::syscall(libc::SYS_close_range, u32::MAX - 1, u32::MAX - 1, 0) };
-    if rc == 0 {
-        Check::ok(
-            "close_range",
-            "works",
-            "workers hold no descriptor of the program",
-        )
-    } else {
-        let error = io::Error::last_os_error();
-        Check::limited(
-            "close_range",
-            reason(&error),
-            "descriptors are closed one by one",
-            "run kernel 5.9 or later, and allow close_range in the sandbox",
-        )
+    match unsafe { libc::syscall(libc::SYS_close_range, u32::MAX - 1, u32::MAX - 1, 0) } {
+        0 => Ok("works"),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
 /// Scans for a page that is resident.
-fn try_pagemap_scan() -> io::Result<()> {
+fn pagemap_scan() -> io::Result<&'static str> {
     const PRESENT: u64 = 1 << 3;
     let pages = Pages::new(PAGE_BYTES)?;
     let map = File::open("/proc/self/pagemap")?;
@@ -235,25 +163,9 @@ fn try_pagemap_scan() -> io::Result<()> {
     let mut argument: [u64; 12] = [96, 0, start, end, 0, found_at, 1, 1, 0, PRESENT, 0, PRESENT];
     // SAFETY: the argument, and the one region that it points to, can be written to.
     match unsafe { libc::ioctl(map.as_raw_fd(), PAGEMAP_SCAN, argument.as_mut_ptr()) } {
-        1 if found[0] == start => Ok(()),
+        1 if found[0] == start => Ok("works"),
         count if count >= 0 => Err(io::Error::other("wrong result")),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn pagemap_scan() -> Check {
-    match try_pagemap_scan() {
-        Ok(()) => Check::ok(
-            "pagemap_scan",
-            "works",
-            "checks whether a huge page was split",
-        ),
-        Err(e) => Check::limited(
-            "pagemap_scan",
-            reason(&e),
-            "parts of a huge page count as released even if it could not be split",
-            "run kernel 6.7 or later with CONFIG_PROC_PAGE_MONITOR, or use thp=off",
-        ),
     }
 }
 

@@ -5,10 +5,18 @@
 //! with `EINVAL`. So the kernel's answer shows what is registered.
 
 use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Command;
 use std::ptr;
+use std::thread;
+use std::time::Duration;
+
+use ebbtide_interface::known;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::Check;
-use ebbtide_interface::known;
 
 const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
 const AT_RSEQ_ALIGN: libc::c_ulong = 28;
@@ -24,8 +32,6 @@ const NODE_ID_AT: usize = 20;
 const SIGNATURE: u32 = 0x5305_3053;
 #[cfg(target_arch = "aarch64")]
 const SIGNATURE: u32 = 0xd428_bc00;
-
-const EFFECT: &str = "per-CPU caches without locks";
 
 /// The registration of this thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,11 +84,11 @@ impl Libc {
 }
 
 /// Registers the area, or with the flag removes the registration.
-fn call(area: *mut u8, bytes: u32, flags: libc::c_int) -> io::Result<()> {
+fn call(area: *mut u8, bytes: u32, flags: libc::c_int) -> Result<(), Errno> {
     // SAFETY: `area` is memory of this process that stays, or the kernel refuses it.
     match unsafe { libc::syscall(libc::SYS_rseq, area, bytes, flags, SIGNATURE) } {
         0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
 
@@ -103,20 +109,18 @@ pub fn owner() -> Owner {
 
 /// The C library reports a registration. The registered length is the one for which the kernel answers `EBUSY`.
 fn registered_by(libc: Libc) -> Owner {
+    let offset = libc.offset;
+    let first = libc.feature_bytes.max(FIRST_BYTES);
     let said = Owner::Libc {
-        bytes: libc.feature_bytes.max(FIRST_BYTES),
-        offset: libc.offset,
+        bytes: first,
+        offset,
     };
     let Some(area) = libc.area() else { return said };
-    let kernels = auxv(AT_RSEQ_FEATURE_SIZE) as u32;
-    for bytes in [libc.feature_bytes.max(FIRST_BYTES), FIRST_BYTES, kernels] {
+    for bytes in [first, FIRST_BYTES, auxv(AT_RSEQ_FEATURE_SIZE) as u32] {
         match call(area, bytes, 0) {
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-                let offset = libc.offset;
-                return Owner::Libc { bytes, offset };
-            }
+            Err(Errno::BUSY) => return Owner::Libc { bytes, offset },
             // The registration has another length or another place.
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(Errno::INVAL) => {}
             // The kernel gives no answer, so the C library's report counts.
             Err(_) => return said,
             Ok(()) => {
@@ -139,24 +143,23 @@ fn without(is_known: bool) -> Owner {
     // Never freed: if the kernel kept it, it would write there.
     let area = Box::leak(Box::new(Area([0; 64])));
     let area = ptr::from_mut(&mut area.0).cast::<u8>();
-    match call(area, FIRST_BYTES, 0) {
+    let why = match call(area, FIRST_BYTES, 0) {
         Ok(()) => {
             let _ = call(area, FIRST_BYTES, UNREGISTER);
             let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
-            Owner::Nobody(if !is_known {
+            if !is_known {
                 "the C library registers nothing (glibc before 2.35)".into()
             } else if tunables.contains("glibc.pthread.rseq=0") {
                 "GLIBC_TUNABLES has glibc.pthread.rseq=0".into()
             } else {
                 "the C library has not registered, though it could".into()
-            })
+            }
         }
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EBUSY)) => Owner::Other,
-        Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-            Owner::Nobody("the kernel has no rseq".into())
-        }
-        Err(e) => Owner::Nobody(format!("the kernel refuses rseq ({e})")),
-    }
+        Err(Errno::INVAL | Errno::BUSY) => return Owner::Other,
+        Err(Errno::NOSYS) => "the kernel has no rseq".into(),
+        Err(error) => format!("the kernel refuses rseq ({})", io::Error::from(error)),
+    };
+    Owner::Nobody(why)
 }
 
 /// The check of the registration.
@@ -169,15 +172,15 @@ pub fn check(owner: &Owner) -> Check {
             };
             let place = format!("{bytes} B at {offset:+} B from the thread pointer");
             let value = format!("registered by glibc: {place}; {offers}");
-            Check::ok("rseq", value, EFFECT)
+            Check::ok("rseq", value)
         }
-        Owner::Other => of(&known::OTHER_RSEQ, "registered by another library"),
-        Owner::Nobody(why) => of(&known::NO_RSEQ, &format!("not registered: {why}")),
+        Owner::Other => {
+            Check::limited("rseq", "registered by another library").known(&known::OTHER_RSEQ)
+        }
+        Owner::Nobody(why) => {
+            Check::limited("rseq", format!("not registered: {why}")).known(&known::NO_RSEQ)
+        }
     }
-}
-
-fn of(known: &known::Known, value: &str) -> Check {
-    Check::limited("rseq", value, known.happens, known.remedy)
 }
 
 /// Checks whether the kernel ends a program that writes to the kernel's fields. A child writes to one and changes its
@@ -191,81 +194,62 @@ pub fn enforcement(owner: &Owner) -> Check {
     let Some(area) = Libc::get().and_then(Libc::area) else {
         return Check::info(ID, "not tried on this processor");
     };
-    match child_that_writes(area) {
-        Ok(Some(libc::SIGSEGV)) => Check {
-            effect: "Ebbtide writes none of these fields; the kernel ends a program that does"
-                .into(),
-            ..Check::info(
+    let value = match child_that_writes(area) {
+        Ok(Some(libc::SIGSEGV)) => {
+            return Check::info(
                 ID,
                 "yes: the kernel ends a program that writes to its fields",
             )
-        },
-        Ok(Some(signal)) => {
-            Check::info(ID, format!("not known: the trial ended by signal {signal}"))
+            .with_effect(
+                "Ebbtide writes none of these fields; the kernel ends a program that does",
+            );
         }
-        Ok(None) if allowed_cpus().len() < 2 => {
-            Check::info(ID, "not known: the test needs two CPUs")
-        }
-        Ok(None) => Check::info(ID, "no"),
-        Err(error) => Check::info(ID, format!("not known: {error}")),
-    }
+        Ok(Some(signal)) => format!("not known: the trial ended by signal {signal}"),
+        Ok(None) if allowed_cpus().len() < 2 => "not known: the test needs two CPUs".into(),
+        Ok(None) => "no".into(),
+        Err(error) => format!("not known: {error}"),
+    };
+    Check::info(ID, value)
 }
 
 fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: cpu_set_t is plain data; the call fills at most its size, and the numbers are below that.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        match libc::sched_getaffinity(0, size_of_val(&set), &mut set) {
-            0 => (0..libc::CPU_SETSIZE as usize)
-                .filter(|&cpu| libc::CPU_ISSET(cpu, &set))
-                .collect(),
-            _ => Vec::new(),
-        }
-    }
+    let set = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU)
+        .filter(|&cpu| set.is_set(cpu))
+        .collect()
 }
 
 /// The signal that ended the child, if any.
 fn child_that_writes(area: *mut u8) -> io::Result<Option<libc::c_int>> {
+    let node = area.wrapping_add(NODE_ID_AT).expose_provenance();
     let cpus = allowed_cpus();
-    // SAFETY: the child makes system calls only, and leaves by `_exit`.
-    let pid = unsafe { libc::fork() };
-    if pid < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if pid == 0 {
+    let write_and_move = move || {
+        let core = Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        let _ = setrlimit(Resource::Core, core);
+        let node = ptr::with_exposed_provenance_mut::<u32>(node);
         // SAFETY: plain calls; the area is this thread's own, registered and at least 32 bytes long, and nothing that
         // runs in this child reads the node from there.
         unsafe {
-            let none = libc::rlimit {
-                rlim_cur: 0,
-                rlim_max: 0,
-            };
-            libc::setrlimit(libc::RLIMIT_CORE, &none);
             libc::signal(libc::SIGSEGV, libc::SIG_DFL);
-            let node = area.add(NODE_ID_AT).cast::<u32>();
             node.write_volatile(!node.read_volatile());
-            let pause = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 1_000_000,
-            };
-            for &cpu in cpus.iter().take(4).chain(cpus.first()) {
-                let mut set: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(cpu, &mut set);
-                libc::sched_setaffinity(0, size_of_val(&set), &set);
-                libc::nanosleep(&pause, ptr::null_mut());
-            }
-            libc::_exit(0);
         }
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a valid place to write to.
-    while unsafe { libc::waitpid(pid, &mut status, 0) } < 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        for &cpu in cpus.iter().take(4).chain(cpus.first()) {
+            let mut set = CpuSet::new();
+            set.set(cpu);
+            let _ = sched_setaffinity(None, &set);
+            thread::sleep(Duration::from_millis(1));
         }
-    }
-    Ok(libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status)))
+        // SAFETY: a plain call.
+        unsafe { libc::_exit(0) }
+    };
+    // The child ends before it would become a program.
+    let mut child = Command::new("none");
+    // SAFETY: the closure makes system calls only, and leaves by `_exit`.
+    let status = unsafe { child.pre_exec(write_and_move) }.spawn()?.wait()?;
+    Ok(status.signal())
 }
 
 #[cfg(test)]
@@ -281,12 +265,18 @@ mod tests {
         // The kernel does not confirm a length and place that were not registered: so the answer comes from the
         // kernel.
         let wrong = call(libc.area().unwrap().wrapping_add(64), FIRST_BYTES, 0);
-        assert_eq!(wrong.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(wrong.unwrap_err(), Errno::INVAL);
         let Owner::Libc { bytes, offset } = owner() else {
             panic!("{:?}", owner());
         };
         assert!(bytes >= FIRST_BYTES && offset == libc.offset);
         assert_eq!(without(true), Owner::Other, "somebody is registered");
+    }
+
+    #[test]
+    fn the_signal_that_ends_the_child_is_seen() {
+        let signal = child_that_writes(ptr::null_mut()).unwrap();
+        assert_eq!(signal, Some(libc::SIGSEGV));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ebbtide_tools::proc;
+use ebbtide_tools::{out, proc};
 
 use super::Check;
 
@@ -49,12 +49,7 @@ fn container() -> Check {
             signs.push(file.into());
         }
     }
-    let value = if signs.is_empty() {
-        "no sign of one".into()
-    } else {
-        signs.join(", ")
-    };
-    Check::info("container", value)
+    Check::info("container", out::list(&signs, "no sign of one"))
 }
 
 /// The name of a system that is not a Linux kernel, recognised by its release and version.

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
-use ebbtide_tools::stats_page::{self, StatsPage};
+use ebbtide_tools::stats_page::{self, StatsPage, named};
 use ebbtide_tools::{conf, library, out};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::Check;
+use ebbtide_interface::FEATURES;
 use ebbtide_interface::known::{self, Known};
 
 /// After this time, the trial process counts as hanging.
@@ -25,10 +26,9 @@ const REINSTALL: &str = "build it again with 'cargo build --release -p ebbtide-p
      and check it with: LD_PRELOAD=PATH /bin/true";
 
 /// The results of the trial.
+#[derive(Default)]
 pub struct Trial {
-    /// Whether the library works here.
-    pub works: bool,
-    /// `rseq` or `portable`.
+    /// `rseq` or `portable`, if the library works here.
     pub mode: Option<&'static str>,
     /// The library.
     pub path: Option<PathBuf>,
@@ -40,95 +40,69 @@ pub struct Trial {
 
 /// Finds the library and tries it.
 pub fn run(given: Option<&Path>) -> Trial {
-    let path = match library::find(given) {
-        Ok(path) => path,
-        Err(error) => {
-            return Trial {
-                works: false,
-                mode: None,
-                path: None,
-                refusal: None,
-                checks: vec![Check::missing(
-                    "library",
-                    "not found",
-                    "nothing can be preloaded",
-                    &format!("{error:#}"),
-                )],
-            };
+    let mut trial = Trial::default();
+    match library::find(given) {
+        Ok(path) => {
+            let found = Check::ok("library", path.display().to_string());
+            trial.checks.push(found);
+            trial.start(&path);
+            trial.path = Some(path);
         }
-    };
-    let mut checks = vec![Check::ok("library", path.display().to_string(), "")];
-    let mut refusal = None;
-    let (works, mode) = match start(&path) {
-        Ok(Some(page)) => {
-            let mode = if page.rseq_mode == 1 {
-                "rseq"
-            } else {
-                "portable"
-            };
-            checks.push(Check::ok(
-                "trial",
-                format!("runs, mode {mode}"),
-                "a process under the library",
-            ));
-            checks.push(Check::info(
-                "trial_memory",
-                format!(
-                    "{} opened, {} of records",
-                    out::bytes(page.opened_bytes),
-                    out::bytes(page.metadata_bytes)
-                ),
-            ));
-            let names = |mask: u64| {
-                let all = ebbtide_interface::FEATURES.iter().enumerate();
-                let named: Vec<&str> = all
-                    .filter(|(bit, _)| mask >> bit & 1 == 1)
-                    .map(|(_, name)| *name)
-                    .collect();
-                if named.is_empty() {
-                    "none".to_owned()
-                } else {
-                    named.join(", ")
-                }
-            };
-            checks.push(Check::info(
+        Err(error) => {
+            let missing = Check::missing("library", "not found");
+            trial.checks.push(missing.with_remedy(format!("{error:#}")));
+        }
+    }
+    trial
+}
+
+impl Trial {
+    /// Runs `ebbtide --version` under the library.
+    fn start(&mut self, library: &Path) {
+        let exe = env::current_exe().context("cannot find this program");
+        let page = exe.and_then(|exe| {
+            let mut command = Command::new(exe);
+            command.arg("--version");
+            watch(command, library, "")
+        });
+        match page {
+            Ok(Some(page)) => self.works(&page),
+            Ok(None) => self.checks.push(
+                Check::missing("trial", "no statistics page")
+                    .with_effect("the process ran, but the library did not take effect in it")
+                    .with_remedy(REINSTALL),
+            ),
+            Err(error) => {
+                let said = format!("{error:#}");
+                self.refusal = refused_for(&said);
+                let remedy = self.refusal.map_or(REINSTALL, |known| known.remedy);
+                let check = Check::missing("trial", said).with_remedy(remedy);
+                self.checks.push(check);
+            }
+        }
+    }
+
+    fn works(&mut self, page: &StatsPage) {
+        let mode = match page.rseq_mode {
+            1 => "rseq",
+            _ => "portable",
+        };
+        self.mode = Some(mode);
+        let opened = out::bytes(page.opened_bytes);
+        let memory = format!(
+            "{opened} opened, {} of records",
+            out::bytes(page.metadata_bytes)
+        );
+        let names = |mask| out::list(&named(mask, &FEATURES), "none");
+        let (worked, refused) = (names(page.worked), names(page.refused));
+        self.checks.extend([
+            Check::ok("trial", format!("runs, mode {mode}")),
+            Check::info("trial_memory", memory),
+            Check::info(
                 "trial_calls",
-                format!(
-                    "worked: {}; refused: {}",
-                    names(page.worked),
-                    names(page.refused)
-                ),
-            ));
-            (true, Some(mode))
-        }
-        Ok(None) => {
-            checks.push(Check::missing(
-                "trial",
-                "no statistics page",
-                "the process ran, but the library did not take effect in it",
-                REINSTALL,
-            ));
-            (false, None)
-        }
-        Err(error) => {
-            let said = format!("{error:#}");
-            refusal = refused_for(&said);
-            let remedy = refusal.map_or(REINSTALL, |known| known.remedy);
-            checks.push(Check::missing(
-                "trial",
-                said,
-                "a process under the library does not run",
-                remedy,
-            ));
-            (false, None)
-        }
-    };
-    Trial {
-        works,
-        mode,
-        path: Some(path),
-        refusal,
-        checks,
+                format!("worked: {worked}; refused: {refused}"),
+            ),
+        ]);
     }
 }
 
@@ -137,14 +111,6 @@ fn refused_for(said: &str) -> Option<&'static Known> {
     let (_, line) = said.split_once(known::REFUSED)?;
     let mut all = known::ALL.into_iter();
     all.find(|known| line.starts_with(known.what))
-}
-
-/// Runs `ebbtide --version` under the library.
-fn start(library: &Path) -> Result<Option<StatsPage>> {
-    let exe = env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(exe);
-    command.arg("--version");
-    watch(command, library, "")
 }
 
 /// Runs a command under the library with this configuration, and reads its statistics page.
@@ -156,7 +122,7 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
         .env("LD_PRELOAD", library)
         .env(
             conf::ENV,
-            format!("stats_dir={},{conf}", dir.path().display()),
+            format!("stats_dir={},dev=pages:all,{conf}", dir.path().display()),
         )
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -6,15 +6,12 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use ebbtide_tools::proc;
+use ebbtide_tools::proc::Stat;
 use ebbtide_tools::stats_page::StatsPage;
 
 /// Maximum time to wait for helpers.
 const MOST: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(1);
-
-/// Name of a helper.
-pub const HELPER_NAME: &str = "ebbtide/exit";
 
 /// The time of the monotonic clock, in the library's units.
 pub fn monotonic_ns() -> u64 {
@@ -95,16 +92,9 @@ impl End {
     }
 }
 
-/// Whether the process has a helper's name and has not ended: a helper's last step may take memory too.
+/// Whether the process is a helper that has not ended.
 pub fn is_helper(pid: u64) -> bool {
-    proc::text(format!("/proc/{pid}/stat")).is_some_and(|stat| is_at_work(&stat))
-}
-
-/// The same by the text of its `stat`: `PID (name) state …`
-pub fn is_at_work(stat: &str) -> bool {
-    stat.split_once(" (")
-        .and_then(|(_, rest)| rest.strip_prefix(HELPER_NAME)?.strip_prefix(") "))
-        .is_some_and(|state| !state.starts_with(['Z', 'X']))
+    Stat::read(pid as u32).is_some_and(|stat| stat.is_helper())
 }
 
 #[cfg(test)]
@@ -113,18 +103,17 @@ mod tests {
     use ebbtide_interface::Figures;
     use std::slice::from_ref;
 
-    #[test]
-    fn helpers_at_work() {
-        assert!(is_at_work("12 (ebbtide/exit) S 1 12"));
-        assert!(!is_at_work("12 (ebbtide/exit) Z 1 12"));
-        assert!(!is_at_work("12 (sleep) S 1 12"));
-        assert!(!is_at_work(""));
+    fn page_of(figures: Figures) -> StatsPage {
+        StatsPage {
+            figures,
+            locks: Vec::new(),
+        }
     }
 
     #[test]
     fn ends_are_measured_where_they_are_known() {
         let page = |end_ns, left_ns| {
-            StatsPage::from(Figures {
+            page_of(Figures {
                 pid: 7,
                 end_ns,
                 left_ns,
@@ -167,7 +156,7 @@ mod tests {
             seen_ns: 0,
         };
         let with_helper = |helper| {
-            StatsPage::from(Figures {
+            page_of(Figures {
                 helper,
                 ..Figures::default()
             })

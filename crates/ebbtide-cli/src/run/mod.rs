@@ -22,11 +22,11 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use ebbtide_tools::conf::{self, Conf};
 use ebbtide_tools::library::{self, LibArgs};
-use ebbtide_tools::program::EXIT_OWN;
+use ebbtide_tools::program::{EXIT_OWN, Failure};
 use ebbtide_tools::{out, stats_page};
 
 use crate::cli::{Exit, Format, RunArgs};
-use program::Refusal;
+use program::{Kind, Refusal};
 use summary::{Figures, LibraryFigures, Summary};
 
 /// Runs the command and returns the exit status.
@@ -37,20 +37,12 @@ pub fn main(args: &RunArgs) -> Result<u8> {
         Some(Exit::Inline) => conf.set("exit", "inline"),
         None => {}
     }
-    let launch = match Launch::new(&args.command, &args.lib, &conf, args.force)? {
-        Ok(launch) => launch,
-        Err(status) => return Ok(status),
-    };
+    let launch = Launch::new(&args.command, &args.lib, &conf, args.force)?;
     if args.summary.is_none() && !args.compare && args.summary_file.is_none() {
         let error = launch.command(Some(&conf)).exec();
-        return Ok(launch.cannot_start(&error));
+        return Err(launch.cannot_start(&error).into());
     }
     supervised(args, &launch, conf)
-}
-
-fn refuse(refusal: &Refusal) -> u8 {
-    out::stderr(&format!("ebbtide: {}\n", refusal.text()));
-    refusal.exit_status()
 }
 
 /// A command that can be started with and without the library.
@@ -59,55 +51,36 @@ pub struct Launch<'a> {
     program: PathBuf,
     rest: &'a [OsString],
     library: PathBuf,
-    /// Whether the library may be preloaded: a program that Ebbtide would break runs without it.
-    preloads: bool,
     /// The obstacle despite which the program is started (`--force`).
-    obstacle: Option<String>,
+    obstacle: Option<Refusal>,
 }
 
 impl<'a> Launch<'a> {
-    /// Checks the command, which has at least one word. The inner error is the exit status; its message was printed.
-    pub fn new(
-        words: &'a [OsString],
-        lib: &LibArgs,
-        conf: &Conf,
-        force: bool,
-    ) -> Result<Result<Self, u8>> {
+    /// Checks the command, which has at least one word.
+    pub fn new(words: &'a [OsString], lib: &LibArgs, conf: &Conf, force: bool) -> Result<Self> {
         let library = library::find(lib.lib.as_deref())?;
         let (name, rest) = words.split_first().context("no command given")?;
-        let program = match program::resolve(name) {
-            Ok(path) => path,
-            Err(refusal) => return Ok(Err(refuse(&refusal))),
+        let program = program::resolve(name)?;
+        let checked = program::check_machine(conf).and_then(|()| program::check(&program));
+        let obstacle = match checked {
+            Err(refusal) if force && matches!(refusal.kind, Kind::NoEffect | Kind::Breaks) => {
+                out::warning(&refusal.text);
+                Some(refusal)
+            }
+            checked => checked.map(|()| None)?,
         };
-        let mut preloads = true;
-        let mut obstacle = None;
-        match program::check_machine(conf).and_then(|()| program::check(&program)) {
-            Err(Refusal::NoEffect(text)) if force => {
-                out::warning(&text);
-                obstacle = Some(text);
-            }
-            Err(Refusal::Breaks(text)) if force => {
-                out::warning(&text);
-                preloads = false;
-                obstacle = Some(text);
-            }
-            Err(refusal) => return Ok(Err(refuse(&refusal))),
-            Ok(()) => {}
-        }
-        Ok(Ok(Launch {
+        Ok(Launch {
             name,
             program,
             rest,
             library,
-            preloads,
             obstacle,
-        }))
+        })
     }
 
-    /// Prints why the program could not be started, and returns the exit status.
-    pub fn cannot_start(&self, error: &io::Error) -> u8 {
-        let shown = self.program.display();
-        let (code, hint) = match error.raw_os_error() {
+    /// Why the program could not be started.
+    pub fn cannot_start(&self, error: &io::Error) -> Failure {
+        let (status, hint) = match error.raw_os_error() {
             Some(libc::ENOENT) => (127, "; the file or its loader is missing"),
             Some(libc::E2BIG) => (
                 126,
@@ -118,20 +91,20 @@ impl<'a> Launch<'a> {
             }
             _ => (126, ""),
         };
-        out::stderr(&format!("ebbtide: cannot start {shown}: {error}{hint}\n"));
-        code
+        let shown = self.program.display();
+        let text = format!("cannot start {shown}: {error}{hint}");
+        Failure { status, text }
     }
 
     /// Why no process of the command loaded the library, as far as it is known.
     fn not_loaded_because(&self) -> String {
-        match &self.obstacle {
-            Some(text) => text.split("; --force").next().unwrap_or(text).to_owned(),
-            None => {
-                "no process of the command kept a statistics page, and the reason is not known; \
-                     'ebbtide doctor' tests the library here"
-                    .to_owned()
-            }
-        }
+        let unknown = "no process of the command kept a statistics page, and the reason is not known; \
+                       'ebbtide doctor' tests the library here";
+        let text = self
+            .obstacle
+            .as_ref()
+            .map_or(unknown, |refusal| &refusal.text);
+        text.split("; --force").next().unwrap_or(text).to_owned()
     }
 
     /// The program's short name.
@@ -145,34 +118,29 @@ impl<'a> Launch<'a> {
         let mut command = Command::new(&self.program);
         command.arg0(self.name).args(self.rest);
         let others = other_preloads(env::var_os("LD_PRELOAD").as_deref());
-        match conf.filter(|_| self.preloads) {
-            Some(conf) => {
-                let mut list = self.library.clone().into_os_string();
-                for other in others {
-                    list.push(":");
-                    list.push(other);
-                }
-                command.env("LD_PRELOAD", list);
-                match conf.to_string() {
-                    text if text.is_empty() => command.env_remove(conf::ENV),
-                    text => command.env(conf::ENV, text),
-                };
-            }
-            None if others.is_empty() => {
-                command.env_remove("LD_PRELOAD").env_remove(conf::ENV);
-            }
-            None => {
-                command
-                    .env("LD_PRELOAD", others.join(":"))
-                    .env_remove(conf::ENV);
-            }
+        // A program that Ebbtide would break runs without it.
+        let breaks = |refusal: &Refusal| refusal.kind == Kind::Breaks;
+        let conf = conf.filter(|_| !self.obstacle.as_ref().is_some_and(breaks));
+        let ours = conf.map(|_| self.library.clone().into_os_string());
+        let list: Vec<OsString> = ours.into_iter().chain(others).collect();
+        for (name, value) in [
+            ("LD_PRELOAD", list.join(OsStr::new(":"))),
+            (
+                conf::ENV,
+                conf.map(Conf::to_string).unwrap_or_default().into(),
+            ),
+        ] {
+            match value.is_empty() {
+                true => command.env_remove(name),
+                false => command.env(name, value),
+            };
         }
         command
     }
 }
 
 /// The entries of `LD_PRELOAD` other than Ebbtide.
-fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
+fn other_preloads(list: Option<&OsStr>) -> Vec<OsString> {
     list.unwrap_or_default()
         .to_string_lossy()
         .split([':', ' '])
@@ -180,31 +148,30 @@ fn other_preloads(list: Option<&OsStr>) -> Vec<String> {
             let name = Path::new(p).file_name().unwrap_or_default();
             !p.is_empty() && !library::is_named(&name.to_string_lossy())
         })
-        .map(str::to_owned)
+        .map(OsString::from)
         .collect()
 }
 
 fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
-    // A directory that the user named stays; a private one is removed at the end.
-    let own_dir = match conf.get("stats_dir") {
-        Some(_) => None,
-        None => Some(stats_page::private_dir()?),
+    // A directory that the user named stays, without pages of processes that have ended. A private one is removed.
+    let mut own_dir = None;
+    let (stats_dir, since) = match conf.get("stats_dir") {
+        Some(dir) => (PathBuf::from(dir), SystemTime::now()),
+        None => {
+            let dir = own_dir.insert(stats_page::private_dir()?).path();
+            (dir.to_owned(), SystemTime::UNIX_EPOCH)
+        }
     };
-    if let Some(dir) = &own_dir {
-        conf.set("stats_dir", &dir.path().to_string_lossy());
-    }
-    let stats_dir = PathBuf::from(conf.get("stats_dir").unwrap_or_default());
-    let since = match own_dir {
-        Some(_) => SystemTime::UNIX_EPOCH,
-        None => SystemTime::now(),
-    };
+    stats_page::keep_all_in(&stats_dir, &mut conf);
 
-    let mut with = match supervise::measure(launch.command(Some(&conf))) {
-        Ok(figures) => figures,
-        Err(error) => return Ok(launch.cannot_start(&error)),
+    let measure = |conf| {
+        let figures = supervise::measure(launch.command(conf));
+        figures.map_err(|error| launch.cannot_start(&error))
     };
+    let mut with = measure(Some(&conf))?;
     with.wait_for_memory(&stats_page::read_all(&stats_dir, since));
     let pages = stats_page::read_all(&stats_dir, since);
+    stats_page::remove_abandoned(&stats_dir);
     with.ebbtide = LibraryFigures::sum(&pages);
     with.complete_end(&pages);
     if with.ebbtide.is_none() {
@@ -221,10 +188,7 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
         out::warning("the first run was interrupted, so there is no second run to compare with");
     } else if args.compare {
         out::stderr("ebbtide: running the command again, without Ebbtide\n");
-        without = match supervise::measure(launch.command(None)) {
-            Ok(figures) => Some(figures),
-            Err(error) => return Ok(launch.cannot_start(&error)),
-        };
+        without = Some(measure(None)?);
     }
     if let Some(base) = &without
         && base.exit_status != with.exit_status
@@ -234,12 +198,8 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
         );
     }
     let status = with.exit_status;
-    let shown = args
-        .command
-        .iter()
-        .map(|w| w.to_string_lossy().into_owned())
-        .collect();
-    report(args, &Summary::new(shown, with, without));
+    let words = args.command.iter().map(|w| w.to_string_lossy().into());
+    report(args, &Summary::new(words.collect(), with, without));
     Ok(status)
 }
 

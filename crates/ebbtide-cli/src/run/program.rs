@@ -13,44 +13,50 @@ use std::path::{Path, PathBuf};
 
 use ebbtide_tools::conf::Conf;
 use ebbtide_tools::machine::{SMALL_PAGE_BYTES, page_bytes};
-use ebbtide_tools::program::EXIT_OWN;
+use ebbtide_tools::program::{EXIT_OWN, Failure};
 use rustix::fs::{Access, access};
 
 use crate::elf::{self, Obstacle};
 use crate::emulator::emulator;
 use ebbtide_interface::known;
 
-/// The reason why a program is not started.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+/// The kinds of reasons why a program is not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
     /// There is no such program (exit status 127).
-    NotFound(String),
+    NotFound,
     /// It exists but cannot be executed (exit status 126).
-    NotExecutable(String),
+    NotExecutable,
     /// It would run, but without Ebbtide (exit status 125; `--force` runs it).
-    NoEffect(String),
+    NoEffect,
     /// It would not work under Ebbtide (exit status 125; `--force` runs it without).
-    Breaks(String),
+    Breaks,
 }
 
-impl Refusal {
-    /// The exit status for this refusal.
-    pub fn exit_status(&self) -> u8 {
-        match self {
-            Refusal::NotFound(_) => 127,
-            Refusal::NotExecutable(_) => 126,
-            Refusal::NoEffect(_) | Refusal::Breaks(_) => EXIT_OWN,
+/// The reason why a program is not started, and its remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub kind: Kind,
+    pub text: String,
+}
+
+impl Kind {
+    fn because(self, text: impl Into<String>) -> Refusal {
+        Refusal {
+            kind: self,
+            text: text.into(),
         }
     }
+}
 
-    /// The reason and its remedy.
-    pub fn text(&self) -> &str {
-        match self {
-            Refusal::NotFound(t)
-            | Refusal::NotExecutable(t)
-            | Refusal::NoEffect(t)
-            | Refusal::Breaks(t) => t,
-        }
+impl From<Refusal> for anyhow::Error {
+    fn from(Refusal { kind, text }: Refusal) -> Self {
+        let status = match kind {
+            Kind::NotFound => 127,
+            Kind::NotExecutable => 126,
+            Kind::NoEffect | Kind::Breaks => EXIT_OWN,
+        };
+        Failure { status, text }.into()
     }
 }
 
@@ -64,36 +70,32 @@ const MAX_SCRIPT_DEPTH: u32 = 5;
 pub fn resolve(program: &OsStr) -> Result<PathBuf, Refusal> {
     let shown = program.to_string_lossy();
     if program.is_empty() {
-        let text = "the program's name is empty; name a program";
-        return Err(Refusal::NotFound(text.into()));
+        return Err(Kind::NotFound.because("the program's name is empty; name a program"));
     }
-    if program.as_bytes().contains(&b'/') {
-        let path = PathBuf::from(program);
-        return match is_executable(&path) {
-            Some(true) => Ok(path),
-            Some(false) => Err(not_executable(&path)),
-            None => Err(Refusal::NotFound(format!(
-                "no such program: {shown}; check the path"
-            ))),
-        };
-    }
-    let dirs = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let mut found = None;
-    for dir in env::split_paths(&dirs) {
-        let path = if dir.as_os_str().is_empty() {
-            Path::new(".").join(program)
-        } else {
-            dir.join(program)
-        };
+    let is_path = program.as_bytes().contains(&b'/');
+    let places: Vec<PathBuf> = match is_path {
+        true => vec![program.into()],
+        false => {
+            let dirs = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+            // An empty entry is the current directory.
+            let place = |dir| Path::new(".").join(dir).join(program);
+            env::split_paths(&dirs).map(place).collect()
+        }
+    };
+    let mut unusable = None;
+    for path in places {
         match is_executable(&path) {
             Some(true) => return Ok(path),
-            Some(false) if path.is_file() => found = found.or(Some(path)),
+            Some(false) if is_path || path.is_file() => unusable = unusable.or(Some(path)),
             _ => {}
         }
     }
-    Err(match found {
+    Err(match unusable {
         Some(path) => not_executable(&path),
-        None => Refusal::NotFound(format!(
+        None if is_path => {
+            Kind::NotFound.because(format!("no such program: {shown}; check the path"))
+        }
+        None => Kind::NotFound.because(format!(
             "no such program: {shown}; it is in no directory of PATH. Give its path, \
              or install it (a shell builtin needs: sh -c '{shown} …')"
         )),
@@ -110,14 +112,12 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     let file = File::open(path);
     // The kernel allows programs that are executable but not readable. They cannot be checked.
     let Ok(file) = file else { return Ok(()) };
-    let mut head = [0u8; 256];
-    let len = elf::read_head(&file, &mut head);
-    let head = &head[..len];
+    let head = elf::read_head(&file, 256);
     if head.starts_with(b"#!") {
-        return check_script(path, head, depth);
+        return check_script(path, &head, depth);
     }
     if !head.starts_with(b"\x7fELF") {
-        return Err(Refusal::NotExecutable(format!(
+        return Err(Kind::NotExecutable.because(format!(
             "{shown} is neither a program nor a script with a '#!' line; \
              if it is a shell script, run it as: sh {shown}"
         )));
@@ -131,9 +131,9 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
         // The loader itself has no interpreter and honours LD_PRELOAD.
         Ok(Some(_)) if is_loader(path) => Ok(()),
         Ok(Some(found)) => Err(obstacle(path, found)),
-        Err(reason) => Err(Refusal::NotExecutable(format!(
-            "{shown} cannot be executed: {reason}"
-        ))),
+        Err(reason) => {
+            Err(Kind::NotExecutable.because(format!("{shown} cannot be executed: {reason}")))
+        }
     }
 }
 
@@ -141,7 +141,7 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
 pub fn check_machine(conf: &Conf) -> Result<(), Refusal> {
     let on_machine = |found: Obstacle| {
         let text = format!("this machine has {}", found.text);
-        Err(Refusal::Breaks(format!("{text}; {WITHOUT}")))
+        Err(Kind::Breaks.because(format!("{text}; {WITHOUT}")))
     };
     let bytes = page_bytes();
     if bytes != SMALL_PAGE_BYTES {
@@ -156,29 +156,28 @@ pub fn check_machine(conf: &Conf) -> Result<(), Refusal> {
 }
 
 fn obstacle(path: &Path, found: Obstacle) -> Refusal {
-    let text = |force| format!("{} is {}; {force}", path.display(), found.text);
-    if found.id == known::MUSL.id {
-        Refusal::Breaks(text(WITHOUT))
-    } else {
-        Refusal::NoEffect(text(ALL_THE_SAME))
-    }
+    let (kind, force) = match found.id == known::MUSL.id {
+        true => (Kind::Breaks, WITHOUT),
+        false => (Kind::NoEffect, ALL_THE_SAME),
+    };
+    kind.because(format!("{} is {}; {force}", path.display(), found.text))
 }
 
 fn check_script(path: &Path, head: &[u8], depth: u32) -> Result<(), Refusal> {
     let shown = path.display();
     if depth >= MAX_SCRIPT_DEPTH {
-        return Err(Refusal::NotExecutable(format!(
-            "{shown}: too many interpreters of interpreters"
-        )));
+        return Err(
+            Kind::NotExecutable.because(format!("{shown}: too many interpreters of interpreters"))
+        );
     }
     let (interpreter, argument) = shebang(head).ok_or_else(|| {
-        Refusal::NotExecutable(format!(
+        Kind::NotExecutable.because(format!(
             "{shown} has an empty '#!' line; name an interpreter there"
         ))
     })?;
     let interpreter = PathBuf::from(interpreter);
     let broken = |name: &str| {
-        Refusal::NotExecutable(format!(
+        Kind::NotExecutable.because(format!(
             "{shown} is a script whose interpreter '{name}' is missing or not executable; \
              install it or correct the '#!' line"
         ))
@@ -199,28 +198,22 @@ fn check_script(path: &Path, head: &[u8], depth: u32) -> Result<(), Refusal> {
 
 /// Turns an interpreter's refusal into one of the script at `path`.
 fn of_script(path: &Path, refusal: Refusal) -> Refusal {
-    let of = |text: String| format!("the interpreter of {}: {text}", path.display());
-    match refusal {
-        Refusal::NotFound(t) | Refusal::NotExecutable(t) => Refusal::NotExecutable(of(t)),
-        Refusal::NoEffect(t) => Refusal::NoEffect(of(t)),
-        Refusal::Breaks(t) => Refusal::Breaks(of(t)),
-    }
+    let kind = match refusal.kind {
+        Kind::NotFound => Kind::NotExecutable,
+        kind => kind,
+    };
+    let (path, text) = (path.display(), refusal.text);
+    kind.because(format!("the interpreter of {path}: {text}"))
 }
 
 /// The interpreter and its one argument from a `#!` line.
 fn shebang(head: &[u8]) -> Option<(OsString, Option<OsString>)> {
     let line = head.strip_prefix(b"#!")?.split(|b| *b == b'\n').next()?;
     let line = line.trim_ascii();
-    if line.is_empty() {
-        return None;
-    }
-    let end = line
-        .iter()
-        .position(|b| matches!(b, b' ' | b'\t'))
-        .unwrap_or(line.len());
-    let rest = line[end..].trim_ascii();
-    let owned = |b: &[u8]| OsString::from_vec(b.to_vec());
-    Some((owned(&line[..end]), (!rest.is_empty()).then(|| owned(rest))))
+    let end = line.iter().position(|b| b" \t".contains(b));
+    let (name, rest) = line.split_at(end.unwrap_or(line.len()));
+    let word = |b: &[u8]| (!b.is_empty()).then(|| OsString::from_vec(b.trim_ascii().to_vec()));
+    Some((word(name)?, word(rest)))
 }
 
 /// The program that `env` starts with this argument, if that is clear. It is not clear if there are options, which
@@ -241,7 +234,7 @@ fn is_executable(path: &Path) -> Option<bool> {
 
 fn not_executable(path: &Path) -> Refusal {
     let shown = path.display();
-    Refusal::NotExecutable(if path.is_dir() {
+    Kind::NotExecutable.because(if path.is_dir() {
         format!("{shown} is a directory; name a program")
     } else {
         format!("{shown} is not executable; if it is a program, allow it with: chmod +x {shown}")
@@ -250,9 +243,8 @@ fn not_executable(path: &Path) -> Refusal {
 
 fn is_loader(path: &Path) -> bool {
     let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    real.file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .is_some_and(|n| (n.starts_with("ld-linux") || n.starts_with("ld-2")) && n.contains(".so"))
+    let name = real.file_name().unwrap_or_default().to_string_lossy();
+    (name.starts_with("ld-linux") || name.starts_with("ld-2")) && name.contains(".so")
 }
 
 #[cfg(test)]
@@ -272,7 +264,7 @@ mod tests {
 
     fn no_effect(result: Result<(), Refusal>) -> String {
         match result {
-            Err(Refusal::NoEffect(text)) => text,
+            Err(refusal) if refusal.kind == Kind::NoEffect => refusal.text,
             other => panic!("{other:?}"),
         }
     }
@@ -291,10 +283,8 @@ mod tests {
         narrow[18] = EM_386 as u8;
         assert!(no_effect(check(&file(d, "n", &narrow, 0o755))).contains("(32-bit)"));
         let cut = &elf64(true)[..70];
-        assert!(matches!(
-            check(&file(d, "cut", cut, 0o755)),
-            Err(Refusal::NotExecutable(_))
-        ));
+        let cut = check(&file(d, "cut", cut, 0o755)).unwrap_err();
+        assert_eq!(cut.kind, Kind::NotExecutable);
     }
 
     #[test]
@@ -305,10 +295,10 @@ mod tests {
         musl.truncate(120);
         musl.extend(name);
         musl[64 + 32] = name.len() as u8;
-        match check(&file(dir.path(), "m", &musl, 0o755)) {
-            Err(Refusal::Breaks(text)) => assert!(text.contains("(/lib/ld-musl-"), "{text}"),
-            other => panic!("{other:?}"),
-        }
+        let refusal = check(&file(dir.path(), "m", &musl, 0o755)).unwrap_err();
+        assert_eq!(refusal.kind, Kind::Breaks);
+        let text = refusal.text;
+        assert!(text.contains("(/lib/ld-musl-"), "{text}");
     }
 
     #[test]
@@ -325,20 +315,16 @@ mod tests {
     #[test]
     fn names() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(
-            resolve(OsStr::new("no-such-program-x"))
-                .unwrap_err()
-                .exit_status(),
-            127
-        );
-        assert_eq!(
-            resolve(OsStr::new("/no/such")).unwrap_err().exit_status(),
-            127
-        );
-        assert_eq!(resolve(OsStr::new("")).unwrap_err().exit_status(), 127);
-        assert_eq!(resolve(OsStr::new("/etc")).unwrap_err().exit_status(), 126);
+        let status = |name: &OsStr| {
+            let error = anyhow::Error::from(resolve(name).unwrap_err());
+            error.downcast_ref::<Failure>().unwrap().status
+        };
+        for name in ["no-such-program-x", "/no/such", ""] {
+            assert_eq!(status(OsStr::new(name)), 127, "{name}");
+        }
+        assert_eq!(status(OsStr::new("/etc")), 126);
         let plain = file(dir.path(), "plain", b"x", 0o644);
-        assert_eq!(resolve(plain.as_os_str()).unwrap_err().exit_status(), 126);
+        assert_eq!(status(plain.as_os_str()), 126);
     }
 
     #[test]
@@ -357,7 +343,7 @@ mod tests {
             "echo\n",
         ] {
             let r = check(&file(d, "d", bad.as_bytes(), 0o755));
-            assert!(matches!(r, Err(Refusal::NotExecutable(_))), "{bad} {r:?}");
+            assert_eq!(r.unwrap_err().kind, Kind::NotExecutable, "{bad}");
         }
         let own = file(d, "self", b"", 0o755);
         fs::write(&own, format!("#!{}\n", own.display())).unwrap();

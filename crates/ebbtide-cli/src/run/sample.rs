@@ -7,17 +7,15 @@
 //! than main threads.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::iter;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ebbtide_tools::machine::page_bytes;
-use ebbtide_tools::proc::{self, children_of_main_thread, kib_field};
+use ebbtide_tools::proc::{self, HELPER, Stat, children_of_main_thread, kib_field, numbers_in};
 use rustix::time::{ClockId, clock_gettime};
-
-use crate::run::end::{HELPER_NAME, is_at_work};
+use serde::Serialize;
 
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -27,28 +25,36 @@ const COST_FACTOR: u32 = 100;
 const MAX_PROCESSES: usize = 64;
 
 /// The results of all samples. A value is 0 if no sample came in time.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Samples {
-    /// Number of samples.
-    pub count: u64,
-    /// Peak resident size of the first process (`VmHWM`).
+    /// Peak resident size of the largest single process: of the first one, unless the kernel knows of a larger one.
     pub rss_peak_bytes: u64,
-    /// Resident size of the first process in the last sample.
+    /// Resident size of the process tree in the last sample before the end.
     pub rss_end_bytes: u64,
-    /// Peak of the sum over the tree.
+    /// Of that, memory that the kernel could not take at once: without pages under `MADV_FREE`, in most cases as of
+    /// at most a second before. None if the program ended before the first such sample.
+    pub rss_without_lazy_end_bytes: Option<u64>,
+    /// Mean over time of the resident size of the process tree.
+    pub rss_mean_bytes: u64,
+    /// Peak of the summed resident size of the process tree.
     pub tree_rss_peak_bytes: u64,
-    /// Sum over the tree in the last sample.
-    pub tree_rss_end_bytes: u64,
-    /// Mean over time of the sum over the tree.
-    pub tree_rss_mean_bytes: u64,
     /// Swapped-out bytes of the first process in the last sample.
     pub swap_end_bytes: u64,
-    /// Peak of bytes given with `MADV_FREE` and still resident.
+    /// Peak of bytes under `MADV_FREE` that were still resident in the first process.
     pub lazy_free_peak_bytes: u64,
-    /// Sum of the same over the tree in the last sample that read it; none without such a sample.
-    pub tree_lazy_free_end_bytes: Option<u64>,
-    /// Peak of bytes in anonymous huge pages.
+    /// Peak of bytes in its anonymous huge pages.
     pub huge_peak_bytes: u64,
+    /// Samples taken.
+    pub samples: u64,
+}
+
+impl Samples {
+    /// Takes over the kernel's own peak of the largest process.
+    pub fn with_peak(mut self, kernels_bytes: u64) -> Self {
+        self.rss_peak_bytes = self.rss_peak_bytes.max(kernels_bytes);
+        self.tree_rss_peak_bytes = self.tree_rss_peak_bytes.max(self.rss_peak_bytes);
+        self
+    }
 }
 
 /// The sampling thread.
@@ -106,6 +112,8 @@ struct Watch {
     last: Option<(Instant, u64)>,
     area_byte_ns: u128,
     area_ns: u128,
+    /// Bytes under `MADV_FREE` in the tree, in the last sample that read them.
+    lazy_bytes: Option<u64>,
     samples: Samples,
 }
 
@@ -122,6 +130,7 @@ impl Watch {
             last: None,
             area_byte_ns: 0,
             area_ns: 0,
+            lazy_bytes: None,
             samples: Samples::default(),
         }
     }
@@ -142,11 +151,10 @@ impl Watch {
         }
         self.last = Some((now, total));
         let s = &mut self.samples;
-        s.count += 1;
+        s.samples += 1;
         s.rss_peak_bytes = s.rss_peak_bytes.max(main.peak_bytes).max(main.rss_bytes);
-        s.rss_end_bytes = main.rss_bytes;
         s.tree_rss_peak_bytes = s.tree_rss_peak_bytes.max(total);
-        s.tree_rss_end_bytes = total;
+        s.rss_end_bytes = total;
         s.swap_end_bytes = main.swap_bytes;
         true
     }
@@ -154,17 +162,11 @@ impl Watch {
     /// Adds the children of the known processes, and removes processes that are gone.
     fn follow(&mut self) {
         let known = self.tree.iter().copied();
-        let mut parents: Vec<u32> = iter::once(self.pid).chain(known).collect();
-        while let Some(parent) = parents.pop() {
-            for child in children_of_main_thread(parent) {
-                if self.tree.len() < MAX_PROCESSES && self.tree.insert(child) {
-                    parents.push(child);
-                }
-            }
-        }
+        let parents = iter::once(self.pid).chain(known).collect();
+        grow(&mut self.tree, parents, children_of_main_thread);
         // A helper's memory is its program's. A helper gets its name a moment after it is made.
         self.tree.retain(|pid| {
-            proc::text(format!("/proc/{pid}/comm")).is_some_and(|name| name.trim() != HELPER_NAME)
+            proc::text(format!("/proc/{pid}/comm")).is_some_and(|name| name.trim() != HELPER)
         });
     }
 
@@ -188,7 +190,7 @@ impl Watch {
             s.lazy_free_peak_bytes = s.lazy_free_peak_bytes.max(value("LazyFree"));
             s.huge_peak_bytes = s.huge_peak_bytes.max(value("AnonHugePages"));
             let others: u64 = self.tree.iter().filter_map(|pid| lazy_of(*pid)).sum();
-            s.tree_lazy_free_end_bytes = Some(value("LazyFree") + others);
+            self.lazy_bytes = Some(value("LazyFree") + others);
         }
         let cost = cpu_time() - began;
         self.rollup_due = Instant::now() + ROLLUP_INTERVAL.max(cost * COST_FACTOR);
@@ -196,10 +198,10 @@ impl Watch {
 
     fn finish(mut self) -> Samples {
         let s = &mut self.samples;
-        s.tree_rss_mean_bytes = match self.area_byte_ns.checked_div(self.area_ns) {
-            Some(mean) => mean as u64,
-            None => s.tree_rss_end_bytes,
-        };
+        let mean = self.area_byte_ns.checked_div(self.area_ns);
+        s.rss_mean_bytes = mean.map_or(s.rss_end_bytes, |mean| mean as u64);
+        let without = |lazy| s.rss_end_bytes.saturating_sub(lazy);
+        s.rss_without_lazy_end_bytes = self.lazy_bytes.map(without);
         self.samples
     }
 }
@@ -239,36 +241,37 @@ pub fn rss_of(pid: u32) -> Option<u64> {
 /// numbers, not by the file `children` of each thread. If a thread's files in `/proc` were read, the kernel delays
 /// every process that waits for the end of the thread's process.
 fn descendants(pid: u32) -> BTreeSet<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    let stats = numbers.filter_map(|n| Some((n, proc::text(format!("/proc/{n}/stat"))?)));
+    let numbers = numbers_in("/proc", "").into_iter();
+    let stats = numbers.filter_map(|number| Some((number, Stat::read(number)?)));
     // A helper's memory is its program's.
     let others: Vec<(u32, u32)> = stats
-        .filter(|(_, stat)| !is_at_work(stat))
-        .filter_map(|(n, stat)| Some((n, parent_of(&stat)?)))
+        .filter(|(_, stat)| !stat.is_helper())
+        .map(|(number, stat)| (number, stat.parent))
         .collect();
     let mut tree = BTreeSet::new();
-    let mut parents = vec![pid];
-    while let Some(parent) = parents.pop() {
-        for (child, _) in others.iter().filter(|(_, of)| *of == parent) {
-            if tree.len() < MAX_PROCESSES && tree.insert(*child) {
-                parents.push(*child);
-            }
-        }
-    }
+    grow(&mut tree, vec![pid], |parent| {
+        let children = others.iter().filter(|(_, of)| *of == parent);
+        children.map(|(child, _)| *child).collect()
+    });
     tree
 }
 
-/// Parses `PID (name) state parent …`. The name may hold any characters.
-fn parent_of(stat: &str) -> Option<u32> {
-    let (_, rest) = stat.rsplit_once(") ")?;
-    rest.split(' ').nth(1)?.parse().ok()
+/// Adds the descendants of the parents that are not in the tree, up to [`MAX_PROCESSES`].
+fn grow(tree: &mut BTreeSet<u32>, mut parents: Vec<u32>, children: impl Fn(u32) -> Vec<u32>) {
+    while let Some(parent) = parents.pop() {
+        for child in children(parent) {
+            if tree.len() < MAX_PROCESSES && tree.insert(child) {
+                parents.push(child);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::process::{Pid, Signal, kill_process};
+    use std::fs;
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::CommandExt;
     use std::path::Path;
@@ -288,13 +291,23 @@ mod tests {
     }
 
     #[test]
+    fn peak_is_the_larger_of_kernel_and_samples() {
+        let samples = Samples {
+            rss_peak_bytes: 50,
+            ..Samples::default()
+        };
+        let peaks = [100, 10].map(|kernels| samples.clone().with_peak(kernels).rss_peak_bytes);
+        assert_eq!(peaks, [100, 50]);
+    }
+
+    #[test]
     fn watches_itself() {
         let sampler = Sampler::start(std::process::id()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         let s = sampler.finish();
-        assert!(s.count > 0);
-        assert!(s.rss_peak_bytes >= s.rss_end_bytes && s.rss_end_bytes > 0);
-        assert!(s.tree_rss_mean_bytes > 0);
+        assert!(s.samples > 0 && s.rss_mean_bytes > 0);
+        assert!(s.tree_rss_peak_bytes >= s.rss_end_bytes && s.rss_end_bytes > 0);
+        assert!(s.rss_peak_bytes > 0);
     }
 
     /// A shell whose name is cut in the middle of a character, and the number of its child.
@@ -330,7 +343,6 @@ mod tests {
         end(&mut child, grandchild);
         assert!(String::from_utf8(stat).is_err(), "the name is cut");
         assert!(tree.contains(&pid) && tree.contains(&grandchild));
-        assert_eq!(parent_of("7 (a) b) S 5 7 7"), Some(5));
     }
 
     /// A child that starts between two walks.
@@ -342,9 +354,14 @@ mod tests {
         let is_there = watch.look(Instant::now());
         let found = watch.tree.clone();
         end(&mut child, grandchild);
-        assert!(is_there && watch.samples.count == 1);
+        assert!(is_there && watch.samples.samples == 1);
         assert_eq!(found, BTreeSet::from([grandchild]));
-        assert!(watch.samples.tree_rss_end_bytes > watch.samples.rss_end_bytes);
+        let Samples {
+            rss_peak_bytes,
+            rss_end_bytes,
+            ..
+        } = watch.samples;
+        assert!(rss_end_bytes > rss_peak_bytes, "both processes count");
         assert!(!watch.look(Instant::now()));
     }
 }

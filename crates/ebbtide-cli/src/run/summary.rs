@@ -2,8 +2,9 @@
 
 use ebbtide_tools::lock_figures;
 use ebbtide_tools::out;
-use ebbtide_tools::stats_page::StatsPage;
+use ebbtide_tools::stats_page::{StatsPage, named};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::run::end::{End, Since};
 use crate::run::sample::Samples;
@@ -25,29 +26,13 @@ pub struct Figures {
     pub user_ns: u64,
     /// CPU time in the kernel for them.
     pub system_ns: u64,
-    /// Peak resident size of the largest single process.
-    pub rss_peak_bytes: u64,
-    /// Resident size of the process tree in the last sample before the end.
-    pub rss_end_bytes: u64,
-    /// Of that, memory that the kernel could not take at once: without pages under `MADV_FREE`, in most cases as of
-    /// at most a second before. None if the program ended before the first such sample.
-    pub rss_without_lazy_end_bytes: Option<u64>,
-    /// Mean over time of the resident size of the process tree.
-    pub rss_mean_bytes: u64,
-    /// Peak of the summed resident size of the process tree.
-    pub tree_rss_peak_bytes: u64,
-    /// Swapped-out bytes in the last sample.
-    pub swap_end_bytes: u64,
-    /// Peak of bytes under `MADV_FREE` that were still resident.
-    pub lazy_free_peak_bytes: u64,
-    /// Peak of bytes in anonymous huge pages.
-    pub huge_peak_bytes: u64,
+    /// Its memory.
+    #[serde(flatten)]
+    pub memory: Samples,
     /// Page faults without input from a device.
     pub faults_minor: u64,
     /// Page faults that read from a device.
     pub faults_major: u64,
-    /// Samples taken.
-    pub samples: u64,
     /// Time from the beginning of the program's end, if known, until this process saw the end.
     pub end_seen_ns: Option<u64>,
     /// The event from which `end_seen_ns` is measured; none if not known.
@@ -80,11 +65,12 @@ pub struct LibraryFigures {
 impl LibraryFigures {
     /// Sums the pages; `None` if there are none.
     pub fn sum(pages: &[StatsPage]) -> Option<Self> {
+        let sources = pages.iter().fold(0, |mask, p| mask | p.pressure_sources);
         (!pages.is_empty()).then(|| LibraryFigures {
             processes: pages.len() as u64,
             processes_rseq: pages.iter().map(|page| page.rseq_mode).sum(),
             sum: StatsPage::sum(pages),
-            pressure_sources: sources(pages.iter().fold(0, |mask, p| mask | p.pressure_sources)),
+            pressure_sources: named(sources, &PRESSURE_SOURCES),
         })
     }
 }
@@ -102,21 +88,6 @@ impl Figures {
         self.end_seen_ns = seen.map(|(ns, _)| ns);
         self.end_seen_since = seen.map(|(_, since)| since);
     }
-
-    /// Takes over the samples, and the kernel's own peak of the largest process.
-    pub fn set_samples(&mut self, s: &Samples, maxrss_bytes: u64) {
-        self.rss_peak_bytes = maxrss_bytes.max(s.rss_peak_bytes);
-        self.rss_end_bytes = s.tree_rss_end_bytes;
-        self.rss_without_lazy_end_bytes = s
-            .tree_lazy_free_end_bytes
-            .map(|lazy| s.tree_rss_end_bytes.saturating_sub(lazy));
-        self.rss_mean_bytes = s.tree_rss_mean_bytes;
-        self.tree_rss_peak_bytes = s.tree_rss_peak_bytes.max(self.rss_peak_bytes);
-        self.swap_end_bytes = s.swap_end_bytes;
-        self.lazy_free_peak_bytes = s.lazy_free_peak_bytes;
-        self.huge_peak_bytes = s.huge_peak_bytes;
-        self.samples = s.count;
-    }
 }
 
 /// A summary of one run, or of two.
@@ -127,16 +98,7 @@ pub struct Summary {
     with_ebbtide: Figures,
     without_ebbtide: Option<Figures>,
     /// The value with Ebbtide divided by the value without; below 1 means less with Ebbtide.
-    ratio: Option<Ratios>,
-}
-
-#[derive(Debug, Serialize)]
-struct Ratios {
-    wall: Option<f64>,
-    cpu: Option<f64>,
-    rss_peak: Option<f64>,
-    rss_mean: Option<f64>,
-    rss_end: Option<f64>,
+    ratio: Option<Value>,
 }
 
 fn ratio(with: u64, without: u64) -> Option<f64> {
@@ -146,20 +108,22 @@ fn ratio(with: u64, without: u64) -> Option<f64> {
 impl Summary {
     /// Puts the figures side by side.
     pub fn new(command: Vec<String>, with: Figures, without: Option<Figures>) -> Self {
-        let cpu = |f: &Figures| f.user_ns + f.system_ns;
-        let ratio = without.as_ref().map(|base| Ratios {
-            wall: ratio(with.wall_ns, base.wall_ns),
-            cpu: ratio(cpu(&with), cpu(base)),
-            rss_peak: ratio(with.rss_peak_bytes, base.rss_peak_bytes),
-            rss_mean: ratio(with.rss_mean_bytes, base.rss_mean_bytes),
-            rss_end: ratio(with.rss_end_bytes, base.rss_end_bytes),
-        });
+        let ratios = |base: &Figures| {
+            let ratio = |of: fn(&Figures) -> u64| ratio(of(&with), of(base));
+            json!({
+                "wall": ratio(|f| f.wall_ns),
+                "cpu": ratio(|f| f.user_ns + f.system_ns),
+                "rss_peak": ratio(|f| f.memory.rss_peak_bytes),
+                "rss_mean": ratio(|f| f.memory.rss_mean_bytes),
+                "rss_end": ratio(|f| f.memory.rss_end_bytes),
+            })
+        };
         Summary {
             schema: SCHEMA,
+            ratio: without.as_ref().map(ratios),
             command,
             with_ebbtide: with,
             without_ebbtide: without,
-            ratio,
         }
     }
 
@@ -170,67 +134,24 @@ impl Summary {
 
     /// Aligned lines; with two runs, two columns and the ratio.
     pub fn text(&self) -> String {
-        let table = rows(&self.with_ebbtide);
+        let with = &self.with_ebbtide;
+        let mut text = format!("\nebbtide run: {}\n{}", shown(&self.command), loaded(with));
+        if self.without_ebbtide.is_some() {
+            text += &line("", "with Ebbtide", "without", "ratio");
+        }
         let base = self.without_ebbtide.as_ref().map(rows);
-        let mut text = String::from("\n");
-        text.push_str(&format!("ebbtide run: {}\n", shown(&self.command)));
-        text.push_str(&loaded(&self.with_ebbtide));
-        if base.is_some() {
-            text.push_str(&line("", "with Ebbtide", Some(("without", "ratio"))));
+        for (place, (name, value, shown)) in rows(with).into_iter().enumerate() {
+            let row = base.as_ref().map(|base| base[place].clone());
+            let (_, base, beside) = row.unwrap_or_default();
+            let quotient = value.zip(base).and_then(|(with, base)| ratio(with, base));
+            let quotient = quotient.map_or(String::new(), |ratio| format!("{ratio:.2}"));
+            text += &line(name, &shown, &beside, &quotient);
         }
-        for (i, row) in table.iter().enumerate() {
-            let beside = base.as_ref().map(|b| {
-                let quotient = ratio(row.value, b[i].value).filter(|_| row.comparable);
-                (
-                    b[i].shown.clone(),
-                    quotient.map_or(String::new(), |q| format!("{q:.2}")),
-                )
-            });
-            let beside = beside.as_ref().map(|(b, q)| (b.as_str(), q.as_str()));
-            text.push_str(&line(row.name, &row.shown, beside));
+        for (name, value) in library_rows(with) {
+            text += &line(name, &value, "", "");
         }
-        let alone = self.without_ebbtide.is_some().then_some(("", ""));
-        if let Some(lib) = &self.with_ebbtide.ebbtide {
-            let sum = &lib.sum;
-            let kept = sum.dirty_bytes + sum.lazy_bytes + sum.pending_bytes + sum.unsplit_bytes;
-            let rows = [
-                ("end seen after", duration(self.with_ebbtide.end_seen_ns)),
-                (
-                    "measured from",
-                    self.with_ebbtide
-                        .end_seen_since
-                        .map_or("unknown", Since::shown)
-                        .into(),
-                ),
-                (
-                    "memory back after",
-                    duration(self.with_ebbtide.memory_back_ns),
-                ),
-                ("released", out::bytes(sum.released_bytes)),
-                ("release calls", out::count(sum.release_calls)),
-                ("used again", out::bytes(sum.refaulted_bytes)),
-                ("made lazy", out::bytes(sum.lazied_bytes)),
-                ("worker time", out::duration(sum.worker_ns)),
-                ("longest stall", out::duration(sum.longest_stall_ns)),
-                ("from other zones", out::count(sum.fallovers)),
-                ("kept at the end", out::bytes(kept)),
-            ];
-            for (name, value) in rows {
-                text.push_str(&line(name, &value, alone));
-            }
-            let mode = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
-            text.push_str(&line("processes", &mode, alone));
-            let watched = if lib.pressure_sources.is_empty() {
-                "none needed".to_owned()
-            } else {
-                lib.pressure_sources.join(", ")
-            };
-            text.push_str(&line("pressure sources", &watched, alone));
-            let short = out::count(sum.pressure_events);
-            text.push_str(&line("pressure events", &short, alone));
-            text.push_str(&lock_figures::table(&sum.locks));
-        } else {
-            text.push_str(&line("released", "unknown", alone));
+        if let Some(lib) = &with.ebbtide {
+            text += &lock_figures::table(&lib.sum.locks);
         }
         text
     }
@@ -244,12 +165,6 @@ fn loaded(figures: &Figures) -> String {
         (None, Some(reason)) => format!("Ebbtide was NOT loaded: {reason}\n"),
         (None, None) => "Ebbtide was NOT loaded: the reason is not known\n".into(),
     }
-}
-
-fn sources(mask: u64) -> Vec<&'static str> {
-    let named = PRESSURE_SOURCES.iter().enumerate();
-    let there = named.filter(|(bit, _)| mask >> bit & 1 == 1);
-    there.map(|(_, name)| *name).collect()
 }
 
 fn duration(ns: Option<u64>) -> String {
@@ -266,64 +181,63 @@ fn shown(words: &[String]) -> String {
     text.chars().take(MAX_CHARS - 1).chain(['…']).collect()
 }
 
-fn line(name: &str, value: &str, beside: Option<(&str, &str)>) -> String {
-    let text = match beside {
-        None => format!("  {name:<18}{value:>14}"),
-        Some((base, ratio)) => format!("  {name:<18}{value:>14}{base:>14}{ratio:>8}"),
-    };
+fn line(name: &str, value: &str, beside: &str, ratio: &str) -> String {
+    let text = format!("  {name:<18}{value:>14}{beside:>14}{ratio:>8}");
     text.trim_end().to_owned() + "\n"
 }
 
-struct Row {
-    name: &'static str,
-    value: u64,
-    shown: String,
-    comparable: bool,
-}
-
-fn rows(f: &Figures) -> Vec<Row> {
-    let row = |name, value, show: fn(u64) -> String| Row {
-        name,
-        value,
-        shown: show(value),
-        comparable: true,
+/// The figures of a run: name, value if it is known and can be compared, and the value as text.
+fn rows(f: &Figures) -> Vec<(&'static str, Option<u64>, String)> {
+    let status = match f.signal {
+        Some(signal) => format!("{} (signal {signal})", f.exit_status),
+        None => f.exit_status.to_string(),
     };
-    let sampled = |name, value| Row {
-        name,
-        value,
-        shown: if f.samples == 0 {
-            "too short".into()
-        } else {
-            out::bytes(value)
-        },
-        comparable: f.samples > 0,
+    let m = &f.memory;
+    let sampled = |bytes| (m.samples > 0).then_some(bytes);
+    let without_lazy = m.rss_without_lazy_end_bytes;
+    let row = |name, value: Option<u64>, show: fn(u64) -> String| {
+        let shown = value.map_or("too short".into(), show);
+        (name, value, shown)
     };
     vec![
-        Row {
-            name: "exit status",
-            value: 0,
-            shown: match f.signal {
-                Some(s) => format!("{} (signal {s})", f.exit_status),
-                None => f.exit_status.to_string(),
-            },
-            comparable: false,
-        },
-        row("wall time", f.wall_ns, out::duration),
-        row("user CPU", f.user_ns, out::duration),
-        row("system CPU", f.system_ns, out::duration),
-        row("peak RSS", f.rss_peak_bytes, out::bytes),
-        sampled("mean RSS", f.rss_mean_bytes),
-        sampled("RSS at the end", f.rss_end_bytes),
-        Row {
-            name: "RSS without lazy",
-            value: f.rss_without_lazy_end_bytes.unwrap_or(0),
-            shown: f
-                .rss_without_lazy_end_bytes
-                .map_or_else(|| "too short".into(), out::bytes),
-            comparable: f.rss_without_lazy_end_bytes.is_some(),
-        },
-        row("minor faults", f.faults_minor, out::count),
-        row("major faults", f.faults_major, out::count),
+        ("exit status", None, status),
+        row("wall time", Some(f.wall_ns), out::duration),
+        row("user CPU", Some(f.user_ns), out::duration),
+        row("system CPU", Some(f.system_ns), out::duration),
+        row("peak RSS", Some(m.rss_peak_bytes), out::bytes),
+        row("mean RSS", sampled(m.rss_mean_bytes), out::bytes),
+        row("RSS at the end", sampled(m.rss_end_bytes), out::bytes),
+        row("RSS without lazy", without_lazy, out::bytes),
+        row("minor faults", Some(f.faults_minor), out::count),
+        row("major faults", Some(f.faults_major), out::count),
+    ]
+}
+
+/// What the library did in a run: names and values as text.
+fn library_rows(figures: &Figures) -> Vec<(&'static str, String)> {
+    let Some(lib) = &figures.ebbtide else {
+        return vec![("released", "unknown".into())];
+    };
+    let sum = &lib.sum;
+    let kept = sum.dirty_bytes + sum.lazy_bytes + sum.pending_bytes + sum.unsplit_bytes;
+    let since = figures.end_seen_since.map_or("unknown", Since::shown);
+    let processes = format!("{} ({} rseq)", lib.processes, lib.processes_rseq);
+    let sources = out::list(&lib.pressure_sources, "none needed");
+    vec![
+        ("end seen after", duration(figures.end_seen_ns)),
+        ("measured from", since.into()),
+        ("memory back after", duration(figures.memory_back_ns)),
+        ("released", out::bytes(sum.released_bytes)),
+        ("release calls", out::count(sum.release_calls)),
+        ("used again", out::bytes(sum.refaulted_bytes)),
+        ("made lazy", out::bytes(sum.lazied_bytes)),
+        ("worker time", out::duration(sum.worker_ns)),
+        ("longest stall", out::duration(sum.longest_stall_ns)),
+        ("from other zones", out::count(sum.fallovers)),
+        ("kept at the end", out::bytes(kept)),
+        ("processes", processes),
+        ("pressure sources", sources),
+        ("pressure events", out::count(sum.pressure_events)),
     ]
 }
 
@@ -335,8 +249,11 @@ mod tests {
         Figures {
             wall_ns,
             user_ns: wall_ns,
-            rss_peak_bytes: peak,
-            samples: 1,
+            memory: Samples {
+                rss_peak_bytes: peak,
+                samples: 1,
+                ..Samples::default()
+            },
             ..Figures::default()
         }
     }
@@ -360,15 +277,18 @@ mod tests {
     #[test]
     fn text_has_the_figures() {
         let mut with = figures(2_000_000_000, 3 << 20);
-        with.ebbtide = LibraryFigures::sum(&[ebbtide_interface::Figures {
+        let figures_of_library = ebbtide_interface::Figures {
             released_bytes: 1 << 30,
             rseq_mode: 1,
             dirty_bytes: 1 << 20,
             unsplit_bytes: 2 << 20,
             longest_stall_ns: 7_000_000,
             ..ebbtide_interface::Figures::default()
-        }
-        .into()]);
+        };
+        with.ebbtide = LibraryFigures::sum(&[StatsPage {
+            figures: figures_of_library,
+            locks: Vec::new(),
+        }]);
         with.end_seen_ns = Some(41_000_000);
         let one = Summary::new(vec!["x".into()], with.clone(), None).text();
         assert!(one.contains("\nEbbtide was loaded by 1 process\n"), "{one}");
@@ -404,20 +324,6 @@ mod tests {
             both.contains("\nEbbtide was loaded by 2 processes\n"),
             "{both}"
         );
-    }
-
-    #[test]
-    fn peak_is_the_larger_of_kernel_and_samples() {
-        let samples = Samples {
-            rss_peak_bytes: 50,
-            count: 1,
-            ..Samples::default()
-        };
-        let mut f = Figures::default();
-        f.set_samples(&samples, 100);
-        assert_eq!(f.rss_peak_bytes, 100);
-        f.set_samples(&samples, 10);
-        assert_eq!(f.rss_peak_bytes, 50);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
 
     let (status, usage) = reap(pid)?;
     let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
-    let mut figures = Figures {
+    Ok(Figures {
         exit_status: exit_status(status),
         signal,
         wall_ns,
@@ -49,10 +49,9 @@ pub fn measure(mut command: Command) -> io::Result<Figures> {
         system_ns: ns(usage.ru_stime),
         faults_minor: usage.ru_minflt as u64,
         faults_major: usage.ru_majflt as u64,
+        memory: samples.with_peak(usage.ru_maxrss as u64 * 1024),
         ..Figures::default()
-    };
-    figures.set_samples(&samples, usage.ru_maxrss as u64 * 1024);
-    Ok(figures)
+    })
 }
 
 /// Waits for the end without reaping.

@@ -5,50 +5,16 @@
 //! recognised from outside.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use ebbtide_tools::library;
+use ebbtide_tools::proc::{self, HELPER, Stat, numbers_in};
 use ebbtide_tools::stats_page::StatsPage;
-use ebbtide_tools::{library, proc};
 
-use crate::run::end::HELPER_NAME;
 use ebbtide_interface::page;
-
-/// Fields of `/proc/PID/stat`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
-    /// The program's short name.
-    pub name: String,
-    /// `R`, `S`, `Z`, …
-    pub state: char,
-    /// Start time. Together with the process number, it identifies one process.
-    pub began: u64,
-}
-
-impl Stat {
-    /// Reads the file of a process; `None` if there is no such process.
-    pub fn read(pid: u32) -> Option<Self> {
-        Self::parse(&proc::text(format!("/proc/{pid}/stat"))?)
-    }
-
-    /// Parses `PID (name) state …`. The name may hold any characters.
-    fn parse(text: &str) -> Option<Self> {
-        let (head, rest) = text.rsplit_once(") ")?;
-        let (_, name) = head.split_once(" (")?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        Some(Stat {
-            name: name.replace(char::is_control, "?"),
-            state: fields.first()?.chars().next()?,
-            began: fields.get(19)?.parse().ok()?,
-        })
-    }
-
-    /// Whether the process has ended, reaped or not.
-    pub fn is_over(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
-    }
-}
 
 /// The open statistics page of a process. The last figures can be read after the process has ended.
 #[derive(Debug)]
@@ -57,32 +23,41 @@ pub struct OpenPage(File);
 impl OpenPage {
     /// Reads the figures.
     pub fn read(&self) -> Option<StatsPage> {
-        let mut page = [0; page::WORDS * 8];
-        let len = read_all(&self.0, &mut page)?;
-        StatsPage::parse(&page[..len])
+        let mut page = Vec::new();
+        let mut file = &self.0;
+        file.rewind().ok()?;
+        let mut words = file.take(page::WORDS as u64 * 8);
+        words.read_to_end(&mut page).ok()?;
+        StatsPage::parse(&page)
     }
-}
 
-fn read_all(file: &File, page: &mut [u8]) -> Option<usize> {
-    let mut len = 0;
-    while len < page.len() {
-        match file.read_at(&mut page[len..], len as u64) {
-            Ok(0) => break,
-            Ok(more) => len += more,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return None,
+    /// Writes a request of an observer, and returns its number. The process does it and then shows the number.
+    ///
+    /// # Errors
+    /// `PermissionDenied`: the file is another user's. `ResourceBusy`: the last request was not done yet.
+    pub fn request(&self, text: &str) -> io::Result<u64> {
+        const NUMBER: u64 = page::REQUEST as u64 * 8;
+        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        let file = File::options().read(true).write(true).open(path)?;
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, NUMBER)?;
+        let last = u64::from_le_bytes(word);
+        let done = self.read().map_or(0, |page| page.request_done);
+        if last != done {
+            return Err(ErrorKind::ResourceBusy.into());
         }
+        let mut bytes = [0; page::MAX_REQUEST_BYTES];
+        bytes[..text.len()].copy_from_slice(text.as_bytes());
+        file.write_all_at(&bytes, NUMBER + 8)?;
+        file.write_all_at(&(last + 1).to_le_bytes(), NUMBER)?;
+        Ok(last + 1)
     }
-    Some(len)
-}
 
-/// The reason why a process under Ebbtide has no figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Without {
-    /// It was not configured to keep a statistics page.
-    NotTold,
-    /// It was forked and still has its parent's page, until its first slow call.
-    NotYet,
+    fn is_in(&self, dir: &Path, pid: u32) -> bool {
+        let there = fs::metadata(dir.join(format!("{pid}.ebb")));
+        let here = self.0.metadata();
+        matches!((there, here), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
+    }
 }
 
 /// A process under Ebbtide.
@@ -92,8 +67,10 @@ pub struct Found {
     pub pid: u32,
     /// Name, state and start time.
     pub stat: Stat,
-    /// Its figures, or why there are none.
-    pub page: Result<OpenPage, Without>,
+    /// Its figures, if it has any.
+    pub page: Option<OpenPage>,
+    /// Whether it maps a page: a process that was forked still has its parent's, until its first slow call.
+    pub has_mapped: bool,
 }
 
 /// The result of a search.
@@ -106,9 +83,10 @@ pub struct Search {
 }
 
 /// The processes that are searched.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub enum Scope {
     /// All processes.
+    #[default]
     All,
     /// The processes with these numbers.
     Pids(Vec<u32>),
@@ -120,7 +98,7 @@ pub enum Scope {
 pub fn search(scope: &Scope) -> Search {
     let mut search = Search::default();
     let mut pids = match scope {
-        Scope::All => numbers_in(Path::new("/proc"), ""),
+        Scope::All => numbers_in("/proc", ""),
         Scope::Pids(pids) => pids.clone(),
         Scope::Dir(dir) => numbers_in(dir, ".ebb"),
     };
@@ -138,27 +116,10 @@ pub fn search(scope: &Scope) -> Search {
     if let Scope::Dir(dir) = scope {
         search.found.retain(|found| {
             let in_dir = |page: &OpenPage| page.is_in(dir, found.pid);
-            found.page.as_ref().is_ok_and(in_dir)
+            found.page.as_ref().is_some_and(in_dir)
         });
     }
     search
-}
-
-impl OpenPage {
-    fn is_in(&self, dir: &Path, pid: u32) -> bool {
-        let there = fs::metadata(dir.join(format!("{pid}.ebb")));
-        let here = self.0.metadata();
-        matches!((there, here), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
-    }
-}
-
-/// The numbers in file names of the form number and `suffix`.
-fn numbers_in(dir: &Path, suffix: &str) -> Vec<u32> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let number = |name: &str| name.strip_suffix(suffix)?.parse().ok();
-    entries
-        .filter_map(|entry| number(entry.file_name().to_str()?))
-        .collect()
 }
 
 /// Whether this user may read the mappings of a process.
@@ -174,21 +135,16 @@ fn look_at(pid: u32) -> io::Result<Option<Found>> {
     if mapped.pages.is_empty() && !mapped.has_library {
         return Ok(None);
     }
-    let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_over() && stat.name != HELPER_NAME)
-    else {
+    let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_over() && stat.name != HELPER) else {
         return Ok(None);
     };
     let own = inner_pid(pid);
     let page = mapped.pages.iter().filter(|page| page.number == own);
-    let opened = page.filter_map(|page| page.open(pid)).next_back();
-    let without = match mapped.pages.is_empty() {
-        true => Without::NotTold,
-        false => Without::NotYet,
-    };
     Ok(Some(Found {
         pid,
         stat,
-        page: opened.ok_or(without),
+        page: page.filter_map(|page| page.open(pid)).next_back(),
+        has_mapped: !mapped.pages.is_empty(),
     }))
 }
 
@@ -228,18 +184,11 @@ impl Mapped {
 
     /// Parses `RANGE PERMISSIONS OFFSET DEVICE INODE PATH`; ` (deleted)` may follow the path.
     fn add(&mut self, line: &str) {
-        let mut rest = line;
-        let mut field = || {
-            let (field, behind) = rest.trim_start().split_once(' ')?;
-            rest = behind;
-            Some(field)
-        };
-        let (Some(range), Some(permissions), Some(_), Some(_), Some(inode)) =
-            (field(), field(), field(), field(), field())
-        else {
+        let fields: Vec<&str> = line.splitn(6, ' ').collect();
+        let [range, permissions, _, _, inode, path] = fields[..] else {
             return;
         };
-        let path = rest.trim_start();
+        let path = path.trim_start();
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let name = path.rsplit('/').next().unwrap_or_default();
         self.has_library |= library::is_named(name);
@@ -305,16 +254,6 @@ mod tests {
         assert_eq!(Mapped::read(other.as_bytes()).unwrap(), Mapped::default());
     }
 
-    #[test]
-    fn names_may_hold_anything() {
-        let numbers: Vec<String> = (4..30).map(|n| n.to_string()).collect();
-        let text = format!("12 (a) (b) R) S {}\n", numbers.join(" "));
-        let stat = Stat::parse(&text).unwrap();
-        assert_eq!((stat.name.as_str(), stat.state), ("a) (b) R", 'S'));
-        assert_eq!(stat.began, 22);
-        assert!(!stat.is_over() && Stat::parse("12 (x").is_none());
-    }
-
     /// This test process plays a process under Ebbtide: it maps a statistics page, at first its parent's.
     #[test]
     fn a_mapped_page_is_found_without_configuration() {
@@ -342,7 +281,7 @@ mod tests {
         assert!(search(&only).found.is_empty());
         map(1);
         let found = search(&only).found;
-        assert_eq!(found[0].page.as_ref().unwrap_err(), &Without::NotYet);
+        assert!(found[0].page.is_none() && found[0].has_mapped);
         let path = map(own);
         let all = search(&Scope::All).found;
         let this = all.iter().find(|found| found.pid == own).unwrap();
@@ -357,7 +296,7 @@ mod tests {
         fs::write(&path, [0; 8192]).unwrap();
         let page = search(&only).found.remove(0).page;
         assert_eq!(
-            page.is_ok(),
+            page.is_some(),
             File::open("/proc/self/map_files").is_ok() && is_root()
         );
     }

@@ -10,7 +10,7 @@
 //! | `started` | a command that `top` started to watch it |
 
 mod chart;
-mod find;
+pub mod find;
 mod screen;
 mod started;
 mod table;
@@ -23,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ebbtide_tools::proc::Stat;
 use ebbtide_tools::{conf, out, stats_page};
 
 use crate::cli::TopArgs;
@@ -31,7 +32,6 @@ use crate::run::signals::Passing;
 use find::Scope;
 use screen::Left;
 use started::{Output, Started};
-use table::Sort;
 use view::View;
 use watch::Watch;
 
@@ -54,17 +54,19 @@ pub fn main(args: &TopArgs) -> Result<u8> {
     }
 }
 
-fn scope(args: &TopArgs) -> Scope {
-    match args.pids.is_empty() {
+/// A watch with a first sample of the processes that the arguments name.
+fn first_look(args: &TopArgs) -> Result<Watch> {
+    let mut watch = Watch::new(match args.pids.is_empty() {
         true => Scope::All,
         false => Scope::Pids(args.pids.clone()),
-    }
+    });
+    watch.look(Instant::now());
+    check_pids(args, &watch)?;
+    Ok(watch)
 }
 
 fn once(args: &TopArgs) -> Result<u8> {
-    let mut watch = Watch::new(scope(args));
-    watch.look(Instant::now());
-    check_pids(args, &watch)?;
+    let mut watch = first_look(args)?;
     thread::sleep(args.interval.unwrap_or(ONCE_INTERVAL));
     watch.look(Instant::now());
     print(args, &watch);
@@ -73,8 +75,8 @@ fn once(args: &TopArgs) -> Result<u8> {
 
 fn print(args: &TopArgs, watch: &Watch) {
     let text = match args.json {
-        true => table::json(watch, Sort::Rss),
-        false => table::text(watch, Sort::Rss),
+        true => table::json(watch),
+        false => table::text(watch),
     };
     out::stdout(text.as_bytes());
 }
@@ -84,7 +86,7 @@ fn check_pids(args: &TopArgs, watch: &Watch) -> Result<()> {
     let mut reasons = Vec::new();
     for &pid in watch.missing(&args.pids) {
         let untold = watch.untold.iter().find(|u| u.pid == pid);
-        reasons.push(match find::Stat::read(pid) {
+        reasons.push(match Stat::read(pid) {
             None => format!("there is no process {pid}"),
             Some(_) if untold.is_some_and(|u| u.soon) => {
                 format!("process {pid} was forked; it gets figures of its own when it allocates more")
@@ -111,9 +113,7 @@ fn view(args: &TopArgs) -> View {
 }
 
 fn watch(args: &TopArgs) -> Result<u8> {
-    let mut watch = Watch::new(scope(args));
-    watch.look(Instant::now());
-    check_pids(args, &watch)?;
+    let mut watch = first_look(args)?;
     let passing = Passing::hold().context("cannot handle signals")?;
     passing.set_child(None);
     let left = screen::show(&mut watch, &mut view(args), None).context("cannot draw")?;
@@ -126,23 +126,18 @@ fn watch(args: &TopArgs) -> Result<u8> {
 
 fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     let mut conf = conf::merged(&args.conf)?;
-    let launch = match Launch::new(&args.command, &args.lib, &conf, false)? {
-        Ok(launch) => launch,
-        Err(status) => return Ok(status),
-    };
+    let launch = Launch::new(&args.command, &args.lib, &conf, false)?;
     // A directory of its own, so that it holds no pages of other processes.
     let dir = stats_page::private_dir()?;
-    conf.set("stats_dir", &dir.path().to_string_lossy());
+    stats_page::keep_all_in(dir.path(), &mut conf);
     let output = if is_once {
         Output::Stderr
     } else {
         Output::Held
     };
     let mut command = launch.command(Some(&conf));
-    let mut started = match Started::start(&mut command, output) {
-        Ok(started) => started,
-        Err(error) => return Ok(launch.cannot_start(&error)),
-    };
+    let started = Started::start(&mut command, output);
+    let mut started = started.map_err(|error| launch.cannot_start(&error))?;
     let mut watch = Watch::new(Scope::Dir(dir.path().into()));
     let name = launch.short_name();
     let pid = started.pid();
@@ -168,20 +163,14 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     }
     let left = screen::show(&mut watch, &mut view(args), Some(&started));
     adopt(&mut watch);
-    match left {
-        Ok(Left::Ended) => {
-            let status = started.wait()?;
-            out::stderr(&table::text(&watch, Sort::Rss));
-            Ok(status)
-        }
-        Ok(Left::Quit) => {
-            out::stderr(&format!("ebbtide: {name} continues; waiting for its end\n"));
-            started.wait()
-        }
-        Ok(Left::Signal(_)) => started.wait(),
-        Err(error) => {
-            out::warning(&format!("cannot draw: {error}; the command continues"));
-            started.wait()
-        }
+    match &left {
+        Ok(Left::Quit) => out::stderr(&format!("ebbtide: {name} continues; waiting for its end\n")),
+        Ok(Left::Signal(_) | Left::Ended) => {}
+        Err(error) => out::warning(&format!("cannot draw: {error}; the command continues")),
     }
+    let status = started.wait()?;
+    if let Ok(Left::Ended) = left {
+        out::stderr(&table::text(&watch));
+    }
+    Ok(status)
 }

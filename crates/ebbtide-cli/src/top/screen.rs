@@ -132,7 +132,7 @@ fn on_key(key: &KeyEvent, watch: &Watch, view: &mut View) -> Asked {
         KeyCode::Char('?' | 'h') => view.is_help = !view.is_help,
         KeyCode::Esc | KeyCode::Char('q') if view.is_help => view.is_help = false,
         KeyCode::Esc | KeyCode::Char('q') => return Asked::Quit,
-        KeyCode::Char('s') => view.sort = view.sort.next(),
+        KeyCode::Char('s') => view.next_order(),
         KeyCode::Down | KeyCode::Char('j') => view.step(watch, 1),
         KeyCode::Up | KeyCode::Char('k') => view.step(watch, -1),
         KeyCode::PageDown => view.step(watch, 10),
@@ -150,22 +150,17 @@ fn on_key(key: &KeyEvent, watch: &Watch, view: &mut View) -> Asked {
 fn stop(terminal: &mut DefaultTerminal, all: bool) -> io::Result<Option<u64>> {
     terminal.show_cursor()?;
     ratatui::restore();
-    // SAFETY: plain data for which zero is valid, and pointers to live locals. With the default action the signal
-    // stops this process, except if no process could continue its group.
-    let came = unsafe {
-        let mut default: libc::sigaction = mem::zeroed();
-        let mut old: libc::sigaction = mem::zeroed();
-        default.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(libc::SIGTSTP, &default, &mut old);
+    // With the default action the signal stops this process, except if no process could continue its group.
+    let came = with_action(libc::SIGTSTP, libc::SIG_DFL, || {
         let came = came_ns(libc::SIGTSTP);
         if all {
             let _ = kill_current_process_group(Signal::TSTP);
         } else {
-            libc::raise(libc::SIGTSTP);
+            // SAFETY: a plain call.
+            unsafe { libc::raise(libc::SIGTSTP) };
         }
-        libc::sigaction(libc::SIGTSTP, &old, ptr::null_mut());
         came
-    };
+    });
     enable_raw_mode()?;
     execute!(stdout(), EnterAlternateScreen)?;
     // A new terminal object, which assumes nothing about the screen.
@@ -175,14 +170,22 @@ fn stop(terminal: &mut DefaultTerminal, all: bool) -> io::Result<Option<u64>> {
 
 /// Sends a signal to the rest of the group, as the terminal does for a key. This process ignores it.
 fn to_the_others(signal: libc::c_int) {
-    // SAFETY: plain data for which zero is valid, pointers to live locals.
+    // SAFETY: a plain call.
+    with_action(signal, libc::SIG_IGN, || unsafe { libc::kill(0, signal) });
+}
+
+/// Does the work while the signal is ignored or has its default action.
+fn with_action<T>(signal: libc::c_int, action: usize, work: impl FnOnce() -> T) -> T {
+    assert!([libc::SIG_IGN, libc::SIG_DFL].contains(&action));
+    // SAFETY: plain data for which zero is valid, and pointers to live locals; the action is no function.
     unsafe {
-        let mut ignored: libc::sigaction = mem::zeroed();
+        let mut new: libc::sigaction = mem::zeroed();
         let mut old: libc::sigaction = mem::zeroed();
-        ignored.sa_sigaction = libc::SIG_IGN;
-        libc::sigaction(signal, &ignored, &mut old);
-        libc::kill(0, signal);
+        new.sa_sigaction = action;
+        libc::sigaction(signal, &new, &mut old);
+        let result = work();
         libc::sigaction(signal, &old, ptr::null_mut());
+        result
     }
 }
 
@@ -198,7 +201,6 @@ pub fn die_by(signal: libc::c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::table::Sort;
     use crate::top::table::tests::watch;
 
     #[test]
@@ -210,7 +212,7 @@ mod tests {
             on_event(&key, &watch, view)
         };
         assert_eq!(press(&mut view, KeyCode::Char('s')), Asked::Picture);
-        assert_eq!(view.sort, Sort::Live);
+        assert_eq!(view.order().0, "live");
         assert_eq!(press(&mut view, KeyCode::Down), Asked::Picture);
         assert_eq!(press(&mut view, KeyCode::Char('x')), Asked::Nothing);
         assert_eq!(press(&mut view, KeyCode::Char('?')), Asked::Picture);

@@ -1,7 +1,10 @@
 //! The columns and the row order, for the view, the plain table and JSON.
 
 use std::cmp::Ordering;
+use std::sync::LazyLock;
 
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use ebbtide_tools::out::{duration, short_bytes};
 use serde::Serialize;
 
@@ -12,149 +15,60 @@ use crate::top::watch::{Process, Untold, Watch};
 pub struct Column {
     /// The title above the column.
     pub title: &'static str,
-    /// The explanation in the help.
-    pub about: &'static str,
     /// If the terminal is too narrow, columns with the highest rank are left out first.
-    pub rank: u8,
+    rank: u8,
     /// Maximum number of characters.
     pub width: u16,
-    /// Formats the value of a process.
-    pub cell: fn(&Process) -> String,
+    /// The explanation in the help.
+    pub about: &'static str,
 }
 
-/// Columns that are aligned to the left.
-pub const LEFT: [&str; 2] = ["NAME", "EXIT"];
-
-const fn column(
-    title: &'static str,
-    rank: u8,
-    width: u16,
-    cell: fn(&Process) -> String,
-    about: &'static str,
-) -> Column {
-    Column {
-        title,
-        about,
-        rank,
-        width,
-        cell,
-    }
-}
-
-/// All columns, in their order.
-pub const COLUMNS: &[Column] = &[
-    column("PID", 0, 7, |p| p.pid.to_string(), "the process"),
-    column("NAME", 0, 15, |p| p.name.clone(), "its program"),
-    column(
-        "RSS",
-        1,
-        5,
-        |p| short_bytes(p.rss_bytes),
-        "resident memory now; after the end, its helper's",
-    ),
-    column(
-        "NOLAZY",
-        4,
-        6,
-        no_lazy,
-        "RSS without lazy pages, which the kernel may take",
-    ),
-    column(
-        "LIVE",
-        2,
-        5,
-        |p| short_bytes(p.figures.live_bytes),
-        "memory that the program holds; resident if touched",
-    ),
-    column(
-        "DIRTY",
-        3,
-        5,
-        |p| short_bytes(p.figures.dirty_bytes),
-        "freed, and still resident",
-    ),
-    column(
-        "LAZY",
-        5,
-        5,
-        |p| short_bytes(p.figures.lazy_bytes),
-        "freed, and the kernel may take it",
-    ),
-    column(
-        "PEND",
-        9,
-        5,
-        |p| short_bytes(p.figures.pending_bytes),
-        "freed, on its way to the kernel",
-    ),
-    column(
-        "UNSPLIT",
-        10,
-        7,
-        |p| short_bytes(p.figures.unsplit_bytes),
-        "in huge pages that could not be split",
-    ),
-    column(
-        "CACHED",
-        8,
-        6,
-        |p| short_bytes(p.figures.cached_bytes),
-        "freed, in per-CPU caches",
-    ),
-    column("BACK/s", 3, 6, back, "released to the kernel per second"),
-    column(
-        "BACK",
-        6,
-        5,
-        |p| short_bytes(p.figures.released_bytes),
-        "released since the start",
-    ),
-    column(
-        "AGAIN",
-        7,
-        5,
-        |p| short_bytes(p.figures.refaulted_bytes),
-        "released, and used again",
-    ),
-    column(
-        "WORKERS",
-        11,
-        8,
-        |p| duration(p.figures.worker_ns),
-        "time that workers spent releasing",
-    ),
-    column("EXIT", 12, 8, exit, "how it ends: inline or detached"),
-    column(
-        "HELPER",
-        13,
-        7,
-        helper,
-        "the process that returns its memory after the end",
-    ),
-];
-
-fn no_lazy(p: &Process) -> String {
-    p.rss_without_lazy_bytes.map_or("-".into(), short_bytes)
-}
-
-fn back(p: &Process) -> String {
-    p.rates
-        .map_or("-".into(), |rates| short_bytes(rates.back()))
-}
-
-fn exit(p: &Process) -> String {
-    let shown = match p.ended {
-        Some(_) if p.is_going() => "going",
-        Some(_) => "ended",
-        None => p.exit,
+/// All columns, in their order: lines `title | rank | width | about`.
+pub static COLUMNS: LazyLock<Vec<Column>> = LazyLock::new(|| {
+    let column = |line: &'static str| {
+        let mut fields = line.split('|').map(str::trim);
+        Some(Column {
+            title: fields.next()?,
+            rank: fields.next()?.parse().ok()?,
+            width: fields.next()?.parse().ok()?,
+            about: fields.next()?,
+        })
     };
-    shown.into()
-}
+    let lines = include_str!("columns.txt").lines();
+    lines.filter_map(column).collect()
+});
 
-fn helper(p: &Process) -> String {
-    match p.figures.helper {
-        0 => "-".into(),
-        pid => pid.to_string(),
+impl Column {
+    /// Whether the column is aligned to the left.
+    pub fn is_left(&self) -> bool {
+        ["NAME", "EXIT"].contains(&self.title)
+    }
+
+    /// The value of a process as text.
+    pub fn cell(&self, p: &Process) -> String {
+        let f = &p.figures;
+        match self.title {
+            "PID" => p.pid.to_string(),
+            "NAME" => p.name.clone(),
+            "RSS" => short_bytes(p.rss_bytes),
+            "NOLAZY" => p.rss_without_lazy_bytes.map_or("-".into(), short_bytes),
+            "LIVE" => short_bytes(f.live_bytes),
+            "DIRTY" => short_bytes(f.dirty_bytes),
+            "LAZY" => short_bytes(f.lazy_bytes),
+            "PEND" => short_bytes(f.pending_bytes),
+            "UNSPLIT" => short_bytes(f.unsplit_bytes),
+            "CACHED" => short_bytes(f.cached_bytes),
+            "BACK/s" if p.rates.is_none() => "-".into(),
+            "BACK/s" => short_bytes(p.back()),
+            "BACK" => short_bytes(f.released_bytes),
+            "AGAIN" => short_bytes(f.refaulted_bytes),
+            "WORKERS" => duration(f.worker_ns),
+            "EXIT" if p.is_going() => "going".into(),
+            "EXIT" if p.ended.is_some() => "ended".into(),
+            "EXIT" => p.exit.into(),
+            "HELPER" if f.helper != 0 => f.helper.to_string(),
+            _ => "-".into(),
+        }
     }
 }
 
@@ -170,103 +84,57 @@ pub fn fitting(width: u16) -> Vec<&'static Column> {
     columns
 }
 
-/// The order of the rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sort {
-    /// Most resident memory first.
-    Rss,
-    /// Most live memory first.
-    Live,
-    /// Most free memory first, lazy included.
-    Free,
-    /// Highest current release rate first.
-    Back,
-    /// By name.
-    Name,
-    /// By number.
-    Pid,
-}
+/// An order of the rows: its name, and how it compares two processes.
+pub type Order = (&'static str, fn(&Process, &Process) -> Ordering);
 
-impl Sort {
-    /// The next order, for a key press.
-    pub fn next(self) -> Self {
-        match self {
-            Sort::Rss => Sort::Live,
-            Sort::Live => Sort::Free,
-            Sort::Free => Sort::Back,
-            Sort::Back => Sort::Name,
-            Sort::Name => Sort::Pid,
-            Sort::Pid => Sort::Rss,
-        }
-    }
+/// All orders. Amounts of memory come with the largest first.
+pub const ORDERS: [Order; 6] = [
+    ("resident", |a, b| b.rss_bytes.cmp(&a.rss_bytes)),
+    ("live", |a, b| {
+        b.figures.live_bytes.cmp(&a.figures.live_bytes)
+    }),
+    ("freed", |a, b| b.freed_bytes().cmp(&a.freed_bytes())),
+    ("released", |a, b| b.back().cmp(&a.back())),
+    ("name", |a, b| a.name.cmp(&b.name)),
+    ("number", |a, b| a.pid.cmp(&b.pid)),
+];
 
-    /// The order in words.
-    pub fn shown(self) -> &'static str {
-        match self {
-            Sort::Rss => "resident",
-            Sort::Live => "live",
-            Sort::Free => "freed",
-            Sort::Back => "released",
-            Sort::Name => "name",
-            Sort::Pid => "number",
-        }
-    }
-
-    /// Living processes first; equal ones by number.
-    pub fn order(self, a: &Process, b: &Process) -> Ordering {
-        let free = |p: &Process| p.figures.dirty_bytes + p.figures.lazy_bytes;
-        let back = |p: &Process| p.rates.map_or(0, |rates| rates.back());
-        let by = match self {
-            Sort::Rss => b.rss_bytes.cmp(&a.rss_bytes),
-            Sort::Live => b.figures.live_bytes.cmp(&a.figures.live_bytes),
-            Sort::Free => free(b).cmp(&free(a)),
-            Sort::Back => back(b).cmp(&back(a)),
-            Sort::Name => a.name.cmp(&b.name),
-            Sort::Pid => Ordering::Equal,
-        };
-        let ended = |p: &Process| p.ended.is_some();
-        (ended(a).cmp(&ended(b))).then(by).then(a.pid.cmp(&b.pid))
-    }
-
-    /// The processes in this order.
-    pub fn sorted(self, processes: &[Process]) -> Vec<&Process> {
-        let mut rows: Vec<&Process> = processes.iter().collect();
-        rows.sort_by(|a, b| self.order(a, b));
-        rows
-    }
+/// The processes in this order. Living processes come first, and equal ones by number.
+pub fn sorted(processes: &[Process], (_, by): Order) -> Vec<&Process> {
+    let mut rows: Vec<&Process> = processes.iter().collect();
+    let is_over = |process: &Process| process.ended.is_some();
+    rows.sort_by(|a, b| {
+        is_over(a)
+            .cmp(&is_over(b))
+            .then(by(a, b))
+            .then(a.pid.cmp(&b.pid))
+    });
+    rows
 }
 
 /// A plain table with all columns, and the notes below it.
-pub fn text(watch: &Watch, sort: Sort) -> String {
-    let rows = sort.sorted(&watch.processes);
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .map(|process| COLUMNS.iter().map(|c| (c.cell)(process)).collect())
-        .collect();
-    let width = |at: usize| {
-        let widths = cells.iter().map(|row| row[at].chars().count());
-        widths.chain([COLUMNS[at].title.len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut line = String::new();
-        for (at, cell) in cells.enumerate() {
-            let width = widths[at];
-            line.push_str(&match LEFT.contains(&COLUMNS[at].title) {
-                true => format!("{cell:<width$}  "),
-                false => format!("{cell:>width$}  "),
-            });
-        }
-        line.trim_end().to_owned() + "\n"
-    };
+pub fn text(watch: &Watch) -> String {
     let mut text = String::new();
+    let rows = sorted(&watch.processes, ORDERS[0]);
     if rows.is_empty() {
         text.push_str("No process with figures.\n");
     } else {
-        text.push_str(&line(&mut COLUMNS.iter().map(|c| c.title)));
-        for row in &cells {
-            text.push_str(&line(&mut row.iter().map(String::as_str)));
+        let mut table = Table::new();
+        table.load_preset(NOTHING).force_no_tty();
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        table.set_header(COLUMNS.iter().map(|column| column.title));
+        table.add_rows(
+            rows.iter()
+                .map(|process| COLUMNS.iter().map(|c| c.cell(process))),
+        );
+        for (column, shape) in COLUMNS.iter().zip(table.column_iter_mut()) {
+            shape.set_padding((0, 2));
+            if !column.is_left() {
+                shape.set_cell_alignment(CellAlignment::Right);
+            }
         }
+        text += &table.trim_fmt();
+        text.push('\n');
     }
     for note in notes(watch) {
         text.push_str(&note);
@@ -320,10 +188,10 @@ struct Json<'a> {
 }
 
 /// One JSON object and a line feed.
-pub fn json(watch: &Watch, sort: Sort) -> String {
+pub fn json(watch: &Watch) -> String {
     let json = Json {
         schema: 1,
-        processes: sort.sorted(&watch.processes),
+        processes: sorted(&watch.processes, ORDERS[0]),
         without_figures: &watch.untold,
         hidden_processes: watch.hidden,
     };
@@ -357,27 +225,36 @@ pub mod tests {
         watch
     }
 
-    fn order(watch: &Watch, sort: Sort) -> Vec<u32> {
-        sort.sorted(&watch.processes)
-            .iter()
-            .map(|p| p.pid)
-            .collect()
+    /// The processes in the order of this name.
+    pub fn order(watch: &Watch, name: &str) -> Vec<u32> {
+        let order = ORDERS.iter().find(|(shown, _)| *shown == name).unwrap();
+        let rows = sorted(&watch.processes, *order);
+        rows.iter().map(|p| p.pid).collect()
     }
 
     #[test]
     fn rows_are_ordered_and_the_ended_come_last() {
         let mut watch = watch();
-        assert_eq!(order(&watch, Sort::Rss), [8, 7, 9]);
-        assert_eq!(order(&watch, Sort::Free), [9, 8, 7]);
-        assert_eq!(order(&watch, Sort::Name), [9, 8, 7]);
-        assert_eq!(order(&watch, Sort::Back), [7, 8, 9]);
+        assert_eq!(order(&watch, "resident"), [8, 7, 9]);
+        assert_eq!(order(&watch, "live"), [8, 7, 9]);
+        assert_eq!(order(&watch, "freed"), [9, 8, 7]);
+        assert_eq!(order(&watch, "name"), [9, 8, 7]);
+        assert_eq!(order(&watch, "released"), [7, 8, 9]);
+        assert_eq!(order(&watch, "number"), [7, 8, 9]);
         watch.processes[1].ended = Some(Instant::now());
-        assert_eq!(order(&watch, Sort::Rss), [7, 9, 8]);
-        let mut sort = Sort::Rss;
-        for _ in 0..6 {
-            sort = sort.next();
+        assert_eq!(order(&watch, "resident"), [7, 9, 8]);
+    }
+
+    #[test]
+    fn every_column_has_a_value() {
+        let mut all = process(7, "x", 1, 2, 3);
+        all.rss_without_lazy_bytes = Some(4);
+        all.rates = Some(Default::default());
+        all.figures.figures.helper = 8;
+        assert_eq!(COLUMNS.len(), 16);
+        for column in COLUMNS.iter() {
+            assert_ne!(column.cell(&all), "-", "{}", column.title);
         }
-        assert_eq!(sort, Sort::Rss, "all of them in turn");
     }
 
     #[test]
@@ -406,7 +283,7 @@ pub mod tests {
             })
             .collect();
         watch.hidden = 4;
-        let text = text(&watch, Sort::Rss);
+        let text = text(&watch);
         let lines: Vec<&str> = text.lines().collect();
         assert!(
             lines[0].starts_with("PID  NAME ") && lines[0].ends_with("HELPER"),
@@ -428,11 +305,11 @@ pub mod tests {
             text.contains("Forked") && !lines[4].contains("20 quiet"),
             "{text}"
         );
-        let value: serde_json::Value = serde_json::from_str(&json(&watch, Sort::Rss)).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&json(&watch)).unwrap();
         assert_eq!(value["processes"][0]["figures"]["dirty_bytes"], 1 << 30);
         assert_eq!(value["processes"][0]["ended"], false);
         assert_eq!(value["without_figures"][0]["soon"], true);
         watch.processes.clear();
-        assert!(super::text(&watch, Sort::Rss).starts_with("No process"));
+        assert!(super::text(&watch).starts_with("No process"));
     }
 }

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use ebbtide_tools::out::{bytes, duration, short_bytes};
 use ratatui::Frame;
-use ratatui::layout::{Alignment, Constraint, Layout, Rect};
-use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::layout::Constraint::{Length, Min};
+use ratatui::layout::{Layout, Rect};
+use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Sparkline, Table, TableState};
 
 use crate::top::chart::{COLOURS, NAMES, SHADES, Stacked, slots};
-use crate::top::table::{COLUMNS, LEFT, Sort, fitting, notes};
-use crate::top::watch::{Process, Watch};
+use crate::top::table::{COLUMNS, Column, ORDERS, Order, fitting, notes, sorted};
+use crate::top::watch::{Point, Process, Watch};
 
 /// Minimum height of a terminal for charts.
 const HIGH: u16 = 18;
@@ -25,8 +26,8 @@ const KEYS: &str = " q quit  ↑↓ select  s sort  ? help";
 /// The state that keys change.
 #[derive(Debug)]
 pub struct View {
-    /// The order of the rows.
-    pub sort: Sort,
+    /// The place of the order of the rows in [`ORDERS`].
+    order: usize,
     /// Whether the help covers the view.
     pub is_help: bool,
     /// Whether layers are shown in colours; otherwise in shades.
@@ -41,7 +42,7 @@ impl View {
     /// A view without a selection.
     pub fn new(interval: Duration, is_coloured: bool) -> Self {
         View {
-            sort: Sort::Rss,
+            order: 0,
             is_help: false,
             is_coloured,
             selected: None,
@@ -56,9 +57,19 @@ impl View {
         self.interval
     }
 
+    /// The order of the rows.
+    pub fn order(&self) -> Order {
+        ORDERS[self.order]
+    }
+
+    /// Chooses the next order.
+    pub fn next_order(&mut self) {
+        self.order = (self.order + 1) % ORDERS.len();
+    }
+
     /// Moves the selection by so many rows.
     pub fn step(&mut self, watch: &Watch, by: isize) {
-        let rows = self.sort.sorted(&watch.processes);
+        let rows = sorted(&watch.processes, self.order());
         let now = self.place(&rows).unwrap_or(0);
         let last = rows.len().saturating_sub(1);
         let next = now.saturating_add_signed(by).min(last);
@@ -76,27 +87,26 @@ impl View {
         let area = frame.area();
         let notes = notes(watch);
         let has_notes = area.height >= 8 && !notes.is_empty();
-        let rows = self.sort.sorted(&watch.processes);
-        let place = self.place(&rows);
-        let selected = place.map(|place| rows[place]);
-        let frame_rows =
-            u16::from(area.height >= 3) + u16::from(area.height >= 5) + u16::from(has_notes);
-        let free = area.height.saturating_sub(frame_rows);
+        let rows = sorted(&watch.processes, self.order());
+        let selected = self.place(&rows).map(|place| rows[place]);
+        let [head, keys] = [3, 5].map(|least| u16::from(area.height >= least));
+        let below = u16::from(has_notes);
+        let free = area.height.saturating_sub(head + below + keys);
         let is_high = area.height >= HIGH && area.width >= 40 && selected.is_some();
         let table = match is_high {
             true => (rows.len() as u16 + 1).clamp(2, free / 2),
             false => free,
         };
-        let [head, body, picture, below, keys] = Layout::vertical([
-            Constraint::Length(u16::from(area.height >= 3)),
-            Constraint::Length(table),
-            Constraint::Min(0),
-            Constraint::Length(u16::from(has_notes)),
-            Constraint::Length(u16::from(area.height >= 5)),
-        ])
-        .areas(area);
+        let parts = [
+            Length(head),
+            Length(table),
+            Min(0),
+            Length(below),
+            Length(keys),
+        ];
+        let [head, body, picture, below, keys] = Layout::vertical(parts).areas(area);
         frame.render_widget(self.head(watch), head);
-        self.table(frame, body, &rows, place);
+        self.table(frame, body, &rows);
         if let Some(process) = selected.filter(|_| is_high) {
             self.pictures(frame, picture, process);
         }
@@ -108,56 +118,48 @@ impl View {
     }
 
     fn head(&self, watch: &Watch) -> Line<'static> {
-        let alive = || watch.processes.iter().filter(|p| p.ended.is_none());
+        let alive = watch.processes.iter().filter(|p| p.ended.is_none());
+        let alive = alive.count();
         let sum = |of: fn(&Process) -> u64| watch.processes.iter().map(of).sum::<u64>();
         Line::from(format!(
             " ebbtide top: {} {}, {} resident, {} live, {}/s released; every {} s, by {}",
-            alive().count(),
-            if alive().count() == 1 {
-                "process"
-            } else {
-                "processes"
-            },
+            alive,
+            if alive == 1 { "process" } else { "processes" },
             bytes(sum(|p| p.rss_bytes)),
             bytes(sum(|p| p.figures.live_bytes * u64::from(p.ended.is_none()))),
-            bytes(sum(|p| p.rates.map_or(0, |rates| rates.back()))),
+            bytes(sum(Process::back)),
             self.interval.as_secs_f64(),
-            self.sort.shown(),
+            self.order().0,
         ))
         .bold()
     }
 
-    fn table(
-        &mut self,
-        frame: &mut Frame<'_>,
-        area: Rect,
-        rows: &[&Process],
-        place: Option<usize>,
-    ) {
+    fn table(&mut self, frame: &mut Frame<'_>, area: Rect, rows: &[&Process]) {
         if rows.is_empty() {
             let text = " No process under Ebbtide has figures; new ones will appear here.";
             frame.render_widget(Paragraph::new(text), area);
             return;
         }
         let columns = fitting(area.width);
-        let aligned = |title: &'static str, text: String| match LEFT.contains(&title) {
+        let aligned = |column: &Column, text: String| match column.is_left() {
             true => Line::from(text),
-            false => Line::from(text).alignment(Alignment::Right),
+            false => Line::from(text).right_aligned(),
         };
-        let header = columns.iter().map(|c| aligned(c.title, c.title.into()));
+        let header = columns.iter().map(|c| aligned(c, c.title.into()));
         let lines = rows.iter().map(|process| {
-            let cells = columns.iter().map(|c| aligned(c.title, (c.cell)(process)));
+            let cells = columns.iter().map(|c| aligned(c, c.cell(process)));
             let row = Row::new(cells);
-            match process.ended {
-                Some(_) => row.style(Style::new().add_modifier(Modifier::DIM)),
-                None => row,
+            if process.ended.is_some() {
+                row.dim()
+            } else {
+                row
             }
         });
-        let widths = columns.iter().map(|c| Constraint::Length(c.width));
+        let widths = columns.iter().map(|c| Length(c.width));
         let table = Table::new(lines, widths)
-            .header(Row::new(header).style(Style::new().add_modifier(Modifier::UNDERLINED)))
-            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-        self.rows.select(place);
+            .header(Row::new(header).underlined())
+            .row_highlight_style(Style::new().reversed());
+        self.rows.select(self.place(rows));
         frame.render_stateful_widget(table, area, &mut self.rows);
     }
 
@@ -170,35 +172,16 @@ impl View {
         let inside = block.inner(area);
         frame.render_widget(block, area);
         let legend = if inside.width >= 70 { LEGEND } else { 0 };
-        let [left, right] =
-            Layout::horizontal([Constraint::Min(10), Constraint::Length(legend)]).areas(inside);
-        let [chart, axis, back, again] = Layout::vertical([
-            Constraint::Min(3),
-            Constraint::Length(1),
-            Constraint::Length(1),
-            Constraint::Length(1),
-        ])
-        .areas(left);
-        let [scale, chart] =
-            Layout::horizontal([Constraint::Length(SCALE), Constraint::Min(1)]).areas(chart);
-        let (slots, span) = slots(
-            &process.history,
-            self.epoch,
-            Instant::now(),
-            usize::from(chart.width),
-        );
-        let most = slots
-            .iter()
-            .flatten()
-            .map(|p| p.rss_bytes)
-            .max()
-            .unwrap_or(0);
-        let top = Rect { height: 1, ..scale };
+        let [left, right] = Layout::horizontal([Min(10), Length(legend)]).areas(inside);
+        let parts = [Min(3), Length(1), Length(1), Length(1)];
+        let [chart, axis, back, again] = Layout::vertical(parts).areas(left);
+        let [scale, chart] = behind_scale(chart);
+        let width = usize::from(chart.width);
+        let (slots, span) = slots(&process.history, self.epoch, Instant::now(), width);
+        let points = slots.iter().flatten();
+        let most = points.map(|point| point.rss_bytes).max().unwrap_or(0);
+        let [top, _, bottom] = Layout::vertical([Length(1), Min(0), Length(1)]).areas(scale);
         frame.render_widget(Line::from(format!("{:>5}", short_bytes(most))), top);
-        let bottom = Rect {
-            y: scale.bottom().saturating_sub(1),
-            ..top
-        };
         frame.render_widget(Line::from(format!("{:>5}", "0")), bottom);
         let stacked = Stacked {
             slots: &slots,
@@ -210,7 +193,7 @@ impl View {
         frame.render_widget(Line::from(ago).dim(), axis);
         frame.render_widget(Line::from("now").right_aligned().dim(), axis);
         let slot_s = span.as_secs_f64() / f64::from(chart.width.max(1));
-        let rate = |of: fn(&crate::top::watch::Point) -> u64| -> Vec<u64> {
+        let rate = |of: fn(&Point) -> u64| -> Vec<u64> {
             let pairs = slots.windows(2).map(|pair| match pair {
                 [Some(a), Some(b)] => (of(b).saturating_sub(of(a)) as f64 / slot_s) as u64,
                 _ => 0,
@@ -223,10 +206,7 @@ impl View {
     }
 
     fn legend(&self, process: &Process) -> Paragraph<'static> {
-        let layers = process
-            .history
-            .back()
-            .map_or([0; 4], |point| point.layers());
+        let layers = process.history.back().map_or([0; 4], Point::layers);
         let named = (0..layers.len()).rev().map(|at| {
             let sign = match self.is_coloured {
                 true => Span::from("██").fg(COLOURS[at]),
@@ -236,33 +216,34 @@ impl View {
             Line::from(vec![Span::from(" "), sign, Span::from(text)])
         });
         let f = &process.figures;
-        let line = |name: &str, value: String| Line::from(format!("    {name:<14}{value:>10}"));
-        let mut lines: Vec<Line<'static>> = named.collect();
-        lines.push(line("cached", bytes(f.cached_bytes)));
-        lines.push(line("in spans", bytes(f.in_spans_bytes)));
-        lines.push(line("own records", bytes(f.metadata_bytes)));
-        lines.push(line("unsplit", bytes(f.unsplit_bytes)));
-        lines.push(line("released", bytes(f.released_bytes)));
-        lines.push(line("workers", duration(f.worker_ns)));
-        let busy = process
-            .rates
-            .map_or(0.0, |rates| rates.worker_share * 100.0);
-        lines.push(line("of a CPU now", format!("{busy:.1} %")));
-        lines.push(line("longest stall", duration(f.longest_stall_ns)));
-        if let Some(age_ms) = process.figures_age_ms {
-            lines.push(line(
-                "figures of",
-                format!("{:.1} s ago", age_ms as f64 / 1e3),
-            ));
-        }
+        let busy = process.rates.unwrap_or_default().worker_share * 100.0;
+        let age_s = process.figures_age_ms.map(|ms| ms as f64 / 1e3);
+        let age = age_s.map(|age| ("figures of", format!("{age:.1} s ago")));
+        let others = [
+            ("cached", bytes(f.cached_bytes)),
+            ("in spans", bytes(f.in_spans_bytes)),
+            ("own records", bytes(f.metadata_bytes)),
+            ("unsplit", bytes(f.unsplit_bytes)),
+            ("released", bytes(f.released_bytes)),
+            ("workers", duration(f.worker_ns)),
+            ("of a CPU now", format!("{busy:.1} %")),
+            ("longest stall", duration(f.longest_stall_ns)),
+        ];
+        let others = others.into_iter().chain(age);
+        let line = |(name, value)| Line::from(format!("    {name:<14}{value:>10}"));
+        let lines: Vec<Line<'static>> = named.chain(others.map(line)).collect();
         Paragraph::new(lines)
     }
 }
 
+/// The place of a label, and the place behind it.
+fn behind_scale(area: Rect) -> [Rect; 2] {
+    Layout::horizontal([Length(SCALE), Min(1)]).areas(area)
+}
+
 /// Draws a line of bars, with its name in front and the highest value behind.
 fn sparkline(frame: &mut Frame<'_>, area: Rect, name: &str, values: &[u64]) {
-    let [label, bars] =
-        Layout::horizontal([Constraint::Length(SCALE), Constraint::Min(1)]).areas(area);
+    let [label, bars] = behind_scale(area);
     frame.render_widget(Line::from(format!("{name:>5}")).dim(), label);
     frame.render_widget(Sparkline::default().data(values), bars);
     let most = values.iter().copied().max().unwrap_or(0);
@@ -299,7 +280,7 @@ fn help(frame: &mut Frame<'_>, notes: &[String]) {
 mod tests {
     use super::*;
     use crate::top::table::tests::watch;
-    use crate::top::watch::{Point, Untold};
+    use crate::top::watch::Untold;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -431,8 +412,10 @@ mod tests {
         let (mut view, mut watch) = (view(), sample());
         view.step(&watch, 1);
         assert_eq!(view.selected, Some(7));
-        view.sort = Sort::Free;
-        assert_eq!(view.place(&view.sort.sorted(&watch.processes)), Some(2));
+        view.next_order();
+        view.next_order();
+        assert_eq!(view.order().0, "freed");
+        assert_eq!(view.place(&sorted(&watch.processes, view.order())), Some(2));
         view.step(&watch, 5);
         assert_eq!(view.selected, Some(7));
         view.step(&watch, isize::MIN);

@@ -13,13 +13,13 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use ebbtide_tools::conf::{self, Conf};
-use ebbtide_tools::proc::kib_field;
+use ebbtide_tools::proc::{Stat, kib_field};
 use ebbtide_tools::stats_page::{StatsPage, read_all};
 use serde::Serialize;
 
 use crate::run::end::{is_helper, monotonic_ns};
 use crate::run::sample::rss_of;
-use crate::top::find::{Found, OpenPage, Scope, Stat, Without, search};
+use crate::top::find::{OpenPage, Scope, search};
 
 /// Time for which an ended process is shown.
 pub const KEPT: Duration = Duration::from_secs(5);
@@ -66,7 +66,7 @@ pub struct Rates {
 }
 
 /// One process.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Process {
     /// The process number.
     pub pid: u32,
@@ -118,7 +118,7 @@ pub struct Untold {
 }
 
 /// All watched processes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Watch {
     scope: Scope,
     /// Processes with figures, by number.
@@ -135,10 +135,7 @@ impl Watch {
     pub fn new(scope: Scope) -> Self {
         Watch {
             scope,
-            processes: Vec::new(),
-            untold: Vec::new(),
-            hidden: 0,
-            search_due: None,
+            ..Watch::default()
         }
     }
 
@@ -167,16 +164,17 @@ impl Watch {
         self.hidden = search.hidden;
         self.untold.clear();
         let mut seen = Vec::new();
-        for Found { pid, stat, page } in search.found {
-            match page {
-                Ok(page) => {
+        for found in search.found {
+            let (pid, stat) = (found.pid, found.stat);
+            match found.page {
+                Some(page) => {
                     seen.push((pid, stat.began));
                     self.found(pid, stat, page);
                 }
-                Err(without) => self.untold.push(Untold {
+                None => self.untold.push(Untold {
                     pid,
                     name: stat.name,
-                    soon: without == Without::NotYet,
+                    soon: found.has_mapped,
                 }),
             }
         }
@@ -190,18 +188,15 @@ impl Watch {
     }
 
     fn found(&mut self, pid: u32, stat: Stat, page: OpenPage) {
-        let known = |process: &&mut Process| {
+        let is_it = |process: &Process| {
             (process.pid, process.began) == (pid, stat.began) && process.ended.is_none()
         };
-        match self.processes.iter_mut().find(known) {
-            // The process may have become another program since.
-            Some(process) => process.become_(stat.name, page),
-            None => {
-                let mut process = Process::new(pid, stat.began);
-                process.become_(stat.name, page);
-                self.processes.push(process);
-            }
-        }
+        let place = self.processes.iter().position(is_it).unwrap_or_else(|| {
+            self.processes.push(Process::new(pid, stat.began));
+            self.processes.len() - 1
+        });
+        // The process may have become another program since.
+        self.processes[place].become_(stat.name, page);
     }
 
     /// Adds processes that were too short to be found, by the pages that they left in `dir`. `pid` is the one whose
@@ -231,20 +226,9 @@ impl Process {
     pub fn new(pid: u32, began: u64) -> Self {
         Process {
             pid,
-            name: String::new(),
-            command: String::new(),
-            conf: String::new(),
             exit: "inline",
-            rss_bytes: 0,
-            rss_without_lazy_bytes: None,
-            figures_age_ms: None,
-            rates: None,
-            figures: StatsPage::default(),
-            ended: None,
-            history: VecDeque::new(),
-            page: None,
             began,
-            rollup_due: None,
+            ..Process::default()
         }
     }
 
@@ -327,16 +311,20 @@ impl Process {
         }
     }
 
+    /// Free memory, lazy memory included.
+    pub fn freed_bytes(&self) -> u64 {
+        self.figures.dirty_bytes + self.figures.lazy_bytes
+    }
+
+    /// Bytes released per second; 0 if not known.
+    pub fn back(&self) -> u64 {
+        self.rates
+            .map_or(0, |rates| rates.released_bytes_per_s as u64)
+    }
+
     /// Whether the process has ended and its helper still returns memory.
     pub fn is_going(&self) -> bool {
         self.ended.is_some() && self.rss_bytes > 0
-    }
-}
-
-impl Rates {
-    /// Bytes released per second, as a whole number.
-    pub fn back(&self) -> u64 {
-        self.released_bytes_per_s as u64
     }
 }
 

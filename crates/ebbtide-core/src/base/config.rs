@@ -94,6 +94,8 @@ settings! {
     deepbind => deepbind_kept: bool = false;
     /// Directory for one statistics file per process.
     stats_dir => stats_dir: Path = Path::EMPTY;
+    /// Also short and small processes make that file, and none removes it.
+    pages => all_pages: bool = false;
 }
 
 /// Parses a field of [`Config`] from a value of its key's kind.

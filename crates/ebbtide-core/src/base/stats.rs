@@ -8,19 +8,25 @@ mod page;
 
 pub use ebbtide_interface::{Figures, word};
 pub use locks::locks;
-pub use page::{publish, publish_last, publish_released};
+pub use page::{Request, end, is_open, publish, publish_released, request};
 
 use crate::base::config::Config;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_interface::{figures, page::FIRST};
-use ebbtide_sys::{features, lockstat, pressure, process};
+use ebbtide_sys::{clock, features, lockstat, pressure, process};
 use page::set;
 
 /// Values of [`Figures::pressure_state`].
 const CALM: u64 = 1;
 const SHORT: u64 = 2;
 
+/// A process of this age or size gets a page: shorter and smaller ones would only be litter.
+const SHOWN_MS: u64 = 1000;
+const SHOWN_BYTES: usize = 16 << 20;
+
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
+/// When the process began, or was forked.
+static BEGAN_MS: AtomicU64 = AtomicU64::new(0);
 /// Bytes of large allocations that were freed, and that the next tick counts.
 static LARGE_FREED: AtomicUsize = AtomicUsize::new(0);
 
@@ -62,8 +68,16 @@ pub fn set_pressure_sources(sources: u64) {
 /// Called once, by the start of the heap.
 pub fn start(config: &Config) {
     set(word!(pid), process::id().into());
-    if !config.stats_dir.as_bytes().is_empty() {
-        page::open(config);
+    if config.stats_dir.as_bytes().is_empty() {
+        return;
+    }
+    BEGAN_MS.store(clock::now_ms(), Ordering::Relaxed);
+    // Later, a filter may refuse to make the file.
+    if config.all_pages || config.basic_syscalls {
+        page::open(config, true);
+    } else {
+        page::check(config);
+        WANTS_FILE.store(true, Ordering::Relaxed);
     }
 }
 
@@ -76,12 +90,30 @@ pub fn forked(config: &Config) {
         set(word!(pid), process::id().into());
     }
     let wanted = !config.stats_dir.as_bytes().is_empty();
+    if wanted {
+        BEGAN_MS.store(clock::now_ms(), Ordering::Relaxed);
+    }
     WANTS_FILE.store(wanted, Ordering::Relaxed);
 }
 
 /// Whether the page should have a file and has none yet.
 pub fn wants_file() -> bool {
     WANTS_FILE.load(Ordering::Relaxed)
+}
+
+/// Whether the page may be written: it has a file, or the process is old or large enough for one.
+pub fn is_due(config: &Config, held_bytes: impl FnOnce() -> usize) -> bool {
+    let is_old = || {
+        let began = BEGAN_MS.load(Ordering::Relaxed);
+        clock::now_ms().wrapping_sub(began) >= SHOWN_MS
+    };
+    let is_due = || config.all_pages || is_old() || held_bytes() >= SHOWN_BYTES;
+    page::is_open() || WANTS_FILE.load(Ordering::Relaxed) && is_due()
+}
+
+/// Whether the counts are of this process, not of one that forked it without its handlers.
+pub fn is_this_process(config: &Config) -> bool {
+    config.basic_syscalls || page::word(word!(pid)) == process::id().into()
 }
 
 /// Takes the count of [`large_freed`], once.
@@ -107,7 +139,7 @@ pub fn counted(is_short: bool) -> Figures {
 /// Writes the computed figures and the process's own data, and copies the page.
 pub fn write(figures: &Figures, config: &Config) {
     if WANTS_FILE.swap(false, Ordering::Relaxed) {
-        page::open(config);
+        page::open(config, !config.basic_syscalls);
     }
     let values = figures.values();
     let computed = word!(live_bytes)..word!(released_bytes);
@@ -139,7 +171,7 @@ pub fn write_frames(figures: &Figures, config: &Config) {
 }
 
 fn publish_new(config: &Config) {
-    set(word!(written_ms), ebbtide_sys::clock::now_ms());
+    set(word!(written_ms), clock::now_ms());
     publish(config);
 }
 
@@ -150,7 +182,7 @@ pub fn is_written() -> bool {
 
 /// The process ends in order.
 pub fn ends() {
-    set(word!(end_ns), ebbtide_sys::clock::precise_ns());
+    set(word!(end_ns), clock::precise_ns());
 }
 
 /// Whether other processes can see the page, or soon will.

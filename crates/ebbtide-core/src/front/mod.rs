@@ -155,9 +155,9 @@ pub fn end() {
         .iter()
         .for_each(|hook| hook.on_exit(heap));
     let config = &heap.config;
-    if !config.stats_dir.as_bytes().is_empty() {
+    if heap.page_is_due() && stats::is_this_process(config) {
         heap.write_page();
-        stats::publish_last(config);
+        stats::end(config);
     }
 }
 
@@ -229,6 +229,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     if let Some(holds) = config.lockstat {
         ebbtide_sys::lockstat::start(holds);
     }
+    heap.control.start(&config);
     // SAFETY: as above.
     unsafe { heap.pressure.start(&config, ram, &heap.allowance) };
     stats::start(&config);

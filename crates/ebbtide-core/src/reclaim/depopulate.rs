@@ -49,7 +49,7 @@ impl Heap {
         if !self.config.depopulate {
             return 0;
         }
-        let window = u64::from(self.config.retain_ms);
+        let window = u64::from(self.control.retain_ms());
         let (excess, kept) = self.excess_in_spans(now);
         let mut frames = 0;
         for class in 1..CLASSES {
@@ -85,7 +85,7 @@ impl Heap {
         if !self.config.depopulate {
             return;
         }
-        let window = u64::from(self.config.retain_ms);
+        let window = u64::from(self.control.retain_ms());
         for class in 1..CLASSES {
             let due = self.central[class].spans.lock().due(class, now, window);
             if due > 0 {

@@ -85,6 +85,7 @@ impl Heap {
         }
         self.freed_since(tick.freed_bytes);
         self.refresh_page(now);
+        self.look_for_request(now, Releaser::SlowPath);
         self.notify_growth();
         let Outside { spare, waiting } = outside;
         if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
@@ -169,7 +170,7 @@ impl Heap {
     /// How much free memory may stay.
     pub(super) fn bounds(&self, now: u64) -> Bounds {
         Bounds {
-            window_ms: self.config.retain_ms.into(),
+            window_ms: self.control.retain_ms().into(),
             is_short: self.allowance.is_short(now),
             is_limited: self.allowance.limit().is_some(),
             cap_frames: self.room_frames(now).min(self.allowance.dirty_limit()),
@@ -190,7 +191,7 @@ impl Heap {
 
     /// Whether free memory is released at once (`retain_ms=0`).
     pub(super) fn keeps_nothing(&self) -> bool {
-        self.config.retain_ms == 0
+        self.control.retain_ms() == 0
     }
 
     /// Reads the backlog of the zones, and updates their demand.

@@ -148,7 +148,9 @@ impl Heap {
         }
         let bytes = bytes.saturating_sub(stats::take_large_freed());
         let changed = &self.changes.changed;
-        if changed.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES {
+        if changed.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHANGED_BYTES
+            && self.page_is_due()
+        {
             self.write_page();
         }
     }
@@ -175,18 +177,23 @@ impl Heap {
             stats::released().wrapping_sub(self.changes.released.load(Ordering::Relaxed));
         if now.wrapping_sub(last) >= REFRESH_MS || released >= CHANGED_BYTES {
             self.changes.last_ms.store(now, Ordering::Relaxed);
-            self.write_page();
+            if self.page_is_due() {
+                self.write_page();
+            }
         }
     }
 
     /// Writes the figures of frames, and the live bytes that follow from their change since the page was written.
     #[cold]
     fn write_frames(&self) {
+        let changes = &self.changes;
+        changes.large_changed.store(0, Ordering::Relaxed);
+        if !self.page_is_due() {
+            return;
+        }
         if stats::wants_file() || !stats::is_written() {
             return self.write_page();
         }
-        let changes = &self.changes;
-        changes.large_changed.store(0, Ordering::Relaxed);
         let frames = self.frame_bytes();
         let used = frames.used as u64;
         let now = |less_used: &AtomicU64| {
@@ -203,6 +210,15 @@ impl Heap {
             ..Figures::default()
         };
         stats::write_frames(&new, &self.config);
+    }
+
+    /// Whether the page has a file, or may get one now.
+    pub fn page_is_due(&self) -> bool {
+        let bytes = || {
+            let (held, _) = self.sum(|counters| (counters.in_use + counters.dirty, 0));
+            held as usize * FRAME_BYTES
+        };
+        stats::is_shown() && stats::is_due(&self.config, bytes)
     }
 
     /// Writes the whole page.

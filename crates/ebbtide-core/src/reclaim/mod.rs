@@ -16,8 +16,10 @@
 //! | [`owned`] | releases one gather, by the thread that owns it |
 //! | [`workers`] | the threads that release beside the program |
 //! | [`pressure`] | whether memory is short, and the user's limit |
+//! | [`control`] | keys that change at run time, and requests of observers |
 //! | [`figures`] | the statistics of the whole heap |
 
+pub mod control;
 pub mod depopulate;
 pub mod engine;
 pub mod figures;
@@ -38,6 +40,7 @@ pub mod zones;
 
 use crate::objects::Objects;
 use crate::pages::{Pages, Settings};
+use crate::reclaim::control::Control;
 use crate::reclaim::figures::Changes;
 use crate::reclaim::pacing::Pacing;
 use crate::reclaim::pressure::Pressure;
@@ -59,6 +62,8 @@ pub struct Heap {
     pub cpus: AtomicUsize,
     /// The last times of periodic work.
     pub pacing: Pacing,
+    /// Keys that can change, and observers' requests.
+    pub control: Control,
     /// Changes that the statistics page does not show yet.
     pub changes: Changes,
     /// The gathers: ranges on their way to the kernel.
@@ -75,6 +80,7 @@ static HEAP: Heap = Heap {
     forked: AtomicBool::new(false),
     cpus: AtomicUsize::new(usize::MAX),
     pacing: Pacing::new(),
+    control: Control::new(),
     changes: Changes::new(),
     slots: Slots::new(),
     pressure: Pressure::new(),

@@ -15,6 +15,7 @@
 mod lease;
 mod watch;
 
+use super::control::OBSERVER_MS;
 use super::owned::release_owned;
 use crate::base::config::MAX_WORKERS;
 use crate::base::releaser::{Owner, Releaser};
@@ -338,9 +339,13 @@ impl Worker<'_> {
         let end = clock::now_ms() + ms;
         loop {
             let now = clock::now_ms();
-            let ms = end.saturating_sub(now).min(self.lease.pause_ms(now));
+            let mut ms = end.saturating_sub(now).min(self.lease.pause_ms(now));
+            if stats::is_open() {
+                ms = ms.min(OBSERVER_MS);
+            }
             workers.sleep(seen, ms);
             let now = clock::now_ms();
+            self.heap.look_for_request(now, self.by);
             let called = workers.wake.load(Ordering::SeqCst) != seen;
             if called || now >= end || !self.lease.holds(now, &workers.lease_terms) {
                 return;
@@ -393,6 +398,7 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
     loop {
         let seen = workers.wake.load(Ordering::SeqCst);
         let may_stay = worker.lease.holds(clock::now_ms(), &workers.lease_terms);
+        heap.look_for_request(clock::now_ms(), by);
         if heap.slots.queued() > 0 {
             let affinity = Affinity::current();
             let cpu = affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));

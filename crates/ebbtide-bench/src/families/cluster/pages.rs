@@ -5,77 +5,34 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ebbtide_interface::Figures;
 use ebbtide_interface::figures::VERSION;
 
+use crate::measured::calls::{clock_ns, symbol};
 use crate::measured::{Output, alloc, release};
 
 const BLOCK: usize = 4096;
 /// Number of times that the blocks are allocated and freed. The first time does not count.
 const ROUNDS: usize = 5;
 
-/// The cost of the zone locks so far.
-#[derive(Clone, Copy, Debug, Default)]
-struct Locks {
-    taken: u64,
-    contended: u64,
-    wait_ns: u64,
-    hold_ns: u64,
-}
-
-impl Locks {
-    fn now() -> Result<Self> {
-        let mut figures = Figures::default();
-        // Leaves out the last two figures, for which the kernel would walk the page tables.
-        let len = std::mem::offset_of!(Figures, rss_bytes);
-        // SAFETY: if the library defines it, `ebb_stats` has this form, and it writes at most as many bytes as its
-        // argument says.
-        let filled = unsafe {
-            let found = libc::dlsym(libc::RTLD_DEFAULT, c"ebb_stats".as_ptr());
-            ensure!(!found.is_null(), "the library has no ebb_stats");
-            let stats: unsafe extern "C" fn(*mut Figures, usize) -> i32 =
-                std::mem::transmute(found);
-            stats(&mut figures, len)
-        };
-        ensure!(
-            filled as usize == len && figures.version == VERSION,
-            "the library and this program are of different versions"
-        );
-        Ok(Locks {
-            taken: figures.zone_acquisitions,
-            contended: figures.zone_contended,
-            wait_ns: figures.zone_wait_ns,
-            hold_ns: figures.zone_hold_ns,
-        })
-    }
-
-    fn since(self, before: Locks) -> Locks {
-        Locks {
-            taken: self.taken - before.taken,
-            contended: self.contended - before.contended,
-            wait_ns: self.wait_ns - before.wait_ns,
-            hold_ns: self.hold_ns - before.hold_ns,
-        }
-    }
-}
-
-fn cpu_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
+/// The library's figures, with the cost of the zone locks so far.
+fn figures() -> Result<Figures> {
+    let mut figures = Figures::default();
+    // Leaves out the last two figures, for which the kernel would walk the page tables.
+    let len = std::mem::offset_of!(Figures, rss_bytes);
+    // SAFETY: if the library defines it, `ebb_stats` has this form, and it writes at most as many bytes as its argument
+    // says.
+    let filled = unsafe {
+        let stats = symbol::<unsafe extern "C" fn(*mut Figures, usize) -> i32>(c"ebb_stats");
+        let stats = stats.context("the library has no ebb_stats")?;
+        stats(&mut figures, len)
     };
-    // SAFETY: `time` can be written to.
-    unsafe { libc::clock_gettime(clock, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-fn output(checksum: u64, metrics: &[(&str, f64)]) -> Output {
-    Output {
-        checksum,
-        metrics: metrics.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
-        ..Output::default()
-    }
+    ensure!(
+        filled as usize == len && figures.version == VERSION,
+        "the library and this program are of different versions"
+    );
+    Ok(figures)
 }
 
 /// Runs a case: `take_THREADS_touched|untouched`, `locks_THREADS`, `hold_FRAMES`, `stall_alone|beside`.
@@ -120,7 +77,7 @@ fn round(blocks: &mut [*mut u8], touched: bool, seed: u64) -> u64 {
 fn take(threads: usize, bytes: u64, touched: bool, locked: bool) -> Result<Output> {
     let count = bytes as usize / BLOCK;
     let barrier = Barrier::new(threads + 1);
-    let mut before = Ok(Locks::default());
+    let mut before = Ok(Figures::default());
     let (mut began, mut began_cpu) = (Instant::now(), 0);
     let mut sum = 0u64;
     std::thread::scope(|scope| -> Result<()> {
@@ -140,10 +97,10 @@ fn take(threads: usize, bytes: u64, touched: bool, locked: bool) -> Result<Outpu
             .collect();
         barrier.wait();
         if locked {
-            before = Locks::now();
+            before = figures();
         }
         began = Instant::now();
-        began_cpu = cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID);
+        began_cpu = clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID);
         barrier.wait();
         for handle in handles {
             let one = handle
@@ -155,27 +112,23 @@ fn take(threads: usize, bytes: u64, touched: bool, locked: bool) -> Result<Outpu
     })?;
     let blocks = (threads * count * (ROUNDS - 1)) as f64;
     let wall = began.elapsed().as_nanos() as f64;
-    let cpu = (cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID) - began_cpu) as f64;
+    let cpu = (clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID) - began_cpu) as f64;
     if !locked {
         let metrics = [("cpu_ns", cpu / blocks), ("wall_ns", wall / blocks)];
-        return Ok(output(sum, &metrics));
+        return Ok(Output::new(sum, metrics));
     }
-    let locks = Locks::now()?.since(before?);
-    ensure!(
-        locks.taken > 0,
-        "no figures of locks; dev=lockstat:on is needed"
-    );
-    Ok(output(
-        sum,
-        &[
-            ("hold_ns", locks.hold_ns as f64 / blocks),
-            ("wait_ns", locks.wait_ns as f64 / blocks),
-            (
-                "contended_pct",
-                locks.contended as f64 * 100.0 / locks.taken as f64,
-            ),
-        ],
-    ))
+    let (before, after) = (before?, figures()?);
+    let taken = after.zone_acquisitions - before.zone_acquisitions;
+    ensure!(taken > 0, "no figures of locks; dev=lockstat:on is needed");
+    let contended = after.zone_contended - before.zone_contended;
+    let hold_ns = after.zone_hold_ns - before.zone_hold_ns;
+    let wait_ns = after.zone_wait_ns - before.zone_wait_ns;
+    let metrics = [
+        ("hold_ns", hold_ns as f64 / blocks),
+        ("wait_ns", wait_ns as f64 / blocks),
+        ("contended_pct", contended as f64 * 100.0 / taken as f64),
+    ];
+    Ok(Output::new(sum, metrics))
 }
 
 /// Allocates objects of a class whose spans have `frames` frames, one span after the other.
@@ -186,24 +139,25 @@ fn hold(frames: usize, bytes: u64) -> Result<Output> {
         _ => bail!("no class for {frames} frames"),
     };
     // One span at a time, so that each span is a refill of its own.
-    let before = Locks::now()?;
+    let before = figures()?;
     let mut objects = Vec::with_capacity(bytes as usize / size);
     while objects.len() < objects.capacity() {
         objects.push(alloc(size));
     }
-    let locks = Locks::now()?.since(before);
+    let after = figures()?;
+    let taken = after.zone_acquisitions - before.zone_acquisitions;
     let turns = bytes / (frames * BLOCK) as u64;
     ensure!(
-        locks.taken >= turns,
-        "{} turns of the lock for {turns} spans; lockstat is needed",
-        locks.taken
+        taken >= turns,
+        "{taken} turns of the lock for {turns} spans; lockstat is needed"
     );
     for object in &objects {
         // SAFETY: live, freed once.
         unsafe { release(*object) };
     }
-    let turn = locks.hold_ns as f64 / locks.taken as f64;
-    Ok(output(objects.len() as u64, &[("turn_ns", turn)]))
+    let hold_ns = after.zone_hold_ns - before.zone_hold_ns;
+    let turn = hold_ns as f64 / taken as f64;
+    Ok(Output::new(objects.len() as u64, [("turn_ns", turn)]))
 }
 
 /// Measures single calls in CPU time of the thread, alone or beside releases.
@@ -224,7 +178,7 @@ fn stall(calls: u64, beside: bool) -> Result<Output> {
             });
         }
         let mut held = vec![std::ptr::null_mut::<u8>(); HELD];
-        let read = || cpu_ns(libc::CLOCK_THREAD_CPUTIME_ID);
+        let read = || clock_ns(libc::CLOCK_THREAD_CPUTIME_ID);
         let timed = |time: &mut u32, work: &mut dyn FnMut()| {
             let start = read();
             work();
@@ -251,7 +205,7 @@ fn stall(calls: u64, beside: bool) -> Result<Output> {
         ("p9999_us", us(times.len() / 10_000 * 9_999)),
         ("longest_us", us(times.len())),
     ];
-    Ok(output(calls, &metrics))
+    Ok(Output::new(calls, metrics))
 }
 
 #[cfg(test)]

@@ -10,26 +10,21 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ebbtide_tools::{lock_figures, stats_page};
 
 use crate::harness::Run;
 use crate::harness::peers::Entry;
 use crate::harness::process::Starter;
 use crate::measured::Output;
+use crate::measured::calls::{cpu_us, wait_with_usage};
 
-const REDIS: &str = include_str!("scripts/redis.sh");
-const GCC: &str = include_str!("scripts/gcc.sh");
-const PYTHON: &str = include_str!("scripts/python.sh");
-
-/// A description of a script, on one line.
-pub fn about(name: &str) -> &'static str {
-    match name {
-        "redis" => "redis-server filled and flushed by 4 client threads",
-        "gcc" => "gcc builds a program of many files, 4 at a time",
-        _ => "python3: 4 threads build and drop dicts and lists",
-    }
-}
+/// The scripts by name.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("redis", include_str!("scripts/redis.sh")),
+    ("gcc", include_str!("scripts/gcc.sh")),
+    ("python", include_str!("scripts/python.sh")),
+];
 
 /// A real program, by a shell script that checks what it did.
 #[derive(Debug)]
@@ -42,31 +37,24 @@ pub struct Script {
 
 impl Run for Script {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
-        let command = starter.command(Path::new("/bin/sh"), entry, "");
+        let pages = stats_page::private_dir()?;
         let counts = entry.is_own() && entry.conf.contains("lockstat");
-        run(command, self.name, self.is_quick, counts)
+        let conf = format!("stats_dir={},dev=pages:all", pages.path().display());
+        let conf = if counts { &conf } else { "" };
+        let command = starter.command(Path::new("/bin/sh"), entry, conf);
+        run(
+            command,
+            self.name,
+            self.is_quick,
+            counts.then_some(pages.path()),
+        )
     }
 }
 
-/// Runs a script in `command`'s environment.
-fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result<Output> {
-    let text = match name {
-        "redis" => REDIS,
-        "gcc" => GCC,
-        "python" => PYTHON,
-        _ => bail!("no script '{name}'"),
-    };
-    let pages = stats_page::private_dir()?;
-    if counts {
-        let conf = std::env::var("EBBTIDE_CONF").unwrap_or_default();
-        let own = command
-            .get_envs()
-            .find(|(name, _)| *name == "EBBTIDE_CONF")
-            .and_then(|(_, value)| Some(value?.to_str()?.to_owned()))
-            .unwrap_or(conf);
-        let dir = pages.path().display();
-        command.env("EBBTIDE_CONF", format!("{own},stats_dir={dir}"));
-    }
+/// Runs a script in `command`'s environment. Reads figures of locks from `pages`, if the library keeps them there.
+fn run(mut command: Command, name: &str, is_quick: bool, pages: Option<&Path>) -> Result<Output> {
+    let script = SCRIPTS.iter().find(|script| script.0 == name);
+    let (_, text) = script.with_context(|| format!("no script '{name}'"))?;
     let since = SystemTime::now() - std::time::Duration::from_secs(1);
     let scale = if is_quick { "1" } else { "4" };
     command
@@ -85,7 +73,7 @@ fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result
     if let Some(mut pipe) = child.stderr.take() {
         pipe.read_to_string(&mut errors)?;
     }
-    let (status, usage) = wait(child.id())?;
+    let (status, usage) = wait_with_usage(child.id(), 0).context("cannot wait for sh")?;
     let wall_s = began.elapsed().as_secs_f64();
     ensure!(
         status == 0,
@@ -96,47 +84,23 @@ fn run(mut command: Command, name: &str, is_quick: bool, counts: bool) -> Result
     let checksum = last
         .strip_prefix("done ")
         .and_then(|n| n.trim().parse().ok())
-        .ok_or_else(|| anyhow!("{name} did not do its work: {last:?}"))?;
-    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+        .with_context(|| format!("{name} did not do its work: {last:?}"))?;
     let mut metrics = vec![
-        ("cpu_s", seconds(usage.ru_utime) + seconds(usage.ru_stime)),
+        ("cpu_s", cpu_us(&usage) as f64 / 1e6),
         ("wall_s", wall_s),
         ("faults", usage.ru_minflt as f64),
     ];
-    if counts {
-        let all = stats_page::read_all(pages.path(), since);
+    if let Some(pages) = pages {
+        let all = stats_page::read_all(pages, since);
         let locks = lock_figures::sum(all.iter().map(|page| page.locks.as_slice()));
         let zone = locks.iter().find(|lock| lock.rank == "ZONE");
         let zone = zone.context("the library kept no figures of its zones")?;
-        metrics.push((
-            "contended_pct",
-            zone.contended as f64 * 100.0 / zone.taken as f64,
-        ));
-        metrics.push(("waited_ms", zone.waits.sum_ns as f64 / 1e6));
-        metrics.push(("held_ms", zone.holds.sum_ns as f64 / 1e6));
+        let contended_pct = zone.contended as f64 * 100.0 / zone.taken as f64;
+        metrics.extend([
+            ("contended_pct", contended_pct),
+            ("waited_ms", zone.waits.sum_ns as f64 / 1e6),
+            ("held_ms", zone.holds.sum_ns as f64 / 1e6),
+        ]);
     }
-    Ok(Output {
-        checksum,
-        metrics: metrics
-            .into_iter()
-            .map(|(k, v)| (k.to_owned(), v))
-            .collect(),
-        ..Output::default()
-    })
-}
-
-/// Waits for a process. Returns its status, and the resources that it used, with the processes that it waited for.
-fn wait(pid: u32) -> Result<(i32, libc::rusage)> {
-    let mut status = 0;
-    // SAFETY: zero is a valid rusage; both places can be written to. The child is this process's own and not waited
-    // for yet.
-    let (waited, usage) = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        (
-            libc::wait4(pid as libc::pid_t, &mut status, 0, &mut usage),
-            usage,
-        )
-    };
-    ensure!(waited > 0, "cannot wait for sh");
-    Ok((status, usage))
+    Ok(Output::new(checksum, metrics))
 }

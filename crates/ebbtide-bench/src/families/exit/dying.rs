@@ -13,63 +13,56 @@
 //! - `INV-DYING-1`: no sample is taken between an end and the time that is recorded for it. No sample is taken before
 //!   an end that comes at once, or because of the program's end while its helper is at work.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdout, ExitStatus};
+use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 
 use crate::measured::block::touch;
-use crate::measured::link::{self, now_ns};
-use crate::measured::{Curve, Output, alloc};
-use crate::outside::observe::{SETTLE, is_readable, parse_mark};
+use crate::measured::calls::{map, now_ns};
+use crate::measured::{Curve, MIB, Output, alloc, link};
+use crate::outside::observe::{SETTLE, answer, mark};
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::{Probe, Sample};
 
 /// The way in which a process ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Death {
     /// `exit(0)`.
     Exit,
     /// SIGKILL from its parent, while the process sleeps.
     Kill,
     /// A write to memory without write access, without a core file.
-    Fault,
+    Segv,
 }
 
 impl Death {
-    /// The way that belongs to the worker's case.
-    pub fn named(case: &str) -> Option<Self> {
-        [Death::Exit, Death::Kill, Death::Fault]
-            .into_iter()
-            .find(|death| death.case() == case)
-    }
-
-    /// The case of the worker.
-    pub fn case(self) -> &'static str {
-        match self {
-            Death::Exit => "end_exit",
-            Death::Kill => "end_kill",
-            Death::Fault => "end_fault",
-        }
+    /// The way in a case such as `exit_4k`.
+    pub fn of(case: &str) -> Option<Self> {
+        let (name, _) = case.split_once('_')?;
+        Death::from_str(name, false).ok()
     }
 
     fn fits(self, status: ExitStatus) -> bool {
         match self {
             Death::Exit => status.success(),
             Death::Kill => status.signal() == Some(libc::SIGKILL),
-            Death::Fault => status.signal() == Some(libc::SIGSEGV),
+            Death::Segv => status.signal() == Some(libc::SIGSEGV),
         }
     }
 }
 
-/// Parameters of a watched end.
+/// A measured process that ends while it holds memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending {
+    /// Its case.
+    pub case: &'static str,
     /// The way in which the process ends.
     pub death: Death,
     /// Bytes that the process fills.
@@ -83,7 +76,6 @@ const FIRST_LOOK: Duration = Duration::from_millis(5);
 /// Time between two samples, and between two points of a curve.
 const POLL: Duration = Duration::from_millis(2);
 const CURVE_STEP_MS: u64 = 10;
-const MIB: f64 = (1 << 20) as f64;
 
 /// Runs in the measured process. Does not return.
 pub fn run(death: Death, bytes: u64) -> Result<Output> {
@@ -100,12 +92,8 @@ pub fn run(death: Death, bytes: u64) -> Result<Output> {
     let block = alloc(bytes as usize);
     // SAFETY: the block has these bytes.
     unsafe { touch(block, bytes as usize) };
-    // SAFETY: a new mapping, no address asked for.
-    let forbidden = unsafe {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, flags, -1, 0)
-    };
-    ensure!(forbidden != libc::MAP_FAILED, "mmap: out of memory");
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let forbidden = map(4096, libc::PROT_NONE, flags, -1)?;
     // A process that will be killed gets no answer.
     link::filled(0);
     link::ending(now_ns());
@@ -113,7 +101,7 @@ pub fn run(death: Death, bytes: u64) -> Result<Output> {
         Death::Exit => std::process::exit(0),
         Death::Kill => bail!("was answered instead of killed"),
         // SAFETY: a mapping of this process. The write is refused, which ends the process.
-        Death::Fault => unsafe { forbidden.cast::<u8>().write_volatile(1) },
+        Death::Segv => unsafe { forbidden.write_volatile(1) },
     }
     bail!("outlived its fault")
 }
@@ -141,12 +129,6 @@ impl Seen {
     /// Whether the memory is back, except for a hundredth: other processes take and free some memory.
     fn is_back(&self, s: &Sample, size_bytes: u64) -> bool {
         self.taken(s) <= (size_bytes / 100).max(8 << 20) as i64
-    }
-
-    /// Whether other processes took or freed too much memory during the fill.
-    fn is_disturbed(&self) -> bool {
-        let grown = self.filled.rss_bytes as i64 - self.base.rss_bytes as i64;
-        (self.taken(&self.filled) - grown).abs() > grown / 10 + (4 << 20)
     }
 
     /// Takes samples until both have ended and the memory is back, or until the time is over.
@@ -195,17 +177,19 @@ impl Seen {
             .iter()
             .find(|s| s.at_ns >= self.began_ns && self.is_back(s, size_bytes))
             .map_or(f64::INFINITY, |s| ms(s.at_ns));
-        let back = if self.is_disturbed() { f64::NAN } else { back };
+        // Not a number if other processes took or freed too much memory during the fill.
+        let back = match self.filled.is_disturbed_since(&self.base) {
+            true => f64::NAN,
+            false => back,
+        };
         let figures = [
             ("seen_ms", ms(self.ended_ns)),
             ("gone_ms", ms(self.gone_ns)),
             ("back_ms", back),
         ];
         Output {
-            checksum: size_bytes,
-            metrics: figures.map(|(k, v)| (k.to_owned(), v)).into(),
             curve: Some(self.curve()),
-            ..Output::default()
+            ..Output::new(size_bytes, figures)
         }
     }
 
@@ -215,18 +199,10 @@ impl Seen {
             base_mib: self.base.rss_bytes as f64 / MIB,
             ..Curve::default()
         };
-        let end_ns = self.samples.last().map_or(0, |s| s.at_ns);
-        let (mut next, mut latest) = (0, self.filled);
-        let mut at_ns = self.began_ns;
-        while at_ns <= end_ns {
-            while let Some(s) = self.samples.get(next).filter(|s| s.at_ns <= at_ns) {
-                latest = *s;
-                next += 1;
-            }
-            curve.rss_mib.push(latest.rss_bytes as f64 / MIB);
-            curve.system_mib.push(self.taken(&latest) as f64 / MIB);
-            at_ns += CURVE_STEP_MS * 1_000_000;
-        }
+        let points = curve.points(self.began_ns, self.filled, &self.samples, |s| s.at_ns);
+        (curve.rss_mib, curve.system_mib) = points
+            .map(|s| (s.rss_bytes as f64 / MIB, self.taken(&s) as f64 / MIB))
+            .unzip();
         curve
     }
 }
@@ -239,37 +215,33 @@ pub fn follow(
     limit: Instant,
 ) -> Result<Output> {
     let mut probe = Probe::new(child.id())?;
-    let mut said = child.stdout.take().context("no pipe from the worker")?;
-    let mut answer = child.stdin.take().context("no pipe to the worker")?;
     let mut seen = Seen::default();
-    mark(&mut said, "base", limit)?;
+    mark(child, "base", limit)?;
     std::thread::sleep(SETTLE);
     seen.base = probe.look(true)?;
-    answer.write_all(b"g")?;
-    mark(&mut said, "filled", limit)?;
+    answer(child)?;
+    mark(child, "filled", limit)?;
     seen.filled = probe.look(true)?;
 
     let worker = open_process(child.id()).context("no process descriptor (Linux 5.3)")?;
-    let helper = helper_of(child.id());
-    ensure!(
-        helper.is_some() || !needs_helper,
-        "no helper was made: this is the kernel's own exit ('ebbtide doctor' may say why)"
-    );
+    let helper = helper_of(child.id(), needs_helper)?;
     if let Some((pid, _)) = &helper {
         probe.turn_to(*pid)?;
     }
     let helper = helper.map(|(_, process)| process);
+    let mut input = child.stdin.take().context("no pipe to the worker")?;
     beside_waiters(child, helper, limit, |ends| {
         if ending.death == Death::Kill {
             seen.began_ns = now_ns();
             kill(&worker)?;
         } else {
-            answer.write_all(b"g")?;
+            input.write_all(b"g")?;
         }
         seen.watch(ends, ending, limit, |is_exact| probe.look_beyond(is_exact))
     })?;
     if ending.death != Death::Kill {
-        seen.began_ns = mark(&mut said, "ending", limit)?;
+        let numbers = mark(child, "ending", limit)?;
+        seen.began_ns = numbers.first().copied().unwrap_or(0);
     }
     Ok(seen.output(ending.size_bytes))
 }
@@ -320,23 +292,6 @@ fn beside_waiters(
         }
         watched
     })
-}
-
-/// Reads the mark with this name. Returns its number, if it has one.
-fn mark(said: &mut ChildStdout, name: &str, limit: Instant) -> Result<u64> {
-    let mut line = Vec::new();
-    while line.last() != Some(&b'\n') {
-        let patience = limit.saturating_duration_since(Instant::now());
-        ensure!(is_readable(said, patience)?, "no '{name}' in time");
-        let mut byte = [0u8];
-        ensure!(said.read(&mut byte)? == 1, "ended before '{name}'");
-        line.push(byte[0]);
-    }
-    let line = String::from_utf8_lossy(&line);
-    match parse_mark(line.trim()) {
-        Some((found, numbers)) if found == name => Ok(numbers.first().copied().unwrap_or(0)),
-        _ => bail!("not the mark '{name}': {line:?}"),
-    }
 }
 
 #[cfg(test)]
@@ -397,6 +352,7 @@ mod tests {
         let helper_process = open_process(helper.id()).unwrap();
         let limit = Instant::now() + Duration::from_secs(20);
         let ending = Ending {
+            case: "",
             death: Death::Kill,
             size_bytes: 64 << 20,
             wait: Duration::ZERO,
@@ -430,6 +386,7 @@ mod tests {
     #[test]
     fn an_end_at_once_is_not_looked_at_before() {
         let ending = Ending {
+            case: "",
             death: Death::Exit,
             size_bytes: 64 << 20,
             wait: Duration::ZERO,

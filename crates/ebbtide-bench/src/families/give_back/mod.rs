@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::families::Family;
+use crate::families::family::{Family, entries};
+use crate::harness::Results;
 use crate::harness::flags::SizedArgs;
-use crate::harness::peers::{self, Entry};
+use crate::harness::peers::{ANY, Takes};
 use crate::harness::runs::{Watched, Worker};
 use crate::harness::sized::{Defaults, Plan};
-use crate::harness::{self, Case, Metric, Results, metric};
 use crate::measured::{Output, WorkerArgs, block, objects};
 use crate::outside::observe::Watch;
 use churn::churn;
@@ -28,93 +28,33 @@ const POLL: Duration = Duration::from_millis(10);
 const VICTIM_TIMES: u64 = 4;
 /// The churn case makes one call for this many bytes that the other cases fill.
 const CHURN_PART: u64 = 16;
-/// In a quick run, the loop's blocks are this many times smaller than what the other cases fill.
-const QUICK_LOOP_PART: u64 = 2;
+/// The loop's blocks are this many times smaller than what the other cases fill, and in a quick run.
+const LOOP_PART: (u64, u64) = (1, 2);
 
-const THINNED: &[Metric] = &[
-    metric("free_ms", "ms to free ten of eleven objects"),
-    metric("t50_ms", "ms after that until half of what can go is gone"),
-    metric("t90_ms", "ms until 90 % of it are gone"),
-    metric("t99_ms", "ms until 99 % of it are gone"),
-    metric(
-        "final_ratio",
-        "resident at the end ÷ (pages with a live byte + resident before)",
-    ),
-    metric(
-        "system_kept_mib",
-        "MiB that the system lacks at the end beyond the live pages",
-    ),
+/// Ebbtide without one of its parts.
+const VARIANTS: [(&str, Takes); 5] = [
+    ("workers=0", ANY),
+    ("dev=gather:inline", ANY),
+    ("dev=depopulate:off", ANY),
+    ("thp=off", ANY),
+    ("workers=0,dev=depopulate:off", |case| case == "churn"),
 ];
 
-const TEMPORARIES: &[Metric] = &[
-    metric("faults_first", "minor faults in the first round"),
-    metric("faults_later", "minor faults a round after the first, mean"),
-    metric("faults_last", "minor faults in the last round"),
-    metric("round_later_ms", "ms a round after the first"),
-    metric(
-        "back_rss_ms",
-        "ms after the last round until 95 % are off the resident size",
-    ),
-    metric(
-        "back_system_ms",
-        "ms after the last round until 95 % are in the system's free memory",
-    ),
-];
+/// The family.
+pub struct Return;
 
-const CHURN: &[Metric] = &[metric("ns_per_pair", "ns a call of malloc or free")];
+impl Family for Return {
+    type Flags = SizedArgs;
+    const NAME: &'static str = "return";
+    const TEXT: &'static str = include_str!("cases.txt");
+    const ROUNDS: (u32, u32) = (3, 1);
+    const QUICK_ROUND_S: f64 = 170.0;
 
-const VICTIM: &[Metric] = &[
-    metric("quiet_p50_ns", "ns an operation, median, quiet"),
-    metric("during_p50_ns", "ns an operation, median, during"),
-    metric("quiet_p99_ns", "ns an operation, 99 %, quiet"),
-    metric("during_p99_ns", "ns an operation, 99 %, during"),
-    metric("quiet_p999_ns", "ns an operation, 99.9 %, quiet"),
-    metric("during_p999_ns", "ns an operation, 99.9 %, during"),
-    metric("quiet_max_ns", "ns an operation, the longest, quiet"),
-    metric("during_max_ns", "ns an operation, the longest, during"),
-];
-
-const THINNED_CASES: [(&str, &str); 6] = [
-    (
-        "small_random",
-        "objects of 64 to 512 bytes; ten of eleven freed at random, then nothing",
-    ),
-    (
-        "small_oldest",
-        "objects of 64 to 512 bytes; the oldest ten of eleven freed in order, then nothing",
-    ),
-    (
-        "medium_random",
-        "objects of 4 to 64 KiB; ten of eleven freed at random, then nothing",
-    ),
-    (
-        "medium_oldest",
-        "objects of 4 to 64 KiB; the oldest ten of eleven freed in order, then nothing",
-    ),
-    (
-        "mix_random",
-        "objects of 64 bytes to 64 KiB; ten of eleven freed at random, then nothing",
-    ),
-    (
-        "mix_oldest",
-        "objects of 64 bytes to 64 KiB; the oldest ten of eleven freed in order, then nothing",
-    ),
-];
-
-const VICTIM_CASES: [(&str, &str); 2] = [
-    (
-        "victim_now",
-        "one thread replaces small objects while another frees a large block and asks for the release",
-    ),
-    (
-        "victim_later",
-        "one thread replaces small objects while another frees a large block and then sleeps for 2 s",
-    ),
-];
-
-fn cases(plan: Plan, loop_bytes: u64, victim_bytes: u64) -> Vec<Case> {
-    let watched = |case, size_bytes, until_back| {
-        Box::new(Watched {
+    fn measure(sized: &SizedArgs) -> Result<Results> {
+        let plan = Plan::new(sized, DEFAULTS, Self::ROUNDS)?;
+        let loop_bytes = plan.size_bytes / sized.bench.pick(LOOP_PART);
+        let victim_bytes = plan.at_most(VICTIM_TIMES * plan.size_bytes);
+        let watched = |case, size_bytes, until_back| Watched {
             case,
             watch: Watch {
                 poll: POLL,
@@ -123,79 +63,16 @@ fn cases(plan: Plan, loop_bytes: u64, victim_bytes: u64) -> Vec<Case> {
                 size_bytes,
             },
             is_thp_off: false,
-        })
-    };
-    let mut cases: Vec<Case> = THINNED_CASES
-        .iter()
-        .map(|(id, about)| Case {
-            id,
-            about,
-            run: watched(id, plan.size_bytes, false),
-            metrics: THINNED,
-        })
-        .collect();
-    cases.push(Case {
-        id: "temporaries",
-        about: "a block made, touched and dropped ten times, then nothing",
-        run: watched("temporaries", loop_bytes, true),
-        metrics: TEMPORARIES,
-    });
-    cases.push(Case {
-        id: "churn",
-        about: "objects of 64 bytes to 16 KiB made and freed at random, in sizes that change: the engine's price",
-        run: Box::new(Worker::new("churn", plan.size_bytes / CHURN_PART)),
-        metrics: CHURN,
-    });
-    for (id, about) in VICTIM_CASES {
-        cases.push(Case {
-            id,
-            about,
-            run: Box::new(Worker::new(id, victim_bytes)),
-            metrics: VICTIM,
-        });
-    }
-    cases
-}
-
-/// The entries besides the peers: Ebbtide without one of its parts.
-fn entries(args: &SizedArgs) -> Result<Vec<Entry>> {
-    let mut entries = peers::rotation(&args.bench, true)?;
-    let own = entries[0].clone();
-    let variants = [
-        "workers=0",
-        "dev=gather:inline",
-        "dev=depopulate:off",
-        "thp=off",
-    ];
-    let idle = own.variant("workers=0,dev=depopulate:off", &["churn"]);
-    let variants = variants.map(|conf| own.variant(conf, &[]));
-    entries.splice(2..2, variants.into_iter().chain([idle]));
-    Ok(entries)
-}
-
-/// The family.
-pub struct Return;
-
-impl Family for Return {
-    type Flags = SizedArgs;
-    const NAME: &'static str = "return";
-    const ABOUT: &'static str = "Freed objects: how much goes back while the program does nothing, and what \
-        that costs the others (an hour with all peers; see --quick, --only, --against)";
-    const ROUNDS: (u32, u32) = (3, 1);
-    const QUICK_ROUND_S: f64 = 170.0;
-
-    fn measure(sized: &SizedArgs) -> Result<Results> {
-        let plan = Plan::new(sized, DEFAULTS, Self::ROUNDS)?;
-        let quick_part = if sized.bench.quick {
-            QUICK_LOOP_PART
-        } else {
-            1
         };
-        let victim_bytes = plan.at_most(VICTIM_TIMES * plan.size_bytes);
-        let mut cases = cases(plan, plan.size_bytes / quick_part, victim_bytes);
-        harness::select(&mut cases, &sized.bench.only)?;
-        let results = plan.run(&cases, entries(sized)?)?;
-        Ok(results)
+        let cases = Self::cases(&sized.bench.only, |id| {
+            Some(match id {
+                "temporaries" => Box::new(watched(id, loop_bytes, true)),
+                "churn" => Box::new(Worker::new(id, plan.size_bytes / CHURN_PART)),
+                "victim_now" | "victim_later" => Box::new(Worker::new(id, victim_bytes)),
+                _ => Box::new(watched(id, plan.size_bytes, false)),
+            })
+        })?;
+        plan.run(&cases, entries(&sized.bench, true, &VARIANTS)?)
     }
 
     fn process(args: &WorkerArgs) -> Option<Result<Output>> {

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use ebbtide_tools::out;
 
-use crate::families::Family;
+use crate::families::family::{Family, entries};
 use crate::harness::flags::BenchArgs;
-use crate::harness::peers::{self, Entry};
+use crate::harness::peers::{ANY, Entry, Takes};
 use crate::harness::process::{Starter, finish};
-use crate::harness::{self, Case, Metric, Results, Run, metric};
+use crate::harness::{self, Case, Results, Run};
 use crate::measured::{Output, WorkerArgs};
 use crate::outside::swap::{Keeper, join, limit_group};
 use search::CHUNK_BYTES;
@@ -24,32 +24,11 @@ const LIMIT_BYTES: (u64, u64) = (2 << 30, 512 << 20);
 /// Part of the limit that is not for chunks: 64 copies, eight programs, and memory that allocators keep.
 const REST_BYTES: u64 = 256 << 20;
 
-const METRICS: &[Metric] = &[metric(
-    "us_per_search",
-    "µs a search, with all processes at work",
-)];
-
-const PLENTY: &str = "copy a chunk of 512 KiB, search it, free it; memory for all";
-const LIMITED: &str = "the same within a memory cgroup";
-
-/// The cases and their numbers of processes.
-const SHAPES: [(&str, &str, u64); 9] = [
-    ("search_1x1", "search_limit_1x1", 1),
-    ("search_1x4", "search_limit_1x4", 1),
-    ("search_1x8", "search_limit_1x8", 1),
-    ("search_4x1", "search_limit_4x1", 4),
-    ("search_4x4", "search_limit_4x4", 4),
-    ("search_4x8", "search_limit_4x8", 4),
-    ("search_8x1", "search_limit_8x1", 8),
-    ("search_8x4", "search_limit_8x4", 8),
-    ("search_8x8", "search_limit_8x8", 8),
-];
-
 /// Variants: freed memory is released at once; is made lazy at once; is made lazy if that was seen to be worth it.
-const VARIANTS: [&str; 3] = [
-    "retain_ms=0,lazyfree=off",
-    "retain_ms=0,lazyfree=always",
-    "retain_ms=0,lazyfree=auto",
+const VARIANTS: [(&str, Takes); 3] = [
+    ("retain_ms=0,lazyfree=off", ANY),
+    ("retain_ms=0,lazyfree=always", ANY),
+    ("retain_ms=0,lazyfree=auto", ANY),
 ];
 
 /// Number of chunks that each process can have within the limit.
@@ -81,37 +60,26 @@ impl Run for Search {
     }
 }
 
-fn cases(chunks: u64, limit_bytes: u64, group: Option<&Path>) -> Vec<Case> {
-    let case = |id, about, chunks_each, group: Option<&Path>| Case {
-        id,
-        about,
-        run: Box::new(Search {
-            case: id,
-            chunks: chunks_each,
+fn cases(
+    only: &[String],
+    chunks: u64,
+    limit_bytes: u64,
+    group: Option<&Path>,
+) -> Result<Vec<Case>> {
+    Lazyfree::cases(only, |case| {
+        let (processes, _) = search::shape(case)?;
+        let is_limited = case.starts_with("search_limit_");
+        let (group, most) = match is_limited {
+            true => (Some(group?), most_chunks(limit_bytes, processes)),
+            false => (None, chunks),
+        };
+        Some(Box::new(Search {
+            case,
+            chunks: chunks.min(most),
             searches_of_chunks: chunks,
             group: group.map(Path::to_path_buf),
-        }),
-        metrics: METRICS,
-    };
-    let mut cases: Vec<Case> = SHAPES
-        .iter()
-        .map(|(id, _, _)| case(id, PLENTY, chunks, None))
-        .collect();
-    if let Some(group) = group {
-        cases.extend(SHAPES.iter().map(|(_, id, processes)| {
-            let most = most_chunks(limit_bytes, *processes);
-            case(id, LIMITED, chunks.min(most), Some(group))
-        }));
-    }
-    cases
-}
-
-/// The entries besides the peers: Ebbtide when it retains nothing.
-fn entries(args: &BenchArgs) -> Result<Vec<Entry>> {
-    let mut entries = peers::rotation(args, false)?;
-    let own = entries[0].clone();
-    entries.splice(2..2, VARIANTS.map(|conf| own.variant(conf, &[])));
-    Ok(entries)
+        }))
+    })
 }
 
 /// The family.
@@ -120,29 +88,19 @@ pub struct Lazyfree;
 impl Family for Lazyfree {
     type Flags = BenchArgs;
     const NAME: &'static str = "lazyfree";
-    const ABOUT: &'static str = "Programs that free what they soon want again: copy, search, free, in processes and \
-        threads, with memory for all and within a limit (as root); an hour with all peers; \
-        see --quick, --only, --against";
+    const TEXT: &'static str = include_str!("cases.txt");
     const ROUNDS: (u32, u32) = (3, 1);
     const QUICK_ROUND_S: f64 = 27.0;
 
     fn measure(args: &BenchArgs) -> Result<Results> {
-        let pick = |(full, quick)| if args.quick { quick } else { full };
-        let (chunks, limit_bytes) = (pick(CHUNKS), pick(LIMIT_BYTES));
+        let (chunks, limit_bytes) = (args.pick(CHUNKS), args.pick(LIMIT_BYTES));
         let rounds = args.rounds_or(Self::ROUNDS);
-        let entries = entries(args)?;
-        let (keeper, group) = match limited(limit_bytes) {
-            Ok(keeper) => {
-                let group = keeper.kept.group.clone();
-                (Some(keeper), group)
-            }
-            Err(error) => {
-                out::warning(&format!("without a limit only: {error:#}"));
-                (None, None)
-            }
-        };
-        let mut cases = cases(chunks, limit_bytes, group.as_deref());
-        harness::select(&mut cases, &args.only)?;
+        let entries = entries(args, false, &VARIANTS)?;
+        let keeper = limited(limit_bytes)
+            .inspect_err(|error| out::warning(&format!("without a limit only: {error:#}")))
+            .ok();
+        let group = keeper.as_ref().and_then(|keeper| keeper.group().ok());
+        let cases = cases(&args.only, chunks, limit_bytes, group)?;
         let largest = 8 * chunks * CHUNK_BYTES as u64;
         let mut results = harness::run(&cases, entries, rounds, largest)?;
         results.notes.push(format!(
@@ -162,11 +120,11 @@ impl Family for Lazyfree {
     fn process(args: &WorkerArgs) -> Option<Result<Output>> {
         let (case, chunks) = (args.case.as_str(), args.amount);
         if case.starts_with("search_") {
-            let searches_of_chunks = args.more().and_then(|text| {
-                let text = text.to_str().context("not a number")?;
-                text.parse().context("not a number")
+            let more = args.more().and_then(|text| {
+                let number = text.to_str().and_then(|text| text.parse().ok());
+                number.context("not a number")
             });
-            return Some(searches_of_chunks.and_then(|of| search::run(case, chunks, of)));
+            return Some(more.and_then(|of| search::run(case, chunks, of)));
         }
         let is_searcher = case.starts_with("searcher_");
         is_searcher.then(|| search::searcher(case, chunks))
@@ -176,13 +134,7 @@ impl Family for Lazyfree {
 /// Makes a cgroup with a limit, for the time of the run.
 fn limited(bytes: u64) -> Result<Keeper> {
     let keeper = Keeper::start(0)?;
-    let group = keeper.kept.group.as_deref();
-    match group {
-        Some(group) => limit_group(group, Some(bytes))?,
-        None => anyhow::bail!(
-            "no memory cgroup can be made here (version 1, or 2 with the memory controller)"
-        ),
-    }
+    limit_group(keeper.group()?, Some(bytes))?;
     Ok(keeper)
 }
 
@@ -192,9 +144,11 @@ mod tests {
 
     #[test]
     fn what_is_live_fits_into_the_limit() {
-        let cases = cases(CHUNKS.0, LIMIT_BYTES.0, Some(Path::new("/x")));
+        let group = Some(Path::new("/x"));
+        let cases = cases(&[], CHUNKS.0, LIMIT_BYTES.0, group).unwrap();
         assert_eq!(cases.len(), 18);
-        for (_, _, processes) in SHAPES {
+        for case in cases {
+            let (processes, _) = search::shape(case.id).unwrap();
             let chunks = CHUNKS.0.min(most_chunks(LIMIT_BYTES.0, processes));
             assert!(chunks * processes * CHUNK_BYTES as u64 <= LIMIT_BYTES.0 - REST_BYTES);
             assert!(chunks >= CHUNKS.0 / 8 * 7);

@@ -9,15 +9,18 @@
 //! The number of searches is the same in all cases, so the figure is the time of one search while the whole machine
 //! is busy.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Read;
+use std::process::{Child, Stdio};
 use std::sync::Barrier;
+use std::time::Instant;
 use std::{ptr, slice};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
-use crate::measured::link::{self, now_ns};
-use crate::measured::{Output, Random, alloc, release};
+use crate::harness::process::TIMEOUT;
+use crate::measured::calls::now_ns;
+use crate::measured::{Output, Random, alloc, link, release, worker};
+use crate::outside::observe::{Killed, answer, mark};
 
 /// Bytes of a chunk, and of each copy.
 pub const CHUNK_BYTES: usize = 512 << 10;
@@ -28,7 +31,7 @@ const BEGAN: &str = "began_ns";
 const ENDED: &str = "ended_ns";
 
 /// The numbers in a case's name `…_8x4`: processes and threads.
-fn shape(case: &str) -> Option<(u64, u64)> {
+pub fn shape(case: &str) -> Option<(u64, u64)> {
     let (processes, threads) = case.rsplit('_').next()?.split_once('x')?;
     Some((processes.parse().ok()?, threads.parse().ok()?))
 }
@@ -37,86 +40,49 @@ fn shape(case: &str) -> Option<(u64, u64)> {
 pub fn run(case: &str, chunks: u64, searches_of_chunks: u64) -> Result<Output> {
     let (processes, threads) = shape(case).context("not a case like search_8x4")?;
     let each = (searches_of_chunks * PER_CHUNK / (processes * threads)).max(1);
-    let mut searchers = Vec::new();
-    for _ in 0..processes {
-        searchers.push(Searcher::start(threads, each, chunks)?);
+    let starts = (0..processes).map(|_| start(threads, each, chunks));
+    let mut searchers = starts.collect::<Result<Vec<_>>>()?;
+    for Killed(searcher) in &mut searchers {
+        let limit = Instant::now() + TIMEOUT;
+        mark(searcher, "base", limit).map_err(|_| anyhow!(how_it_ended(searcher)))?;
     }
-    for searcher in &mut searchers {
-        searcher.wait_until_filled()?;
-    }
-    for searcher in &mut searchers {
-        searcher.input.write_all(b"g")?;
+    for Killed(searcher) in &mut searchers {
+        answer(searcher)?;
     }
     let (mut began, mut ended, mut checksum) = (f64::INFINITY, 0f64, 0u64);
-    for searcher in searchers {
-        let output = searcher.finish()?;
+    for Killed(searcher) in &mut searchers {
+        let output = finish(searcher)?;
         began = began.min(output.metrics[BEGAN]);
         ended = ended.max(output.metrics[ENDED]);
         checksum = checksum.wrapping_add(output.checksum);
     }
     let searches = each * processes * threads;
-    Ok(Output {
-        checksum,
-        metrics: [(
-            "us_per_search".to_owned(),
-            (ended - began) / 1e3 / searches as f64,
-        )]
-        .into(),
-        ..Output::default()
-    })
+    let us_per_search = (ended - began) / 1e3 / searches as f64;
+    Ok(Output::new(checksum, [("us_per_search", us_per_search)]))
 }
 
-struct Searcher {
-    child: Child,
-    input: ChildStdin,
-    said: BufReader<ChildStdout>,
+/// Starts a process that searches.
+fn start(threads: u64, searches: u64, chunks: u64) -> Result<Killed> {
+    let child = worker(&format!("searcher_{searches}x{threads}"), chunks)?
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    Ok(Killed(child.context("cannot start a process")?))
 }
 
-impl Searcher {
-    fn start(threads: u64, searches: u64, chunks: u64) -> Result<Self> {
-        let exe = std::env::current_exe().context("cannot find this program")?;
-        let case = format!("searcher_{searches}x{threads}");
-        let mut child = Command::new(exe)
-            .args(["worker", &case, &chunks.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start a process")?;
-        Ok(Searcher {
-            input: child.stdin.take().context("no pipe")?,
-            said: BufReader::new(child.stdout.take().context("no pipe")?),
-            child,
-        })
-    }
-
-    fn wait_until_filled(&mut self) -> Result<()> {
-        let mut line = String::new();
-        self.said.read_line(&mut line)?;
-        if line.trim() != "@base" {
-            bail!("a process {}", self.how_it_ended());
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<Output> {
-        let mut text = String::new();
-        self.said.read_to_string(&mut text)?;
-        serde_json::from_str(text.trim())
-            .with_context(|| format!("a process {}", self.how_it_ended()))
-    }
-
-    /// Describes the end of a process. Most likely the kernel killed it because memory was short.
-    fn how_it_ended(&mut self) -> String {
-        self.child
-            .wait()
-            .map_or_else(|e| e.to_string(), |status| format!("ends with {status}"))
-    }
+/// Reads the figures of a process that searches.
+fn finish(searcher: &mut Child) -> Result<Output> {
+    let mut text = String::new();
+    let said = searcher.stdout.as_mut().context("no pipe")?;
+    said.read_to_string(&mut text)?;
+    serde_json::from_str(text.trim()).with_context(|| how_it_ended(searcher))
 }
 
-impl Drop for Searcher {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// Describes the end of a process. Most likely the kernel killed it because memory was short.
+fn how_it_ended(searcher: &mut Child) -> String {
+    match searcher.wait() {
+        Ok(status) => format!("a process ends with {status}"),
+        Err(error) => format!("a process {error}"),
     }
 }
 
@@ -130,25 +96,26 @@ pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
     let (searches, threads) = shape(case).context("not a case like searcher_100x4")?;
     ensure!(chunks > 0, "no chunks");
     let chunks: Vec<usize> = (0..chunks).map(|number| filled(number) as usize).collect();
-    let gate = Gate::new(threads);
+    // Each is for the threads, and for the one that started them.
+    let [all_copied, begin] = [(); 2].map(|()| Barrier::new(threads as usize + 1));
     let (began, checksum) = std::thread::scope(|scope| {
         let started: Vec<_> = (0..threads)
             .map(|seed| {
-                let (chunks, gate) = (&chunks, &gate);
+                let (chunks, all_copied, begin) = (&chunks, &all_copied, &begin);
                 scope.spawn(move || {
                     let copy = copied(chunks[seed as usize % chunks.len()]);
-                    gate.copied.wait();
+                    all_copied.wait();
                     // SAFETY: allocated above, freed once.
                     unsafe { release(copy) };
-                    gate.begin.wait();
+                    begin.wait();
                     search(chunks, searches, seed)
                 })
             })
             .collect();
-        gate.copied.wait();
+        all_copied.wait();
         link::base();
         let began = now_ns();
-        gate.begin.wait();
+        begin.wait();
         let sum = started
             .into_iter()
             .map(|thread| thread.join().unwrap_or(0))
@@ -160,30 +127,8 @@ pub fn searcher(case: &str, chunks: u64) -> Result<Output> {
         // SAFETY: allocated by `filled`, freed once.
         unsafe { release(chunk as *mut u8) };
     }
-    Ok(Output {
-        checksum,
-        metrics: [(BEGAN, began), (ENDED, ended)]
-            .map(|(name, value)| (name.to_owned(), value as f64))
-            .into(),
-        ..Output::default()
-    })
-}
-
-/// Lets the threads wait for each other, and for the thread that started them.
-struct Gate {
-    /// Every thread has made a copy.
-    copied: Barrier,
-    begin: Barrier,
-}
-
-impl Gate {
-    fn new(threads: u64) -> Self {
-        let all = threads as usize + 1;
-        Gate {
-            copied: Barrier::new(all),
-            begin: Barrier::new(all),
-        }
-    }
+    let metrics = [(BEGAN, began as f64), (ENDED, ended as f64)];
+    Ok(Output::new(checksum, metrics))
 }
 
 /// Copies a chunk.

@@ -1,14 +1,13 @@
 //! The measured process of the micro family: single operations, and filling.
 
-use std::fs;
 use std::hint::black_box;
 use std::ptr;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use ebbtide_tools::out;
-use ebbtide_tools::proc::{self, kib_field};
+use ebbtide_tools::{machine, out};
 
+use crate::measured::calls::status_bytes;
 use crate::measured::{Output, Random, alloc, release, timed};
 
 /// Objects in a batch.
@@ -102,8 +101,7 @@ struct Link {
 /// Fills `bytes` with objects of 64 to 512 bytes and touches every cache line. Then it frees all objects, the oldest
 /// last. The objects hold the list themselves.
 pub fn fill(bytes: u64) -> Result<Output> {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    if let Some(available) = kib_field(&info, "MemAvailable") {
+    if let Some(available) = machine::available_bytes() {
         ensure!(
             available / 2 > bytes,
             "filling {} needs twice that available; use --quick, or stop other programs",
@@ -113,7 +111,7 @@ pub fn fill(bytes: u64) -> Result<Output> {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let mut head: *mut Link = ptr::null_mut();
     let (mut live_bytes, mut objects) = (0u64, 0u64);
-    let before_bytes = rss_bytes();
+    let before_bytes = status_bytes("VmRSS");
     let began = Instant::now();
     while live_bytes < bytes {
         let size_bytes = random.size_bytes();
@@ -133,7 +131,7 @@ pub fn fill(bytes: u64) -> Result<Output> {
         objects += 1;
     }
     let fill_s = began.elapsed().as_secs_f64();
-    let resident_bytes = rss_bytes().saturating_sub(before_bytes);
+    let resident_bytes = status_bytes("VmRSS").saturating_sub(before_bytes);
 
     let mut freed_bytes = 0u64;
     let began = Instant::now();
@@ -156,33 +154,17 @@ pub fn fill(bytes: u64) -> Result<Output> {
         ("free_s", free_s),
         ("rss_per_live", resident_bytes as f64 / live_bytes as f64),
     ];
-    Ok(Output {
-        checksum: live_bytes.wrapping_mul(31).wrapping_add(objects),
-        metrics: metrics.map(|(k, v)| (k.to_owned(), v)).into(),
-        ..Output::default()
-    })
-}
-
-fn status_bytes(name: &str) -> u64 {
-    proc::text("/proc/self/status")
-        .and_then(|t| kib_field(&t, name))
-        .unwrap_or(0)
-}
-
-fn rss_bytes() -> u64 {
-    status_bytes("VmRSS")
+    let checksum = live_bytes.wrapping_mul(31).wrapping_add(objects);
+    Ok(Output::new(checksum, metrics))
 }
 
 /// The memory of a process that does nothing. Used if there is no C compiler.
 pub fn rss() -> Output {
     let kib = |name| status_bytes(name) as f64 / 1024.0;
-    Output {
-        checksum: 0,
-        metrics: [("rss_kib", kib("VmRSS")), ("rss_peak_kib", kib("VmHWM"))]
-            .map(|(k, v)| (k.to_owned(), v))
-            .into(),
-        ..Output::default()
-    }
+    Output::new(
+        0,
+        [("rss_kib", kib("VmRSS")), ("rss_peak_kib", kib("VmHWM"))],
+    )
 }
 
 #[cfg(test)]

@@ -11,37 +11,34 @@
 //! process starts. It does so after the pause, when the first process has released its memory. The reason is the
 //! host: it takes back free memory, and provides it again at a cost that varies more than the measured effect.
 
-use std::io::{BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::families::neighbour::warm::Warm;
+use crate::families::neighbour::warm::{held, held_before_it_is_needed};
 use crate::harness::Run;
 use crate::harness::peers::Entry;
-use crate::harness::process::{Starter, warm_host};
+use crate::harness::process::{self, Starter, TIMEOUT, parse, piped, warm_host};
+use crate::measured::calls::{now_ns, page_bytes};
 use crate::measured::content::words;
-use crate::measured::link::{now_ns, page_bytes};
-use crate::measured::{Output, Random, alloc};
-use crate::outside::observe::mark;
+use crate::measured::{MIB, Output, Random, alloc};
+use crate::outside::observe::{Killed, answer, mark};
 use crate::outside::swap::{self, Keeper, join};
 
 /// Maximum run time of the second process; then it is killed.
 pub const WAIT: Duration = Duration::from_secs(60);
 /// Time for the first process to check the memory that it kept.
 const LOOK_WAIT: Duration = Duration::from_secs(60);
-const POLL: Duration = Duration::from_millis(1);
 /// Time that the warm process needs to return 3 GiB.
 const END_OF_WARM: Duration = Duration::from_millis(200);
 
 /// Bytes of one allocation of the second process.
 const PIECE_BYTES: usize = 1 << 20;
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
-const MIB: f64 = (1 << 20) as f64;
 
 /// Parameters of a run.
 #[derive(Clone, Debug)]
@@ -69,49 +66,127 @@ impl Pair {
     fn warm_bytes(&self) -> u64 {
         self.size_bytes * 3 / 2
     }
+
+    /// Runs the second process alone, or beside the first.
+    fn part(&self, starter: &Starter, entry: &Entry, has_first: bool) -> Result<Seen> {
+        let worker = |case| starter.worker(case, self.size_bytes, entry, "");
+        // Dropped last, because that removes the cgroup and the swap.
+        let keeper = Keeper::start(if self.has_swap { self.size_bytes } else { 0 })?;
+        let group = keeper.group()?;
+        swap::limit_group(group, Some(self.limit_bytes()))?;
+        if !self.has_swap {
+            swap::forbid_swap(group)?;
+        }
+        warm_host(self.touched_bytes())?;
+        let before_bytes = swap::written_bytes()?;
+        let mut first = None;
+        let mut freed = Instant::now();
+        if has_first {
+            let (process, when) = self.start_first(worker("neighbour_first"), group)?;
+            (first, freed) = (Some(process), when);
+        } else {
+            drop(held_before_it_is_needed(self.warm_bytes())?);
+            sleep(END_OF_WARM);
+        }
+        let unsplit_bytes = swap::group_usage_bytes(group)?;
+        let paused = freed.elapsed();
+        let second = start(worker("neighbour_second"), group)?;
+        let mut kills = 0;
+        let second = end(second, WAIT)?;
+        let swapped_bytes = swap::written_bytes()?.saturating_sub(before_bytes);
+        let second = match second {
+            End::Said(output) => Some(output),
+            End::Killed => {
+                kills += 1;
+                None
+            }
+            End::Late => None,
+        };
+        if let Some(first) = first {
+            match end(first, LOOK_WAIT).context("the first process")? {
+                End::Said(_) => {}
+                End::Killed => kills += 1,
+                End::Late => bail!("the first process does not end"),
+            }
+        }
+        Ok(Seen {
+            second,
+            swapped_bytes,
+            kills,
+            unsplit_bytes,
+            paused,
+        })
+    }
+
+    /// Starts the first process. When this returns, it has filled, freed, and done nothing for the pause. Also
+    /// returns the time of its last free.
+    fn start_first(&self, command: Command, group: &Path) -> Result<(Killed, Instant)> {
+        let mut first = start(command, group)?;
+        let next = |first: &mut Killed, name: &str| {
+            mark(&mut first.0, name, Instant::now() + TIMEOUT).context("the first process")
+        };
+        next(&mut first, "base")?;
+        answer(&mut first.0)?;
+        next(&mut first, "filled")?;
+        let bytes = self.warm_bytes();
+        let at_once = self.pause.is_zero();
+        // Held throughout a pause too, so that the memory can soon be touched again.
+        let warm = if at_once {
+            held_before_it_is_needed(bytes)?
+        } else {
+            held(bytes)?
+        };
+        answer(&mut first.0)?;
+        next(&mut first, "freed")?;
+        let freed = Instant::now();
+        if at_once {
+            return Ok((first, freed));
+        }
+        sleep(self.pause);
+        drop(warm);
+        // Not before this point. Free memory that the first process has split up, and that the host may have taken,
+        // is then used first.
+        drop(held_before_it_is_needed(bytes)?);
+        sleep(END_OF_WARM);
+        Ok((first, freed))
+    }
 }
 
 impl Run for Pair {
+    /// Runs the second process alone, then beside the first.
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
-        run(self, &|case, bytes| starter.worker(case, bytes, entry, ""))
+        let alone = self.part(starter, entry, false)?.second;
+        let mut output =
+            alone.context("the second process does not get through even without the first")?;
+        let alone_s = second_s(&output)?;
+        let with = self.part(starter, entry, true)?;
+        let second_s = match &with.second {
+            Some(second) => {
+                ensure!(
+                    second.checksum == output.checksum,
+                    "wrong result: checksum {:x}, alone {:x}",
+                    second.checksum,
+                    output.checksum
+                );
+                second_s(second)?
+            }
+            None => f64::INFINITY,
+        };
+        output.add([
+            ("second_s", second_s),
+            ("alone_s", alone_s),
+            ("ratio", second_s / alone_s),
+            ("swapped_mib", with.swapped_bytes as f64 / MIB),
+            ("kills", f64::from(with.kills)),
+            ("held_mib", with.unsplit_bytes as f64 / MIB),
+            ("pause_s", with.paused.as_secs_f64()),
+        ]);
+        Ok(output)
     }
 
     fn idle(&self) -> Duration {
         self.pause
     }
-}
-
-/// Runs the second process alone, then beside the first. `worker` makes the command for a case and an amount.
-fn run(what: &Pair, worker: &dyn Fn(&str, u64) -> Command) -> Result<Output> {
-    let alone = part(what, worker, false)?.second;
-    let mut output =
-        alone.context("the second process does not get through even without the first")?;
-    let alone_s = second_s(&output)?;
-    let with = part(what, worker, true)?;
-    let second_s = match &with.second {
-        Some(second) => {
-            ensure!(
-                second.checksum == output.checksum,
-                "wrong result: checksum {:x}, alone {:x}",
-                second.checksum,
-                output.checksum
-            );
-            second_s(second)?
-        }
-        None => f64::INFINITY,
-    };
-    output.metrics = [
-        ("second_s", second_s),
-        ("alone_s", alone_s),
-        ("ratio", second_s / alone_s),
-        ("swapped_mib", with.swapped_bytes as f64 / MIB),
-        ("kills", f64::from(with.kills)),
-        ("held_mib", with.unsplit_bytes as f64 / MIB),
-        ("pause_s", with.paused.as_secs_f64()),
-    ]
-    .map(|(k, v)| (k.to_owned(), v))
-    .into();
-    Ok(output)
 }
 
 fn second_s(output: &Output) -> Result<f64> {
@@ -130,56 +205,6 @@ struct Seen {
     paused: Duration,
 }
 
-fn part(what: &Pair, worker: &dyn Fn(&str, u64) -> Command, has_first: bool) -> Result<Seen> {
-    // Dropped last, because that removes the cgroup and the swap.
-    let keeper = Keeper::start(if what.has_swap { what.size_bytes } else { 0 })?;
-    let group = keeper.kept.group.as_deref().context("no memory cgroup")?;
-    swap::limit_group(group, Some(what.limit_bytes()))?;
-    if !what.has_swap {
-        swap::forbid_swap(group)?;
-    }
-    warm_host(what.touched_bytes())?;
-    let before_bytes = swap::written_bytes()?;
-    let mut first = None;
-    let mut freed = Instant::now();
-    if has_first {
-        let command = worker("neighbour_first", what.size_bytes);
-        let (process, when) = Process::first(command, group, what)?;
-        (first, freed) = (Some(process), when);
-    } else {
-        drop(Warm::before_it_is_needed(what.warm_bytes())?);
-        sleep(END_OF_WARM);
-    }
-    let unsplit_bytes = swap::group_usage_bytes(group)?;
-    let paused = freed.elapsed();
-    let second = Process::start(worker("neighbour_second", what.size_bytes), group)?;
-    let mut kills = 0;
-    let second = second.end(WAIT)?;
-    let swapped_bytes = swap::written_bytes()?.saturating_sub(before_bytes);
-    let second = match second {
-        End::Said(output) => Some(output),
-        End::Killed => {
-            kills += 1;
-            None
-        }
-        End::Late => None,
-    };
-    if let Some(first) = first {
-        match first.end(LOOK_WAIT).context("the first process")? {
-            End::Said(_) => {}
-            End::Killed => kills += 1,
-            End::Late => bail!("the first process does not end"),
-        }
-    }
-    Ok(Seen {
-        second,
-        swapped_bytes,
-        kills,
-        unsplit_bytes,
-        paused,
-    })
-}
-
 /// The way in which a process ended.
 enum End {
     Said(Output),
@@ -189,101 +214,25 @@ enum End {
     Late,
 }
 
-/// One of the two processes. It is killed on drop.
-struct Process {
-    child: Child,
-    input: ChildStdin,
-    said: BufReader<ChildStdout>,
+/// Starts one of the two processes in the cgroup.
+fn start(mut command: Command, group: &Path) -> Result<Killed> {
+    piped(&mut command);
+    join(&mut command, group)?;
+    Ok(Killed(command.spawn().context("cannot start")?))
 }
 
-impl Process {
-    fn start(mut command: Command, group: &Path) -> Result<Self> {
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        join(&mut command, group)?;
-        let mut child = command.spawn().context("cannot start")?;
-        let input = child.stdin.take().context("no pipe")?;
-        let said = BufReader::new(child.stdout.take().context("no pipe")?);
-        Ok(Process { child, input, said })
-    }
-
-    /// Starts the first process. When this returns, it has filled, freed, and done nothing for the pause. Also
-    /// returns the time of its last free.
-    fn first(command: Command, group: &Path, what: &Pair) -> Result<(Self, Instant)> {
-        let mut first = Process::start(command, group)?;
-        first.next("base")?;
-        first.answer()?;
-        first.next("filled")?;
-        let bytes = what.warm_bytes();
-        let at_once = what.pause.is_zero();
-        // Held throughout a pause too, so that the memory can soon be touched again.
-        let warm = if at_once {
-            Warm::before_it_is_needed(bytes)?
-        } else {
-            Warm::start(bytes)?
-        };
-        first.answer()?;
-        first.next("freed")?;
-        let freed = Instant::now();
-        if at_once {
-            return Ok((first, freed));
+/// Answers a process and waits for it.
+fn end(mut process: Killed, most: Duration) -> Result<End> {
+    let child = &mut process.0;
+    // If nothing reads the answer, the process was killed, and its status shows that.
+    let _ = answer(child);
+    match process::wait(child, most)? {
+        None => Ok(End::Late),
+        Some(status) if status.signal() == Some(libc::SIGKILL) => Ok(End::Killed),
+        Some(status) => {
+            let (said, _) = process::rest(child, status, false)?;
+            parse(said.lines().last().unwrap_or_default()).map(End::Said)
         }
-        sleep(what.pause);
-        drop(warm);
-        // Not before this point. Free memory that the first process has split up, and that the host may have taken,
-        // is then used first.
-        drop(Warm::before_it_is_needed(bytes)?);
-        sleep(END_OF_WARM);
-        Ok((first, freed))
-    }
-
-    fn next(&mut self, name: &str) -> Result<()> {
-        mark(&mut self.said, name).context("the first process")?;
-        Ok(())
-    }
-
-    fn answer(&mut self) -> Result<()> {
-        Ok(self.input.write_all(b"g")?)
-    }
-
-    /// Answers the process and waits for it.
-    fn end(mut self, wait: Duration) -> Result<End> {
-        // If nothing reads the answer, the process was killed, and its status shows that.
-        let _ = self.answer();
-        let limit = Instant::now() + wait;
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            if Instant::now() > limit {
-                return Ok(End::Late);
-            }
-            sleep(POLL);
-        };
-        if status.signal() == Some(libc::SIGKILL) {
-            return Ok(End::Killed);
-        }
-        self.output(status).map(End::Said)
-    }
-
-    fn output(&mut self, status: ExitStatus) -> Result<Output> {
-        let (mut said, mut errors) = (String::new(), String::new());
-        self.said.read_to_string(&mut said)?;
-        let mut pipe = self.child.stderr.take().context("no pipe")?;
-        pipe.read_to_string(&mut errors)?;
-        let first_error = errors.lines().next().unwrap_or_default();
-        ensure!(status.success(), "ends with {status} {first_error}");
-        let line = said.lines().last().unwrap_or_default();
-        serde_json::from_str(line).with_context(|| format!("not a worker's line: {line:?}"))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -315,11 +264,7 @@ pub fn second(bytes: u64) -> Result<Output> {
             .fold(sum, |sum, word| sum.rotate_left(1) ^ word);
     }
     let second_s = (now_ns() - began) as f64 / 1e9;
-    Ok(Output {
-        checksum: sum,
-        metrics: [("second_s".to_owned(), second_s)].into(),
-        ..Output::default()
-    })
+    Ok(Output::new(sum, [("second_s", second_s)]))
 }
 
 #[cfg(test)]
@@ -349,26 +294,18 @@ mod tests {
     fn ends_are_told_apart() {
         let start = |script: &str| {
             let mut command = Command::new("sh");
-            command
-                .args(["-c", script])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            let mut child = command.spawn().unwrap();
-            Process {
-                input: child.stdin.take().unwrap(),
-                said: BufReader::new(child.stdout.take().unwrap()),
-                child,
-            }
+            command.args(["-c", script]);
+            piped(&mut command);
+            Killed(command.spawn().unwrap())
         };
         let long = Duration::from_secs(10);
-        let killed = start("kill -9 $$").end(long).unwrap();
+        let killed = end(start("kill -9 $$"), long).unwrap();
         assert!(matches!(killed, End::Killed));
-        let late = start("exec sleep 100").end(Duration::from_millis(50));
+        let late = end(start("exec sleep 100"), Duration::from_millis(50));
         assert!(matches!(late.unwrap(), End::Late));
-        let said = start(r#"echo '{"checksum":7,"metrics":{}}'"#).end(long);
+        let said = end(start(r#"echo '{"checksum":7,"metrics":{}}'"#), long);
         assert!(matches!(said.unwrap(), End::Said(o) if o.checksum == 7));
-        let error = start("echo why >&2; exit 3").end(long).err().unwrap();
+        let error = end(start("echo why >&2; exit 3"), long).err().unwrap();
         assert!(error.to_string().contains("why"), "{error:#}");
     }
 }

@@ -10,9 +10,10 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use ebbtide_tools::{machine, out, values};
 
-use crate::families::Family;
+use crate::families::family::{Family, entries};
 use crate::harness::flags::BenchArgs;
-use crate::harness::{self, Case, Metric, Results, metric, peers};
+use crate::harness::peers::ANY;
+use crate::harness::{self, Results};
 use crate::measured::{Output, WorkerArgs, objects};
 use crate::outside::swap::Keeper;
 use beside::{Pair, WAIT};
@@ -23,55 +24,6 @@ const PAUSE: Duration = Duration::from_millis(2500);
 
 /// Ebbtide that releases nothing by itself.
 const ABSENCE: &str = "pressure=off,workers=0";
-
-const METRICS: &[Metric] = &[
-    metric(
-        "second_s",
-        "s until the second process has filled and read its memory",
-    ),
-    metric("alone_s", "s for the same without the first process"),
-    metric("ratio", "the first of these times over the second"),
-    metric("swapped_mib", "MiB written to swap meanwhile"),
-    metric("kills", "of the two processes, killed for want of memory"),
-    metric(
-        "held_mib",
-        "MiB in the cgroup when the second process starts",
-    ),
-    metric(
-        "pause_s",
-        "s from the first's last free to the second's start: the benchmark's own",
-    ),
-];
-/// The cases without a pause do not report it.
-const AT_ONCE_METRICS: &[Metric] = METRICS.split_at(METRICS.len() - 1).0;
-
-/// The cases: name, description, whether there is a pause, whether there is swap.
-const CASES: [(&str, &str, bool, bool); 4] = [
-    (
-        "pause",
-        "the second starts after a pause; no swap",
-        true,
-        false,
-    ),
-    (
-        "pause_swap",
-        "the second starts after a pause; with swap",
-        true,
-        true,
-    ),
-    (
-        "at_once",
-        "the second starts when the first has freed; no swap",
-        false,
-        false,
-    ),
-    (
-        "at_once_swap",
-        "the second starts when the first has freed; with swap",
-        false,
-        true,
-    ),
-];
 
 /// `ebbtide bench neighbour`.
 #[derive(Debug, Args)]
@@ -88,31 +40,21 @@ pub struct NeighbourArgs {
     pub pause: Option<Duration>,
 }
 
-impl AsRef<BenchArgs> for NeighbourArgs {
-    fn as_ref(&self) -> &BenchArgs {
-        &self.bench
-    }
-}
-
 /// The family.
 pub struct Neighbour;
 
 impl Family for Neighbour {
     type Flags = NeighbourArgs;
     const NAME: &'static str = "neighbour";
-    const ABOUT: &'static str = "A process that had much memory and does nothing, and one that needs as much, within one \
-        limit: what the first costs the second, with swap and without; as root (see --quick, --pause, \
-        --only, --against)";
+    const TEXT: &'static str = include_str!("cases.txt");
     const ROUNDS: (u32, u32) = (3, 1);
     const QUICK_ROUND_S: f64 = 160.0;
 
     fn measure(args: &NeighbourArgs) -> Result<Results> {
-        let quick = args.bench.quick;
-        let pick = |(full, short)| if quick { short } else { full };
         let pause = args.pause.unwrap_or(PAUSE);
         let rounds = args.bench.rounds_or(Self::ROUNDS);
         let sized = Pair {
-            size_bytes: args.size.unwrap_or(pick(SIZE_BYTES)),
+            size_bytes: args.size.unwrap_or(args.bench.pick(SIZE_BYTES)),
             pause,
             has_swap: false,
         };
@@ -123,25 +65,28 @@ impl Family for Neighbour {
             out::bytes(sized.size_bytes)
         );
         let swap = possible(&sized)?;
-        let case = |(id, about, is_later, has_swap): (_, _, bool, bool)| Case {
-            id,
-            about,
-            run: Box::new(Pair {
-                pause: if is_later { pause } else { Duration::ZERO },
+        let is_at_once = |case: &str| case.starts_with("at_once");
+        let mut cases = Self::cases(&args.bench.only, |id| {
+            let has_swap = id.ends_with("_swap");
+            if has_swap && swap.is_none() {
+                return None;
+            }
+            let least = if is_at_once(id) {
+                Duration::ZERO
+            } else {
+                pause
+            };
+            Some(Box::new(Pair {
+                pause: least,
                 has_swap,
                 ..sized.clone()
-            }),
-            metrics: if is_later { METRICS } else { AT_ONCE_METRICS },
-        };
-        let mut cases: Vec<Case> = CASES
-            .into_iter()
-            .filter(|(.., has_swap)| swap.is_some() || !has_swap)
-            .map(case)
-            .collect();
-        harness::select(&mut cases, &args.bench.only)?;
-        let mut entries = peers::rotation(&args.bench, true)?;
-        let absence = entries[0].variant(ABSENCE, &[]);
-        entries.insert(2, absence);
+            }))
+        })?;
+        // The cases without a pause do not report it.
+        for case in cases.iter_mut().filter(|case| is_at_once(case.id)) {
+            case.metrics.retain(|metric| metric.id != "pause_s");
+        }
+        let entries = entries(&args.bench, true, &[(ABSENCE, ANY)])?;
         let mut results = harness::run(&cases, entries, rounds, sized.touched_bytes())?;
         results.wait = WAIT;
         results.notes.extend(notes(&sized, swap.as_deref()));
@@ -179,14 +124,7 @@ fn notes(sized: &Pair, swap: Option<&str>) -> Vec<String> {
 
 /// Whether the runs are possible here. Returns a description of the swap, or none without swap.
 fn possible(sized: &Pair) -> Result<Option<String>> {
-    let has_group = |keeper: &Keeper| {
-        ensure!(
-            keeper.kept.group.is_some(),
-            "no memory cgroup can be made here (version 1, or 2 with the memory controller)"
-        );
-        Ok(())
-    };
-    has_group(&Keeper::start(0)?)?;
+    Keeper::start(0)?.group()?;
     match Keeper::start(sized.size_bytes) {
         Ok(keeper) => Ok(Some(keeper.kept.swap.clone())),
         Err(error) => {

@@ -1,17 +1,18 @@
 //! A process that touches memory and holds it until its parent ends it.
 
 use std::fs;
-use std::io::BufReader;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ebbtide_tools::out;
 
+use crate::harness::process::TIMEOUT;
+use crate::measured::worker;
 use crate::outside::interrupt;
-use crate::outside::observe::mark;
+use crate::outside::observe::{Killed, mark};
 
 /// Counts how often the kernel has reported free memory to its host. Few kernels have this file; mainline has not.
 const PASSES: &str = "/sys/module/page_reporting/parameters/passes";
@@ -24,35 +25,26 @@ const ENOUGH_BYTES: u64 = 64 << 20;
 const PASS_WAIT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(2);
 
-/// A process that has touched memory and holds it until it is dropped. Then the memory is free only for a short time:
-/// a host takes back memory that was free for some seconds.
-pub struct Warm(Child);
+/// Starts a process that has touched memory and holds it until it is dropped. Then the memory is free only for a short
+/// time: a host takes back memory that was free for some seconds.
+pub fn held(bytes: u64) -> Result<Killed> {
+    let child = worker("warm_held", bytes)?
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut warm = Killed(child.context("cannot start")?);
+    mark(&mut warm.0, "base", Instant::now() + TIMEOUT).context("the memory was not touched")?;
+    Ok(warm)
+}
 
-impl Warm {
-    /// Returns when all of the memory is touched.
-    pub fn start(bytes: u64) -> Result<Self> {
-        let exe = std::env::current_exe().context("cannot find this program")?;
-        let child = Command::new(exe)
-            .env_remove("LD_PRELOAD")
-            .args(["worker", "warm_held", &bytes.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start")?;
-        let mut warm = Warm(child);
-        let said = warm.0.stdout.take().context("no pipe")?;
-        mark(&mut BufReader::new(said), "base").context("the memory was not touched")?;
-        Ok(warm)
+/// The same for memory that a measured process will need. It is held until right after a report to the host.
+pub fn held_before_it_is_needed(bytes: u64) -> Result<Killed> {
+    let warm = held(bytes)?;
+    if bytes >= HIT_BYTES {
+        rest_of_host()?;
     }
-
-    /// The same for memory that a measured process will need. It is held until right after a report to the host.
-    pub fn before_it_is_needed(bytes: u64) -> Result<Self> {
-        let warm = Warm::start(bytes)?;
-        if bytes >= HIT_BYTES {
-            rest_of_host()?;
-        }
-        Ok(warm)
-    }
+    Ok(warm)
 }
 
 /// Waits for a report of free memory to the host, if the kernel reports and counts. Memory that is freed after it
@@ -62,7 +54,7 @@ fn rest_of_host() -> Result<()> {
         return Ok(());
     };
     // There is no report before memory is freed.
-    drop(Warm::start(ENOUGH_BYTES)?);
+    drop(held(ENOUGH_BYTES)?);
     if !changes(Path::new(PASSES), &before, PASS_WAIT) {
         out::warning(
             "the kernel did not tell its host of free memory in 5 s; a figure may be of memory that the host took",
@@ -82,13 +74,6 @@ fn changes(file: &Path, before: &str, wait: Duration) -> bool {
         sleep(POLL);
     }
     interrupt::came().is_some()
-}
-
-impl Drop for Warm {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]

@@ -69,12 +69,12 @@ pub fn count(threads: usize, count: u64) -> Result<Output> {
         let area = black_box(area);
         for _ in 0..count {
             // SAFETY: allocated, and the first word of it.
-            unsafe { percpu.add(area.0, 0, 1) };
+            unsafe { (percpu.add)(area.0, 0, 1) };
         }
     });
     note("percpu_ns", own);
     // SAFETY: as above.
-    let sum = unsafe { percpu.sum(area.0, 0) };
+    let sum = unsafe { (percpu.sum)(area.0, 0) };
     let expected = threads as u64 * count * PARTS as u64;
     ensure!(sum == expected, "{sum} counted, {expected} added");
 
@@ -104,7 +104,7 @@ pub fn count(threads: usize, count: u64) -> Result<Output> {
     });
     note("mutex_ns", locked);
     // SAFETY: no thread uses the area any more.
-    unsafe { percpu.free(area.0) };
+    unsafe { (percpu.free)(area.0) };
     output.checksum = expected;
     Ok(output)
 }
@@ -119,7 +119,7 @@ pub fn pairs(threads: usize, count: u64) -> Result<Output> {
             for _ in 0..count {
                 if let Ok(area) = percpu.alloc(black_box(size), 8) {
                     // SAFETY: just allocated.
-                    unsafe { percpu.free(area) };
+                    unsafe { (percpu.free)(area) };
                 }
             }
         })
@@ -137,7 +137,7 @@ pub fn pairs(threads: usize, count: u64) -> Result<Output> {
             }
             for area in areas {
                 // SAFETY: allocated above, or null.
-                unsafe { percpu.free(area) };
+                unsafe { (percpu.free)(area) };
             }
         }
     });

@@ -11,10 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use ebbtide_tools::proc::{self, kib_field};
 
 use crate::families::percpu::percpu_api::{Area, PerCpu};
-use crate::measured::Output;
+use crate::measured::calls::status_bytes;
+use crate::measured::{MIB, Output};
 
 /// One of this many groups stays.
 const FAMILY: usize = 11;
@@ -84,7 +84,7 @@ impl Member {
 
     fn free(self, percpu: &PerCpu) {
         // SAFETY: allocated, and dropped here.
-        unsafe { percpu.free(self.area) };
+        unsafe { (percpu.free)(self.area) };
     }
 }
 
@@ -105,11 +105,8 @@ pub fn run(case: &str, count: u64) -> Result<Output> {
     let families = (count as usize).div_ceil(FAMILY);
     let mut output = Output::default();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
-    let rss = || {
-        let status = proc::text("/proc/self/status").unwrap_or_default();
-        kib_field(&status, "VmRSS").map_or(0.0, |bytes| mib(bytes as usize))
-    };
+    let mib = |bytes: usize| bytes as f64 / MIB;
+    let rss = || mib(status_bytes("VmRSS") as usize);
     let mut note = |name: &str, value: f64| {
         output.metrics.insert(name.into(), value);
     };

@@ -7,64 +7,25 @@ mod percpu_api;
 
 use anyhow::Result;
 
-use crate::families::Family;
+use crate::families::family::{Family, entries};
 use crate::harness::flags::BenchArgs;
-use crate::harness::peers::{self, Entry};
+use crate::harness::peers::{Entry, Takes};
 use crate::harness::runs::Worker;
-use crate::harness::{self, Case, Metric, Results, metric};
+use crate::harness::{self, Case, Results};
 use crate::measured::{Output, WorkerArgs};
 
-const GROUPS: &[Metric] = &[
-    metric("before_mib", "MiB populated before"),
-    metric("peak_mib", "MiB populated with all groups"),
-    metric("rss_peak_mib", "MiB resident then, more than before"),
-    metric("create_ms", "ms to create them"),
-    metric("remove_ms", "ms to remove ten of eleven"),
-    metric("after_mib", "MiB populated 1 s after that"),
-    metric("after_live_mib", "MiB in pages with a live byte then"),
-    metric("rss_after_mib", "MiB resident then, more than before"),
-    metric("after_to_peak", "populated ÷ populated with all groups"),
-    metric("after_to_live", "populated ÷ pages with a live byte"),
-    metric(
-        "topped_mib",
-        "MiB populated after small areas came and half of them went",
-    ),
-    metric("topped_to_live", "populated ÷ pages with a live byte then"),
-    metric("pinned_mib", "MiB populated 1 s after all groups went"),
-    metric("pinned_to_live", "populated ÷ pages with a live byte then"),
-];
+/// Numbers of groups, of additions and of pairs of each thread, and in a quick run.
+const GROUPS: (u64, u64) = (11_000, 1100);
+const ADDITIONS: (u64, u64) = (10_000_000, 1_000_000);
+const PAIRS: (u64, u64) = (1_000_000, 100_000);
 
-const COUNT: &[Metric] = &[
-    metric("percpu_ns", "ns an addition, ebb_percpu_add_u64"),
-    metric("atomic_ns", "ns an addition, one shared atomic"),
-    metric("sharded_ns", "ns an addition, an atomic for each thread"),
-    metric("mutex_ns", "ns an addition, under a mutex"),
-];
+const IN_GROUPS: Takes = |case| case.starts_with("groups_");
 
-const PAIRS: &[Metric] = &[
-    metric("pair8_ns", "ns a pair of alloc and free, 8 bytes"),
-    metric("pair64_ns", "ns a pair, 64 bytes"),
-    metric("pair1k_ns", "ns a pair, 1,024 bytes"),
-    metric("batch_ns", "ns a pair, batches of 64, 8 to 512 bytes"),
-];
-
-/// Cases of counting, by number of threads.
-const COUNT_CASES: [(&str, usize); 6] = [
-    ("count_1", 1),
-    ("count_2", 2),
-    ("count_4", 4),
-    ("count_8", 8),
-    ("count_16", 16),
-    ("count_32", 32),
-];
-/// Cases of allocating, by number of threads.
-const PAIR_CASES: [(&str, usize); 6] = [
-    ("pairs_1", 1),
-    ("pairs_2", 2),
-    ("pairs_4", 4),
-    ("pairs_8", 8),
-    ("pairs_16", 16),
-    ("pairs_32", 32),
+/// Ebbtide without depopulation, and with copies for 64 CPUs.
+const VARIANTS: [(&str, Takes); 3] = [
+    ("dev=percpu_depopulate:off", IN_GROUPS),
+    ("dev=percpu_units:64", IN_GROUPS),
+    ("dev=percpu_units:64,dev=percpu_depopulate:off", IN_GROUPS),
 ];
 
 /// The number of threads in a case's name.
@@ -73,65 +34,19 @@ fn threads_of(case: &str) -> usize {
     number.unwrap_or(1)
 }
 
-fn cases(quick: bool, cpus: usize) -> Vec<Case> {
-    let groups = [
-        (
-            "groups_children",
-            "groups of six areas, every eleventh with ten children behind it; all children removed in order",
-        ),
-        (
-            "groups_any",
-            "the groups of groups_children; any ten of eleven removed in random order",
-        ),
-    ];
-    let mut cases: Vec<Case> = groups
-        .into_iter()
-        .map(|(id, about)| Case {
-            id,
-            about,
-            run: Box::new(Worker::new(id, if quick { 1100 } else { 11_000 })),
-            metrics: GROUPS,
-        })
-        .collect();
-    let worker = |case, amount| Box::new(Worker::new(case, amount));
-    for (id, threads) in COUNT_CASES {
-        if threads <= cpus {
-            cases.push(Case {
-                id,
-                about: "threads that add to one counter; the number of threads is in the name",
-                run: worker(id, if quick { 1_000_000 } else { 10_000_000 }),
-                metrics: COUNT,
-            });
+/// The cases with at most as many threads as CPUs.
+fn cases(bench: &BenchArgs, cpus: usize) -> Result<Vec<Case>> {
+    Percpu::cases(&bench.only, |id| {
+        let usual = match id.split('_').next()? {
+            "groups" => GROUPS,
+            "count" => ADDITIONS,
+            _ => PAIRS,
+        };
+        if threads_of(id) > cpus {
+            return None;
         }
-    }
-    for (id, threads) in PAIR_CASES {
-        if threads <= cpus {
-            cases.push(Case {
-                id,
-                about: "threads that allocate and free areas; the number of threads is in the name",
-                run: worker(id, if quick { 100_000 } else { 1_000_000 }),
-                metrics: PAIRS,
-            });
-        }
-    }
-    cases
-}
-
-/// The entries: Ebbtide by default, without depopulation, and with copies for 64 CPUs. Other allocators have no
-/// per-CPU data.
-fn entries(bench: &BenchArgs) -> Result<Vec<Entry>> {
-    const ONLY: &[&str] = &["groups_children", "groups_any"];
-    let mut entries = peers::rotation(bench, false)?;
-    entries.retain(Entry::is_own);
-    let own = entries[0].clone();
-    for conf in [
-        "dev=percpu_depopulate:off",
-        "dev=percpu_units:64",
-        "dev=percpu_units:64,dev=percpu_depopulate:off",
-    ] {
-        entries.push(own.variant(conf, ONLY));
-    }
-    Ok(entries)
+        Some(Box::new(Worker::new(id, bench.pick(usual))))
+    })
 }
 
 /// The family.
@@ -140,18 +55,18 @@ pub struct Percpu;
 impl Family for Percpu {
     type Flags = BenchArgs;
     const NAME: &'static str = "percpu";
-    const ABOUT: &'static str = "Per-CPU data: what stays after most of it was freed, counting, allocating \
-        (see --quick, --only)";
+    const TEXT: &'static str = include_str!("cases.txt");
     const ROUNDS: (u32, u32) = (5, 1);
     const QUICK_ROUND_S: f64 = 34.0;
 
     fn measure(bench: &BenchArgs) -> Result<Results> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut cases = cases(bench.quick, cpus);
-        harness::select(&mut cases, &bench.only)?;
+        let cases = cases(bench, cpus)?;
         let rounds = bench.rounds_or(Self::ROUNDS);
-        let results = harness::run(&cases, entries(bench)?, rounds, 64 << 20)?;
-        Ok(results)
+        let mut entries = entries(bench, false, &VARIANTS)?;
+        // Other allocators have no per-CPU data.
+        entries.retain(Entry::is_own);
+        harness::run(&cases, entries, rounds, 64 << 20)
     }
 
     fn process(args: &WorkerArgs) -> Option<Result<Output>> {
@@ -173,10 +88,13 @@ impl Family for Percpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::families;
 
     #[test]
     fn cases_are_those_of_the_machine() {
-        let ids = |cpus| -> Vec<&str> { cases(true, cpus).iter().map(|c| c.id).collect() };
+        let asked = families::parse(["percpu".to_owned()].into_iter()).unwrap();
+        let cases = |cpus| cases(&asked.bench, cpus).unwrap();
+        let ids = |cpus| -> Vec<&str> { cases(cpus).iter().map(|c| c.id).collect() };
         assert_eq!(
             ids(3),
             [

@@ -2,9 +2,10 @@
 //! looked up in the loaded library.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
-use std::mem;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+
+use crate::measured::calls::symbol;
 
 /// An area, in the library's type.
 pub type Area = *mut c_void;
@@ -25,26 +26,28 @@ pub struct Stats {
     pub depopulated_bytes: usize,
 }
 
-/// The library's functions.
+/// The library's functions. Each takes only areas that are allocated.
 #[derive(Clone, Copy, Debug)]
 pub struct PerCpu {
     alloc: unsafe extern "C" fn(usize, usize) -> Area,
-    free: unsafe extern "C" fn(Area),
+    /// Frees an area.
+    pub free: unsafe extern "C" fn(Area),
     ptr: unsafe extern "C" fn(Area, c_uint) -> *mut c_void,
-    add: unsafe extern "C" fn(Area, usize, u64),
-    sum: unsafe extern "C" fn(Area, usize) -> u64,
+    /// Adds a value to the aligned word at this offset of this CPU's copy.
+    pub add: unsafe extern "C" fn(Area, usize, u64),
+    /// The sum of the aligned words at this offset of all copies.
+    pub sum: unsafe extern "C" fn(Area, usize) -> u64,
     stats: unsafe extern "C" fn(*mut Stats, usize) -> c_int,
     /// Number of copies of each area.
     pub cpus: usize,
 }
 
-fn symbol(name: &CStr) -> Result<*mut c_void> {
-    // SAFETY: dlsym with a NUL-terminated name.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    if found.is_null() {
-        bail!("{} is not in this process", name.to_string_lossy());
-    }
-    Ok(found)
+/// # Safety
+/// `F` is the type of this function of `ebbtide.h`.
+unsafe fn function<F: Copy>(name: &CStr) -> Result<F> {
+    // SAFETY: by contract.
+    let found = unsafe { symbol(name) };
+    found.with_context(|| format!("{} is not in this process", name.to_string_lossy()))
 }
 
 impl PerCpu {
@@ -52,28 +55,14 @@ impl PerCpu {
     pub fn find() -> Result<Self> {
         // SAFETY: the types are those of `ebbtide.h`.
         unsafe {
-            let cpus: unsafe extern "C" fn() -> c_uint =
-                mem::transmute(symbol(c"ebb_percpu_cpus")?);
+            let cpus: unsafe extern "C" fn() -> c_uint = function(c"ebb_percpu_cpus")?;
             Ok(PerCpu {
-                alloc: mem::transmute::<*mut c_void, unsafe extern "C" fn(usize, usize) -> Area>(
-                    symbol(c"ebb_percpu_alloc")?,
-                ),
-                free: mem::transmute::<*mut c_void, unsafe extern "C" fn(Area)>(symbol(
-                    c"ebb_percpu_free",
-                )?),
-                ptr: mem::transmute::<*mut c_void, unsafe extern "C" fn(Area, c_uint) -> *mut c_void>(
-                    symbol(c"ebb_percpu_ptr")?,
-                ),
-                add: mem::transmute::<*mut c_void, unsafe extern "C" fn(Area, usize, u64)>(symbol(
-                    c"ebb_percpu_add_u64",
-                )?),
-                sum: mem::transmute::<*mut c_void, unsafe extern "C" fn(Area, usize) -> u64>(
-                    symbol(c"ebb_percpu_sum_u64")?,
-                ),
-                stats: mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*mut Stats, usize) -> c_int,
-                >(symbol(c"ebb_percpu_stats")?),
+                alloc: function(c"ebb_percpu_alloc")?,
+                free: function(c"ebb_percpu_free")?,
+                ptr: function(c"ebb_percpu_ptr")?,
+                add: function(c"ebb_percpu_add_u64")?,
+                sum: function(c"ebb_percpu_sum_u64")?,
+                stats: function(c"ebb_percpu_stats")?,
                 cpus: cpus() as usize,
             })
         }
@@ -88,16 +77,6 @@ impl PerCpu {
         Ok(area)
     }
 
-    /// Frees an area.
-    ///
-    /// # Safety
-    /// The area is allocated, and not used any more.
-    #[inline]
-    pub unsafe fn free(&self, area: Area) {
-        // SAFETY: by contract.
-        unsafe { (self.free)(area) }
-    }
-
     /// The copy of an area for a CPU.
     ///
     /// # Safety
@@ -105,25 +84,6 @@ impl PerCpu {
     pub unsafe fn copy(&self, area: Area, cpu: usize) -> *mut u8 {
         // SAFETY: by contract.
         unsafe { (self.ptr)(area, cpu as c_uint) }.cast()
-    }
-
-    /// Adds a value to this CPU's copy.
-    ///
-    /// # Safety
-    /// The area is allocated and has an aligned word at `offset`.
-    #[inline]
-    pub unsafe fn add(&self, area: Area, offset: usize, value: u64) {
-        // SAFETY: by contract.
-        unsafe { (self.add)(area, offset, value) }
-    }
-
-    /// The sum over all copies.
-    ///
-    /// # Safety
-    /// As [`Self::add`].
-    pub unsafe fn sum(&self, area: Area, offset: usize) -> u64 {
-        // SAFETY: by contract.
-        unsafe { (self.sum)(area, offset) }
     }
 
     /// The library's figures about per-CPU data.

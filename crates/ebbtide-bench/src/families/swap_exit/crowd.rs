@@ -4,12 +4,9 @@
 //! read the CPU time of all when they have ended. A thread of its own waits for them, so that no sample of memory and
 //! swap comes between an end and its time.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::mem;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,13 +15,13 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{getpid, set_child_subreaper};
 
 use super::NOBODY;
-use crate::families::swap_exit::phone::usage_us;
+use super::phone::SWAPPED_TENTHS;
 use crate::harness::Run;
 use crate::harness::peers::Entry;
-use crate::harness::process::{Starter, threshold_kib};
-use crate::measured::link::now_ns;
-use crate::measured::{Curve, Output};
-use crate::outside::observe::mark;
+use crate::harness::process::{Starter, TIMEOUT, parse, piped, rest, threshold_kib};
+use crate::measured::calls::{cpu_us, now_ns, wait_with_usage};
+use crate::measured::{Curve, MIB, Output};
+use crate::outside::observe::{Killed, answer, mark, parse_mark};
 use crate::outside::pidfd::{helper_of, kill, open_process, wait_for_any};
 use crate::outside::sample::System;
 use crate::outside::swap::{self, join};
@@ -50,7 +47,6 @@ const POLL: Duration = Duration::from_millis(4);
 /// Maximum time to wait for swap after the last end.
 const LATE_NS: u64 = 1_000_000_000;
 const CURVE_STEP_MS: u64 = 20;
-const MIB: f64 = (1 << 20) as f64;
 /// Room in the cgroup beyond the memory of the killed processes.
 const ROOM_BYTES: u64 = 8 << 20;
 /// Minimum part of the intended swap for a valid run.
@@ -58,9 +54,8 @@ const LEAST_SWAPPED: f64 = 0.8;
 
 /// A process that will be killed.
 struct App {
+    // Its input stays open until the kill; otherwise the process would end by itself.
     child: Child,
-    // Stays open until the kill; otherwise the process would end by itself.
-    _answer: ChildStdin,
     process: OwnedFd,
     helper: Option<(u32, OwnedFd)>,
     cpu_us: u64,
@@ -76,181 +71,138 @@ struct Look {
 
 impl Run for Crowd {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
-        let app = || {
-            let threshold = threshold_kib(self.size_bytes);
-            let conf = format!("exit_threshold={threshold}K,thp=off");
-            let mut command = starter.worker("app", self.size_bytes, entry, &conf);
-            command.arg("--thp-off");
-            command
+        let _subreaper = Subreaper::new()?;
+        let mut system = System::new()?;
+        let mut look = || -> Result<Look> {
+            Ok(Look {
+                at_ns: now_ns(),
+                free_bytes: system.free_bytes(false)?,
+                swap_bytes: swap::used_bytes(),
+            })
         };
+        let group = self.group.as_deref();
+        let base = look()?;
+        let apps = self.start(starter, entry)?;
         let plain = Entry::plain("foreground");
         let mut foreground = starter.worker("foreground", self.foreground_bytes, &plain, "");
         foreground.arg(&self.file);
-        let processes = match entry.name.as_str() {
-            NOBODY => 0,
-            _ => self.processes,
-        };
-        run(self, processes, &app, foreground, entry.is_detached())
-    }
-}
-
-/// Runs it. `app` and `foreground` make the commands. `needs_helper` says whether the processes must have a helper.
-fn run(
-    crowd: &Crowd,
-    processes: u32,
-    app: &dyn Fn() -> Command,
-    mut foreground: Command,
-    needs_helper: bool,
-) -> Result<Output> {
-    let _subreaper = Subreaper::new()?;
-    let mut system = System::new()?;
-    let mut look = || -> Result<Look> {
-        Ok(Look {
-            at_ns: now_ns(),
-            free_bytes: system.free_bytes(false)?,
-            swap_bytes: swap::used_bytes(),
-        })
-    };
-    let group = crowd.group.as_deref();
-    let base = look()?;
-    let apps = start(crowd, processes, app, group, needs_helper)?;
-    if let Some(group) = group {
-        let room = swap::group_usage_bytes(group)? + ROOM_BYTES;
-        swap::limit_group(group, Some(room))?;
-        join(&mut foreground, group)?;
-    }
-    foreground
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-
-    let full = look()?;
-    // Swap counts as back when 99 % of it are free again.
-    let least_swap = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
-    let limit = Instant::now() + crowd.wait;
-    let mut ends = Ends::of(&apps, limit)?;
-    let began_ns = now_ns();
-    for app in &apps {
-        kill(&app.process)?;
-    }
-    let mut front = foreground.spawn().context("cannot start")?;
-    let mut looks = vec![full];
-    let mut status = None;
-    loop {
-        looks.push(look()?);
-        ends.hear();
-        if status.is_none() {
-            status = front.try_wait()?;
-        }
-        // All memory is back when the last process has ended; only swap may come later.
-        let late = ends.all_ns().map_or(0, |ns| now_ns().saturating_sub(ns));
-        let is_back = looks.last().is_some_and(|l| l.swap_bytes <= least_swap);
-        let is_over = ends.all_ns().is_some() && status.is_some();
-        if (is_over && (is_back || late > LATE_NS)) || Instant::now() > limit {
-            break;
-        }
-        thread::sleep(POLL);
-    }
-    if let Some(group) = group {
-        swap::limit_group(group, None)?;
-    }
-    let Some(status) = status else {
-        let _ = front.kill();
-        let _ = front.wait();
-        bail!("the foreground process does not end");
-    };
-    let (started_ns, mut output) = foreground_said(&mut front, status)?;
-    let gone_ns = ends.all_ns().context("the killed processes do not end")?;
-    let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
-    let mut figures = BTreeMap::from([
-        ("start_ms".to_owned(), ms(started_ns)),
-        ("dying_cpu_ms".to_owned(), ends.cpu_us as f64 / 1e3),
-        ("gone_ms".to_owned(), ms(gone_ns)),
-        ("seen_ms".to_owned(), ms(ends.seen_ns)),
-    ]);
-    let swap_back = looks
-        .iter()
-        .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least_swap);
-    figures.insert(
-        "swap_back_ms".to_owned(),
-        swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns)),
-    );
-    output.metrics.append(&mut figures);
-    output.curve = Some(curve(&base, &looks, began_ns));
-    Ok(output)
-}
-
-/// Starts the processes and waits until the memory of each is resident or swapped out as intended.
-fn start(
-    crowd: &Crowd,
-    processes: u32,
-    app: &dyn Fn() -> Command,
-    group: Option<&Path>,
-    needs_helper: bool,
-) -> Result<Vec<App>> {
-    let mut begun = Vec::new();
-    for _ in 0..processes {
-        let mut command = app();
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
         if let Some(group) = group {
-            join(&mut command, group)?;
+            let room = swap::group_usage_bytes(group)? + ROOM_BYTES;
+            swap::limit_group(group, Some(room))?;
+            join(&mut foreground, group)?;
         }
-        let mut child = command.spawn().context("cannot start")?;
-        let mut answer = child.stdin.take().context("no pipe")?;
-        answer.write_all(b"g")?;
-        let said = BufReader::new(child.stdout.take().context("no pipe")?);
-        begun.push((child, answer, said));
+        piped(&mut foreground);
+        foreground.stdin(Stdio::null());
+
+        let full = look()?;
+        // Swap counts as back when 99 % of it are free again.
+        let least_swap = base.swap_bytes + full.swap_bytes.saturating_sub(base.swap_bytes) / 100;
+        let limit = Instant::now() + self.wait;
+        let mut ends = Ends::of(&apps, limit)?;
+        let began_ns = now_ns();
+        for app in &apps {
+            kill(&app.process)?;
+        }
+        let mut front = Killed(foreground.spawn().context("cannot start")?);
+        let mut looks = vec![full];
+        let mut status = None;
+        loop {
+            looks.push(look()?);
+            ends.hear();
+            if status.is_none() {
+                status = front.0.try_wait()?;
+            }
+            // All memory is back when the last process has ended; only swap may come later.
+            let late = ends.all_ns().map_or(0, |ns| now_ns().saturating_sub(ns));
+            let is_back = looks.last().is_some_and(|l| l.swap_bytes <= least_swap);
+            let is_over = ends.all_ns().is_some() && status.is_some();
+            if (is_over && (is_back || late > LATE_NS)) || Instant::now() > limit {
+                break;
+            }
+            thread::sleep(POLL);
+        }
+        if let Some(group) = group {
+            swap::limit_group(group, None)?;
+        }
+        let status = status.context("the foreground process does not end")?;
+        let (started_ns, mut output) = foreground_said(&mut front.0, status)?;
+        let gone_ns = ends.all_ns().context("the killed processes do not end")?;
+        let ms = |at_ns: u64| at_ns.saturating_sub(began_ns) as f64 / 1e6;
+        let swap_back = looks
+            .iter()
+            .find(|l| l.at_ns >= began_ns && l.swap_bytes <= least_swap);
+        let swap_back_ms = swap_back.map_or(f64::INFINITY, |l| ms(l.at_ns));
+        output.add([
+            ("start_ms", ms(started_ns)),
+            ("dying_cpu_ms", ends.cpu_us as f64 / 1e3),
+            ("gone_ms", ms(gone_ns)),
+            ("seen_ms", ms(ends.seen_ns)),
+            ("swap_back_ms", swap_back_ms),
+        ]);
+        output.curve = Some(curve(&base, &looks, began_ns));
+        Ok(output)
     }
-    let mut apps = Vec::new();
-    for (child, answer, mut said) in begun {
-        mark(&mut said, "base")?;
-        let numbers = mark(&mut said, "ready")?;
+}
+
+impl Crowd {
+    /// Starts the processes and waits until the memory of each is resident or swapped out as intended.
+    fn start(&self, starter: &Starter, entry: &Entry) -> Result<Vec<App>> {
+        let conf = format!("exit_threshold={}K,thp=off", threshold_kib(self.size_bytes));
+        let processes = if entry.name == NOBODY {
+            0
+        } else {
+            self.processes
+        };
+        let mut begun = Vec::new();
+        for _ in 0..processes {
+            let mut command = starter.worker("app", self.size_bytes, entry, &conf);
+            piped(&mut command);
+            command.stderr(Stdio::null());
+            if let Some(group) = &self.group {
+                join(&mut command, group)?;
+            }
+            let mut child = command.spawn().context("cannot start")?;
+            answer(&mut child)?;
+            begun.push(child);
+        }
+        begun
+            .into_iter()
+            .map(|child| self.filled(child, entry))
+            .collect()
+    }
+
+    /// Waits for one of the processes.
+    fn filled(&self, mut child: Child, entry: &Entry) -> Result<App> {
+        let limit = Instant::now() + TIMEOUT;
+        mark(&mut child, "base", limit)?;
+        let numbers = mark(&mut child, "ready", limit)?;
         let [swapped, cpu_us] = numbers[..] else {
             bail!("not a mark: {numbers:?}");
         };
-        let intended = crowd.size_bytes / 10 * crate::families::swap_exit::phone::SWAPPED_TENTHS;
+        let intended = self.size_bytes / 10 * SWAPPED_TENTHS;
         ensure!(
             swapped as f64 >= intended as f64 * LEAST_SWAPPED,
             "only {} of {} MiB could be swapped out",
             swapped >> 20,
             intended >> 20
         );
-        let process = open_process(child.id())?;
-        let helper = helper_of(child.id());
-        ensure!(
-            helper.is_some() || !needs_helper,
-            "no helper was made: this is the kernel's own exit ('ebbtide doctor' may say why)"
-        );
-        apps.push(App {
+        Ok(App {
+            process: open_process(child.id())?,
+            helper: helper_of(child.id(), entry.is_detached())?,
             child,
-            _answer: answer,
-            process,
-            helper,
             cpu_us,
-        });
+        })
     }
-    Ok(apps)
 }
 
 /// The time at which the foreground process had started, and its figures.
 fn foreground_said(front: &mut Child, status: ExitStatus) -> Result<(u64, Output)> {
-    let mut errors = String::new();
-    let mut pipe = front.stderr.take().context("no pipe")?;
-    pipe.read_to_string(&mut errors)?;
-    ensure!(
-        status.success(),
-        "the foreground process ends with {status} {}",
-        errors.lines().next().unwrap_or_default()
-    );
-    let mut said = BufReader::new(front.stdout.take().context("no pipe")?);
-    let numbers = mark(&mut said, "started")?;
-    let mut line = String::new();
-    said.read_line(&mut line)?;
-    let output = serde_json::from_str(&line).context("no figures from the foreground process")?;
-    Ok((numbers.first().copied().unwrap_or(0), output))
+    let (said, _) = rest(front, status, false).context("the foreground process")?;
+    let (first, figures) = said.split_once('\n').unwrap_or_default();
+    let mark = parse_mark(first).filter(|(name, _)| *name == "started");
+    let (_, numbers) = mark.with_context(|| format!("not the mark 'started': {first:?}"))?;
+    let started_ns = numbers.first().copied().unwrap_or(0);
+    Ok((started_ns, parse(figures.trim_end())?))
 }
 
 /// The end of a process: its number, the time, and the CPU time used.
@@ -324,20 +276,14 @@ fn wait_for_all(mut waiting: Vec<(u32, OwnedFd, bool)>, limit: Instant, tell: &S
             if over.next() != Some(true) {
                 return true;
             }
-            // SAFETY: numbers only; the kernel fills them in.
-            let (found, usage) = unsafe {
-                let mut usage: libc::rusage = mem::zeroed();
-                let (pid, flags) = (*pid as libc::pid_t, libc::WNOHANG | libc::__WALL);
-                let found = libc::wait4(pid, std::ptr::null_mut(), flags, &mut usage);
-                (found == pid, usage)
-            };
-            let end = End {
-                is_helper: *is_helper,
-                at_ns: now_ns(),
-                cpu_us: usage_us(&usage),
-            };
             // A process that was waited for elsewhere counts as missing when the time is up.
-            let _ = found && tell.send(end).is_ok();
+            if let Some((_, usage)) = wait_with_usage(*pid, libc::WNOHANG | libc::__WALL) {
+                let _ = tell.send(End {
+                    is_helper: *is_helper,
+                    at_ns: now_ns(),
+                    cpu_us: cpu_us(&usage),
+                });
+            }
             false
         });
     }
@@ -364,26 +310,21 @@ fn curve(base: &Look, looks: &[Look], began_ns: u64) -> Curve {
         step_ms: CURVE_STEP_MS,
         ..Curve::default()
     };
-    let end_ns = looks.last().map_or(0, |l| l.at_ns);
-    let (mut next, mut latest) = (0, Look::default());
-    let mut at_ns = began_ns;
-    while at_ns <= end_ns {
-        while let Some(look) = looks.get(next).filter(|l| l.at_ns <= at_ns) {
-            latest = *look;
-            next += 1;
-        }
-        let taken = base.free_bytes as f64 - latest.free_bytes as f64;
-        curve.system_mib.push((taken / MIB).round());
-        let used = latest.swap_bytes.saturating_sub(base.swap_bytes) as f64;
-        curve.swap_mib.push((used / MIB).round());
-        at_ns += CURVE_STEP_MS * 1_000_000;
-    }
+    let points = curve.points(began_ns, Look::default(), looks, |look| look.at_ns);
+    (curve.system_mib, curve.swap_mib) = points
+        .map(|look| {
+            let taken = base.free_bytes as f64 - look.free_bytes as f64;
+            let used = look.swap_bytes.saturating_sub(base.swap_bytes) as f64;
+            ((taken / MIB).round(), (used / MIB).round())
+        })
+        .unzip();
     curve
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     /// On busy CPUs a sleep or the receiving thread may be late, but not three times.
     #[test]
@@ -401,9 +342,8 @@ mod tests {
         let child = || {
             let mut command = Command::new("sleep");
             command.arg("100").stdin(Stdio::piped());
-            let mut child = command.spawn().unwrap();
+            let child = command.spawn().unwrap();
             App {
-                _answer: child.stdin.take().unwrap(),
                 process: open_process(child.id()).unwrap(),
                 child,
                 helper: None,

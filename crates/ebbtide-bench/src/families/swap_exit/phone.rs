@@ -3,18 +3,16 @@
 
 use std::fs::File;
 use std::hint::black_box;
-use std::mem;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::ptr;
 
-use anyhow::{Context, Result, ensure};
-use ebbtide_tools::proc::{self, kib_field};
+use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::measured::calls::{cpu_us, map, map_zeros, now_ns, page_bytes, status_bytes, usage};
 use crate::measured::content::fill;
 use crate::measured::hist::Histogram;
-use crate::measured::link::{self, now_ns, page_bytes};
-use crate::measured::{Output, Random, alloc};
+use crate::measured::{Output, Random, alloc, link};
 
 /// Number of CPUs that the processes share: CPUs must be scarce.
 pub const CPUS: usize = 2;
@@ -44,8 +42,7 @@ pub fn app(bytes: u64) -> Result<Output> {
             }
         }
     }
-    let status = proc::text("/proc/self/status").unwrap_or_default();
-    link::ready(kib_field(&status, "VmSwap").unwrap_or(0), cpu_us());
+    link::ready(status_bytes("VmSwap"), cpu_us(&usage()));
     // An answer comes only by mistake: the process should have been killed.
     Ok(Output::default())
 }
@@ -65,7 +62,7 @@ unsafe fn swap_out(block: *mut u8, bytes: usize) {
 pub fn foreground(bytes: u64, file: &Path) -> Result<Output> {
     share_cpus();
     let mut sum = 0u64;
-    let own = map(bytes as usize, None)?;
+    let own = map_zeros(bytes as usize, 0)?;
     // SAFETY: mapped with these lengths.
     unsafe {
         for at in (0..bytes as usize).step_by(page_bytes()) {
@@ -73,7 +70,7 @@ pub fn foreground(bytes: u64, file: &Path) -> Result<Output> {
         }
         let file = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
         let len = file.metadata()?.len() as usize;
-        let read = map(len, Some(&file))?;
+        let read = map(len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd())?;
         for at in (0..len).step_by(64) {
             sum = sum.wrapping_add(u64::from(read.add(at).read_volatile()));
         }
@@ -88,7 +85,7 @@ pub fn foreground(bytes: u64, file: &Path) -> Result<Output> {
     let mut began_ns = now_ns();
     let loop_ns = began_ns;
     for _ in 0..FRAMES {
-        let block = map(FRAME_BYTES, None)?;
+        let block = map_zeros(FRAME_BYTES, 0)?;
         for at in (0..FRAME_BYTES).step_by(page_bytes()) {
             // SAFETY: inside the mapping.
             unsafe { block.add(at).write_volatile(1) };
@@ -106,11 +103,7 @@ pub fn foreground(bytes: u64, file: &Path) -> Result<Output> {
         ("frame_ms", mean_ms),
         ("frame_p95_ms", times.quantile(0.95) as f64 / 1e6),
     ];
-    Ok(Output {
-        checksum: sum,
-        metrics: figures.map(|(k, v)| (k.to_owned(), v)).into(),
-        ..Output::default()
-    })
+    Ok(Output::new(sum, figures))
 }
 
 fn compute(words: &[u64]) -> u64 {
@@ -123,46 +116,12 @@ fn compute(words: &[u64]) -> u64 {
     sum
 }
 
-fn map(len: usize, file: Option<&File>) -> Result<*mut u8> {
-    let (flags, fd) = match file {
-        Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
-        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
-    };
-    let access = libc::PROT_READ | if file.is_none() { libc::PROT_WRITE } else { 0 };
-    // SAFETY: a new mapping, no address asked for.
-    let start = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd, 0) };
-    ensure!(start != libc::MAP_FAILED, "mmap: out of memory");
-    Ok(start.cast())
-}
-
 /// Restricts the process to the first [`CPUS`] CPUs that it may use.
 fn share_cpus() {
-    let size = size_of::<libc::cpu_set_t>();
-    // SAFETY: sets of CPUs are numbers; both calls get their size.
-    unsafe {
-        let (mut allowed, mut chosen): (libc::cpu_set_t, libc::cpu_set_t) = mem::zeroed();
-        if libc::sched_getaffinity(0, size, &mut allowed) == 0 {
-            let cpus = 0..libc::CPU_SETSIZE as usize;
-            for cpu in cpus.filter(|c| libc::CPU_ISSET(*c, &allowed)).take(CPUS) {
-                libc::CPU_SET(cpu, &mut chosen);
-            }
-            libc::sched_setaffinity(0, size, &chosen);
-        }
+    if let Ok(allowed) = sched_getaffinity(None) {
+        let mut chosen = CpuSet::new();
+        let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+        cpus.take(CPUS).for_each(|cpu| chosen.set(cpu));
+        let _ = sched_setaffinity(None, &chosen);
     }
-}
-
-/// Microseconds of CPU that the process has used.
-fn cpu_us() -> u64 {
-    // SAFETY: numbers only; the kernel fills it in.
-    unsafe {
-        let mut usage: libc::rusage = mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
-        usage_us(&usage)
-    }
-}
-
-/// Microseconds of user and system time together.
-pub fn usage_us(usage: &libc::rusage) -> u64 {
-    let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
-    us(usage.ru_utime) + us(usage.ru_stime)
 }

@@ -10,15 +10,19 @@
 //! If the kernel refuses this call, the file is opened for each copy. Only threads with a descriptor table of their own
 //! do this, and the end of the process.
 //!
+//! The file goes with the process: the process removes it at its end. If it was killed, the next process that makes a page in the directory
+//! finds the file without a lock ([`shared_file`]) and removes it.
+//!
 //! - `INV-STATS-1`: only system calls touch the mapping of the file.
 
 use crate::base::config::Config;
+use crate::base::message::Message;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use ebbtide_interface::page::{MAGIC, WORDS};
+use ebbtide_interface::page::{MAGIC, MAX_REQUEST_BYTES, REQUEST, WORDS};
 use ebbtide_interface::{figures, word};
 use ebbtide_sys::features::COPY_PAGE;
-use ebbtide_sys::{Errno, file, process, vm};
+use ebbtide_sys::{Errno, file, process, shared_file, vm};
 
 /// The page as other processes read it: little-endian words.
 #[repr(C, align(4096))]
@@ -27,10 +31,15 @@ struct Page([AtomicU64; WORDS]);
 static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 /// Where the file is mapped; 0: there is none.
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
+/// The number of the last request that a thread of this process took.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// The value of `released_bytes` when the page was last copied.
 static RELEASED_SHOWN: AtomicU64 = AtomicU64::new(0);
-/// Bytes of a path: `stats_dir` and a number.
-const PATH_BYTES: usize = 240;
+/// Bytes of a path: `stats_dir` and a name.
+const PATH_BYTES: usize = 512;
+const SUFFIX: &[u8] = b".ebb";
+/// Words of a file up to those that tell whose it is.
+const FACTS: usize = word!(pid_namespace) + 1;
 
 /// A word of the page.
 pub fn word(place: usize) -> u64 {
@@ -58,21 +67,82 @@ pub fn forget() {
         word.store(0, Ordering::Relaxed);
     }
     RELEASED_SHOWN.store(0, Ordering::Relaxed);
+    TAKEN.store(0, Ordering::Relaxed);
     SHOWN.store(0, Ordering::Release);
 }
 
-/// Makes the file. If there is no space for the whole file, none is made.
-pub fn open(config: &Config) {
+/// Checks at the start whether the file can be made later, and says once why not.
+pub fn check(config: &Config) {
+    let mut text = [0; PATH_BYTES];
+    let problem = match path_to(config, b"", &mut text).map(shared_file::may_create_in) {
+        Some(Err(_)) => "this user may make no files there; choose another directory",
+        _ if has_stranger(config) => {
+            "it has the page of a process with the same number, of another container; give each its own directory"
+        }
+        _ => return,
+    };
+    Message::new()
+        .text("no statistics page, stats_dir=")
+        .bytes(config.stats_dir.as_bytes())
+        .text(": ")
+        .text(problem)
+        .write();
+}
+
+/// Makes the file, and with `may_look` removes those of processes that are gone. If there is no space for the whole file, none is made.
+pub fn open(config: &Config, may_look: bool) {
     set(0, MAGIC);
     set(word!(version), figures::VERSION);
     set(word!(pid), process::id().into());
     let mut path = [0; PATH_BYTES];
-    if has_room()
-        && let Some(path) = path_of(config, &mut path)
-        && let Ok(mapped) = file::create_shared(path, &LOCAL.0)
-    {
+    let Some(path) = own_path(config, &mut path).filter(|_| has_room()) else {
+        return;
+    };
+    if may_look {
+        set(word!(pid_namespace), process::namespace().unwrap_or(0));
+        remove_abandoned(config);
+    }
+    let create = || shared_file::create(path, &LOCAL.0, may_look);
+    // A file of this name is of this process before an execve, or of an earlier process with the same number.
+    let made = match create() {
+        Err(Errno::EEXIST) if !may_look || !has_stranger(config) => {
+            shared_file::remove(path).and_then(|()| create())
+        }
+        other => other,
+    };
+    if let Ok(mapped) = made {
         SHOWN.store(mapped, Ordering::Release);
     }
+}
+
+/// Whether the file of this name belongs to a process of another process namespace that runs.
+fn has_stranger(config: &Config) -> bool {
+    let mut path = [0; PATH_BYTES];
+    let found = own_path(config, &mut path).and_then(shared_file::peek::<FACTS>);
+    found.is_some_and(|(words, is_locked)| {
+        // A forked child keeps the lock of a parent that has called execve.
+        is_locked && words[word!(pid_namespace)] != process::namespace().unwrap_or(0)
+    })
+}
+
+/// Removes the files whose processes are gone.
+fn remove_abandoned(config: &Config) {
+    let mut text = [0; PATH_BYTES];
+    let Some(directory) = path_to(config, b"", &mut text) else {
+        return;
+    };
+    let _ = shared_file::each_name(directory, |name| {
+        let mut path = [0; PATH_BYTES];
+        let is_page = name.to_bytes().ends_with(SUFFIX);
+        let of = file::parse_number(name.to_bytes()).filter(|_| is_page);
+        let is_gone = of.is_some_and(|pid| !process::exists(pid as u32));
+        if is_gone && let Some(path) = path_to(config, name.to_bytes(), &mut path) {
+            let found = shared_file::peek::<1>(path);
+            if found.is_some_and(|([magic], is_locked)| magic == MAGIC && !is_locked) {
+                let _ = shared_file::remove(path);
+            }
+        }
+    });
 }
 
 /// Whether the limit on file sizes allows the file. A write beyond the limit would raise a signal.
@@ -81,22 +151,19 @@ fn has_room() -> bool {
 }
 
 /// `stats_dir/PID.ebb`.
-fn path_of<'a>(config: &Config, path: &'a mut [u8; PATH_BYTES]) -> Option<&'a CStr> {
-    let mut digits = [0u8; 10];
-    let mut first = digits.len();
-    let mut rest = process::id();
-    while rest > 0 || first == digits.len() {
-        first -= 1;
-        digits[first] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
+fn own_path<'a>(config: &Config, path: &'a mut [u8; PATH_BYTES]) -> Option<&'a CStr> {
+    let number = file::Digits::of(process::id() as usize);
+    let mut name = [0; 24];
+    let (digits, behind) = name.split_at_mut(number.len());
+    digits.copy_from_slice(&number);
+    behind[..SUFFIX.len()].copy_from_slice(SUFFIX);
+    path_to(config, &name[..number.len() + SUFFIX.len()], path)
+}
+
+/// `stats_dir/NAME`.
+fn path_to<'a>(config: &Config, name: &[u8], path: &'a mut [u8; PATH_BYTES]) -> Option<&'a CStr> {
     let mut len = 0;
-    for part in [
-        config.stats_dir.as_bytes(),
-        b"/",
-        &digits[first..],
-        b".ebb\0",
-    ] {
+    for part in [config.stats_dir.as_bytes(), b"/", name, b"\0"] {
         path.get_mut(len..len + part.len())?.copy_from_slice(part);
         len += part.len();
     }
@@ -105,7 +172,7 @@ fn path_of<'a>(config: &Config, path: &'a mut [u8; PATH_BYTES]) -> Option<&'a CS
 
 /// Copies the page to the file.
 pub fn publish(config: &Config) {
-    if is_open() && !copy(0, WORDS) && file::has_own_descriptors() {
+    if is_open() && !copy(0, REQUEST) && file::has_own_descriptors() {
         rewrite(config);
     }
 }
@@ -117,10 +184,17 @@ pub fn publish_released(config: &Config) {
     }
 }
 
-/// Copies the page at the end of the process, when a descriptor may be opened and closed.
-pub fn publish_last(config: &Config) {
-    if is_open() && !copy(0, WORDS) {
+/// The end of the process, when a descriptor may be opened and closed: copies the page for those who have it open, and removes the file.
+pub fn end(config: &Config) {
+    if !copy(0, REQUEST) {
         rewrite(config);
+    }
+    let mut path = [0; PATH_BYTES];
+    if !config.all_pages
+        && !config.basic_syscalls
+        && let Some(path) = own_path(config, &mut path)
+    {
+        let _ = shared_file::remove(path);
     }
 }
 
@@ -132,12 +206,58 @@ pub fn tell(place: usize, value: u64) {
     }
 }
 
+/// A request of an observer.
+pub struct Request {
+    number: u64,
+    text: [u8; MAX_REQUEST_BYTES],
+}
+
+impl Request {
+    /// Its text.
+    pub fn text(&self) -> &[u8] {
+        let end = self.text.iter().position(|&byte| byte == 0);
+        &self.text[..end.unwrap_or(self.text.len())]
+    }
+
+    /// Takes it. `false`: another thread has it.
+    pub fn take(&self) -> bool {
+        let before = TAKEN.load(Ordering::Relaxed);
+        before != self.number
+            && TAKEN
+                .compare_exchange(before, self.number, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Tells the observer the result.
+    pub fn answer(self, result: u64) {
+        tell(word!(request_result), result);
+        tell(word!(request_done), self.number);
+    }
+}
+
+/// The observer's request, if no thread has taken it. One system call.
+pub fn request() -> Option<Request> {
+    if !is_open() || !COPY_PAGE.may_work() {
+        return None;
+    }
+    let mut words = [0u8; 8 + MAX_REQUEST_BYTES];
+    let from = (SHOWN.load(Ordering::Acquire) + REQUEST * 8) as *const u8;
+    // SAFETY: the buffer can be written to for its size. The kernel reads the file's mapping, and returns an error if it
+    // cannot (INV-STATS-1).
+    unsafe { vm::copy(words.as_mut_ptr() as usize, from, words.len()) }.ok()?;
+    let (number, text) = words.split_first_chunk()?;
+    let number = u64::from_le_bytes(*number);
+    let is_new = number != 0 && number != TAKEN.load(Ordering::Relaxed);
+    let text = *text.first_chunk()?;
+    is_new.then_some(Request { number, text })
+}
+
 /// `false`: the kernel has no such call, or a filter refuses it.
 fn copy(first: usize, count: usize) -> bool {
     if !COPY_PAGE.may_work() {
         return false;
     }
-    if count == WORDS {
+    if count == REQUEST {
         RELEASED_SHOWN.store(word(word!(released_bytes)), Ordering::Relaxed);
     }
     let to = SHOWN.load(Ordering::Acquire) + first * 8;
@@ -160,8 +280,8 @@ fn copy(first: usize, count: usize) -> bool {
 fn rewrite(config: &Config) {
     let mut path = [0; PATH_BYTES];
     if has_room()
-        && let Some(path) = path_of(config, &mut path)
+        && let Some(path) = own_path(config, &mut path)
     {
-        file::rewrite(path, &LOCAL.0);
+        shared_file::rewrite(path, &LOCAL.0[..REQUEST]);
     }
 }

@@ -185,11 +185,16 @@ impl Heap {
         verdict
     }
 
-    /// The user's limit may be a percentage of `limit`, which may have changed.
-    fn note_limit(&self, limit: impl FnOnce() -> Option<u64>) {
-        if let part @ Limit::Percent(_) = self.config.limit {
-            set_limit(&self.allowance, part, limit(), self.ram);
+    /// The user's limit may be a percentage of `smallest`, which may have changed.
+    fn note_limit(&self, smallest: impl FnOnce() -> Option<u64>) {
+        if let Limit::Percent(_) = self.control.limit() {
+            self.apply_limit(smallest());
         }
+    }
+
+    /// Applies the user's limit. A percentage is of the `smallest` limit of the process's groups, at most of the RAM.
+    pub fn apply_limit(&self, smallest: Option<u64>) {
+        set_limit(&self.allowance, self.control.limit(), smallest, self.ram);
     }
 
     /// Reads only the limits, without a watcher. Called by a worker.

@@ -1,4 +1,4 @@
-//! Where the page and kept results are written: files that are replaced as a whole, or a device or pipe.
+//! Where pages and kept results are written: files that are replaced as a whole, or a device or pipe.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};

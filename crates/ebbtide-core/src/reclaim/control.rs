@@ -1,0 +1,164 @@
+//! What the program, or an observer of its statistics page, changes or asks for while the program runs.
+
+use super::pacing::is_time;
+use crate::base::config::{Config, Limit};
+use crate::base::releaser::Releaser;
+use crate::base::stats;
+use crate::reclaim::Heap;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use ebbtide_interface::keys::{self, Value};
+use ebbtide_interface::page::RELEASE;
+use ebbtide_sys::pressure;
+use ebbtide_zone::FRAME_BYTES;
+
+/// An observer waits no longer than twice this time for a worker.
+pub const OBSERVER_MS: u64 = 200;
+const NO_PERCENTAGE: u32 = u32::MAX;
+
+/// Why a key does not change. An observer gets the number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyProblem {
+    /// There is no such key, or it does not take this value.
+    Unknown = 1,
+    /// The key is read once, at the start.
+    Fixed = 2,
+}
+
+/// The keys that can change, and the last time at which an observer's request was looked for.
+pub struct Control {
+    retain_ms: AtomicU32,
+    /// The user's limit in bytes; `u64::MAX`: none.
+    limit: AtomicU64,
+    /// The percentage from which the limit follows.
+    limit_percent: AtomicU32,
+    looked_ms: AtomicU64,
+}
+
+impl Control {
+    /// As the heap is before its start.
+    pub const fn new() -> Self {
+        Self {
+            retain_ms: AtomicU32::new(0),
+            limit: AtomicU64::new(u64::MAX),
+            limit_percent: AtomicU32::new(NO_PERCENTAGE),
+            looked_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes the values of the configuration.
+    pub fn start(&self, config: &Config) {
+        self.retain_ms.store(config.retain_ms, Ordering::Relaxed);
+        self.set_limit(config.limit);
+    }
+
+    /// Milliseconds for which a recent peak keeps freed memory.
+    #[inline]
+    pub fn retain_ms(&self) -> u32 {
+        self.retain_ms.load(Ordering::Relaxed)
+    }
+
+    /// The user's limit.
+    pub fn limit(&self) -> Limit {
+        match self.limit_percent.load(Ordering::Relaxed) {
+            NO_PERCENTAGE => match self.limit.load(Ordering::Relaxed) {
+                u64::MAX => Limit::None,
+                bytes => Limit::Bytes(bytes as usize),
+            },
+            percent => Limit::Percent(percent),
+        }
+    }
+
+    fn set_limit(&self, limit: Limit) {
+        let (bytes, percent) = match limit {
+            Limit::None => (u64::MAX, NO_PERCENTAGE),
+            Limit::Bytes(bytes) => (bytes as u64, NO_PERCENTAGE),
+            Limit::Percent(percent) => (u64::MAX, percent),
+        };
+        self.limit.store(bytes, Ordering::Relaxed);
+        self.limit_percent.store(percent, Ordering::Relaxed);
+    }
+}
+
+impl Heap {
+    /// Changes a key, given as `key=value`.
+    ///
+    /// # Errors
+    /// See [`KeyProblem`].
+    pub fn set_key(&self, item: &[u8]) -> Result<(), KeyProblem> {
+        let setting = keys::read(item).map_err(|_| KeyProblem::Unknown)?;
+        match (setting.key.name, setting.value) {
+            ("retain_ms", Value::Number(ms)) => {
+                self.control.retain_ms.store(ms as u32, Ordering::Relaxed);
+            }
+            ("limit", value) => {
+                self.control.set_limit(match value {
+                    Value::Percent(percent) => Limit::Percent(percent as u32),
+                    Value::Number(bytes) => Limit::Bytes(bytes as usize),
+                    _ => return Err(KeyProblem::Unknown),
+                });
+                let group = || pressure::Groups::find().memory?.smallest_limit();
+                self.apply_limit(if self.config.basic_syscalls {
+                    None
+                } else {
+                    group()
+                });
+            }
+            _ => return Err(KeyProblem::Fixed),
+        }
+        // What is kept beyond the new values goes on the next slow path, by a worker where there can be one.
+        self.call_worker();
+        Ok(())
+    }
+
+    fn call_worker(&self) -> bool {
+        self.max_workers() > 0 && self.call_workers(1)
+    }
+
+    /// The value of a key that can change: milliseconds, or bytes (`u64::MAX`: no limit).
+    ///
+    /// # Errors
+    /// See [`KeyProblem`].
+    pub fn key_value(&self, name: &[u8]) -> Result<u64, KeyProblem> {
+        let limit = || {
+            self.allowance
+                .limit()
+                .map(|frames| frames * FRAME_BYTES as u64)
+        };
+        match keys::key(name).ok_or(KeyProblem::Unknown)?.name {
+            "retain_ms" => Ok(self.control.retain_ms().into()),
+            "limit" => Ok(limit().unwrap_or(u64::MAX)),
+            _ => Err(KeyProblem::Fixed),
+        }
+    }
+
+    /// Does what an observer asks for. `by` is a worker, or a slow path that hands the request to one if it can.
+    pub fn look_for_request(&self, now: u64, by: Releaser) {
+        if !stats::is_open() || !is_time(&self.control.looked_ms, now, OBSERVER_MS) {
+            return;
+        }
+        let Some(request) = stats::request() else {
+            return;
+        };
+        // The worker looks at once.
+        self.control.looked_ms.store(0, Ordering::Relaxed);
+        if !by.is_worker() && self.call_worker() || !request.take() {
+            return;
+        }
+        let result = match request.text() {
+            RELEASE => {
+                let by = if by.is_worker() {
+                    by
+                } else {
+                    Releaser::Explicit
+                };
+                self.release_everything(by) as u64
+            }
+            item => self
+                .set_key(item)
+                .map_or_else(|problem| problem as u64, |()| 0),
+        };
+        // The observer reads the figures when it reads the answer.
+        self.write_page();
+        request.answer(result);
+    }
+}
