@@ -94,7 +94,11 @@ pub fn c_library(name: &str) -> PathBuf {
 /// # Panics
 /// When there is no C compiler or the source has an error or a warning.
 pub fn compile(source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
-    try_compile("cc", source, output, flags).unwrap_or_else(|why| panic!("{why}"))
+    compile_with("cc", source, output, flags)
+}
+
+fn compile_with(compiler: &str, source: &Path, output: &Path, flags: &[&str]) -> PathBuf {
+    try_compile(compiler, source, output, flags).unwrap_or_else(|why| panic!("{why}"))
 }
 
 fn try_compile(

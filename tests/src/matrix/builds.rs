@@ -1,5 +1,5 @@
 //! What is built for a cell: the library, the programs of `tests/c`, and the unit tests of the crates. Nothing here builds
-//! the library (`make`, `scripts/aarch64`, `make musl` do).
+//! the library (`make` and `scripts/aarch64` do).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -55,18 +55,13 @@ impl Kind {
     pub fn build(self, checks: &[Check], for_all: bool) -> Result<Built, String> {
         let (library, toolchain) = match self {
             Kind::Native => {
-                let library = library().ok_or("EBBTIDE_LIB=none: nothing to test")?;
                 let oldest = for_all.then(|| suites::sysroot(OLDEST).ok()).flatten();
-                (library, oldest.map_or_else(native, |dir| native_for(&dir)))
+                let toolchain = oldest.map_or_else(native, |dir| native_for(&dir));
+                (here()?, toolchain)
             }
-            Kind::Musl => {
-                let library = cross("x86_64-unknown-linux-musl", "make musl")?;
-                (library, musl()?)
-            }
-            Kind::Aarch64 => {
-                let library = cross("aarch64-unknown-linux-gnu", "scripts/aarch64")?;
-                (library, aarch64()?)
-            }
+            // The library is the same.
+            Kind::Musl => (here()?, musl()?),
+            Kind::Aarch64 => (for_aarch64()?, aarch64()?),
         };
         let units = match self {
             Kind::Aarch64 => entries(&library.with_file_name("units"))?,
@@ -137,7 +132,7 @@ fn musl() -> Result<Toolchain, String> {
     }
     Ok(Toolchain {
         compiler,
-        directory: "musl",
+        directory: "matrix-musl",
         flags: vec![
             format!("-idirafter{}", kernel.display()),
             format!("-include{}", checks::directory().join("musl.h").display()),
@@ -154,11 +149,14 @@ fn installed(compiler: &'static str, package: &str) -> Result<&'static str, Stri
     }
 }
 
-/// The library that cargo has built for another target.
-fn cross(target: &str, remedy: &str) -> Result<PathBuf, String> {
-    let path = target_dir().join(target).join("release/libebbtide.so");
+fn here() -> Result<PathBuf, String> {
+    library().ok_or("EBBTIDE_LIB=none: nothing to test".into())
+}
+
+fn for_aarch64() -> Result<PathBuf, String> {
+    let path = target_dir().join("aarch64-unknown-linux-gnu/release/libebbtide.so");
     path.canonicalize()
-        .map_err(|_| format!("no library for {target} ({remedy})"))
+        .map_err(|_| "no library for aarch64 (scripts/aarch64)".into())
 }
 
 /// The version of glibc that the compiler has, if it has glibc.
