@@ -116,7 +116,7 @@ impl Work {
         let usual = match cell.processor {
             Processor::X86_64 => 180,
             // Unit tests too, on more processors.
-            Processor::Aarch64 => 400,
+            Processor::Aarch64 => 420,
         };
         self.limit.unwrap_or(Duration::from_secs(usual))
     }
