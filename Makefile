@@ -19,6 +19,7 @@ FISHDIR ?= $(DATADIR)/fish/vendor_completions.d
 
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := $(TARGET)/release/libebbtide.so
+ARCHIVE := $(TARGET)/release/libebbtide.a
 PROGRAM := $(TARGET)/release/ebbtide
 BENCH   := $(TARGET)/release/ebbtide-bench
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -29,6 +30,7 @@ all: build
 
 help:
 	@echo 'make            build the library and the programs (release)'
+	@echo 'make static     libebbtide.a, for static programs'
 	@echo 'make demo       redis and python with Ebbtide, and without beside it'
 	@echo 'make test       unit, property, model-checked and process-level tests'
 	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
@@ -48,6 +50,10 @@ need-cc:
 build: need-cargo need-cc
 	$(CARGO) build --release -p ebbtide-preload -p ebbtide-cli -p ebbtide-bench
 	ln -sfn libebbtide.so '$(TARGET)/release/$(SONAME)'
+
+# libebbtide.a, for static programs of glibc and of musl: cc -static prog.c libebbtide.a
+static: need-cargo need-cc
+	scripts/static
 
 demo: build
 	scripts/demo
@@ -84,6 +90,7 @@ install:
 	install -m 755 '$(LIBRARY)' '$(DESTDIR)$(LIBDIR)/libebbtide.so.$(VERSION)'
 	ln -sfn 'libebbtide.so.$(VERSION)' '$(DESTDIR)$(LIBDIR)/$(SONAME)'
 	ln -sfn '$(SONAME)' '$(DESTDIR)$(LIBDIR)/libebbtide.so'
+	test ! -f '$(ARCHIVE)' || install -m 644 '$(ARCHIVE)' '$(DESTDIR)$(LIBDIR)/libebbtide.a'
 	@# Of several versions ldconfig would take the highest, which need not be this one.
 	@for old in '$(DESTDIR)$(LIBDIR)/$(SONAME)'.*; do \
 	    [ "$${old##*/}" = 'libebbtide.so.$(VERSION)' ] || rm -f "$$old"; done
@@ -108,7 +115,7 @@ install-bench:
 
 uninstall:
 	rm -f '$(DESTDIR)$(BINDIR)/ebbtide' '$(DESTDIR)$(BINDIR)/ebbtide-bench' '$(DESTDIR)$(LIBDIR)/libebbtide.so' \
-	    '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/$(SONAME)'.* \
+	    '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/$(SONAME)'.* '$(DESTDIR)$(LIBDIR)/libebbtide.a' \
 	    '$(DESTDIR)$(INCDIR)/ebbtide.h' '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc' \
 	    '$(DESTDIR)$(MANDIR)/ebbtide.1' '$(DESTDIR)$(MANDIR)'/ebbtide-*.1 \
 	    '$(DESTDIR)$(BASHDIR)/ebbtide' '$(DESTDIR)$(ZSHDIR)/_ebbtide' '$(DESTDIR)$(FISHDIR)/ebbtide.fish' \
@@ -118,4 +125,4 @@ clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build demo test matrix bench lint install install-bench uninstall clean
+.PHONY: all help need-cargo need-cc build static demo test matrix bench lint install install-bench uninstall clean

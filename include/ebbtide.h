@@ -49,7 +49,7 @@ size_t ebb_release(void);
  * Memory that is kept beyond the new value goes on the next slow path, or by a worker at once.
  *
  * Returns 0, or -1 with errno EINVAL (no such key, or a value that it does not take) or EOPNOTSUPP (a key that is read once, at the start);
- * then nothing changes. For "limit" the limits of the memory cgroup are read: some tens of microseconds.
+ * then nothing changes. It may make a worker thread. For "limit" it reads /proc and the files of the memory cgroup: some tens of microseconds.
  */
 int ebb_set(const char *key, const char *value);
 
@@ -58,6 +58,16 @@ int ebb_set(const char *key, const char *value);
  * Returns 0, or -1 with errno as above.
  */
 int ebb_get(const char *key, uint64_t *value);
+
+/*
+ * munmap for the program's own mappings that takes microseconds: the range is moved away by mremap, so its addresses are free when the call
+ * returns, and workers give its memory back, several beside each other. Ranges below 16 MiB, ranges of several mappings on kernels that move one
+ * at a time (before Linux 6.17), and ranges of a process without workers are unmapped before it returns. Pages that files or other processes
+ * share are theirs as with munmap. Memory from malloc must not be passed.
+ *
+ * Returns 0, or -1 with the errno of munmap. Address space of the same size must be free during the call; without, it is munmap.
+ */
+int ebb_unmap(void *address, size_t length);
 
 /*
  * What the process holds and has given back. The figures are taken one after the other while the program runs: each is right, their sum

@@ -7,18 +7,6 @@
 static __typeof__(ebb_set) *set_key;
 static __typeof__(ebb_get) *get_key;
 
-static size_t resident_mib(void)
-{
-    char text[200];
-    long pages = 0;
-    int fd = open("/proc/self/statm", O_RDONLY);
-    ssize_t n = read(fd, text, sizeof text - 1);
-    CHECK(n > 0 && !close(fd));
-    text[n] = 0;
-    CHECK(sscanf(text, "%*d %ld", &pages) == 1);
-    return pages * (size_t)sysconf(_SC_PAGESIZE) / MIB;
-}
-
 static void touch_and_free(size_t mib)
 {
     char *p = malloc(mib * MIB);
@@ -47,21 +35,21 @@ static void set(void)
     touch_and_free(200);
     usleep(300000);
     free(malloc(MIB));
-    CHECK(resident_mib() >= 200, "%zu MiB", resident_mib());
+    CHECK(resident() / MIB >= 200, "%zu MiB", resident() / MIB);
     CHECK(!set_key("limit", "20M") && !get_key("limit", &value) && value == 20 * MIB);
-    for (int i = 0; i < 100 && resident_mib() > 60; i++) {
+    for (int i = 0; i < 100 && resident() / MIB > 60; i++) {
         usleep(20000);
         free(malloc(MIB));
     }
-    CHECK(resident_mib() <= 60, "%zu MiB", resident_mib());
+    CHECK(resident() / MIB <= 60, "%zu MiB", resident() / MIB);
     CHECK(!set_key("limit", "50%") && !get_key("limit", &value) && value > 20 * MIB && value < UINT64_MAX);
     touch_and_free(200);
     CHECK(!set_key("retain_ms", "0") && !get_key("retain_ms", &value) && value == 0);
-    for (int i = 0; i < 100 && resident_mib() > 40; i++) {
+    for (int i = 0; i < 100 && resident() / MIB > 40; i++) {
         usleep(20000);
         free(malloc(2 * MIB));
     }
-    CHECK(resident_mib() <= 40, "%zu MiB", resident_mib());
+    CHECK(resident() / MIB <= 40, "%zu MiB", resident() / MIB);
     fails(EINVAL, "retain_ms", "-1");
     fails(EINVAL, "retain_ms", "");
     fails(EINVAL, "no_such", "1");
@@ -85,7 +73,7 @@ static void waits(void)
     touch_and_free(512);
     for (int i = 0; i < 1 << 16; i++) free(small[i]);
     for (;;) {
-        int n = snprintf(line, sizeof line, "%zu\n", resident_mib());
+        int n = snprintf(line, sizeof line, "%zu\n", resident() / MIB);
         CHECK(write(1, line, n) == n);
         ssize_t got = read(0, line, sizeof line - 1);
         if (got <= 0) return;

@@ -1,7 +1,9 @@
 /* Runs a thread made by a raw clone, with a thread block that libc does not know.
- *   own_block marked SECONDS     the block says that the thread has no registration, as docs/limits.md advises
+ *   own_block marked SECONDS     the block says that the thread has no registration, as docs/limits.md advises; where
+ *                                libc registers nothing, it is a block with the initial TLS of all libraries
  *   own_block zeroed SECONDS     the block does not say so: it reads as CPU 0, and objects get two owners */
 #include "check.h"
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -48,9 +50,14 @@ int main(int argc, char **argv)
     CHECK(argc > 2);
     if (sysconf(_SC_NPROCESSORS_ONLN) < 2) return skipped("one CPU");
     char *block = map() + HALF, *stack = map();
+    int libc_registers = &__rseq_offset && &__rseq_size && __rseq_size;
+    if (!strcmp(argv[1], "marked") && !libc_registers) {
+        void *(*make)(void *) = (void *(*)(void *))dlsym(RTLD_DEFAULT, "_dl_allocate_tls");
+        CHECK(make && (block = make(NULL)));
+    }
     ((void **)block)[0] = block; /* the thread pointer itself, where the ABI wants it */
     ((void **)block)[2] = block;
-    if (!strcmp(argv[1], "marked") && &__rseq_offset && &__rseq_size && __rseq_size) {
+    if (!strcmp(argv[1], "marked") && libc_registers) {
         CHECK(__rseq_offset > -HALF && __rseq_offset < HALF - 64);
         *(int *)(block + __rseq_offset + 4) = -1; /* RSEQ_CPU_ID_UNINITIALIZED in cpu_id */
     }

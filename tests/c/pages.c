@@ -3,9 +3,13 @@
  *   old      from 1 s on, at the next slow path          killed  as large, then SIGKILL
  *   forks    a child has its own, and ends without harm to its parent's; so does a raw fork
  *   execs    a process that calls execve makes a new one, though a child still has the old one mapped
- *   others   a process of another process namespace with the same number keeps its page (root) */
+ *   others   a process of another process namespace with the same number keeps its page (root)
+ *   late     the same, though the other process would make its own only at its end (root)
+ *   vforks   a child of vfork, in its parent's memory, makes no page under its own number
+ *   nowhere  the end of a process without a page writes nowhere; it maps address 0 (root) */
 #include "check.h"
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -108,6 +112,61 @@ static void others(char **argv)
     CHECK(!has_page(1));
 }
 
+/* The second process is old enough for a page only at its end. */
+static void late(char **argv)
+{
+    pid_t first = contained(argv, "holds");
+    for (int i = 0; i < 500 && !has_page(1); i++) usleep(20000);
+    ino_t page = has_page(1);
+    CHECK(page);
+    reaped(contained(argv, "sleeps"), 0);
+    CHECK(has_page(1) == page, "the page of a running process is gone");
+    CHECK(!kill(first, SIGKILL) && waitpid(first, NULL, 0) == first);
+}
+
+static void slow_calls(int count)
+{
+    for (int i = 0; i < count; i++) {
+        usleep(20000);
+        free(malloc(3 * MIB));
+    }
+}
+
+static void vforks(void)
+{
+    char *all[40];
+    free(malloc(1));
+    pid_t child = vfork();
+    CHECK(child >= 0);
+    if (!child) {
+        for (int i = 0; i < 40; i++) memset(all[i] = malloc(MIB), 1, MIB);
+        slow_calls(10);
+        _exit(0);
+    }
+    reaped(child, 0);
+    slow_calls(20);
+    CHECK(!has_page(child), "the page has the number of a child that is gone");
+    CHECK(has_page(getpid()));
+}
+
+/* The child is old enough for a page at its end, and cannot make one. */
+static void nowhere(void)
+{
+    enum { BYTES = 65536 };
+    free(malloc(MIB));
+    volatile unsigned char *zero = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    CHECK(!zero);
+    __asm__ volatile("" : "+r"(zero));
+    for (int i = 0; i < BYTES; i++) zero[i] = 0x5a;
+    pid_t child = fork();
+    if (!child) {
+        sleep(2);
+        exit(0);
+    }
+    reaped(child, 0);
+    for (int i = 0; i < BYTES; i++) CHECK(zero[i] == 0x5a, "byte %d", i);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc > 2);
@@ -127,6 +186,17 @@ int main(int argc, char **argv)
         forks();
     } else if (is(mode, "others")) {
         others(argv);
+    } else if (is(mode, "late")) {
+        late(argv);
+    } else if (is(mode, "sleeps")) {
+        free(malloc(MIB));
+        usleep(1500000);
+        /* Without a slow call at the end. */
+        exit(0);
+    } else if (is(mode, "vforks")) {
+        vforks();
+    } else if (is(mode, "nowhere")) {
+        nowhere();
     } else if (is(mode, "second")) {
         grow(40);
     } else if (is(mode, "holds")) {

@@ -10,7 +10,8 @@
  *   vfork_rules halfway           a filter refuses to register again
  *   vfork_rules killed            a filter kills the process for either call
  *   vfork_rules slice             a thread that has switched time-slice extension on (Linux 7.0) keeps it
- *   vfork_rules guarded ...       any of these; children must not see a CPU number */
+ *   vfork_rules guarded ...       any of these; children must not see a CPU number
+ *   vfork_rules guarded own ...   the same where the library registers each thread, because libc does not */
 #include "filter.h"
 #include <pthread.h>
 #include <setjmp.h>
@@ -29,18 +30,31 @@ extern pid_t __vfork(void);
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
 extern const unsigned __rseq_size __attribute__((weak));
 
-static int guarded, ncpu;
+static int guarded, own, ncpu;
 static volatile int jumps, handled;
 
-/* As the kernel last wrote it: -1 without a registration, -2 in threads that such a thread makes, -3 where libc
- * makes none. */
+/* Asks the kernel by another registration, which it refuses: 0 for a registered thread, else -1. */
+static int is_registered(void)
+{
+    static __thread struct { _Alignas(32) char bytes[32]; } area;
+    enum { UNREGISTER = 1, SIGNATURE = 0x53053053 };
+    int saved = errno, cpu = -1;
+    if (syscall(SYS_rseq, &area, 32, 0, SIGNATURE) == 0) syscall(SYS_rseq, &area, 32, UNREGISTER, SIGNATURE);
+    else if (errno == EINVAL) cpu = 0;
+    errno = saved;
+    return cpu;
+}
+
+/* As the kernel last wrote it: -1 without a registration, -2 in threads that such a thread makes, -3 where there is
+ * none. The place of the library's own is not known: then any CPU is 0. */
 __attribute__((noinline)) static int cpu_id(void)
 {
+    if (own) return is_registered();
     if (!&__rseq_offset || !&__rseq_size || __rseq_size == 0) return -3;
     return *(volatile int *)((char *)__builtin_thread_pointer() + __rseq_offset + 4);
 }
 
-static int has_rseq(void) { return &__rseq_size && __rseq_size; }
+static int has_rseq(void) { return own || (&__rseq_size && __rseq_size); }
 
 static void registered(void) { CHECK(!has_rseq() || cpu_id() >= 0, "cpu_id %d", cpu_id()); }
 
@@ -59,7 +73,7 @@ static void exec(int rounds)
         must_end_well(pid);
         move(r);
         registered();
-        CHECK(!has_rseq() || ncpu < 2 || cpu_id() == r % ncpu, "cpu_id %d", cpu_id());
+        CHECK(!has_rseq() || own || ncpu < 2 || cpu_id() == r % ncpu, "cpu_id %d", cpu_id());
         churn(r, 100, 50, 12);
     }
 }
@@ -112,6 +126,7 @@ static void *busy(void *arg)
 
 static void *forker(void *rounds)
 {
+    churn(9, 100, 60, 12); /* a first slow path: the library may register this thread */
     for (int r = 0; r < (intptr_t)rounds; r++) {
         pid_t pid = vfork();
         if (pid == 0) { child_works(r); _exit(0); }
@@ -196,7 +211,9 @@ static void filter(int call, int flags, unsigned result)
         BPF_JUMP(BPF_JMP | BPF_JA, flags != -1, 0, 0),
         BPF_STMT(BPF_RET | BPF_K, result),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
-    promise();
+    /* The library makes no rseq call of its own once it has noticed a promise. */
+    if (own && result != SECCOMP_RET_KILL) promise_unseen();
+    else promise();
     install(f, sizeof f / sizeof *f, 0);
 }
 
@@ -217,6 +234,7 @@ static void refused(int error)
     static volatile int touched;
     begin_beside();
     filter(SYS_rseq, -1, SECCOMP_RET_ERRNO | error);
+    own = 0; /* the kernel gives no answer any more */
     for (int r = 0; r < 20; r++) {
         pid_t pid = vfork();
         if (pid == 0) {
@@ -261,7 +279,7 @@ static void killed(void)
         _exit(0);
     }
     CHECK(waitpid(program, &status, 0) == program);
-    CHECK(WIFSIGNALED(status) ? WTERMSIG(status) == SIGSYS && guarded && has_rseq() : !status && !guarded,
+    CHECK(WIFSIGNALED(status) ? WTERMSIG(status) == SIGSYS && guarded && has_rseq() && !own : !status && (own || !guarded),
           "status %x", status);
 }
 
@@ -285,6 +303,7 @@ static int slice(void)
 int main(int argc, char **argv)
 {
     if (argc > 1 && !strcmp(argv[1], "guarded")) { guarded = 1; argc--; argv++; }
+    if (argc > 1 && !strcmp(argv[1], "own")) { own = 1; argc--; argv++; }
     const char *what = argc > 1 ? argv[1] : "";
     int number = argc > 2 ? atoi(argv[2]) : 0;
     ncpu = sysconf(_SC_NPROCESSORS_ONLN);

@@ -61,6 +61,76 @@ pub(crate) fn c_program_for(source: &Path, toolchain: &Toolchain) -> Result<Path
     try_compile(toolchain.compiler, source, &output, &flags)
 }
 
+/// The program made from `tests/c/<name>.c` for musl. Where musl lacks a function, the library under test has it.
+pub fn c_program_for_musl(name: &str) -> PathBuf {
+    let library = crate::library().expect("a library");
+    let rpath = library.parent().expect("a directory").display();
+    musl(
+        name,
+        name,
+        &[
+            &library.display().to_string(),
+            &format!("-Wl,-rpath,{rpath}"),
+        ],
+    )
+}
+
+/// The shared library made from `tests/c/<name>.c` for musl.
+pub fn c_library_for_musl(name: &str) -> PathBuf {
+    musl(name, &format!("lib{name}.so"), &["-shared", "-fPIC"])
+}
+
+/// The static program made from `tests/c/<name>.c` and this archive, for the C library of this machine.
+pub fn c_static_program(name: &str, archive: &Path) -> PathBuf {
+    remove_older(&outputs().join(format!("{name}-static")), archive);
+    let archive = archive.display().to_string();
+    c_variant(name, "static", &["-static", &archive])
+}
+
+/// The same for musl.
+pub fn c_static_program_for_musl(name: &str, archive: &Path) -> PathBuf {
+    let output = format!("{name}-static");
+    remove_older(&outputs().join("musl").join(&output), archive);
+    let archive = archive.display().to_string();
+    musl(name, &output, &["-static", &archive])
+}
+
+/// Removes a program that was linked with an older archive.
+fn remove_older(program: &Path, archive: &Path) {
+    if modified(program) < modified(archive) {
+        let _ = std::fs::remove_file(program);
+    }
+}
+
+fn musl(name: &str, output: &str, flags: &[&str]) -> PathBuf {
+    let headers = kernel_headers().display().to_string();
+    let flags: Vec<&str> = ["-idirafter", &headers, "-Wno-error"]
+        .into_iter()
+        .chain(flags.iter().copied())
+        .collect();
+    let source = sources().join(format!("{name}.c"));
+    compile_with(
+        "musl-gcc",
+        &source,
+        &outputs().join("musl").join(output),
+        &flags,
+    )
+}
+
+/// A directory with the kernel's headers, which musl-gcc does not search.
+pub(crate) fn kernel_headers() -> PathBuf {
+    let headers = outputs().join("musl/include");
+    std::fs::create_dir_all(&headers).expect("build directory");
+    for (name, place) in [
+        ("linux", "/usr/include/linux"),
+        ("asm-generic", "/usr/include/asm-generic"),
+        ("asm", "/usr/include/x86_64-linux-gnu/asm"),
+    ] {
+        let _ = std::os::unix::fs::symlink(place, headers.join(name));
+    }
+    headers
+}
+
 /// The program made from `tests/c/<name>.c` with more flags.
 pub fn c_program_with(name: &str, flags: &[&str]) -> PathBuf {
     compile(

@@ -23,7 +23,10 @@ pub mod matrix;
 mod processor;
 mod run;
 
-pub use build::{c_library, c_program, c_program_with, c_variant, compile};
+pub use build::{
+    c_library, c_library_for_musl, c_program, c_program_for_musl, c_program_with, c_static_program,
+    c_static_program_for_musl, c_variant, compile,
+};
 pub use guest::{Guest, Machine, by_hand};
 pub use machine::{Cgroup, Sysctl, core_files_here, ensure_installed, have, is_root, needs_root};
 pub use processor::Processor;

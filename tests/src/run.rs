@@ -141,6 +141,11 @@ impl Run {
         }
     }
 
+    /// Keeps glibc from registering for restartable sequences, as before 2.35: Ebbtide then registers each thread.
+    pub fn without_libc_rseq(self) -> Self {
+        self.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
+    }
+
     /// Preloads this library instead.
     pub fn preload(mut self, library: &Path) -> Self {
         self.preload = Some(library.to_owned());

@@ -121,7 +121,7 @@ fn an_idle_program_answers_later() {
     let again = waiting.ask("release", &[]);
     let said = String::from_utf8_lossy(&again.stderr);
     assert!(
-        !again.status.success() && said.contains("earlier request"),
+        !again.status.success() && said.contains("another request"),
         "{again:?}"
     );
     let resident = waiting.resident("slow");

@@ -87,6 +87,8 @@ fn figures_of_a_process() {
             assert!((100 << 20..200 << 20).contains(&bytes), "{family} {bytes}");
         }
         assert!(text.ends_with("\n# EOF\n"));
+        let is_classic = text.contains("# TYPE ebbtide_released_bytes_total counter");
+        assert_eq!(is_classic, args.len() > 1);
     }
     let own = std::process::id().to_string();
     let output = metrics(&[&own])
@@ -174,6 +176,64 @@ fn the_server_answers_and_survives_its_clients() {
             .expect("an answer")
             .contains("# EOF")
     );
+}
+
+/// A client that reads no answers costs only its own.
+#[test]
+fn a_client_that_never_reads_does_not_stop_the_server() {
+    if !only_ebbtide("keeps figures") {
+        return;
+    }
+    let Some((_server, port)) = server() else {
+        return;
+    };
+    let mut deaf = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+    deaf.set_write_timeout(Some(Duration::from_secs(2)))
+        .expect("a limit");
+    let requests = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(3000);
+    // The server may stop to read.
+    let _ = deaf.write_all(requests.as_bytes());
+    std::thread::sleep(Duration::from_secs(5));
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+    let limit = Some(Duration::from_secs(15));
+    stream.set_read_timeout(limit).expect("a limit");
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.contains("# EOF"));
+}
+
+/// Idle clients may use up all descriptors; the server goes on when they leave.
+#[test]
+fn idle_clients_do_not_end_the_server() {
+    let Some(path) = command_line().filter(|_| only_ebbtide("keeps figures")) else {
+        return;
+    };
+    let port = free_port();
+    let line = format!(
+        "ulimit -n 64; exec '{}' metrics --listen 127.0.0.1:{port}",
+        path.display()
+    );
+    let mut sh = Command::new("sh");
+    sh.args(["-c", &line]).env_remove("EBBTIDE_CONF");
+    let mut server = Killed(sh.stderr(Stdio::null()).spawn().expect("sh"));
+    until("the server answers", || {
+        request(port, "HEAD /metrics").ok().map(drop)
+    });
+    let idle: Vec<_> = (0..80)
+        .map_while(|_| TcpStream::connect(("127.0.0.1", port)).ok())
+        .collect();
+    std::thread::sleep(Duration::from_secs(1));
+    let ended = server.0.try_wait().expect("its state");
+    assert!(ended.is_none(), "{ended:?} with {} clients", idle.len());
+    drop(idle);
+    until("the server answers again", || {
+        request(port, "GET /metrics")
+            .ok()
+            .filter(|text| text.contains("# EOF"))
+    });
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn files(dir: &TempDir) -> usize {
 #[test]
 fn a_page_lives_as_long_as_its_process() {
     let Some(dir) = directory() else { return };
-    for mode in ["small", "large", "old", "forks", "execs"] {
+    for mode in ["small", "large", "old", "forks", "vforks", "execs"] {
         run(mode, dir.path()).ok();
         assert_eq!(files(&dir), 0, "{mode}");
     }
@@ -67,4 +67,24 @@ fn a_directory_that_cannot_be_used_is_named_once() {
     assert!(status.success(), "{stderr}");
     let is_named = stderr.lines().count() == 1 && stderr.contains("choose another directory");
     assert!(is_named, "{stderr}");
+}
+
+/// A process that has made no page removes none at its end.
+#[test]
+fn a_process_without_a_page_leaves_those_of_others() {
+    let Some(dir) = directory().filter(|_| needs_root("process namespaces")) else {
+        return;
+    };
+    let Outcome { status, stderr, .. } = run("late", dir.path()).run();
+    assert!(status.success(), "{stderr}");
+}
+
+/// A process that could make no page writes to no memory at its end.
+#[test]
+fn a_process_without_a_page_writes_nowhere() {
+    let Some(dir) = directory().filter(|_| needs_root("a mapping at address 0")) else {
+        return;
+    };
+    let Outcome { status, stderr, .. } = run("nowhere", &dir.path().join("missing")).run();
+    assert!(status.success(), "{stderr}");
 }

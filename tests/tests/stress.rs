@@ -63,9 +63,9 @@ fn without_rseq() {
 }
 
 #[test]
-fn glibc_keeps_rseq_to_itself() {
-    stress("seed=9 threads=8 seconds=3 gens=4 migrate")
-        .env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
+fn glibc_registers_no_rseq() {
+    stress("seed=9 threads=8 seconds=3 gens=4 migrate trim")
+        .without_libc_rseq()
         .ok();
 }
 

@@ -3,10 +3,18 @@
 
 use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, only_ebbtide, skip};
 
-/// Runs with the guard under Ebbtide, without one on other libraries.
+/// Runs with the guard under Ebbtide, without one on other libraries. Under Ebbtide, runs also where libc registers
+/// nothing.
 fn rules(args: &str) -> Outcome {
-    let guarded = if is_ebbtide() { "guarded " } else { "" };
-    unguarded(&format!("{guarded}{args}"), "")
+    if !is_ebbtide() {
+        return unguarded(args, "");
+    }
+    Run::new(c_program("vfork_rules"))
+        .args(&format!("guarded own {args}"))
+        .without_libc_rseq()
+        .timeout(60)
+        .ok();
+    unguarded(&format!("guarded {args}"), "")
 }
 
 fn unguarded(args: &str, conf: &str) -> Outcome {
@@ -99,6 +107,7 @@ fn a_thread_with_a_block_of_its_own() {
         return;
     }
     own_block("marked").ok();
+    own_block("marked").without_libc_rseq().ok();
 }
 
 /// Positive control: without the mark, the run above finds objects with two owners.

@@ -41,7 +41,6 @@ pub fn describe(file: &File) -> Result<Option<Obstacle>, String> {
     }
     match elf.interpreter()? {
         None => because(&known::STATIC, "no PT_INTERP"),
-        Some(path) if path.contains("ld-musl") => because(&known::MUSL, &path),
         Some(_) if defines_malloc(file) => because(&known::OWN_MALLOC, ""),
         Some(_) => Ok(None),
     }

@@ -79,15 +79,6 @@ pub const MACHINE: Known = Known {
 };
 
 /// See [`Known::what`].
-pub const MUSL: Known = Known {
-    id: "musl",
-    what: "a program that uses the musl C library",
-    happens: "the library is built for glibc and not tested with musl",
-    remedy: "use a glibc build of it",
-    refused: Refused::ByRun,
-};
-
-/// See [`Known::what`].
 pub const OWN_MALLOC: Known = Known {
     id: "own_malloc",
     what: "a program that defines malloc itself",
@@ -108,9 +99,9 @@ pub const EMULATOR: Known = Known {
 /// See [`Known::what`].
 pub const NO_RSEQ: Known = Known {
     id: "no_rseq",
-    what: "no rseq registration by the C library",
+    what: "a kernel without rseq, or a filter that refuses it",
     happens: "the portable mode: locks in place of restartable sequences",
-    remedy: "use glibc 2.35 or later on Linux 4.18 or later, without glibc.pthread.rseq=0 or a filter that refuses rseq",
+    remedy: "use Linux 4.18 or later, and allow rseq in the sandbox",
     refused: Refused::No,
 };
 
@@ -118,7 +109,7 @@ pub const NO_RSEQ: Known = Known {
 pub const OTHER_RSEQ: Known = Known {
     id: "other_rseq",
     what: "an rseq registration by another library",
-    happens: "the portable mode: Ebbtide uses only the registration of glibc",
+    happens: "the portable mode: Ebbtide uses only its own registration and that of glibc",
     remedy: "remove glibc.pthread.rseq=0 from GLIBC_TUNABLES, or the other library",
     refused: Refused::No,
 };
@@ -178,13 +169,12 @@ pub const OTHER_KERNEL: Known = Known {
 };
 
 /// All, in the order of the table.
-pub const ALL: [&Known; 16] = [
+pub const ALL: [&Known; 15] = [
     &PAGES,
     &ADDRESS_SPACE,
     &STATIC,
     &PRIVILEGE,
     &MACHINE,
-    &MUSL,
     &OWN_MALLOC,
     &EMULATOR,
     &NO_RSEQ,

@@ -40,7 +40,7 @@ pub mod ranks {
 }
 
 /// Optional kernel features in the order of their bits in [`Figures::worked`] and [`Figures::refused`].
-pub const FEATURES: [&str; 14] = [
+pub const FEATURES: [&str; 15] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -55,6 +55,7 @@ pub const FEATURES: [&str; 14] = [
     "dontneed",
     "rseq_unregister",
     "process_vm_writev",
+    "rseq_register",
 ];
 
 /// Sources of memory pressure in the order of their bits in [`Figures::pressure_sources`].

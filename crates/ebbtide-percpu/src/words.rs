@@ -4,7 +4,7 @@ use crate::handle::Handle;
 use crate::space::{self, Place};
 use core::sync::atomic::{AtomicU64, Ordering};
 use ebbtide_sys::process;
-use ebbtide_sys::rseq::{SECTIONS, section};
+use ebbtide_sys::rseq::{self, SECTIONS, section};
 use ebbtide_zone::FRAME_BYTES;
 use ebbtide_zone::percpu::UNIT_BYTES;
 
@@ -41,6 +41,7 @@ pub(crate) unsafe fn add_slowly(word: usize, value: u64) {
         unsafe { copy(word, cpu) }.fetch_add(value, Ordering::Relaxed);
         return;
     }
+    rseq::join_if_unregistered(rseq_offset);
     for _ in 0..MAX_ABORTS {
         if !space::has_unit() {
             break;

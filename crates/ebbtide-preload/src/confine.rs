@@ -4,6 +4,8 @@
 //! `PR_SET_NO_NEW_PRIVS` before: without privilege the kernel requires it for filters and for Landlock. So that call ends
 //! the workers too. This covers programs that then call seccomp(2) or Landlock by system call number.
 //!
+//! For the same reason `prctl` stops Ebbtide's own rseq registrations: the filter may kill a thread for that call.
+//!
 //! The kernel gives a user namespace, and some others, only to a process with a single thread. The C library's functions
 //! are plain system calls and nothing else, and so are ours.
 
@@ -17,7 +19,7 @@ const ENTERED_ALONE: c_int = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | CLONE_NEW
 const CLONE_NEWTIME: c_int = 0x80;
 
 /// prctl(2). `PR_SET_SECCOMP` and `PR_SET_NO_NEW_PRIVS` end the workers first, and wait for that, at most one
-/// second.
+/// second. No thread that has not done so yet registers for rseq from then on.
 ///
 /// # Safety
 /// As prctl(2).
@@ -30,6 +32,8 @@ pub unsafe extern "C" fn prctl(
     d: c_ulong,
 ) -> c_int {
     if matches!(option, libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS) {
+        ebbtide::confine(option == libc::PR_SET_SECCOMP);
+        ebbtide_sys::rseq::stop();
         ebbtide::end_workers();
     }
     // SAFETY: by contract.

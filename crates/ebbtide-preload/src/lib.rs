@@ -9,7 +9,7 @@
 //! | [`info`] | `malloc_trim`, `mallinfo2`, `malloc_info`, `malloc_stats`, `mallopt` |
 //! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
 //! | [`confine`] | `prctl`, `unshare`, `setns`, which apply to one thread or need a single one |
-//! | `loader` | `dlopen`, where glibc is the C library |
+//! | `loader` | `dlopen`, where glibc is the C library; not in the archive for static programs |
 //! | [`percpu`] | `ebb_percpu_*`, see there |
 #![no_std]
 #![warn(missing_docs)]
@@ -19,12 +19,15 @@ pub mod info;
 #[cfg(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),
     target_env = "gnu",
-    target_pointer_width = "64"
+    target_pointer_width = "64",
+    not(feature = "static")
 ))]
 pub mod loader;
 pub mod own;
 pub mod percpu;
 pub mod standard;
+
+use ebbtide_sys::rseq;
 
 ebbtide_sys::define_vfork!();
 
@@ -40,6 +43,34 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
         .number(line)
         .abort()
 }
+
+/// Runs before `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = {
+    extern "C" fn begin() {
+        #[cfg(all(
+            any(target_arch = "x86_64", target_arch = "aarch64"),
+            target_env = "gnu",
+            target_pointer_width = "64",
+            not(feature = "static")
+        ))]
+        loader::prepare();
+        if rseq::is_left_to_us() {
+            rseq::note_first_thread();
+            #[cfg(all(
+                any(target_arch = "x86_64", target_arch = "aarch64"),
+                target_env = "gnu",
+                target_pointer_width = "64",
+                not(feature = "static")
+            ))]
+            if loader::another_registers() {
+                rseq::yield_to_other();
+            }
+        }
+    }
+    begin
+};
 
 /// Runs when the process ends in order: writes the last statistics for other processes.
 #[used]

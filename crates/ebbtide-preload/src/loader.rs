@@ -6,22 +6,23 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
-use ebbtide_sys::loader::{Onward, next_function};
+use ebbtide_sys::loader::{Onward, another_defines_variable, next_function};
 
 ebbtide_sys::define_dlopen!(onward);
 
 /// The address of the next `dlopen`, if it does not change; 0: not known. (`INV-LOADER-2`)
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs before `main`: a later search in a forked child could wait for a lock that no thread will free.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static FIND: extern "C" fn() = {
-    extern "C" fn find() {
-        next_dlopen();
-    }
-    find
-};
+/// Searches before `main`: a later search in a forked child could wait for a lock that no thread will free.
+pub(crate) fn prepare() {
+    next_dlopen();
+}
+
+/// Whether another library of the program registers threads for restartable sequences, by the convention of tcmalloc
+/// and of early versions of librseq.
+pub(crate) fn another_registers() -> bool {
+    another_defines_variable(c"__rseq_abi")
+}
 
 fn next_dlopen() -> Option<usize> {
     let known = NEXT.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! The C API beyond `malloc`: `include/ebbtide.h`.
 
 use crate::standard::set_errno;
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use ebbtide::KeyProblem;
 use ebbtide::stats::Figures;
 
@@ -9,6 +9,22 @@ use ebbtide::stats::Figures;
 #[unsafe(no_mangle)]
 pub extern "C" fn ebb_release() -> usize {
     ebbtide::release_all()
+}
+
+/// Unmaps a mapping of the program's own, beside it. Returns 0, or -1 with the error of munmap(2).
+///
+/// # Safety
+/// As munmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_unmap(address: *mut c_void, len: usize) -> c_int {
+    // SAFETY: by contract.
+    match unsafe { ebbtide::unmap(address.cast(), len) } {
+        Ok(()) => 0,
+        Err(error) => {
+            set_errno(error);
+            -1
+        }
+    }
 }
 
 /// Longest text of a key and its value.

@@ -85,6 +85,8 @@ pub static REAPER: Feature = Feature::new("reaper");
 pub static POPULATE: Feature = Feature::new("populate");
 /// `MADV_DONTNEED` really drops the pages. Some emulators and filters report success for a call that does nothing.
 pub static RELEASE: Feature = Feature::new("dontneed");
+/// Registers threads for sections, where the C library does not.
+pub static REGISTER: Feature = Feature::new("rseq_register");
 /// Removes the registration of sections around `vfork`. If it is refused, `vfork` is a fork.
 pub static UNREGISTER: Feature = Feature::new("rseq_unregister");
 /// Copies the statistics page to its file by `process_vm_writev` on the own process, so no store of this process
@@ -92,7 +94,7 @@ pub static UNREGISTER: Feature = Feature::new("rseq_unregister");
 pub static COPY_PAGE: Feature = Feature::new("process_vm_writev");
 
 /// All features, for messages and statistics.
-pub static ALL: [&Feature; 14] = [
+pub static ALL: [&Feature; 15] = [
     &MEMBARRIER,
     &MOVE_PAGES,
     &HUGE_PAGES,
@@ -107,6 +109,7 @@ pub static ALL: [&Feature; 14] = [
     &RELEASE,
     &UNREGISTER,
     &COPY_PAGE,
+    &REGISTER,
 ];
 
 #[cfg(test)]

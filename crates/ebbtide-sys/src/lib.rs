@@ -49,7 +49,7 @@ pub mod vm;
 
 mod call;
 mod clone;
-mod glibc;
 mod identity;
+mod libc_symbols;
 
 pub use call::Errno;

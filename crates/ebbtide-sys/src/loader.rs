@@ -111,6 +111,31 @@ pub fn next_function(name: &CStr) -> Option<Next> {
     Some(Next { address, stays })
 }
 
+/// Whether another object than this library defines the thread-local variable `name`.
+///
+/// Only objects in the namespace of this library are searched, and only those with a GNU hash table.
+pub fn another_defines_variable(name: &CStr) -> bool {
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        name: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader's own record, and the name passed below; both stay during the call.
+        let found = unsafe {
+            let object = Object::new(&*info);
+            !object.contains(visit as *const () as usize)
+                && object.tables().is_some_and(|tables| {
+                    let name = &**name.cast::<&CStr>();
+                    tables.find(name, STT_TLS).is_some()
+                })
+        };
+        c_int::from(found)
+    }
+    let mut name = name;
+    // SAFETY: `visit` has the signature that is asked for, and gets the address of a live value.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut name).cast()) != 0 }
+}
+
 /// The result of [`next_function`].
 pub struct Next {
     /// The function.
@@ -154,7 +179,7 @@ unsafe extern "C" fn visit_object(
     // SAFETY: as above.
     let found = unsafe { object.tables() }.and_then(|tables| {
         // SAFETY: the object's own tables.
-        unsafe { tables.function(search.name) }
+        unsafe { tables.find(search.name, STT_FUNC) }
     });
     if search.is_behind {
         (search.behind, search.stays) = (found, stays);
@@ -254,6 +279,7 @@ const DT_VERSYM: i64 = 0x6fff_fff0;
 /// In a version: for programs that were linked long ago.
 const HIDDEN: u16 = 0x8000;
 const STT_FUNC: u8 = 2;
+const STT_TLS: u8 = 6;
 const STB_LOCAL: u8 = 0;
 
 /// The symbol tables of an object. Only `versions` may be null.
@@ -266,11 +292,11 @@ struct Tables {
 }
 
 impl Tables {
-    /// The address of a function that the object defines, in its default version.
+    /// The address of a symbol of this kind that the object defines, in its default version.
     ///
     /// # Safety
     /// These are the tables of a loaded object.
-    unsafe fn function(&self, name: &CStr) -> Option<usize> {
+    unsafe fn find(&self, name: &CStr, kind: u8) -> Option<usize> {
         let wanted = gnu_hash(name);
         // SAFETY: the table begins with four numbers; the Bloom filter follows in words of 8 bytes, then the buckets,
         // then a hash for each symbol from `first` on. A chain ends with an odd hash.
@@ -287,7 +313,7 @@ impl Tables {
             }
             loop {
                 let hash = table.add(buckets + index - first).read();
-                if hash | 1 == wanted | 1 && self.defines(index, name) {
+                if hash | 1 == wanted | 1 && self.defines(index, name, kind) {
                     let value = (*self.symbols.add(index)).st_value as usize;
                     return Some(self.base.wrapping_add(value));
                 }
@@ -300,13 +326,13 @@ impl Tables {
     }
 
     /// # Safety
-    /// As [`Self::function`], with a symbol of the table.
-    unsafe fn defines(&self, index: usize, name: &CStr) -> bool {
+    /// As [`Self::find`], with a symbol of the table.
+    unsafe fn defines(&self, index: usize, name: &CStr, kind: u8) -> bool {
         // SAFETY: by contract; names end with a NUL, and there is a version for each symbol or none at all.
         unsafe {
             let symbol = &*self.symbols.add(index);
             symbol.st_shndx != 0
-                && symbol.st_info & 0xf == STT_FUNC
+                && symbol.st_info & 0xf == kind
                 && symbol.st_info >> 4 != STB_LOCAL
                 && (self.versions.is_null() || self.versions.add(index).read() & HIDDEN == 0)
                 && CStr::from_ptr(self.strings.add(symbol.st_name as usize)) == name
@@ -406,7 +432,7 @@ mod tests {
                 let headers = &[header(libc::PT_LOAD), header(libc::PT_DYNAMIC)];
                 let object = Object { base, headers };
                 // SAFETY: the image has all that its headers name.
-                let found = unsafe { object.tables().unwrap().function(c"dlopen") };
+                let found = unsafe { object.tables().unwrap().find(c"dlopen", STT_FUNC) };
                 assert_eq!(found, Some(base.wrapping_add(PLACE as usize)));
             }
         }

@@ -3,6 +3,7 @@
 use crate::call::{Errno, Sysno, syscall};
 use crate::file::{Digits, PathText};
 pub use crate::identity::{auxv, id, thread_id};
+pub use crate::libc_symbols::install_fork_handlers;
 use core::ffi::CStr;
 
 /// Whether the program runs with more rights than its caller. Then nothing from outside is trusted.
@@ -17,7 +18,7 @@ pub fn is_secure() -> bool {
 pub fn environment<R>(name: &[u8], found: impl FnOnce(&[u8]) -> R) -> Option<R> {
     if let Some(mut entry) = initial_environment() {
         loop {
-            // SAFETY: `entry` walks the NULL-ended array that the kernel put on the stack.
+            // SAFETY: `entry` walks a NULL-ended array: the initial stack, or the environment of musl at the start.
             let text = unsafe { *entry };
             if text.is_null() {
                 return None;
@@ -40,11 +41,15 @@ fn value_of<'a>(entry: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     entry.strip_prefix(name)?.strip_prefix(b"=")
 }
 
-/// The start of `envp` on the initial stack, from the loader's `__libc_stack_end`.
+/// The start of `envp` on the initial stack, from the loader's `__libc_stack_end`. musl has set `__environ` before any
+/// code of the program or of its libraries runs.
 fn initial_environment() -> Option<*const *const libc::c_char> {
-    let place = crate::glibc::stack_end();
+    let place = crate::libc_symbols::stack_end();
     if place.is_null() {
-        return None;
+        let place = crate::libc_symbols::environment();
+        // SAFETY: null, or the C library's variable.
+        let start = (!place.is_null()).then(|| unsafe { place.read() })?;
+        return (!start.is_null()).then_some(start);
     }
     // SAFETY: the loader stored the initial stack pointer there; it points at argc, argv[], NULL,
     // envp[], NULL.
@@ -241,7 +246,7 @@ pub fn current_cpu() -> usize {
 
 /// Whether the C library says that this process has had only one thread. glibc before 2.32 never says so.
 pub fn is_single_threaded() -> bool {
-    let place = crate::glibc::single_threaded();
+    let place = crate::libc_symbols::single_threaded();
     // SAFETY: the address of a byte of the C library.
     !place.is_null() && unsafe { place.read_volatile() } != 0
 }
@@ -249,7 +254,7 @@ pub fn is_single_threaded() -> bool {
 /// The distance of a thread's `struct rseq` from its thread pointer in this C library, whether or not it is
 /// registered. 0: there is none, as in glibc before 2.35.
 pub fn rseq_offset() -> isize {
-    let place = crate::glibc::rseq_offset();
+    let place = crate::libc_symbols::rseq_offset();
     if place.is_null() {
         return 0;
     }

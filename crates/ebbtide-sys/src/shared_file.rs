@@ -73,7 +73,7 @@ pub fn may_create_in(directory: &CStr) -> Result<(), Errno> {
     unsafe { syscall!(Sysno::faccessat, libc::AT_FDCWD, directory.as_ptr(), wanted) }.map(drop)
 }
 
-/// Reads the first words of a file, and says whether a process holds its lock. `None`: it cannot be read, or is shorter.
+/// Reads the first words of a file, and says whether a process holds its lock, or nobody can tell. `None`: it cannot be read, or is shorter.
 ///
 /// The words are read before the lock is tried: who sees the words of a file knows that its maker has locked it.
 pub fn peek<const N: usize>(path: &CStr) -> Option<([u64; N], bool)> {
@@ -82,14 +82,18 @@ pub fn peek<const N: usize>(path: &CStr) -> Option<([u64; N], bool)> {
     let mut words = [[0; 8]; N];
     let len = file.fill(words.as_flattened_mut()).ok()?;
     let words = words.map(u64::from_le_bytes);
-    (len == size_of::<[u64; N]>()).then(|| (words, try_lock(&file) == Err(Errno::EAGAIN)))
+    (len == size_of::<[u64; N]>()).then(|| (words, try_lock(&file).is_err()))
 }
 
-/// Calls `each` with every name in a directory, but for those that begin with a dot.
+/// Calls `each` with the names in a directory, at most `most`, but for those that begin with a dot.
 ///
 /// # Errors
 /// The error of openat(2) or getdents64(2).
-pub fn each_name(directory: &CStr, mut each: impl FnMut(&CStr)) -> Result<(), Errno> {
+pub fn each_name(
+    directory: &CStr,
+    mut most: usize,
+    mut each: impl FnMut(&CStr),
+) -> Result<(), Errno> {
     /// Where the name stands in an entry: behind inode, offset, length and type.
     const NAME: usize = 19;
     #[repr(align(8))]
@@ -109,6 +113,10 @@ pub fn each_name(directory: &CStr, mut each: impl FnMut(&CStr)) -> Result<(), Er
             let Some((entry, behind)) = rest.split_at_checked(length.max(NAME)) else {
                 break;
             };
+            if most == 0 {
+                return Ok(());
+            }
+            most -= 1;
             match CStr::from_bytes_until_nul(&entry[NAME..]) {
                 Ok(name) if !name.to_bytes().starts_with(b".") => each(name),
                 _ => {}
@@ -203,12 +211,18 @@ mod tests {
             std::fs::write(path.join(name), "").unwrap();
         }
         let mut found: Vec<String> = Vec::new();
-        each_name(&name, |name| found.push(name.to_str().unwrap().into())).unwrap();
+        each_name(&name, usize::MAX, |name| {
+            found.push(name.to_str().unwrap().into())
+        })
+        .unwrap();
         found.sort();
         names.sort();
         assert_eq!(found, names);
+        let mut few = 0;
+        each_name(&name, 50, |_| few += 1).unwrap();
+        assert!((48..=50).contains(&few), "dots count too");
         std::fs::remove_dir_all(&path).unwrap();
         assert_eq!(may_create_in(&name), Err(Errno::ENOENT));
-        assert!(each_name(&name, |_| {}).is_err());
+        assert!(each_name(&name, 1, |_| {}).is_err());
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! Source: glibc, `libio/genops.c` and `sysdeps/nptl/fork.h`.
 
-use crate::glibc;
+use crate::libc_symbols;
 
 fn call(address: *const ()) {
     if !address.is_null() {
@@ -18,7 +18,7 @@ fn call(address: *const ()) {
 
 /// Takes the lock; the thread that holds it may take it again. Waits without a bound, as `fork` does.
 pub fn lock() {
-    call(glibc::list_lock());
+    call(libc_symbols::list_lock());
 }
 
 /// Undoes one [`lock`].
@@ -26,7 +26,7 @@ pub fn lock() {
 /// # Safety
 /// This thread took it by [`lock`].
 pub unsafe fn unlock() {
-    call(glibc::list_unlock());
+    call(libc_symbols::list_unlock());
 }
 
 /// Frees the lock in a forked child. `fork` itself does this only if the parent had several threads.
@@ -34,5 +34,5 @@ pub unsafe fn unlock() {
 /// # Safety
 /// No other thread exists.
 pub unsafe fn reset() {
-    call(glibc::list_resetlock());
+    call(libc_symbols::list_resetlock());
 }

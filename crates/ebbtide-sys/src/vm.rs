@@ -76,6 +76,18 @@ pub fn unmap(addr: usize, len: usize) {
     let _ = unsafe { syscall!(Sysno::munmap, addr, len) };
 }
 
+/// munmap(2) of a range of the program, with any arguments.
+///
+/// # Errors
+/// The error of munmap(2).
+///
+/// # Safety
+/// The range is the program's, and nothing uses it any more.
+pub unsafe fn unmap_exactly(addr: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    unsafe { syscall!(Sysno::munmap, addr, len) }.map(drop)
+}
+
 /// Makes a reserved range readable and writable.
 ///
 /// # Errors
@@ -350,6 +362,19 @@ pub unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<(), Errno
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     // SAFETY: by contract; MREMAP_FIXED replaces only the caller's own target range.
     unsafe { syscall!(Sysno::mremap, from, len, len, flags, to) }.map(drop)
+}
+
+/// Moves the pages of `from` to another place, which is returned. `hint` is taken if it is free. `from` stays mapped, and holds nothing.
+///
+/// # Errors
+/// `EFAULT`: `from` is not one mapping. `EINVAL` before Linux 5.7, and before 5.13 for files. `ENOMEM` under a limit. Nothing changes then.
+///
+/// # Safety
+/// The caller owns `from`.
+pub unsafe fn move_away(from: usize, len: usize, hint: usize) -> Result<usize, Errno> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+    // SAFETY: by contract. Without MREMAP_FIXED, the kernel chooses a place that holds nothing.
+    unsafe { syscall!(Sysno::mremap, from, len, len, flags, hint) }
 }
 
 /// Whether a range lies in one mapping, whatever the program did to parts of it (madvise, mlock, a name). The address

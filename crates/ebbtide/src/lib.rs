@@ -34,6 +34,7 @@ pub mod percpu;
 
 /// The memory that the process holds, and what it has released.
 pub mod stats {
+    pub(crate) use ebbtide_core::base::stats::confine;
     pub use ebbtide_core::base::stats::locks;
     pub use ebbtide_core::front::figures;
     pub use ebbtide_interface::figures::{FIGURES, Figure, Figures, Kind};
@@ -101,6 +102,20 @@ pub fn get(name: &[u8]) -> Result<u64, KeyProblem> {
     heap.enter_uncounted().key_value(name)
 }
 
+/// Unmaps a mapping of the program's own, as munmap(2) does, but leaves the work to workers. The addresses are free when it returns; the memory
+/// goes within milliseconds to a second. Below 16 MiB, without workers, and where the kernel cannot move the range, the call does all of it.
+///
+/// # Errors
+/// The number of munmap(2)'s error.
+///
+/// # Safety
+/// The range is the program's, no memory of this allocator, and nothing uses it any more.
+pub unsafe fn unmap(address: *mut u8, len: usize) -> Result<(), i32> {
+    let heap = heap().ok_or(0)?;
+    // SAFETY: by contract.
+    unsafe { heap.enter_uncounted().unmap(address as usize, len) }.map_err(|error| error.into_raw())
+}
+
 /// Whether `RTLD_DEEPBIND` is kept when the program opens a library with it (`deepbind=keep`). Starts the heap,
 /// which reads the configuration.
 pub fn keeps_deepbind() -> bool {
@@ -116,6 +131,14 @@ pub fn keeps_deepbind() -> bool {
 /// handlers may.
 pub fn end_workers() -> bool {
     started_heap().is_none_or(|heap| heap.workers().end_all())
+}
+
+/// Prepares for a program that is about to restrict its system calls: no statistics page is made or removed afterwards. With
+/// `has_filter`, a page that the process would get later is made now; else it has none, unless it has one already. Signal handlers may call it.
+pub fn confine(has_filter: bool) {
+    if let Some(heap) = started_heap() {
+        stats::confine(&heap.config, has_filter);
+    }
 }
 
 /// Calls the hooks for an orderly end of the process, and writes the last statistics. For callers at the end of the

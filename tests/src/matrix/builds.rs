@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -117,24 +116,11 @@ fn aarch64() -> Result<Toolchain, String> {
 
 fn musl() -> Result<Toolchain, String> {
     let compiler = installed("musl-gcc", "musl-tools")?;
-    // It leaves out all headers of this machine, the kernel's too.
-    let kernel = target_dir().join("matrix/kernel-headers");
-    fs::create_dir_all(&kernel).map_err(|e| e.to_string())?;
-    for (name, place) in [
-        ("linux", "/usr/include/linux"),
-        ("asm-generic", "/usr/include/asm-generic"),
-        ("asm", "/usr/include/x86_64-linux-gnu/asm"),
-    ] {
-        let link = kernel.join(name);
-        if !link.exists() {
-            symlink(place, &link).map_err(|e| format!("{}: {e}", link.display()))?;
-        }
-    }
     Ok(Toolchain {
         compiler,
         directory: "matrix-musl",
         flags: vec![
-            format!("-idirafter{}", kernel.display()),
+            format!("-idirafter{}", build::kernel_headers().display()),
             format!("-include{}", checks::directory().join("musl.h").display()),
         ],
     })

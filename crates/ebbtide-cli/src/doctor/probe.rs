@@ -68,7 +68,8 @@ fn glibc() -> Check {
     let version = machine::glibc();
     match version_of(&version) {
         Some(v) if v >= (2, 35) => Check::ok("glibc", version),
-        _ => Check::limited("glibc", version).known(&known::NO_RSEQ),
+        _ => Check::ok("glibc", version)
+            .with_effect("registers no rseq: Ebbtide registers each thread"),
     }
 }
 
@@ -78,7 +79,7 @@ fn other_libc() -> Check {
     let mut names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
     let loader = names.find(|name| name.starts_with("ld-musl-"));
     let value = loader.map_or("none seen".into(), |name| {
-        format!("musl (/lib/{name}): its programs are not started under Ebbtide")
+        format!("musl (/lib/{name}): the library serves its programs too")
     });
     Check::info("other_libc", value)
 }

@@ -45,6 +45,8 @@ pub enum Owner {
     },
     /// Registered by another library.
     Other,
+    /// The C library makes no registration, for this reason, so Ebbtide registers the program's threads.
+    Ebbtide(String),
     /// Not registered, with the reason.
     Nobody(String),
 }
@@ -147,13 +149,14 @@ fn without(is_known: bool) -> Owner {
         Ok(()) => {
             let _ = call(area, FIRST_BYTES, UNREGISTER);
             let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
-            if !is_known {
-                "the C library registers nothing (glibc before 2.35)".into()
+            let why = if !is_known {
+                "glibc registers from 2.35 on"
             } else if tunables.contains("glibc.pthread.rseq=0") {
-                "GLIBC_TUNABLES has glibc.pthread.rseq=0".into()
+                "GLIBC_TUNABLES has glibc.pthread.rseq=0"
             } else {
-                "the C library has not registered, though it could".into()
-            }
+                "glibc has not registered, though it could"
+            };
+            return Owner::Ebbtide(why.into());
         }
         Err(Errno::INVAL | Errno::BUSY) => return Owner::Other,
         Err(Errno::NOSYS) => "the kernel has no rseq".into(),
@@ -179,6 +182,10 @@ pub fn check(owner: &Owner) -> Check {
         }
         Owner::Nobody(why) => {
             Check::limited("rseq", format!("not registered: {why}")).known(&known::NO_RSEQ)
+        }
+        Owner::Ebbtide(why) => {
+            let value = format!("registered by Ebbtide in the program's threads: {why}");
+            Check::ok("rseq", value)
         }
     }
 }
@@ -290,9 +297,11 @@ mod tests {
             call(libc.area().unwrap(), bytes, UNREGISTER).unwrap();
             (without(false), without(true), registered_by(libc))
         });
-        for owner in <[Owner; 3]>::from(seen.join().unwrap()) {
-            assert!(matches!(owner, Owner::Nobody(_)), "{owner:?}");
-            assert!(check(&owner).remedy.contains("2.35"));
+        let (early, late, wrong) = seen.join().unwrap();
+        for owner in [early, late] {
+            assert!(matches!(owner, Owner::Ebbtide(_)), "{owner:?}");
         }
+        assert!(matches!(wrong, Owner::Nobody(_)), "{wrong:?}");
+        assert!(check(&wrong).remedy.contains("4.18"));
     }
 }

@@ -2,26 +2,24 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `server` | answers Prometheus |
 //! | `text` | families and samples, from the one table of figures |
 //! | `owner` | the labels: process, cgroup, container |
 
 mod owner;
+mod server;
 mod text;
 
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use ebbtide_tools::out;
-use tiny_http::{Header, Method, Response, Server};
 
 use crate::cli::MetricsArgs;
 use crate::top::find::{self, Scope};
-use text::Process;
-
-/// The content type that Prometheus asks for.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use text::{Form, Process};
 
 /// Writes the text to stdout or a file, or serves it until a signal ends this program.
 pub fn main(args: &MetricsArgs) -> Result<u8> {
@@ -30,16 +28,18 @@ pub fn main(args: &MetricsArgs) -> Result<u8> {
         false => Scope::Pids(args.pids.clone()),
     };
     if let Some(address) = &args.listen {
-        return serve(address, &scope);
+        return server::serve(address, &scope);
     }
     let processes = processes(&scope);
     if !args.pids.is_empty() && processes.is_empty() {
         bail!("none of these processes keeps a statistics page; 'ebbtide top PID' says why");
     }
-    let text = text::of(&processes);
     match &args.textfile {
-        Some(path) => replace(path, &text).map(|()| 0),
-        None => Ok(u8::from(!out::stdout(text.as_bytes()))),
+        Some(path) => replace(path, &text::of(&processes, Form::Classic)).map(|()| 0),
+        None => {
+            let text = text::of(&processes, Form::OpenMetrics);
+            Ok(u8::from(!out::stdout(text.as_bytes())))
+        }
     }
 }
 
@@ -71,33 +71,4 @@ fn replace(path: &Path, text: &str) -> Result<()> {
     fs::set_permissions(file.path(), readable).with_context(cannot)?;
     file.persist(path).with_context(cannot)?;
     Ok(())
-}
-
-/// Answers `GET /metrics`, one request after the other.
-fn serve(address: &str, scope: &Scope) -> Result<u8> {
-    let server = Server::http(address).map_err(|error| {
-        anyhow!(
-            "cannot listen on {address}: {error}; give ADDRESS:PORT of this machine that is free"
-        )
-    })?;
-    out::stderr(&format!(
-        "ebbtide: serving http://{}/metrics\n",
-        server.server_addr()
-    ));
-    let content_type: Header = format!("Content-Type: {CONTENT_TYPE}")
-        .parse()
-        .map_err(|()| anyhow!("bad header"))?;
-    loop {
-        let request = server.recv().context("cannot accept connections")?;
-        let path = request.url().split('?').next().unwrap_or_default();
-        let is_known = matches!(request.method(), Method::Get | Method::Head) && path == "/metrics";
-        // A client that has gone away is no concern of the next one.
-        let _ = match is_known {
-            true => request.respond(
-                Response::from_string(text::of(&processes(scope)))
-                    .with_header(content_type.clone()),
-            ),
-            false => request.respond(Response::from_string("see /metrics\n").with_status_code(404)),
-        };
-    }
 }

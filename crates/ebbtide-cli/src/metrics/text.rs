@@ -25,8 +25,17 @@ pub struct Process {
     pub figures: Figures,
 }
 
+/// How a counter's family is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Without the suffix of its samples.
+    OpenMetrics,
+    /// As its samples: Prometheus' older text, which node_exporter reads.
+    Classic,
+}
+
 /// The whole text.
-pub fn of(processes: &[Process]) -> String {
+pub fn of(processes: &[Process], form: Form) -> String {
     let mut text = String::new();
     for (at, figure) in FIGURES.iter().enumerate() {
         let values = || processes.iter().map(|one| one.figures.values()[at]);
@@ -36,6 +45,7 @@ pub fn of(processes: &[Process]) -> String {
             let samples = processes.iter().zip(values());
             family(
                 &mut text,
+                form,
                 figure,
                 samples.map(|(one, value)| (&*one.labels, value)),
             );
@@ -47,7 +57,7 @@ pub fn of(processes: &[Process]) -> String {
         meaning: "1: the end of the process is detached (exit=detached), because it has a helper",
     };
     let has_helper = |one| (labels(one), u64::from(one.figures.helper != 0));
-    family(&mut text, &helpers, processes.iter().map(has_helper));
+    family(&mut text, form, &helpers, processes.iter().map(has_helper));
     refused(&mut text, processes);
     let resident = Figure {
         name: "resident_bytes",
@@ -57,7 +67,7 @@ pub fn of(processes: &[Process]) -> String {
     let known = processes
         .iter()
         .filter_map(|one| Some((&*one.labels, one.resident_bytes?)));
-    family(&mut text, &resident, known);
+    family(&mut text, form, &resident, known);
     text.push_str("# EOF\n");
     text
 }
@@ -90,7 +100,12 @@ fn is_told(figure: &Figure) -> bool {
     is_changing && !figure.name.starts_with("rss")
 }
 
-fn family<'a>(text: &mut String, figure: &Figure, samples: impl Iterator<Item = (&'a str, u64)>) {
+fn family<'a>(
+    text: &mut String,
+    form: Form,
+    figure: &Figure,
+    samples: impl Iterator<Item = (&'a str, u64)>,
+) {
     let (base, unit, scale) = match figure.name.rsplit_once('_') {
         Some((base, "ns")) => (base, "seconds", 1e-9),
         Some((base, "bytes")) => (base, "bytes", 1.0),
@@ -107,11 +122,17 @@ fn family<'a>(text: &mut String, figure: &Figure, samples: impl Iterator<Item = 
     let mut line = |line: std::fmt::Arguments| {
         let _ = text.write_fmt(line);
     };
-    line(format_args!("# TYPE {name} {kind}\n"));
+    let classic = format!("{name}{suffix}");
+    let named = if form == Form::Classic {
+        &classic
+    } else {
+        &name
+    };
+    line(format_args!("# TYPE {named} {kind}\n"));
     if !unit.is_empty() {
-        line(format_args!("# UNIT {name} {unit}\n"));
+        line(format_args!("# UNIT {named} {unit}\n"));
     }
-    line(format_args!("# HELP {name} {}\n", figure.meaning));
+    line(format_args!("# HELP {named} {}\n", figure.meaning));
     for (labels, value) in samples {
         match unit {
             "seconds" => line(format_args!(
@@ -145,10 +166,11 @@ mod tests {
             pid: 9,
             ..Figures::default()
         };
-        let text = of(&[
+        let processes = [
             process("pid=\"1\"", figures),
             process("pid=\"2\"", Figures::default()),
-        ]);
+        ];
+        let text = of(&processes, Form::OpenMetrics);
         for line in [
             "# TYPE ebbtide_live_bytes gauge\n# UNIT ebbtide_live_bytes bytes\n# HELP ebbtide_live_bytes ",
             "\nebbtide_live_bytes{pid=\"1\"} 5\nebbtide_live_bytes{pid=\"2\"} 0\n#",
@@ -168,6 +190,8 @@ mod tests {
         ] {
             assert!(!text.contains(absent), "{absent}\n{text}");
         }
+        let classic = of(&processes, Form::Classic);
+        assert!(classic.contains("# TYPE ebbtide_released_bytes_total counter\n"));
     }
 
     #[test]
@@ -177,7 +201,7 @@ mod tests {
             ..Figures::default()
         };
         assert!(
-            of(&[process("", figures)])
+            of(&[process("", figures)], Form::OpenMetrics)
                 .contains("\nebbtide_lock_wait_seconds_total{} 0.000000001\n")
         );
     }
@@ -185,7 +209,7 @@ mod tests {
     /// Prometheus refuses a text in which a family comes twice.
     #[test]
     fn families_are_different() {
-        let text = of(&[]);
+        let text = of(&[], Form::OpenMetrics);
         let mut names: Vec<&str> = text
             .lines()
             .filter(|line| line.starts_with("# TYPE"))

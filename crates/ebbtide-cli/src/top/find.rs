@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ebbtide_tools::library;
@@ -15,6 +15,7 @@ use ebbtide_tools::proc::{self, HELPER, Stat, numbers_in};
 use ebbtide_tools::stats_page::StatsPage;
 
 use ebbtide_interface::page;
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 
 /// The open statistics page of a process. The last figures can be read after the process has ended.
 #[derive(Debug)]
@@ -31,14 +32,18 @@ impl OpenPage {
         StatsPage::parse(&page)
     }
 
-    /// Writes a request of an observer, and returns its number. The process does it and then shows the number.
+    /// Writes a request of an observer. Returns its number, and the file: as long as that is open, no other observer writes one. The process does
+    /// the request and then shows the number.
     ///
     /// # Errors
     /// `PermissionDenied`: the file is another user's. `ResourceBusy`: the last request was not done yet.
-    pub fn request(&self, text: &str) -> io::Result<u64> {
+    pub fn request(&self, text: &str) -> io::Result<(u64, File)> {
         const NUMBER: u64 = page::REQUEST as u64 * 8;
         let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
         let file = File::options().read(true).write(true).open(path)?;
+        // The process's own lock is of another kind (flock), and does not meet this one.
+        rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| ErrorKind::ResourceBusy)?;
         let mut word = [0; 8];
         file.read_exact_at(&mut word, NUMBER)?;
         let last = u64::from_le_bytes(word);
@@ -50,7 +55,7 @@ impl OpenPage {
         bytes[..text.len()].copy_from_slice(text.as_bytes());
         file.write_all_at(&bytes, NUMBER + 8)?;
         file.write_all_at(&(last + 1).to_le_bytes(), NUMBER)?;
-        Ok(last + 1)
+        Ok((last + 1, file))
     }
 
     fn is_in(&self, dir: &Path, pid: u32) -> bool {
@@ -213,15 +218,27 @@ impl MappedPage {
             format!("/proc/{pid}/root{}", self.path),
             format!("/proc/{pid}/map_files/{}", self.range),
         ];
-        // `O_NONBLOCK`: does not wait if another program has put a pipe in its place.
-        let mut options = File::options();
-        options.read(true).custom_flags(libc::O_NONBLOCK);
         places.iter().find_map(|place| {
-            let page = OpenPage(options.open(place).ok()?);
-            let is_it = page.0.metadata().is_ok_and(|it| it.ino() == self.inode);
-            (is_it && page.read().is_some()).then_some(page)
+            let page = OpenPage(open_regular(place, self.inode)?);
+            page.read().is_some().then_some(page)
         })
     }
+}
+
+/// Opens the regular file with this inode number. Another program may have put a link, a pipe or a device in its place: opening those may wait, or
+/// have effects.
+fn open_regular(path: &str, inode: u64) -> Option<File> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // The kernel's own links in `map_files` are followed.
+    let flags = match path.contains("/map_files/") {
+        true => flags - OFlags::NOFOLLOW,
+        false => flags,
+    };
+    let place = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let known = rustix::fs::fstat(&place).ok()?;
+    let is_it = known.st_ino == inode && FileType::from_raw_mode(known.st_mode).is_file();
+    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+    is_it.then(|| File::open(path).ok()).flatten()
 }
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ mod page;
 
 pub use ebbtide_interface::{Figures, word};
 pub use locks::locks;
-pub use page::{Request, end, is_open, publish, publish_released, request};
+pub use page::{Request, is_open, publish, publish_released, request};
 
 use crate::base::config::Config;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_interface::{figures, page::FIRST};
-use ebbtide_sys::{clock, features, lockstat, pressure, process};
+use ebbtide_sys::{Errno, clock, features, lockstat, pressure, process};
 use page::set;
 
 /// Values of [`Figures::pressure_state`].
@@ -25,6 +25,8 @@ const SHOWN_MS: u64 = 1000;
 const SHOWN_BYTES: usize = 16 << 20;
 
 static WANTS_FILE: AtomicBool = AtomicBool::new(false);
+/// See [`confine`].
+static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 /// When the process began, or was forked.
 static BEGAN_MS: AtomicU64 = AtomicU64::new(0);
 /// Bytes of large allocations that were freed, and that the next tick counts.
@@ -74,7 +76,7 @@ pub fn start(config: &Config) {
     BEGAN_MS.store(clock::now_ms(), Ordering::Relaxed);
     // Later, a filter may refuse to make the file.
     if config.all_pages || config.basic_syscalls {
-        page::open(config, true);
+        let _ = page::open(config, true);
     } else {
         page::check(config);
         WANTS_FILE.store(true, Ordering::Relaxed);
@@ -99,6 +101,39 @@ pub fn forked(config: &Config) {
 /// Whether the page should have a file and has none yet.
 pub fn wants_file() -> bool {
     WANTS_FILE.load(Ordering::Relaxed)
+}
+
+/// A process that ends needs no page any more.
+pub fn want_no_page(config: &Config) {
+    if !config.all_pages {
+        WANTS_FILE.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The program is about to confine itself. With `makes_page`, a page that it would get later is made now. Afterwards none is made, removed, or
+/// looked at: a filter may kill a thread for that.
+pub fn confine(config: &Config, makes_page: bool) {
+    IS_CONFINED.store(true, Ordering::Relaxed);
+    if makes_page {
+        open_wanted(config);
+    } else {
+        want_no_page(config);
+    }
+}
+
+/// Makes the file, if there should be one, and this is not a `vfork` child in its parent's memory.
+fn open_wanted(config: &Config) {
+    let is_wanted = || WANTS_FILE.load(Ordering::Relaxed);
+    if is_wanted() && is_this_process(config) && WANTS_FILE.swap(false, Ordering::Relaxed) {
+        let may_look = !config.basic_syscalls && !is_confined();
+        // Without a free descriptor: later, perhaps.
+        let is_later = page::open(config, may_look) == Err(Errno::EMFILE);
+        WANTS_FILE.fetch_or(is_later, Ordering::Relaxed);
+    }
+}
+
+fn is_confined() -> bool {
+    IS_CONFINED.load(Ordering::Relaxed)
 }
 
 /// Whether the page may be written: it has a file, or the process is old or large enough for one.
@@ -138,9 +173,7 @@ pub fn counted(is_short: bool) -> Figures {
 
 /// Writes the computed figures and the process's own data, and copies the page.
 pub fn write(figures: &Figures, config: &Config) {
-    if WANTS_FILE.swap(false, Ordering::Relaxed) {
-        page::open(config, !config.basic_syscalls);
-    }
+    open_wanted(config);
     let values = figures.values();
     let computed = word!(live_bytes)..word!(released_bytes);
     let of_locks = word!(lock_acquisitions)..word!(pid);
@@ -178,6 +211,11 @@ fn publish_new(config: &Config) {
 /// Whether the page was ever written whole.
 pub fn is_written() -> bool {
     page::word(word!(written_ms)) != 0
+}
+
+/// The last figures are copied, and the page is removed.
+pub fn end(config: &Config) {
+    page::end(config, !is_confined());
 }
 
 /// The process ends in order.

@@ -47,7 +47,7 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
-use ebbtide_sys::{process, streams};
+use ebbtide_sys::{process, rseq, streams};
 use gate::Inside;
 
 /// Longest time in milliseconds that a thread waits for another thread's fork before the reserve serves it.
@@ -99,28 +99,8 @@ fn is_mine(forking: usize) -> bool {
 
 /// Installs the handlers at the first allocation, so that handlers of libraries that come later run outside ours.
 pub fn register() {
-    // The function that `pthread_atfork` calls in glibc. `pthread_atfork` itself is not in every libc.so.6:
-    // programs link it in.
-    #[cfg(target_env = "gnu")]
-    unsafe extern "C" {
-        fn __register_atfork(
-            prepare: extern "C" fn(),
-            parent: extern "C" fn(),
-            child: extern "C" fn(),
-            library: *const core::ffi::c_void,
-        ) -> core::ffi::c_int;
-    }
-    // SAFETY: three functions that live as long as the library, which is never unloaded. Null: they belong to no
-    // library that can be unloaded.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        __register_atfork(prepare, parent, child, core::ptr::null())
-    };
-    // SAFETY: as above.
-    #[cfg(not(target_env = "gnu"))]
-    unsafe {
-        libc::pthread_atfork(Some(prepare), Some(parent), Some(child))
-    };
+    // Without handlers, a child recovers on its first slow path.
+    process::install_fork_handlers(prepare, parent, child);
 }
 
 extern "C" fn prepare() {
@@ -207,11 +187,13 @@ unsafe fn forget_forks(heap: &Heap) {
 /// Prepares the child of a parent whose state was whole, before the child continues.
 fn go_on(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
+    rseq::note_first_thread();
     heap.workers.begin();
     // SAFETY: the parent's workers are not here.
     unsafe {
         heap.pressure.begin();
         heap.allowance.begin_in_child();
+        heap.unmapping.begin_in_child();
         heap.slots.reset(|gather| {
             heap.put_back(gather, false);
             gather.free_batches();
@@ -297,7 +279,7 @@ impl Front {
     #[inline]
     fn try_enter(&self) -> Option<Entered<'_>> {
         // Checked before this thread is counted: a child's counters begin anew.
-        check_fork();
+        check_fork().caches.join_sections();
         match self.gate.enter(this_thread()) {
             None if !resume() => None,
             counted => Some(Entered {

@@ -155,6 +155,7 @@ pub fn end() {
         .iter()
         .for_each(|hook| hook.on_exit(heap));
     let config = &heap.config;
+    stats::want_no_page(config);
     if heap.page_is_due() && stats::is_this_process(config) {
         heap.write_page();
         stats::end(config);

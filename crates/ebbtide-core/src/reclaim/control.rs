@@ -13,7 +13,8 @@ use ebbtide_zone::FRAME_BYTES;
 
 /// An observer waits no longer than twice this time for a worker.
 pub const OBSERVER_MS: u64 = 200;
-const NO_PERCENTAGE: u32 = u32::MAX;
+const NO_LIMIT: u64 = u64::MAX;
+const IS_PERCENTAGE: u64 = 1 << 63;
 
 /// Why a key does not change. An observer gets the number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,10 +28,8 @@ pub enum KeyProblem {
 /// The keys that can change, and the last time at which an observer's request was looked for.
 pub struct Control {
     retain_ms: AtomicU32,
-    /// The user's limit in bytes; `u64::MAX`: none.
+    /// The user's limit: bytes, [`IS_PERCENTAGE`] and a percentage, or [`NO_LIMIT`].
     limit: AtomicU64,
-    /// The percentage from which the limit follows.
-    limit_percent: AtomicU32,
     looked_ms: AtomicU64,
 }
 
@@ -39,8 +38,7 @@ impl Control {
     pub const fn new() -> Self {
         Self {
             retain_ms: AtomicU32::new(0),
-            limit: AtomicU64::new(u64::MAX),
-            limit_percent: AtomicU32::new(NO_PERCENTAGE),
+            limit: AtomicU64::new(NO_LIMIT),
             looked_ms: AtomicU64::new(0),
         }
     }
@@ -59,23 +57,20 @@ impl Control {
 
     /// The user's limit.
     pub fn limit(&self) -> Limit {
-        match self.limit_percent.load(Ordering::Relaxed) {
-            NO_PERCENTAGE => match self.limit.load(Ordering::Relaxed) {
-                u64::MAX => Limit::None,
-                bytes => Limit::Bytes(bytes as usize),
-            },
-            percent => Limit::Percent(percent),
+        match self.limit.load(Ordering::Relaxed) {
+            NO_LIMIT => Limit::None,
+            word if word & IS_PERCENTAGE != 0 => Limit::Percent((word & !IS_PERCENTAGE) as u32),
+            bytes => Limit::Bytes(bytes as usize),
         }
     }
 
     fn set_limit(&self, limit: Limit) {
-        let (bytes, percent) = match limit {
-            Limit::None => (u64::MAX, NO_PERCENTAGE),
-            Limit::Bytes(bytes) => (bytes as u64, NO_PERCENTAGE),
-            Limit::Percent(percent) => (u64::MAX, percent),
+        let word = match limit {
+            Limit::None => NO_LIMIT,
+            Limit::Bytes(bytes) => bytes as u64 & !IS_PERCENTAGE,
+            Limit::Percent(percent) => IS_PERCENTAGE | u64::from(percent),
         };
-        self.limit.store(bytes, Ordering::Relaxed);
-        self.limit_percent.store(percent, Ordering::Relaxed);
+        self.limit.store(word, Ordering::Relaxed);
     }
 }
 

@@ -16,6 +16,7 @@
 //! | [`owned`] | releases one gather, by the thread that owns it |
 //! | [`workers`] | the threads that release beside the program |
 //! | [`pressure`] | whether memory is short, and the user's limit |
+//! | [`unmap`] | the program's own mappings, unmapped beside it |
 //! | [`control`] | keys that change at run time, and requests of observers |
 //! | [`figures`] | the statistics of the whole heap |
 
@@ -35,6 +36,7 @@ mod put_back;
 pub mod retry_unsplit;
 pub mod slots;
 pub mod sources;
+pub mod unmap;
 pub mod workers;
 pub mod zones;
 
@@ -46,6 +48,7 @@ use crate::reclaim::pacing::Pacing;
 use crate::reclaim::pressure::Pressure;
 use crate::reclaim::slots::Slots;
 use crate::reclaim::sources::Parts;
+use crate::reclaim::unmap::Unmapping;
 use crate::reclaim::workers::Workers;
 use core::ops::Deref;
 use core::ptr;
@@ -68,6 +71,8 @@ pub struct Heap {
     pub changes: Changes,
     /// The gathers: ranges on their way to the kernel.
     pub slots: Slots,
+    /// The program's mappings on their way to the kernel.
+    pub unmapping: Unmapping,
     /// Detects whether memory is short.
     pub pressure: Pressure,
     /// The threads that release memory.
@@ -83,6 +88,7 @@ static HEAP: Heap = Heap {
     control: Control::new(),
     changes: Changes::new(),
     slots: Slots::new(),
+    unmapping: Unmapping::new(),
     pressure: Pressure::new(),
     workers: Workers::new(),
 };

@@ -399,6 +399,7 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
         let seen = workers.wake.load(Ordering::SeqCst);
         let may_stay = worker.lease.holds(clock::now_ms(), &workers.lease_terms);
         heap.look_for_request(clock::now_ms(), by);
+        heap.unmapping.work();
         if heap.slots.queued() > 0 {
             let affinity = Affinity::current();
             let cpu = affinity.pin(number, workers.avoid_cpu.load(Ordering::Relaxed));

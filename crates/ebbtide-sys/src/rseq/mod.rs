@@ -47,9 +47,12 @@
 //! Sources: rseq(2) and librseq; the per-CPU stacks of tcmalloc, with another layout.
 
 pub mod model;
+mod own;
 pub mod section;
 mod vfork;
 
+pub(crate) use own::{BYTES as OWN_BYTES, mark_block, offset as own_offset};
+pub use own::{note_first_thread, stop, yield_to_other};
 /// Whether this build has sections: for this processor, this C library. At run time [`registration`] decides.
 pub use section::SECTIONS;
 pub use vfork::{VFORK_GUARD_OFFSET, guard_vfork, leave, rejoin};
@@ -137,7 +140,7 @@ fn stack_start(slab: usize, class: usize, capacity: usize) -> usize {
     slab + PAGE + (class + 1) * STACK_BYTES - capacity * 8
 }
 
-/// Registration of this thread as the C library left it.
+/// Registration of this thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Registration {
     /// Sections run; the offset of `struct rseq` from the thread pointer.
@@ -146,7 +149,7 @@ pub enum Registration {
     None(&'static str),
 }
 
-/// Looks for the registration that the C library made; never makes or removes one.
+/// Looks for the registration that the C library made. If it makes none, this thread registers by itself ([`own`]).
 pub fn registration() -> Registration {
     if !SECTIONS {
         return Registration::None("no sections for this processor or C library");
@@ -156,7 +159,12 @@ pub fn registration() -> Registration {
             "this kernel does not abort sections (arm64, Linux 6.19 to 7.0.13)",
         );
     }
-    registration_by_libc()
+    on_any_kernel()
+}
+
+/// The same, whatever the kernel does with sections.
+fn on_any_kernel() -> Registration {
+    registration_by_libc().unwrap_or_else(own_registration)
 }
 
 /// Whether the kernel does with sections what it should; as far as known.
@@ -165,24 +173,60 @@ fn kernel_aborts_sections() -> bool {
         || crate::process::kernel_release(ebbtide_interface::kernels::aborts_sections) == Some(true)
 }
 
-/// The same, whatever the kernel does with sections.
-fn registration_by_libc() -> Registration {
-    let (offset, size) = (crate::glibc::rseq_offset(), crate::glibc::rseq_size());
+/// What the C library has registered. `None`: it registers nothing, because it is musl, glibc before 2.35, or glibc
+/// with `glibc.pthread.rseq=0`.
+fn registration_by_libc() -> Option<Registration> {
+    let (offset, size) = (
+        crate::libc_symbols::rseq_offset(),
+        crate::libc_symbols::rseq_size(),
+    );
     if offset.is_null() || size.is_null() {
-        return Registration::None("glibc before 2.35 registers no sections");
+        return None;
     }
     // SAFETY: both are constants of the C library, set before the first thread runs.
     let (offset, size) = unsafe { (*offset, *size) };
     if size == 0 {
-        return Registration::None(
-            "glibc registered no sections (glibc.pthread.rseq=0, or an old kernel)",
-        );
+        return None;
     }
     // SAFETY: glibc keeps `struct rseq` there for every thread.
     if unsafe { section::cpu_id(offset) } < 0 {
-        return Registration::None("the kernel refused the registration of sections");
+        return Some(Registration::None(
+            "the kernel refused the registration of sections",
+        ));
     }
-    Registration::At(offset)
+    Some(Registration::At(offset))
+}
+
+/// Whether threads get a registration from this library only, because the C library makes none.
+pub fn is_left_to_us() -> bool {
+    SECTIONS && registration_by_libc().is_none()
+}
+
+/// A registration by this library.
+fn own_registration() -> Registration {
+    if !own::prepare_ends() {
+        return Registration::None("no key of thread-specific data is left");
+    }
+    let answer = match own::join() {
+        // Threads that may register do so on their slow paths.
+        Err(own::Refusal::Stranger) => own::try_out(),
+        answer => answer,
+    };
+    match answer {
+        Ok(()) => Registration::At(own::offset()),
+        Err(own::Refusal::Other) => Registration::None("another library has registered sections"),
+        Err(_) => Registration::None("the kernel refused the registration of sections"),
+    }
+}
+
+/// For slow paths: registers this thread if it has no registration, and if that is this library's task. `offset`: of
+/// the sections in use.
+#[inline]
+pub fn join_if_unregistered(offset: isize) {
+    // SAFETY: sections are in use, so `struct rseq` lies there.
+    if SECTIONS && unsafe { section::cpu_id(offset) } < 0 {
+        own::join_for(offset);
+    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,7 @@
 //! sends it to its abort handler, and nothing has happened (`INV-RSEQ-1`).
 //!
 //! Here are the contracts and what all processors share: the parts of a section, and in tests its injection points. The
-//! instructions are in one file for each processor. `none.rs` is for the others, and for other C libraries than glibc:
-//! nothing can be registered there, and no operation takes effect.
+//! instructions are in one file for each processor. `none.rs` is for the others, where no operation takes effect.
 //!
 //! `pop` and `push` have the header's address in one register, without an index: recent processors forward such a
 //! store to the next such load of the word without delay
@@ -110,7 +109,7 @@ macro_rules! point {
 #[cfg(all(
     target_arch = "x86_64",
     target_pointer_width = "64",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 ))]
 #[path = "section/x86_64.rs"]
 mod processor;
@@ -118,7 +117,7 @@ mod processor;
     target_arch = "aarch64",
     target_pointer_width = "64",
     target_endian = "little",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 ))]
 #[path = "section/aarch64.rs"]
 mod processor;
@@ -128,13 +127,13 @@ mod processor;
         all(target_arch = "aarch64", target_endian = "little")
     ),
     target_pointer_width = "64",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 )))]
 #[path = "section/none.rs"]
 mod processor;
 
 pub use processor::SECTIONS;
-pub(super) use processor::{BREAKS_ON_SOME_KERNELS, SIGNATURE, thread_pointer};
+pub(super) use processor::{BREAKS_ON_SOME_KERNELS, SIGNATURE, own_area, thread_pointer};
 
 /// Takes the newest entry of this CPU's stack. 0: empty, parked or aborted.
 ///

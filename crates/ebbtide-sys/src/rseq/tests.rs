@@ -269,7 +269,7 @@ fn the_same_entry_twice_is_refused() {
 fn preemption_on_one_cpu_ends_the_section_under_way() {
     use core::sync::atomic::Ordering;
 
-    let Some(rig) = rig_at(super::registration_by_libc()) else {
+    let Some(rig) = rig_at(super::on_any_kernel()) else {
         return;
     };
     let mut unended = 0;
@@ -278,6 +278,7 @@ fn preemption_on_one_cpu_ends_the_section_under_way() {
         std::thread::scope(|scope| {
             // On the same CPU as this thread.
             scope.spawn(|| {
+                super::join_if_unregistered(rig.stacks.rseq_offset);
                 for attempt in 1.. {
                     // SAFETY: the rig's stacks are live.
                     unsafe { section::linger(&rig.stacks, &words, attempt) };

@@ -13,25 +13,31 @@
 //!  child                          └─▶ allocates by the slow path, _exit or exec
 //! ```
 //!
-//! - A thread without registration (a `vfork` child, too) makes a plain `vfork`: its `cpu_id` is negative already.
+//! - A thread without registration (a `vfork` child, too) keeps its negative `cpu_id`. A signal handler does not
+//!   register it before the child exists ([`own::bar`]).
 //! - The kernel refuses to unregister: the call becomes a `fork`, whose child has a registration of its own.
 //! - The kernel refuses to register again, or a signal handler jumps out in between: −1 stays, and the thread uses
 //!   the slow path for good.
 //!
 //! See [decision 0064](../../../../docs/decisions/0064-vfork-unregisters-from-rseq.md).
 
-use super::section::{SIGNATURE, thread_pointer};
+use super::own;
+use super::section::{self, SIGNATURE, thread_pointer};
 use crate::call::{Errno, Sysno, syscall};
 use crate::features::UNREGISTER;
 use core::sync::atomic::{AtomicIsize, AtomicU32, Ordering};
 
-const FLAG_UNREGISTER: u32 = 1;
+pub(super) const FLAG_UNREGISTER: u32 = 1;
 /// Registers with time-slice extension switched on (Linux 7.0).
 const FLAG_SLICE_EXTENSION: u32 = 2;
 /// The bit of `flags` by which the kernel says that it is on.
 const SLICE_EXTENSION_ENABLED: u32 = 1 << 5;
 /// The length of the first version of `struct rseq`, and the least that any kernel takes.
 const FIRST_LENGTH: u32 = 32;
+/// A ticket of a thread that has no registration to put back.
+const NOTHING: u64 = 1 << 62;
+/// The same, and the thread may register later.
+const BARRED: u64 = 1 << 63;
 /// In the auxiliary vector, since Linux 6.3.
 const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
 const AT_RSEQ_ALIGN: libc::c_ulong = 28;
@@ -39,7 +45,7 @@ const AT_RSEQ_ALIGN: libc::c_ulong = 28;
 /// The offset of `struct rseq` for the guarded `vfork`; 0 while no sections run in this process.
 pub static VFORK_GUARD_OFFSET: AtomicIsize = AtomicIsize::new(0);
 
-/// The length that libc registered with, as far as known.
+/// The length that threads are registered with, as far as known.
 static LENGTH: AtomicU32 = AtomicU32::new(FIRST_LENGTH);
 
 /// The part of the kernel's `struct rseq` that is used here. All fields but `section` are the kernel's to write.
@@ -60,7 +66,7 @@ pub fn guard_vfork(offset: isize) {
 
 /// The size of `struct rseq` that the C library tells of; 0: it has registered none.
 fn libc_size() -> u32 {
-    let size = crate::glibc::rseq_size();
+    let size = crate::libc_symbols::rseq_size();
     if size.is_null() {
         return 0;
     }
@@ -90,12 +96,20 @@ fn other_lengths() -> [u32; 4] {
     [FIRST_LENGTH, 33, feature as u32, rounded as u32]
 }
 
-/// Takes this thread's registration off. 0: refused; else a ticket for [`rejoin`].
+/// Takes this thread's registration off, if it has one. 0: refused; else a ticket for [`rejoin`].
 ///
 /// # Safety
-/// This thread's `struct rseq` lies at `offset`, registered by libc.
+/// This thread's `struct rseq` lies at `offset`, registered by libc or by [`own`].
 pub unsafe extern "C" fn leave(offset: isize) -> u64 {
-    if !UNREGISTER.may_work() {
+    let is_own = offset == own::offset();
+    // SAFETY: by contract.
+    if unsafe { section::cpu_id(offset) } < 0 {
+        return match is_own && own::bar() {
+            true => BARRED,
+            false => NOTHING,
+        };
+    }
+    if !UNREGISTER.may_work() || is_own && !own::may_call() {
         return 0;
     }
     let area = area(offset);
@@ -135,6 +149,11 @@ pub unsafe extern "C" fn leave(offset: isize) -> u64 {
 /// # Safety
 /// `ticket` is what [`leave`] returned to this thread, for this offset.
 pub unsafe extern "C" fn rejoin(ticket: u64, offset: isize) {
+    match ticket {
+        NOTHING => return,
+        BARRED => return own::unbar(),
+        _ => {}
+    }
     let area = area(offset);
     // SAFETY: by contract. The section is the field that programs write; before Linux 6.15 the kernel takes
     // what it finds there, and the child may have left a section that it has unloaded.
@@ -148,7 +167,7 @@ pub unsafe extern "C" fn rejoin(ticket: u64, offset: isize) {
 #[cfg(all(
     target_arch = "x86_64",
     target_pointer_width = "64",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 ))]
 #[macro_export]
 macro_rules! define_vfork {
@@ -162,8 +181,6 @@ macro_rules! define_vfork {
                 "mov rdi, qword ptr [rip + {offset}]",
                 "test rdi, rdi",
                 "jz 2f",
-                "cmp dword ptr fs:[rdi + 4], 0", // cpu_id
-                "jl 2f",
                 "push rdi",
                 "call {leave}",
                 "pop rdi",
@@ -217,7 +234,7 @@ macro_rules! define_vfork {
     target_arch = "aarch64",
     target_pointer_width = "64",
     target_endian = "little",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 ))]
 #[macro_export]
 macro_rules! define_vfork {
@@ -231,10 +248,6 @@ macro_rules! define_vfork {
                 "adrp x10, {offset}",
                 "ldr x10, [x10, :lo12:{offset}]",
                 "cbz x10, 2f",
-                "mrs x11, tpidr_el0",
-                "add x11, x11, x10",
-                "ldr w11, [x11, #4]", // cpu_id
-                "tbnz w11, #31, 2f",
                 "stp x30, x10, [sp, #-16]!",
                 "mov x0, x10",
                 "bl {leave}",
@@ -290,7 +303,7 @@ macro_rules! define_vfork {
         all(target_arch = "aarch64", target_endian = "little")
     ),
     target_pointer_width = "64",
-    target_env = "gnu"
+    any(target_env = "gnu", target_env = "musl")
 )))]
 #[macro_export]
 macro_rules! define_vfork {
@@ -332,12 +345,11 @@ mod tests {
 
     /// In a thread of its own: the registration is the thread's.
     fn in_a_thread(test: impl Fn(isize) + Send + Sync) {
-        let Registration::At(offset) = registration() else {
-            std::eprintln!("skipped: no registration for restartable sections");
-            return;
-        };
         std::thread::scope(|scope| {
-            scope.spawn(|| test(offset));
+            scope.spawn(|| match registration() {
+                Registration::At(offset) => test(offset),
+                _ => std::eprintln!("skipped: no registration for restartable sections"),
+            });
         });
     }
 
@@ -356,7 +368,7 @@ mod tests {
                     let ticket = leave(offset);
                     assert_ne!(ticket, 0);
                     assert_eq!(cpu_id(offset), -1);
-                    assert_eq!(leave(offset), 0, "there is none to take off");
+                    assert_eq!(leave(offset), NOTHING, "there is none to take off");
                     (*area(offset)).section = 0x5000; // nothing is mapped there
                     rejoin(ticket, offset);
                 }

@@ -9,7 +9,7 @@
 //! The C library keeps `struct rseq` at a fixed distance from every thread's pointer. Before glibc 2.41 it lies
 //! inside the thread block; from then on beyond all static TLS, whatever its size. `below` and `above` both reach
 //! that far. The `cpu_id` there is −1: not registered. So sections find the parked slab, and `sched_getcpu` asks the
-//! kernel
+//! kernel. The same holds for the area that this library keeps in static TLS ([`crate::rseq`])
 //! ([decision 0066](../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md)).
 //!
 //! - `INV-THREAD-1`: wherever code in such a thread expects `struct rseq`, the thread has memory of its own that says
@@ -18,7 +18,7 @@
 use super::is_gone;
 use crate::call::{Sysno, syscall};
 use crate::clone::{Entry, Request, clone};
-use crate::{process, vm};
+use crate::{process, rseq, vm};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Bytes of a worker's stack.
@@ -27,6 +27,7 @@ const STACK_BYTES: usize = 128 << 10;
 const SIDE_BYTES: usize = 16 << 10;
 /// Bytes of `struct rseq` that the C library and sections touch.
 const AREA_BYTES: usize = 64;
+const _: () = assert!(rseq::OWN_BYTES <= AREA_BYTES);
 /// No C library has a distance beyond this. If it is larger, no thread is made.
 const FARTHEST: usize = 1 << 30;
 /// Bytes without access below the stack.
@@ -92,7 +93,8 @@ impl Place {
 
     /// The same, with `struct rseq` at this distance from the thread pointer; 0: no code looks for it.
     fn spawn_with(&'static self, entry: Entry, argument: usize, rseq_offset: isize) -> bool {
-        let Some(layout) = Layout::reaching(rseq_offset) else {
+        let own_offset = rseq::own_offset();
+        let Some(layout) = Layout::reaching([rseq_offset, own_offset]) else {
             return false;
         };
         if !self.is_free() {
@@ -114,6 +116,9 @@ impl Place {
             (block as *mut usize).write(block);
             if rseq_offset != 0 {
                 (block.wrapping_add_signed(rseq_offset + 4) as *mut i32).write_unaligned(-1);
+            }
+            if own_offset != 0 {
+                rseq::mark_block(block);
             }
         }
         self.made.fetch_add(1, Ordering::Relaxed);
@@ -170,24 +175,24 @@ struct Layout {
 }
 
 impl Layout {
-    /// A layout in which `struct rseq` at this distance lies inside. `None`: the distance is too large.
-    fn reaching(rseq_offset: isize) -> Option<Self> {
-        let far = rseq_offset.unsigned_abs();
-        if far > FARTHEST {
-            return None;
+    /// A layout in which each `struct rseq` at these distances lies inside. `None`: a distance is too large.
+    fn reaching(rseq_offsets: [isize; 2]) -> Option<Self> {
+        let mut layout = Self {
+            below: SIDE_BYTES,
+            above: SIDE_BYTES,
+        };
+        for offset in rseq_offsets {
+            let far = offset.unsigned_abs();
+            if far > FARTHEST {
+                return None;
+            }
+            let (side, bytes) = match offset < 0 {
+                true => (&mut layout.below, far),
+                false => (&mut layout.above, far + AREA_BYTES),
+            };
+            *side = bytes.max(*side).next_multiple_of(vm::GRANULE);
         }
-        let side = |bytes: usize| bytes.max(SIDE_BYTES).next_multiple_of(vm::GRANULE);
-        Some(if rseq_offset < 0 {
-            Self {
-                below: side(far),
-                above: SIDE_BYTES,
-            }
-        } else {
-            Self {
-                below: SIDE_BYTES,
-                above: side(far + AREA_BYTES),
-            }
-        })
+        Some(layout)
     }
 
     fn bytes(self) -> usize {
@@ -220,7 +225,7 @@ mod tests {
     /// A stack overflow ends the worker and writes to no other memory.
     #[test]
     fn below_a_stack_is_no_memory() {
-        let layout = Layout::reaching(0).unwrap();
+        let layout = Layout::reaching([0, 0]).unwrap();
         let memory = layout.map().unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         // The kernel may merge the guard with a neighbour without access.
@@ -233,16 +238,20 @@ mod tests {
 
     #[test]
     fn a_block_reaches_as_far_as_the_registration() {
-        for offset in [-65_728, -410_016, -(3 << 20), -32, 2464, 500_000, 1 << 22] {
-            let layout = Layout::reaching(offset).unwrap();
-            assert!(offset >= -(layout.below as isize), "{offset} {layout:?}");
-            assert!(
-                offset + AREA_BYTES as isize <= layout.above as isize,
-                "{offset} {layout:?}"
-            );
+        let offsets = [-65_728, -410_016, -(3 << 20), -32, 2464, 500_000, 1 << 22];
+        for pair in offsets
+            .map(|one| offsets.map(|other| [one, other]))
+            .concat()
+        {
+            let layout = Layout::reaching(pair).unwrap();
+            for offset in pair {
+                assert!(offset >= -(layout.below as isize), "{offset} {layout:?}");
+                let end = offset + AREA_BYTES as isize;
+                assert!(end <= layout.above as isize, "{offset} {layout:?}");
+            }
         }
-        assert_eq!(Layout::reaching(isize::MIN), None);
-        assert_eq!(Layout::reaching(isize::MAX), None);
+        assert_eq!(Layout::reaching([0, isize::MIN]), None);
+        assert_eq!(Layout::reaching([isize::MAX, 0]), None);
     }
 
     /// A thread reads −1 as its `cpu_id`, and the words that a section would write beside it are the thread's own.

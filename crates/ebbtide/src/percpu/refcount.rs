@@ -17,7 +17,7 @@ use super::{PerCpu, Problem};
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use ebbtide_sys::features::MEMBARRIER;
 use ebbtide_sys::membarrier;
-use ebbtide_sys::rseq::{Added, SECTIONS, section};
+use ebbtide_sys::rseq::{self, Added, SECTIONS, section};
 
 /// More than the number of references can ever be.
 const BIAS: i64 = 1 << 62;
@@ -118,8 +118,12 @@ impl RefCount {
             match added {
                 Added::Yes => return true,
                 Added::Flagged => return false,
-                Added::No if !ebbtide_percpu::has_unit() => return false,
-                Added::No => {}
+                Added::No => {
+                    rseq::join_if_unregistered(rseq_offset);
+                    if !ebbtide_percpu::has_unit() {
+                        return false;
+                    }
+                }
             }
         }
         false

@@ -38,6 +38,9 @@ static RELEASED_SHOWN: AtomicU64 = AtomicU64::new(0);
 /// Bytes of a path: `stats_dir` and a name.
 const PATH_BYTES: usize = 512;
 const SUFFIX: &[u8] = b".ebb";
+/// Bounds of a search for abandoned files: a user may fill the directory.
+const MOST_NAMES: usize = 4096;
+const MOST_LOOKED_AT: usize = 64;
 /// Words of a file up to those that tell whose it is.
 const FACTS: usize = word!(pid_namespace) + 1;
 
@@ -90,13 +93,16 @@ pub fn check(config: &Config) {
 }
 
 /// Makes the file, and with `may_look` removes those of processes that are gone. If there is no space for the whole file, none is made.
-pub fn open(config: &Config, may_look: bool) {
+///
+/// # Errors
+/// The error of [`shared_file::create`].
+pub fn open(config: &Config, may_look: bool) -> Result<(), Errno> {
     set(0, MAGIC);
     set(word!(version), figures::VERSION);
     set(word!(pid), process::id().into());
     let mut path = [0; PATH_BYTES];
     let Some(path) = own_path(config, &mut path).filter(|_| has_room()) else {
-        return;
+        return Ok(());
     };
     if may_look {
         set(word!(pid_namespace), process::namespace().unwrap_or(0));
@@ -110,9 +116,8 @@ pub fn open(config: &Config, may_look: bool) {
         }
         other => other,
     };
-    if let Ok(mapped) = made {
-        SHOWN.store(mapped, Ordering::Release);
-    }
+    SHOWN.store(made?, Ordering::Release);
+    Ok(())
 }
 
 /// Whether the file of this name belongs to a process of another process namespace that runs.
@@ -131,11 +136,13 @@ fn remove_abandoned(config: &Config) {
     let Some(directory) = path_to(config, b"", &mut text) else {
         return;
     };
-    let _ = shared_file::each_name(directory, |name| {
+    let mut left = MOST_LOOKED_AT;
+    let _ = shared_file::each_name(directory, MOST_NAMES, |name| {
         let mut path = [0; PATH_BYTES];
         let is_page = name.to_bytes().ends_with(SUFFIX);
         let of = file::parse_number(name.to_bytes()).filter(|_| is_page);
-        let is_gone = of.is_some_and(|pid| !process::exists(pid as u32));
+        let is_gone = left > 0 && of.is_some_and(|pid| !process::exists(pid as u32));
+        left -= usize::from(is_gone);
         if is_gone && let Some(path) = path_to(config, name.to_bytes(), &mut path) {
             let found = shared_file::peek::<1>(path);
             if found.is_some_and(|([magic], is_locked)| magic == MAGIC && !is_locked) {
@@ -184,13 +191,18 @@ pub fn publish_released(config: &Config) {
     }
 }
 
-/// The end of the process, when a descriptor may be opened and closed: copies the page for those who have it open, and removes the file.
-pub fn end(config: &Config) {
+/// The end of the process, when a descriptor may be opened and closed: copies the page for those who have it open. With `may_remove`, removes
+/// the file.
+pub fn end(config: &Config, may_remove: bool) {
+    if !is_open() {
+        return;
+    }
     if !copy(0, REQUEST) {
         rewrite(config);
     }
     let mut path = [0; PATH_BYTES];
-    if !config.all_pages
+    if may_remove
+        && !config.all_pages
         && !config.basic_syscalls
         && let Some(path) = own_path(config, &mut path)
     {
@@ -209,6 +221,8 @@ pub fn tell(place: usize, value: u64) {
 /// A request of an observer.
 pub struct Request {
     number: u64,
+    /// The request that was taken last, when this one was read.
+    before: u64,
     text: [u8; MAX_REQUEST_BYTES],
 }
 
@@ -221,11 +235,14 @@ impl Request {
 
     /// Takes it. `false`: another thread has it.
     pub fn take(&self) -> bool {
-        let before = TAKEN.load(Ordering::Relaxed);
-        before != self.number
-            && TAKEN
-                .compare_exchange(before, self.number, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
+        TAKEN
+            .compare_exchange(
+                self.before,
+                self.number,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            )
+            .is_ok()
     }
 
     /// Tells the observer the result.
@@ -240,6 +257,7 @@ pub fn request() -> Option<Request> {
     if !is_open() || !COPY_PAGE.may_work() {
         return None;
     }
+    let before = TAKEN.load(Ordering::Relaxed);
     let mut words = [0u8; 8 + MAX_REQUEST_BYTES];
     let from = (SHOWN.load(Ordering::Acquire) + REQUEST * 8) as *const u8;
     // SAFETY: the buffer can be written to for its size. The kernel reads the file's mapping, and returns an error if it
@@ -247,9 +265,13 @@ pub fn request() -> Option<Request> {
     unsafe { vm::copy(words.as_mut_ptr() as usize, from, words.len()) }.ok()?;
     let (number, text) = words.split_first_chunk()?;
     let number = u64::from_le_bytes(*number);
-    let is_new = number != 0 && number != TAKEN.load(Ordering::Relaxed);
+    let is_new = number != 0 && number != before;
     let text = *text.first_chunk()?;
-    is_new.then_some(Request { number, text })
+    is_new.then_some(Request {
+        number,
+        before,
+        text,
+    })
 }
 
 /// `false`: the kernel has no such call, or a filter refuses it.
@@ -260,7 +282,9 @@ fn copy(first: usize, count: usize) -> bool {
     if count == REQUEST {
         RELEASED_SHOWN.store(word(word!(released_bytes)), Ordering::Relaxed);
     }
-    let to = SHOWN.load(Ordering::Acquire) + first * 8;
+    let shown = SHOWN.load(Ordering::Acquire);
+    debug_assert!(shown != 0, "the caller has a page");
+    let to = shown + first * 8;
     // SAFETY: words of the file's mapping, which are written only in this way (INV-STATS-1). If the program has
     // unmapped it, the call returns an error.
     match unsafe { vm::copy(to, at(first).as_ptr().cast(), count * 8) } {

@@ -171,6 +171,15 @@ impl CpuCaches {
         self.place().stacks.rseq_offset != 0
     }
 
+    /// Registers this thread for sections, if it has no registration and the C library makes none. For slow paths that
+    /// hold no lock: a filter may kill the thread for the call.
+    #[inline]
+    pub fn join_sections(&self) {
+        if self.uses_sections() {
+            rseq::join_if_unregistered(self.place().stacks.rseq_offset);
+        }
+    }
+
     /// Whether this process was forked without fork handlers.
     #[inline]
     pub fn was_forked(&self) -> bool {

@@ -194,7 +194,14 @@ impl Heap {
 
     /// Applies the user's limit. A percentage is of the `smallest` limit of the process's groups, at most of the RAM.
     pub fn apply_limit(&self, smallest: Option<u64>) {
-        set_limit(&self.allowance, self.control.limit(), smallest, self.ram);
+        // Another thread may change it meanwhile.
+        loop {
+            let limit = self.control.limit();
+            set_limit(&self.allowance, limit, smallest, self.ram);
+            if self.control.limit() == limit {
+                return;
+            }
+        }
     }
 
     /// Reads only the limits, without a watcher. Called by a worker.

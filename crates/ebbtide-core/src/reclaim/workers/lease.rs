@@ -21,8 +21,8 @@
 //! [Decision 0066](../../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md).
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use ebbtide_sys::clock;
 use ebbtide_sys::thread::{self, Rights};
+use ebbtide_sys::{clock, rseq};
 
 /// Interval between two checks of a worker.
 pub const CHECK_MS: u64 = 1000;
@@ -143,6 +143,10 @@ impl Lease {
         };
         let now = sight(rights.digest, clock::now_ms());
         terms.seen.store(now, Ordering::Release);
+        if rights.is_filtered && self.rights != Some(rights.digest) {
+            // The new filter may kill a thread for the call.
+            rseq::stop();
+        }
         self.rights == Some(rights.digest) && pending & !rights.pending == 0
     }
 }

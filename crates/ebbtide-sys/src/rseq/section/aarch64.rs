@@ -402,3 +402,24 @@ pub fn thread_pointer() -> usize {
     }
     pointer
 }
+
+/// The distance from the thread pointer of this library's own `struct rseq` ([`super::super::own`]), in initial-exec
+/// thread-local storage, with the initial content of a thread without registration.
+///
+/// # Safety
+/// None.
+#[unsafe(naked)]
+pub unsafe extern "C" fn own_area() -> isize {
+    core::arch::naked_asm!(
+        ".pushsection .tdata.ebbtide_rseq, \"awT\", @progbits",
+        ".balign 32",
+        "ebbtide_own_rseq:",
+        ".word 0, -1",       // cpu_id_start, cpu_id
+        ".xword 0, 0, 0",    // rseq_cs, flags and the rest
+        ".xword 0, 0, 0, 0", // the state
+        ".popsection",
+        "adrp x0, :gottprel:ebbtide_own_rseq",
+        "ldr x0, [x0, :gottprel_lo12:ebbtide_own_rseq]",
+        "ret",
+    )
+}

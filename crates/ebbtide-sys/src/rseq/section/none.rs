@@ -66,3 +66,11 @@ pub unsafe fn linger(_: &Stacks, _: &Lingering, _: u32) -> bool {
 pub fn thread_pointer() -> usize {
     0
 }
+
+/// There is none.
+///
+/// # Safety
+/// None.
+pub unsafe extern "C" fn own_area() -> isize {
+    0
+}

@@ -1,0 +1,26 @@
+/* Times malloc and free of one object, to compare C libraries: pair PAIRS [SIZE]
+ * Prints the nanoseconds of a pair, the best of ten runs. On an idle machine:
+ *   cc -O2 -fno-builtin -D_GNU_SOURCE tests/c/pair.c -o /tmp/pair && LD_PRELOAD=target/release/libebbtide.so /tmp/pair 50000000
+ *   musl-gcc ... -o /tmp/pair-musl, then the same */
+#include "check.h"
+
+int main(int argc, char **argv)
+{
+    CHECK(argc > 1);
+    long pairs = number(argv[1]);
+    size_t size = argc > 2 ? number(argv[2]) : 64;
+    double best = 1e9;
+    for (int run = 0; run < 10; run++) {
+        double start = now();
+        for (long i = 0; i < pairs; i++) {
+            char *volatile object = malloc(size);
+            *object = 1;
+            free(object);
+        }
+        double ns = (now() - start) * 1e9 / pairs;
+        if (ns < best) best = ns;
+    }
+    CHECK(best > 0);
+    printf("%.2f ns\n", best);
+    return passed();
+}
