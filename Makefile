@@ -61,9 +61,10 @@ demo: build
 test: need-cargo need-cc
 	scripts/test
 
-# An interrupted run goes on where it was. Some 20 minutes on 2 CPUs.
+# An interrupted run goes on where it was. Some 40 minutes on 2 CPUs.
 matrix: need-cargo need-cc
 	$(CARGO) build --release -p ebbtide-preload
+	scripts/aarch64
 	$(CARGO) run -q -p ebbtide-tests --bin matrix -- $(if $(ONLY),only $(ONLY))
 
 bench: build
@@ -77,6 +78,7 @@ lint: need-cargo
 	scripts/results-age
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	scripts/aarch64 lint
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
 
 # No build here: `sudo make install` must leave nothing of root's in $(TARGET).

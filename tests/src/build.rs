@@ -5,8 +5,6 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-use crate::have;
-
 /// Warnings about code that the programs contain on purpose.
 const INTENDED: [&str; 4] = [
     "-Wno-deprecated-declarations",
@@ -45,16 +43,22 @@ pub fn c_program(name: &str) -> PathBuf {
     )
 }
 
-/// The same for aarch64, if there is a compiler for it.
-pub(crate) fn c_program_for_aarch64(name: &str) -> Result<PathBuf, String> {
-    const COMPILER: &str = "aarch64-linux-gnu-gcc";
-    if !have(COMPILER) {
-        return Err(format!("no {COMPILER} (gcc-aarch64-linux-gnu)"));
-    }
-    let dir = outputs().join("aarch64");
-    std::fs::create_dir_all(&dir).expect("build directory");
-    let source = sources().join(format!("{name}.c"));
-    Ok(compile_with(COMPILER, &source, &dir.join(name), &["-ldl"]))
+/// A C compiler, and the C library for which it compiles.
+pub(crate) struct Toolchain {
+    pub compiler: &'static str,
+    /// The directory of its programs below the outputs: an empty name where they are the same as everywhere.
+    pub directory: &'static str,
+    pub flags: Vec<String>,
+}
+
+/// The program made from this source file; it runs with every newer C library of the same kind.
+pub(crate) fn c_program_for(source: &Path, toolchain: &Toolchain) -> Result<PathBuf, String> {
+    let directory = outputs().join(toolchain.directory);
+    std::fs::create_dir_all(&directory).expect("build directory");
+    let output = directory.join(source.file_stem().expect("a source file"));
+    let flags = toolchain.flags.iter().map(String::as_str);
+    let flags: Vec<&str> = flags.chain(LIBRARIES).collect();
+    try_compile(toolchain.compiler, source, &output, &flags)
 }
 
 /// The program made from `tests/c/<name>.c` for musl. Where musl lacks a function, the library under test has it.
@@ -99,9 +103,23 @@ fn remove_older(program: &Path, archive: &Path) {
 }
 
 fn musl(name: &str, output: &str, flags: &[&str]) -> PathBuf {
-    let dir = outputs().join("musl");
-    // musl-gcc searches none of the kernel's headers.
-    let headers = dir.join("include");
+    let headers = kernel_headers().display().to_string();
+    let flags: Vec<&str> = ["-idirafter", &headers, "-Wno-error"]
+        .into_iter()
+        .chain(flags.iter().copied())
+        .collect();
+    let source = sources().join(format!("{name}.c"));
+    compile_with(
+        "musl-gcc",
+        &source,
+        &outputs().join("musl").join(output),
+        &flags,
+    )
+}
+
+/// A directory with the kernel's headers, which musl-gcc does not search.
+pub(crate) fn kernel_headers() -> PathBuf {
+    let headers = outputs().join("musl/include");
     std::fs::create_dir_all(&headers).expect("build directory");
     for (name, place) in [
         ("linux", "/usr/include/linux"),
@@ -110,40 +128,7 @@ fn musl(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     ] {
         let _ = std::os::unix::fs::symlink(place, headers.join(name));
     }
-    let headers = headers.display().to_string();
-    let flags: Vec<&str> = ["-idirafter", &headers, "-Wno-error"]
-        .into_iter()
-        .chain(flags.iter().copied())
-        .collect();
-    let source = sources().join(format!("{name}.c"));
-    compile_with("musl-gcc", &source, &dir.join(output), &flags)
-}
-
-/// The program made from this source file for the C library that is unpacked under `sysroot`; it runs with every
-/// newer one. `None`: for the C library of this machine.
-pub(crate) fn c_program_for(source: &Path, sysroot: Option<&Path>) -> Result<PathBuf, String> {
-    let name = source.file_stem().expect("a source file");
-    let Some(sysroot) = sysroot else {
-        return try_compile("cc", source, &outputs().join(name), &LIBRARIES);
-    };
-    let output = outputs().join("sysroot");
-    std::fs::create_dir_all(&output).expect("build directory");
-    let output = output.join(name);
-    // The sysroot flag alone is enough for headers only: compilers search their own directories first for libraries.
-    let libraries = ["usr/lib", "lib"].map(|dir| sysroot.join(dir).join("x86_64-linux-gnu"));
-    let old = sources().join("../matrix/old.h");
-    let flags = [
-        format!("--sysroot={}", sysroot.display()),
-        format!("-B{}", libraries[0].display()),
-        format!("-L{}", libraries[0].display()),
-        format!("-L{}", libraries[1].display()),
-        "-include".to_owned(),
-        old.display().to_string(),
-    ];
-    let flags: Vec<&str> = (flags.iter().map(String::as_str))
-        .chain(LIBRARIES)
-        .collect();
-    try_compile("cc", source, &output, &flags)
+    headers
 }
 
 /// The program made from `tests/c/<name>.c` with more flags.

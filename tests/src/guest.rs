@@ -24,7 +24,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::{Outcome, Processor, ensure_installed, image, skip};
+use crate::{Outcome, Processor, ensure_installed, image, library, skip};
 
 /// A kind of machine.
 pub struct Machine {
@@ -71,7 +71,7 @@ impl Guest {
             .get_mut(self.machine.name)
             .expect("an earlier command of this test ended the machine");
         let start = Instant::now();
-        let preload = image::preloaded(self.machine.processor).map_or(String::new(), |path| {
+        let preload = library().map_or(String::new(), |path| {
             format!("export LD_PRELOAD={}; ", image::inside(&path).display())
         });
         let answer = running.ask(&format!("{preload}{command}"), Duration::from_secs(seconds));
@@ -197,17 +197,16 @@ pub(crate) fn log(machine: &Machine) -> String {
     String::from_utf8_lossy(&std::fs::read(console(machine)).unwrap_or_default()).into_owned()
 }
 
-/// Kernel and initial file system, made once for each kind of processor.
-fn parts(processor: Processor) -> Result<&'static (PathBuf, PathBuf), String> {
-    static PARTS: [OnceLock<Result<(PathBuf, PathBuf), String>>; 2] =
-        [const { OnceLock::new() }; 2];
-    let parts = PARTS[processor as usize].get_or_init(|| {
-        if processor == Processor::X86_64 && !processor.is_native() {
+/// Kernel and initial file system, made once.
+fn parts() -> Result<&'static (PathBuf, PathBuf), String> {
+    static PARTS: OnceLock<Result<(PathBuf, PathBuf), String>> = OnceLock::new();
+    let parts = PARTS.get_or_init(|| {
+        if !Processor::X86_64.is_native() {
             return Err("these emulated machines need a library for x86-64".into());
         }
         // First the parts that must exist already, so that no emulator is installed in vain.
-        let parts = (image::kernel(processor)?, image::file_system(processor)?);
-        have_emulator(processor)?;
+        let parts = (image::kernel()?, image::file_system()?);
+        have_emulator(Processor::X86_64)?;
         Ok(parts)
     });
     parts.as_ref().map_err(String::clone)
@@ -224,7 +223,7 @@ pub(crate) fn have_emulator(processor: Processor) -> Result<(), String> {
 }
 
 fn boot(machine: &'static Machine) -> Result<Running, String> {
-    let (kernel, file_system) = parts(machine.processor)?;
+    let (kernel, file_system) = parts()?;
     boot_with(machine, kernel, file_system, "")
 }
 

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::archive::Archive;
-use crate::processor::for_aarch64;
-use crate::{Processor, build, ensure_installed, library, run::target_dir};
+use crate::{build, ensure_installed, library, run::target_dir};
 
 /// The programs of `tests/c` that are copied into the machine.
 const PROGRAMS: [&str; 15] = [
@@ -41,10 +40,7 @@ pub fn directory() -> PathBuf {
 
 /// A kernel to boot: `EBBTIDE_KERNEL`, else the one that was fetched before, else Debian's. It is fetched into the
 /// target directory, never installed.
-pub fn kernel(processor: Processor) -> Result<PathBuf, String> {
-    if processor == Processor::Aarch64 {
-        return for_aarch64("vmlinuz");
-    }
+pub fn kernel() -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("EBBTIDE_KERNEL") {
         return Ok(path.into());
     }
@@ -70,40 +66,23 @@ pub fn kernel(processor: Processor) -> Result<PathBuf, String> {
     Ok(kept)
 }
 
-/// The library that is preloaded in a machine; `None` for libc's own malloc.
-pub fn preloaded(processor: Processor) -> Option<PathBuf> {
-    let native = library()?;
-    match processor {
-        Processor::X86_64 => Some(native),
-        Processor::Aarch64 => for_aarch64("libebbtide.so").ok(),
-    }
-}
-
 /// Makes the initial file system, in the cpio format that kernels read ("newc").
-pub fn file_system(processor: Processor) -> Result<PathBuf, String> {
-    let files = match processor {
-        Processor::X86_64 => native_files()?,
-        Processor::Aarch64 => foreign_files()?,
-    };
+pub fn file_system() -> Result<PathBuf, String> {
     let mut archive = Archive::default();
     archive.init();
-    for (name, source) in files {
+    for (name, source) in files()? {
         let content = fs::read(&source).map_err(|e| format!("{}: {e}", source.display()))?;
         archive.file(&name, &content);
     }
-    let name = match processor {
-        Processor::X86_64 => "initrd",
-        Processor::Aarch64 => "initrd-aarch64",
-    };
-    let path = directory().join(name);
-    let draft = directory().join(format!("{name}{}", std::process::id()));
+    let path = directory().join("initrd");
+    let draft = directory().join(format!("initrd{}", std::process::id()));
     fs::write(&draft, archive.end()).expect("initrd");
     fs::rename(draft, &path).expect("rename");
     Ok(path)
 }
 
 /// Files by their names inside: busybox, the programs, and the library with the command-line program of this build.
-fn native_files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
+fn files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
     if !ensure_installed("busybox", "busybox-static") {
         return Err("busybox".into());
     }
@@ -124,30 +103,6 @@ fn native_files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
         );
         files.insert(inside(&program), program);
     }
-    Ok(files)
-}
-
-/// The same, cross-compiled, with the unit tests that `scripts/aarch64` has built.
-fn foreign_files() -> Result<BTreeMap<PathBuf, PathBuf>, String> {
-    let mut files = BTreeMap::new();
-    files.insert(PathBuf::from("/box/busybox"), for_aarch64("busybox")?);
-    for name in [
-        "ld-linux-aarch64.so.1",
-        "libc.so.6",
-        "libgcc_s.so.1",
-        "libm.so.6",
-    ] {
-        let path = for_aarch64(&format!("lib/{name}"))?;
-        files.insert(Path::new("/lib").join(name), path);
-    }
-    let mut programs = vec![for_aarch64("libebbtide.so")?];
-    for entry in fs::read_dir(for_aarch64("units")?).map_err(|e| e.to_string())? {
-        programs.push(entry.map_err(|e| e.to_string())?.path());
-    }
-    for name in PROGRAMS {
-        programs.push(build::c_program_for_aarch64(name)?);
-    }
-    files.extend(programs.into_iter().map(|path| (inside(&path), path)));
     Ok(files)
 }
 

@@ -1,15 +1,13 @@
 //! The processors for which machines are emulated, and the differences between them.
 
-use std::path::{Path, PathBuf};
-
-use crate::run::target_dir;
+use std::path::Path;
 
 /// The kind of processor of an emulated machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Processor {
-    /// The processor of this machine; it runs the programs that run here too.
+    /// Intel's and AMD's, with 64 bits.
     X86_64,
-    /// `scripts/aarch64` makes everything for it.
+    /// Arm's with 64 bits.
     Aarch64,
 }
 
@@ -22,13 +20,29 @@ impl Processor {
         }
     }
 
+    /// Debian's name of it.
+    pub(crate) fn debian(self) -> &'static str {
+        match self {
+            Processor::X86_64 => "amd64",
+            Processor::Aarch64 => "arm64",
+        }
+    }
+
+    /// The directory of its libraries with glibc, below `/usr/lib`.
+    pub(crate) fn libraries(self) -> &'static str {
+        match self {
+            Processor::X86_64 => "x86_64-linux-gnu",
+            Processor::Aarch64 => "aarch64-linux-gnu",
+        }
+    }
+
     /// Arguments for the emulator: the board, a port for the kernel's log, which goes to a file, and the port
     /// `port` for commands.
     pub(crate) fn board(self, log: &Path) -> Vec<String> {
         let log = format!("file:{}", log.display());
         let parts: &[&str] = match self {
             Processor::X86_64 => &["-cpu", "max", "-serial", &log, "-serial", "chardev:port"],
-            // Without pointer authentication, whose emulation takes most of the time.
+            // It has pages of all three sizes, and no pointer authentication, whose emulation takes most of the time.
             Processor::Aarch64 => &[
                 "-machine",
                 "virt,gic-version=3",
@@ -58,11 +72,4 @@ impl Processor {
             Processor::Aarch64 => cfg!(target_arch = "aarch64"),
         }
     }
-}
-
-/// A file that `scripts/aarch64` has made or fetched.
-pub(crate) fn for_aarch64(name: &str) -> Result<PathBuf, String> {
-    let path = target_dir().join("aarch64").join(name);
-    path.canonicalize()
-        .map_err(|_| format!("{} is missing: scripts/aarch64 fetch", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Runs apt for one Debian suite with a configuration of its own, and keeps the results in a directory.
+//! Runs apt for one Debian suite and one processor with a configuration of its own, and keeps the results in a directory.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::have;
+use crate::{Processor, have};
 
 /// The keyring that signs all suites.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -36,30 +36,47 @@ pub(super) fn cache() -> Result<PathBuf, String> {
         .ok_or("neither EBBTIDE_CACHE nor HOME is set".into())
 }
 
-/// A suite, locked.
+/// The packages of a suite for one processor, locked.
 pub(super) struct Suite {
     name: String,
+    processor: Processor,
     dir: PathBuf,
     _lock: File,
 }
 
 impl Suite {
-    pub(super) fn open(name: &str) -> Result<Suite, String> {
-        let dir = cache()?.join("debian").join(name);
+    pub(super) fn open(name: &str, processor: Processor) -> Result<Suite, String> {
+        let dir = match processor {
+            Processor::X86_64 => name.to_owned(),
+            other => format!("{name}-{}", other.debian()),
+        };
+        let dir = cache()?.join("debian").join(dir);
         fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         let lock = File::create(dir.join("lock")).map_err(|e| e.to_string())?;
         // SAFETY: the descriptor is open.
         unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
         Ok(Suite {
             name: name.to_owned(),
+            processor,
             dir,
             _lock: lock,
         })
     }
 
-    /// The directory `part`. If it is missing or old, `make` fills it. If that fails, an old one is kept.
+    /// The directory `part`. If it is missing or older than a week, `make` fills it. If that fails, an old one is
+    /// kept.
     pub(super) fn kept(
         &self,
+        part: &str,
+        make: impl FnOnce(&Apt, &Path) -> Result<(), String>,
+    ) -> Result<PathBuf, String> {
+        self.kept_for(FRESH, part, make)
+    }
+
+    /// The same for a part that becomes old after another time.
+    pub(super) fn kept_for(
+        &self,
+        fresh: Duration,
         part: &str,
         make: impl FnOnce(&Apt, &Path) -> Result<(), String>,
     ) -> Result<PathBuf, String> {
@@ -70,10 +87,11 @@ impl Suite {
             .ok()
             .map(|t| t.elapsed().unwrap_or_default());
         let refresh = std::env::var("EBBTIDE_REFRESH").is_ok_and(|value| value == "1");
-        if age.is_some_and(|age| age < FRESH && !refresh) {
+        if age.is_some_and(|age| age < fresh && !refresh) {
             return Ok(dir);
         }
-        eprintln!("fetching {part} of Debian {}", self.name);
+        let (name, architecture) = (&self.name, self.processor.debian());
+        eprintln!("fetching {part} of Debian {name} for {architecture}");
         let draft = self.dir.join(format!("{part}.draft"));
         let _ = fs::remove_dir_all(&draft);
         let made = fs::create_dir_all(&draft)
@@ -86,7 +104,7 @@ impl Suite {
                 Ok(dir)
             }
             Err(_) if age.is_some() => Ok(dir),
-            Err(why) => Err(format!("{}: {why}", self.name)),
+            Err(why) => Err(format!("{name}: {why}")),
         }
     }
 
@@ -106,9 +124,12 @@ impl Suite {
         }
         // For this apt, no package is installed.
         keep(&dir.join("status"), "")?;
-        let configuration = include_str!("apt.conf").replace("DIR", &dir.to_string_lossy());
+        let architecture = self.processor.debian();
+        let configuration = include_str!("apt.conf")
+            .replace("DIR", &dir.to_string_lossy())
+            .replace("ARCHITECTURE", architecture);
         keep(&dir.join("apt.conf"), configuration)?;
-        let apt = Apt { dir };
+        let apt = Apt { dir, architecture };
         let own = std::env::var("EBBTIDE_MIRROR").ok();
         let own = own.or_else(mirror_of_this_machine);
         let mut why = String::new();
@@ -137,9 +158,10 @@ fn mirror_of_this_machine() -> Option<String> {
         .map(str::to_owned)
 }
 
-/// apt for one suite.
+/// apt for one suite and one processor.
 pub(super) struct Apt {
     dir: PathBuf,
+    architecture: &'static str,
 }
 
 impl Apt {
@@ -206,7 +228,7 @@ impl Apt {
                 let name = words.next()?;
                 let version = words.find(|word| !word.is_empty())?.replace(':', "%3a");
                 let file = |kind: &str| archives.join(format!("{name}_{version}_{kind}.deb"));
-                [file("amd64"), file("all")]
+                [file(self.architecture), file("all")]
                     .into_iter()
                     .find(|path| path.exists())
             })

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 
-use super::cells::{Cell, Variant};
-use super::checks::{self, Verdict};
+use super::builds::Built;
+use super::cells::{Cell, Libc, Variant};
+use super::checks::{self, Check, Verdict};
 use super::report::Outcome;
 use super::suites::{Kernel, Root};
 use super::{Work, entries};
@@ -22,80 +23,89 @@ use crate::{Machine, Processor};
 const ASK: Duration = Duration::from_secs(20);
 
 /// Root, library, programs and scripts as one file. The file must live until the machine has booted.
-fn file_system(work: &Work, root: &Root) -> Result<NamedTempFile, String> {
+fn file_system(checks: &[&Check], built: &Built, root: &Root) -> Result<NamedTempFile, String> {
     let told = |e: std::io::Error| e.to_string();
     let mut file = NamedTempFile::new_in(target_dir().join("matrix")).map_err(told)?;
     file.write_all(&fs::read(&root.archive).map_err(told)?)
         .map_err(told)?;
-    file.write_all(&overlay(work, &root.libc)?).map_err(told)?;
+    file.write_all(&overlay(checks, built, &root.libc)?)
+        .map_err(told)?;
     Ok(file)
 }
 
-fn machine(name: &'static str) -> Machine {
+/// The machine of a cell.
+fn machine(name: &'static str, processor: Processor) -> Machine {
     Machine {
         name,
-        processor: Processor::X86_64,
-        arguments: "-m 2048 -smp 2",
+        processor,
+        arguments: match processor {
+            Processor::X86_64 => "-m 2048 -smp 2",
+            // More than this machine is likely to have, on two nodes.
+            Processor::Aarch64 => {
+                "-m 2048 -smp 4 \
+                 -object memory-backend-ram,id=near,size=1G -numa node,cpus=0-1,memdev=near \
+                 -object memory-backend-ram,id=far,size=1G -numa node,cpus=2-3,memdev=far"
+            }
+        },
     }
 }
 
 /// Library, programs and scripts, as an archive that follows the archive of the file system.
-fn overlay(work: &Work, libc: &str) -> Result<Vec<u8>, String> {
+fn overlay(checks: &[&Check], built: &Built, libc: &str) -> Result<Vec<u8>, String> {
     let mut archive = Archive::default();
     let mut add = |name: PathBuf, path: &Path| {
         let content = fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
         archive.file(&name, &content);
         Ok::<(), String>(())
     };
-    add("/programs/libebbtide.so".into(), &work.library)?;
-    if work.sysroot.is_none() && host_is_newer(libc) {
-        return Err(format!("nothing to compile with for libc {libc}"));
+    add("/programs/libebbtide.so".into(), &built.library)?;
+    if built.glibc.is_some_and(|glibc| glibc > number(libc)) {
+        return Err(format!("nothing to compile with for glibc {libc}"));
     }
-    for (name, program) in &work.programs {
+    for (name, program) in &built.programs {
         if let Ok(path) = program {
             add(Path::new("/programs").join(name), path)?;
         }
     }
-    for path in entries(&checks::directory())? {
-        add(
-            Path::new("/matrix").join(path.file_name().expect("a file")),
-            &path,
-        )?;
+    for (dir, paths) in [
+        ("/matrix", entries(&checks::directory())?),
+        ("/units", built.units.clone()),
+    ] {
+        for path in paths {
+            let name = path.file_name().expect("a file");
+            add(Path::new(dir).join(name), &path)?;
+        }
     }
-    for check in &work.checks {
+    for check in checks {
         let name = Path::new("/matrix/commands").join(&check.name);
         archive.file(&name, format!("{}\n", check.command).as_bytes());
     }
     Ok(archive.end())
 }
 
-/// Whether the C library of this machine is newer.
-fn host_is_newer(libc: &str) -> bool {
-    // SAFETY: it returns a string that lives for ever.
-    let host = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
-    let number = |version: &str| -> (u32, u32) {
-        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
-        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
-    };
-    number(&host.to_string_lossy()) > number(libc)
+/// A version as numbers.
+fn number(version: &str) -> (u32, u32) {
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
 }
 
 /// Boots a cell for one line of shell, which finds the library as `$L`. For experiments.
 pub(super) fn shell(
     work: &Work,
+    built: &Built,
     cell: &Cell,
     kernel: &Kernel,
     root: &Root,
     command: &str,
 ) -> Result<u8, String> {
-    guest::have_emulator(Processor::X86_64)?;
-    let machine = machine("matrix-shell");
+    guest::have_emulator(cell.processor)?;
+    let machine = machine("matrix-shell", cell.processor);
     let more = cell.variant.boot_argument();
-    let file_system = file_system(work, root)?;
+    let file_system = file_system(&work.checks_of(cell), built, root)?;
     let mut running = guest::boot_with(&machine, &kernel.image, file_system.path(), more)?;
     let around = identity(&mut running, cell, kernel, root)??;
     let line = format!("export L=/programs/libebbtide.so; {command}").replace('\'', "'\\''");
-    let answer = running.ask(&format!("{around} sh -c '{line}'"), work.limit);
+    let answer = running.ask(&format!("{around} sh -c '{line}'"), work.limit(cell));
     print!("{}", answer.stdout);
     eprint!("{}", answer.stderr);
     match answer.end {
@@ -108,6 +118,7 @@ pub(super) fn shell(
 /// Boots a cell and runs all checks in it.
 pub(super) fn run_cell(
     work: &Work,
+    built: &Built,
     cell: &Cell,
     label: &str,
     kernel: &Kernel,
@@ -115,19 +126,22 @@ pub(super) fn run_cell(
 ) -> Outcome {
     let started = Instant::now();
     let mut outcome = Outcome::new(label, &kernel.release);
-    if let Err(why) = guest::have_emulator(Processor::X86_64) {
+    if let Err(why) = guest::have_emulator(cell.processor) {
         return Outcome::skipped(label, &why);
     }
-    let file_system = match file_system(work, root) {
+    let checks = work.checks_of(cell);
+    let file_system = match file_system(&checks, built, root) {
         Ok(file) => file,
         Err(why) => return Outcome::skipped(label, &why),
     };
-    let machine = machine(Box::leak(format!("matrix-{}", cell.id()).into_boxed_str()));
+    let name = Box::leak(format!("matrix-{}", cell.id()).into_boxed_str());
+    let machine = machine(name, cell.processor);
     let boot = || {
         let more = cell.variant.boot_argument();
         guest::boot_with(&machine, &kernel.image, file_system.path(), more)
     };
-    let end = Instant::now() + work.limit;
+    let limit = work.limit(cell);
+    let end = Instant::now() + limit;
     // Nothing of this project runs yet. Under emulation, a new kernel sometimes dies in its first second.
     let mut running = match boot().or_else(|_| boot()) {
         Ok(running) => running,
@@ -140,7 +154,7 @@ pub(super) fn run_cell(
     };
     let mut results = BTreeMap::new();
     let mut died = false;
-    for (number, check) in work.checks.iter().enumerate() {
+    for (number, check) in checks.iter().enumerate() {
         if died {
             // Runs the other checks in a new machine, if there is time.
             match boot() {
@@ -152,7 +166,7 @@ pub(super) fn run_cell(
             break;
         }
         let start = Instant::now();
-        let verdict = check.run(&mut running, &work.programs, &around, end);
+        let verdict = check.run(&mut running, built, &around, end);
         died = verdict == Verdict::Failed(checks::DIED.into());
         if died {
             outcome.keep_log(&guest::log(&machine));
@@ -160,14 +174,11 @@ pub(super) fn run_cell(
         results.insert(number, (verdict, start.elapsed()));
     }
     for (number, (verdict, took)) in &results {
-        outcome.add(&work.checks[*number].name, verdict, *took);
+        outcome.add(&checks[*number].name, verdict, *took);
     }
-    let missing = work.checks.len() - results.len();
+    let missing = checks.len() - results.len();
     if missing > 0 {
-        let why = format!(
-            "{missing} checks did not run within {} s",
-            work.limit.as_secs()
-        );
+        let why = format!("{missing} checks did not run within {} s", limit.as_secs());
         return outcome.ended(&why, &guest::log(&machine), started.elapsed());
     }
     if outcome.is_failed() {
@@ -192,9 +203,24 @@ fn identity(
     if release.trim() != kernel.release {
         return Err(format!("the machine runs {}", release.trim()));
     }
-    let libc = ask("/usr/lib/x86_64-linux-gnu/libc.so.6").unwrap_or_default();
-    if !libc.contains(&format!("release version {}", root.libc)) {
+    let (libc, version) = match cell.libc {
+        Libc::Glibc(_) => {
+            let path = format!("/usr/lib/{}/libc.so.6", cell.processor.libraries());
+            (path, format!("release version {}", root.libc))
+        }
+        // It prints its version as a message about wrong usage.
+        Libc::Musl(_) => (
+            "/lib/ld-musl-x86_64.so.1 2>&1; true".to_owned(),
+            format!("Version {}", root.libc),
+        ),
+    };
+    let libc = ask(&libc).unwrap_or_default();
+    if !libc.contains(&version) {
         return Err(format!("the machine has the C library {libc:?}"));
+    }
+    let pages = ask("grep -m 1 KernelPageSize /proc/self/smaps").unwrap_or_default();
+    if !pages.contains(&format!(" {} kB", cell.pages.kib())) {
+        return Err(format!("the machine has pages of {pages:?}"));
     }
     match cell.variant {
         Variant::Plain => Ok(Ok(String::new())),

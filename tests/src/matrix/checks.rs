@@ -1,11 +1,13 @@
 //! The checks that run in a cell: the lines of `tests/matrix/list`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::build;
+use super::builds::{Built, Programs};
+use super::cells::{Cell, Libc};
+use crate::build::{self, Toolchain};
 use crate::guest::{Answer, Running};
 
 /// A line of the list.
@@ -13,11 +15,23 @@ use crate::guest::{Answer, Running};
 pub(super) struct Check {
     pub name: String,
     pub seconds: u64,
-    /// Only Ebbtide promises this, so there is nothing to compare with.
-    pub own: bool,
+    kind: Kind,
+    /// Whether it is one of the few that run in a short cell.
+    pub short: bool,
     pub command: String,
     /// Names of the `tests/c` programs in the command.
     programs: Vec<String>,
+}
+
+/// With what a check runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// It must pass without the library too.
+    Any,
+    /// Only Ebbtide promises this, so there is nothing to compare with.
+    Own,
+    /// Unit tests of the crates, on another processor than that of this machine.
+    Units,
 }
 
 /// The result of a check.
@@ -51,9 +65,16 @@ fn parse(text: &str) -> Result<Vec<Check>, String> {
             let (name, rest) = word(line).ok_or_else(wrong)?;
             let (seconds, rest) = word(rest).ok_or_else(wrong)?;
             let (kind, command) = word(rest).ok_or_else(wrong)?;
-            if !["own", "any"].contains(&kind) {
-                return Err(wrong());
-            }
+            let (kind, short) = match kind.strip_suffix('+') {
+                Some(kind) => (kind, true),
+                None => (kind, false),
+            };
+            let kind = match kind {
+                "any" => Kind::Any,
+                "own" => Kind::Own,
+                "units" => Kind::Units,
+                _ => return Err(wrong()),
+            };
             let words = command
                 .split(' ')
                 .map(|word| word.strip_prefix("c/").unwrap_or(word));
@@ -63,7 +84,8 @@ fn parse(text: &str) -> Result<Vec<Check>, String> {
             Ok(Check {
                 name: name.to_owned(),
                 seconds: seconds.parse().map_err(|_| wrong())?,
-                own: kind == "own",
+                kind,
+                short,
                 command: words.collect::<Vec<_>>().join(" "),
                 programs: programs.map(str::to_owned).collect(),
             })
@@ -86,14 +108,11 @@ pub(super) fn sources(checks: &[Check]) -> BTreeSet<PathBuf> {
     named.filter(|path| path.exists()).chain([filter]).collect()
 }
 
-/// Programs by name, or the reason why one cannot be compiled.
-pub(super) type Programs = BTreeMap<String, Result<PathBuf, String>>;
-
-/// Compiles all programs for the C library under `sysroot`, or for the C library of this machine.
-pub(super) fn compile(checks: &[Check], sysroot: Option<&Path>) -> Programs {
+/// Compiles all programs.
+pub(super) fn compile(checks: &[Check], toolchain: &Toolchain) -> Programs {
     let compile = |source: PathBuf| {
         let name = source.file_stem().expect("a source file");
-        let program = build::c_program_for(&source, sysroot).map_err(|why| {
+        let program = build::c_program_for(&source, toolchain).map_err(|why| {
             let error = why.lines().find(|line| line.contains("error:"));
             let error = error.or(why.lines().last()).unwrap_or_default();
             format!("does not compile: {error}")
@@ -108,17 +127,21 @@ fn source(program: &str) -> PathBuf {
 }
 
 impl Check {
+    /// Whether the check runs in such a cell.
+    pub fn is_for(&self, cell: &Cell) -> bool {
+        match (self.kind, cell.libc) {
+            (Kind::Units, _) => !cell.processor.is_native(),
+            // There are no programs of a distribution with musl.
+            (_, Libc::Musl(_)) => !self.programs.is_empty(),
+            _ => true,
+        }
+    }
+
     /// Runs the check; if it fails, runs it again without the library. A machine that does not answer in time, or by
     /// the end of its cell, counts as hanging.
-    pub fn run(
-        &self,
-        machine: &mut Running,
-        programs: &Programs,
-        around: &str,
-        end: Instant,
-    ) -> Verdict {
+    pub fn run(&self, machine: &mut Running, built: &Built, around: &str, end: Instant) -> Verdict {
         for name in &self.programs {
-            match programs.get(name) {
+            match built.programs.get(name) {
                 None => return Verdict::Skipped(format!("no tests/c/{name}.c")),
                 Some(Err(why)) => return Verdict::Failed(why.clone()),
                 Some(Ok(_)) => {}
@@ -132,8 +155,11 @@ impl Check {
             let left = end.saturating_duration_since(Instant::now());
             judge(&machine.ask(line.trim(), limit.min(left)))
         };
+        if self.kind == Kind::Units {
+            return ask("");
+        }
         match ask("/programs/libebbtide.so") {
-            Verdict::Failed(why) if !self.own && why != DIED => match ask("") {
+            Verdict::Failed(why) if self.kind == Kind::Any && why != DIED => match ask("") {
                 Verdict::Passed => Verdict::Failed(why),
                 Verdict::Failed(again) if again == DIED => Verdict::Failed(why),
                 _ => Verdict::FailsAnyway(why),
@@ -222,7 +248,8 @@ mod tests {
         let checks = parse("# x\n\nvfork  30  any  a=1 c/vfork 2 8\n").unwrap();
         assert_eq!(checks[0].command, "a=1 vfork 2 8");
         assert_eq!(checks[0].programs, ["vfork"]);
-        assert_eq!((checks[0].seconds, checks[0].own), (30, false));
+        assert_eq!((checks[0].seconds, checks[0].kind), (30, Kind::Any));
+        assert!(!checks[0].short && parse("x 1 own+ y").unwrap()[0].short);
         assert!(parse("vfork any 30 vfork").is_err());
         assert!(list().unwrap().len() > 20);
     }

@@ -1,7 +1,8 @@
-//! `make matrix`: runs the library with the kernels and C libraries of Debian's suites, in emulated machines.
+//! `make matrix`: runs the library with the kernels and C libraries of Debian's suites, in emulated machines of two
+//! kinds of processor.
 //!
 //! ```text
-//!   suites ── kernel, root ──▶ machine of a cell ◀── overlay: library, programs of tests/c, tests/matrix
+//!   suites ── kernel, root ──▶ machine of a cell ◀── overlay ◀── builds: library, programs of tests/c, unit tests
 //!                                  │ tests/matrix/list, one check after the other
 //!                                  ▼
 //!              target/matrix/KEY/CELL ──▶ docs/results/matrix-DATE.md ──▶ docs/platforms.md
@@ -12,37 +13,34 @@
 
 mod apt;
 mod boot;
+mod builds;
 mod cells;
 mod checks;
+mod kernel_64k;
 mod report;
 mod suites;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::run::target_dir;
-use crate::{build, library, skip};
-use cells::Cell;
-use checks::{Check, Programs};
+use crate::{Processor, guest, skip};
+use builds::Built;
+use cells::{Cell, Libc, Pages};
+use checks::Check;
 use report::Outcome;
-
-/// The oldest C library: programs compiled for it run with all others.
-const OLDEST: &str = cells::LIBCS[0];
 
 /// The inputs of this run.
 struct Work {
-    library: PathBuf,
     checks: Vec<Check>,
-    results: PathBuf,
-    /// Time limit of a cell.
-    limit: Duration,
-    /// The C library for which the programs are compiled; `None`: that of this machine.
-    sysroot: Option<PathBuf>,
-    programs: Programs,
+    /// Time limit of a cell, if one was given.
+    limit: Option<Duration>,
+    /// Whether few checks run, and no result is kept.
+    short: bool,
 }
 
 /// The cells that run.
@@ -50,15 +48,15 @@ struct Work {
 enum Which {
     /// Cells without a result.
     All,
-    /// The newest cell, whether or not it has a result.
-    Newest,
+    /// One cell, whether or not it has a result.
+    One(Cell),
     /// The named cells, whether or not they have a result.
     Named,
     /// No cell: existing results are written.
     Kept,
 }
 
-/// `matrix [newest | only LABEL... | report | shell LABEL COMMAND]`.
+/// `matrix [newest [aarch64] | only LABEL... | report | shell LABEL COMMAND]`.
 #[must_use]
 pub fn main(arguments: Vec<String>) -> ExitCode {
     if let [verb, label, command] = &arguments[..]
@@ -78,12 +76,14 @@ pub fn main(arguments: Vec<String>) -> ExitCode {
         .collect();
     let done = match words[..] {
         [] => run(&[], Which::All),
-        ["newest"] => run(&[], Which::Newest),
+        ["newest"] => run(&[], Which::One(cells::NEWEST_CELL)),
+        ["newest", "aarch64"] => run(&[], Which::One(cells::NEWEST_ON_AARCH64)),
         ["report"] => run(&[], Which::Kept),
         ["only", ref labels @ ..] if !labels.is_empty() => run(labels, Which::Named),
-        _ => {
-            Err("usage: matrix [newest | only 7.2/2.43 … | report | shell 7.2/2.43 COMMAND]".into())
-        }
+        _ => Err(
+            "usage: matrix [newest [aarch64] | only 7.2/2.43 … | report | shell 7.2/2.43 COMMAND]"
+                .into(),
+        ),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -97,45 +97,54 @@ pub fn main(arguments: Vec<String>) -> ExitCode {
 
 impl Work {
     fn new() -> Result<Work, String> {
-        let library = library().ok_or("EBBTIDE_LIB=none: nothing to test")?;
-        let checks = checks::list()?;
         let limit = match std::env::var("EBBTIDE_CELL_S") {
-            Ok(text) => text.parse().map_err(|_| "EBBTIDE_CELL_S is no number")?,
-            Err(_) => 180,
+            Ok(text) => {
+                let seconds = text.parse().map_err(|_| "EBBTIDE_CELL_S is no number")?;
+                Some(Duration::from_secs(seconds))
+            }
+            Err(_) => None,
         };
-        let key = key(&library, &checks)?;
-        let results = target_dir().join("matrix").join(key);
-        fs::create_dir_all(&results).map_err(|e| e.to_string())?;
         Ok(Work {
-            results,
-            limit: Duration::from_secs(limit),
-            sysroot: None,
-            programs: Programs::new(),
-            library,
-            checks,
+            checks: checks::list()?,
+            limit,
+            short: false,
         })
     }
 
-    fn compile(&mut self, sysroot: Option<PathBuf>) {
-        self.programs = checks::compile(&self.checks, sysroot.as_deref());
-        self.sysroot = sysroot;
+    /// Time limit of this cell.
+    fn limit(&self, cell: &Cell) -> Duration {
+        let usual = match cell.processor {
+            Processor::X86_64 => 180,
+            // Unit tests too, on more processors.
+            Processor::Aarch64 => 420,
+        };
+        self.limit.unwrap_or(Duration::from_secs(usual))
+    }
+
+    fn checks_of(&self, cell: &Cell) -> Vec<&Check> {
+        let checks = self.checks.iter();
+        checks
+            .filter(|check| check.is_for(cell) && (check.short || !self.short))
+            .collect()
     }
 }
 
 /// Boots a cell for one line of shell, which finds the library as `$L`. For experiments.
 fn shell(label: &str, command: &str) -> Result<u8, String> {
-    let mut work = Work::new()?;
-    work.compile(suites::sysroot(OLDEST).ok());
-    let mut fetched = Fetched::default();
-    let found = cells::all().into_iter().find_map(|cell| {
-        let (kernel, root) = fetched.parts(&cell).ok()?;
-        let names = [cell.label(&kernel, &root), cell.id()];
-        names
-            .contains(&label.to_owned())
-            .then_some((cell, kernel, root))
-    });
-    let (cell, kernel, root) = found.ok_or(format!("no cell is called {label}"))?;
-    boot::shell(&work, &cell, &kernel, &root, command)
+    let work = Work::new()?;
+    let mut parts = Parts::new(true);
+    // By its suites a cell is found without fetching others.
+    let by_id = cells::all().into_iter().find(|cell| cell.id() == label);
+    let found = match by_id {
+        Some(cell) => Some((cell, parts.fetched(&cell)?)),
+        None => cells::all().into_iter().find_map(|cell| {
+            let (kernel, root) = parts.fetched(&cell).ok()?;
+            (cell.label(&kernel, &root) == label).then_some((cell, (kernel, root)))
+        }),
+    };
+    let (cell, (kernel, root)) = found.ok_or(format!("no cell is called {label}"))?;
+    let built = parts.built(&work, &cell)?;
+    boot::shell(&work, &built, &cell, &kernel, &root, command)
 }
 
 /// Runs cells. Returns whether none failed.
@@ -145,23 +154,43 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
         return Ok(true);
     }
     let mut work = Work::new()?;
-    let (mut chosen, mut fetched) = (Vec::new(), Fetched::default());
+    // Beside the newest cell, which runs all.
+    work.short = which == Which::One(cells::NEWEST_ON_AARCH64);
+    // Compiles no more than needed: a single cell whose libc is newer than this machine's takes the programs made
+    // here.
+    let mut parts = Parts::new(!matches!(which, Which::One(_)));
+    if let Which::One(cell) = which {
+        // Before anything is fetched in vain.
+        let built = parts.built(&work, &cell);
+        if let Err(why) = built.and(guest::have_emulator(cell.processor)) {
+            skip(&format!("{}: {why}", cell.id()));
+            return Ok(true);
+        }
+    }
+    let mut chosen = Vec::new();
     let mut missing = String::new();
     for cell in cells::all() {
-        if which == Which::Newest && !cell.is_newest() {
+        let id = cell.id();
+        let by_id = labels.contains(&&*id);
+        let wanted = match which {
+            Which::One(one) => cell == one,
+            // A name by versions says less than one by suites: what it means is known when all are fetched.
+            Which::Named => by_id || labels.iter().any(|label| label.contains('/')),
+            Which::All | Which::Kept => true,
+        };
+        if !wanted {
             continue;
         }
-        let parts = fetched.parts(&cell);
-        let label = match &parts {
+        let fetched = parts.fetched(&cell);
+        let label = match &fetched {
             Ok((kernel, root)) => cell.label(kernel, root),
             Err(why) => {
                 missing = format!(" ({why})");
-                cell.id()
+                id
             }
         };
-        let id = cell.id();
-        if which != Which::Named || labels.iter().any(|name| *name == label || *name == id) {
-            chosen.push((cell, label, parts));
+        if which != Which::Named || by_id || labels.contains(&&*label) {
+            chosen.push((cell, label, fetched));
         }
     }
     let named = |label: &&&str| {
@@ -171,38 +200,26 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
     if let Some(label) = labels.iter().find(|label| !named(label)) {
         return Err(format!("no cell is called {label}{missing}"));
     }
-    // Compiles no more than needed: a single cell whose libc is newer than this machine's takes the programs made
-    // here.
-    work.compile(match which {
-        Which::Newest => None,
-        _ => suites::sysroot(OLDEST).ok(),
-    });
     let started = Instant::now();
     let (mut ran, mut all) = (0, Vec::new());
     let count = chosen.len();
-    for (number, (cell, label, parts)) in chosen.into_iter().enumerate() {
-        let kept = work.results.join(cell.id());
-        let known = fs::read_to_string(&kept)
-            .ok()
-            .and_then(|text| Outcome::parse(&text));
-        let known = known.filter(|outcome| {
-            let release = parts.as_ref().map(|(kernel, _)| kernel.release.as_str());
-            release.is_ok_and(|release| outcome.is_of(&label, release))
+    for (number, (cell, label, fetched)) in chosen.into_iter().enumerate() {
+        let ready = fetched.and_then(|fetched| Ok((fetched, parts.built(&work, &cell)?)));
+        let known = ready.as_ref().ok().and_then(|((kernel, _), built)| {
+            let text = fs::read_to_string(built.results.join(cell.id())).ok()?;
+            Outcome::parse(&text).filter(|outcome| outcome.is_of(&label, &kernel.release))
         });
-        let again = matches!(which, Which::Newest | Which::Named);
-        let outcome = match known {
-            Some(outcome) if !again => outcome,
-            None if which == Which::Kept => Outcome::skipped(&label, "not run"),
-            _ => {
-                let outcome = match parts {
-                    Ok((kernel, root)) => {
-                        ran += 1;
-                        boot::run_cell(&work, &cell, &label, &kernel, &root)
-                    }
-                    Err(why) => Outcome::skipped(&label, &why),
-                };
-                if outcome.skipped.is_none() {
-                    fs::write(&kept, outcome.text()).map_err(|e| e.to_string())?;
+        let again = matches!(which, Which::One(_) | Which::Named);
+        let outcome = match (known, ready) {
+            (Some(outcome), _) if !again => outcome,
+            (None, Ok(_)) if which == Which::Kept => Outcome::skipped(&label, "not run"),
+            (_, Err(why)) => Outcome::skipped(&label, &why),
+            (_, Ok(((kernel, root), built))) => {
+                ran += 1;
+                let outcome = boot::run_cell(&work, &built, &cell, &label, &kernel, &root);
+                if outcome.skipped.is_none() && !work.short {
+                    fs::write(built.results.join(cell.id()), outcome.text())
+                        .map_err(|e| e.to_string())?;
                 }
                 outcome
             }
@@ -230,7 +247,7 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
         if all.iter().all(|(_, outcome)| outcome.skipped.is_some()) {
             println!("every cell was skipped: no result is written");
         } else {
-            report::write(&all, &work.library)?;
+            report::write(&all)?;
         }
         println!("\n{}", report::table(&all));
     }
@@ -238,26 +255,12 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
         "matrix: {} cells, {failed} failed, after {} s; kept in {}",
         all.len(),
         started.elapsed().as_secs(),
-        work.results.display()
+        target_dir().join("matrix").display()
     );
     Ok(failed == 0)
 }
 
-/// Computes the key of the library and of everything that runs with it.
-fn key(library: &Path, checks: &[Check]) -> Result<String, String> {
-    let mut hasher = DefaultHasher::new();
-    let mut files = vec![library.to_owned()];
-    files.extend(checks::sources(checks));
-    files.push(build::sources().join("check.h"));
-    files.extend(entries(&checks::directory())?);
-    for path in files {
-        let content = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        content.hash(&mut hasher);
-    }
-    include_bytes!("../../guest/init").hash(&mut hasher);
-    Ok(format!("{:016x}", hasher.finish()))
-}
-
+/// The files in a directory, by name.
 fn entries(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let told = |e: std::io::Error| format!("{}: {e}", dir.display());
     let mut paths = Vec::new();
@@ -268,31 +271,51 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// The files that were fetched for the cells so far, or why they cannot be fetched. Nothing is tried twice.
-#[derive(Default)]
-struct Fetched {
-    kernels: BTreeMap<&'static str, Result<suites::Kernel, String>>,
-    roots: BTreeMap<&'static str, Result<suites::Root, String>>,
+/// What was fetched and built for the cells so far, or why that cannot be done. Nothing is tried twice.
+struct Parts {
+    /// Whether programs are compiled for all versions of the C library.
+    for_all: bool,
+    kernels: BTreeMap<(&'static str, Processor, Pages), Result<suites::Kernel, String>>,
+    roots: BTreeMap<(Libc, Processor), Result<suites::Root, String>>,
+    builds: BTreeMap<builds::Kind, Result<Rc<Built>, String>>,
 }
 
-impl Fetched {
-    fn kernel(&mut self, suite: &'static str) -> Result<suites::Kernel, String> {
-        let fetch = || suites::kernel(suite);
-        self.kernels.entry(suite).or_insert_with(fetch).clone()
+impl Parts {
+    fn new(for_all: bool) -> Parts {
+        Parts {
+            for_all,
+            kernels: BTreeMap::new(),
+            roots: BTreeMap::new(),
+            builds: BTreeMap::new(),
+        }
+    }
+
+    fn kernel(&mut self, suite: &'static str, cell: &Cell) -> Result<suites::Kernel, String> {
+        let (processor, pages) = (cell.processor, cell.pages);
+        let fetch = || suites::kernel(suite, processor, pages);
+        let kernel = self.kernels.entry((suite, processor, pages));
+        kernel.or_insert_with(fetch).clone()
     }
 
     /// Kernel and file system of a cell.
-    fn parts(&mut self, cell: &Cell) -> Result<(suites::Kernel, suites::Root), String> {
-        let kernel = self.kernel(cell.kernel)?;
+    fn fetched(&mut self, cell: &Cell) -> Result<(suites::Kernel, suites::Root), String> {
+        let kernel = self.kernel(cell.kernel, cell)?;
         if cell.kernel == "experimental" {
-            let stable = self.kernel(cells::NEWEST.0)?;
+            let stable = self.kernel(cells::NEWEST, cell)?;
             if suites::short(&kernel.release) == suites::short(&stable.release) {
                 return Err("no kernel that is newer than sid's".into());
             }
         }
-        let fetch = || suites::root(cell.libc);
-        let root = self.roots.entry(cell.libc).or_insert_with(fetch).clone();
+        let root = self.roots.entry((cell.libc, cell.processor));
+        let root = root.or_insert_with(|| suites::root(cell)).clone();
         Ok((kernel, root?))
+    }
+
+    /// Library and programs of a cell.
+    fn built(&mut self, work: &Work, cell: &Cell) -> Result<Rc<Built>, String> {
+        let kind = builds::Kind::of(cell);
+        let build = || kind.build(&work.checks, self.for_all).map(Rc::new);
+        self.builds.entry(kind).or_insert_with(build).clone()
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use super::cells::{self, Cell, Variant};
 use super::checks::Verdict;
 use super::{git, repository};
+use crate::{Processor, library};
 
 /// Inputs of a result: changes below these directories make it outdated.
 const COVERS: &str = "crates tests/c tests/guest tests/matrix tests/src/matrix";
@@ -193,48 +193,71 @@ impl Outcome {
     }
 }
 
-/// The table: a row for each kernel, a column for each C library; then the cells with special conditions.
+/// The tables: for each processor a row for each kernel, with a column for each C library or for each size of pages; then
+/// the cells with special conditions.
 pub(super) fn table(all: &[(Cell, Outcome)]) -> String {
     let version = |outcome: &Outcome, part: usize| {
         // A cell that could not be fetched is named by its suites.
         let (kernel, libc) = outcome.label.split('+').next()?.split_once('/')?;
-        Some([kernel, libc][part].to_owned())
+        Some([kernel, libc.trim_start_matches("musl-")][part].to_owned())
     };
+    // What the first such cell says of its kernel (0) or of its C library (1).
     let found = |fits: &dyn Fn(&Cell) -> bool, part| {
         let mut fitting = all.iter().filter(|(cell, _)| fits(cell));
-        fitting.find_map(|(_, outcome)| version(outcome, part))
+        let found = fitting.find_map(|(_, outcome)| version(outcome, part));
+        found.unwrap_or("?".into())
     };
-    let mut text = String::from("| kernel |");
-    for libc in cells::LIBCS {
-        let name = found(&|cell| cell.libc == libc, 1).unwrap_or("?".into());
-        let _ = write!(text, " glibc {name} ({libc}) |");
-    }
-    text += "\n|---|---|---|---|---|\n";
+    let mark = |here: &dyn Fn(&Cell) -> bool| {
+        let mut plain = all
+            .iter()
+            .filter(|(cell, _)| cell.variant == Variant::Plain);
+        let found = plain.find(|(cell, _)| here(cell));
+        found.map_or("–".to_owned(), |(_, outcome)| outcome.mark())
+    };
+    let head = |first: &str, columns: &[String]| {
+        let rule = "|---".repeat(columns.len() + 1);
+        format!("| {first} | {} |\n{rule}|\n", columns.join(" | "))
+    };
+    let row = |first: String, marks: Vec<String>| format!("| {first} | {} |\n", marks.join(" | "));
+
+    let is = |cell: &Cell, processor, kernel| cell.processor == processor && cell.kernel == kernel;
+    let columns = cells::LIBCS.map(|libc| {
+        let version = found(
+            &|cell| cell.libc == libc && cell.processor == Processor::X86_64,
+            1,
+        );
+        format!("{} {version} ({})", libc.name(), libc.suite())
+    });
+    let mut text = head("kernel on x86-64", &columns);
     for kernel in cells::KERNELS {
-        let name = found(&|cell| cell.kernel == kernel, 0).unwrap_or("?".into());
-        let _ = write!(text, "| Linux {name} ({kernel}) |");
-        for libc in cells::LIBCS {
-            let here = |cell: &Cell| {
-                (cell.kernel, cell.libc, cell.variant) == (kernel, libc, Variant::Plain)
-            };
-            let outcome = all.iter().find(|(cell, _)| here(cell));
-            let mark = outcome.map_or("–".to_owned(), |(_, outcome)| outcome.mark());
-            let _ = write!(text, " {mark} |");
-        }
-        text += "\n";
+        let here = |cell: &Cell| is(cell, Processor::X86_64, kernel);
+        let marks = cells::LIBCS.map(|libc| mark(&|cell| here(cell) && cell.libc == libc));
+        let first = format!("Linux {} ({kernel})", found(&here, 0));
+        text += &row(first, marks.into());
     }
-    text += "\n| special | result |\n|---|---|\n";
+
+    let columns = cells::PAGES.map(|pages| format!("{} KiB", pages.kib()));
+    text += &format!("\n{}", head("kernel on aarch64, pages of", &columns));
+    for (kernel, libc, _) in cells::AARCH64 {
+        let here = |cell: &Cell| is(cell, Processor::Aarch64, kernel);
+        let marks = cells::PAGES.map(|pages| mark(&|cell| here(cell) && cell.pages == pages));
+        let (version, libc_version) = (found(&here, 0), found(&here, 1));
+        let first = format!("Linux {version} ({kernel}), glibc {libc_version} ({libc})");
+        text += &row(first, marks.into());
+    }
+
+    text += &format!("\n{}", head("special, on x86-64", &["result".to_owned()]));
     for (cell, outcome) in all {
         if let Some(name) = cell.variant.name() {
             let label = outcome.label.split('+').next().unwrap_or_default();
-            let _ = writeln!(text, "| {name}, Linux/glibc {label} | {} |", outcome.mark());
+            text += &row(format!("{name}, Linux/glibc {label}"), vec![outcome.mark()]);
         }
     }
     text
 }
 
 /// Writes the dated result file, and its table into `docs/platforms.md`.
-pub(super) fn write(all: &[(Cell, Outcome)], library: &Path) -> Result<(), String> {
+pub(super) fn write(all: &[(Cell, Outcome)]) -> Result<(), String> {
     let date = Command::new("date").args(["-u", "+%F"]).output();
     let date = date.map_err(|e| format!("date: {e}"))?;
     let date = String::from_utf8_lossy(&date.stdout).trim().to_owned();
@@ -248,12 +271,13 @@ pub(super) fn write(all: &[(Cell, Outcome)], library: &Path) -> Result<(), Strin
     let table = table(all);
     let times = || all.iter().map(|(_, outcome)| outcome.took.as_secs());
     let (slowest, sum) = (times().max().unwrap_or(0), times().sum::<u64>());
-    let bytes = fs::metadata(library).map_or(0, |meta| meta.len());
+    let library = library().and_then(|path| fs::metadata(path).ok());
+    let bytes = library.map_or(0, |meta| meta.len());
     let mut text = format!(
         "# Kernels and C libraries, {date}\n\n\
          commit: {commit}  \ncovers: {COVERS}  \nagain: make matrix\n\n\
-         The library (`libebbtide.so`, {bytes} bytes) in emulated machines of 2 CPUs and 2 GiB. The slowest cell took \
-         {slowest} s, all together {sum} s.\n\
+         The library (`libebbtide.so`, {bytes} bytes on x86-64) in emulated machines of 2 GiB, with 2 CPUs on x86-64 and \
+         4 on aarch64. The slowest cell took {slowest} s, all together {sum} s.\n\
          A cell says how many checks of `tests/matrix/list` passed. `–` is a pair that is left out, as `cells.rs` says.\n\n\
          {BEGIN}\n{table}{END}\n\n## What did not pass\n"
     );
@@ -298,6 +322,20 @@ pub(super) fn write(all: &[(Cell, Outcome)], library: &Path) -> Result<(), Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::matrix::cells::{NEWEST_CELL, NEWEST_ON_AARCH64};
+
+    #[test]
+    fn each_cell_has_its_place_in_the_table() {
+        let mut first = Outcome::new("7.2/2.43", "7.2.13");
+        first.add("api", &Verdict::Passed, Duration::ZERO);
+        let mut second = Outcome::new("7.2/2.43+arm64-16k", "7.2.13-16k");
+        second.add("api", &Verdict::Failed("x".into()), Duration::ZERO);
+        let table = table(&[(NEWEST_CELL, first), (NEWEST_ON_AARCH64, second)]);
+        let has = |line: &str| assert!(table.lines().any(|l| l == line), "{line}\n{table}");
+        has("| Linux 7.2 (sid) | – | – | – | 1 ok | – |");
+        has("| Linux 7.2 (sid), glibc 2.43 (sid) | – | 0 ok, **1 failed**: api | – |");
+        assert!(table.contains("| glibc 2.43 (sid) |"));
+    }
 
     #[test]
     fn a_kept_outcome_is_read_again_unless_it_was_cut() {

@@ -1,12 +1,13 @@
 //! Fetches and unpacks kernels, C libraries and programs of Debian's suites. It never installs them.
 //!
-//! They are kept in `$EBBTIDE_CACHE/debian/SUITE` (default: `~/.cache/ebbtide`), so that `cargo clean` does not
-//! remove them:
+//! They are kept in `$EBBTIDE_CACHE/debian/SUITE`, for aarch64 in `SUITE-arm64` (default: `~/.cache/ebbtide`), so that
+//! `cargo clean` does not remove them:
 //!
 //! ```text
 //!   apt/             lists and packages of this suite; apt continues an interrupted download
-//!   kernel/          vmlinuz, version
-//!   root/            root.cpio, sysroot (bullseye only), version
+//!   kernel/          vmlinuz, version; also kernel-16k and kernel-64k
+//!   root/            root.cpio, version; also root-musl
+//!   sysroot/         of the oldest suite only
 //! ```
 //!
 //! Files older than a week are fetched again (`EBBTIDE_REFRESH=1`: all files). Without a network, the old ones are
@@ -15,8 +16,12 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
-use super::apt::{Suite, keep, unpack, version};
+use super::apt::{Apt, Suite, keep, unpack, version};
+use super::cells::{Cell, Libc, Pages};
+use super::kernel_64k;
+use crate::Processor;
 use crate::archive::Archive;
 
 /// Packages of each distribution that go into the machine, with their dependencies.
@@ -34,7 +39,7 @@ const PROGRAMS: [&str; 9] = [
 /// Headers and libraries to compile for the oldest C library.
 const DEVELOPMENT: [&str; 4] = ["libc6", "libc6-dev", "libcrypt-dev", "linux-libc-dev"];
 /// Directories that no machine reads.
-const LEFT_OUT: [&str; 13] = [
+const LEFT_OUT: [&str; 11] = [
     "/usr/share/bash-completion",
     "/usr/share/bug",
     "/usr/share/doc",
@@ -46,9 +51,9 @@ const LEFT_OUT: [&str; 13] = [
     "/usr/share/zoneinfo",
     "/usr/share/perl",
     "/usr/share/zsh",
-    "/usr/lib/x86_64-linux-gnu/gconv",
-    "/usr/lib/x86_64-linux-gnu/perl",
 ];
+/// The same below the directory of libraries.
+const LIBRARIES_LEFT_OUT: [&str; 2] = ["gconv", "perl"];
 
 /// A kernel to boot.
 #[derive(Clone)]
@@ -62,7 +67,7 @@ pub(super) struct Kernel {
 #[derive(Clone)]
 pub(super) struct Root {
     pub archive: PathBuf,
-    /// Major and minor number of the C library.
+    /// Version of the C library: of glibc major and minor number.
     pub libc: String,
 }
 
@@ -73,26 +78,40 @@ pub(super) fn short(version: &str) -> String {
     format!("{}.{}", next(), next())
 }
 
-/// Debian's cloud kernel: everything that a machine needs is built into it.
-pub(super) fn kernel(suite: &str) -> Result<Kernel, String> {
-    let suite = Suite::open(suite)?;
-    let dir = suite.kept("kernel", |apt, dir| {
-        let newest = apt.dependency("linux-image-cloud-amd64", "linux-image-")?;
-        // From 7.0 on, the image has a package of its own.
-        let package = apt.dependency(&newest, "linux-binary-").unwrap_or(newest);
-        apt.unpack(&package, dir)?;
-        let (image, release) = image_in(dir).ok_or(format!("{package} has no kernel"))?;
-        keep(&dir.join("version"), release)?;
-        fs::rename(&image, dir.join("vmlinuz")).map_err(|e| e.to_string())?;
-        let _ = fs::remove_dir_all(dir.join("boot"));
-        let _ = fs::remove_dir_all(dir.join("lib"));
-        let _ = fs::remove_dir_all(dir.join("usr"));
-        Ok(())
-    })?;
+/// The kernel of a suite. Everything that a machine needs is built into it.
+pub(super) fn kernel(suite: &str, processor: Processor, pages: Pages) -> Result<Kernel, String> {
+    let suite = Suite::open(suite, processor)?;
+    let dir = match pages {
+        Pages::K4 => {
+            let package = format!("linux-image-cloud-{}", processor.debian());
+            suite.kept("kernel", |apt, dir| unpack_kernel(apt, &package, dir))?
+        }
+        Pages::K16 => {
+            let package = format!("linux-image-{}-16k", processor.debian());
+            suite.kept("kernel-16k", |apt, dir| unpack_kernel(apt, &package, dir))?
+        }
+        // Built once: that takes long.
+        Pages::K64 => suite.kept_for(Duration::MAX, "kernel-64k", kernel_64k::build)?,
+    };
     Ok(Kernel {
         image: dir.join("vmlinuz"),
         release: version(&dir)?,
     })
+}
+
+/// Puts Debian's newest kernel of this kind into `dir`.
+fn unpack_kernel(apt: &Apt, package: &str, dir: &Path) -> Result<(), String> {
+    let newest = apt.dependency(package, "linux-image-")?;
+    // From 7.0 on, the image has a package of its own.
+    let package = apt.dependency(&newest, "linux-binary-").unwrap_or(newest);
+    apt.unpack(&package, dir)?;
+    let (image, release) = image_in(dir).ok_or(format!("{package} has no kernel"))?;
+    keep(&dir.join("version"), release)?;
+    fs::rename(&image, dir.join("vmlinuz")).map_err(|e| e.to_string())?;
+    for rest in ["boot", "lib", "usr"] {
+        let _ = fs::remove_dir_all(dir.join(rest));
+    }
+    Ok(())
 }
 
 /// The kernel of an unpacked package, and its release: `boot/vmlinuz-RELEASE` or `usr/lib/modules/RELEASE/vmlinuz`.
@@ -114,27 +133,24 @@ fn image_in(dir: &Path) -> Option<(PathBuf, String)> {
     })
 }
 
-/// The file system with all programs.
-pub(super) fn root(suite: &str) -> Result<Root, String> {
-    let suite = Suite::open(suite)?;
+/// The file system of a cell.
+pub(super) fn root(cell: &Cell) -> Result<Root, String> {
+    match cell.libc {
+        Libc::Glibc(suite) => root_of_programs(suite, cell.processor),
+        Libc::Musl(suite) => root_of_musl(suite, cell.processor),
+    }
+}
+
+/// The file system with glibc and all programs.
+fn root_of_programs(suite: &str, processor: Processor) -> Result<Root, String> {
+    let suite = Suite::open(suite, processor)?;
     let dir = suite.kept("root", |apt, dir| {
         let packages = apt.with_dependencies(&PROGRAMS)?;
         let tree = dir.join("tree");
         for package in packages {
             unpack(&package, &tree)?;
         }
-        // The package cannot be installed beside busybox, but it can be unpacked.
-        let only = dir.join("static");
-        apt.unpack("busybox-static", &only)?;
-        let mut archive = Archive::default();
-        archive.init();
-        let busybox = ["usr/bin/busybox", "bin/busybox"].map(|name| only.join(name));
-        let busybox = busybox.iter().find(|path| path.exists());
-        let busybox = fs::read(busybox.ok_or("busybox-static is empty")?);
-        archive.file(
-            Path::new("/box/busybox"),
-            &busybox.map_err(|e| e.to_string())?,
-        );
+        let mut archive = archive_with_busybox(apt, dir)?;
         for (old, new) in [
             ("bin", "usr/bin"),
             ("sbin", "usr/sbin"),
@@ -147,11 +163,13 @@ pub(super) fn root(suite: &str) -> Result<Root, String> {
         if !tree.join("usr/bin/sh").exists() && !tree.join("bin/sh").exists() {
             archive.link(Path::new("/usr/bin/sh"), Path::new("dash"));
         }
-        add(&mut archive, &tree, &tree)?;
+        let libraries = Path::new("/usr/lib").join(processor.libraries());
+        let left_out = LIBRARIES_LEFT_OUT.map(|dir| libraries.join(dir));
+        let left_out = LEFT_OUT.iter().map(PathBuf::from).chain(left_out);
+        add(&mut archive, &tree, &tree, &left_out.collect::<Vec<_>>())?;
         keep(&dir.join("root.cpio"), archive.end())?;
         keep(&dir.join("version"), apt.version("libc6")?)?;
         let _ = fs::remove_dir_all(tree);
-        let _ = fs::remove_dir_all(only);
         Ok(())
     })?;
     Ok(Root {
@@ -160,9 +178,50 @@ pub(super) fn root(suite: &str) -> Result<Root, String> {
     })
 }
 
+/// The file system with musl, which has none of Debian's programs: these need glibc.
+fn root_of_musl(suite: &str, processor: Processor) -> Result<Root, String> {
+    let suite = Suite::open(suite, processor)?;
+    let dir = suite.kept("root-musl", |apt, dir| {
+        let tree = dir.join("tree");
+        apt.unpack("musl", &tree)?;
+        let mut archive = archive_with_busybox(apt, dir)?;
+        add(&mut archive, &tree, &tree, &LEFT_OUT.map(PathBuf::from))?;
+        // Before they were merged, the loader was in /lib.
+        archive.directory(Path::new("/usr/lib"));
+        archive.link(Path::new("/lib"), Path::new("usr/lib"));
+        keep(&dir.join("root.cpio"), archive.end())?;
+        keep(&dir.join("version"), apt.version("musl")?)?;
+        let _ = fs::remove_dir_all(tree);
+        Ok(())
+    })?;
+    let version = version(&dir)?;
+    Ok(Root {
+        archive: dir.join("root.cpio"),
+        libc: version.split('-').next().unwrap_or_default().to_owned(),
+    })
+}
+
+/// An archive with the first process and the busybox that it needs.
+fn archive_with_busybox(apt: &Apt, dir: &Path) -> Result<Archive, String> {
+    // The package cannot be installed beside busybox, but it can be unpacked.
+    let only = dir.join("static");
+    apt.unpack("busybox-static", &only)?;
+    let busybox = ["usr/bin/busybox", "bin/busybox"].map(|name| only.join(name));
+    let busybox = busybox.iter().find(|path| path.exists());
+    let busybox = fs::read(busybox.ok_or("busybox-static is empty")?);
+    let mut archive = Archive::default();
+    archive.init();
+    archive.file(
+        Path::new("/box/busybox"),
+        &busybox.map_err(|e| e.to_string())?,
+    );
+    let _ = fs::remove_dir_all(only);
+    Ok(archive)
+}
+
 /// Headers and libraries to compile with. Programs linked this way run with every newer C library.
 pub(super) fn sysroot(suite: &str) -> Result<PathBuf, String> {
-    let suite = Suite::open(suite)?;
+    let suite = Suite::open(suite, Processor::X86_64)?;
     suite.kept("sysroot", |apt, dir| {
         for package in DEVELOPMENT {
             apt.unpack(package, dir)?;
@@ -201,8 +260,8 @@ fn merged(name: &Path) -> PathBuf {
     }
 }
 
-/// Adds the files below `dir` of an unpacked tree.
-fn add(archive: &mut Archive, tree: &Path, dir: &Path) -> Result<(), String> {
+/// Adds the files below `dir` of an unpacked tree, but not those below `left_out`.
+fn add(archive: &mut Archive, tree: &Path, dir: &Path, left_out: &[PathBuf]) -> Result<(), String> {
     let told = |e: std::io::Error| format!("{}: {e}", dir.display());
     let mut entries: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(dir).map_err(told)? {
@@ -213,12 +272,12 @@ fn add(archive: &mut Archive, tree: &Path, dir: &Path) -> Result<(), String> {
         let within = Path::new("/").join(path.strip_prefix(tree).expect("below the tree"));
         let name = merged(&within);
         let kind = fs::symlink_metadata(&path).map_err(told)?;
-        if LEFT_OUT.iter().any(|left| name.starts_with(left)) {
+        if left_out.iter().any(|left| name.starts_with(left)) {
             continue;
         }
         if kind.is_dir() {
             archive.directory(&name);
-            add(archive, tree, &path)?;
+            add(archive, tree, &path, left_out)?;
         } else if kind.is_symlink() && name != within && dir == tree {
             // `/bin` itself, which some distributions ship.
         } else if kind.is_symlink() {
