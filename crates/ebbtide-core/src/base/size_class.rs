@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn spans_hold_their_objects() {
-        for class in &CLASS[1..] {
+        for class in &FOR_4_KIB[1..] {
             let (size, objects) = (class.size as usize, class.objects as usize);
             let bytes = class.frames as usize * FRAME_BYTES;
             assert!(size.is_multiple_of(16) && class.frames as usize <= CLUSTER_FRAMES);

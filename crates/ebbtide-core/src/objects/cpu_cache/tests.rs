@@ -26,6 +26,18 @@ fn every_cpu_id_has_an_entry_that_is_parked_at_first() {
     }
 }
 
+/// The kernel wipes whole pages at a fork, and the headers of the parked slab are not in them.
+#[test]
+fn the_table_ends_with_a_page() {
+    for page in ebbtide_interface::known::PAGE_SIZES {
+        let (table_end, slab) = places(page);
+        assert!(table_end.is_multiple_of(page) && table_end >= TABLE_BYTES);
+        assert!((table_end..table_end + page + STACK_BYTES).contains(&slab));
+        assert_eq!(slab % STACK_BYTES, SLAB_SKEW);
+    }
+    assert_eq!(places(4096), (17 * 4096, 17 * 4096));
+}
+
 /// After a fork without handlers, every entry must be wiped; the slabs behind live entries may be in use.
 #[test]
 fn a_fork_wipes_every_entry() {

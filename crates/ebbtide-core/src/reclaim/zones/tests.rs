@@ -1,11 +1,12 @@
 //! How much is released at once, and which frames.
 
 use super::*;
-use crate::alone::{CALM, alone, dirty_blocks, dirty_run, resident};
+use crate::alone::{CALM, alone, dirty_blocks, dirty_run, fill, holds, resident};
 use crate::base::stats;
 use crate::pages::region::flag;
 use crate::reclaim::Heap;
-use ebbtide_zone::{FRAME_BYTES, PutState};
+use ebbtide_sys::vm;
+use ebbtide_zone::{FRAME_BYTES, Frame, PutState};
 
 /// Frames that are dirty and lazy.
 fn counts(heap: &Heap) -> (u64, u64) {
@@ -29,6 +30,42 @@ fn as_much_is_released_as_was_asked_for() {
         assert_eq!(heap.slots.queued(), 0);
         let opened = heap.open_frames();
         assert!(opened >= 512 && opened.is_multiple_of(512), "{opened}");
+    });
+}
+
+/// With larger pages than frames (features `page-16k`, `page-64k`), only whole free pages go.
+#[test]
+fn free_frames_beside_used_ones_are_pinned() {
+    alone(CALM, |heap| {
+        let page = vm::page_frames();
+        // Behind two free pages and a part of a third one, the rest of the third page is in use.
+        let part = page / 2;
+        let run = heap.take_run(3 * page, page).expect("memory");
+        let address = heap.region().address(run.first);
+        fill(address, 3 * page as usize * FRAME_BYTES, 0xa5);
+        heap.put_run(run.first, 2 * page + part, 2 * page + part);
+        let kept = u64::from(2 * page);
+        assert_eq!(
+            (heap.kept_frames(), counts(heap).0),
+            (kept, kept + u64::from(part))
+        );
+        assert_eq!(
+            heap.release_in_place(1000, Take::All, Releaser::Explicit),
+            kept
+        );
+        assert_eq!((heap.kept_frames(), counts(heap).0), (0, u64::from(part)));
+        let pinned = part as usize * FRAME_BYTES;
+        assert_eq!(heap.figures().0.pinned_bytes, pinned as u64);
+        let third = address + 2 * vm::page();
+        assert_eq!(resident(address, 2 * vm::page()), 0);
+        assert!(holds(third, vm::page(), 0xa5));
+        // The rest comes back, and with it the page can go, also if less was asked for.
+        let rest = Frame(run.first.0 + 2 * page + part);
+        heap.put_run(rest, page - part, page - part);
+        assert_eq!(heap.kept_frames(), u64::from(page));
+        heap.release_in_place(1, Take::All, Releaser::Explicit);
+        assert_eq!(counts(heap), (0, 0));
+        assert_eq!(resident(third, vm::page()), 0);
     });
 }
 
