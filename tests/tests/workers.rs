@@ -22,7 +22,9 @@ fn files(mode: &str, conf: &str) {
 
 #[test]
 fn a_filter_for_the_main_thread_alone() {
-    rights("late", "retain_ms=1000");
+    for workers in [1, 2, 4] {
+        rights("late", &format!("retain_ms=1000,workers={workers}"));
+    }
 }
 
 #[test]

@@ -32,6 +32,9 @@ use ebbtide_zone::plan::{Iteration, Next, Sleep};
 use lease::{Lease, LeaseTerms};
 use watch::WatchSchedule;
 
+/// Bits beside the rights of a worker: they are known; they are those of the worker that makes it.
+const HAS_RIGHTS: u64 = 1 << 32;
+const IS_MADE: u64 = 1 << 33;
 /// After a refusal, no worker is made for this time.
 const RETRY_MS: u64 = 10_000;
 /// A thread that ends all workers waits for them at most this long.
@@ -46,6 +49,9 @@ pub struct Workers {
     numbers: AtomicU64,
     /// The workers' threads, by number.
     places: [Place; MAX_WORKERS],
+    /// By number: [`HAS_RIGHTS`] and the rights of the worker, or, while it is made, of the worker that makes it. 0: unknown, or a thread of the
+    /// program makes it.
+    rights: [AtomicU64; MAX_WORKERS],
     /// When the coordinator checks again by itself. `u64::MAX`: not before it is woken.
     pub(super) next_ms: AtomicU64,
     /// Changes when there is work.
@@ -78,6 +84,7 @@ impl Workers {
         Self {
             numbers: AtomicU64::new(0),
             places: [const { Place::new() }; MAX_WORKERS],
+            rights: [const { AtomicU64::new(0) }; MAX_WORKERS],
             next_ms: AtomicU64::new(u64::MAX),
             wake: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
@@ -224,6 +231,11 @@ impl Workers {
         };
         if dead == 0 {
             self.numbers.fetch_or(1 << number, Ordering::SeqCst);
+            let maker = self.number_of(process::thread_id());
+            let rights = maker.map_or(0, |maker| {
+                self.rights[maker].load(Ordering::Relaxed) | IS_MADE
+            });
+            self.rights[number].store(rights, Ordering::Relaxed);
             let born = clock::now_ms() as usize * MAX_WORKERS + number;
             if self.places[number].spawn(main, born) {
                 let _ = WORKERS.latch(Ok::<_, ()>(()));
@@ -242,6 +254,13 @@ impl Workers {
             heap.put_back_orphans();
         }
         false
+    }
+
+    /// The number of the worker that is this thread, if it is one.
+    fn number_of(&self, thread: u32) -> Option<usize> {
+        self.places
+            .iter()
+            .position(|place| place.thread() == thread)
     }
 
     fn may_make(&self) -> bool {
@@ -369,9 +388,17 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
     vm::gives_back();
     // Without an empty descriptor table of its own, the worker opens no file.
     let may_open = thread::leave_descriptors_unnoticed();
-    let lease = Lease::new(may_open, born_ms, &workers.lease_terms);
+    // A maker whose rights are not known has no digest, so this worker ends if the main thread's are.
+    let maker = workers.rights[number].load(Ordering::Relaxed);
+    let maker = (maker & IS_MADE != 0).then_some(maker as u32);
+    let lease = Lease::new(may_open, born_ms, maker, &workers.lease_terms);
+    let known = lease
+        .rights()
+        .map_or(0, |digest| u64::from(digest) | HAS_RIGHTS);
+    workers.rights[number].store(known, Ordering::Relaxed);
     if lease.is_over() {
-        workers.make_none_for(RETRY_MS);
+        // The maker ends as well: soon a thread of the program makes one.
+        workers.make_none_for(if maker.is_some() { APART_MS } else { RETRY_MS });
     }
     let map = if may_open {
         // A filter that kills for this call does so before the worker owns anything.

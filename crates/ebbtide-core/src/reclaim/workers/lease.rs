@@ -13,10 +13,14 @@
 //! Signals are blocked in workers. A signal to a worker means that the program waits for all threads to handle it, as
 //! libpsx does. The worker then ends, and the program no longer waits for it.
 //!
-//! A worker that cannot be sure of its own rights ends [`UNSURE_MS`] after its start. There are two cases:
+//! A worker that another worker has made inherits that one's filters, not those of a thread of the program. It ends at once if the main thread's
+//! rights are not those that its maker had.
+//!
+//! A worker that cannot be sure of its own rights ends [`UNSURE_MS`] after its start. There are three cases:
 //! - The worker has no descriptor table of its own, or cannot read `/proc`.
 //! - The main thread had a filter at the worker's first check, and no worker saw the same rights before this worker was
 //!   made. The main thread may have installed the filter in between.
+//! - The main thread has a filter, and another worker has made this worker.
 //!
 //! [Decision 0066](../../../../../docs/decisions/0066-workers-have-an-rseq-area-and-no-extra-rights.md).
 
@@ -81,15 +85,18 @@ fn was_seen_before(last: u64, digest: u32, ms: u64) -> bool {
 }
 
 impl Lease {
-    /// The lease of a worker made at `made_ms`.
-    pub fn new(may_open: bool, made_ms: u64, terms: &LeaseTerms) -> Self {
+    /// The lease of a worker made at `made_ms`, by a worker with these rights or (`None`) a thread of the program.
+    pub fn new(may_open: bool, made_ms: u64, maker: Option<u32>, terms: &LeaseTerms) -> Self {
         let seen = terms.seen.load(Ordering::Acquire);
         let now = clock::now_ms();
         let rights = may_open.then(Rights::of_main_thread).flatten();
         let end_ms = match &rights {
             Some(rights) if !rights.has_own_user() => 0,
+            Some(rights) if maker.is_some_and(|digest| digest != rights.digest) => 0,
             Some(rights) if !rights.is_filtered => u64::MAX,
-            Some(rights) if was_seen_before(seen, rights.digest, made_ms) => u64::MAX,
+            Some(rights) if maker.is_none() && was_seen_before(seen, rights.digest, made_ms) => {
+                u64::MAX
+            }
             _ => now + UNSURE_MS,
         };
         if let Some(rights) = &rights {
@@ -102,6 +109,11 @@ impl Lease {
             next_ms: now + CHECK_MS,
             end_ms,
         }
+    }
+
+    /// The main thread's rights at the worker's start, as far as known.
+    pub fn rights(&self) -> Option<u32> {
+        self.rights
     }
 
     /// Whether the worker must end.
@@ -169,7 +181,7 @@ mod tests {
     #[test]
     fn one_that_is_not_sure_ends() {
         let terms = LeaseTerms::new();
-        let mut lease = Lease::new(false, 1, &terms);
+        let mut lease = Lease::new(false, 1, None, &terms);
         let now = clock::now_ms();
         assert!(lease.holds(now, &terms) && lease.pause_ms(now) <= CHECK_MS);
         assert!(lease.holds(now + CHECK_MS, &terms));
@@ -178,9 +190,18 @@ mod tests {
     }
 
     #[test]
+    fn one_made_by_a_worker_with_other_rights_ends_at_once() {
+        let terms = LeaseTerms::new();
+        let first = Lease::new(true, 1, None, &terms);
+        let Some(rights) = first.rights() else { return };
+        assert!(!Lease::new(true, 1, Some(rights), &terms).is_over());
+        assert!(Lease::new(true, 1, Some(rights ^ 1), &terms).is_over());
+    }
+
+    #[test]
     fn a_change_of_the_main_thread_s_rights_is_its_end() {
         let terms = LeaseTerms::new();
-        let mut lease = Lease::new(true, 1, &terms);
+        let mut lease = Lease::new(true, 1, None, &terms);
         let now = clock::now_ms();
         if lease.rights.is_none() {
             return;
@@ -194,13 +215,13 @@ mod tests {
     fn who_was_made_before_all_had_to_end_ends() {
         let terms = LeaseTerms::new();
         let now = clock::now_ms();
-        let mut before = Lease::new(false, now, &terms);
+        let mut before = Lease::new(false, now, None, &terms);
         assert!(before.holds(now, &terms));
         terms.end();
         let after = terms.ended_ms.load(Ordering::Relaxed) + 1;
         assert!(!before.holds(now, &terms) && before.is_over());
-        assert!(Lease::new(false, after, &terms).holds(after, &terms));
+        assert!(Lease::new(false, after, None, &terms).holds(after, &terms));
         terms.reset();
-        assert!(Lease::new(false, now, &terms).holds(now, &terms));
+        assert!(Lease::new(false, now, None, &terms).holds(now, &terms));
     }
 }
