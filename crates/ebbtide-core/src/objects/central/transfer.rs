@@ -7,6 +7,7 @@ use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::base::source::{Cached, Round, Source};
+use crate::base::stats::{self, Owner};
 use crate::objects::Objects;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::lock::Rank;
@@ -35,6 +36,7 @@ impl Nodes {
     pub fn start(&self) -> Option<()> {
         let bytes = CLASSES * NODES * NODE_BYTES;
         let start = vm::map(bytes.next_multiple_of(vm::GRANULE)).ok()?;
+        stats::note_range(Owner::Records, start, bytes);
         self.0.store(start, Ordering::Relaxed);
         Some(())
     }
