@@ -60,6 +60,8 @@ pub mod span {
     pub const FIRST: usize = 8;
     /// Frames, 32 bits; those in use of a large allocation.
     pub const FRAMES: usize = 12;
+    /// Whole pageblocks that a large allocation owns, 32 bits; its frames may end before these.
+    pub const BLOCKS: usize = 16;
     /// The class, 8 bits; 0 for a large allocation.
     pub const CLASS: usize = 20;
     /// A bit an object: set while the object is in the span.

@@ -68,6 +68,7 @@ const _: () = {
     use core::mem::offset_of;
     use ebbtide_interface::records::span;
     assert!(offset_of!(Span, first) == span::FIRST && offset_of!(Span, frames) == span::FRAMES);
+    assert!(offset_of!(Span, blocks) == span::BLOCKS);
     assert!(offset_of!(Span, class) == span::CLASS && offset_of!(Span, map) == span::MAP);
     assert!(MAX_OBJECTS / 8 == span::MAP_BYTES);
 };
