@@ -126,6 +126,7 @@ struct ebb_stats {
     uint64_t left_ns;               /* when the main thread left the memory at the end, as the helper saw it, on CLOCK_MONOTONIC */
     uint64_t request_done;          /* the number of the last request of an observer that was done; 0: none */
     uint64_t request_result;        /* its result: bytes released, or for a key 0: changed, 1: no such key or value, 2: fixed at the start */
+    uint64_t retain_ms;             /* for how long a recent peak keeps freed memory (key retain_ms) */
     uint64_t written_ms;            /* when the page was last written, on CLOCK_MONOTONIC */
     uint64_t rss_bytes;             /* resident, as the kernel counts it; 0: unknown */
     uint64_t rss_without_lazy_bytes;/* of that, what the kernel cannot take at once */

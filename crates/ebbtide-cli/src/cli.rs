@@ -34,6 +34,9 @@ pub enum Command {
     /// Watch the processes that run under Ebbtide: what they hold, keep, and release
     #[command(after_help = TOP_HELP)]
     Top(TopArgs),
+    /// Show where the resident memory of a process is, and what would free how much
+    #[command(after_help = EXPLAIN_HELP)]
+    Explain(ExplainArgs),
     /// Let a running process give all its free memory back now
     Release(ReleaseArgs),
     /// Change a setting of a running process
@@ -135,6 +138,22 @@ pub struct TopArgs {
     /// A program to start and watch, with its arguments; its exit status is this program's
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+const EXPLAIN_HELP: &str = "\
+The parts add up to what the kernel counts as resident. A process under Ebbtide needs no statistics page for this: its heap's records are \
+read in its memory, which needs root or the right to trace the process. Without this right the parts are estimates from the statistics page. \
+Of a process without Ebbtide the kernel's part is shown. The process is not stopped.";
+
+/// `ebbtide explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The process
+    #[arg(value_name = "PID", value_parser = values::process)]
+    pub pid: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `ebbtide release`.

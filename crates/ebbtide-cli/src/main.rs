@@ -6,6 +6,7 @@
 //! | `run` | starts a program, passes signals and its exit status on, and measures it |
 //! | `top` | watches the processes that run under Ebbtide |
 //! | `control` | asks a running process to release memory, or to change a setting |
+//! | `explain` | shows where the resident memory of a process is |
 //! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
@@ -19,6 +20,7 @@ mod control;
 mod doctor;
 mod elf;
 mod emulator;
+mod explain;
 mod laboratory;
 mod metrics;
 mod run;
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
     program::ended(match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Top(args) => top::main(&args),
+        Command::Explain(args) => explain::main(&args),
         Command::Release(args) => control::release(&args),
         Command::Set(args) => control::set(&args),
         Command::Metrics(args) => metrics::main(&args),

@@ -12,6 +12,7 @@ pub mod kernels;
 pub mod keys;
 pub mod known;
 pub mod page;
+pub mod records;
 
 pub use figures::Figures;
 

@@ -3,13 +3,15 @@
 //! ```text
 //!   0      MAGIC
 //!   1      the words of Figures, the first of which is the version
+//!   384    the library's own mappings: 32 records of three words (records::Owner, address, bytes)
+//!   480    the words of records::Places
 //!   512    one record for each lock rank (lockstat)
 //!   1016   an observer's request: its number, then its text, ended by zeros; the only words that the process does not write
 //! ```
 //!
 //! The process writes the words one by one, without a lock: each is exact, two of them need not be from the same instant.
 
-use crate::{figures, ranks};
+use crate::{figures, ranks, records};
 
 /// Words of the page.
 pub const WORDS: usize = 1024;
@@ -26,6 +28,12 @@ macro_rules! word {
     };
 }
 
+/// Where the records of the library's own mappings begin.
+pub const RANGES: usize = 384;
+/// How many mappings are recorded at most.
+pub const MAX_RANGES: usize = 32;
+/// Where the words of [`records::Places`] begin.
+pub const PLACES: usize = 480;
 /// Where the records of lock ranks begin.
 pub const LOCKS: usize = 512;
 /// Where an observer's request begins. An observer writes the text first, then a number that is one above the last. The process does
@@ -44,5 +52,7 @@ pub const LOCK_HEAD: usize = 8;
 /// Words of a record.
 pub const LOCK_WORDS: usize = LOCK_HEAD + 2 * BUCKETS;
 
-const _: () = assert!(FIRST + figures::COUNT <= LOCKS);
+const _: () = assert!(FIRST + figures::COUNT <= RANGES);
+const _: () = assert!(RANGES + MAX_RANGES * records::RANGE_WORDS <= PLACES);
+const _: () = assert!(PLACES + records::Places::COUNT <= LOCKS);
 const _: () = assert!(LOCKS + ranks::ALL.len() * LOCK_WORDS <= REQUEST);

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_core::base::ranks;
+use ebbtide_core::base::stats::{self, Owner};
 use ebbtide_core::front::FAST;
 use ebbtide_core::pages::Settings;
 use ebbtide_core::reclaim::Heap;
@@ -228,7 +229,9 @@ impl PerCpuData {
         };
         let (word, order) = (&self.words.plan, Ordering::AcqRel);
         let counts = || word.compare_exchange(0, place, order, Ordering::Acquire);
-        if !is_written || counts().is_err() {
+        if is_written && counts().is_ok() {
+            stats::note_range(Owner::PerCpu, base, all_bytes);
+        } else {
             vm::unmap(base, all_bytes);
         }
         is_written

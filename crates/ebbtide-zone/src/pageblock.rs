@@ -5,6 +5,7 @@
 
 use crate::bits::{self, Map};
 use crate::frame::{BLOCK_CLUSTERS, BLOCK_FRAMES};
+use core::mem::offset_of;
 
 /// The free frames of one pageblock. Opaque; zeroed memory is valid.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +90,15 @@ impl Moved {
 }
 
 impl BlockWord {
+    /// Offsets of the words free, dirty, lazy, all, partial, claimed, for observers.
+    pub const WORDS: [usize; 6] = [
+        offset_of!(BlockWord, free),
+        offset_of!(BlockWord, dirty),
+        offset_of!(BlockWord, lazy),
+        offset_of!(BlockWord, all),
+        offset_of!(BlockWord, partial),
+        offset_of!(BlockWord, claimed),
+    ];
     /// A record with nothing opened.
     pub const ZERO: BlockWord = BlockWord {
         free: 0,
@@ -139,6 +149,12 @@ impl BlockWord {
 }
 
 impl Pageblock {
+    /// Offsets of the maps free, dirty, lazy, for observers.
+    pub const MAPS: [usize; 3] = [
+        offset_of!(Pageblock, free),
+        offset_of!(Pageblock, dirty),
+        offset_of!(Pageblock, lazy),
+    ];
     /// A record with nothing in it.
     pub const ZERO: Pageblock = Pageblock {
         prev: 0,

@@ -24,12 +24,25 @@ pub struct OpenPage(File);
 impl OpenPage {
     /// Reads the figures.
     pub fn read(&self) -> Option<StatsPage> {
+        StatsPage::parse(&self.bytes()?)
+    }
+
+    /// Reads all words, if it is a page with figures.
+    pub fn words(&self) -> Option<Vec<u64>> {
+        let bytes = self.bytes()?;
+        StatsPage::parse(&bytes)?;
+        let words = bytes.chunks_exact(8);
+        let words = words.map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")));
+        Some(words.collect()).filter(|words: &Vec<u64>| words.len() == page::WORDS)
+    }
+
+    fn bytes(&self) -> Option<Vec<u8>> {
         let mut page = Vec::new();
         let mut file = &self.0;
         file.rewind().ok()?;
         let mut words = file.take(page::WORDS as u64 * 8);
         words.read_to_end(&mut page).ok()?;
-        StatsPage::parse(&page)
+        Some(page)
     }
 
     /// Writes a request of an observer. Returns its number, and the file: as long as that is open, no other observer writes one. The process does

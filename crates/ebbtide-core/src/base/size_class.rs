@@ -5,6 +5,8 @@
 //! Class 0 means "no class". The spacing is that of jemalloc's classes with twice the steps.
 
 use core::ops::Deref;
+pub use ebbtide_interface::records::CLASSES;
+use ebbtide_interface::records::class_bytes;
 use ebbtide_sys::vm;
 use ebbtide_zone::FRAME_BYTES;
 
@@ -12,8 +14,6 @@ const CLUSTER_FRAMES: usize = ebbtide_zone::CLUSTER_FRAMES as usize;
 
 /// The alignment of every allocation.
 pub const MIN_ALIGN: usize = 16;
-/// Number of classes with class 0.
-pub const CLASSES: usize = 97;
 /// The largest request that a class serves. Larger requests get whole frames.
 pub const MAX_SMALL: usize = 256 << 10;
 /// The largest request that [`SMALL_TABLE`] covers.
@@ -131,13 +131,7 @@ const CLASS_SIZES: [usize; CLASSES] = {
     let mut sizes = [0; CLASSES];
     let mut class = 1;
     while class < CLASSES {
-        sizes[class] = if class <= 8 {
-            class * 16
-        } else {
-            let doubling = (class - 9) / 8;
-            let step = (class - 9) % 8 + 1;
-            (128 << doubling) + step * (16 << doubling)
-        };
+        sizes[class] = class_bytes(class);
         class += 1;
     }
     sizes

@@ -6,9 +6,10 @@
 mod locks;
 mod page;
 
+pub use ebbtide_interface::records::Owner;
 pub use ebbtide_interface::{Figures, word};
 pub use locks::locks;
-pub use page::{Request, is_open, publish, publish_released, request};
+pub use page::{Request, is_open, note_range, publish, publish_released, request, set_places};
 
 use crate::base::config::Config;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -62,6 +63,11 @@ pub fn set_pressure(is_short: bool, room: Option<pressure::Room>) {
     set(word!(pressure_state), if is_short { SHORT } else { CALM });
 }
 
+/// Stores the time for which a recent peak keeps freed memory.
+pub fn set_retain(ms: u32) {
+    set(word!(retain_ms), ms.into());
+}
+
 /// Stores the sampled sources, a bit for each of [`ebbtide_interface::PRESSURE_SOURCES`].
 pub fn set_pressure_sources(sources: u64) {
     set(word!(pressure_sources), sources);
@@ -69,6 +75,7 @@ pub fn set_pressure_sources(sources: u64) {
 
 /// Called once, by the start of the heap.
 pub fn start(config: &Config) {
+    page::begin();
     set(word!(pid), process::id().into());
     if config.stats_dir.as_bytes().is_empty() {
         return;

@@ -28,6 +28,7 @@ use core::ops::Deref;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use ebbtide_interface::known::{self, Known};
+use ebbtide_interface::records::Places;
 use ebbtide_sys::features::{self, HUGE_PAGES, RELEASE, WIPE_ON_FORK};
 use ebbtide_sys::lock::{futex_wait, futex_wake};
 use ebbtide_sys::{process, vm};
@@ -236,6 +237,11 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     // SAFETY: as above.
     unsafe { heap.pressure.start(&config, ram, &heap.allowance) };
     stats::start(&config);
+    stats::set_places(&Places {
+        slabs: heap.caches.first_slab() as u64,
+        cpus: heap.caches.cpus() as u64,
+        ..region.places()
+    });
     // Without this, the optimiser would make a variable of each word, and place them anywhere.
     core::hint::black_box(&FAST);
     FAST.base.store(region.base, Ordering::Relaxed);

@@ -24,6 +24,7 @@
 //!   in the middle of an operation finds a reserve that works. The child loses the operation that was under way.
 
 use crate::base::message::Message;
+use crate::base::stats::{self, Owner};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::vm;
 
@@ -222,7 +223,10 @@ impl Reserve {
         }
         let made = vm::reserve(BYTES, CHUNK).ok()?;
         match base.compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Some(made),
+            Ok(_) => {
+                stats::note_range(Owner::Reserve, made, BYTES);
+                Some(made)
+            }
             Err(others) => {
                 vm::unmap(made, BYTES);
                 Some(others)

@@ -20,10 +20,12 @@
 //! - `INV-REGION-2`: array entries are touched only for frames below their zone's opened end. Class
 //!   bytes can be read for all of the region.
 
+use ebbtide_interface::records::{self, Places};
 use ebbtide_sys::{Errno, process, vm};
 use ebbtide_zone::{BLOCK_BYTES, BLOCK_FRAMES, Block, BlockWord, FRAME_BYTES, Frame, Pageblock};
 
 use crate::base::size_class::{CLASSES, MAX_OBJECTS};
+use crate::base::stats::{self, Owner};
 
 /// The addresses and sizes of the reservation and its arrays. Set once.
 #[derive(Clone, Copy)]
@@ -62,6 +64,22 @@ pub mod flag {
 pub const LARGE: u8 = CLASSES as u8;
 /// Bytes of a span record.
 pub const RECORD_BYTES: usize = 128;
+const _: () = assert!(FRAME_BYTES as u64 == records::FRAME_BYTES);
+const _: () = assert!(BLOCK_FRAMES as u64 == records::BLOCK_FRAMES && LARGE == records::LARGE);
+const _: () = assert!(RECORD_BYTES == records::span::BYTES);
+const _: () = assert!(size_of::<Pageblock>() == records::pageblock::BYTES);
+const _: () = assert!(size_of::<BlockWord>() == records::block_word::BYTES);
+const _: () = {
+    use records::pageblock::{DIRTY, FREE, LAZY};
+    let [free, dirty, lazy] = Pageblock::MAPS;
+    assert!(free == FREE && dirty == DIRTY && lazy == LAZY);
+};
+const _: () = {
+    use records::block_word::{ALL, CLAIMED, DIRTY, FREE, LAZY, PARTIAL};
+    let [free, dirty, lazy, all, partial, claimed] = BlockWord::WORDS;
+    assert!(free == FREE && dirty == DIRTY && lazy == LAZY);
+    assert!(all == ALL && partial == PARTIAL && claimed == CLAIMED);
+};
 /// Bytes of words beside a span record, with `harden=on`.
 pub const STATES_BYTES: usize = MAX_OBJECTS * 4;
 
@@ -134,6 +152,8 @@ impl Region {
             at += bytes;
             at - bytes
         });
+        stats::note_range(Owner::Heap, base, size);
+        stats::note_range(Owner::Records, arrays, arrays_size);
         let (blocks, max_spans) = (blocks as u32, max_spans as u32);
         // Any address may be looked up, so the whole array is made readable.
         // SAFETY: our own reservation.
@@ -153,6 +173,20 @@ impl Region {
             states: if hardened { states } else { 0 },
             max_spans,
         })
+    }
+
+    /// Where an observer finds the records. The caller adds the slabs.
+    pub fn places(&self) -> Places {
+        Places {
+            base: self.base as u64,
+            blocks: self.blocks.into(),
+            classes: self.classes as u64,
+            span_ids: self.span_ids as u64,
+            pageblocks: self.pageblocks as u64,
+            block_words: self.words as u64,
+            spans: self.spans as u64,
+            ..Places::default()
+        }
     }
 
     /// The frame of an address in the region.

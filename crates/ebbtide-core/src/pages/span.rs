@@ -64,6 +64,14 @@ pub struct Span {
 }
 
 const _: () = assert!(size_of::<Span>() == RECORD_BYTES);
+const _: () = {
+    use core::mem::offset_of;
+    use ebbtide_interface::records::span;
+    assert!(offset_of!(Span, first) == span::FIRST && offset_of!(Span, frames) == span::FRAMES);
+    assert!(offset_of!(Span, blocks) == span::BLOCKS);
+    assert!(offset_of!(Span, class) == span::CLASS && offset_of!(Span, map) == span::MAP);
+    assert!(MAX_OBJECTS / 8 == span::MAP_BYTES);
+};
 
 /// A returned address is no object of the class that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

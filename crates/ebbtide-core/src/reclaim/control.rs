@@ -45,7 +45,7 @@ impl Control {
 
     /// Takes the values of the configuration.
     pub fn start(&self, config: &Config) {
-        self.retain_ms.store(config.retain_ms, Ordering::Relaxed);
+        self.set_retain(config.retain_ms);
         self.set_limit(config.limit);
     }
 
@@ -62,6 +62,11 @@ impl Control {
             word if word & IS_PERCENTAGE != 0 => Limit::Percent((word & !IS_PERCENTAGE) as u32),
             bytes => Limit::Bytes(bytes as usize),
         }
+    }
+
+    fn set_retain(&self, ms: u32) {
+        self.retain_ms.store(ms, Ordering::Relaxed);
+        stats::set_retain(ms);
     }
 
     fn set_limit(&self, limit: Limit) {
@@ -83,7 +88,7 @@ impl Heap {
         let setting = keys::read(item).map_err(|_| KeyProblem::Unknown)?;
         match (setting.key.name, setting.value) {
             ("retain_ms", Value::Number(ms)) => {
-                self.control.retain_ms.store(ms as u32, Ordering::Relaxed);
+                self.control.set_retain(ms as u32);
             }
             ("limit", value) => {
                 self.control.set_limit(match value {

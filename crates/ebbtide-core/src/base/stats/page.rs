@@ -19,7 +19,10 @@ use crate::base::config::Config;
 use crate::base::message::Message;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use ebbtide_interface::page::{MAGIC, MAX_REQUEST_BYTES, REQUEST, WORDS};
+use ebbtide_interface::page::{
+    FIRST, LOCKS, MAGIC, MAX_RANGES, MAX_REQUEST_BYTES, PLACES, RANGES, REQUEST, WORDS,
+};
+use ebbtide_interface::records::{Owner, Places, RANGE_WORDS};
 use ebbtide_interface::{figures, word};
 use ebbtide_sys::features::COPY_PAGE;
 use ebbtide_sys::{Errno, file, process, shared_file, vm};
@@ -33,6 +36,8 @@ static LOCAL: Page = Page([const { AtomicU64::new(0) }; WORDS]);
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
 /// The number of the last request that a thread of this process took.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
+/// How many mappings of the library were to be recorded.
+static NOTED: AtomicUsize = AtomicUsize::new(0);
 /// The value of `released_bytes` when the page was last copied.
 static RELEASED_SHOWN: AtomicU64 = AtomicU64::new(0);
 /// Bytes of a path: `stats_dir` and a name.
@@ -64,11 +69,39 @@ pub fn is_open() -> bool {
     SHOWN.load(Ordering::Relaxed) != 0
 }
 
-/// Called in a forked child: all counts are cleared, and the parent's file stays the parent's.
+/// Makes the page readable in the process's own memory, for an observer that may read it there.
+pub fn begin() {
+    set(0, MAGIC);
+    set(word!(version), figures::VERSION);
+}
+
+/// Records a mapping of the library. What finds no room is not recorded.
+pub fn note_range(owner: Owner, address: usize, bytes: usize) {
+    let at = NOTED.fetch_add(1, Ordering::Relaxed);
+    if at < MAX_RANGES {
+        let place = RANGES + at * RANGE_WORDS;
+        set(place + 1, address as u64);
+        set(place + 2, bytes as u64);
+        set(place, owner as u64);
+    }
+}
+
+/// Stores the addresses of the heap's records.
+pub fn set_places(places: &Places) {
+    let words = places.words().into_iter().enumerate();
+    words.for_each(|(at, word)| set(PLACES + at, word));
+}
+
+/// Called in a forked child: all counts are cleared, and the parent's file stays the parent's. Mappings and settings are
+/// the same in the child.
 pub fn forget() {
-    for word in &LOCAL.0 {
+    let retain_ms = word(word!(retain_ms));
+    let counts = LOCAL.0[FIRST..RANGES].iter().chain(&LOCAL.0[LOCKS..]);
+    for word in counts {
         word.store(0, Ordering::Relaxed);
     }
+    begin();
+    set(word!(retain_ms), retain_ms);
     RELEASED_SHOWN.store(0, Ordering::Relaxed);
     TAKEN.store(0, Ordering::Relaxed);
     SHOWN.store(0, Ordering::Release);
@@ -97,8 +130,6 @@ pub fn check(config: &Config) {
 /// # Errors
 /// The error of [`shared_file::create`].
 pub fn open(config: &Config, may_look: bool) -> Result<(), Errno> {
-    set(0, MAGIC);
-    set(word!(version), figures::VERSION);
     set(word!(pid), process::id().into());
     let mut path = [0; PATH_BYTES];
     let Some(path) = own_path(config, &mut path).filter(|_| has_room()) else {

@@ -7,6 +7,7 @@ use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, CLASSES, MAX_BATCH};
 use crate::base::source::{Cached, Round, Source};
+use crate::base::stats::{self, Owner};
 use crate::objects::Objects;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::lock::Rank;
@@ -33,7 +34,9 @@ impl Nodes {
 
     /// Reserves the nodes: only address space until they are used. `None`: there is none.
     pub fn start(&self) -> Option<()> {
-        let start = vm::map(CLASSES * NODES * NODE_BYTES).ok()?;
+        let bytes = CLASSES * NODES * NODE_BYTES;
+        let start = vm::map(bytes).ok()?;
+        stats::note_range(Owner::Records, start, bytes);
         self.0.store(start, Ordering::Relaxed);
         Some(())
     }

@@ -30,8 +30,10 @@ mod traffic;
 use crate::base::config::Config;
 use crate::base::ranks;
 use crate::base::size_class::{CLASS, CLASSES};
+use crate::base::stats::{self, Owner};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicUsize, Ordering};
+use ebbtide_interface::records::slab;
 use ebbtide_sys::features::{MEMBARRIER, WIPE_ON_FORK};
 use ebbtide_sys::lock::Lock;
 use ebbtide_sys::rseq::model::Slab;
@@ -97,6 +99,7 @@ struct SlabNotes {
 }
 
 const _: () = assert!(MAX_CPUS <= TABLE_CPUS);
+const _: () = assert!(SLAB_BYTES as u64 == slab::BYTES && STACK_BYTES as u64 == slab::STACK_BYTES);
 const _: () = assert!(SLAB_USER_OFFSET + size_of::<SlabNotes>() <= HEADER_BYTES - 8);
 const _: () = assert!(rseq::STACKS * 8 <= SLAB_USER_OFFSET);
 
@@ -134,6 +137,7 @@ impl CpuCaches {
                 Err(_) => return None,
             }
         };
+        stats::note_range(Owner::Records, start, parked + (cpus + 1) * SLAB_BYTES);
         let (table_end, parked) = (start + table_end, start + parked);
         // SAFETY: our own reservation; of the parked slab, only the headers are used.
         unsafe {
@@ -159,6 +163,11 @@ impl CpuCaches {
     fn place(&self) -> &Place {
         // SAFETY: written once, before the heap is handed out.
         unsafe { &*self.place.get() }
+    }
+
+    /// The address of CPU 0's slab.
+    pub fn first_slab(&self) -> usize {
+        self.place().stacks.slab(0)
     }
 
     /// CPUs that have a slab: all that the kernel may ever bring up, or fewer under a limit of address space.

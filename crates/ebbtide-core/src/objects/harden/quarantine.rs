@@ -12,6 +12,7 @@ use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASS, MAX_BATCH};
 use crate::base::source::{Cached, Outside, Round, Source};
+use crate::base::stats::{self, Owner};
 use crate::objects::Objects;
 use crate::pages::large::guard::Kept;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -145,6 +146,7 @@ impl Quarantine {
         let Ok(entries) = vm::map(count * bytes) else {
             return false;
         };
+        stats::note_range(Owner::Records, entries, count * bytes);
         for (index, ring) in self.rings[..count].iter().enumerate() {
             ring.0.lock().entries = entries + index * bytes;
         }
