@@ -9,6 +9,7 @@
 //! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
+//! | `library` | finds the library, and checks its symbols |
 //! | `elf` | reads from an ELF file whether a preloaded library takes effect |
 //! | `emulator` | finds the emulator that this program runs under |
 //!
@@ -20,6 +21,7 @@ mod doctor;
 mod elf;
 mod emulator;
 mod laboratory;
+mod library;
 mod metrics;
 mod run;
 mod top;

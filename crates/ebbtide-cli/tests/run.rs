@@ -558,12 +558,36 @@ fn a_process_without_the_library_is_warned_about() {
         .success()
         .stderr(says("warning").not());
     let other = f.dir.path().join("other.so");
-    let source = f.file("other.c", "int other;\n", 0o644);
+    let known = "int ebb_version(void) { return 0; }\nint ebb_stats(void) { return 0; }\n";
+    let source = f.file("other.c", known, 0o644);
     assert!(cc(&["-shared", "-fPIC", "-o"], &other, &source));
     f.run(&["--summary", "--lib", other.to_str().unwrap(), "--", "true"])
         .assert()
         .success()
         .stderr(says("Ebbtide was NOT loaded: "));
+}
+
+#[test]
+fn another_library_is_refused() {
+    let f = Fixture::new();
+    let other = f.dir.path().join("libebbtide.so.0");
+    let source = f.file("other.c", "int other;\n", 0o644);
+    assert!(cc(&["-shared", "-fPIC", "-o"], &other, &source));
+    let other = other.to_str().unwrap();
+    for lib in [other, source.to_str().unwrap()] {
+        f.run(&["--lib", lib, "--", "true"])
+            .assert()
+            .code(125)
+            .stderr(says("give the path of libebbtide.so with --lib PATH"));
+    }
+    let renamed = f.dir.path().join("renamed.so");
+    fs::copy(&f.lib, &renamed).unwrap();
+    let renamed = renamed.to_str().unwrap();
+    f.run(&["--lib", renamed, "--", "sh", "-c", "echo $LD_PRELOAD"])
+        .env("LD_PRELOAD", &f.lib)
+        .assert()
+        .success()
+        .stdout(says("renamed.so").and(says("libebbtide").not()));
 }
 
 #[test]

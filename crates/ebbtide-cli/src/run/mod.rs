@@ -29,17 +29,18 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use ebbtide_tools::conf::{self, Conf};
-use ebbtide_tools::library::{self, LibArgs};
+use ebbtide_tools::library::LibArgs;
 use ebbtide_tools::program::{EXIT_OWN, Failure};
 use ebbtide_tools::{out, stats_page};
 
 use crate::cli::{Exit, Format, RunArgs};
+use crate::library;
 use program::{Kind, Refusal};
 use signals::Passing;
 use summary::{Figures, LibraryFigures, Summary};
@@ -162,10 +163,7 @@ fn other_preloads(list: Option<&OsStr>) -> Vec<OsString> {
     list.unwrap_or_default()
         .to_string_lossy()
         .split([':', ' '])
-        .filter(|p| {
-            let name = Path::new(p).file_name().unwrap_or_default();
-            !p.is_empty() && !library::is_named(&name.to_string_lossy())
-        })
+        .filter(|p| !p.is_empty() && !library::is_ebbtide(p))
         .map(OsString::from)
         .collect()
 }
