@@ -15,51 +15,63 @@ use ebbtide_tools::proc::Stat;
 use ebbtide_tools::stats_page::StatsPage;
 
 use crate::cli::{ReleaseArgs, SetArgs};
-use crate::top::find::{self, Scope};
+use crate::top::find::{self, OpenPage, Scope};
 
+/// The request to release all free memory.
+pub const RELEASE_TEXT: &str = match str::from_utf8(RELEASE) {
+    Ok(text) => text,
+    Err(_) => panic!("the request is ASCII"),
+};
 /// The exit status if the process did not answer in time: the request stays.
 const LATER: u8 = 75;
 const POLL: Duration = Duration::from_millis(5);
 
 /// Lets the process release all free memory.
 pub fn release(args: &ReleaseArgs) -> Result<u8> {
-    let text = String::from_utf8_lossy(RELEASE);
-    let Some(after) = ask(args, &text)? else {
+    let Some(after) = ask(args, RELEASE_TEXT)? else {
         return Ok(LATER);
     };
-    out::stdout(format!("{} released\n", out::bytes(after.request_result)).as_bytes());
+    let told = answer(RELEASE_TEXT, after.request_result);
+    out::stdout(format!("{told}\n").as_bytes());
     Ok(0)
 }
 
 /// Changes a key.
 pub fn set(args: &SetArgs) -> Result<u8> {
-    if let Err(problem) = keys::read(args.item.as_bytes()) {
-        bail!("'{}': {problem}", args.item);
-    }
+    check(&args.item)?;
     match ask(&args.request, &args.item)? {
         Some(after) if after.request_result == 0 => Ok(0),
-        Some(_) => bail!(
-            "'{}' cannot change while the program runs; these can: retain_ms, limit. Set it in EBBTIDE_CONF and start the program again",
-            args.item
-        ),
+        Some(after) => bail!("{}", answer(&args.item, after.request_result)),
         None => Ok(LATER),
     }
 }
 
-/// Writes the request and waits for the answer: the figures after it. `None`: there was none in time.
-fn ask(args: &ReleaseArgs, text: &str) -> Result<Option<StatsPage>> {
-    let pid = args.pid;
+/// Whether a text is a request: a release, or a key with a value that the library knows.
+pub fn check(text: &str) -> Result<()> {
+    match keys::read(text.as_bytes()) {
+        Err(problem) if text != RELEASE_TEXT => bail!("'{text}': {problem}"),
+        _ => Ok(()),
+    }
+}
+
+/// The result of a request in words.
+pub fn answer(text: &str, result: u64) -> String {
+    match result {
+        bytes if text == RELEASE_TEXT => format!("≤ {} released", out::bytes(bytes)),
+        0 => format!("{text} is set"),
+        _ => format!(
+            "'{text}' cannot change while the program runs; these can: retain_ms, limit. Set it in EBBTIDE_CONF and start the program again"
+        ),
+    }
+}
+
+/// Writes a request to the page of a process, and returns its number.
+pub fn send(page: &OpenPage, pid: u32, text: &str) -> Result<u64> {
     if text.len() > MAX_REQUEST_BYTES {
         bail!("'{text}' is too long: at most {MAX_REQUEST_BYTES} bytes");
     }
-    let found = find::search(&Scope::Pids(vec![pid])).found.pop();
-    let Some(page) = found.and_then(|found| found.page) else {
-        bail!(
-            "process {pid} keeps no statistics page that this user can read; 'ebbtide top {pid}' says why"
-        );
-    };
-    let number = match page.request(text) {
-        Ok(number) => number,
+    match page.request(text) {
+        Ok(number) => Ok(number),
         Err(error) if error.kind() == ErrorKind::ResourceBusy => {
             bail!(
                 "process {pid} has not done an earlier request yet; it will, when it makes a slow call of malloc or free"
@@ -68,7 +80,21 @@ fn ask(args: &ReleaseArgs, text: &str) -> Result<Option<StatsPage>> {
         Err(error) => bail!(
             "cannot write to the statistics page of process {pid}: {error}; be its user, or root"
         ),
+    }
+}
+
+/// Writes the request and waits for the answer: the figures after it. `None`: there was none in time.
+fn ask(args: &ReleaseArgs, text: &str) -> Result<Option<StatsPage>> {
+    let pid = args.pid;
+    let found = find::search(&Scope::Pids(vec![pid])).found.pop();
+    let page = match found.map(|found| found.page) {
+        Some(Ok(page)) => page,
+        Some(Err(why)) => bail!("{}", why.sentence(pid)),
+        None => bail!(
+            "process {pid} keeps no statistics page that this user can read; 'ebbtide top {pid}' says why"
+        ),
     };
+    let number = send(&page, pid, text)?;
     let end = Instant::now() + args.wait;
     while Instant::now() < end {
         match page.read() {

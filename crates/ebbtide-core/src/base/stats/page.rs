@@ -19,7 +19,7 @@ use crate::base::config::Config;
 use crate::base::message::Message;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use ebbtide_interface::page::{MAGIC, MAX_REQUEST_BYTES, REQUEST, WORDS};
+use ebbtide_interface::page::{MAGIC, MAX_NAME_BYTES, MAX_REQUEST_BYTES, NAME, REQUEST, WORDS};
 use ebbtide_interface::{figures, word};
 use ebbtide_sys::features::COPY_PAGE;
 use ebbtide_sys::{Errno, file, process, shared_file, vm};
@@ -94,6 +94,7 @@ pub fn open(config: &Config, may_look: bool) {
     set(0, MAGIC);
     set(word!(version), figures::VERSION);
     set(word!(pid), process::id().into());
+    set_name(process::program());
     let mut path = [0; PATH_BYTES];
     let Some(path) = own_path(config, &mut path).filter(|_| has_room()) else {
         return;
@@ -112,6 +113,17 @@ pub fn open(config: &Config, may_look: bool) {
     };
     if let Ok(mapped) = made {
         SHOWN.store(mapped, Ordering::Release);
+    }
+}
+
+/// Stores the start of the program's name.
+fn set_name(name: &[u8]) {
+    let mut bytes = [0; MAX_NAME_BYTES];
+    let len = name.len().min(MAX_NAME_BYTES);
+    bytes[..len].copy_from_slice(&name[..len]);
+    let (words, _) = bytes.as_chunks();
+    for (at, word) in words.iter().enumerate() {
+        set(NAME + at, u64::from_le_bytes(*word));
     }
 }
 
