@@ -3,25 +3,18 @@
 //! The page belongs to the process's user, so only that user and root can ask. No signal is sent. A worker of the process answers within
 //! 0.2 s. Without a worker, its next slow call of `malloc` or `free` does.
 
-use std::io::ErrorKind;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use ebbtide_interface::keys;
-use ebbtide_interface::page::{MAX_REQUEST_BYTES, RELEASE};
 use ebbtide_tools::out;
 use ebbtide_tools::proc::Stat;
 use ebbtide_tools::stats_page::StatsPage;
 
 use crate::cli::{ReleaseArgs, SetArgs};
-use crate::top::find::{self, OpenPage, Scope};
+use crate::top::find::{self, Scope};
+use crate::top::request::{RELEASE_TEXT, answer, check, send};
 
-/// The request to release all free memory.
-pub const RELEASE_TEXT: &str = match str::from_utf8(RELEASE) {
-    Ok(text) => text,
-    Err(_) => panic!("the request is ASCII"),
-};
 /// The exit status if the process did not answer in time: the request stays.
 const LATER: u8 = 75;
 const POLL: Duration = Duration::from_millis(5);
@@ -43,43 +36,6 @@ pub fn set(args: &SetArgs) -> Result<u8> {
         Some(after) if after.request_result == 0 => Ok(0),
         Some(after) => bail!("{}", answer(&args.item, after.request_result)),
         None => Ok(LATER),
-    }
-}
-
-/// Whether a text is a request: a release, or a key with a value that the library knows.
-pub fn check(text: &str) -> Result<()> {
-    match keys::read(text.as_bytes()) {
-        Err(problem) if text != RELEASE_TEXT => bail!("'{text}': {problem}"),
-        _ => Ok(()),
-    }
-}
-
-/// The result of a request in words.
-pub fn answer(text: &str, result: u64) -> String {
-    match result {
-        bytes if text == RELEASE_TEXT => format!("≤ {} released", out::bytes(bytes)),
-        0 => format!("{text} is set"),
-        _ => format!(
-            "'{text}' cannot change while the program runs; these can: retain_ms, limit. Set it in EBBTIDE_CONF and start the program again"
-        ),
-    }
-}
-
-/// Writes a request to the page of a process, and returns its number.
-pub fn send(page: &OpenPage, pid: u32, text: &str) -> Result<u64> {
-    if text.len() > MAX_REQUEST_BYTES {
-        bail!("'{text}' is too long: at most {MAX_REQUEST_BYTES} bytes");
-    }
-    match page.request(text) {
-        Ok(number) => Ok(number),
-        Err(error) if error.kind() == ErrorKind::ResourceBusy => {
-            bail!(
-                "process {pid} has not done an earlier request yet; it will, when it makes a slow call of malloc or free"
-            )
-        }
-        Err(error) => bail!(
-            "cannot write to the statistics page of process {pid}: {error}; be its user, or root"
-        ),
     }
 }
 

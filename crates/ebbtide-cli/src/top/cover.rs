@@ -11,7 +11,7 @@ use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 
-use crate::control;
+use crate::top::request;
 use crate::top::table::{COLUMNS, Column};
 use crate::top::watch::{Process, Watch};
 
@@ -62,7 +62,7 @@ impl Cover {
                 return Step::Ask(*pid, text.trim().to_owned());
             }
             (Cover::Release(pid), KeyCode::Char('y')) => {
-                return Step::Ask(*pid, control::RELEASE_TEXT.into());
+                return Step::Ask(*pid, request::RELEASE_TEXT.into());
             }
             (Cover::Release(_) | Cover::Settings(..), _) => return Step::Close,
             (_, KeyCode::Esc | KeyCode::Enter | KeyCode::Char('q' | '?' | 'h' | 'p')) => {
@@ -102,7 +102,7 @@ impl Cover {
 
 /// Asks the process. Returns what to show: that it was asked, or why not.
 pub fn ask(watch: &Watch, pid: u32, text: &str) -> (Option<Asked>, String) {
-    let sent = control::check(text).and_then(|()| {
+    let sent = request::check(text).and_then(|()| {
         let process = watch.by_pid(pid).filter(|process| process.ended.is_none());
         let ended = || anyhow::anyhow!("process {pid} has ended");
         process.ok_or_else(ended)?.ask(text)
@@ -123,7 +123,7 @@ impl Asked {
     /// The answer, once it is there.
     pub fn answer(&self, watch: &Watch) -> Option<String> {
         let result = watch.by_pid(self.pid)?.answer(self.number)?;
-        let told = control::answer(&self.text, result);
+        let told = request::answer(&self.text, result);
         Some(format!(" {}: {told}", self.pid))
     }
 }

@@ -7,12 +7,14 @@
 //! | `table` | columns and order; the plain table, and JSON |
 //! | `view`, `chart` | the view on a terminal; layers over time |
 //! | `cover` | what keys lay over the view: help, parts of memory, settings, a release |
+//! | `request` | asks a process through its statistics page |
 //! | `screen` | the terminal: keys and signals; restores it at the end |
 //! | `started` | a command that `top` started to watch it |
 
 mod chart;
 mod cover;
 pub mod find;
+pub mod request;
 mod screen;
 mod started;
 mod table;

@@ -18,10 +18,10 @@ use ebbtide_tools::proc::{self, Stat, kib_field};
 use ebbtide_tools::stats_page::{StatsPage, names, read_all};
 use serde::Serialize;
 
-use crate::control;
 use crate::run::end::{is_helper, monotonic_ns};
 use crate::run::sample::rss_of;
 use crate::top::find::{OpenPage, Scope, Why, configuration, search};
+use crate::top::request;
 
 /// Time for which an ended process is shown.
 pub const KEPT: Duration = Duration::from_secs(5);
@@ -330,7 +330,7 @@ impl Process {
     /// Asks the process through its page.
     pub fn ask(&self, text: &str) -> Result<u64> {
         let page = self.page.as_ref().context("its statistics page is gone")?;
-        control::send(page, self.pid, text)
+        request::send(page, self.pid, text)
     }
 
     /// The result of the request with this number, once it is done.
