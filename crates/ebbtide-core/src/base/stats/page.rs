@@ -89,7 +89,7 @@ pub fn check(config: &Config) {
         .write();
 }
 
-/// Makes the file, and with `may_look` removes those of processes that are gone. If there is no space for the whole file, none is made.
+/// Makes the file, and with `may_look` removes those of processes that are gone, except with `dev=pages:all`. If there is no space for the whole file, none is made.
 pub fn open(config: &Config, may_look: bool) {
     set(0, MAGIC);
     set(word!(version), figures::VERSION);
@@ -101,7 +101,10 @@ pub fn open(config: &Config, may_look: bool) {
     };
     if may_look {
         set(word!(pid_namespace), process::namespace().unwrap_or(0));
-        remove_abandoned(config);
+        // Such pages are read after the end of their processes.
+        if !config.all_pages {
+            remove_abandoned(config);
+        }
     }
     let create = || shared_file::create(path, &LOCAL.0, may_look);
     // A file of this name is of this process before an execve, or of an earlier process with the same number.
