@@ -393,6 +393,7 @@ pub fn exit_at_once(status: libc::c_int) {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
 
     #[test]
