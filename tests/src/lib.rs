@@ -30,7 +30,9 @@ pub use build::{
 pub use guest::{Guest, Machine, by_hand};
 pub use machine::{Cgroup, Sysctl, core_files_here, ensure_installed, have, is_root, needs_root};
 pub use processor::Processor;
-pub use run::{Outcome, Run, command_line, is_ebbtide, known, library, only_ebbtide};
+pub use run::{
+    Outcome, Run, command_line, is_ebbtide, known, library, names_process, only_ebbtide,
+};
 
 use std::io::Write;
 

@@ -70,6 +70,14 @@ pub fn only_ebbtide(what: &str) -> bool {
     is_it
 }
 
+/// Whether a line of the library begins with `ebbtide: PROGRAM[PID]: `.
+pub fn names_process(line: &str, program: &str) -> bool {
+    let behind = line.strip_prefix("ebbtide: ");
+    let behind = behind.and_then(|line| line.strip_prefix(program)?.strip_prefix('['));
+    let number = behind.and_then(|line| line.split_once("]: "));
+    number.is_some_and(|(number, _)| number.parse().is_ok_and(|number: u32| number > 0))
+}
+
 /// Checks a configuration and returns it.
 ///
 /// # Panics

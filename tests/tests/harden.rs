@@ -1,7 +1,7 @@
 //! Tests `harden=on`: each mistake is found in the call that makes it, or soon after; correct programs run as usual.
 //! Only Ebbtide has it: skipped on stand-ins.
 
-use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, only_ebbtide};
+use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, names_process, only_ebbtide};
 
 const ON: &str = "harden=on";
 
@@ -14,7 +14,7 @@ fn misuse(case: &str, conf: &str) -> Outcome {
     Run::new(program).arg(case).conf(conf).timeout(20).run()
 }
 
-/// Requires SIGABRT before the line "returned", and one line `ebbtide: … 0x<the pointer> … <words>`.
+/// Requires SIGABRT before the line "returned", and one line `ebbtide: misuse_now[PID]: … 0x<the pointer> … <words>`.
 fn judge(outcome: &Outcome, words: &str) -> Result<(), String> {
     let told: Vec<&str> = outcome.stdout.lines().collect();
     let said: Vec<&str> = outcome.stderr.lines().collect();
@@ -22,7 +22,7 @@ fn judge(outcome: &Outcome, words: &str) -> Result<(), String> {
         return Err(outcome.describe("should tell one pointer, and then one line"));
     };
     let is_right = outcome.killed_by(libc::SIGABRT)
-        && line.starts_with("ebbtide: ")
+        && names_process(line, "misuse_now")
         && (line.contains(&format!("{pointer}, size class "))
             || line.contains(&format!("{pointer}, a large allocation, ")))
         && line.contains(words);

@@ -2,9 +2,11 @@
 //! line, and the default applies. Only Ebbtide promises this: skipped on stand-ins.
 
 use ebbtide_interface::keys::{KEYS, Kind};
-use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, is_root, library, only_ebbtide, skip};
+use ebbtide_tests::{
+    Outcome, Run, c_program, is_ebbtide, is_root, library, names_process, only_ebbtide, skip,
+};
 
-/// Requires SIGABRT, and exactly one line on stderr: `ebbtide: … 0x<the bad pointer> …`.
+/// Requires SIGABRT, and exactly one line on stderr: `ebbtide: misuse[PID]: … 0x<the bad pointer> …`.
 fn judge(outcome: &Outcome) -> Result<(), String> {
     if !outcome.killed_by(libc::SIGABRT) {
         return Err(outcome.describe("should have ended by SIGABRT"));
@@ -12,7 +14,7 @@ fn judge(outcome: &Outcome) -> Result<(), String> {
     let lines: Vec<&str> = outcome.stderr.lines().collect();
     let pointer = outcome.stdout.lines().next().unwrap_or("(no pointer)");
     match lines[..] {
-        [line] if line.starts_with("ebbtide: ") && line.contains(pointer) => Ok(()),
+        [line] if names_process(line, "misuse") && line.contains(pointer) => Ok(()),
         _ => Err(outcome.describe(&format!("should say one line `ebbtide: … {pointer} …`"))),
     }
 }

@@ -107,7 +107,7 @@ fn judge(case: &str, outcome: &Outcome) {
     assert!(
         outcome.killed_by(libc::SIGABRT)
             && outcome.stderr.lines().count() == 1
-            && outcome.stderr.starts_with("ebbtide: ebb_percpu")
+            && outcome.stderr.contains("]: ebb_percpu")
             && outcome.stderr.contains(named),
         "{}",
         outcome.describe(&format!("{case}: should abort and name {named}"))

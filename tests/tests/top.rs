@@ -150,18 +150,21 @@ fn processes_are_found_by_their_pages_and_by_the_library() {
     };
     let told = start(&format!("dev=pages:all,stats_dir={}", dir.path().display()));
     let untold = start("");
-    let mut children = [told, untold];
+    // Small and idle, so it makes no page.
+    let young = start(&format!("stats_dir={}", dir.path().display()));
+    let mut children = [told, untold, young];
     let page = dir.path().join(format!("{}.ebb", children[0].id()));
     wait_for(&page);
     let outputs = [
         top(&["--once", "--json"]),
         top(&["--once", &children[1].id().to_string()]),
+        top(&["--once", &children[2].id().to_string()]),
     ];
     for child in &mut children {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    let [Some(all), Some(one)] = outputs else {
+    let [Some(all), Some(one), Some(early)] = outputs else {
         return;
     };
     let all: Value = serde_json::from_slice(&all.stdout).unwrap();
@@ -177,6 +180,39 @@ fn processes_are_found_by_their_pages_and_by_the_library() {
         one.status.code() == Some(125) && said.contains("stats_dir="),
         "{said}"
     );
+    let said = String::from_utf8_lossy(&early.stderr).into_owned();
+    assert!(
+        early.status.code() == Some(125) && said.contains("was told stats_dir"),
+        "{said}"
+    );
+    let list = all["without_figures"].as_array().unwrap();
+    let early = list.iter().find(|one| one["pid"] == children[2].id());
+    assert_eq!(early.unwrap()["why"], "young", "{all}");
+}
+
+/// Processes that were too short to be found have the names on their pages.
+#[test]
+fn short_processes_have_names() {
+    let script = "/bin/ls >/dev/null; /bin/ls >/dev/null; :";
+    let args = [
+        "--once",
+        "--json",
+        "--interval",
+        "1h",
+        "--",
+        "/bin/sh",
+        "-c",
+        script,
+    ];
+    let Some(output) = top(&args) else { return };
+    let (_, all) = first(&output);
+    let processes = all["processes"].as_array().unwrap();
+    let mut names: Vec<&str> = processes
+        .iter()
+        .map(|p| p["name"].as_str().unwrap())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["ls", "ls", "sh"], "{all}");
 }
 
 fn wait_for(path: &Path) {

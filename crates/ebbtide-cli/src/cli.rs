@@ -88,16 +88,23 @@ pub struct RunArgs {
     /// may need --conf exit_threshold=0
     #[arg(long, value_name = "HOW", value_enum)]
     pub exit: Option<Exit>,
-    /// At the end, print on stderr whether Ebbtide was loaded, what the program used, and what was released
+    /// At the end, print on stderr whether Ebbtide was loaded, and what the program used
     #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true,
           default_missing_value = "text", value_enum)]
     pub summary: Option<Format>,
     /// Write the summary to this file instead of stderr
     #[arg(long, value_name = "FILE")]
     pub summary_file: Option<PathBuf>,
-    /// Run the command a second time without Ebbtide, and show both side by side
+    /// Print all lines of the summary, with what Ebbtide released
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Run the command once to warm up, then several times with Ebbtide and without in turn, and show both side by side.
+    /// The command's output is shown once
     #[arg(long)]
     pub compare: bool,
+    /// Number of rounds with Ebbtide, and of rounds without
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
     /// Run the program even if Ebbtide cannot take effect in it
     #[arg(long)]
     pub force: bool,
@@ -123,8 +130,8 @@ pub struct TopArgs {
     /// Print one plain table and end; with COMMAND, after an interval or its end
     #[arg(long)]
     pub once: bool,
-    /// Print one JSON object instead of a table
-    #[arg(long, requires = "once")]
+    /// Print a JSON object on a line every second, until a signal or the end of COMMAND; with --once, one instead of the table
+    #[arg(long)]
     pub json: bool,
     /// Time between two samples, such as 250ms or 5s, up to 1h (default: 1s; with --once and no COMMAND 250ms)
     #[arg(long, value_name = "TIME", value_parser = values::interval)]
@@ -272,12 +279,7 @@ mod tests {
             panic!()
         };
         assert_eq!(args.command, ["ls", "-l"]);
-        for bad in [
-            &["7", "--", "ls"][..],
-            &["--json"],
-            &["--interval", "0"],
-            &["x"],
-        ] {
+        for bad in [&["7", "--", "ls"][..], &["--interval", "0"], &["x"]] {
             assert!(top(bad).is_err(), "{bad:?}");
         }
     }

@@ -48,8 +48,21 @@ pub fn describe(file: &File) -> Result<Option<Obstacle>, String> {
 
 /// Whether this program or library exports `malloc`. `false` if that cannot be read.
 pub fn defines_malloc(file: &File) -> bool {
-    let exported = |elf: Parts<'_>| elf.exports("malloc");
+    let exported = |elf: Parts<'_>| elf.exports(&["malloc"]);
     Parts::of(file).ok().and_then(exported).unwrap_or(false)
+}
+
+/// Whether this library, which must be one for this machine, exports all these symbols.
+pub fn exports(file: &File, wanted: &[&str]) -> Result<bool, String> {
+    let elf = Parts::of(file)?;
+    if elf.header.e_type != ET_DYN {
+        return Err("it is an ELF file, but not a library".into());
+    }
+    if !elf.ctx.container.is_big() || elf.header.e_machine != OWN_MACHINE {
+        return Err("it is for another processor, or 32-bit".into());
+    }
+    let exported = elf.exports(wanted);
+    exported.ok_or_else(|| "its symbols cannot be read".into())
 }
 
 /// An ELF file of which only the needed tables are read.
@@ -90,8 +103,8 @@ impl<'a> Parts<'a> {
         Ok(Some(String::from_utf8_lossy(until_nul(&name)).into_owned()))
     }
 
-    /// Searches the dynamic symbols. `None`: there are none, or the file is damaged.
-    fn exports(&self, wanted: &str) -> Option<bool> {
+    /// Searches the dynamic symbols for all of these. `None`: there are none, or the file is damaged.
+    fn exports(&self, wanted: &[&str]) -> Option<bool> {
         let (header, ctx) = (&self.header, self.ctx);
         let count = usize::from(header.e_shnum);
         let table = self.read(header.e_shoff, count * usize::from(header.e_shentsize))?;
@@ -101,11 +114,14 @@ impl<'a> Parts<'a> {
         let names = self.read(names.sh_offset, names.sh_size as usize)?;
         let bytes = self.read(symbols.sh_offset, symbols.sh_size as usize)?;
         let count = bytes.len() / Sym::size(ctx.container);
-        let mut symbols = Symtab::parse(&bytes, 0, count, ctx).ok()?.iter();
-        Some(symbols.any(|symbol| {
-            let name = names.get(symbol.st_name..).unwrap_or_default();
-            symbol.st_shndx != SHN_UNDEF as usize && until_nul(name) == wanted.as_bytes()
-        }))
+        let symbols = Symtab::parse(&bytes, 0, count, ctx).ok()?;
+        let is_exported = |wanted: &str| {
+            symbols.iter().any(|symbol| {
+                let name = names.get(symbol.st_name..).unwrap_or_default();
+                symbol.st_shndx != SHN_UNDEF as usize && until_nul(name) == wanted.as_bytes()
+            })
+        };
+        Some(wanted.iter().all(|wanted| is_exported(wanted)))
     }
 }
 

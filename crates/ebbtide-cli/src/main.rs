@@ -10,6 +10,7 @@
 //! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
+//! | `library` | finds the library, and checks its symbols |
 //! | `elf` | reads from an ELF file whether a preloaded library takes effect |
 //! | `emulator` | finds the emulator that this program runs under |
 //!
@@ -22,6 +23,7 @@ mod elf;
 mod emulator;
 mod explain;
 mod laboratory;
+mod library;
 mod metrics;
 mod run;
 mod top;

@@ -101,7 +101,11 @@ fn standard_streams_pass_through() {
     f.run(&["--summary", "--", "echo", "hello"])
         .assert()
         .stdout("hello\n")
-        .stderr(says("peak RSS"));
+        .stderr(says("peak RSS").and(says("worker time").not()));
+    f.run(&["-v", "--", "echo", "hello"])
+        .assert()
+        .stdout("hello\n")
+        .stderr(says("peak RSS").and(says("worker time")));
     f.run(&["echo", "--summary"])
         .assert()
         .stdout("--summary\n")
@@ -188,6 +192,7 @@ fn json_summary_goes_to_a_file() {
     f.run(&[
         "--summary=json",
         "--compare",
+        "--rounds=2",
         "--summary-file",
         to,
         "--",
@@ -211,6 +216,142 @@ fn json_summary_goes_to_a_file() {
     assert_eq!(library["processes_rseq"], 1);
     assert_eq!(library["released_bytes"], 1000);
     assert!(v["without_ebbtide"]["ebbtide"].is_null());
+    let rounds = v["rounds"].as_array().unwrap();
+    assert_eq!(rounds.len(), 2);
+    for round in rounds {
+        assert_eq!(round["with_ebbtide"]["ebbtide"]["processes"], 1);
+        assert!(round["without_ebbtide"]["ebbtide"].is_null());
+    }
+    assert!(v["comparison"]["wall"]["with"]["min"].as_u64().unwrap() >= 50_000_000);
+    assert_eq!(v["output"]["stdout"], "none");
+}
+
+#[test]
+fn rounds_get_the_same_input_and_show_the_output_once() {
+    let f = Fixture::new();
+    let log = f.dir.path().join("log");
+    let script = format!("cat; echo \"${{EBBTIDE_CONF:+with}}\" >> {}", log.display());
+    let args = ["--compare", "--rounds=2", "--", "sh", "-c", &script];
+    let file = f.file("input", "skipped and read\n", 0o644);
+    let mut pipe = Command::new("sh");
+    let words = ["head -c 8 >/dev/null; exec \"$@\" ", "sh"];
+    let program = Command::cargo_bin("ebbtide").unwrap();
+    pipe.arg("-c")
+        .args(words)
+        .arg(program.get_program())
+        .arg("run")
+        .args(args);
+    pipe.env("EBBTIDE_LIB", &f.lib).env_remove("LD_PRELOAD");
+    // A shell shares its place in the file with its child.
+    let said = pipe
+        .stdin(fs::File::open(file).unwrap())
+        .assert()
+        .success()
+        .stdout("and read\n")
+        .stderr(says("times the").or(says("≈")).and(says("(2 rounds each)")))
+        .get_output()
+        .stderr
+        .clone();
+    let said = String::from_utf8(said).unwrap();
+    assert!(!said.contains("warning"), "{said}");
+    let kinds = fs::read_to_string(&log).unwrap();
+    assert_eq!(kinds, "with\nwith\n\nwith\n\n", "warm-up, then in turn");
+    let mut child = f
+        .run(&args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"piped\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.stdout, b"piped\n", "{said}");
+    assert!(!said.contains("warning"), "{said}");
+}
+
+#[test]
+fn a_terminal_as_input_of_rounds_is_refused() {
+    let f = Fixture::new();
+    let mut command = f.run(&["--compare", "--", "true"]);
+    let (mut main, mut child) = in_terminal(&mut command);
+    let mut said = String::new();
+    // The terminal's last line ends with an error, as its other side is closed.
+    let _ = main.read_to_string(&mut said);
+    assert_eq!(status_within(&mut child, 10), Some(125));
+    assert!(
+        said.contains("terminal") && said.contains("< /dev/null"),
+        "{said}"
+    );
+    f.run(&["--compare", "--", "true"])
+        .stdin(fs::File::open("/dev/zero").unwrap())
+        .assert()
+        .code(125)
+        .stderr(says("endless"));
+}
+
+#[test]
+fn rounds_tell_of_differences() {
+    let f = Fixture::new();
+    let run = |script: &str| {
+        let args = ["--compare", "--rounds=2", "--", "sh", "-c", script];
+        f.run(&args).assert()
+    };
+    run("echo \"${EBBTIDE_CONF:+with}\"")
+        .success()
+        .stdout("with\n")
+        .stderr(says("stdout with Ebbtide differs"));
+    run("echo $$ >&2")
+        .success()
+        .stderr(says("stderr differs from round to round"));
+    run("exit ${EBBTIDE_CONF:+3}")
+        .code(3)
+        .stderr(says("different exit statuses").and(says("[3]")));
+}
+
+/// The signal ends the round that runs and no other begins; the rounds before it are reported.
+#[test]
+fn a_signal_ends_all_rounds() {
+    let f = Fixture::new();
+    for (last, said) in [
+        (1, "nothing to compare"),
+        (2, "nothing to compare"),
+        (5, "(1 round each)"),
+    ] {
+        let log = f.dir.path().join(format!("log{last}"));
+        let script = format!(
+            "echo >> {0}; [ $(wc -l < {0}) -lt {last} ] || exec sleep 20",
+            log.display()
+        );
+        let mut command = f.run(&["--compare", "--", "sh", "-c", &script]);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let lines = || fs::read_to_string(&log).unwrap_or_default().len();
+        let end = Instant::now() + Duration::from_secs(20);
+        while lines() < last {
+            assert!(Instant::now() < end, "round {last} begins");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        kill(&child, libc::SIGTERM);
+        assert_eq!(status_within(&mut child, 15), Some(143), "round {last}");
+        let mut text = String::new();
+        child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        assert!(
+            text.contains(said) && text.contains("interrupted"),
+            "{text}"
+        );
+        assert_eq!(lines(), last);
+    }
 }
 
 #[test]
@@ -417,12 +558,36 @@ fn a_process_without_the_library_is_warned_about() {
         .success()
         .stderr(says("warning").not());
     let other = f.dir.path().join("other.so");
-    let source = f.file("other.c", "int other;\n", 0o644);
+    let known = "int ebb_version(void) { return 0; }\nint ebb_stats(void) { return 0; }\n";
+    let source = f.file("other.c", known, 0o644);
     assert!(cc(&["-shared", "-fPIC", "-o"], &other, &source));
     f.run(&["--summary", "--lib", other.to_str().unwrap(), "--", "true"])
         .assert()
         .success()
         .stderr(says("Ebbtide was NOT loaded: "));
+}
+
+#[test]
+fn another_library_is_refused() {
+    let f = Fixture::new();
+    let other = f.dir.path().join("libebbtide.so.0");
+    let source = f.file("other.c", "int other;\n", 0o644);
+    assert!(cc(&["-shared", "-fPIC", "-o"], &other, &source));
+    let other = other.to_str().unwrap();
+    for lib in [other, source.to_str().unwrap()] {
+        f.run(&["--lib", lib, "--", "true"])
+            .assert()
+            .code(125)
+            .stderr(says("give the path of libebbtide.so with --lib PATH"));
+    }
+    let renamed = f.dir.path().join("renamed.so");
+    fs::copy(&f.lib, &renamed).unwrap();
+    let renamed = renamed.to_str().unwrap();
+    f.run(&["--lib", renamed, "--", "sh", "-c", "echo $LD_PRELOAD"])
+        .env("LD_PRELOAD", &f.lib)
+        .assert()
+        .success()
+        .stdout(says("renamed.so").and(says("libebbtide").not()));
 }
 
 #[test]

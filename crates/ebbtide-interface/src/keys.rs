@@ -313,7 +313,7 @@ pub const KEYS: &[Key] = &[
         "lockstat",
         Kind::Word(&["off", "on", "cpu"]),
         "off",
-        "Records what locks cost, for ebbtide run --summary and malloc_stats. cpu: hold times by CPU time",
+        "Records what locks cost, for ebbtide run -v and malloc_stats. cpu: hold times by CPU time",
     ),
 ];
 

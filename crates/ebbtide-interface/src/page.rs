@@ -6,6 +6,7 @@
 //!   384    the library's own mappings: 32 records of three words (records::Owner, address, bytes)
 //!   480    the words of records::Places
 //!   512    one record for each lock rank (lockstat)
+//!   1014   the name of the program's file, as far as two words hold it, ended by zeros
 //!   1016   an observer's request: its number, then its text, ended by zeros; the only words that the process does not write
 //! ```
 //!
@@ -39,6 +40,10 @@ pub const LOCKS: usize = 512;
 /// Where an observer's request begins. An observer writes the text first, then a number that is one above the last. The process does
 /// the request once, and then writes the number to [`request_done`](crate::Figures::request_done).
 pub const REQUEST: usize = WORDS - 8;
+/// Where the name of the program's file is.
+pub const NAME: usize = REQUEST - 2;
+/// The longest part of a name that the page has, in bytes.
+pub const MAX_NAME_BYTES: usize = (REQUEST - NAME) * 8;
 /// The request to release all free memory. Every other request is an item of the configuration.
 pub const RELEASE: &[u8] = b"release";
 /// The longest text of a request, in bytes.
@@ -55,4 +60,4 @@ pub const LOCK_WORDS: usize = LOCK_HEAD + 2 * BUCKETS;
 const _: () = assert!(FIRST + figures::COUNT <= RANGES);
 const _: () = assert!(RANGES + MAX_RANGES * records::RANGE_WORDS <= PLACES);
 const _: () = assert!(PLACES + records::Places::COUNT <= LOCKS);
-const _: () = assert!(LOCKS + ranks::ALL.len() * LOCK_WORDS <= REQUEST);
+const _: () = assert!(LOCKS + ranks::ALL.len() * LOCK_WORDS <= NAME);

@@ -1,5 +1,7 @@
 //! The identity of this process and this thread, and the auxiliary vector that the kernel passed at the start.
 
+use core::ffi::{CStr, c_char};
+
 use crate::call::{Sysno, syscall};
 
 /// A value of the auxiliary vector, or `None` when the kernel did not give it.
@@ -16,6 +18,17 @@ pub fn auxv(kind: libc::c_ulong) -> Option<usize> {
 pub fn id() -> u32 {
     // SAFETY: no arguments.
     unsafe { syscall!(Sysno::getpid) }.unwrap_or(0) as u32
+}
+
+/// The name of the program's file, without its directory; empty if the kernel did not pass it. No system call. In a thread with another name, and
+/// in a worker, it is the same. Every supported kernel passes it. Under an emulator that does not, `errno` changes.
+pub fn program() -> &'static [u8] {
+    let Some(path) = auxv(libc::AT_EXECFN) else {
+        return b"";
+    };
+    // SAFETY: the kernel put this string above the main thread's stack, where it stays. The word behind it is 0.
+    let path = unsafe { CStr::from_ptr(path as *const c_char) }.to_bytes();
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
 /// The thread id.

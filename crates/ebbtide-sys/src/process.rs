@@ -2,7 +2,7 @@
 
 use crate::call::{Errno, Sysno, syscall};
 use crate::file::{Digits, PathText};
-pub use crate::identity::{auxv, id, thread_id};
+pub use crate::identity::{auxv, id, program, thread_id};
 pub use crate::libc_symbols::install_fork_handlers;
 use core::ffi::CStr;
 
@@ -398,6 +398,7 @@ pub fn exit_at_once(status: libc::c_int) {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
 
     #[test]
@@ -435,6 +436,11 @@ mod tests {
         assert!(resident().is_none_or(|(all, lazy)| all > 1 << 16 && lazy <= all));
         assert!(kernel_version().unwrap() >= (3, 0));
         assert_ne!(id(), 0);
+        let own = std::env::current_exe().expect("a path");
+        assert_eq!(
+            own.file_name().map(|name| name.as_encoded_bytes()),
+            Some(program())
+        );
         assert!(proc_is_own());
         assert!(current_cpu() < cpu_limit());
     }

@@ -9,16 +9,25 @@ static IS_LOST: AtomicBool = AtomicBool::new(false);
 /// Writes to stdout and returns whether all of it was written. A closed pipe is no error: the reader has seen enough.
 /// Any other error is reported once.
 pub fn stdout(text: &[u8]) -> bool {
+    let result = stdout_result(text);
+    !result.is_err_and(|error| error.kind() != ErrorKind::BrokenPipe)
+}
+
+fn stdout_result(text: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            if !IS_LOST.swap(true, Ordering::Relaxed) {
-                stderr(&format!("ebbtide: cannot write to stdout: {error}\n"));
-            }
-            false
-        }
-        _ => true,
+    let result = out.write_all(text).and_then(|()| out.flush());
+    if let Err(error) = &result
+        && error.kind() != ErrorKind::BrokenPipe
+        && !IS_LOST.swap(true, Ordering::Relaxed)
+    {
+        stderr(&format!("ebbtide: cannot write to stdout: {error}\n"));
     }
+    result
+}
+
+/// Writes to stdout. `false`: the reader has closed the pipe, or the output failed.
+pub fn to_reader(text: &[u8]) -> bool {
+    stdout_result(text).is_ok()
 }
 
 /// Whether output to stdout was lost.

@@ -65,6 +65,17 @@ pub fn numbers_in(dir: impl AsRef<Path>, suffix: &str) -> Vec<u32> {
         .collect()
 }
 
+/// The NUL-terminated words of a process's file in `/proc`, such as `cmdline`, made printable.
+pub fn words(pid: u32, file: &str) -> Vec<String> {
+    let text = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let words = text
+        .split(|&byte| byte == 0)
+        .filter(|word| !word.is_empty());
+    words
+        .map(|word| String::from_utf8_lossy(word).replace(char::is_control, " "))
+        .collect()
+}
+
 /// The value of a line `Name:   123 kB`, in bytes.
 pub fn kib_field(text: &str, name: &str) -> Option<u64> {
     let value = text

@@ -2,6 +2,7 @@
 //!
 //! A page is a file `PID.ebb` in the layout of [`ebbtide_interface::page`].
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, DirEntry, Permissions};
 use std::ops::Deref;
@@ -20,6 +21,7 @@ use tempfile::TempDir;
 
 use crate::conf::Conf;
 use crate::lock_figures::{self, RankFigures};
+use crate::proc::numbers_in;
 
 /// Maximum length of the base directory: a configuration can then carry the name of a directory below it.
 const MAX_BASE_BYTES: usize = 150;
@@ -149,6 +151,20 @@ fn is_abandoned(path: &Path) -> bool {
     })
 }
 
+/// The programs' names on all pages in `dir`, by process number.
+pub fn names(dir: &Path) -> BTreeMap<u32, String> {
+    let named = |pid: u32| {
+        let page = fs::read(dir.join(format!("{pid}.ebb"))).ok()?;
+        let from = page::NAME * 8;
+        let name = page.get(from..from + page::MAX_NAME_BYTES)?;
+        let name = name.split(|&byte| byte == 0).next()?;
+        let name = String::from_utf8_lossy(name).replace(char::is_control, "?");
+        (!name.is_empty()).then_some((pid, name))
+    };
+    let pids = numbers_in(dir, ".ebb").into_iter();
+    pids.filter_map(named).collect()
+}
+
 /// Every page in `dir` that was written at `since` or later.
 pub fn read_all(dir: &Path, since: SystemTime) -> Vec<StatsPage> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -223,7 +239,9 @@ mod tests {
             })
         };
         fs::write(dir.path().join("7.ebb"), with(100)).unwrap();
-        fs::write(dir.path().join("8.ebb"), with(50)).unwrap();
+        let mut named = with(50);
+        named[page::NAME * 8..][..4].copy_from_slice(b"cat\n");
+        fs::write(dir.path().join("8.ebb"), named).unwrap();
         fs::write(dir.path().join("junk"), with(50)).unwrap();
         fs::write(dir.path().join("9.ebb"), b"short").unwrap();
         let total: u64 = read_all(dir.path(), since)
@@ -231,5 +249,6 @@ mod tests {
             .map(|p| p.released_bytes)
             .sum();
         assert_eq!(total, 150);
+        assert_eq!(names(dir.path()), BTreeMap::from([(8, "cat?".into())]));
     }
 }

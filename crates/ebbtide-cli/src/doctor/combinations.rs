@@ -4,12 +4,11 @@ use std::env;
 use std::fs::File;
 use std::path::Path;
 
-use ebbtide_tools::library;
 use ebbtide_tools::machine::are_pages_known;
 
 use super::rseq::Owner;
 use super::{Check, State};
-use crate::elf;
+use crate::{elf, library};
 use ebbtide_interface::known::{self, Known, Refused};
 
 /// The facts from which the checks are computed.
@@ -87,8 +86,7 @@ pub fn before_ebbtide() -> Option<String> {
     let list = env::var_os("LD_PRELOAD")?;
     let list = list.to_string_lossy().into_owned();
     let names: Vec<&str> = list.split([':', ' ']).filter(|n| !n.is_empty()).collect();
-    let is_ours = |path: &&str| library::is_named(path.rsplit('/').next().unwrap_or_default());
-    let ours = names.iter().position(is_ours)?;
+    let ours = names.iter().position(|path| library::is_ebbtide(path))?;
     let other = names[..ours].iter().find(|name| {
         let file = File::open(Path::new(name));
         file.is_ok_and(|file| elf::defines_malloc(&file))

@@ -11,6 +11,7 @@
 //! | `admission` | the directory where helpers wait for admission |
 //! | `sandbox` | filters, containers, emulators |
 //! | `combinations` | which of the known-broken combinations apply here |
+//! | `running` | the processes that run under Ebbtide now |
 //! | `trial` | the library, by a run in a process of its own |
 
 mod admission;
@@ -21,6 +22,7 @@ mod limits;
 mod machine;
 mod probe;
 mod rseq;
+mod running;
 mod sandbox;
 mod trial;
 
@@ -199,6 +201,7 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
             "combinations that are known not to work, or to work only in part",
             combinations,
         ),
+        ("processes under Ebbtide now", running::all()),
     ];
     let report = Report {
         schema: 1,

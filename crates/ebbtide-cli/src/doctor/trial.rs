@@ -10,10 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, bail};
 
 use ebbtide_tools::stats_page::{self, StatsPage, named};
-use ebbtide_tools::{conf, library, out};
+use ebbtide_tools::{conf, out};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::Check;
+use crate::library;
 use ebbtide_interface::FEATURES;
 use ebbtide_interface::known::{self, Known};
 
@@ -49,7 +50,7 @@ pub fn run(given: Option<&Path>) -> Trial {
             trial.path = Some(path);
         }
         Err(error) => {
-            let missing = Check::missing("library", "not found");
+            let missing = Check::missing("library", "not found, or not usable");
             trial.checks.push(missing.with_remedy(format!("{error:#}")));
         }
     }

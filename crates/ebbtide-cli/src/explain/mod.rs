@@ -163,7 +163,7 @@ impl Page {
     fn find(pid: u32) -> Result<Self> {
         let mappings = read_mappings(pid, "maps")?;
         let file = find::search(&Scope::Pids(vec![pid])).found.pop();
-        let file = file.and_then(|found| found.page?.words());
+        let file = file.and_then(|found| found.page.ok()?.words());
         let has_library = mappings.iter().any(|it| library::is_named(it.file_name()));
         let mut notes = Vec::new();
         let memory = Memory::open(pid, &mappings);

@@ -47,7 +47,7 @@ pub fn main(args: &MetricsArgs) -> Result<u8> {
 fn processes(scope: &Scope) -> Vec<Process> {
     let found = find::search(scope).found.into_iter();
     let read = |one: find::Found| {
-        let page = one.page?.read()?;
+        let page = one.page.ok()?.read()?;
         let labels = owner::labels(one.pid, &one.stat.name);
         let resident_bytes = owner::resident_bytes(one.pid);
         Some(Process {

@@ -71,8 +71,12 @@ impl End {
     }
 
     /// Waits until the helpers of all processes are gone. Returns the time from the seen end to then; `None` if they
-    /// stay.
-    pub fn wait_for_memory(&self, pages: &[StatsPage]) -> Option<u64> {
+    /// stay, or if the wait `is_stopped`.
+    pub fn wait_for_memory(
+        &self,
+        pages: &[StatsPage],
+        is_stopped: impl Fn() -> bool,
+    ) -> Option<u64> {
         let patience = Instant::now() + MOST;
         let helpers = pages.iter().map(|page| page.helper);
         let mut helpers: Vec<u64> = helpers.filter(|&pid| pid != 0).collect();
@@ -84,7 +88,7 @@ impl End {
             if helpers.is_empty() {
                 return Some(self.seen.elapsed().as_nanos() as u64);
             }
-            if Instant::now() > patience {
+            if Instant::now() > patience || is_stopped() {
                 return None;
             }
             thread::sleep(STEP);
@@ -161,9 +165,10 @@ mod tests {
                 ..Figures::default()
             })
         };
-        assert_eq!(end.wait_for_memory(&[with_helper(0)]), Some(0));
+        let wait = |pages: &[StatsPage]| end.wait_for_memory(pages, || false);
+        assert_eq!(wait(&[with_helper(0)]), Some(0));
         // This process is no helper: it counts as one that has gone already.
         let own = with_helper(u64::from(std::process::id()));
-        assert!(end.wait_for_memory(&[own]).is_some_and(|ns| ns > 0));
+        assert!(wait(&[own]).is_some_and(|ns| ns > 0));
     }
 }

@@ -3,11 +3,25 @@
 //! Without a summary this process *becomes* the program (`execve`), so signals, job control and exit status are the
 //! program's own. With a summary it stays as the parent: it passes signals on, samples memory, and repeats the exit
 //! status.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `program` | checks the program before it starts |
+//! | `supervise`, `signals` | runs it as a child, and passes signals on |
+//! | `sample`, `stable`, `end` | measure its memory, and its end |
+//! | `rounds` | `--compare`: runs it several times, with and without Ebbtide |
+//! | `input`, `captured` | the input and the output of these rounds |
+//! | `summary`, `spread` | the figures as text and JSON |
 
+mod captured;
 pub mod end;
+mod input;
 mod program;
+mod rounds;
 pub mod sample;
 pub mod signals;
+mod spread;
+mod stable;
 pub mod summary;
 pub mod supervise;
 
@@ -15,18 +29,20 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use ebbtide_tools::conf::{self, Conf};
-use ebbtide_tools::library::{self, LibArgs};
+use ebbtide_tools::library::LibArgs;
 use ebbtide_tools::program::{EXIT_OWN, Failure};
 use ebbtide_tools::{out, stats_page};
 
 use crate::cli::{Exit, Format, RunArgs};
+use crate::library;
 use program::{Kind, Refusal};
+use signals::Passing;
 use summary::{Figures, LibraryFigures, Summary};
 
 /// Runs the command and returns the exit status.
@@ -38,11 +54,14 @@ pub fn main(args: &RunArgs) -> Result<u8> {
         None => {}
     }
     let launch = Launch::new(&args.command, &args.lib, &conf, args.force)?;
-    if args.summary.is_none() && !args.compare && args.summary_file.is_none() {
+    if args.compare {
+        return rounds::compare(args, &launch, &conf);
+    }
+    if args.summary.is_none() && !args.verbose && args.summary_file.is_none() {
         let error = launch.command(Some(&conf)).exec();
         return Err(launch.cannot_start(&error).into());
     }
-    supervised(args, &launch, conf)
+    supervised(args, &launch, &conf)
 }
 
 /// A command that can be started with and without the library.
@@ -144,15 +163,33 @@ fn other_preloads(list: Option<&OsStr>) -> Vec<OsString> {
     list.unwrap_or_default()
         .to_string_lossy()
         .split([':', ' '])
-        .filter(|p| {
-            let name = Path::new(p).file_name().unwrap_or_default();
-            !p.is_empty() && !library::is_named(&name.to_string_lossy())
-        })
+        .filter(|p| !p.is_empty() && !library::is_ebbtide(p))
         .map(OsString::from)
         .collect()
 }
 
-fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
+/// Runs the command once and reports what it used.
+fn supervised(args: &RunArgs, launch: &Launch, conf: &Conf) -> Result<u8> {
+    let start = |command| {
+        let passing = Passing::hold()?;
+        supervise::measure(command, &passing)
+    };
+    let figures = with_ebbtide(launch, conf, start)?;
+    if let Some(reason) = &figures.not_loaded {
+        warn_of_no_library(args, reason);
+    }
+    let status = figures.exit_status;
+    report(args, &Summary::new(words(args), figures));
+    Ok(status)
+}
+
+/// Runs the command once under Ebbtide, with `measure`. Takes over the figures of the library.
+fn with_ebbtide(
+    launch: &Launch,
+    conf: &Conf,
+    measure: impl FnOnce(Command) -> io::Result<Figures>,
+) -> Result<Figures> {
+    let mut conf = conf.clone();
     // A directory that the user named stays, without pages of processes that have ended. A private one is removed.
     let mut own_dir = None;
     let (stats_dir, since) = match conf.get("stats_dir") {
@@ -163,57 +200,37 @@ fn supervised(args: &RunArgs, launch: &Launch, mut conf: Conf) -> Result<u8> {
         }
     };
     stats_page::keep_all_in(&stats_dir, &mut conf);
-
-    let measure = |conf| {
-        let figures = supervise::measure(launch.command(conf));
-        figures.map_err(|error| launch.cannot_start(&error))
-    };
-    let mut with = measure(Some(&conf))?;
-    with.wait_for_memory(&stats_page::read_all(&stats_dir, since));
+    let figures = measure(launch.command(Some(&conf)));
+    let mut figures = figures.map_err(|error| launch.cannot_start(&error))?;
+    figures.wait_for_memory(&stats_page::read_all(&stats_dir, since));
     let pages = stats_page::read_all(&stats_dir, since);
     stats_page::remove_abandoned(&stats_dir);
-    with.ebbtide = LibraryFigures::sum(&pages);
-    with.complete_end(&pages);
-    if with.ebbtide.is_none() {
-        let reason = launch.not_loaded_because();
-        // A text summary on stderr says the same.
-        if args.summary == Some(Format::Json) || args.summary_file.is_some() {
-            out::warning(&format!("Ebbtide was NOT loaded: {reason}"));
-        }
-        with.not_loaded = Some(reason);
+    figures.ebbtide = LibraryFigures::sum(&pages);
+    figures.complete_end(&pages);
+    if figures.ebbtide.is_none() {
+        figures.not_loaded = Some(launch.not_loaded_because());
     }
-
-    let mut without = None;
-    if args.compare && ended_by_user(&with) {
-        out::warning("the first run was interrupted, so there is no second run to compare with");
-    } else if args.compare {
-        out::stderr("ebbtide: running the command again, without Ebbtide\n");
-        without = Some(measure(None)?);
-    }
-    if let Some(base) = &without
-        && base.exit_status != with.exit_status
-    {
-        out::warning(
-            "the two runs ended with different exit statuses, so their figures are not comparable",
-        );
-    }
-    let status = with.exit_status;
-    let words = args.command.iter().map(|w| w.to_string_lossy().into());
-    report(args, &Summary::new(words.collect(), with, without));
-    Ok(status)
+    Ok(figures)
 }
 
-fn ended_by_user(figures: &Figures) -> bool {
-    matches!(
-        figures.signal,
-        Some(libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)
-    )
+/// A text summary on stderr says the same.
+fn warn_of_no_library(args: &RunArgs, reason: &str) {
+    if args.summary == Some(Format::Json) || args.summary_file.is_some() {
+        out::warning(&format!("Ebbtide was NOT loaded: {reason}"));
+    }
 }
 
+/// The command as text.
+fn words(args: &RunArgs) -> Vec<String> {
+    let words = args.command.iter();
+    words.map(|word| word.to_string_lossy().into()).collect()
+}
+
+/// Prints the summary, or writes it to the file that the arguments name.
 fn report(args: &RunArgs, summary: &Summary) {
     let text = match args.summary {
         Some(Format::Json) => summary.json(),
-        _ => summary.text(),
+        _ => summary.text(args.verbose),
     };
     match &args.summary_file {
         None => out::stderr(&text),

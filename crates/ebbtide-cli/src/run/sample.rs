@@ -17,6 +17,8 @@ use ebbtide_tools::proc::{self, HELPER, Stat, children_of_main_thread, kib_field
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use crate::run::stable::Stable;
+
 const FIRST_INTERVAL: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(50);
 const ROLLUP_INTERVAL: Duration = Duration::from_secs(1);
@@ -36,6 +38,9 @@ pub struct Samples {
     pub rss_without_lazy_end_bytes: Option<u64>,
     /// Mean over time of the resident size of the process tree.
     pub rss_mean_bytes: u64,
+    /// Mean of the last second in which the resident size of the process tree changed by at most a twentieth; none if there was no such
+    /// second.
+    pub rss_stable_bytes: Option<u64>,
     /// Peak of the summed resident size of the process tree.
     pub tree_rss_peak_bytes: u64,
     /// Swapped-out bytes of the first process in the last sample.
@@ -110,6 +115,7 @@ struct Watch {
     walk_due: Instant,
     rollup_due: Instant,
     last: Option<(Instant, u64)>,
+    stable: Stable,
     area_byte_ns: u128,
     area_ns: u128,
     /// Bytes under `MADV_FREE` in the tree, in the last sample that read them.
@@ -128,6 +134,7 @@ impl Watch {
             // The first rollup comes after half a second, so that short programs are not disturbed.
             rollup_due: now + ROLLUP_INTERVAL / 2,
             last: None,
+            stable: Stable::default(),
             area_byte_ns: 0,
             area_ns: 0,
             lazy_bytes: None,
@@ -150,6 +157,7 @@ impl Watch {
             self.area_ns += ns;
         }
         self.last = Some((now, total));
+        self.stable.add(now, total);
         let s = &mut self.samples;
         s.samples += 1;
         s.rss_peak_bytes = s.rss_peak_bytes.max(main.peak_bytes).max(main.rss_bytes);
@@ -200,6 +208,7 @@ impl Watch {
         let s = &mut self.samples;
         let mean = self.area_byte_ns.checked_div(self.area_ns);
         s.rss_mean_bytes = mean.map_or(s.rss_end_bytes, |mean| mean as u64);
+        s.rss_stable_bytes = self.stable.mean();
         let without = |lazy| s.rss_end_bytes.saturating_sub(lazy);
         s.rss_without_lazy_end_bytes = self.lazy_bytes.map(without);
         self.samples

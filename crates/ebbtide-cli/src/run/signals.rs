@@ -38,6 +38,9 @@ const PASSED: [libc::c_int; 12] = [
     libc::SIGIO,
 ];
 
+/// Signals that end a program, by its user or the system.
+const ENDING: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+
 /// The child's process number, or 0.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 /// Time of the last signal of each kind, in the order of [`PASSED`]; 0: none came.
@@ -47,6 +50,17 @@ static CAME_NS: [AtomicU64; PASSED.len()] = [const { AtomicU64::new(0) }; PASSED
 pub fn came_ns(signal: libc::c_int) -> Option<u64> {
     let place = PASSED.iter().position(|&passed| passed == signal)?;
     Some(CAME_NS[place].load(Ordering::Relaxed)).filter(|&ns| ns != 0)
+}
+
+/// A signal that ends programs and has come since [`Passing::hold`], at this time or later.
+pub fn ending_signal(since_ns: u64) -> Option<libc::c_int> {
+    let is_new = |&signal: &libc::c_int| came_ns(signal).is_some_and(|ns| ns >= since_ns);
+    ENDING.into_iter().find(is_new)
+}
+
+/// Whether this is such a signal.
+pub fn is_ending(signal: libc::c_int) -> bool {
+    ENDING.contains(&signal)
 }
 
 extern "C" fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -102,19 +116,10 @@ impl Passing {
         CAME_NS
             .iter()
             .for_each(|came| came.store(0, Ordering::Relaxed));
-        // SAFETY: sigset_t and sigaction are plain data for which zero is valid; all
+        let mask = block()?;
+        // SAFETY: sigaction is plain data for which zero is valid; all
         // pointers are to live locals; `pass_on` has the signature SA_SIGINFO asks for.
         unsafe {
-            let mut set: libc::sigset_t = mem::zeroed();
-            let mut mask: libc::sigset_t = mem::zeroed();
-            libc::sigemptyset(&mut set);
-            for signal in PASSED {
-                libc::sigaddset(&mut set, signal);
-            }
-            let rc = libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut mask);
-            if rc != 0 {
-                return Err(io::Error::from_raw_os_error(rc));
-            }
             // An inherited "ignore" would make the kernel reap the child by itself.
             libc::signal(libc::SIGCHLD, libc::SIG_DFL);
             let mut actions = Vec::new();
@@ -137,8 +142,11 @@ impl Passing {
         }
     }
 
-    /// Starts the child with the previous mask and actions. Signals held back so far are then passed on to it.
+    /// Starts the child with the previous mask and actions. Signals held back so far, and during the start, are then passed on to it. If it
+    /// cannot be started, they stay held back.
     pub fn start(&self, command: &mut Command) -> io::Result<Pid> {
+        // They came through already if this is not the first child.
+        block()?;
         let saved = self.0.clone();
         // SAFETY: `restore` makes async-signal-safe calls only and does not allocate.
         unsafe {
@@ -161,6 +169,23 @@ impl Passing {
     /// Must be called before the child is reaped (INV-SIGNAL-1).
     pub fn clear_child(&self) {
         CHILD.store(0, Ordering::Release);
+    }
+}
+
+/// Holds the signals back that are passed on, and returns the mask before.
+fn block() -> io::Result<libc::sigset_t> {
+    // SAFETY: sigset_t is plain data for which zero is valid; all pointers are to live locals.
+    unsafe {
+        let mut set: libc::sigset_t = mem::zeroed();
+        let mut mask: libc::sigset_t = mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in PASSED {
+            libc::sigaddset(&mut set, signal);
+        }
+        match libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut mask) {
+            0 => Ok(mask),
+            code => Err(io::Error::from_raw_os_error(code)),
+        }
     }
 }
 

@@ -19,9 +19,8 @@ use crate::run::sample::{Sampler, Samples};
 use crate::run::signals::{Passing, came_ns};
 use crate::run::summary::Figures;
 
-/// Runs the command to its end. An error means that it could not be started.
-pub fn measure(mut command: Command) -> io::Result<Figures> {
-    let passing = Passing::hold()?;
+/// Runs the command to its end, and passes signals on to it. An error means that it could not be started.
+pub fn measure(mut command: Command, passing: &Passing) -> io::Result<Figures> {
     let began = Instant::now();
     let pid = passing.start(&mut command)?;
     let sampler = Sampler::start(pid.as_raw_pid() as u32).ok();

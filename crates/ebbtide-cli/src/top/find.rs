@@ -10,12 +10,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use ebbtide_tools::library;
 use ebbtide_tools::proc::{self, HELPER, Stat, numbers_in};
 use ebbtide_tools::stats_page::StatsPage;
+use ebbtide_tools::{conf, library};
 
-use ebbtide_interface::page;
+use ebbtide_interface::{keys, page};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use serde::Serialize;
 
 /// The open statistics page of a process. The last figures can be read after the process has ended.
 #[derive(Debug)]
@@ -85,11 +86,42 @@ pub struct Found {
     pub pid: u32,
     /// Name, state and start time.
     pub stat: Stat,
-    /// Its figures, if it has any.
-    pub page: Option<OpenPage>,
-    /// Whether it maps a page: a process that was forked still has its parent's, until its first slow call.
-    pub has_mapped: bool,
+    /// Its figures, or the reason why it has none.
+    pub page: Result<OpenPage, Why>,
 }
+
+/// The reason why a process under Ebbtide has no figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// It was forked, and has its parent's page until its first slow call.
+    Forked,
+    /// It was told `stats_dir`: it is young and small, or idle.
+    Young,
+    /// It was not told to keep any.
+    NotTold,
+}
+
+impl Why {
+    /// A sentence about one process.
+    pub fn sentence(self, pid: u32) -> String {
+        match self {
+            Why::Forked => format!(
+                "process {pid} was forked; it gets figures of its own when it allocates more"
+            ),
+            Why::Young => {
+                format!("process {pid} was told stats_dir, and has no figures yet; {YOUNG}")
+            }
+            Why::NotTold => format!(
+                "process {pid} keeps no statistics page; start it with EBBTIDE_CONF=stats_dir=/DIRECTORY"
+            ),
+        }
+    }
+}
+
+/// When a process that was told `stats_dir` has figures.
+pub const YOUNG: &str = "figures come with 16 MiB, or with the first slow call of malloc or free after one second; an idle process has none. \
+                         If it is neither small nor idle, it cannot make files in that directory";
 
 /// The result of a search.
 #[derive(Debug, Default)]
@@ -134,7 +166,7 @@ pub fn search(scope: &Scope) -> Search {
     if let Scope::Dir(dir) = scope {
         search.found.retain(|found| {
             let in_dir = |page: &OpenPage| page.is_in(dir, found.pid);
-            found.page.as_ref().is_some_and(in_dir)
+            found.page.as_ref().is_ok_and(in_dir)
         });
     }
     search
@@ -161,9 +193,28 @@ fn look_at(pid: u32) -> io::Result<Option<Found>> {
     Ok(Some(Found {
         pid,
         stat,
-        page: page.filter_map(|page| page.open(pid)).next_back(),
-        has_mapped: !mapped.pages.is_empty(),
+        page: page
+            .filter_map(|page| page.open(pid))
+            .next_back()
+            .ok_or_else(|| match mapped.pages.is_empty() {
+                false => Why::Forked,
+                true if is_told(&configuration(pid)) => Why::Young,
+                true => Why::NotTold,
+            }),
     }))
+}
+
+/// The configuration that a process was started with, made printable.
+pub fn configuration(pid: u32) -> String {
+    let prefix = format!("{}=", conf::ENV);
+    let environ = proc::words(pid, "environ");
+    let conf = environ.iter().find_map(|word| word.strip_prefix(&prefix));
+    conf.unwrap_or_default().into()
+}
+
+/// Whether a configuration has a directory for pages.
+fn is_told(conf: &str) -> bool {
+    keys::items(conf.as_bytes()).any(|item| item.starts_with(b"stats_dir=/"))
 }
 
 /// The process's number in its own process namespace; inside a container it is another one.
@@ -284,6 +335,17 @@ mod tests {
         assert_eq!(Mapped::read(other.as_bytes()).unwrap(), Mapped::default());
     }
 
+    #[test]
+    fn a_configuration_tells_the_directory() {
+        assert!(is_told("retain_ms=5,stats_dir=/dev/shm") && is_told("stats_dir=/x,"));
+        assert!(!is_told("") && !is_told("stats_dir=") && !is_told("xstats_dir=/x"));
+        assert!(
+            Why::Young
+                .sentence(7)
+                .starts_with("process 7 was told stats_dir")
+        );
+    }
+
     /// This test process plays a process under Ebbtide: it maps a statistics page, at first its parent's.
     #[test]
     fn a_mapped_page_is_found_without_configuration() {
@@ -311,7 +373,7 @@ mod tests {
         assert!(search(&only).found.is_empty());
         map(1);
         let found = search(&only).found;
-        assert!(found[0].page.is_none() && found[0].has_mapped);
+        assert_eq!(found[0].page.as_ref().err(), Some(&Why::Forked));
         let path = map(own);
         let all = search(&Scope::All).found;
         let this = all.iter().find(|found| found.pid == own).unwrap();
@@ -326,7 +388,7 @@ mod tests {
         fs::write(&path, [0; 8192]).unwrap();
         let page = search(&only).found.remove(0).page;
         assert_eq!(
-            page.is_some(),
+            page.is_ok(),
             File::open("/proc/self/map_files").is_ok() && is_root()
         );
     }

@@ -6,11 +6,15 @@
 //! | `watch` | keeps the recent figures of each process |
 //! | `table` | columns and order; the plain table, and JSON |
 //! | `view`, `chart` | the view on a terminal; layers over time |
+//! | `cover` | what keys lay over the view: help, parts of memory, settings, a release |
+//! | `request` | asks a process through its statistics page |
 //! | `screen` | the terminal: keys and signals; restores it at the end |
 //! | `started` | a command that `top` started to watch it |
 
 mod chart;
+mod cover;
 pub mod find;
+pub mod request;
 mod screen;
 mod started;
 mod table;
@@ -43,14 +47,16 @@ const ONCE_INTERVAL: Duration = Duration::from_millis(250);
 pub fn main(args: &TopArgs) -> Result<u8> {
     let is_dumb = env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal() && !is_dumb;
+    let is_stream = args.json && !args.once;
     let is_once = args.once || !is_terminal;
-    if !is_terminal && !args.once {
+    if !is_terminal && !args.once && !args.json {
         out::stderr("ebbtide: not a terminal, so this prints one table, as with --once\n");
     }
-    match (args.command.is_empty(), is_once) {
+    match (args.command.is_empty(), is_once || is_stream) {
+        (true, _) if is_stream => stream(args),
         (true, true) => once(args),
         (true, false) => watch(args),
-        (false, _) => with_command(args, is_once),
+        (false, plain) => with_command(args, plain),
     }
 }
 
@@ -65,6 +71,16 @@ fn first_look(args: &TopArgs) -> Result<Watch> {
     Ok(watch)
 }
 
+/// Prints an object after each interval, until a signal comes or no reader is left.
+fn stream(args: &TopArgs) -> Result<u8> {
+    let mut watch = first_look(args)?;
+    while print(args, &watch) {
+        thread::sleep(args.interval.unwrap_or(INTERVAL));
+        watch.look(Instant::now());
+    }
+    Ok(0)
+}
+
 fn once(args: &TopArgs) -> Result<u8> {
     let mut watch = first_look(args)?;
     thread::sleep(args.interval.unwrap_or(ONCE_INTERVAL));
@@ -73,12 +89,13 @@ fn once(args: &TopArgs) -> Result<u8> {
     Ok(0)
 }
 
-fn print(args: &TopArgs, watch: &Watch) {
+/// Prints the figures. `false`: no reader is left, or the output failed.
+fn print(args: &TopArgs, watch: &Watch) -> bool {
     let text = match args.json {
         true => table::json(watch),
         false => table::text(watch),
     };
-    out::stdout(text.as_bytes());
+    out::to_reader(text.as_bytes())
 }
 
 /// Warns about each named process that cannot be shown, with the reason. Fails if none can be shown.
@@ -86,18 +103,13 @@ fn check_pids(args: &TopArgs, watch: &Watch) -> Result<()> {
     let mut reasons = Vec::new();
     for &pid in watch.missing(&args.pids) {
         let untold = watch.untold.iter().find(|u| u.pid == pid);
-        reasons.push(match Stat::read(pid) {
-            None => format!("there is no process {pid}"),
-            Some(_) if untold.is_some_and(|u| u.soon) => {
-                format!("process {pid} was forked; it gets figures of its own when it allocates more")
-            }
-            Some(_) if untold.is_some() => format!(
-                "process {pid} keeps no statistics page; start it with EBBTIDE_CONF=stats_dir=/DIRECTORY"
-            ),
-            Some(_) if !find::is_open(pid) => format!(
+        reasons.push(match (Stat::read(pid), untold) {
+            (None, _) => format!("there is no process {pid}"),
+            (_, Some(untold)) => untold.why.sentence(pid),
+            _ if !find::is_open(pid) => format!(
                 "process {pid} cannot be read: it belongs to another user (root can read it), or no user may read it"
             ),
-            Some(_) => format!("process {pid} does not run under Ebbtide"),
+            _ => format!("process {pid} does not run under Ebbtide"),
         });
     }
     if !args.pids.is_empty() && reasons.len() == args.pids.len() {
@@ -124,6 +136,17 @@ fn watch(args: &TopArgs) -> Result<u8> {
     Ok(0)
 }
 
+/// Takes samples for this time, or until the command has ended. Returns whether it still runs.
+fn look_for(time: Duration, watch: &mut Watch, started: &Started) -> Result<bool> {
+    let until = Instant::now() + time;
+    while Instant::now() < until && !started.has_ended()? {
+        watch.look(Instant::now());
+        thread::sleep((time / 4).min(ONCE_INTERVAL));
+    }
+    watch.look(Instant::now());
+    Ok(!started.has_ended()?)
+}
+
 fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     let mut conf = conf::merged(&args.conf)?;
     let launch = Launch::new(&args.command, &args.lib, &conf, false)?;
@@ -140,9 +163,8 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     let mut started = started.map_err(|error| launch.cannot_start(&error))?;
     let mut watch = Watch::new(Scope::Dir(dir.path().into()));
     let name = launch.short_name();
-    let pid = started.pid();
     let adopt = |watch: &mut Watch| {
-        watch.adopt(dir.path(), pid, &name);
+        watch.adopt(dir.path());
         if watch.processes.is_empty() {
             out::stderr(&format!(
                 "ebbtide: no figures for {name}: it has allocated nothing, or Ebbtide was not loaded\n"
@@ -151,12 +173,12 @@ fn with_command(args: &TopArgs, is_once: bool) -> Result<u8> {
     };
     if is_once {
         let interval = args.interval.unwrap_or(INTERVAL);
-        let until = Instant::now() + interval;
-        while Instant::now() < until && !started.has_ended()? {
-            watch.look(Instant::now());
-            thread::sleep((interval / 4).min(ONCE_INTERVAL));
+        // A stream ends with the command, or when no reader is left.
+        while look_for(interval, &mut watch, &started)? && args.json && !args.once {
+            if !print(args, &watch) {
+                return started.wait();
+            }
         }
-        watch.look(Instant::now());
         adopt(&mut watch);
         print(args, &watch);
         return started.wait();

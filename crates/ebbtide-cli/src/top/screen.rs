@@ -19,6 +19,7 @@ use ratatui::{DefaultTerminal, Terminal};
 use rustix::process::{Signal, kill_current_process_group};
 
 use crate::run::signals::came_ns;
+use crate::top::cover::Cover;
 use crate::top::started::Started;
 use crate::top::view::View;
 use crate::top::watch::Watch;
@@ -74,6 +75,7 @@ pub fn show(watch: &mut Watch, view: &mut View, command: Option<&Started>) -> io
         let now = Instant::now();
         if now >= due {
             watch.look(now);
+            view.hear(watch);
             (due, is_new) = (now + view.interval(), true);
         }
         if mem::take(&mut is_new) {
@@ -128,9 +130,22 @@ fn on_key(key: &KeyEvent, watch: &Watch, view: &mut View) -> Asked {
             _ => Asked::Nothing,
         };
     }
-    match key.code {
-        KeyCode::Char('?' | 'h') => view.is_help = !view.is_help,
-        KeyCode::Esc | KeyCode::Char('q') if view.is_help => view.is_help = false,
+    if view.on_cover_key(watch, key.code) {
+        return Asked::Picture;
+    }
+    let selected = view.selected(watch);
+    match (key.code, selected) {
+        (KeyCode::Char('p'), Some(pid)) => view.cover = Cover::Parts(pid),
+        (KeyCode::Char('e'), Some(pid)) => view.cover = Cover::Settings(pid, String::new()),
+        (KeyCode::Char('r'), Some(pid)) => view.cover = Cover::Release(pid),
+        _ => return on_view_key(key.code, watch, view),
+    }
+    Asked::Picture
+}
+
+fn on_view_key(code: KeyCode, watch: &Watch, view: &mut View) -> Asked {
+    match code {
+        KeyCode::Char('?' | 'h') => view.cover = Cover::Help,
         KeyCode::Esc | KeyCode::Char('q') => return Asked::Quit,
         KeyCode::Char('s') => view.next_order(),
         KeyCode::Down | KeyCode::Char('j') => view.step(watch, 1),
@@ -216,9 +231,19 @@ mod tests {
         assert_eq!(press(&mut view, KeyCode::Down), Asked::Picture);
         assert_eq!(press(&mut view, KeyCode::Char('x')), Asked::Nothing);
         assert_eq!(press(&mut view, KeyCode::Char('?')), Asked::Picture);
-        assert!(view.is_help);
+        assert_eq!(view.cover, Cover::Help);
         assert_eq!(press(&mut view, KeyCode::Esc), Asked::Picture);
-        assert!(!view.is_help);
+        assert_eq!(view.cover, Cover::None);
+        for (key, cover) in [
+            ('p', Cover::Parts(7)),
+            ('e', Cover::Settings(7, String::new())),
+            ('r', Cover::Release(7)),
+        ] {
+            assert_eq!(press(&mut view, KeyCode::Char(key)), Asked::Picture);
+            assert_eq!(view.cover, cover);
+            assert_eq!(press(&mut view, KeyCode::Esc), Asked::Picture);
+            assert_eq!(view.cover, Cover::None);
+        }
         assert_eq!(press(&mut view, KeyCode::Char('q')), Asked::Quit);
         let control = |code| Event::Key(KeyEvent::new(code, KeyModifiers::CONTROL));
         let stop = on_event(&control(KeyCode::Char('z')), &watch, &mut view);

@@ -59,11 +59,6 @@ impl Started {
         Ok(Started { pid, passing, held })
     }
 
-    /// Its process number.
-    pub fn pid(&self) -> u32 {
-        self.pid.as_raw_pid() as u32
-    }
-
     /// Whether the command has ended.
     pub fn has_ended(&self) -> io::Result<bool> {
         is_over(self.pid, WaitIdOptions::NOHANG)

@@ -8,6 +8,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use ebbtide_tools::out::{duration, short_bytes};
 use serde::Serialize;
 
+use crate::top::find::{Why, YOUNG};
 use crate::top::watch::{Process, Untold, Watch};
 
 /// A column.
@@ -19,11 +20,17 @@ pub struct Column {
     rank: u8,
     /// Maximum number of characters.
     pub width: u16,
+    /// `≤` if the value is an upper bound: part of it may not be resident, or was not when it was counted.
+    bound: &'static str,
     /// The explanation in the help.
     pub about: &'static str,
 }
 
-/// All columns, in their order: lines `title | rank | width | about`.
+const COMMAND: &str = "COMMAND";
+/// The longest command line in a plain table, in characters.
+const MAX_COMMAND: usize = 60;
+
+/// All columns, in their order: lines `title | rank | width | bound | about`.
 pub static COLUMNS: LazyLock<Vec<Column>> = LazyLock::new(|| {
     let column = |line: &'static str| {
         let mut fields = line.split('|').map(str::trim);
@@ -31,6 +38,7 @@ pub static COLUMNS: LazyLock<Vec<Column>> = LazyLock::new(|| {
             title: fields.next()?,
             rank: fields.next()?.parse().ok()?,
             width: fields.next()?.parse().ok()?,
+            bound: fields.next()?,
             about: fields.next()?,
         })
     };
@@ -41,7 +49,17 @@ pub static COLUMNS: LazyLock<Vec<Column>> = LazyLock::new(|| {
 impl Column {
     /// Whether the column is aligned to the left.
     pub fn is_left(&self) -> bool {
-        ["NAME", "EXIT"].contains(&self.title)
+        ["NAME", "EXIT", COMMAND].contains(&self.title)
+    }
+
+    /// Whether the column takes the rest of the width.
+    pub fn is_last(&self) -> bool {
+        self.title == COMMAND
+    }
+
+    /// The title with the mark of an upper bound.
+    pub fn head(&self) -> String {
+        format!("{}{}", self.bound, self.title)
     }
 
     /// The value of a process as text.
@@ -55,6 +73,7 @@ impl Column {
             "LIVE" => short_bytes(f.live_bytes),
             "DIRTY" => short_bytes(f.dirty_bytes),
             "LAZY" => short_bytes(f.lazy_bytes),
+            "BETWEEN" => short_bytes(f.in_spans_bytes),
             "PEND" => short_bytes(f.pending_bytes),
             "UNSPLIT" => short_bytes(f.unsplit_bytes),
             "CACHED" => short_bytes(f.cached_bytes),
@@ -67,6 +86,7 @@ impl Column {
             "EXIT" if p.ended.is_some() => "ended".into(),
             "EXIT" => p.exit.into(),
             "HELPER" if f.helper != 0 => f.helper.to_string(),
+            COMMAND if !p.command.is_empty() => p.command.clone(),
             _ => "-".into(),
         }
     }
@@ -122,10 +142,14 @@ pub fn text(watch: &Watch) -> String {
         let mut table = Table::new();
         table.load_preset(NOTHING).force_no_tty();
         table.set_content_arrangement(ContentArrangement::Disabled);
-        table.set_header(COLUMNS.iter().map(|column| column.title));
+        table.set_header(COLUMNS.iter().map(Column::head));
+        let cell = |c: &Column, process: &Process| match c.is_last() {
+            true => c.cell(process).chars().take(MAX_COMMAND).collect(),
+            false => c.cell(process),
+        };
         table.add_rows(
             rows.iter()
-                .map(|process| COLUMNS.iter().map(|c| c.cell(process))),
+                .map(|process| COLUMNS.iter().map(|c| cell(c, process))),
         );
         for (column, shape) in COLUMNS.iter().zip(table.column_iter_mut()) {
             shape.set_padding((0, 2));
@@ -147,7 +171,11 @@ pub fn text(watch: &Watch) -> String {
 pub fn notes(watch: &Watch) -> Vec<String> {
     const NAMED: usize = 5;
     let mut notes = Vec::new();
-    let (soon, untold): (Vec<&Untold>, Vec<&Untold>) = watch.untold.iter().partition(|u| u.soon);
+    let of = |why: Why| -> Vec<&Untold> {
+        let untold = watch.untold.iter();
+        untold.filter(|untold| untold.why == why).collect()
+    };
+    let (soon, young, untold) = (of(Why::Forked), of(Why::Young), of(Why::NotTold));
     let names = |some: &[&Untold]| {
         let names = some
             .iter()
@@ -162,6 +190,12 @@ pub fn notes(watch: &Watch) -> Vec<String> {
             "Under Ebbtide, but without figures: {}. Start them with EBBTIDE_CONF=stats_dir=/DIRECTORY, or by \
              'ebbtide run --conf stats_dir=/DIRECTORY -- …'; any directory that they may write to works, such as /dev/shm.",
             names(&untold)
+        ));
+    }
+    if !young.is_empty() {
+        notes.push(format!(
+            "Told stats_dir, and without figures yet: {}; {YOUNG}.",
+            names(&young)
         ));
     }
     if !soon.is_empty() {
@@ -208,6 +242,7 @@ pub mod tests {
     pub fn process(pid: u32, name: &str, rss: u64, live: u64, dirty: u64) -> Process {
         let mut process = Process::new(pid, 0);
         process.name = name.into();
+        process.command = format!("/usr/bin/{name} --serve");
         process.rss_bytes = rss;
         process.figures.figures.live_bytes = live;
         process.figures.figures.dirty_bytes = dirty;
@@ -251,7 +286,7 @@ pub mod tests {
         all.rss_without_lazy_bytes = Some(4);
         all.rates = Some(Default::default());
         all.figures.figures.helper = 8;
-        assert_eq!(COLUMNS.len(), 16);
+        assert_eq!(COLUMNS.len(), 18);
         for column in COLUMNS.iter() {
             assert_ne!(column.cell(&all), "-", "{}", column.title);
         }
@@ -262,7 +297,7 @@ pub mod tests {
         let titles = |width| -> Vec<&str> { fitting(width).iter().map(|c| c.title).collect() };
         assert_eq!(titles(200).len(), COLUMNS.len());
         assert_eq!(
-            titles(48),
+            titles(50),
             ["PID", "NAME", "RSS", "LIVE", "DIRTY", "BACK/s"]
         );
         assert_eq!(titles(1), ["PID", "NAME"]);
@@ -276,17 +311,19 @@ pub mod tests {
     fn the_plain_table_says_what_is_not_in_it() {
         let mut watch = watch();
         watch.untold = (20..27)
-            .map(|pid| Untold {
-                pid,
-                name: "quiet".into(),
-                soon: pid == 20,
+            .map(|pid| {
+                let why = if pid == 20 { Why::Forked } else { Why::NotTold };
+                Untold::new(pid, "quiet".into(), why)
             })
             .collect();
+        watch
+            .untold
+            .push(Untold::new(40, "early".into(), Why::Young));
         watch.hidden = 4;
         let text = text(&watch);
         let lines: Vec<&str> = text.lines().collect();
         assert!(
-            lines[0].starts_with("PID  NAME ") && lines[0].ends_with("HELPER"),
+            lines[0].starts_with("PID  NAME ") && lines[0].contains("HELPER  COMMAND"),
             "{text}"
         );
         assert!(
@@ -305,10 +342,19 @@ pub mod tests {
             text.contains("Forked") && !lines[4].contains("20 quiet"),
             "{text}"
         );
+        assert!(
+            text.contains("Told stats_dir, and without figures yet: 40 early;"),
+            "{text}"
+        );
+        assert!(
+            lines[0].contains(" ≤DIRTY ") && lines[0].contains(" LIVE "),
+            "{text}"
+        );
         let value: serde_json::Value = serde_json::from_str(&json(&watch)).unwrap();
         assert_eq!(value["processes"][0]["figures"]["dirty_bytes"], 1 << 30);
         assert_eq!(value["processes"][0]["ended"], false);
         assert_eq!(value["without_figures"][0]["soon"], true);
+        assert_eq!(value["without_figures"][7]["why"], "young");
         watch.processes.clear();
         assert!(super::text(&watch).starts_with("No process"));
     }

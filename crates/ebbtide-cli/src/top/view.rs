@@ -7,32 +7,40 @@ use std::time::{Duration, Instant};
 
 use ebbtide_tools::out::{bytes, duration, short_bytes};
 use ratatui::Frame;
+use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::Constraint::{Length, Min};
 use ratatui::layout::{Layout, Rect};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Sparkline, Table, TableState};
+use ratatui::widgets::{Block, Borders, Paragraph, Row, Sparkline, Table, TableState};
 
 use crate::top::chart::{COLOURS, NAMES, SHADES, Stacked, slots};
-use crate::top::table::{COLUMNS, Column, ORDERS, Order, fitting, notes, sorted};
+use crate::top::cover::{self, Asked, Cover, Step};
+use crate::top::table::{Column, ORDERS, Order, fitting, notes, sorted};
 use crate::top::watch::{Point, Process, Watch};
 
 /// Minimum height of a terminal for charts.
-const HIGH: u16 = 18;
+const HIGH: u16 = 14;
+/// Height of a picture from which on it has lines of returned memory.
+const TALL: u16 = 8;
 const LEGEND: u16 = 30;
 const SCALE: u16 = 6;
-const KEYS: &str = " q quit  ↑↓ select  s sort  ? help";
+const KEYS: &str = " q quit ↑↓ select s sort p parts e settings r release ? help";
 
 /// The state that keys change.
 #[derive(Debug)]
 pub struct View {
     /// The place of the order of the rows in [`ORDERS`].
     order: usize,
-    /// Whether the help covers the view.
-    pub is_help: bool,
+    /// What covers the view, or asks a question below it.
+    pub cover: Cover,
     /// Whether layers are shown in colours; otherwise in shades.
     pub is_coloured: bool,
     selected: Option<u32>,
+    /// A request without an answer so far.
+    asked: Option<Asked>,
+    /// What is shown in place of the keys, until the next key.
+    told: Option<String>,
     epoch: Instant,
     interval: Duration,
     rows: TableState,
@@ -43,9 +51,11 @@ impl View {
     pub fn new(interval: Duration, is_coloured: bool) -> Self {
         View {
             order: 0,
-            is_help: false,
+            cover: Cover::None,
             is_coloured,
             selected: None,
+            asked: None,
+            told: None,
             epoch: Instant::now(),
             interval,
             rows: TableState::default(),
@@ -74,6 +84,37 @@ impl View {
         let last = rows.len().saturating_sub(1);
         let next = now.saturating_add_signed(by).min(last);
         self.selected = rows.get(next).map(|process| process.pid);
+    }
+
+    /// The selected process.
+    pub fn selected(&self, watch: &Watch) -> Option<u32> {
+        let rows = sorted(&watch.processes, self.order());
+        self.place(&rows).map(|place| rows[place].pid)
+    }
+
+    /// Handles a key for the cover, if there is one. `false`: the key is for the view.
+    pub fn on_cover_key(&mut self, watch: &Watch, code: KeyCode) -> bool {
+        self.told = None;
+        if self.cover == Cover::None {
+            return false;
+        }
+        match self.cover.on_key(code) {
+            Step::Stay => {}
+            Step::Close => self.cover = Cover::None,
+            Step::Ask(pid, text) => {
+                self.cover = Cover::None;
+                let (asked, told) = cover::ask(watch, pid, &text);
+                (self.asked, self.told) = (asked, Some(told));
+            }
+        }
+        true
+    }
+
+    /// Shows the answer to a request, if it came with the last sample.
+    pub fn hear(&mut self, watch: &Watch) {
+        if let Some(told) = self.asked.as_ref().and_then(|asked| asked.answer(watch)) {
+            (self.asked, self.told) = (None, Some(told));
+        }
     }
 
     /// The selected process's current row; the first row if none is selected.
@@ -111,10 +152,12 @@ impl View {
             self.pictures(frame, picture, process);
         }
         frame.render_widget(Line::from(format!(" {}", notes.join(" "))).italic(), below);
-        frame.render_widget(Line::from(KEYS).dim(), keys);
-        if self.is_help {
-            help(frame, &notes);
-        }
+        let line = match self.cover.question(watch).or_else(|| self.told.clone()) {
+            Some(text) => Line::from(text).bold(),
+            None => Line::from(KEYS).dim(),
+        };
+        frame.render_widget(line, keys);
+        self.cover.draw(frame, watch, &notes);
     }
 
     fn head(&self, watch: &Watch) -> Line<'static> {
@@ -145,7 +188,7 @@ impl View {
             true => Line::from(text),
             false => Line::from(text).right_aligned(),
         };
-        let header = columns.iter().map(|c| aligned(c, c.title.into()));
+        let header = columns.iter().map(|c| aligned(c, c.head()));
         let lines = rows.iter().map(|process| {
             let cells = columns.iter().map(|c| aligned(c, c.cell(process)));
             let row = Row::new(cells);
@@ -155,7 +198,10 @@ impl View {
                 row
             }
         });
-        let widths = columns.iter().map(|c| Length(c.width));
+        let widths = columns.iter().map(|c| match c.is_last() {
+            true => Min(c.width),
+            false => Length(c.width),
+        });
         let table = Table::new(lines, widths)
             .header(Row::new(header).underlined())
             .row_highlight_style(Style::new().reversed());
@@ -173,7 +219,8 @@ impl View {
         frame.render_widget(block, area);
         let legend = if inside.width >= 70 { LEGEND } else { 0 };
         let [left, right] = Layout::horizontal([Min(10), Length(legend)]).areas(inside);
-        let parts = [Min(3), Length(1), Length(1), Length(1)];
+        let rates = u16::from(inside.height >= TALL);
+        let parts = [Min(3), Length(1), Length(rates), Length(rates)];
         let [chart, axis, back, again] = Layout::vertical(parts).areas(left);
         let [scale, chart] = behind_scale(chart);
         let width = usize::from(chart.width);
@@ -216,15 +263,16 @@ impl View {
             Line::from(vec![Span::from(" "), sign, Span::from(text)])
         });
         let f = &process.figures;
+        let most = |n| format!("≤{}", bytes(n));
         let busy = process.rates.unwrap_or_default().worker_share * 100.0;
         let age_s = process.figures_age_ms.map(|ms| ms as f64 / 1e3);
         let age = age_s.map(|age| ("figures of", format!("{age:.1} s ago")));
         let others = [
-            ("cached", bytes(f.cached_bytes)),
-            ("in spans", bytes(f.in_spans_bytes)),
+            ("between live", most(f.in_spans_bytes)),
+            ("cached", most(f.cached_bytes)),
             ("own records", bytes(f.metadata_bytes)),
-            ("unsplit", bytes(f.unsplit_bytes)),
-            ("released", bytes(f.released_bytes)),
+            ("unsplit", most(f.unsplit_bytes)),
+            ("released", most(f.released_bytes)),
             ("workers", duration(f.worker_ns)),
             ("of a CPU now", format!("{busy:.1} %")),
             ("longest stall", duration(f.longest_stall_ns)),
@@ -260,26 +308,10 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, name: &str, values: &[u64]) {
     }
 }
 
-/// Draws the help: columns and keys.
-fn help(frame: &mut Frame<'_>, notes: &[String]) {
-    let area = frame.area();
-    // The keys come first, in case the terminal is too small for the rest.
-    let mut lines = vec![
-        Line::from(" q, Esc: quit   up, down, Home, End: select   s: change the order   ?: help"),
-        Line::from(""),
-    ];
-    let columns = COLUMNS.iter();
-    lines.extend(columns.map(|c| Line::from(format!(" {:<8} {}", c.title, c.about))));
-    lines.push(Line::from(""));
-    lines.extend(notes.iter().map(|note| Line::from(format!(" {note}"))));
-    frame.render_widget(Clear, area);
-    let text = Paragraph::new(lines).wrap(ratatui::widgets::Wrap { trim: false });
-    frame.render_widget(text.block(Block::bordered().title(" ebbtide top ")), area);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::top::find::Why;
     use crate::top::table::tests::watch;
     use crate::top::watch::Untold;
     use ratatui::Terminal;
@@ -302,11 +334,9 @@ mod tests {
                 worker_ns: 0,
             });
         }
-        watch.untold.push(Untold {
-            pid: 99,
-            name: "quiet".into(),
-            soon: false,
-        });
+        watch
+            .untold
+            .push(Untold::new(99, "quiet".into(), Why::NotTold));
         watch
     }
 
@@ -338,7 +368,7 @@ mod tests {
             lines[0]
         );
         assert!(
-            lines[1].contains("PID") && lines[1].contains("HELPER"),
+            lines[1].contains("PID") && lines[1].contains("≤BETWEEN"),
             "{}",
             lines[1]
         );
@@ -394,10 +424,10 @@ mod tests {
         }
         let narrow = drawn(&mut view, &sample(), 48, 24).join("\n");
         assert!(
-            narrow.contains("BACK/s") && !narrow.contains("HELPER"),
+            narrow.contains("LIVE") && !narrow.contains("HELPER"),
             "{narrow}"
         );
-        view.is_help = true;
+        view.cover = Cover::Help;
         for (width, height) in [(100, 40), (20, 5), (1, 1)] {
             drawn(&mut view, &sample(), width, height);
         }
@@ -406,6 +436,75 @@ mod tests {
             help.contains("used again") && help.contains("stats_dir="),
             "{help}"
         );
+    }
+
+    #[test]
+    fn a_small_terminal_shows_rows_and_a_chart() {
+        let lines = drawn(&mut view(), &sample(), 60, 15);
+        let all = lines.join("\n");
+        assert!(lines[0].contains("3 processes, 3.0 GiB resident"), "{all}");
+        assert!(
+            lines[1].contains("NOLAZY") && lines[1].contains("≤BACK/s"),
+            "{all}"
+        );
+        for (line, name) in lines[2..].iter().zip(["large", "small", "idle"]) {
+            assert!(line.contains(name), "{all}");
+        }
+        assert!(lines[6..12].iter().any(|line| line.contains("██")), "{all}");
+        assert!(all.contains("30 s ago") && !all.contains("again"), "{all}");
+        assert!(lines[14].contains("r release ? help"), "{all}");
+        let mut view = view();
+        view.cover = Cover::Parts(8);
+        let parts = drawn(&mut view, &sample(), 60, 15).join("\n");
+        assert!(
+            parts.contains("8 large: memory") && parts.contains("between live objects"),
+            "{parts}"
+        );
+        assert!(parts.contains("own records"), "{parts}");
+    }
+
+    #[test]
+    fn a_large_terminal_shows_everything() {
+        let mut view = view();
+        let lines = drawn(&mut view, &sample(), 200, 60);
+        let all = lines.join("\n");
+        for column in crate::top::table::COLUMNS.iter() {
+            assert!(
+                lines[1].contains(&column.head()),
+                "{}: {}",
+                column.title,
+                lines[1]
+            );
+        }
+        assert!(lines[2].contains("/usr/bin/large --serve"), "{all}");
+        assert!(
+            all.contains("between live") && all.contains("again"),
+            "{all}"
+        );
+        view.cover = Cover::Settings(8, "limit=1".into());
+        let settings = drawn(&mut view, &sample(), 200, 60).join("\n");
+        assert!(
+            settings.contains("8 large: settings") && settings.contains("new value: limit=1█"),
+            "{settings}"
+        );
+    }
+
+    #[test]
+    fn keys_open_covers_and_answers_are_shown() {
+        let (mut view, mut watch) = (view(), sample());
+        assert!(!view.on_cover_key(&watch, KeyCode::Char('r')));
+        view.cover = Cover::Release(view.selected(&watch).unwrap());
+        let question = |view: &mut View, watch: &Watch| drawn(view, watch, 80, 24)[23].clone();
+        assert!(question(&mut view, &watch).contains("memory of 8 large?"));
+        assert!(view.on_cover_key(&watch, KeyCode::Char('y')));
+        let told = question(&mut view, &watch);
+        assert!(told.contains("page is gone"), "there is no process: {told}");
+        assert!(!view.on_cover_key(&watch, KeyCode::Down));
+        assert!(question(&mut view, &watch).contains("q quit"));
+        view.cover = Cover::Help;
+        assert!(view.on_cover_key(&watch, KeyCode::Esc) && view.cover == Cover::None);
+        watch.processes.clear();
+        assert_eq!(view.selected(&watch), None);
     }
 
     #[test]

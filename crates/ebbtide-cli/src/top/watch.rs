@@ -9,17 +9,20 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use ebbtide_tools::conf::{self, Conf};
-use ebbtide_tools::proc::{Stat, kib_field};
-use ebbtide_tools::stats_page::{StatsPage, read_all};
+use anyhow::{Context, Result};
+use ebbtide_tools::conf::Conf;
+use ebbtide_tools::proc::{self, Stat, kib_field};
+use ebbtide_tools::stats_page::{StatsPage, names, read_all};
 use serde::Serialize;
 
 use crate::run::end::{is_helper, monotonic_ns};
 use crate::run::sample::rss_of;
-use crate::top::find::{OpenPage, Scope, search};
+use crate::top::find::{OpenPage, Scope, Why, configuration, search};
+use crate::top::request;
 
 /// Time for which an ended process is shown.
 pub const KEPT: Duration = Duration::from_secs(5);
@@ -113,8 +116,23 @@ pub struct Untold {
     pub pid: u32,
     /// The short name of its program.
     pub name: String,
-    /// Whether it will have figures soon.
+    /// Whether it will have figures soon, because it was forked.
     pub soon: bool,
+    /// The reason.
+    pub why: Why,
+}
+
+impl Untold {
+    /// A process without figures.
+    pub fn new(pid: u32, name: String, why: Why) -> Self {
+        let soon = why == Why::Forked;
+        Untold {
+            pid,
+            name,
+            soon,
+            why,
+        }
+    }
 }
 
 /// All watched processes.
@@ -167,15 +185,11 @@ impl Watch {
         for found in search.found {
             let (pid, stat) = (found.pid, found.stat);
             match found.page {
-                Some(page) => {
+                Ok(page) => {
                     seen.push((pid, stat.began));
                     self.found(pid, stat, page);
                 }
-                None => self.untold.push(Untold {
-                    pid,
-                    name: stat.name,
-                    soon: found.has_mapped,
-                }),
+                Err(why) => self.untold.push(Untold::new(pid, stat.name, why)),
             }
         }
         // A process that became a program without Ebbtide counts as ended.
@@ -199,19 +213,25 @@ impl Watch {
         self.processes[place].become_(stat.name, page);
     }
 
-    /// Adds processes that were too short to be found, by the pages that they left in `dir`. `pid` is the one whose
-    /// name is known.
-    pub fn adopt(&mut self, dir: &Path, pid: u32, name: &str) {
+    /// Adds processes that were too short to be found, by the pages that they left in `dir`.
+    pub fn adopt(&mut self, dir: &Path) {
+        let mut names = names(dir);
         for page in read_all(dir, SystemTime::UNIX_EPOCH) {
             let number = page.pid as u32;
             if self.processes.iter().all(|p| p.pid != number) {
                 let mut process = Process::new(number, 0);
-                process.name = if number == pid { name } else { "?" }.into();
+                process.name = names.remove(&number).unwrap_or_else(|| "?".into());
                 process.figures = page;
                 process.end(Instant::now());
                 self.processes.push(process);
             }
         }
+    }
+
+    /// The watched process with this number; the living one if the number was used twice.
+    pub fn by_pid(&self, pid: u32) -> Option<&Process> {
+        let with_pid = self.processes.iter().filter(|process| process.pid == pid);
+        with_pid.min_by_key(|process| process.ended.is_some())
     }
 
     /// The numbers in `pids` that are not watched.
@@ -235,11 +255,8 @@ impl Process {
     fn become_(&mut self, name: String, page: OpenPage) {
         self.name = name;
         self.page = Some(page);
-        self.command = words_of(self.pid, "cmdline").join(" ");
-        let prefix = format!("{}=", conf::ENV);
-        let environ = words_of(self.pid, "environ");
-        let conf = environ.iter().find_map(|word| word.strip_prefix(&prefix));
-        self.conf = conf.unwrap_or_default().into();
+        self.command = proc::words(self.pid, "cmdline").join(" ");
+        self.conf = configuration(self.pid);
         let is_detached = is_detached(&self.conf) || self.figures.helper != 0;
         self.exit = if is_detached { "detached" } else { "inline" };
     }
@@ -311,6 +328,17 @@ impl Process {
         }
     }
 
+    /// Asks the process through its page: see [`request::send`].
+    pub fn ask(&self, text: &str) -> Result<(u64, File)> {
+        let page = self.page.as_ref().context("its statistics page is gone")?;
+        request::send(page, self.pid, text)
+    }
+
+    /// The result of the request with this number, once it is done.
+    pub fn answer(&self, number: u64) -> Option<u64> {
+        (self.figures.request_done == number).then_some(self.figures.request_result)
+    }
+
     /// Free memory, lazy memory included.
     pub fn freed_bytes(&self) -> u64 {
         self.figures.dirty_bytes + self.figures.lazy_bytes
@@ -348,17 +376,6 @@ impl Point {
         let live = self.live_bytes.min(self.rss_bytes - lazy - dirty);
         [self.rss_bytes - lazy - dirty - live, live, dirty, lazy]
     }
-}
-
-/// The NUL-terminated words of a file in `/proc`, made printable.
-fn words_of(pid: u32, file: &str) -> Vec<String> {
-    let text = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let words = text
-        .split(|&byte| byte == 0)
-        .filter(|word| !word.is_empty());
-    words
-        .map(|word| String::from_utf8_lossy(word).replace(char::is_control, " "))
-        .collect()
 }
 
 fn is_detached(conf: &str) -> bool {

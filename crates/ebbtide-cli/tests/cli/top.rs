@@ -1,9 +1,9 @@
 //! `top` from outside: without a terminal, and on one. What it shows of real processes is tested with the library.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,35 @@ fn top_without_a_terminal_is_one_table() {
     );
     let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(v["schema"] == 1 && v["processes"].is_array());
+}
+
+/// A stream has an object on each line. It ends with its reader, by a signal, or with the command.
+#[test]
+fn top_streams_objects() {
+    let start = || {
+        let mut command = ebbtide(&["top", "--json", "--interval", "100ms"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        (child, out)
+    };
+    let (mut child, mut out) = start();
+    for _ in 0..3 {
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let v: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert!(v["schema"] == 1 && v["processes"].is_array());
+    }
+    drop(out);
+    assert_eq!(
+        status_within(&mut child, 10),
+        Some(0),
+        "the reader has gone"
+    );
+    let (mut child, mut out) = start();
+    out.read_line(&mut String::new()).unwrap();
+    // SAFETY: a plain call; the child has not been waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
 }
 
 #[test]

@@ -2,8 +2,13 @@
 
 use core::fmt::{Display, Write};
 
+use ebbtide_sys::process;
+
 /// Enough for the names of all keys.
 const LINE_BYTES: usize = 640;
+const START: &str = "ebbtide: ";
+/// The longest part of a program's name that is shown.
+const MOST_NAME_BYTES: usize = 64;
 
 /// A line that begins with `ebbtide: `. Text that does not fit is cut.
 pub struct Message {
@@ -18,7 +23,7 @@ impl Message {
             bytes: [0; LINE_BYTES],
             len: 0,
         }
-        .text("ebbtide: ")
+        .text(START)
     }
 
     /// Adds text.
@@ -71,10 +76,17 @@ impl Message {
         ebbtide_sys::file::write_stderr(&self.bytes[..=self.len]);
     }
 
-    /// Writes the line and aborts the process.
+    /// Writes the line, with the program and the process, and aborts the process. It makes no system call that an abort does not make anyway.
     pub fn abort(self) -> ! {
-        self.write();
-        ebbtide_sys::process::abort()
+        self.of(process::program(), process::id()).write();
+        process::abort()
+    }
+
+    /// The same line for a process: `ebbtide: PROGRAM[PID]: …`.
+    fn of(self, program: &[u8], pid: u32) -> Self {
+        let program = &program[..program.len().min(MOST_NAME_BYTES)];
+        let start = Self::new().bytes(program).text("[").number(pid as usize);
+        start.text("]: ").bytes(&self.bytes[START.len()..self.len])
     }
 }
 
@@ -103,6 +115,12 @@ mod tests {
             .text(", ")
             .number(7);
         assert_eq!(line.shown(), b"ebbtide: free of 0xabc, 7");
+        assert_eq!(
+            line.of(b"a\nb", 12).shown(),
+            b"ebbtide: a?b[12]: free of 0xabc, 7"
+        );
+        let named = Message::new().text("x").of(&[b'p'; 300], 1);
+        assert_eq!(named.len, START.len() + MOST_NAME_BYTES + "[1]: x".len());
         let mut long = Message::new();
         for _ in 0..1000 {
             long = long.text("x\n");

@@ -20,7 +20,8 @@ use crate::base::message::Message;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ebbtide_interface::page::{
-    FIRST, LOCKS, MAGIC, MAX_RANGES, MAX_REQUEST_BYTES, PLACES, RANGES, REQUEST, WORDS,
+    FIRST, LOCKS, MAGIC, MAX_NAME_BYTES, MAX_RANGES, MAX_REQUEST_BYTES, NAME, PLACES, RANGES,
+    REQUEST, WORDS,
 };
 use ebbtide_interface::records::{Owner, Places, RANGE_WORDS};
 use ebbtide_interface::{figures, word};
@@ -125,19 +126,24 @@ pub fn check(config: &Config) {
         .write();
 }
 
-/// Makes the file, and with `may_look` removes those of processes that are gone. If there is no space for the whole file, none is made.
+/// Makes the file, and with `may_look` removes those of processes that are gone, except with `dev=pages:all`. If there is no space for the whole
+/// file, none is made.
 ///
 /// # Errors
 /// The error of [`shared_file::create`].
 pub fn open(config: &Config, may_look: bool) -> Result<(), Errno> {
     set(word!(pid), process::id().into());
+    set_name(process::program());
     let mut path = [0; PATH_BYTES];
     let Some(path) = own_path(config, &mut path).filter(|_| has_room()) else {
         return Ok(());
     };
     if may_look {
         set(word!(pid_namespace), process::namespace().unwrap_or(0));
-        remove_abandoned(config);
+        // Such pages are read after the end of their processes.
+        if !config.all_pages {
+            remove_abandoned(config);
+        }
     }
     let create = || shared_file::create(path, &LOCAL.0, may_look);
     // A file of this name is of this process before an execve, or of an earlier process with the same number.
@@ -149,6 +155,17 @@ pub fn open(config: &Config, may_look: bool) -> Result<(), Errno> {
     };
     SHOWN.store(made?, Ordering::Release);
     Ok(())
+}
+
+/// Stores the start of the program's name.
+fn set_name(name: &[u8]) {
+    let mut bytes = [0; MAX_NAME_BYTES];
+    let len = name.len().min(MAX_NAME_BYTES);
+    bytes[..len].copy_from_slice(&name[..len]);
+    let (words, _) = bytes.as_chunks();
+    for (at, word) in words.iter().enumerate() {
+        set(NAME + at, u64::from_le_bytes(*word));
+    }
 }
 
 /// Whether the file of this name belongs to a process of another process namespace that runs.
