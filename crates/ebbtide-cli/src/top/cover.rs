@@ -152,7 +152,13 @@ fn of_process(
         None => (String::new(), vec![Line::from(" The process has ended.")]),
     };
     let all = frame.area();
-    let height = (lines.len() as u16 + 2).min(all.height);
+    // Long lines are wrapped.
+    let inside = usize::from(WIDTH.min(all.width).saturating_sub(2)).max(1);
+    let rows: usize = lines
+        .iter()
+        .map(|l| l.width().div_ceil(inside).max(1))
+        .sum();
+    let height = (rows as u16 + 2).min(all.height);
     let area = all.centered(
         Constraint::Length(WIDTH.min(all.width)),
         Constraint::Length(height),
