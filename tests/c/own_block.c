@@ -53,7 +53,8 @@ int main(int argc, char **argv)
     int libc_registers = &__rseq_offset && &__rseq_size && __rseq_size;
     if (!strcmp(argv[1], "marked") && !libc_registers) {
         void *(*make)(void *) = (void *(*)(void *))dlsym(RTLD_DEFAULT, "_dl_allocate_tls");
-        CHECK(make && (block = make(NULL)));
+        if (!make) return skipped("no _dl_allocate_tls in this libc");
+        CHECK((block = make(NULL)));
     }
     ((void **)block)[0] = block; /* the thread pointer itself, where the ABI wants it */
     ((void **)block)[2] = block;
