@@ -2,7 +2,15 @@
 # Linux 6.1 to 6.5 leave some huge pages out of smaps_rollup, those scanned for balancing between nodes. One of the
 # tests compares with that file.
 [ ! -e /proc/sys/kernel/numa_balancing ] || echo 0 > /proc/sys/kernel/numa_balancing
+# The core's tests count frames of 4 KiB, which only kernels with such pages release one by one.
+left=
+grep -q 'KernelPageSize: *4 kB' /proc/self/smaps || left=/units/unit-ebbtide_core
 for test in /units/unit-*; do
+    [ "$test" = "$left" ] && continue
     $test --test-threads=4 > /tmp/units 2>&1 || { grep . /tmp/units; exit 1; }
 done
-echo ok
+if [ "$left" ]; then
+    echo 'skipped: the unit tests of ebbtide-core count frames of 4 KiB; the others passed'
+else
+    echo ok
+fi

@@ -1,5 +1,6 @@
 //! Builds a small kernel with pages of 64 KiB for aarch64, which Debian does not ship, from Debian's sources.
 
+use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{fs, thread};
@@ -16,6 +17,15 @@ const TOOLS: [(&str, &str); 6] = [
     ("make", "make"),
     ("xz", "xz-utils"),
 ];
+
+const ANSWERS: &str = include_str!("64k.config");
+
+/// The name of the kernel that these answers give.
+pub(super) fn name() -> String {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(ANSWERS.as_bytes());
+    format!("kernel-64k-{:016x}", hasher.finish())
+}
 
 /// Puts the kernel of the suite's newest sources into `dir`. It compiles for about 15 minutes.
 pub(super) fn build(apt: &Apt, dir: &Path) -> Result<(), String> {
@@ -38,7 +48,7 @@ pub(super) fn build(apt: &Apt, dir: &Path) -> Result<(), String> {
         .arg(&source))?;
     fs::remove_dir_all(unpacked).map_err(told)?;
     let answers = dir.join("config");
-    keep(&answers, include_str!("64k.config"))?;
+    keep(&answers, ANSWERS)?;
     let jobs = thread::available_parallelism().map_or(1, |n| n.get());
     for goal in ["allnoconfig", "Image.gz"] {
         let mut make = Command::new("nice");

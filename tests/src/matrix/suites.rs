@@ -91,7 +91,7 @@ pub(super) fn kernel(suite: &str, processor: Processor, pages: Pages) -> Result<
             suite.kept("kernel-16k", |apt, dir| unpack_kernel(apt, &package, dir))?
         }
         // Built once: that takes long.
-        Pages::K64 => suite.kept_for(Duration::MAX, "kernel-64k", kernel_64k::build)?,
+        Pages::K64 => suite.kept_for(Duration::MAX, &kernel_64k::name(), kernel_64k::build)?,
     };
     Ok(Kernel {
         image: dir.join("vmlinuz"),
