@@ -194,7 +194,8 @@ mod tests {
         assert_eq!(copied, Err(Errno::EFAULT));
         assert_eq!(peek::<2>(&name), None);
         rewrite(&name, &content);
-        crate::vm::unmap(page, 4096);
+        // SAFETY: the mapping of this test.
+        assert_eq!(unsafe { libc::munmap(page as *mut _, 4096) }, 0);
         assert_eq!(peek(&name), Some(([0, 1], false)), "nobody has it mapped");
         assert_eq!(std::fs::read(&target).unwrap(), b"kept");
         std::fs::remove_file(&path).unwrap();
