@@ -149,7 +149,7 @@ mod tests {
         }
         let (reader, _writer) = std::io::pipe().unwrap();
         assert!(is_closed_unnoticed(reader.as_raw_fd() as usize));
-        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
         assert!(is_closed_unnoticed(socket.as_raw_fd() as usize));
         // SAFETY: numbers and a name.
         unsafe {
