@@ -120,12 +120,11 @@ pub fn want_no_page(config: &Config) {
 /// The program is about to confine itself. With `makes_page`, a page that it would get later is made now. Afterwards none is made, removed, or
 /// looked at: a filter may kill a thread for that.
 pub fn confine(config: &Config, makes_page: bool) {
-    IS_CONFINED.store(true, Ordering::Relaxed);
     if makes_page {
         open_wanted(config);
-    } else {
-        want_no_page(config);
     }
+    want_no_page(config);
+    IS_CONFINED.store(true, Ordering::Relaxed);
 }
 
 /// Makes the file, if there should be one, and this is not a `vfork` child in its parent's memory.

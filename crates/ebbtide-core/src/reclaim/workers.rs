@@ -32,8 +32,7 @@ use ebbtide_zone::plan::{Iteration, Next, Sleep};
 use lease::{Lease, LeaseTerms};
 use watch::WatchSchedule;
 
-/// Bits beside the rights of a worker: they are known; they are those of the worker that makes it.
-const HAS_RIGHTS: u64 = 1 << 32;
+/// The bit beside the rights of a worker that says that they are those of the worker that makes it.
 const IS_MADE: u64 = 1 << 33;
 /// After a refusal, no worker is made for this time.
 const RETRY_MS: u64 = 10_000;
@@ -49,7 +48,7 @@ pub struct Workers {
     numbers: AtomicU64,
     /// The workers' threads, by number.
     places: [Place; MAX_WORKERS],
-    /// By number: [`HAS_RIGHTS`] and the rights of the worker, or, while it is made, of the worker that makes it. 0: unknown, or a thread of the
+    /// By number: the rights of the worker or, with [`IS_MADE`] and while it is made, of the worker that makes it. 0: unknown, or a thread of the
     /// program makes it.
     rights: [AtomicU64; MAX_WORKERS],
     /// When the coordinator checks again by itself. `u64::MAX`: not before it is woken.
@@ -392,9 +391,7 @@ fn run(heap: &'static Heap, number: usize, born_ms: u64) {
     let maker = workers.rights[number].load(Ordering::Relaxed);
     let maker = (maker & IS_MADE != 0).then_some(maker as u32);
     let lease = Lease::new(may_open, born_ms, maker, &workers.lease_terms);
-    let known = lease
-        .rights()
-        .map_or(0, |digest| u64::from(digest) | HAS_RIGHTS);
+    let known = lease.rights().map_or(0, u64::from);
     workers.rights[number].store(known, Ordering::Relaxed);
     if lease.is_over() {
         // The maker ends as well: soon a thread of the program makes one.
