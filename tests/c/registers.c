@@ -91,13 +91,11 @@ static void threads(void)
 static pthread_key_t first, last;
 static _Atomic long detached;
 
-static void *volatile kept;
-
 static void destructor(void *count)
 {
     work(5);
-    kept = malloc(40);
-    free(kept);
+    void *volatile object = malloc(40);
+    free(object);
     if (count > (void *)1) pthread_setspecific(last, (char *)count - 1);
 }
 
