@@ -189,7 +189,8 @@ impl PerCpuData {
         let units = cpus(heap);
         let shards = units.min(MAX_SHARDS);
         let ram = process::memory_total().map_or(4 << 30, |(ram, _)| ram);
-        let limit = process::soft_limit(libc::RLIMIT_AS).map_or(LIMIT_BYTES, |limit| limit / 16);
+        let limit = process::soft_limit(process::Resource::AddressSpace)
+            .map_or(LIMIT_BYTES, |limit| limit / 16);
         let wanted = ram.saturating_mul(4).min(LIMIT_BYTES).min(limit);
         let chunks = wanted / ((units + 1) * UNIT_BYTES) / shards;
         // Powers of two, so that a chunk's number shows its shard.

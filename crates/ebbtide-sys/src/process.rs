@@ -225,14 +225,23 @@ pub fn resident() -> Option<(u64, u64)> {
     Some((kib(b"Rss:")? * 1024, kib(b"LazyFree:")? * 1024))
 }
 
-/// The soft limit of a resource (`RLIMIT_*`), `None` when unlimited.
-pub fn soft_limit(resource: u32) -> Option<usize> {
+/// A resource that can be limited. C libraries give the constants different types.
+#[derive(Clone, Copy, Debug)]
+pub enum Resource {
+    /// Mapped bytes.
+    AddressSpace = libc::RLIMIT_AS as isize,
+    /// The length of a file that is written.
+    FileSize = libc::RLIMIT_FSIZE as isize,
+}
+
+/// The soft limit of a resource, `None` when unlimited.
+pub fn soft_limit(resource: Resource) -> Option<usize> {
     let mut limit = libc::rlimit64 {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: `limit` is a valid place to write to.
-    unsafe { syscall!(Sysno::prlimit64, 0, resource, 0, &raw mut limit) }.ok()?;
+    unsafe { syscall!(Sysno::prlimit64, 0, resource as usize, 0, &raw mut limit) }.ok()?;
     (limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur as usize)
 }
 

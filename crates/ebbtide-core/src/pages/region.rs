@@ -113,7 +113,7 @@ impl Region {
             .saturating_mul(16)
             .clamp(64 * GIB, MAX_REGION)
             .next_power_of_two();
-        if let Some(limit) = process::soft_limit(libc::RLIMIT_AS) {
+        if let Some(limit) = process::soft_limit(process::Resource::AddressSpace) {
             // The rest of the limit is for the program's own mappings: code, stacks, files.
             size = size.min(limit / 4 * if hardened { 2 } else { 3 });
         }

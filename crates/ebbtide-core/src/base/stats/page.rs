@@ -202,7 +202,7 @@ fn remove_abandoned(config: &Config) {
 
 /// Whether the limit on file sizes allows the file. A write beyond the limit would raise a signal.
 fn has_room() -> bool {
-    process::soft_limit(libc::RLIMIT_FSIZE).is_none_or(|limit| limit >= size_of::<Page>())
+    process::soft_limit(process::Resource::FileSize).is_none_or(|limit| limit >= size_of::<Page>())
 }
 
 /// `stats_dir/PID.ebb`.
