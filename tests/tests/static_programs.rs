@@ -113,3 +113,25 @@ fn interface_and_ends() {
 fn memory_goes_back() {
     in_both("give_back", "large");
 }
+
+/// A Rust program for musl is static. It has Ebbtide as a crate, so no archive and no shared library.
+#[test]
+fn rust_programs_for_musl() {
+    const TARGET: &str = "x86_64-unknown-linux-musl";
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).output();
+    let sysroot = String::from_utf8(sysroot.expect("rustc").stdout).expect("text");
+    let library = Path::new(sysroot.trim()).join("lib/rustlib").join(TARGET);
+    if !cfg!(target_arch = "x86_64") || !is_ebbtide() || !library.exists() {
+        return skip("no standard library: rustup target add x86_64-unknown-linux-musl");
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let built = Command::new("cargo")
+        .args(["build", "--quiet", "-p", "ebbtide-example-global"])
+        .args(["--target", TARGET, "--target-dir"])
+        .arg(dir.path())
+        .status();
+    assert!(built.expect("cargo").success());
+    let program = dir.path().join(TARGET).join("debug/ebbtide-example-global");
+    let said = Run::new(program).plain().timeout(100).ok().stdout;
+    assert!(said.ends_with("per-CPU caches: yes\n"), "{said}");
+}

@@ -4,6 +4,11 @@
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 
+// The linker reads each archive once. This asks for the C library again behind this crate, which Rust puts behind it.
+#[cfg(all(target_env = "musl", target_feature = "crt-static"))]
+#[link(name = "c", kind = "static", modifiers = "-bundle")]
+unsafe extern "C" {}
+
 /// Defines a function that returns the address of a weak symbol, null if there is none.
 macro_rules! weak {
     ($(#[$about:meta])* $name:ident, $symbol:literal, $of:ty) => {
@@ -82,12 +87,12 @@ weak!(
     register_atfork, "__register_atfork", ()
 );
 /// Defines a function that returns the address of another one. In the shared library it may be null. A static link
-/// takes only what is asked for, so the archive (feature `static`) needs the function.
+/// takes only what is asked for, so the archive (feature `static`) and static Rust programs need the function.
 macro_rules! function {
     ($(#[$about:meta])* $name:ident, $symbol:literal) => {
-        #[cfg(not(feature = "static"))]
+        #[cfg(not(any(feature = "static", target_feature = "crt-static")))]
         weak!($(#[$about])* $name, $symbol, ());
-        #[cfg(feature = "static")]
+        #[cfg(any(feature = "static", target_feature = "crt-static"))]
         $(#[$about])*
         pub fn $name() -> *const () {
             unsafe extern "C" {

@@ -25,6 +25,8 @@ fn main() {
     show("just after the drop");
     let released = ebbtide::release_all();
     show(&format!("after release_all(), which gave back {released}"));
+    let has_caches = figures().rseq_mode == 1;
+    println!("per-CPU caches: {}", if has_caches { "yes" } else { "no" });
 }
 
 /// One line: what the kernel counts, and what the allocator knows of it.

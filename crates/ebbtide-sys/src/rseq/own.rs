@@ -287,6 +287,7 @@ mod tests {
 
     /// In a thread without a registration: the C library's is taken off.
     fn in_a_bare_thread(test: impl Fn() + Send + Sync) {
+        assert!(prepare_ends());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let by_libc = match registration_by_libc() {

@@ -398,6 +398,7 @@ mod beside_sections {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     stay_on(there);
+                    heap.caches.join_sections();
                     for attempt in 1.. {
                         // SAFETY: the section mode.
                         let parked = unsafe { section::linger(&stacks, &words.section, attempt) };
