@@ -36,6 +36,7 @@ help:
 	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
+	@echo 'make packages   Debian packages, an RPM package and an archive, in $(TARGET)/packages'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make install-bench  the benchmarks (ebbtide-bench) too; the same PREFIX and DESTDIR'
 	@echo 'make uninstall  the same PREFIX and DESTDIR'
@@ -81,10 +82,14 @@ lint: need-cargo
 	scripts/aarch64 lint
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
 
+packages: build static
+	scripts/packages
+	scripts/test-packages
+
 # No build here: `sudo make install` must leave nothing of root's in $(TARGET).
 install:
 	@test -x '$(PROGRAM)' -a -f '$(LIBRARY)' || { echo 'nothing built yet: run make first'; exit 1; }
-	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig' '$(DESTDIR)$(INCDIR)' '$(DESTDIR)$(MANDIR)' \
+	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig' '$(DESTDIR)$(LIBDIR)/cmake/ebbtide' '$(DESTDIR)$(INCDIR)' '$(DESTDIR)$(MANDIR)' \
 	    '$(DESTDIR)$(BASHDIR)' '$(DESTDIR)$(ZSHDIR)' '$(DESTDIR)$(FISHDIR)'
 	install -m 755 '$(PROGRAM)' '$(DESTDIR)$(BINDIR)/ebbtide'
 	install -m 755 '$(LIBRARY)' '$(DESTDIR)$(LIBDIR)/libebbtide.so.$(VERSION)'
@@ -97,7 +102,10 @@ install:
 	install -m 644 include/ebbtide.h '$(DESTDIR)$(INCDIR)/ebbtide.h'
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCDIR@|$(INCDIR)|' \
 	    -e 's|@VERSION@|$(VERSION)|' packaging/ebbtide.pc.in > '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc'
-	chmod 644 '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc'
+	for name in config config-version; do \
+	    sed -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCDIR@|$(INCDIR)|' -e 's|@SONAME@|$(SONAME)|' -e 's|@VERSION@|$(VERSION)|' \
+	        "packaging/ebbtide-$$name.cmake.in" > "$(DESTDIR)$(LIBDIR)/cmake/ebbtide/ebbtide-$$name.cmake"; done
+	chmod 644 '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc' '$(DESTDIR)$(LIBDIR)/cmake/ebbtide/'*
 	'$(PROGRAM)' man --dir '$(DESTDIR)$(MANDIR)'
 	'$(PROGRAM)' completions bash > '$(DESTDIR)$(BASHDIR)/ebbtide'
 	'$(PROGRAM)' completions zsh > '$(DESTDIR)$(ZSHDIR)/_ebbtide'
@@ -114,6 +122,7 @@ install-bench:
 	'$(BENCH)' completions fish > '$(DESTDIR)$(FISHDIR)/ebbtide-bench.fish'
 
 uninstall:
+	rm -rf '$(DESTDIR)$(LIBDIR)/cmake/ebbtide'
 	rm -f '$(DESTDIR)$(BINDIR)/ebbtide' '$(DESTDIR)$(BINDIR)/ebbtide-bench' '$(DESTDIR)$(LIBDIR)/libebbtide.so' \
 	    '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/$(SONAME)'.* '$(DESTDIR)$(LIBDIR)/libebbtide.a' \
 	    '$(DESTDIR)$(INCDIR)/ebbtide.h' '$(DESTDIR)$(LIBDIR)/pkgconfig/ebbtide.pc' \
@@ -125,4 +134,4 @@ clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build static demo test matrix bench lint install install-bench uninstall clean
+.PHONY: all help need-cargo need-cc build static demo test matrix bench lint packages install install-bench uninstall clean

@@ -69,6 +69,7 @@ fn only_one_malloc() {
     assert!(text.contains(" T malloc\n"), "no malloc");
     assert!(!text.contains("_int_malloc"), "libc's malloc is there, too");
     let text = symbols(&archive().expect("an archive"));
+    assert!(text.contains(" T ebb_release\n") && text.contains(" T ebb_percpu_alloc\n"));
     let foreign = |line: &&str| {
         let mut words = line.split_whitespace().rev();
         let (name, kind) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
