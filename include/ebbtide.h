@@ -157,6 +157,14 @@ typedef struct ebb_percpu ebb_percpu;
 ebb_percpu *ebb_percpu_alloc(size_t size, size_t align);
 
 /*
+ * The same without waiting: it serves from pages that have their memory already, makes no system call and waits for no
+ * lock. A signal handler may call it. NULL with errno ENOMEM if those pages have no space or another thread is in the
+ * way: ebb_percpu_alloc may still succeed. Pages of freed areas serve first; some of them always stay. If another
+ * thread waits for this call meanwhile, the call wakes it.
+ */
+ebb_percpu *ebb_percpu_alloc_nowait(size_t size, size_t align);
+
+/*
  * Frees an area on all CPUs. Nobody may be using it. NULL is ignored; what is no area, or no longer one, ends the process
  * with a line on stderr. errno is kept.
  */
