@@ -38,6 +38,7 @@
 
 pub mod gate;
 
+use crate::base::owner;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::stats;
 use crate::front::requests::free_inside;
@@ -189,6 +190,10 @@ unsafe fn forget_forks(heap: &Heap) {
 fn go_on(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
     rseq::note_first_thread();
+    // With `syscalls=basic` no part asks for the owner.
+    if !heap.config.basic_syscalls {
+        owner::begin_in_child();
+    }
     heap.workers.begin();
     // SAFETY: the parent's workers are not here.
     unsafe {
