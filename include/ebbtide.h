@@ -74,7 +74,7 @@ int ebb_unmap(void *address, size_t length);
  * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
  * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.
  */
-#define EBB_STATS_VERSION 3
+#define EBB_STATS_VERSION 4
 
 struct ebb_stats {
     uint64_t version;               /* version of this struct and of the statistics page; a later one only adds fields at the end */
@@ -99,6 +99,7 @@ struct ebb_stats {
     uint64_t release_calls;         /* system calls that released memory */
     uint64_t refaulted_bytes;       /* empty pages of spans that were released and then needed again */
     uint64_t lazied_bytes;          /* made lazy since the process began */
+    uint64_t lazy_reused_bytes;     /* lazy pages that were needed again; the kernel had taken some of them */
     uint64_t paid_bytes;            /* released by calls that had taken more fresh memory than a limit had room for */
     uint64_t worker_ns;             /* time that workers spent releasing */
     uint64_t longest_stall_ns;      /* longest time that a thread of the program spent releasing at once */

@@ -85,10 +85,13 @@ static void content(void)
         write_all(round, 1);
         put();
         wait_lazy();
+        size_t reused = stats().lazy_reused_bytes;
         for (int i = 0; i < BLOCKS; i++) {
             CHECK((block[i] = calloc(1, BLOCK)));
             CHECK(not_zero(block[i], BLOCK) < 0, "calloc in round %d", (int)round);
         }
+        reused = stats().lazy_reused_bytes - reused;
+        CHECK(reused > BLOCKS * (size_t)BLOCK / 4 && reused <= stats().lazied_bytes, "%zu", reused);
         write_all(round, 1);
         put();
         wait_lazy();
@@ -170,7 +173,7 @@ static void never(void)
         put();
         for (int i = 0; stats().released_bytes < released + BLOCKS * (size_t)BLOCK / 2; i++) { CHECK(i < 3000); usleep(10000); }
     }
-    CHECK(stats().lazied_bytes == 0 && stats().lazy_bytes == 0);
+    CHECK(stats().lazied_bytes == 0 && stats().lazy_bytes == 0 && stats().lazy_reused_bytes == 0);
 }
 
 static void automatic(void)
