@@ -4,8 +4,7 @@
 //! would end with the child, or serve the wrong process. So the process that began the heap is recorded, and asked for.
 //!
 //! The child may also be the one that begins the heap, by the first `malloc` of all. Then the heap belongs to no process
-//! until a thread of the parent asks. If the child was made by a raw `fork` call, its libc takes it for its parent, and
-//! the heap that it begins stays without an owner: nothing is made there.
+//! until a thread of the parent asks.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_sys::{process, rseq};
