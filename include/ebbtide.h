@@ -74,7 +74,7 @@ int ebb_unmap(void *address, size_t length);
  * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
  * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.
  */
-#define EBB_STATS_VERSION 3
+#define EBB_STATS_VERSION 4
 
 struct ebb_stats {
     uint64_t version;               /* version of this struct and of the statistics page; a later one only adds fields at the end */
@@ -99,6 +99,7 @@ struct ebb_stats {
     uint64_t release_calls;         /* system calls that released memory */
     uint64_t refaulted_bytes;       /* empty pages of spans that were released and then needed again */
     uint64_t lazied_bytes;          /* made lazy since the process began */
+    uint64_t lazy_reused_bytes;     /* lazy pages that were needed again; the kernel had taken some of them */
     uint64_t paid_bytes;            /* released by calls that had taken more fresh memory than a limit had room for */
     uint64_t worker_ns;             /* time that workers spent releasing */
     uint64_t longest_stall_ns;      /* longest time that a thread of the program spent releasing at once */
@@ -155,6 +156,14 @@ typedef struct ebb_percpu ebb_percpu;
  * what is returned has its memory on all CPUs already.
  */
 ebb_percpu *ebb_percpu_alloc(size_t size, size_t align);
+
+/*
+ * The same without waiting: it serves from pages that have their memory already, makes no system call and waits for no
+ * lock. A signal handler may call it. NULL with errno ENOMEM if those pages have no space or another thread is in the
+ * way: ebb_percpu_alloc may still succeed. Pages of freed areas serve first; some of them always stay. If another
+ * thread waits for this call meanwhile, the call wakes it.
+ */
+ebb_percpu *ebb_percpu_alloc_nowait(size_t size, size_t align);
 
 /*
  * Frees an area on all CPUs. Nobody may be using it. NULL is ignored; what is no area, or no longer one, ends the process

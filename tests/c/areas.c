@@ -1,10 +1,12 @@
 /* Tests per-CPU data through the installed header: areas TOPIC. The misuse topics print the bad handle on stdout first;
  * the library must end the program. */
 #include "check.h"
+#include "filter.h"
 #include <ebbtide.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
+#include <sys/time.h>
 
 static void arguments(void)
 {
@@ -184,6 +186,110 @@ static void locked(void)
     for (unsigned cpu = 0; cpu < ebb_percpu_cpus(); cpu++) CHECK(not_zero(ebb_percpu_ptr(area, cpu), 200000) < 0);
 }
 
+/* From now on every system call but these ends the process. A failed check writes. */
+static void allow_few_calls(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    promise_unseen();
+    install(code, sizeof code / sizeof *code, 0);
+}
+
+/* Calls `work` in a child that may make few calls. Returns the signal that ended the child. */
+static int with_few_calls(void (*work)(void))
+{
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        allow_few_calls();
+        work();
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && (WIFSIGNALED(status) || !WEXITSTATUS(status)), "%#x", status);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void wait_for_none(void) { CHECK(ebb_percpu_alloc(4 * PAGE, 8)); }
+
+/* One area is in use. The rest of its page serves, and nothing else does. */
+static void wait_for_nothing(void)
+{
+    ebb_percpu *area;
+    size_t count = 0;
+    errno = 0;
+    CHECK(!ebb_percpu_alloc_nowait(0, 8) && errno == EINVAL);
+    CHECK(!ebb_percpu_alloc_nowait(PAGE, 8) && errno == ENOMEM);
+    for (; (area = ebb_percpu_alloc_nowait(16, 8)); count++) {
+        for (unsigned cpu = 0; cpu < ebb_percpu_cpus(); cpu++)
+            CHECK(not_zero(ebb_percpu_ptr(area, cpu), 16) < 0);
+        ebb_percpu_add_u64(area, 8, count);
+        CHECK(ebb_percpu_sum_u64(area, 8) == count && ebb_percpu_sum_u64(area, 0) == 0);
+    }
+    CHECK(errno == ENOMEM && count == PAGE / 16 - 1, "%zu", count);
+}
+
+static void nowait(void)
+{
+    CHECK(!ebb_percpu_alloc_nowait(16, 8) && errno == ENOMEM);
+    free(malloc(1000));
+    CHECK(!ebb_percpu_alloc_nowait(16, 8) && errno == ENOMEM);
+    CHECK(ebb_percpu_alloc(16, 8));
+    CHECK(with_few_calls(wait_for_nothing) == 0);
+    CHECK(with_few_calls(wait_for_none) == SIGSYS);
+}
+
+enum { HANDLED = 3000 };
+static ebb_percpu *handled[HANDLED];
+static volatile int handled_count, refused_count;
+
+static void handle(int signal)
+{
+    int saved = errno, at = handled_count;
+    (void)signal;
+    if (at == HANDLED) return;
+    ebb_percpu *area = ebb_percpu_alloc_nowait(16, 8);
+    if (area) handled[at] = area, handled_count = at + 1;
+    else refused_count++;
+    errno = saved;
+}
+
+/* Signals interrupt threads that allocate and free, and their handlers allocate. */
+static void handlers(void)
+{
+    enum { AREAS = 64 };
+    static ebb_percpu *pages[AREAS];
+    struct itimerval often = {{0, 100}, {0, 100}};
+    uint64_t random = 1, count = 0;
+    signal(SIGALRM, handle);
+    CHECK(!setitimer(ITIMER_REAL, &often, NULL));
+    for (; handled_count < HANDLED; count++) {
+        int i = rnd(&random) % AREAS;
+        if (pages[i]) {
+            CHECK(ebb_percpu_sum_u64(pages[i], 0) == (uint64_t)i + 1);
+            ebb_percpu_free(pages[i]);
+        }
+        CHECK((pages[i] = ebb_percpu_alloc(8 + rnd(&random) % 120, 8)));
+        CHECK(ebb_percpu_sum_u64(pages[i], 0) == 0);
+        ebb_percpu_add_u64(pages[i], 0, i + 1);
+    }
+    CHECK(!setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL));
+    for (int i = 0; i < HANDLED; i++) {
+        CHECK(ebb_percpu_sum_u64(handled[i], 8) == 0 && ebb_percpu_sum_u64(handled[i], 0) == 0);
+        ebb_percpu_add_u64(handled[i], 8, i + 1);
+    }
+    for (int i = 0; i < HANDLED; i++) {
+        CHECK(ebb_percpu_sum_u64(handled[i], 8) == (uint64_t)i + 1);
+        ebb_percpu_free(handled[i]);
+    }
+    printf("%d in handlers, %d refused, %lu others\n", HANDLED, refused_count, count);
+}
+
 int main(int argc, char **argv)
 {
     const char *topic = argc > 1 ? argv[1] : "";
@@ -193,6 +299,8 @@ int main(int argc, char **argv)
     else if (!strcmp(topic, "forks")) forks();
     else if (!strcmp(topic, "raw")) raw();
     else if (!strcmp(topic, "locked")) locked();
+    else if (!strcmp(topic, "nowait")) nowait();
+    else if (!strcmp(topic, "handlers")) handlers();
     else {
         ebb_percpu *area = ebb_percpu_alloc(20, 8);
         tell(area);

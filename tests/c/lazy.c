@@ -85,10 +85,13 @@ static void content(void)
         write_all(round, 1);
         put();
         wait_lazy();
+        size_t reused = stats().lazy_reused_bytes;
         for (int i = 0; i < BLOCKS; i++) {
             CHECK((block[i] = calloc(1, BLOCK)));
             CHECK(not_zero(block[i], BLOCK) < 0, "calloc in round %d", (int)round);
         }
+        reused = stats().lazy_reused_bytes - reused;
+        CHECK(reused > BLOCKS * (size_t)BLOCK / 4 && reused <= stats().lazied_bytes, "%zu", reused);
         write_all(round, 1);
         put();
         wait_lazy();

@@ -180,11 +180,12 @@ fn try_compile(
     let _one = BUILD
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let public_header = sources().join("../../include/ebbtide.h");
     let newest = std::fs::read_dir(sources())
         .expect("tests/c")
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|ext| ext == "h"))
-        .chain([source.to_owned()])
+        .chain([source.to_owned(), public_header])
         .map(|path| modified(&path))
         .max()
         .flatten();

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Runs share the machine; a [`Sysctl`] uses it alone.
 static MACHINE: RwLock<()> = RwLock::new(());
@@ -57,9 +57,12 @@ pub fn have(program: &str) -> bool {
 /// Whether the program is installed. If it is missing, root on Debian installs it once, from these packages.
 /// Otherwise prints `skipped: name` and returns false.
 pub fn ensure_installed(program: &str, packages: &str) -> bool {
-    static APT: Mutex<()> = Mutex::new(());
     static UPDATED: AtomicBool = AtomicBool::new(false);
-    let _one = APT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // Suites run beside each other. The lock ends with the file, whose descriptor no child inherits.
+    let name = crate::run::target_dir().join("installing.lock");
+    let lock = File::create(&name).unwrap_or_else(|e| panic!("{}: {e}", name.display()));
+    // SAFETY: the descriptor is open.
+    assert_eq!(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }, 0);
     if !have(program) && is_root() && have("apt-get") {
         // A fresh machine may have no package lists.
         let mut install = vec!["install", "-qq", "-y", "--no-install-recommends"];

@@ -48,6 +48,7 @@ fn data_segment_of_256_mib() {
 fn out_of_data_segment_and_on() {
     limits(&format!("oom {}", 256 * MIB))
         .limit(libc::RLIMIT_DATA, 256 * MIB)
+        .timeout(150)
         .ok();
 }
 

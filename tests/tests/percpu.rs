@@ -100,6 +100,19 @@ fn locked_memory_is_told_of() {
     topic("locked", "workers=0");
 }
 
+/// A system call would end the program.
+#[test]
+fn without_waiting() {
+    topic("nowait", "workers=0");
+    topic("nowait", "workers=0,rseq=off");
+}
+
+#[test]
+fn signal_handlers_allocate_without_waiting() {
+    topic("handlers", "");
+    topic("handlers", "rseq=off");
+}
+
 /// Requires SIGABRT, and one line with the pointer that was passed.
 fn judge(case: &str, outcome: &Outcome) {
     let named = outcome.stdout.lines().last().unwrap_or("(nothing)");

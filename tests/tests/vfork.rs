@@ -1,5 +1,6 @@
 //! Tests the effect of `vfork` on the registration of restartable sequences, threads made by raw calls, and CPUs that
-//! `/sys` does not list: `c/vfork_rules.c`, `c/own_block.c`, `c/unlisted.c`. Children that allocate are in `fork.rs`.
+//! `/sys` does not list, and a heap that begins in a child: `c/vfork_rules.c`, `c/own_block.c`, `c/unlisted.c`,
+//! `c/vfork_first.c`. Children that allocate are in `fork.rs`.
 
 use ebbtide_tests::{Outcome, Run, c_program, is_ebbtide, only_ebbtide, skip};
 
@@ -127,5 +128,20 @@ fn a_thread_with_a_block_that_says_cpu_0() {
 fn cpus_that_are_not_listed() {
     for conf in ["", "rseq=off", "harden=on"] {
         Run::new(c_program("unlisted")).conf(conf).timeout(60).ok();
+    }
+}
+
+/// With all pages, the child would make one at the start.
+#[test]
+fn the_first_malloc_is_that_of_a_child() {
+    if !only_ebbtide("has workers") {
+        return;
+    }
+    for pages in ["", "dev=pages:all,"] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        Run::new(c_program("vfork_first"))
+            .arg(dir.path())
+            .conf(&format!("{pages}stats_dir={}", dir.path().display()))
+            .ok();
     }
 }

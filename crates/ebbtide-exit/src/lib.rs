@@ -43,6 +43,7 @@ mod teardown_threads;
 
 use arena::Arena;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use ebbtide_core::base::owner;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_core::reclaim::sources::Hook;
 use ebbtide_sys::features::REAPER;
@@ -64,8 +65,6 @@ pub struct ExitHelper {
     arena: AtomicUsize,
     /// The helper's process id; 0: there is none.
     helper: AtomicU32,
-    /// The process to which this state belongs: a `vfork` child is another process.
-    process: AtomicU32,
     /// The address of the word that the kernel clears when the main thread has left this memory.
     main_word: AtomicUsize,
     /// Whether a thread is in [`Hook::on_growth`].
@@ -80,7 +79,6 @@ pub struct ExitHelper {
 pub static EXIT: ExitHelper = ExitHelper {
     arena: AtomicUsize::new(0),
     helper: AtomicU32::new(0),
-    process: AtomicU32::new(0),
     main_word: AtomicUsize::new(0),
     is_looking: AtomicBool::new(false),
     retry_at: AtomicU64::new(0),
@@ -90,7 +88,6 @@ pub static EXIT: ExitHelper = ExitHelper {
 impl Hook for ExitHelper {
     fn on_start(&self, heap: &Heap) {
         if heap.config.exit_detached {
-            self.process.store(process::id(), Ordering::Relaxed);
             self.note_main_thread();
         }
     }
@@ -109,7 +106,7 @@ impl Hook for ExitHelper {
         if !heap.config.exit_detached
             || clock::now_ms() < self.retry_at.load(Ordering::Relaxed)
             || ebbtide_core::front::fork::is_forking()
-            || self.process.load(Ordering::Relaxed) != process::id()
+            || !owner::is_own()
         {
             return;
         }
@@ -139,7 +136,7 @@ impl Hook for ExitHelper {
 impl ExitHelper {
     fn note_main_thread(&self) {
         if self.main_word.load(Ordering::Relaxed) == 0
-            && process::thread_id() == self.process.load(Ordering::Relaxed)
+            && process::thread_id() == owner::id()
             && let Some(word) = helper::leaving_word()
             // musl names a lock of its own, which is 0 while the thread is here. Then there is no helper.
             && !helper::holds(word, 0)
@@ -198,7 +195,7 @@ impl ExitHelper {
 
     fn make(&self, heap: &Heap) {
         let word = self.main_word.load(Ordering::Relaxed);
-        let program = self.process.load(Ordering::Relaxed);
+        let program = owner::id();
         // No helper is made in these cases. The first process of a container ends all others with it, and so would
         // end the helper. If a program has asked for its next child to be the first process, its helper would be
         // one. With the `/proc` of another process namespace no exec would be noticed. A thread that gives way more

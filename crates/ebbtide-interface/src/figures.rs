@@ -86,6 +86,7 @@ figures! {
     Total release_calls: "system calls that released memory";
     Total refaulted_bytes: "empty pages of spans that were released and then needed again";
     Total lazied_bytes: "made lazy since the process began";
+    Total lazy_reused_bytes: "lazy pages that were needed again; the kernel had taken some of them";
     Total paid_bytes: "released by calls that had taken more fresh memory than a limit had room for";
     Total worker_ns: "time that workers spent releasing";
     Peak longest_stall_ns: "longest time that a thread of the program spent releasing at once";
@@ -123,7 +124,7 @@ figures! {
 }
 
 /// [`Figures::version`].
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 
 impl Figures {
     /// Adds the figures of another process, each by its kind; facts become 0.

@@ -46,15 +46,11 @@ pub struct Stats {
 /// # Errors
 /// See [`Problem`].
 pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Problem> {
-    if size == 0 || size > UNIT_BYTES || !align.is_power_of_two() || align > FRAME_BYTES {
-        return Err(Problem::BadArguments);
-    }
+    let (granules, align) = in_granules(size, align)?;
     let heap = &front.enter_uncounted();
     if !PERCPU.start(heap) {
         return Err(Problem::NoMemory);
     }
-    let granules = size.div_ceil(GRANULE_BYTES) as u32;
-    let align = (align / GRANULE_BYTES).max(1) as u32;
     let shards = space::shards();
     let first = process::current_cpu() % shards;
     for shard in (first..shards).chain(0..first) {
@@ -63,8 +59,7 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
             let place = Place { shard, chunk };
             // SAFETY: the area was taken just now.
             if pages == 0 || unsafe { memory::populate(place, pages, at, granules) } {
-                let start = space::address(place, 0) - space::base();
-                return Ok(Handle::new(start + at as usize * GRANULE_BYTES, size));
+                return Ok(handle_of(place, at, size));
             }
             // Its pages stay marked, as they may be resident in part.
             let _ = put(heap, place, at, false);
@@ -72,6 +67,43 @@ pub fn allocate(front: &Front, size: usize, align: usize) -> Result<Handle, Prob
         }
     }
     Err(Problem::NoMemory)
+}
+
+/// The same, but only in pages that are populated already. Makes no system call and waits for no lock, so a signal
+/// handler may call it. If a thread began to wait for a shard's lock meanwhile, it is woken.
+///
+/// # Errors
+/// See [`Problem`]. `NoMemory`: no such page has space, or another thread holds the locks. [`allocate`] may succeed.
+pub fn allocate_nowait(size: usize, align: usize) -> Result<Handle, Problem> {
+    let (granules, align) = in_granules(size, align)?;
+    let heap = started_heap().and_then(Front::enter_nowait);
+    let heap = heap
+        .filter(|_| space::is_started())
+        .ok_or(Problem::NoMemory)?;
+    let shards = space::shards();
+    let first = space::cpu_unasked() % shards;
+    for shard in (first..shards).chain(0..first) {
+        let take = |shard: &mut Shard| shard.take_populated(granules, align);
+        if let Some(taken) = PERCPU.try_with(&heap, shard, take).flatten() {
+            let chunk = taken.chunk;
+            return Ok(handle_of(Place { shard, chunk }, taken.at, size));
+        }
+    }
+    Err(Problem::NoMemory)
+}
+
+/// A size and an alignment in granules.
+fn in_granules(size: usize, align: usize) -> Result<(u32, u32), Problem> {
+    if size == 0 || size > UNIT_BYTES || !align.is_power_of_two() || align > FRAME_BYTES {
+        return Err(Problem::BadArguments);
+    }
+    let granules = size.div_ceil(GRANULE_BYTES) as u32;
+    Ok((granules, (align / GRANULE_BYTES).max(1) as u32))
+}
+
+fn handle_of(place: Place, at: u32, size: usize) -> Handle {
+    let start = space::address(place, 0) - space::base();
+    Handle::new(start + at as usize * GRANULE_BYTES, size)
 }
 
 fn take(heap: &Heap, shard: usize, granules: u32, align: u32) -> Option<Taken> {

@@ -40,7 +40,7 @@ mod round;
 mod space;
 mod words;
 
-pub use areas::{Problem, Stats, allocate, free, stats};
+pub use areas::{Problem, Stats, allocate, allocate_nowait, free, stats};
 pub use handle::{Handle, pointer};
 pub use space::{PERCPU, PerCpuData, cpus, has_unit, rseq_offset, units};
 pub use words::{add, sum};

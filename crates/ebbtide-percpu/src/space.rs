@@ -102,6 +102,11 @@ pub fn finish_start() -> bool {
     true
 }
 
+/// Whether the address space is reserved. Carries out a plan that there is.
+pub fn is_started() -> bool {
+    bytes() != 0 || finish_start()
+}
+
 /// Releases the memory behind a shard's last chunk: another thread of a forked child's parent may have opened
 /// chunks there and written to them (INV-PERCPU-7).
 ///
@@ -159,6 +164,16 @@ pub fn has_unit() -> bool {
     usize::try_from(cpu).is_ok_and(|cpu| cpu < units())
 }
 
+/// The CPU of this thread, as far as it is known without a system call; else 0. Another number than the CPU's does no
+/// harm to a caller that only chooses a shard.
+pub fn cpu_unasked() -> usize {
+    match rseq_offset() {
+        0 => 0,
+        // SAFETY: sections are in use, so `struct rseq` lies there.
+        offset => usize::try_from(unsafe { section::cpu_id(offset) }).unwrap_or(0),
+    }
+}
+
 /// A shard on cache lines of its own.
 #[repr(align(128))]
 struct Padded(Lock<ShardState>);
@@ -180,7 +195,7 @@ impl PerCpuData {
     /// Reserves the address space, once. `false`: there is none. No thread waits for another one: each reserves,
     /// the first thread's plan is valid, and all carry out that plan.
     pub fn start(&self, heap: &Heap) -> bool {
-        bytes() != 0 || finish_start() || self.make_plan(heap) && finish_start()
+        is_started() || self.make_plan(heap) && finish_start()
     }
 
     /// Makes a plan for as many chunks as there is address space for, unless another thread is faster. `false`:
@@ -240,14 +255,18 @@ impl PerCpuData {
 
     /// Calls `work` with a shard, under its lock, in a thread that has checked for forks.
     pub fn with<R>(&self, _inside: &Heap, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> R {
-        let mut state = self.shards[shard].0.lock();
-        // SAFETY: the lock is held, and the records below the end were opened.
-        let chunks = unsafe { records(shard, state.end()) };
-        work(&mut Shard::with_group(
-            &mut state,
-            chunks,
-            vm::page_frames(),
-        ))
+        work_on(shard, &mut self.shards[shard].0.lock(), work)
+    }
+
+    /// The same, unless another thread has the lock.
+    pub fn try_with<R>(
+        &self,
+        _inside: &Heap,
+        shard: usize,
+        work: impl FnOnce(&mut Shard) -> R,
+    ) -> Option<R> {
+        let mut state = self.shards[shard].0.try_lock()?;
+        Some(work_on(shard, &mut state, work))
     }
 
     /// Opens the next chunk of a shard. `false`: no memory, or no address space.
@@ -277,6 +296,13 @@ impl PerCpuData {
         }
         true
     }
+}
+
+/// `state` is behind the lock of this shard.
+fn work_on<R>(shard: usize, state: &mut ShardState, work: impl FnOnce(&mut Shard) -> R) -> R {
+    // SAFETY: the lock is held, and the records below the end were opened.
+    let chunks = unsafe { records(shard, state.end()) };
+    work(&mut Shard::with_group(state, chunks, vm::page_frames()))
 }
 
 /// The number of shards.

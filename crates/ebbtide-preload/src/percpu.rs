@@ -12,7 +12,17 @@ pub type ebb_percpu = c_void;
 /// Allocates an area of `size` bytes, zeroed, for each CPU; null with `EINVAL` or `ENOMEM`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ebb_percpu_alloc(size: usize, align: usize) -> *mut ebb_percpu {
-    match percpu::allocate(size, align) {
+    or_null(percpu::allocate(size, align))
+}
+
+/// The same without waiting, in pages that are populated already.
+#[unsafe(no_mangle)]
+pub extern "C" fn ebb_percpu_alloc_nowait(size: usize, align: usize) -> *mut ebb_percpu {
+    or_null(percpu::allocate_nowait(size, align))
+}
+
+fn or_null(area: Result<Handle, Problem>) -> *mut ebb_percpu {
+    match area {
         Ok(handle) => handle.0 as *mut ebb_percpu,
         Err(problem) => {
             set_errno(match problem {

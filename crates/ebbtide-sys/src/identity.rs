@@ -31,6 +31,16 @@ pub fn program() -> &'static [u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
+/// Whether this process works in the memory of its parent, as a `vfork` child does. `false` if the kernel does not say.
+pub fn is_in_parents_memory() -> bool {
+    const KCMP_VM: usize = 1;
+    // SAFETY: no memory is passed.
+    let parent = unsafe { syscall!(Sysno::getppid) }.unwrap_or(0);
+    // SAFETY: as above.
+    let order = unsafe { syscall!(Sysno::kcmp, id() as usize, parent, KCMP_VM, 0, 0) };
+    order == Ok(0)
+}
+
 /// The thread id.
 pub fn thread_id() -> u32 {
     // SAFETY: no arguments.

@@ -13,6 +13,7 @@ const CHUNKS: usize = 6;
 #[derive(Clone, Debug)]
 enum Op {
     Take(u32, u32),
+    TakePopulated(u32, u32),
     Put(usize),
     Disown(usize),
     PutDisowned(usize),
@@ -94,6 +95,18 @@ impl World {
             };
             self.shard().open(id, false);
         };
+        self.hand_out(taken, n, align);
+    }
+
+    /// No page may become resident for it.
+    fn take_populated(&mut self, n: u32, align: u32) {
+        if let Some(taken) = self.shard().take_populated(n, align) {
+            assert_eq!(taken.populate, 0);
+            self.hand_out(taken, n, align);
+        }
+    }
+
+    fn hand_out(&mut self, taken: Taken, n: u32, align: u32) {
         let Taken {
             chunk,
             at,
@@ -155,6 +168,7 @@ impl World {
     fn step(&mut self, op: Op) {
         match op {
             Op::Take(n, align) => self.take(n, align),
+            Op::TakePopulated(n, align) => self.take_populated(n, align),
             Op::Put(index) => {
                 if let Some(putting) = self.disown(index) {
                     self.shard().put(putting);
@@ -234,7 +248,8 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     let align = prop_oneof![4 => Just(0u32), 1 => 0u32..10];
     prop_oneof![
-        30 => (size, align).prop_map(|(n, align)| Op::Take(n, 1 << align)),
+        24 => (size.clone(), align.clone()).prop_map(|(n, align)| Op::Take(n, 1 << align)),
+        8 => (size, align).prop_map(|(n, align)| Op::TakePopulated(n, 1 << align)),
         22 => any::<usize>().prop_map(Op::Put),
         4 => any::<usize>().prop_map(Op::Disown),
         5 => any::<usize>().prop_map(Op::PutDisowned),

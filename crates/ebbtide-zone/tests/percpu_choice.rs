@@ -28,6 +28,15 @@ impl Storage {
         Some((taken.chunk, taken.at))
     }
 
+    /// The same in populated pages.
+    fn take_populated(&mut self, n: u32, align: u32) -> Option<(u32, u32)> {
+        let taken = self.shard().take_populated(n, align);
+        self.shard().check_invariants().unwrap();
+        let taken = taken?;
+        assert_eq!(taken.populate, 0);
+        Some((taken.chunk, taken.at))
+    }
+
     fn put(&mut self, chunk: u32, at: u32) {
         let area = self.shard().disown(chunk, at).expect("an area");
         self.shard().put(area);
@@ -212,4 +221,60 @@ fn an_aligned_area_of_pages_fits_between_its_neighbours() {
     assert_eq!(s.take(2 * PAGE_GRANULES, 512), Some((0, 4 * 512)));
     assert_eq!(s.take(3 * PAGE_GRANULES, 512), Some((0, 10 * 512)));
     assert_eq!(s.take(17, 1), None, "full");
+}
+
+#[test]
+fn populated_pages_alone_serve_a_caller_that_cannot_wait() {
+    let mut s = Storage::new(1);
+    assert_eq!(s.take_populated(1, 1), None, "no chunk is open");
+    assert!(s.shard().open(0, false));
+    assert_eq!(s.take_populated(1, 1), None, "no page is populated");
+    assert_eq!(s.take(SMALL_GRANULES, 1), Some((0, 0)));
+    // The rest of the page, and nothing behind it.
+    let rest = (PAGE_GRANULES / SMALL_GRANULES - 1) as usize;
+    for i in 1..=rest {
+        let at = i as u32 * SMALL_GRANULES;
+        assert_eq!(s.take_populated(SMALL_GRANULES, 1), Some((0, at)));
+    }
+    assert_eq!(s.take_populated(1, 1), None);
+    // The chunk has lost none of its places.
+    let next = Some((0, PAGE_GRANULES));
+    assert_eq!(s.take(1, 1), next);
+}
+
+#[test]
+fn an_area_across_populated_pages_ends_with_them() {
+    let mut s = Storage::new(1);
+    assert!(s.shard().open(0, false));
+    let pages = 3 * PAGE_GRANULES;
+    assert_eq!(s.take(pages, 1), Some((0, 0)));
+    s.put(0, 0);
+    assert_eq!(s.take_populated(pages + 1, 1), None);
+    assert_eq!(s.take_populated(pages - 1, 1), Some((0, 0)), "a free chunk");
+    assert_eq!(
+        s.take_populated(2, 1),
+        None,
+        "the last granule alone is left"
+    );
+    assert_eq!(s.take_populated(17, 1), None);
+    s.put(0, 0);
+    assert_eq!(s.take(UNIT_GRANULES, 1), Some((0, 0)));
+}
+
+/// Active chunks without a populated page do not hide it in a sidelined one.
+#[test]
+fn populated_pages_of_a_sidelined_chunk_serve() {
+    let mut s = Storage::new(2);
+    s.fill(PAGE_GRANULES);
+    (0..UNIT_PAGES as u32 - 1).for_each(|page| s.put(0, page * PAGE_GRANULES));
+    s.shard().begin_round(Scope::Everything);
+    let claimed = s.shard().claim(Scope::Everything, 64).expect("a full one");
+    s.shard().finish(claimed, claimed.pages);
+    // One page of the sidelined chunk is populated, and in use.
+    assert_eq!(s.shard().counters().sidelined, 1);
+    assert_eq!(s.take_populated(PAGE_GRANULES, 1), None);
+    let last = (UNIT_PAGES as u32 - 1) * PAGE_GRANULES;
+    let behind = s.shard().disown(0, last).expect("the last area");
+    s.shard().put(behind);
+    assert_eq!(s.take_populated(PAGE_GRANULES, 1), Some((0, last)));
 }

@@ -14,7 +14,7 @@ mod refcount;
 
 pub use cells::{PerCpu, PlainData};
 pub use counter::Counter;
-pub use ebbtide_percpu::{Handle, Problem, Stats, add, free, pointer, stats, sum};
+pub use ebbtide_percpu::{Handle, Problem, Stats, add, allocate_nowait, free, pointer, stats, sum};
 pub use refcount::RefCount;
 
 /// Allocates an area of `size` bytes, zeroed, for each CPU.

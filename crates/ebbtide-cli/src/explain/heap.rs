@@ -35,6 +35,7 @@ pub fn sort(memory: &impl Readable, places: &Places, residency: &Residency) -> i
         words: HashMap::new(),
         large_end: 0,
         owned_end: 0,
+        page_frames: residency.page_frames,
         sorted: Sorted::default(),
     };
     heap.read_caches();
@@ -57,6 +58,8 @@ struct Heap<'a, R> {
     large_end: u64,
     /// The frame behind the pageblocks that it owns.
     owned_end: u64,
+    /// Frames of a page of the kernel.
+    page_frames: usize,
     sorted: Sorted,
 }
 
@@ -125,6 +128,7 @@ impl<R: Readable> Heap<'_, R> {
         if matches!(kind, Kind::Used | Kind::Mixed) {
             self.find_large_before(number)?;
         }
+        let mut empty = Bits::default();
         for (frame, (&class, id)) in classes.iter().zip(ids.chunks_exact(4)).enumerate() {
             let id = u32::from_le_bytes(id.try_into().expect("4 bytes"));
             if class == LARGE {
@@ -142,11 +146,13 @@ impl<R: Readable> Heap<'_, R> {
                 Kind::Lazy => &mut sorted.lazy,
                 Kind::Clean => &mut sorted.clean,
                 Kind::Claimed => &mut sorted.waiting,
+                _ if is_free && !is_whole(&free, frame, self.page_frames) => &mut sorted.pinned,
                 _ if is_free && has(&dirty, frame) => &mut sorted.dirty,
                 _ if is_free && has(&lazy, frame) => &mut sorted.lazy,
                 _ if is_free => &mut sorted.clean,
                 _ if class != 0 && class != LARGE => {
-                    self.sort_span_page(first + frame as u64, id, page)?;
+                    let is_empty = self.sort_span_page(first + frame as u64, id, page)?;
+                    empty[frame / 64] |= u64::from(is_empty) << (frame % 64);
                     continue;
                 }
                 _ if first + (frame as u64) < self.large_end => &mut sorted.large,
@@ -154,6 +160,13 @@ impl<R: Readable> Heap<'_, R> {
                 _ => &mut sorted.waiting,
             };
             part.add(page, FRAME_BYTES);
+        }
+        for frame in (0..frames).filter(|&frame| is_whole(&empty, frame, self.page_frames)) {
+            let page = match has(&block.present, frame) {
+                true => Where::Resident,
+                false => Where::Swapped,
+            };
+            self.sorted.empty_pages.add(page, FRAME_BYTES);
         }
         Ok(())
     }
@@ -224,14 +237,14 @@ impl<R: Readable> Heap<'_, R> {
         Ok(span)
     }
 
-    /// Counts the bytes of a span's page by the objects that lie in it.
-    fn sort_span_page(&mut self, frame: u64, id: u32, page: Where) -> io::Result<()> {
+    /// Counts the bytes of a span's frame by the objects that lie in it. Returns whether there is none.
+    fn sort_span_page(&mut self, frame: u64, id: u32, page: Where) -> io::Result<bool> {
         let span = self.span(id)?;
         let is_of_span = (1..CLASSES).contains(&span.class)
             && (span.first..span.first + span.frames).contains(&frame);
         if !is_of_span {
             self.sorted.small.add(page, FRAME_BYTES);
-            return Ok(());
+            return Ok(false);
         }
         let size = class_bytes(span.class) as u64;
         let cached_objects = self.cached.get(&id).copied().unwrap_or_default();
@@ -250,16 +263,19 @@ impl<R: Readable> Heap<'_, R> {
         self.sorted.small.add(page, live);
         self.sorted.cached.add(page, cached);
         self.sorted.in_spans.add(page, free);
-        if free == FRAME_BYTES {
-            self.sorted.empty_pages.add(page, free);
-        }
         if page == Where::Resident {
             let (in_use, between) = &mut self.sorted.classes[span.class];
             *in_use += live;
             *between += free;
         }
-        Ok(())
+        Ok(free == FRAME_BYTES)
     }
+}
+
+/// Whether all frames of this frame's page of the kernel have their bit.
+fn is_whole(bits: &Bits, frame: usize, page_frames: usize) -> bool {
+    let first = frame / page_frames * page_frames;
+    (first..first + page_frames).all(|frame| has(bits, frame))
 }
 
 #[cfg(test)]

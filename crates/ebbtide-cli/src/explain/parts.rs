@@ -29,6 +29,8 @@ pub const CACHED: &str = "cached";
 pub const WAITING: &str = "waiting";
 /// The name of a heap of Ebbtide that is not told apart.
 pub const UNKNOWN: &str = "ebbtide";
+/// The name of free memory in larger pages with something in use.
+pub const PINNED: &str = "pinned";
 /// The name of unused memory inside huge pages.
 pub const HUGE_FILL: &str = "huge_fill";
 
@@ -216,6 +218,12 @@ fn of_records(sorted: &Sorted, heap: &Counted, about: &About) -> Vec<Part> {
             "spare or on its way",
             sorted.waiting,
             "the last runs that CPUs freed, and pages that are being released",
+        ),
+        part(
+            PINNED,
+            "free beside memory in use",
+            sorted.pinned,
+            "its page of 16 or 64 KiB also holds something in use",
         ),
         part(
             HUGE_FILL,

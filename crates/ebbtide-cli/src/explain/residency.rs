@@ -25,12 +25,24 @@ pub struct Block {
 }
 
 /// The pageblocks of a region that have a page, by number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Residency {
     /// The address of the first pageblock.
     pub base: u64,
+    /// Frames of a page of the kernel: 1, 4 or 16. They are resident together.
+    pub page_frames: usize,
     /// The pageblocks.
     pub blocks: BTreeMap<u64, Block>,
+}
+
+impl Default for Residency {
+    fn default() -> Self {
+        Self {
+            base: 0,
+            page_frames: 1,
+            blocks: BTreeMap::new(),
+        }
+    }
 }
 
 const SWAPPED: u64 = 1 << 62;
@@ -40,25 +52,33 @@ const OWN: u64 = 1 << 56;
 const STEP: u64 = 64 * 1024;
 
 impl Residency {
-    /// Reads the ranges of addresses. An error where the kernel counts in larger pages than the heap.
+    /// Reads the ranges of addresses. All processes have pages of one size.
     pub fn read(pid: u32, base: u64, ranges: &[(u64, u64)]) -> io::Result<Self> {
-        if page_bytes() != FRAME_BYTES {
-            let why = "the kernel's pages are not frames of 4 KiB";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
-        }
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        let read = |entries: &mut [u8], at| pagemap.read_exact_at(entries, at);
+        Self::read_from(read, page_bytes(), base, ranges)
+    }
+
+    /// The same from any file of entries: a word for each page of `page_bytes`.
+    fn read_from(
+        read: impl Fn(&mut [u8], u64) -> io::Result<()>,
+        page_bytes: u64,
+        base: u64,
+        ranges: &[(u64, u64)],
+    ) -> io::Result<Self> {
         let mut residency = Self {
             base,
+            page_frames: (page_bytes / FRAME_BYTES) as usize,
             ..Self::default()
         };
         for &(start, end) in ranges {
-            let (mut at, end) = (start / FRAME_BYTES, end / FRAME_BYTES);
+            let (mut at, end) = (start / page_bytes, end / page_bytes);
             while at < end {
                 let count = STEP.min(end - at);
                 let mut entries = vec![0; count as usize * 8];
-                pagemap.read_exact_at(&mut entries, at * 8)?;
+                read(&mut entries, at * 8)?;
                 for (page, entry) in (at..).zip(words_of(&entries)) {
-                    residency.add(page * FRAME_BYTES, entry);
+                    residency.add(page * page_bytes, entry);
                 }
                 at += count;
             }
@@ -66,12 +86,18 @@ impl Residency {
         Ok(residency)
     }
 
-    /// Adds a page by its entry.
+    /// Adds a page of the kernel by its entry: all its frames.
     pub fn add(&mut self, address: u64, entry: u64) {
         if entry & (PRESENT | SWAPPED) == 0 || address < self.base {
             return;
         }
-        let frame = (address - self.base) / FRAME_BYTES;
+        let first = (address - self.base) / FRAME_BYTES;
+        for frame in first..first + self.page_frames as u64 {
+            self.add_frame(frame, entry);
+        }
+    }
+
+    fn add_frame(&mut self, frame: u64, entry: u64) {
         let block = self.blocks.entry(frame / BLOCK_FRAMES).or_default();
         let (word, bit) = ((frame % BLOCK_FRAMES / 64) as usize, frame % 64);
         let set = |bits: &mut Bits, condition: bool| bits[word] |= u64::from(condition) << bit;
@@ -119,6 +145,34 @@ mod tests {
         let block = residency.blocks[&1];
         assert!(has(&block.present, 65) && !has(&block.present, 66));
         assert!(has(&block.swapped, 66) && !has(&block.swapped, 65));
+    }
+
+    /// Two pages of 64 KiB, on both sides of the end of a pageblock, and a swapped one of 16 KiB.
+    #[test]
+    fn larger_pages_have_all_their_frames() {
+        let base = 1 << 30;
+        let file = |entries: &'static [(u64, u64)]| {
+            move |bytes: &mut [u8], at: u64| {
+                for (number, word) in (at / 8..).zip(bytes.chunks_exact_mut(8)) {
+                    let found = entries.iter().find(|&&(entry, _)| entry == number);
+                    word.copy_from_slice(&found.map_or(0, |&(_, entry)| entry).to_le_bytes());
+                }
+                Ok(())
+            }
+        };
+        let blocks = [(base, base + (4 << 20))];
+        const FIRST: u64 = (1 << 30) >> 16;
+        let large = file(&[(FIRST + 31, PRESENT | OWN), (FIRST + 32, PRESENT)]);
+        let read = Residency::read_from(large, 64 << 10, base, &blocks).unwrap();
+        assert_eq!(read.page_frames, 16);
+        assert_eq!(read.blocks[&0].present, [0, 0, 0, 0, 0, 0, 0, 0xffff << 48]);
+        assert_eq!(read.blocks[&0].own, read.blocks[&0].present);
+        assert_eq!(read.blocks[&1].present, [0xffff, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(read.blocks[&1].own, Bits::default());
+        let middle = file(&[(((1 << 30) >> 14) + 3, SWAPPED)]);
+        let read = Residency::read_from(middle, 16 << 10, base, &blocks).unwrap();
+        assert_eq!(read.blocks[&0].swapped[0], 0xf << 12);
+        assert_eq!(read.blocks[&0].present, Bits::default());
     }
 
     /// A program that only reads memory from calloc has the page of zeroes there.

@@ -5,6 +5,7 @@
 //! | [`config`] | the keys of `EBBTIDE_CONF` |
 //! | [`domains`] | zones by CPUs and nodes |
 //! | [`ranks`] | the one order of locks |
+//! | [`owner`] | the process to which the heap belongs |
 //! | [`releaser`] | the thread that releases memory |
 //! | [`message`] | the one line before an abort |
 //! | [`size_class`] | requests by size |
@@ -14,6 +15,7 @@
 pub mod config;
 pub mod domains;
 pub mod message;
+pub mod owner;
 pub mod ranks;
 pub mod releaser;
 pub mod size_class;

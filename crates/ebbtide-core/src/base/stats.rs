@@ -12,9 +12,10 @@ pub use locks::locks;
 pub use page::{Request, is_open, note_range, publish, publish_released, request, set_places};
 
 use crate::base::config::Config;
+use crate::base::owner;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_interface::{figures, page::FIRST};
-use ebbtide_sys::{Errno, clock, features, lockstat, pressure, process};
+use ebbtide_sys::{Errno, clock, features, lockstat, pressure};
 use page::set;
 
 /// Values of [`Figures::pressure_state`].
@@ -76,13 +77,14 @@ pub fn set_pressure_sources(sources: u64) {
 /// Called once, by the start of the heap.
 pub fn start(config: &Config) {
     page::begin();
-    set(word!(pid), process::id().into());
+    set(word!(pid), owner::id().into());
     if config.stats_dir.as_bytes().is_empty() {
         return;
     }
     BEGAN_MS.store(clock::now_ms(), Ordering::Relaxed);
     // Later, a filter may refuse to make the file.
-    if config.all_pages || config.basic_syscalls {
+    let begins_now = config.all_pages && is_this_process(config);
+    if begins_now || config.basic_syscalls {
         let _ = page::open(config, true);
     } else {
         page::check(config);
@@ -94,9 +96,8 @@ pub fn start(config: &Config) {
 pub fn forked(config: &Config) {
     page::forget();
     lockstat::forget();
-    // Afterwards, `syscalls=basic` allows no such call.
     if !config.basic_syscalls {
-        set(word!(pid), process::id().into());
+        set(word!(pid), owner::id().into());
     }
     let wanted = !config.stats_dir.as_bytes().is_empty();
     if wanted {
@@ -152,9 +153,10 @@ pub fn is_due(config: &Config, held_bytes: impl FnOnce() -> usize) -> bool {
     page::is_open() || WANTS_FILE.load(Ordering::Relaxed) && is_due()
 }
 
-/// Whether the counts are of this process, not of one that forked it without its handlers.
+/// Whether the counts are of this process, not of one that forked it without its handlers. `syscalls=basic` allows no
+/// such call.
 pub fn is_this_process(config: &Config) -> bool {
-    config.basic_syscalls || page::word(word!(pid)) == process::id().into()
+    config.basic_syscalls || owner::is_own()
 }
 
 /// Takes the count of [`large_freed`], once.

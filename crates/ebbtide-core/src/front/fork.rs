@@ -24,19 +24,21 @@
 //!
 //! # Entry points
 //!
-//! The heap's locks are fields behind a `&Heap`. Three entry points lead to one:
+//! The heap's locks are fields behind a `&Heap`. Four entry points lead to one:
 //!
 //! | entry point | for | while another thread forks |
 //! |---|---|---|
 //! | `Front::enter`, which passes the gate | requests: `malloc`, `free`, `realloc` | the reserve serves; if it is full, `Front::enter_after_fork` waits |
 //! | `Front::enter_uncounted` | other calls: statistics, `malloc_trim`, per-CPU data, the end | the call waits at the locks |
+//! | `Front::enter_nowait` | `ebb_percpu_alloc_nowait` | there is no entry |
 //! | `the_heap`, which is unsafe | the handlers here, and workers | the worker waits at the locks |
 //!
-//! The first two check for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
+//! The first three check for forks and make an `Entered`. It dereferences to the `Heap`: code inside passes the `&Heap` on,
 //! and does not check again.
 
 pub mod gate;
 
+use crate::base::owner;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::stats;
 use crate::front::requests::free_inside;
@@ -188,6 +190,10 @@ unsafe fn forget_forks(heap: &Heap) {
 fn go_on(heap: &Heap) {
     heap.forked.store(true, Ordering::Relaxed);
     rseq::note_first_thread();
+    // With `syscalls=basic` no part asks for the owner.
+    if !heap.config.basic_syscalls {
+        owner::begin_in_child();
+    }
     heap.workers.begin();
     // SAFETY: the parent's workers are not here.
     unsafe {
@@ -290,6 +296,20 @@ impl Front {
         }
     }
 
+    /// The entry point for calls that make no system call and wait for no lock. `None`: a fork is under way, or a
+    /// child has not recovered yet from a fork without handlers.
+    pub fn enter_nowait(&self) -> Option<Entered<'_>> {
+        // SAFETY: checked for forks before it is returned.
+        let heap = unsafe { the_heap() };
+        let is_whole =
+            !heap.caches.was_forked() && FRONT.forks.forking.load(Ordering::Relaxed) == NO;
+        is_whole.then_some(Entered {
+            _counted: None,
+            _thread: PhantomData,
+            resumed: false,
+        })
+    }
+
     /// The entry point for other calls. Libc makes none of them under a lock of its own, so they may wait for
     /// another thread's fork.
     #[inline]
@@ -364,7 +384,6 @@ fn recover(heap: &Heap) {
     }
     // The state of the process when it was copied. The C library does not know workers as threads.
     let alone = process::is_single_threaded() && heap.workers.count() == 0;
-    heap.caches.forget_fork();
     // SAFETY: a child that skipped the handlers has one thread until it allocates the stack of another thread.
     unsafe {
         forget_forks(heap);
@@ -373,6 +392,8 @@ fn recover(heap: &Heap) {
             give_up(heap);
         }
     }
+    // Not earlier: a signal handler must not find a heap that counts as whole.
+    heap.caches.forget_fork();
     go_on(heap);
 }
 

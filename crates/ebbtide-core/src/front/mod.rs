@@ -13,6 +13,7 @@ pub mod requests;
 use crate::base::config::Config;
 use crate::base::domains::Domains;
 use crate::base::message::Message;
+use crate::base::owner;
 use crate::base::size_class::{MIN_ALIGN, TABLE_MAX};
 use crate::base::stats::{self, Figures};
 use crate::front::fork::Forks;
@@ -229,6 +230,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     };
     // SAFETY: no thread reads before READY.
     unsafe { heap.begin(parts, settings) };
+    owner::begin();
     heap.workers.begin();
     if let Some(holds) = config.lockstat {
         ebbtide_sys::lockstat::start(holds);

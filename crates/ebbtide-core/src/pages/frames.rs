@@ -213,6 +213,10 @@ impl Pages {
         data.taken += fresh;
         drop(data);
         self.allowance.count_fresh(fresh);
+        if after.lazy < before.lazy {
+            let bytes = (before.lazy - after.lazy) * FRAME_BYTES as u64;
+            stats::count(word!(lazy_reused_bytes), bytes);
+        }
         Some(taken)
     }
 

@@ -18,6 +18,7 @@ mod watch;
 use super::control::OBSERVER_MS;
 use super::owned::release_owned;
 use crate::base::config::MAX_WORKERS;
+use crate::base::owner;
 use crate::base::releaser::{Owner, Releaser};
 use crate::base::stats;
 use crate::reclaim::{Heap, the_heap};
@@ -65,8 +66,6 @@ pub struct Workers {
     expecting: AtomicBool,
     /// The number of the thread that makes a worker. 0: none. One thread at a time does.
     creating: AtomicU32,
-    /// The process to which this state belongs. A `vfork` child is another process.
-    process: AtomicU32,
     /// No worker is made before this time.
     retry_ms: AtomicU64,
     /// See [`Self::bar`].
@@ -91,7 +90,6 @@ impl Workers {
             coordinating: AtomicU64::new(0),
             expecting: AtomicBool::new(false),
             creating: AtomicU32::new(0),
-            process: AtomicU32::new(0),
             retry_ms: AtomicU64::new(0),
             is_barred: AtomicBool::new(false),
             lease_terms: LeaseTerms::new(),
@@ -168,7 +166,6 @@ impl Workers {
         self.creating.store(0, Ordering::Relaxed);
         self.bar(false);
         self.lease_terms.reset();
-        self.process.store(process::id(), Ordering::Release);
     }
 
     /// Ensures that `wanted` workers exist, as far as they can be made, and wakes the sleeping ones. `false`: there
@@ -211,7 +208,7 @@ impl Workers {
     }
 
     fn make_one(&'static self) -> bool {
-        if !self.may_make() || !self.are_of_this_process() || !self.begin_creating() {
+        if !self.may_make() || !owner::is_own() || !self.begin_creating() {
             return false;
         }
         // Checked again: a thread that ends all workers then waits for a thread that still makes one.
@@ -276,11 +273,6 @@ impl Workers {
         self.retry_ms.store(clock::now_ms() + ms, Ordering::SeqCst);
     }
 
-    /// Whether the workers belong to this process. In a child of vfork(2) they do not.
-    fn are_of_this_process(&self) -> bool {
-        self.process.load(Ordering::Acquire) == process::id()
-    }
-
     /// Ends all workers. When it returns, they are gone, and none is made for [`APART_MS`]. `false`: a worker is
     /// still at work after [`END_MS`]; it ends when it is done. Takes no lock. Makes no system call if there is no
     /// worker: a filter that is already installed may kill the thread for it.
@@ -288,7 +280,7 @@ impl Workers {
         self.make_none_for(APART_MS);
         let is_none = self.creating.load(Ordering::SeqCst) == 0
             && self.places.iter().all(|place| place.thread() == 0);
-        if is_none || !self.are_of_this_process() {
+        if is_none || !owner::is_own() {
             return true;
         }
         let end = clock::now_ms() + END_MS;

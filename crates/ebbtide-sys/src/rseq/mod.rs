@@ -52,7 +52,7 @@ pub mod section;
 mod vfork;
 
 pub(crate) use own::{BYTES as OWN_BYTES, mark_block, offset as own_offset};
-pub use own::{note_first_thread, stop, yield_to_other};
+pub use own::{may_be_vfork_child, note_first_thread, stop, yield_to_other};
 /// Whether this build has sections: for this processor, this C library. At run time [`registration`] decides.
 pub use section::SECTIONS;
 pub use vfork::{VFORK_GUARD_OFFSET, guard_vfork, leave, rejoin};

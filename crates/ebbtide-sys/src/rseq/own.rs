@@ -234,6 +234,14 @@ fn is_libc_thread() -> bool {
     is_known && !(clock >> 3) as u32 == thread
 }
 
+/// Whether this thread may be a `vfork` child in the memory of its parent: libc knows the thread under another number.
+/// So does the child of a raw `fork` call, which has memory of its own: the kernel tells them apart. `false` where the C library cannot say: then the process
+/// has one thread.
+pub fn may_be_vfork_child() -> bool {
+    let can_say = libc_symbols::thread_clock().is_some() || HOME.load(Ordering::Relaxed) != 0;
+    can_say && !is_libc_thread() && process::is_in_parents_memory()
+}
+
 /// Makes sure that this thread unregisters before it unmaps its own stack (`INV-OWN-3`). `false`: that cannot be
 /// promised.
 ///

@@ -9,29 +9,45 @@ const WORDS: usize = UNIT_GRANULES as usize / 64;
 /// Most pages that are scanned although their hint guarantees no aligned place for the request.
 const DOUBTFUL: u32 = 8;
 
+/// The pages in which a new area may lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pages {
+    Any,
+    /// Only pages that are marked populated.
+    Populated,
+}
+
 impl Chunk {
     /// Finds a place for a free run of `n` granules at a multiple of `align`: inside one page if possible,
     /// populated pages first, low ones first. Lowers the hints of pages that had no place.
-    pub(super) fn find(&mut self, n: u32, align: u32) -> Option<u32> {
+    pub(super) fn find(&mut self, n: u32, align: u32, within: Pages) -> Option<u32> {
         // A run of this length always holds an aligned one.
         let sure = n + align - 1;
         if n > u32::from(self.longest) {
             return None;
         }
+        let pages = match within {
+            Pages::Any => u64::MAX,
+            Pages::Populated => self.populated,
+        };
         let found = (n <= PAGE_GRANULES)
-            .then(|| self.find_in_pages(n, align, sure))
+            .then(|| self.find_in_pages(n, align, sure, pages))
             .flatten();
         let across = || n > PAGE_GRANULES || (n > 1 && sure <= u32::from(self.longest));
-        let found = found.or_else(|| across().then(|| self.find_across(n, align)).flatten());
-        if found.is_none() {
+        let found = found.or_else(|| {
+            across()
+                .then(|| self.find_across(n, align, pages))
+                .flatten()
+        });
+        if found.is_none() && within == Pages::Any {
             self.longest = self.longest.min((sure - 1).min(UNIT_GRANULES) as u16);
         }
         found
     }
 
-    fn find_in_pages(&mut self, n: u32, align: u32, sure: u32) -> Option<u32> {
+    fn find_in_pages(&mut self, n: u32, align: u32, sure: u32, allowed: u64) -> Option<u32> {
         let mut doubtful = 0;
-        for pages in [self.populated, !self.populated] {
+        for pages in [self.populated, !self.populated & allowed] {
             let mut rest = pages & self.fits[n.ilog2() as usize];
             while rest != 0 {
                 let page = rest.trailing_zeros();
@@ -58,8 +74,11 @@ impl Chunk {
         None
     }
 
-    fn find_across(&self, n: u32, align: u32) -> Option<u32> {
-        let word = |i: usize| !self.used[i];
+    fn find_across(&self, n: u32, align: u32, allowed: u64) -> Option<u32> {
+        let word = |i: usize| match allowed >> (i / PAGE_WORDS) & 1 {
+            0 => 0,
+            _ => !self.used[i],
+        };
         bits::find_run_by(word, 0, WORDS, u64::from(n), u64::from(align), 0).map(|at| at as u32)
     }
 

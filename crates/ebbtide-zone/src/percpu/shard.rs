@@ -1,6 +1,6 @@
 //! A shard: takes and puts areas, and keeps its chunks on their lists.
 
-use super::area::for_pages;
+use super::area::{Pages, for_pages};
 use super::chunk::{SLOTS, slot};
 use super::{Chunk, HIGH, NONE, SMALL_GRANULES, State, UNIT_GRANULES, UNIT_PAGES};
 use crate::bits;
@@ -151,12 +151,23 @@ impl<'a> Shard<'a> {
     /// Takes an area of `n` granules at a multiple of `align` granules, a power of two up to a page. `None`:
     /// another chunk is needed, see [`Self::wanted`].
     pub fn take(&mut self, n: u32, align: u32) -> Option<Taken> {
+        self.take_in(n, align, Pages::Any)
+    }
+
+    /// The same in populated pages only. The search is short, so it may miss a place.
+    pub fn take_populated(&mut self, n: u32, align: u32) -> Option<Taken> {
+        let taken = self.take_in(n, align, Pages::Populated);
+        debug_assert!(taken.is_none_or(|taken| taken.populate == 0));
+        taken
+    }
+
+    fn take_in(&mut self, n: u32, align: u32, within: Pages) -> Option<Taken> {
         debug_assert!((1..=UNIT_GRANULES).contains(&n) && align.is_power_of_two());
         let small = n <= SMALL_GRANULES;
         let found = self
-            .search(small, false, n, align)
-            .or_else(|| self.search(small, true, n, align));
-        let (id, at) = found.or_else(|| self.take_free(small, n, align))?;
+            .search(small, false, n, align, within)
+            .or_else(|| self.search(small, true, n, align, within));
+        let (id, at) = found.or_else(|| self.take_free(small, n, align, within))?;
         let chunk = &mut self.chunks[id as usize];
         let (empty, pinned) = chunk.idle(self.group);
         let pages = chunk.mark(at, n);
@@ -182,9 +193,20 @@ impl<'a> Shard<'a> {
     }
 
     /// Searches the active or sidelined chunks of a kind. The chunk that is found becomes active.
-    fn search(&mut self, small: bool, sidelined: bool, n: u32, align: u32) -> Option<(u32, u32)> {
+    fn search(
+        &mut self,
+        small: bool,
+        sidelined: bool,
+        n: u32,
+        align: u32,
+        within: Pages,
+    ) -> Option<(u32, u32)> {
         let lowest = slot(n);
-        let sure = n + align - 1;
+        // No hint guarantees a place in populated pages.
+        let sure = match within {
+            Pages::Any => n + align - 1,
+            Pages::Populated => u32::MAX,
+        };
         for slot in lowest..SLOTS {
             let mut id = self.state.heads[usize::from(small)][usize::from(sidelined)][slot];
             let mut tries = 0;
@@ -193,7 +215,7 @@ impl<'a> Shard<'a> {
                 tries += u32::from(slot == lowest || u32::from(chunk.longest) < sure);
                 let next = chunk.next;
                 let listed = chunk.slot();
-                let found = chunk.find(n, align);
+                let found = chunk.find(n, align, within);
                 if let Some(at) = found {
                     if sidelined {
                         self.remove(id);
@@ -215,12 +237,20 @@ impl<'a> Shard<'a> {
         None
     }
 
-    fn take_free(&mut self, small: bool, n: u32, align: u32) -> Option<(u32, u32)> {
-        let id = self.state.free;
-        if id == NONE {
-            return None;
-        }
-        let at = self.chunks[id as usize].find(n, align)?;
+    fn take_free(&mut self, small: bool, n: u32, align: u32, within: Pages) -> Option<(u32, u32)> {
+        let mut id = self.state.free;
+        let mut tries = 0;
+        let at = loop {
+            if id == NONE || tries == TRIES {
+                return None;
+            }
+            let chunk = &mut self.chunks[id as usize];
+            if let Some(at) = chunk.find(n, align, within) {
+                break at;
+            }
+            id = chunk.next;
+            tries += 1;
+        };
         self.remove(id);
         self.chunks[id as usize].small = small;
         if n == UNIT_GRANULES {

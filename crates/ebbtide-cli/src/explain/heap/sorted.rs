@@ -47,6 +47,8 @@ pub struct Sorted {
     pub dirty: Bytes,
     /// Free, and the kernel may take it.
     pub lazy: Bytes,
+    /// Free, in a page of the kernel that also holds something in use: only where its pages are larger than frames.
+    pub pinned: Bytes,
     /// Free and clean, or behind a large allocation in its last pageblock, but in a huge page.
     pub clean: Bytes,
     /// Spare runs of CPUs, and pages that are being released.
@@ -66,6 +68,7 @@ impl Default for Sorted {
             empty_pages: none,
             dirty: none,
             lazy: none,
+            pinned: none,
             clean: none,
             waiting: none,
             classes: [(0, 0); CLASSES],

@@ -175,3 +175,34 @@ fn a_record_that_changed_meanwhile_counts_as_in_use() {
     assert_eq!(kib(sorted.small), 8);
     assert_eq!(sorted.in_spans, Bytes::default());
 }
+
+/// Pages of 16 KiB. In the first one, a frame of a span is in use; the second one is free. The third one is a span's
+/// without an object, and the fourth one has one empty frame of a span beside objects.
+#[test]
+fn larger_pages_go_as_a_whole() {
+    let mut memory = Fake::default();
+    let class = (1..CLASSES)
+        .find(|&class| class_bytes(class) == 4096)
+        .unwrap();
+    memory.set_bit(block_word::PARTIAL, 0);
+    memory.write(PAGEBLOCKS + pageblock::FREE as u64, &[0b1111_1110]);
+    memory.write(PAGEBLOCKS + pageblock::DIRTY as u64, &[0b1111_0010]);
+    memory.write(PAGEBLOCKS + pageblock::LAZY as u64, &[0b0000_0100]);
+    memory.span(1, 0, 1, class as u8, &[]);
+    memory.span(2, 8, 8, class as u8, &[0, 1, 2, 3, 7]);
+    let mut pages = Residency {
+        base: BASE,
+        page_frames: 4,
+        ..Residency::default()
+    };
+    (0..4).for_each(|page| pages.add(BASE + page * 4 * FRAME_BYTES, 1 << 63));
+    let sorted = sort(&memory, &places(), &pages).unwrap();
+    assert_eq!(kib(sorted.pinned), 12);
+    assert_eq!(
+        [sorted.dirty, sorted.lazy, sorted.clean].map(kib),
+        [16, 0, 0]
+    );
+    assert_eq!(kib(sorted.small), 4 + 12);
+    assert_eq!(kib(sorted.in_spans), 20);
+    assert_eq!(kib(sorted.empty_pages), 16);
+}

@@ -5,8 +5,8 @@ use crate::alone::{CALM, alone, dirty_blocks, dirty_run};
 use crate::pages::frames::ZoneSlot;
 use crate::reclaim::Heap;
 use ebbtide_sys::features::HUGE_PAGES;
-use ebbtide_zone::PutState;
 use ebbtide_zone::refault::WINDOW_MS;
+use ebbtide_zone::{BLOCK_FRAMES, PutState};
 
 const ONE_ZONE: &str = "workers=0,pressure=off,lazyfree=auto,thp=off,retain_ms=3600000,dev=zones:1";
 
@@ -156,4 +156,28 @@ fn ranges_say_which_way_they_go() {
             assert_eq!(range.is_lazy(), to_lazy);
         }
     }
+}
+
+#[test]
+fn lazy_frames_that_are_needed_again_are_counted() {
+    alone(ONE_ZONE, |heap| {
+        dirty_run(heap, 40);
+        let claimed = claim(heap, Take::Due { lazy_first: true }, 100).unwrap();
+        put(heap, claimed, PutState::Lazy);
+        // Frames that are released count as reused no more than those that stay.
+        put(heap, claim(heap, Take::Lazy, 10).unwrap(), PutState::Clean);
+        let lazy = || heap.zones[0].counters().lazy;
+        let reused = || crate::front::figures().lazy_reused_bytes;
+        assert_eq!((lazy(), reused()), (30, 0));
+        for _ in 0..BLOCK_FRAMES {
+            if lazy() == 0 {
+                break;
+            }
+            heap.take_run(1, 1).expect("memory");
+        }
+        assert_eq!(
+            (lazy(), reused()),
+            (0, 30 * ebbtide_zone::FRAME_BYTES as u64)
+        );
+    });
 }
