@@ -1,7 +1,8 @@
 //! `make big`: large programs, with glibc's malloc and with Ebbtide.
 //!
 //! A script of `tests/big` runs in an empty directory, as root or as nobody. It starts its program, uses it, ends it, and prints its result. The
-//! result must be the same with both allocators. `$SCRATCH` is a directory that both runs share. A script that cannot run
+//! result must be the same with both allocators. `$SCRATCH` is a directory that both runs share, `$CACHE` one that is kept for
+//! later runs, and `$REPOSITORY` this repository. A script that cannot run
 //! here prints why and exits with 77.
 
 use std::fmt::Write;
@@ -11,7 +12,8 @@ use std::process::{Command, ExitCode};
 
 use super::entry::Entry;
 use super::watch::{self, Seen};
-use super::{cell, each, last_line, machine, status};
+use super::{cell, each, last_line, machine, repository, status};
+use crate::matrix::apt;
 use crate::{is_root, results};
 
 /// Inputs of a result: changes below these paths make it outdated.
@@ -173,6 +175,8 @@ impl<'a> Scratch<'a> {
             .arg(self.dir.path().join("script"))
             .current_dir(self.dir.path().join(name))
             .env("SCRATCH", self.dir.path().join("shared"))
+            .env("CACHE", apt::cache()?.join("big"))
+            .env("REPOSITORY", repository()?)
             .env("LC_ALL", "C")
             .env_remove("LD_PRELOAD")
             .env_remove("EBBTIDE_CONF");

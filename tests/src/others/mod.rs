@@ -19,11 +19,11 @@ pub mod suites;
 mod watch;
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use crate::library;
+use crate::{library, results};
 use entry::Entry;
 
 /// The last line of an output, which is in most cases the reason of a failure.
@@ -74,6 +74,13 @@ fn status(program: &str, done: Result<bool, String>) -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The absolute path of this repository.
+fn repository() -> Result<PathBuf, String> {
+    results::repository()
+        .canonicalize()
+        .map_err(|e| e.to_string())
 }
 
 /// The machine, in a sentence.

@@ -19,7 +19,7 @@ use std::process::{Command, ExitCode};
 use super::entry::Entry;
 use super::source::{self, Source};
 use super::watch::{self, Seen};
-use super::{cell, each, last_line, machine, section, status};
+use super::{cell, each, last_line, machine, repository, section, status};
 use crate::matrix::apt;
 use crate::results;
 
@@ -131,12 +131,7 @@ fn tests_of(
         .current_dir(&dir)
         .env("SRC", &source.dir)
         .env("LIBRARY", library)
-        .env(
-            "REPOSITORY",
-            results::repository()
-                .canonicalize()
-                .map_err(|e| e.to_string())?,
-        )
+        .env("REPOSITORY", repository()?)
         .env_remove("LD_PRELOAD")
         .output()
         .map_err(|e| format!("bash: {e}"))?;
