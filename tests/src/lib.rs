@@ -20,7 +20,9 @@ mod guest;
 mod image;
 mod machine;
 pub mod matrix;
+pub mod others;
 mod processor;
+mod results;
 mod run;
 
 pub use build::{

@@ -17,17 +17,17 @@ const MIRRORS: [&str; 2] = [
 ];
 const FRESH: Duration = Duration::from_secs(7 * 24 * 3600);
 
-pub(super) fn version(dir: &Path) -> Result<String, String> {
+pub(crate) fn version(dir: &Path) -> Result<String, String> {
     let text = fs::read_to_string(dir.join("version")).map_err(|e| e.to_string())?;
     Ok(text.trim().to_owned())
 }
 
-pub(super) fn keep(path: &Path, content: impl AsRef<[u8]>) -> Result<(), String> {
+pub(crate) fn keep(path: &Path, content: impl AsRef<[u8]>) -> Result<(), String> {
     fs::write(path, content).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 /// The directory of everything that is fetched.
-pub(super) fn cache() -> Result<PathBuf, String> {
+pub(crate) fn cache() -> Result<PathBuf, String> {
     let from = |key: &str| std::env::var_os(key).filter(|value| !value.is_empty());
     from("EBBTIDE_CACHE")
         .map(PathBuf::from)
@@ -36,10 +36,12 @@ pub(super) fn cache() -> Result<PathBuf, String> {
         .ok_or("neither EBBTIDE_CACHE nor HOME is set".into())
 }
 
-/// The packages of a suite for one processor, locked.
-pub(super) struct Suite {
+/// The packages of a suite for one processor, or its source packages, locked.
+pub(crate) struct Suite {
     name: String,
     processor: Processor,
+    /// `deb` or `deb-src`.
+    kind: &'static str,
     dir: PathBuf,
     _lock: File,
 }
@@ -51,6 +53,21 @@ impl Suite {
             other => format!("{name}-{}", other.debian()),
         };
         let dir = cache()?.join("debian").join(dir);
+        Suite::open_in(dir, name, processor, "deb")
+    }
+
+    /// The source packages of a suite.
+    pub(crate) fn of_sources(name: &str) -> Result<Suite, String> {
+        let dir = cache()?.join("suites").join(format!("debian-{name}"));
+        Suite::open_in(dir, name, Processor::X86_64, "deb-src")
+    }
+
+    fn open_in(
+        dir: PathBuf,
+        name: &str,
+        processor: Processor,
+        kind: &'static str,
+    ) -> Result<Suite, String> {
         fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         let lock = File::create(dir.join("lock")).map_err(|e| e.to_string())?;
         // SAFETY: the descriptor is open.
@@ -58,6 +75,7 @@ impl Suite {
         Ok(Suite {
             name: name.to_owned(),
             processor,
+            kind,
             dir,
             _lock: lock,
         })
@@ -65,7 +83,7 @@ impl Suite {
 
     /// The directory `part`. If it is missing or older than a week, `make` fills it. If that fails, an old one is
     /// kept.
-    pub(super) fn kept(
+    pub(crate) fn kept(
         &self,
         part: &str,
         make: impl FnOnce(&Apt, &Path) -> Result<(), String>,
@@ -134,7 +152,8 @@ impl Suite {
         let own = own.or_else(mirror_of_this_machine);
         let mut why = String::new();
         for mirror in own.as_deref().into_iter().chain(MIRRORS) {
-            let source = format!("deb [signed-by={KEYRING}] {mirror} {} main\n", self.name);
+            let (kind, name) = (self.kind, &self.name);
+            let source = format!("{kind} [signed-by={KEYRING}] {mirror} {name} main\n");
             keep(&apt.dir.join("sources"), source)?;
             match apt.run("apt-get", &["update", "-qq", "--error-on=any"]) {
                 Ok(_) => return Ok(apt),
@@ -159,7 +178,7 @@ fn mirror_of_this_machine() -> Option<String> {
 }
 
 /// apt for one suite and one processor.
-pub(super) struct Apt {
+pub(crate) struct Apt {
     dir: PathBuf,
     architecture: &'static str,
 }
@@ -234,6 +253,23 @@ impl Apt {
             })
             .collect();
         files.ok_or("a package that was fetched is not there".into())
+    }
+
+    /// Unpacks a source package as `dir/tree`, and returns its version.
+    pub(crate) fn unpack_source(&self, package: &str, dir: &Path) -> Result<String, String> {
+        self.run_in(dir, "apt-get", &["source", "-qq", package])?;
+        let entries = fs::read_dir(dir).map_err(|e| e.to_string())?;
+        let mut entries = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let tree = entries.find(|path| path.is_dir());
+        let tree = tree.ok_or(format!("{package} has no source"))?;
+        fs::rename(&tree, dir.join("tree")).map_err(|e| e.to_string())?;
+        let shown = self.run("apt-cache", &["showsrc", package])?;
+        let version = shown
+            .lines()
+            .find_map(|line| line.strip_prefix("Version: "));
+        version
+            .map(str::to_owned)
+            .ok_or(format!("{package} has no version"))
     }
 
     pub(super) fn unpack(&self, package: &str, dir: &Path) -> Result<(), String> {

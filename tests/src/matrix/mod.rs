@@ -11,7 +11,7 @@
 //! KEY is computed from the library and from everything that runs with it. An interrupted run continues where it was;
 //! a new library starts from the beginning. A cell ends at its time limit and then counts as failed.
 
-mod apt;
+pub(crate) mod apt;
 mod boot;
 mod builds;
 mod cells;
@@ -23,7 +23,7 @@ mod suites;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -261,7 +261,7 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
 }
 
 /// The files in a directory, by name.
-fn entries(dir: &Path) -> Result<Vec<PathBuf>, String> {
+pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let told = |e: std::io::Error| format!("{}: {e}", dir.display());
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir).map_err(told)? {
@@ -317,19 +317,4 @@ impl Parts {
         let build = || kind.build(&work.checks, self.for_all).map(Rc::new);
         self.builds.entry(kind).or_insert_with(build).clone()
     }
-}
-
-/// Runs `git` in the repository.
-fn git(arguments: &[&str]) -> Option<String> {
-    let run = Command::new("git")
-        .args(arguments)
-        .current_dir(repository())
-        .output()
-        .ok()?;
-    let text = String::from_utf8_lossy(&run.stdout).trim().to_owned();
-    run.status.success().then_some(text)
-}
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }

@@ -2,13 +2,11 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::process::Command;
 use std::time::Duration;
 
 use super::cells::{self, Cell, Variant};
 use super::checks::Verdict;
-use super::{git, repository};
-use crate::{Processor, library};
+use crate::{Processor, library, results};
 
 /// Inputs of a result: changes below these directories make it outdated.
 const COVERS: &str = "crates tests/c tests/guest tests/matrix tests/src/matrix";
@@ -258,24 +256,15 @@ pub(super) fn table(all: &[(Cell, Outcome)]) -> String {
 
 /// Writes the dated result file, and its table into `docs/platforms.md`.
 pub(super) fn write(all: &[(Cell, Outcome)]) -> Result<(), String> {
-    let date = Command::new("date").args(["-u", "+%F"]).output();
-    let date = date.map_err(|e| format!("date: {e}"))?;
-    let date = String::from_utf8_lossy(&date.stdout).trim().to_owned();
-    let paths: Vec<&str> = COVERS.split(' ').collect();
-    let changes = git(&[&["status", "--porcelain", "--"], &paths[..]].concat());
-    let commit = match (git(&["rev-parse", "HEAD"]), changes.as_deref()) {
-        (Some(commit), Some("")) => commit,
-        (Some(commit), _) => format!("{commit} with changes"),
-        (None, _) => "unknown".into(),
-    };
     let table = table(all);
     let times = || all.iter().map(|(_, outcome)| outcome.took.as_secs());
     let (slowest, sum) = (times().max().unwrap_or(0), times().sum::<u64>());
     let library = library().and_then(|path| fs::metadata(path).ok());
     let bytes = library.map_or(0, |meta| meta.len());
+    let date = results::today()?;
+    let head = results::head("Kernels and C libraries", &date, COVERS, "make matrix");
     let mut text = format!(
-        "# Kernels and C libraries, {date}\n\n\
-         commit: {commit}  \ncovers: {COVERS}  \nagain: make matrix\n\n\
+        "{head}\
          The library (`libebbtide.so`, {bytes} bytes on x86-64) in emulated machines of 2 GiB, with 2 CPUs on x86-64 and \
          4 on aarch64. The slowest cell took {slowest} s, all together {sum} s.\n\
          A cell says how many checks of `tests/matrix/list` passed. `–` is a pair that is left out, as `cells.rs` says.\n\n\
@@ -302,11 +291,8 @@ pub(super) fn write(all: &[(Cell, Outcome)]) -> Result<(), String> {
     if text.len() == before {
         text += "\nNothing.\n";
     }
-    let docs = repository().join("docs");
-    let name = format!("results/matrix-{date}.md");
-    fs::create_dir_all(docs.join("results")).map_err(|e| e.to_string())?;
-    fs::write(docs.join(&name), text).map_err(|e| e.to_string())?;
-    let path = docs.join("platforms.md");
+    let name = results::write("matrix", &date, &text)?;
+    let path = results::repository().join("docs/platforms.md");
     let page = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let (head, rest) = page
         .split_once(BEGIN)
@@ -315,7 +301,7 @@ pub(super) fn write(all: &[(Cell, Outcome)]) -> Result<(), String> {
         .split_once(END)
         .ok_or("docs/platforms.md: no table's end")?;
     fs::write(&path, format!("{head}{BEGIN}\n{table}{END}{tail}")).map_err(|e| e.to_string())?;
-    println!("\nwritten: docs/{name}, docs/platforms.md");
+    println!("\nwritten: {name}, docs/platforms.md");
     Ok(())
 }
 

@@ -1,0 +1,8 @@
+//! `make suites`: see [`ebbtide_tests::others::suites`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let names: Vec<String> = std::env::args().skip(1).collect();
+    ebbtide_tests::others::suites::main(&names)
+}
