@@ -33,7 +33,7 @@ pub fn machine() -> Option<Room> {
     machine_in(MEMINFO)
 }
 
-fn machine_in(meminfo: impl Text) -> Option<Room> {
+pub(crate) fn machine_in(meminfo: impl Text) -> Option<Room> {
     let (mut total, mut available) = (None, None);
     meminfo.lines(|line| {
         let kib = |key: &[u8]| {
