@@ -1,33 +1,41 @@
-//! What the fuzz targets share: a value of a strategy, drawn from the fuzzer's bytes.
+//! What the fuzz targets share: numbers from the fuzzer's bytes.
 
-use proptest::strategy::{Strategy, ValueTree};
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use std::sync::LazyLock;
+use libfuzzer_sys::arbitrary::Unstructured;
+use std::ops::RangeInclusive;
 
-/// More than any strategy of the targets takes.
-const FILLER_BYTES: usize = 256 << 10;
+/// The fuzzer's bytes. Behind the last one, every number is the first of its range.
+pub struct Bytes<'a>(Unstructured<'a>);
 
-/// Bytes behind those of the fuzzer. Without them a choice would get zeroes, which some ranges refuse for ever.
-static FILLER: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    (0..FILLER_BYTES / 8)
-        .flat_map(|_| next().to_le_bytes())
-        .collect()
-});
+impl<'a> Bytes<'a> {
+    /// From the first byte on.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(Unstructured::new(bytes))
+    }
 
-/// Draws a value. Each choice takes the next bytes of the fuzzer; behind the last one they are always the same.
-pub fn draw<S: Strategy>(bytes: &[u8], strategy: &S) -> Option<S::Value> {
-    let seed = [bytes, &FILLER].concat();
-    let random = TestRng::from_seed(RngAlgorithm::PassThrough, &seed);
-    let mut runner = TestRunner::new_with_rng(Config::default(), random);
-    strategy
-        .new_tree(&mut runner)
-        .ok()
-        .map(|tree| tree.current())
+    /// Whether all bytes are used.
+    pub fn is_over(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A number of a range.
+    pub fn number(&mut self, range: RangeInclusive<u64>) -> u64 {
+        let first = *range.start();
+        self.0.int_in_range(range).unwrap_or(first)
+    }
+
+    /// A number of one of the ranges.
+    pub fn of(&mut self, ranges: &[RangeInclusive<u64>]) -> u64 {
+        let range = self.number(0..=ranges.len() as u64 - 1);
+        self.number(ranges[range as usize].clone())
+    }
+
+    /// A number below a bound.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.number(0..=bound as u64 - 1) as usize
+    }
+
+    /// Yes or no.
+    pub fn flag(&mut self) -> bool {
+        self.number(0..=1) == 1
+    }
 }

@@ -2,12 +2,10 @@
 #![no_main]
 
 use ebbtide_core::reclaim::gather::{CLAIM_RANGES, Gather, Range};
-use ebbtide_fuzz::draw;
+use ebbtide_fuzz::Bytes;
 use ebbtide_zone::BLOCK_FRAMES;
 use libfuzzer_sys::fuzz_target;
-use proptest::prelude::*;
 
-#[derive(Clone, Debug)]
 enum Op {
     Reserve,
     /// Pieces with a gap before each: gap, frames, lazy.
@@ -18,20 +16,31 @@ enum Op {
     Cut(u32),
 }
 
-fn op() -> impl Strategy<Value = Op> {
-    let gap = prop_oneof![Just(0u32), 1..4u32, 0..600u32];
-    let piece = (
-        gap,
-        prop_oneof![1..4u32, 1..600u32],
-        prop::bool::weighted(0.3),
-    );
-    prop_oneof![
-        3 => Just(Op::Reserve),
-        6 => prop::collection::vec(piece, 1..CLAIM_RANGES).prop_map(Op::Add),
-        2 => (0..3u32, 1..5u32, any::<bool>()).prop_map(|(gap, n, lazy)| Op::AddBlocks(gap, n, lazy)),
-        4 => Just(Op::Pop),
-        2 => (1..2000u32).prop_map(Op::Cut),
-    ]
+fn op(bytes: &mut Bytes) -> Op {
+    match bytes.below(8) {
+        0..=1 => Op::Reserve,
+        2..=3 => {
+            let piece = |bytes: &mut Bytes| {
+                let gap = bytes.of(&[0..=0, 0..=3, 0..=599]) as u32;
+                (gap, bytes.of(&[1..=3, 1..=599]) as u32, bytes.flag())
+            };
+            // Many pieces alike, and then a few that differ.
+            let (first, count) = (
+                piece(bytes),
+                bytes.number(1..=CLAIM_RANGES as u64 - 8) as usize,
+            );
+            let mut pieces = vec![first; count];
+            pieces.extend((0..bytes.below(8)).map(|_| piece(bytes)));
+            Op::Add(pieces)
+        }
+        4 => Op::AddBlocks(
+            bytes.below(3) as u32,
+            bytes.number(1..=4) as u32,
+            bytes.flag(),
+        ),
+        5..=6 => Op::Pop,
+        _ => Op::Cut(bytes.number(1..=1999) as u32),
+    }
 }
 
 struct World {
@@ -103,6 +112,11 @@ impl World {
             Op::Pop => self.pop(),
             Op::Cut(frames) => {
                 if let Some(range) = self.gather.peek() {
+                    // Whole pageblocks are put back as such.
+                    let is_blocks =
+                        range.first % BLOCK_FRAMES == 0 && range.frames() % BLOCK_FRAMES == 0;
+                    let unit = if is_blocks { BLOCK_FRAMES } else { 1 };
+                    let frames = frames.next_multiple_of(unit);
                     self.gather.cut(frames);
                     let cut = frames.min(range.frames());
                     let rest = range.frames() - cut;
@@ -116,15 +130,18 @@ impl World {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some(ops) = draw(bytes, &prop::collection::vec(op(), 1..20)) else {
-        return;
-    };
+    let mut bytes = Bytes::new(bytes);
     let mut world = World {
         gather: Gather::NEW,
         pieces: Vec::new(),
         end: 0,
     };
-    ops.into_iter().for_each(|op| world.step(op));
+    for _ in 0..100 {
+        if bytes.is_over() {
+            break;
+        }
+        world.step(op(&mut bytes));
+    }
     let mut ranges = 0;
     world.gather.for_each(|range| {
         ranges += 1;

@@ -7,18 +7,16 @@ use ebbtide::alloc::{
     MIN_ALIGN, allocate, allocate_aligned, allocate_zeroed, check_size, free, reallocate,
     usable_size,
 };
-use ebbtide_fuzz::draw;
+use ebbtide_fuzz::Bytes;
 use libfuzzer_sys::fuzz_target;
-use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
 
 const THREADS: usize = 3;
 const SLOTS: usize = 12;
-const SIZE_MAX: usize = 6 << 20;
+const SIZE_MAX: u64 = 6 << 20;
 
-#[derive(Clone, Debug)]
 enum Op {
     /// Slot and size.
     Take(usize, usize),
@@ -34,26 +32,32 @@ enum Op {
     Release,
 }
 
-fn op() -> impl Strategy<Value = Op> {
-    let slot = || 0..SLOTS;
-    let size = || {
-        prop_oneof![
-            8 => 0..300usize,
-            4 => 0..5000usize,
-            3 => 0..300_000usize,
-            1 => 0..SIZE_MAX,
-        ]
+fn op(bytes: &mut Bytes) -> Op {
+    let slot = bytes.below(SLOTS);
+    let size = |bytes: &mut Bytes| {
+        // The large ones take most of the time.
+        let small = [
+            0..=300,
+            0..=300,
+            0..=300,
+            0..=5000,
+            0..=5000,
+            0..=300_000,
+            0..=300_000,
+            0..=SIZE_MAX,
+        ];
+        bytes.of(&small) as usize
     };
-    prop_oneof![
-        6 => (slot(), size()).prop_map(|(slot, size)| Op::Take(slot, size)),
-        3 => (slot(), size()).prop_map(|(slot, size)| Op::TakeZeroed(slot, size)),
-        2 => (slot(), size(), 0..22u32).prop_map(|(slot, size, align)| Op::TakeAligned(slot, size, align)),
-        4 => slot().prop_map(Op::Free),
-        1 => slot().prop_map(Op::FreeSized),
-        5 => (slot(), size()).prop_map(|(slot, size)| Op::Resize(slot, size)),
-        4 => (slot(), slot()).prop_map(|(slot, other)| Op::Exchange(slot, other)),
-        1 => Just(Op::Release),
-    ]
+    match bytes.below(25) {
+        0..=5 => Op::Take(slot, size(bytes)),
+        6..=8 => Op::TakeZeroed(slot, size(bytes)),
+        9..=10 => Op::TakeAligned(slot, size(bytes), bytes.below(22) as u32),
+        11..=14 => Op::Free(slot),
+        15 => Op::FreeSized(slot),
+        16..=19 => Op::Resize(slot, size(bytes)),
+        20..=23 => Op::Exchange(slot, bytes.below(SLOTS)),
+        _ => Op::Release,
+    }
 }
 
 /// An object, and the pattern that it carries.
@@ -225,10 +229,14 @@ fn step(slots: &mut [Slot; SLOTS], board: &[Mutex<Slot>; SLOTS], op: Op) {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let ops = || prop::collection::vec(op(), 0..60);
-    let Some(programs) = draw(bytes, &[ops(), ops(), ops()]) else {
-        return;
-    };
+    let mut bytes = Bytes::new(bytes);
+    let mut programs = [const { Vec::new() }; THREADS];
+    for number in 0..180 {
+        if bytes.is_over() {
+            break;
+        }
+        programs[number % THREADS].push(op(&mut bytes));
+    }
     let board = [const { Mutex::new(None) }; SLOTS];
     let start = Barrier::new(THREADS);
     std::thread::scope(|scope| {

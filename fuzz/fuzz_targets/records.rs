@@ -9,14 +9,13 @@ mod explain {
     pub mod smaps;
 }
 
-use ebbtide_fuzz::draw;
+use ebbtide_fuzz::Bytes;
 use ebbtide_interface::records::{FRAME_BYTES, Places};
 use ebbtide_interface::{figures, page, word};
 use explain::memory::Readable;
 use explain::residency::Residency;
 use explain::{heap, memory, smaps};
 use libfuzzer_sys::fuzz_target;
-use proptest::prelude::*;
 use std::io;
 
 /// Memory with the fuzzer's bytes over and over.
@@ -38,12 +37,6 @@ impl Readable for Fake<'_> {
             .map(|at| byte(address.wrapping_add(at)))
             .collect())
     }
-}
-
-/// Where records are: near each other as in a heap, or anywhere.
-fn places() -> impl Strategy<Value = [u64; Places::COUNT]> {
-    let address = || prop_oneof![8 => 0..1u64 << 40, 1 => any::<u64>()];
-    prop::array::uniform9(address())
 }
 
 fn check_heap(places: Places, frames: Vec<(u64, u8)>, memory: &Fake) {
@@ -107,10 +100,13 @@ fuzz_target!(|bytes: &[u8]| {
     for mapping in smaps::parse(&String::from_utf8_lossy(bytes)) {
         mapping.file_name();
     }
-    let frames = prop::collection::vec((0..512u64 * 40, any::<u8>()), 0..60);
-    let Some((words, frames, end)) = draw(bytes, &(places(), frames, any::<u64>())) else {
-        return;
-    };
+    let mut numbers = Bytes::new(bytes);
+    // Records lie near each other as in a heap, or anywhere.
+    let words = [(); Places::COUNT].map(|()| numbers.of(&[0..=1 << 40, 0..=1 << 40, 0..=u64::MAX]));
+    let end = numbers.of(&[1 << 41..=1 << 41, 0..=u64::MAX]);
+    let frames =
+        (0..numbers.below(60)).map(|_| (numbers.number(0..=20_000), numbers.below(256) as u8));
+    let frames = frames.collect();
     let mut page: Vec<u64> = bytes
         .chunks_exact(8)
         .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")))
