@@ -41,11 +41,10 @@ fn op(bytes: &mut Bytes) -> Op {
             Op::PutClaim(any(bytes), outcomes[bytes.below(3)])
         }
         13 => {
-            let frames = u64::from(BLOCKS) * 512;
-            Op::Wrong(
-                bytes.number(0..=frames - 1) as u32,
-                bytes.number(1..=519) as u32,
-            )
+            // Most frames in use are low.
+            let all = u64::from(BLOCKS) * 512;
+            let first = bytes.of(&[0..=1023, 0..=all - 1]);
+            Op::Wrong(first as u32, bytes.of(&[1..=8, 1..=519]) as u32)
         }
         _ => Op::WrongBlocks(
             bytes.below(BLOCKS as usize) as u32,
