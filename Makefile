@@ -35,6 +35,7 @@ help:
 	@echo 'make test       unit, property, model-checked and process-level tests'
 	@echo 'make fuzz       fuzzers, MINUTES=10 in total; writes docs/results/fuzz-DATE.md'
 	@echo 'make soak       all kinds of work at once for MINUTES=10; writes docs/results/soak-DATE.md'
+	@echo 'make sanitize   valgrind, sanitizers and Miri; writes docs/results/sanitize-DATE.md'
 	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
@@ -77,6 +78,9 @@ fuzz: need-cargo
 # A minute of it is a part of `make test`.
 soak: build
 	scripts/soak $(MINUTES)
+
+sanitize: build
+	scripts/sanitize
 
 bench: build
 	$(MAKE) -C bench/peers
@@ -138,4 +142,4 @@ clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build static demo test fuzz soak matrix bench lint install install-bench uninstall clean
+.PHONY: all help need-cargo need-cc build static demo test fuzz soak sanitize matrix bench lint install install-bench uninstall clean
