@@ -33,6 +33,9 @@ help:
 	@echo 'make static     libebbtide.a, for static programs'
 	@echo 'make demo       redis and python with Ebbtide, and without beside it'
 	@echo 'make test       unit, property, model-checked and process-level tests'
+	@echo 'make fuzz       fuzzers, MINUTES=10 in total; writes docs/results/fuzz-DATE.md'
+	@echo 'make soak       all kinds of work at once for MINUTES=10; writes docs/results/soak-DATE.md'
+	@echo 'make sanitize   valgrind, sanitizers and Miri; writes docs/results/sanitize-DATE.md'
 	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
@@ -68,6 +71,18 @@ matrix: need-cargo need-cc
 	scripts/aarch64
 	$(CARGO) run -q -p ebbtide-tests --bin matrix -- $(if $(ONLY),only $(ONLY))
 
+# Fuzzers. A minute of them is a part of `make test`.
+MINUTES ?= 10
+fuzz: need-cargo
+	scripts/fuzz $(MINUTES)
+
+# A minute of it is a part of `make test`.
+soak: build
+	scripts/soak $(MINUTES)
+
+sanitize: build
+	scripts/sanitize
+
 bench: build
 	$(MAKE) -C bench/peers
 	$(BENCH) micro
@@ -78,7 +93,9 @@ lint: need-cargo
 	scripts/check-rooms
 	scripts/results-age
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir '$(TARGET)/fuzz' -- -D warnings
 	scripts/aarch64 lint
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
 
@@ -134,4 +151,5 @@ clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build static demo test matrix bench lint packages install install-bench uninstall clean
+.PHONY: all help need-cargo need-cc build static demo test fuzz soak sanitize matrix bench lint packages install install-bench \
+    uninstall clean

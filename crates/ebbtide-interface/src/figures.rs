@@ -131,7 +131,8 @@ impl Figures {
     pub fn add(&mut self, other: &Self) {
         let (mine, theirs) = (self.values(), other.values());
         *self = Self::from_values(|at| match FIGURES[at].kind {
-            Kind::Now | Kind::Total => mine[at] + theirs[at],
+            // A page can hold any number.
+            Kind::Now | Kind::Total => mine[at].saturating_add(theirs[at]),
             Kind::Peak => mine[at].max(theirs[at]),
             Kind::Fact => 0,
         });

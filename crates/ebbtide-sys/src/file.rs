@@ -86,7 +86,7 @@ pub fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
 }
 
 /// A reader of [`Text`] gets at most this many bytes of a line.
-const LINE_BYTES: usize = 1024;
+pub(crate) const LINE_BYTES: usize = 1024;
 
 /// Text that can be read again and again.
 pub trait Text {

@@ -28,6 +28,8 @@
 pub mod clock;
 pub mod features;
 pub mod file;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod helper;
 #[cfg(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),

@@ -148,7 +148,7 @@ impl CpuSet {
     }
 
     /// Parses a list as the kernel writes it: `0-3,8,10-11`.
-    fn parse(list: &[u8]) -> Self {
+    pub(crate) fn parse(list: &[u8]) -> Self {
         let mut set = Self::EMPTY;
         for part in list.split(|&byte| byte == b',') {
             let mut ends = part.split(|&byte| byte == b'-');

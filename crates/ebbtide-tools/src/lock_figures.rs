@@ -61,16 +61,20 @@ pub fn parse(words: &[u64]) -> Vec<RankFigures> {
 
 impl Times {
     fn add(&mut self, more: &Times) {
-        self.sum_ns += more.sum_ns;
+        // A page can hold any number.
+        self.sum_ns = self.sum_ns.saturating_add(more.sum_ns);
         self.longest_ns = self.longest_ns.max(more.longest_ns);
         self.histogram.resize(BUCKETS, 0);
         let both = self.histogram.iter_mut().zip(&more.histogram);
-        both.for_each(|(sum, count)| *sum += count);
+        both.for_each(|(sum, count)| *sum = sum.saturating_add(*count));
     }
 
     /// An upper bound, by bucket, of all but the longest `1 - share` of the durations; 0 if there are none.
     pub fn quantile_ns(&self, share: f64) -> u64 {
-        let all: u64 = self.histogram.iter().sum();
+        let all = self
+            .histogram
+            .iter()
+            .fold(0, |all: u64, &count| all.saturating_add(count));
         let mut left = (all as f64 * share) as u64;
         for (bucket, &count) in self.histogram.iter().enumerate() {
             if count > left {
@@ -89,8 +93,8 @@ pub fn sum<'a>(processes: impl Iterator<Item = &'a [RankFigures]>) -> Vec<RankFi
     for one in processes.flatten().filter(|one| one.taken > 0) {
         let sum = sums.entry(place(one.rank)).or_default();
         sum.rank = one.rank;
-        sum.taken += one.taken;
-        sum.contended += one.contended;
+        sum.taken = sum.taken.saturating_add(one.taken);
+        sum.contended = sum.contended.saturating_add(one.contended);
         sum.waits.add(&one.waits);
         sum.holds.add(&one.holds);
     }

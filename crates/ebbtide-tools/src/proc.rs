@@ -82,7 +82,7 @@ pub fn kib_field(text: &str, name: &str) -> Option<u64> {
         .lines()
         .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
+    kib.checked_mul(1024)
 }
 
 /// The children of the process's main thread. The files of other threads are not read. If a thread's file in `/proc`

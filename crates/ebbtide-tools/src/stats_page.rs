@@ -217,6 +217,18 @@ mod tests {
         assert_eq!(StatsPage::parse(&[0; 100]), None);
     }
 
+    /// Another process writes the page.
+    #[test]
+    fn sums_of_any_numbers() {
+        let mut all = vec![0xff; page::WORDS * 8];
+        all[..8].copy_from_slice(&page::MAGIC.to_le_bytes());
+        all[8..16].copy_from_slice(&figures::VERSION.to_le_bytes());
+        let read = StatsPage::parse(&all).unwrap();
+        let sum = StatsPage::sum(&[read.clone(), read.clone()]);
+        assert_eq!((sum.live_bytes, sum.locks[0].taken), (u64::MAX, u64::MAX));
+        assert_eq!(sum.locks[0].waits.quantile_ns(0.5), 32);
+    }
+
     #[test]
     fn private_directory_fits_a_configuration() {
         let dir = private_dir().unwrap();

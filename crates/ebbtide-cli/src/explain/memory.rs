@@ -128,10 +128,18 @@ pub fn ranges(words: &[u64]) -> Vec<Range> {
     records.filter_map(range).collect()
 }
 
+/// No process has an address as high as this.
+const ADDRESS_LIMIT: u64 = 1 << 57;
+/// More CPUs than any kernel supports.
+const MOST_CPUS: u64 = 1 << 16;
+
 /// Where the heap's records are, from the words of a page.
 pub fn places(words: &[u64]) -> Option<Places> {
     let places = Places::from_words(|at| words[page::PLACES + at]);
-    (words[word!(version)] == figures::VERSION && places.base != 0).then_some(places)
+    let is_possible = places.base != 0
+        && places.words().iter().all(|&word| word < ADDRESS_LIMIT)
+        && places.cpus <= MOST_CPUS;
+    (words[word!(version)] == figures::VERSION && is_possible).then_some(places)
 }
 
 #[cfg(test)]
@@ -167,6 +175,12 @@ mod tests {
         let owners: Vec<Owner> = ranges(&words).iter().map(|range| range.owner).collect();
         assert_eq!(owners, [Owner::Heap, Owner::Records]);
         assert_eq!(places(&words).unwrap().base, 0x1000);
+        // Another process's page can hold any number.
+        for (at, wrong) in [(8, MOST_CPUS + 1), (2, u64::MAX), (0, ADDRESS_LIMIT)] {
+            let mut words = words.clone();
+            words[page::PLACES + at] = wrong;
+            assert_eq!(places(&words), None);
+        }
     }
 
     /// The page of this test process: found by its first words.

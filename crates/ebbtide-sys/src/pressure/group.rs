@@ -23,7 +23,7 @@ pub enum Version {
 
 /// The files from which a level's headroom is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Figure {
+pub(crate) enum Figure {
     /// The limit of the level.
     Limit,
     /// The usage above which the kernel slows the group down. Version 2 only.
@@ -36,7 +36,7 @@ pub(super) enum Figure {
 
 impl Figure {
     /// All of these files.
-    pub(super) const ALL: [Self; 4] = [Self::Limit, Self::High, Self::Usage, Self::Kinds];
+    pub(crate) const ALL: [Self; 4] = [Self::Limit, Self::High, Self::Usage, Self::Kinds];
 
     fn name(self, version: Version) -> Option<&'static [u8]> {
         match (self, version) {
@@ -52,7 +52,7 @@ impl Figure {
 }
 
 /// A level of the hierarchy, whichever way its files are read.
-pub(super) trait Level {
+pub(crate) trait Level {
     /// One of the level's files. `None`: there is none.
     fn text(&self, figure: Figure) -> Option<impl Text>;
 
@@ -93,7 +93,7 @@ pub(super) trait Level {
 }
 
 /// The limit with the least headroom, of all levels.
-pub(super) fn nearest(levels: impl Iterator<Item = impl Level>) -> Option<Room> {
+pub(crate) fn nearest(levels: impl Iterator<Item = impl Level>) -> Option<Room> {
     let rooms = levels.filter_map(|level| level.room());
     rooms.fold(None, |nearest, room| Some(room.nearer(nearest)))
 }
@@ -368,7 +368,7 @@ fn has_memory(list: &[u8]) -> bool {
 
 /// Root and mount point in a line of mountinfo, if it is a cgroup mount of this version:
 /// `35 31 0:32 /root /at rw,relatime shared:1 - cgroup cgroup rw,memory`.
-fn parse_mount(line: &[u8], version: Version) -> Option<(&[u8], &[u8])> {
+pub(crate) fn parse_mount(line: &[u8], version: Version) -> Option<(&[u8], &[u8])> {
     let mut words = line.split(|&byte| byte == b' ');
     let (root, at) = (words.nth(3)?, words.next()?);
     let mut behind = words.skip_while(|&word| word != b"-").skip(1);

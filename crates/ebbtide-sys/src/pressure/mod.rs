@@ -33,12 +33,12 @@ pub fn machine() -> Option<Room> {
     machine_in(MEMINFO)
 }
 
-fn machine_in(meminfo: impl Text) -> Option<Room> {
+pub(crate) fn machine_in(meminfo: impl Text) -> Option<Room> {
     let (mut total, mut available) = (None, None);
     meminfo.lines(|line| {
         let kib = |key: &[u8]| {
             let rest = line.strip_prefix(key)?;
-            crate::file::parse_number(rest).map(|kib| kib * 1024)
+            crate::file::parse_number(rest)?.checked_mul(1024)
         };
         total = total.or_else(|| kib(b"MemTotal:"));
         available = available.or_else(|| kib(b"MemAvailable:"));
@@ -57,6 +57,7 @@ pub fn resident() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
 
     #[test]
@@ -66,6 +67,18 @@ mod tests {
         assert!(room.left > 0 && room.left <= room.limit);
         assert!(room.limit <= total + (1 << 20));
         assert!(resident().unwrap() > 100 << 10);
+    }
+
+    /// A container can show any text.
+    #[test]
+    fn a_size_that_no_machine_has_is_not_taken() {
+        let text = "MemTotal: 18446744073709551615 kB\nMemAvailable: 1 kB\n";
+        let path =
+            std::env::temp_dir().join(std::format!("ebbtide-meminfo-{}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        assert_eq!(machine_in(name.as_c_str()), None);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl Psi {
 }
 
 /// Microseconds for which tasks have stalled, from a PSI file.
-pub(super) fn stalled_in(psi: &impl Text, who: Stalled) -> Option<u64> {
+pub(crate) fn stalled_in(psi: &impl Text, who: Stalled) -> Option<u64> {
     let mut total = None;
     psi.lines(|line| {
         total = parse_stalled(line, who);
@@ -147,7 +147,7 @@ impl Trigger {
     }
 
     /// "some 150000 2000000".
-    fn parse(text: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text = text.strip_suffix(b"\0").unwrap_or(text).trim_ascii();
         let (who, numbers) = Stalled::split(text)?;
         let mut numbers = numbers.splitn(2, |&byte| byte == b' ');
@@ -230,7 +230,7 @@ pub struct EventChannelPath {
 }
 
 /// Decodes base64. `None`: it is not base64.
-fn decode(text: &[u8]) -> Option<PathText> {
+pub(crate) fn decode(text: &[u8]) -> Option<PathText> {
     let text = text.trim_ascii();
     let text = text.strip_suffix(b"=").unwrap_or(text);
     let text = text.strip_suffix(b"=").unwrap_or(text);

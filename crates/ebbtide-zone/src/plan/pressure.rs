@@ -29,6 +29,8 @@ pub const CALM_MS: u64 = 10_000;
 const AGAIN_MS: (u64, u64) = (1000, CALM_MS);
 /// Milliseconds between samples: while no other process grows, and the least.
 pub const SAMPLE_MS: (u64, u64) = (WATCH_MS, 5);
+/// The longest window of stalls: a day.
+const LONGEST_WINDOW_MS: u64 = 24 * 3_600_000;
 /// Within this time, most of the growth that was not touched is forgotten.
 const FORGET_MS: u64 = 2000;
 
@@ -255,10 +257,15 @@ pub struct Stalls {
 impl Stalls {
     /// No stall is known. An event is `stall_us` microseconds of stall within `window_us`.
     pub const fn new(stall_us: u64, window_us: u64) -> Self {
-        let window_ms = window_us / 1000;
+        let window_ms = match window_us / 1000 {
+            0 => 1,
+            // The environment may name any window. Longer ones are cut, so that sums of times do not overflow.
+            ms if ms > LONGEST_WINDOW_MS => LONGEST_WINDOW_MS,
+            ms => ms,
+        };
         Self {
             stall_us,
-            window_ms: if window_ms > 0 { window_ms } else { 1 },
+            window_ms,
             window: None,
             quiet_until_ms: 0,
         }
@@ -274,10 +281,11 @@ impl Stalls {
         let grown = stalled_us.saturating_sub(at_start);
         let passed = now_ms.saturating_sub(start);
         let sum = if passed >= window_ms {
-            self.window = Some((now_ms, stalled_us, grown * window_ms / passed));
-            grown * window_ms / passed
+            let mean = grown.saturating_mul(window_ms) / passed;
+            self.window = Some((now_ms, stalled_us, mean));
+            mean
         } else {
-            grown + before * (window_ms - passed) / window_ms
+            grown.saturating_add(before.saturating_mul(window_ms - passed) / window_ms)
         };
         let event = sum >= self.stall_us && now_ms >= self.quiet_until_ms;
         if event {

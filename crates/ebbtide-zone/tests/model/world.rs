@@ -1,6 +1,6 @@
 //! The zone and its naive model, side by side.
 
-use crate::Op;
+use crate::op::Op;
 use ebbtide_zone::*;
 
 pub(crate) const FIRST: u32 = 512;

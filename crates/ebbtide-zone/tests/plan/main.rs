@@ -6,10 +6,12 @@
 #![allow(unexpected_cfgs)]
 #![cfg(not(loom))]
 
+mod always;
 mod limits;
 mod pressure;
 mod worker;
 
+use always::{actors, bounds, frames, pace, remaining, tick};
 use ebbtide_zone::plan::*;
 use proptest::prelude::*;
 
@@ -277,85 +279,19 @@ fn another_decision_is_noticed() {
     );
 }
 
-prop_compose! {
-    fn bounds()(
-        window_ms in prop_oneof![Just(0), 1..100_000u64],
-        is_short in any::<bool>(),
-        is_limited in any::<bool>(),
-        cap_frames in prop_oneof![Just(u64::MAX), 0..1_000_000u64],
-    ) -> Bounds {
-        Bounds { window_ms, is_short, is_limited, cap_frames }
-    }
-}
-
-prop_compose! {
-    fn actors()(
-        count in 0..5u64,
-        most in 0..5u64,
-        can_be_made in any::<bool>(),
-        next_ms in prop_oneof![Just(u64::MAX), 0..20_000u64],
-        are_watching in any::<bool>(),
-        has_forked in any::<bool>(),
-        has_huge_pages in any::<bool>(),
-    ) -> Actors {
-        let workers = Workers { count, most, can_be_made, next_ms, are_watching };
-        Actors { workers, has_forked, has_huge_pages }
-    }
-}
-
-prop_compose! {
-    fn tick()(
-        dirty in frames(), due in frames(), lazy in frames(), lazy_due in frames(),
-        now_ms in 10_000..20_000u64, asked_ms in 9_000..20_000u64, freed_bytes in 0..40_000_000usize,
-    ) -> Tick {
-        let backlog = Backlog { dirty, due: due.min(dirty), lazy, lazy_due: lazy_due.min(lazy) };
-        Tick { now_ms, asked_ms, freed_bytes, backlog }
-    }
-}
-
-fn frames() -> impl Strategy<Value = u64> {
-    prop_oneof![Just(0), 0..2 * IN_PLACE_FRAMES, 0..10_000_000u64]
-}
-
 proptest! {
-    /// `INV-PLAN-1`, `INV-PLAN-2`.
     #[test]
     fn what_goes_in_place_is_bounded(
         tick in tick(), spare in frames(), waiting in frames(), bounds in bounds(), actors in actors()
     ) {
-        let due = tick.backlog.due;
-        match tick.decide(spare, waiting, &bounds, &actors) {
-            TickPlan::Nothing => {
-                prop_assert!(tick.backlog.dirty + tick.backlog.lazy + spare <= IN_PLACE_FRAMES && waiting <= IN_PLACE_FRAMES);
-                let shared = actors.small_release(bounds.floor_frames() == 0).is_none();
-                prop_assert!(due <= bounds.floor_frames() || shared);
-            }
-            TickPlan::Little { frames, .. } => {
-                prop_assert!(frames > 0 && frames <= STEP_FRAMES && frames <= due);
-            }
-            TickPlan::Much { wake, beside, alone, alone_lazy } => {
-                prop_assert!(beside <= HELP_FRAMES && alone <= due.min(HELP_FRAMES));
-                prop_assert!(alone_lazy <= tick.backlog.lazy_due.min(HELP_FRAMES));
-                prop_assert_eq!(wake == Wake::Never, actors.workers.most == 0);
-                let workers = &actors.workers;
-                let looks_now = workers.count > 0 && workers.next_ms <= tick.now_ms;
-                if workers.most > 0 && looks_now && due <= IN_PLACE_FRAMES {
-                    prop_assert_eq!(wake, Wake::NotNeeded);
-                }
-                if wake == Wake::NotNeeded {
-                    prop_assert!(due <= IN_PLACE_FRAMES && actors.workers.count > 0);
-                }
-            }
-        }
+        always::in_place_is_bounded(&tick, spare, waiting, &bounds, &actors);
     }
 
     #[test]
     fn a_quiet_tick_does_nothing(
         tick in tick(), spare in frames(), waiting in frames(), bounds in bounds(), actors in actors()
     ) {
-        if tick.is_quiet(spare, waiting, &bounds) {
-            prop_assert_eq!(tick.decide(spare, waiting, &bounds, &actors), TickPlan::Nothing);
-        }
+        always::quiet_does_nothing(&tick, spare, waiting, &bounds, &actors);
     }
 
     /// With nothing kept and nothing due, nothing is done.
@@ -365,43 +301,19 @@ proptest! {
         prop_assert_eq!(tick.decide(0, 0, &bounds, &actors), TickPlan::Nothing);
     }
 
-    /// More memory that is due never leads to less that goes.
     #[test]
     fn more_due_is_more_released(tick in tick(), bounds in bounds(), actors in actors(), more in 0..1000u64) {
-        let amount = |plan| match plan {
-            TickPlan::Nothing => 0,
-            TickPlan::Little { frames, .. } => frames,
-            TickPlan::Much { alone, .. } => alone,
-        };
-        let mut larger = tick;
-        larger.backlog.due += more;
-        larger.backlog.dirty += more;
-        prop_assert!(
-            amount(tick.decide(0, 0, &bounds, &actors)) <= amount(larger.decide(0, 0, &bounds, &actors))
-        );
+        always::more_due_is_more(&tick, &bounds, &actors, more);
     }
 
-    /// `INV-PLAN-3`.
     #[test]
-    fn while_something_waits_somebody_looks_again(
-        dirty in frames(), lazy in frames(), elsewhere in frames(),
-        window_ms in 0..100_000u64, lazy_ms in 0..100_000u64, is_active in any::<bool>(),
-    ) {
-        let left = Remaining { dirty, lazy, elsewhere, ..Remaining::default() };
-        let pace = Pace { window_ms, lazy_ms, is_active };
-        match left.next(&pace) {
-            Next::Much(ms) => prop_assert!(ms >= 10 && dirty.max(elsewhere).max(lazy) > FLOOR_FRAMES),
-            Next::Little(ms) => prop_assert!(ms >= 10 && dirty.max(elsewhere) <= IN_PLACE_FRAMES),
-            Next::Nothing => prop_assert!(dirty.max(elsewhere) <= FLOOR_FRAMES && lazy == 0),
-        }
+    fn while_something_waits_somebody_looks_again(left in remaining(), pace in pace()) {
+        always::looks_again(&left, &pace);
     }
 
     #[test]
     fn a_round_takes_what_is_due(tick in tick(), bounds in bounds(), may_be_lazy in any::<bool>()) {
-        let plan = round(&tick.backlog, &bounds, may_be_lazy);
-        prop_assert!(plan.due <= tick.backlog.due && plan.due + bounds.floor_frames() >= tick.backlog.due);
-        prop_assert_eq!(plan.lazy, tick.backlog.lazy_due);
-        prop_assert!(!plan.lazy_first || may_be_lazy);
+        always::round_takes_due(&tick, &bounds, may_be_lazy);
     }
 }
 
