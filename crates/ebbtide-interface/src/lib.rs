@@ -7,11 +7,39 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+/// Defines a struct of 64-bit words, which the library stores one by one and a tool reads from memory or a file.
+macro_rules! words {
+    ($(#[$about:meta])* $struct:ident $($name:ident: $meaning:literal;)*) => {
+        $(#[$about])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+        pub struct $struct {
+            $(#[doc = $meaning] pub $name: u64,)*
+        }
+
+        impl $struct {
+            /// How many words there are.
+            pub const COUNT: usize = size_of::<$struct>() / 8;
+
+            /// The words, in order.
+            pub fn words(&self) -> [u64; Self::COUNT] {
+                [$(self.$name),*]
+            }
+
+            /// From words, in order.
+            pub fn from_words(mut word: impl FnMut(usize) -> u64) -> Self {
+                Self { $($name: word(core::mem::offset_of!(Self, $name) / 8),)* }
+            }
+        }
+    };
+}
+
 pub mod figures;
 pub mod kernels;
 pub mod keys;
 pub mod known;
 pub mod page;
+pub mod profile;
 pub mod records;
 
 pub use figures::Figures;
@@ -37,6 +65,7 @@ pub mod ranks {
         PERCPU = 56;
         FREED = 58;
         CPU = 60;
+        PROFILE = 64;
     }
 }
 
