@@ -57,12 +57,12 @@ pub fn unwinder() -> Unwinder {
 }
 
 /// Fills `frames` with return addresses, the innermost first, and returns their number. Those into this library are left out, if it is
-/// not part of the program.
-pub fn frames(start: &Registers, frames: &mut [u64]) -> usize {
+/// not part of the program. `thread` is the number of the calling thread.
+pub fn frames(start: &Registers, thread: u32, frames: &mut [u64]) -> usize {
     let mut walk = Walk {
         registers: *start,
         is_call: false,
-        window: Window::NONE,
+        window: Window::new(thread),
     };
     let own = image::own();
     let is_own = |pc| own.is_some_and(|own| own.has(pc));
@@ -241,8 +241,12 @@ impl Walk {
 /// Words of a part of the stack.
 const WINDOW_WORDS: usize = 128;
 
+/// Below the first word that is read of a frame, in bytes: words of the same frame that are read next.
+const BELOW_BYTES: usize = 8 * 8;
+
 /// A copy of a part of the stack.
 struct Window {
+    thread: u32,
     start: usize,
     bytes: usize,
     words: [u64; WINDOW_WORDS],
@@ -251,12 +255,15 @@ struct Window {
 }
 
 impl Window {
-    const NONE: Self = Self {
-        start: 0,
-        bytes: 0,
-        words: [0; WINDOW_WORDS],
-        is_trusted: false,
-    };
+    fn new(thread: u32) -> Self {
+        Self {
+            thread,
+            start: 0,
+            bytes: 0,
+            words: [0; WINDOW_WORDS],
+            is_trusted: false,
+        }
+    }
 
     fn read(&mut self, address: usize) -> Option<usize> {
         if !address.is_multiple_of(8) {
@@ -270,23 +277,30 @@ impl Window {
         if at >= self.bytes {
             self.fill(address)?;
         }
-        let at = address.wrapping_sub(self.start) / 8;
-        Some(self.words[at] as usize)
+        let at = address.wrapping_sub(self.start);
+        (at < self.bytes).then(|| self.words[at / 8] as usize)
     }
 
-    /// Up to the end of a page: the next one may be no memory.
     fn fill(&mut self, address: usize) -> Option<()> {
+        let page = address / vm::SMALLEST_PAGE * vm::SMALLEST_PAGE;
+        self.start = page.max(address.saturating_sub(BELOW_BYTES));
+        let rest = (page + vm::SMALLEST_PAGE - self.start) / 8;
+        // The next page may be no memory. The kernel then copies up to it, or nothing.
+        [WINDOW_WORDS, rest.min(WINDOW_WORDS)]
+            .into_iter()
+            .any(|words| self.peek(words))
+            .then_some(())
+    }
+
+    fn peek(&mut self, words: usize) -> bool {
         if !READ_STACK.may_work() {
-            return None;
+            return false;
         }
-        let rest = (vm::SMALLEST_PAGE - address % vm::SMALLEST_PAGE) / 8;
-        let words = &mut self.words[..rest.min(WINDOW_WORDS)];
-        self.bytes = 0;
-        match vm::peek(address, words) {
-            Ok(bytes) => (self.start, self.bytes) = (address, bytes / 8 * 8),
-            Err(crate::Errno::EFAULT) => {}
-            Err(_) => READ_STACK.refuse(),
-        }
-        (self.bytes > 0).then_some(())
+        self.bytes = match vm::peek(self.thread, self.start, &mut self.words[..words]) {
+            Ok(bytes) => bytes / 8 * 8,
+            Err(crate::Errno::EFAULT) => 0,
+            refused => READ_STACK.latch(refused).unwrap_or(0),
+        };
+        self.bytes > 0
     }
 }

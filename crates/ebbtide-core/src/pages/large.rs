@@ -161,16 +161,17 @@ impl Settings {
         unsafe { span::of_frame(self.region(), head) }.1
     }
 
-    /// Usable bytes of a large allocation. A small sampled object has those of other objects of its size.
+    /// Usable bytes of a large allocation. A small sampled object has those of other objects of its size, as far as its frames go.
     pub fn large_bytes(&self, head: Frame) -> usize {
         let span = self.large_span(head);
+        let bytes = span.frames as usize * FRAME_BYTES - span.tail as usize;
         if let Some(sample) = span.sample()
             && sample.size <= MAX_SMALL as u64
             && !self.is_hardened()
         {
-            return CLASS[class_of(sample.size as usize)].size as usize;
+            return bytes.min(CLASS[class_of(sample.size as usize)].size as usize);
         }
-        span.frames as usize * FRAME_BYTES - span.tail as usize
+        bytes
     }
 }
 

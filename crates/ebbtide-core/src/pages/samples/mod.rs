@@ -190,12 +190,12 @@ impl Pages {
             self.miss_sample();
             return None;
         };
-        let mut frames = [0; MAX_FRAMES];
-        let count = unwind::frames(start, &mut frames);
         let (thread, name) = match self.config.basic_syscalls {
             true => (0, [0; 2]),
             false => (process::thread_id(), short_name(process::thread_name())),
         };
+        let mut frames = [0; MAX_FRAMES];
+        let count = unwind::frames(start, thread, &mut frames);
         Some(Origin {
             _turn: turn,
             frames,
