@@ -7,11 +7,39 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+/// Defines a struct of 64-bit words, which the library stores one by one and a tool reads from memory or a file.
+macro_rules! words {
+    ($(#[$about:meta])* $struct:ident $($name:ident: $meaning:literal;)*) => {
+        $(#[$about])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+        pub struct $struct {
+            $(#[doc = $meaning] pub $name: u64,)*
+        }
+
+        impl $struct {
+            /// How many words there are.
+            pub const COUNT: usize = size_of::<$struct>() / 8;
+
+            /// The words, in order.
+            pub fn words(&self) -> [u64; Self::COUNT] {
+                [$(self.$name),*]
+            }
+
+            /// From words, in order.
+            pub fn from_words(mut word: impl FnMut(usize) -> u64) -> Self {
+                Self { $($name: word(core::mem::offset_of!(Self, $name) / 8),)* }
+            }
+        }
+    };
+}
+
 pub mod figures;
 pub mod kernels;
 pub mod keys;
 pub mod known;
 pub mod page;
+pub mod profile;
 pub mod records;
 
 pub use figures::Figures;
@@ -37,11 +65,12 @@ pub mod ranks {
         PERCPU = 56;
         FREED = 58;
         CPU = 60;
+        PROFILE = 64;
     }
 }
 
 /// Optional kernel features in the order of their bits in [`Figures::worked`] and [`Figures::refused`].
-pub const FEATURES: [&str; 15] = [
+pub const FEATURES: [&str; 16] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -57,6 +86,7 @@ pub const FEATURES: [&str; 15] = [
     "rseq_unregister",
     "process_vm_writev",
     "rseq_register",
+    "process_vm_readv",
 ];
 
 /// Sources of memory pressure in the order of their bits in [`Figures::pressure_sources`].

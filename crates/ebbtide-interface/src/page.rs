@@ -3,9 +3,9 @@
 //! ```text
 //!   0      MAGIC
 //!   1      the words of Figures, the first of which is the version
-//!   384    the library's own mappings: 32 records of three words (records::Owner, address, bytes)
-//!   480    the words of records::Places
-//!   512    one record for each lock rank (lockstat)
+//!   320    the library's own mappings: 32 records of three words (records::Owner, address, bytes)
+//!   416    the words of records::Places
+//!   432    one record for each lock rank (lockstat)
 //!   1014   the name of the program's file, as far as two words hold it, ended by zeros
 //!   1016   an observer's request: its number, then its text, ended by zeros; the only words that the process does not write
 //! ```
@@ -30,13 +30,13 @@ macro_rules! word {
 }
 
 /// Where the records of the library's own mappings begin.
-pub const RANGES: usize = 384;
+pub const RANGES: usize = 320;
 /// How many mappings are recorded at most.
 pub const MAX_RANGES: usize = 32;
 /// Where the words of [`records::Places`] begin.
-pub const PLACES: usize = 480;
+pub const PLACES: usize = 416;
 /// Where the records of lock ranks begin.
-pub const LOCKS: usize = 512;
+pub const LOCKS: usize = 432;
 /// Where an observer's request begins. An observer writes the text first, then a number that is one above the last. The process does
 /// the request once, and then writes the number to [`request_done`](crate::Figures::request_done).
 pub const REQUEST: usize = WORDS - 8;

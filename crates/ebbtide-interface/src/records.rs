@@ -70,6 +70,21 @@ pub mod span {
     pub const MAP_BYTES: usize = 64;
 }
 
+/// The sample in the record of a sampled object: a large allocation that has frames of its own whatever its size. Its words lie where a
+/// span has its map.
+pub mod sample {
+    /// The size that the program asked for, in bytes; 0: the allocation is not sampled.
+    pub const SIZE: usize = super::span::MAP;
+    /// When it was allocated: nanoseconds of `CLOCK_MONOTONIC`.
+    pub const TIME_NS: usize = SIZE + 8;
+    /// The number of its stack in the profile, 32 bits; [`NO_STACK`]: the profile had no room for it.
+    pub const STACK: usize = TIME_NS + 8;
+    /// The thread that allocated it, 32 bits; 0: not known.
+    pub const THREAD: usize = STACK + 4;
+    /// See [`STACK`].
+    pub const NO_STACK: u32 = u32::MAX;
+}
+
 /// The slab of a CPU: the stacks of free objects that it caches.
 pub mod slab {
     /// Bytes from one slab to the next.
@@ -81,33 +96,9 @@ pub mod slab {
     pub const HEADER_BYTES: u64 = 4096;
 }
 
-macro_rules! places {
-    ($($name:ident: $meaning:literal;)*) => {
-        /// Addresses of the records: words of the statistics page from [`page::PLACES`](crate::page::PLACES) on. 0: not started.
-        #[repr(C)]
-        #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-        pub struct Places {
-            $(#[doc = $meaning] pub $name: u64,)*
-        }
-
-        impl Places {
-            /// How many words there are.
-            pub const COUNT: usize = size_of::<Places>() / 8;
-
-            /// The words, in order.
-            pub fn words(&self) -> [u64; Self::COUNT] {
-                [$(self.$name),*]
-            }
-
-            /// From words, in order.
-            pub fn from_words(mut word: impl FnMut(usize) -> u64) -> Self {
-                Self { $($name: word(core::mem::offset_of!(Self, $name) / 8),)* }
-            }
-        }
-    };
-}
-
-places! {
+words! {
+    /// Addresses of the records: words of the statistics page from [`page::PLACES`](crate::page::PLACES) on. 0: not started.
+    Places
     base: "Frame 0.";
     blocks: "The number of pageblocks.";
     classes: "A class byte a frame.";
@@ -117,6 +108,7 @@ places! {
     spans: "The span records.";
     slabs: "The slab of CPU 0.";
     cpus: "The number of slabs.";
+    profile: "The profile's area ([`profile`](crate::profile)); 0: sampling was never on.";
 }
 
 macro_rules! owners {
@@ -145,6 +137,7 @@ owners! {
     Records = 2: "Records.";
     PerCpu = 3: "Per-CPU data.";
     Reserve = 4: "The memory that serves threads during a fork.";
+    Profile = 5: "The profile of sampled objects.";
 }
 
 /// Words of the record of a mapping of the library: owner, address, bytes.
@@ -157,7 +150,7 @@ mod tests {
     #[test]
     fn places_keep_their_order() {
         let places = Places::from_words(|at| at as u64);
-        assert_eq!((places.base, places.cpus), (0, 8));
+        assert_eq!((places.base, places.profile), (0, 9));
         assert!(
             places
                 .words()
@@ -169,12 +162,18 @@ mod tests {
 
     #[test]
     fn owners_have_numbers() {
-        let all = [Owner::Heap, Owner::Records, Owner::PerCpu, Owner::Reserve];
+        let all = [
+            Owner::Heap,
+            Owner::Records,
+            Owner::PerCpu,
+            Owner::Reserve,
+            Owner::Profile,
+        ];
         assert!(
             all.iter()
                 .all(|&owner| Owner::of(owner as u64) == Some(owner))
         );
-        assert_eq!((Owner::of(0), Owner::of(5)), (None, None));
+        assert_eq!((Owner::of(0), Owner::of(6)), (None, None));
     }
 
     #[test]

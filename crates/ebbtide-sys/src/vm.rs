@@ -402,6 +402,33 @@ pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> 
     }
 }
 
+/// Copies memory of this process from `from` to `into` by a system call. Memory that cannot be read is an error and not a signal. Returns the
+/// bytes that were copied. `thread` is the number of the calling thread.
+///
+/// # Errors
+/// `EFAULT`: the first byte cannot be read. `EPERM` from a filter, `ENOSYS` from kernels built without the call.
+pub fn peek(thread: u32, from: usize, into: &mut [u64]) -> Result<usize, Errno> {
+    let range = |base, len| Range {
+        iov_base: base,
+        iov_len: len,
+    };
+    let len = size_of_val(into);
+    let to = range(into.as_mut_ptr().cast(), len);
+    let from = range(from as *mut _, len);
+    // SAFETY: the kernel writes at most `len` bytes to `into`, and reads the other range as far as it can be read.
+    unsafe {
+        syscall!(
+            Sysno::process_vm_readv,
+            thread,
+            &raw const to,
+            1,
+            &raw const from,
+            1,
+            0
+        )
+    }
+}
+
 /// Moves the pages of `from` to `to` without copying; `from` stays mapped and reads zero.
 ///
 /// # Errors

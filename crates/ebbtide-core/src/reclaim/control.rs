@@ -23,6 +23,8 @@ pub enum KeyProblem {
     Unknown = 1,
     /// The key is read once, at the start.
     Fixed = 2,
+    /// It could not be done; a line on stderr says why.
+    Failed = 3,
 }
 
 /// The keys that can change, and the last time at which an observer's request was looked for.
@@ -103,6 +105,14 @@ impl Heap {
                     group()
                 });
             }
+            ("profile", Value::Number(rate)) => {
+                let done = self.sample(rate as usize);
+                return done.then_some(()).ok_or(KeyProblem::Failed);
+            }
+            // At once. The file for the end of the process stays as it is.
+            ("profile_dump", Value::Path(path)) => {
+                return self.dump_profile(path).map_err(|_| KeyProblem::Failed);
+            }
             _ => return Err(KeyProblem::Fixed),
         }
         // What is kept beyond the new values goes on the next slow path, by a worker where there can be one.
@@ -127,6 +137,7 @@ impl Heap {
         match keys::key(name).ok_or(KeyProblem::Unknown)?.name {
             "retain_ms" => Ok(self.control.retain_ms().into()),
             "limit" => Ok(limit().unwrap_or(u64::MAX)),
+            "profile" => Ok(self.sampling_rate() as u64),
             _ => Err(KeyProblem::Fixed),
         }
     }
