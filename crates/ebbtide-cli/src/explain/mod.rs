@@ -11,19 +11,13 @@
 
 mod advice;
 mod heap;
-mod memory;
 mod owners;
 mod parts;
 mod residency;
 mod runtimes;
-mod smaps;
 mod text;
 
-use std::fs;
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
-
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use ebbtide_interface::records::{CLASSES, Owner, class_bytes};
 use ebbtide_interface::{Figures, page};
 use ebbtide_tools::proc::Stat;
@@ -32,13 +26,13 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::cli::ExplainArgs;
+use crate::memory::{self, Memory, Range};
+use crate::smaps::{self, Mapping};
 use crate::top::find::{self, Scope};
 use advice::{Advice, Process};
 use heap::Sorted;
-use memory::{Memory, Range};
 use parts::{About, Part, View};
 use residency::Residency;
-use smaps::Mapping;
 
 /// What is printed.
 #[derive(Debug, Serialize)]
@@ -91,7 +85,7 @@ fn explain(pid: u32) -> Result<Explained> {
         bail!("there is no process {pid}, or it has ended");
     };
     let page = Page::find(pid)?;
-    let mappings = read_mappings(pid, "smaps")?;
+    let mappings = smaps::read(pid, "smaps")?;
     if mappings.is_empty() {
         bail!("process {pid} has no memory of its own: it is a thread of the kernel, or has ended");
     }
@@ -161,7 +155,7 @@ struct Page {
 
 impl Page {
     fn find(pid: u32) -> Result<Self> {
-        let mappings = read_mappings(pid, "maps")?;
+        let mappings = smaps::read(pid, "maps")?;
         let file = find::search(&Scope::Pids(vec![pid])).found.pop();
         let file = file.and_then(|found| found.page.ok()?.words());
         let has_library = mappings.iter().any(|it| library::is_named(it.file_name()));
@@ -175,9 +169,7 @@ impl Page {
         if let Err(error) = &memory
             && has_ebbtide
         {
-            notes.push(format!(
-                "the memory of process {pid} may not be read ({error}): that needs root or the right to trace it, see /proc/sys/kernel/yama/ptrace_scope"
-            ));
+            notes.push(memory::refused(pid, error));
         }
         let has_file = file.is_some();
         let words = inside.or(file);
@@ -264,19 +256,4 @@ fn estimate(figures: &Figures) -> String {
         age_ms / 1000,
         age_ms % 1000 / 100
     )
-}
-
-/// Reads the mappings. Another user's process refuses that.
-fn read_mappings(pid: u32, file: &str) -> Result<Vec<Mapping>> {
-    let refused = |error: io::Error| match error.kind() {
-        ErrorKind::PermissionDenied => {
-            let owner = fs::metadata(format!("/proc/{pid}")).map_or(0, |about| about.uid());
-            anyhow!(
-                "process {pid} belongs to user {owner}, or forbids reading its memory: run this command as that user, or as root"
-            )
-        }
-        _ => anyhow::Error::new(error).context(format!("process {pid} has ended")),
-    };
-    let text = fs::read(format!("/proc/{pid}/{file}")).map_err(refused)?;
-    Ok(smaps::parse(&String::from_utf8_lossy(&text)))
 }

@@ -1,0 +1,60 @@
+//! `ebbtide profile`: which code allocated the memory of a process.
+//!
+//! ```text
+//!  process ─┐                           ┌▶ text
+//!  command ─┼▶ raw ── symbols ──▶ model ┼▶ flame: SVG
+//!  dump ────┘                      ▲    └▶ pprof: protobuf
+//!  stored pprof ───────────────────┘
+//! ```
+//!
+//! The library samples allocations, and keeps stacks with counts in its memory ([`raw`]). This program names the stacks and estimates what
+//! all allocations were ([`model`]).
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `process` | reads the samples of a running process; switches sampling on and off |
+//! | `command` | runs a command with sampling |
+//! | `files` | reads what was stored |
+//! | `report` | writes a profile in the wanted form |
+
+mod command;
+mod files;
+mod flame;
+mod model;
+mod pprof;
+mod process;
+mod raw;
+mod report;
+mod symbols;
+mod text;
+
+use std::path::Path;
+
+use anyhow::Result;
+use ebbtide_interface::keys;
+
+use crate::cli::ProfileArgs;
+use report::Report;
+
+/// The mean distance of two samples, if nothing else is said.
+const RATE: &str = "512K";
+
+/// Takes a profile and writes it.
+pub fn main(args: &ProfileArgs) -> Result<u8> {
+    let mut report = Report::open(args)?;
+    let Some(source) = &args.source else {
+        return command::profile(args, &mut report);
+    };
+    match source.to_str().and_then(|text| text.parse().ok()) {
+        Some(pid) => process::profile(args, pid, &mut report)?,
+        None => files::profile(Path::new(source), &mut report)?,
+    }
+    Ok(report.status())
+}
+
+/// A distance between samples.
+pub fn rate(text: &str) -> Result<String, String> {
+    let bytes = keys::size(text.as_bytes()).filter(|&bytes| bytes > 0);
+    let known = bytes.map(|_| text.to_owned());
+    known.ok_or_else(|| "it takes bytes, with a suffix K, M or G, such as 512K".into())
+}
