@@ -16,6 +16,8 @@ pub enum Kind {
     Size,
     /// Bytes as in `Size`, or a number up to 100 with a % behind it.
     SizeOrPercent,
+    /// Bytes between two samples: as in `Size`, from 1 to [`MAX_RATE`]; `on` is [`RATE`], `off` is 0.
+    Rate,
     /// An absolute path without a comma.
     Path,
 }
@@ -33,6 +35,10 @@ pub enum Value<'a> {
     Path(&'a [u8]),
 }
 
+/// Bytes between two samples on average, if the user does not say.
+pub const RATE: u64 = 512 << 10;
+/// The most bytes between two samples.
+pub const MAX_RATE: u64 = 1 << 40;
 /// The longest path, in bytes.
 pub const MAX_PATH_BYTES: usize = 199;
 
@@ -54,6 +60,12 @@ impl Kind {
                     .map(Value::Percent),
                 None => size(text).map(Value::Number),
             },
+            Kind::Rate => match text {
+                b"off" => Some(0),
+                b"on" => Some(RATE),
+                _ => size(text).filter(|rate| (1..=MAX_RATE).contains(rate)),
+            }
+            .map(Value::Number),
             Kind::Path => (text.starts_with(b"/") && text.len() <= MAX_PATH_BYTES)
                 .then_some(Value::Path(text)),
         }
@@ -72,6 +84,7 @@ impl fmt::Display for Kind {
             Kind::Number(..) => f.write_str("N"),
             Kind::Size => f.write_str("SIZE"),
             Kind::SizeOrPercent => f.write_str("SIZE|PERCENT%"),
+            Kind::Rate => f.write_str("off|on|SIZE"),
             Kind::Path => f.write_str("/PATH"),
         }
     }
@@ -220,6 +233,18 @@ pub const KEYS: &[Key] = &[
         "Directory in which each process keeps a page of figures while it runs, PID.ebb, for ebbtide top",
     ),
     Key::user(
+        "profile",
+        Kind::Rate,
+        "off",
+        "Samples allocations for ebbtide profile: one for this many allocated bytes on average; on: 512K; 1: each of them",
+    ),
+    Key::user(
+        "profile_dump",
+        Kind::Path,
+        "none",
+        "File to which a process writes its profile when it ends; %p is the number of the process",
+    ),
+    Key::user(
         "syscalls",
         Kind::Word(&["basic", "all"]),
         "all",
@@ -318,7 +343,7 @@ pub const KEYS: &[Key] = &[
 ];
 
 /// Names that later versions will have.
-pub const RESERVED: [&str; 3] = ["profile", "profile_dump", "guard"];
+pub const RESERVED: [&str; 1] = ["guard"];
 
 /// The key of that name.
 pub fn key(name: &[u8]) -> Option<&'static Key> {
@@ -367,6 +392,9 @@ impl fmt::Display for Problem {
                     Kind::Size => f.write_str("bytes, also with K, M or G behind, such as 64M"),
                     Kind::SizeOrPercent => {
                         f.write_str("bytes, also with K, M or G behind, such as 64M, or up to 100%")
+                    }
+                    Kind::Rate => {
+                        f.write_str("on, off, or bytes, also with K, M or G behind, such as 64K")
                     }
                     Kind::Path => write!(f, "an absolute path of at most {MAX_PATH_BYTES} bytes"),
                 }
@@ -442,6 +470,10 @@ mod tests {
         is("exit_threshold", "4K", Value::Number(4096));
         is("limit", "64m", Value::Number(64 << 20));
         is("limit", "100%", Value::Percent(100));
+        is("profile", "off", Value::Number(0));
+        is("profile", "on", Value::Number(RATE));
+        is("profile", "1", Value::Number(1));
+        is("profile", "64k", Value::Number(64 << 10));
         is("stats_dir", "/tmp", Value::Path(b"/tmp"));
         let long = std::format!("/{}", "x".repeat(MAX_PATH_BYTES));
         for (name, text) in [
@@ -458,6 +490,9 @@ mod tests {
             ("exit_threshold", ""),
             ("limit", "101%"),
             ("limit", "%"),
+            ("profile", "0"),
+            ("profile", "1025G"),
+            ("profile", ""),
             ("stats_dir", "here"),
             ("stats_dir", &long),
         ] {
@@ -475,7 +510,7 @@ mod tests {
         assert_eq!((zones.key.name, zones.value), ("zones", Value::Number(3)));
         assert!(matches!(read(b"zones=3"), Err(Problem::NeedsDev(_))));
         assert!(matches!(read(b"dev=rseq:on"), Err(Problem::NeedsNoDev(_))));
-        assert!(matches!(read(b"profile=1"), Err(Problem::Reserved)));
+        assert!(matches!(read(b"guard=1"), Err(Problem::Reserved)));
         assert!(matches!(read(b"dev=zones=3"), Err(Problem::UnknownKey)));
         assert!(matches!(read(b"rsek=on"), Err(Problem::UnknownKey)));
         assert!(matches!(read(b"thp"), Err(Problem::BadValue(key)) if key.name == "thp"));

@@ -6,6 +6,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`unwind`] | the return addresses on the own stack |
 //! | [`vm`] | reserve, commit, release and move address space |
 //! | [`loader`] | a `dlopen` that runs before the C library's |
 //! | [`lock`] | futex lock with a rank, usable before libc is ready |
@@ -45,6 +46,7 @@ pub mod rseq;
 pub mod shared_file;
 pub mod streams;
 pub mod thread;
+pub mod unwind;
 pub mod vm;
 
 mod call;

@@ -61,6 +61,7 @@ static PARTS: Parts = Parts {
         &ebbtide_percpu::PERCPU,
         &reclaim::depopulate::Spans,
         &reclaim::zones::Zones,
+        &pages::samples::Profile,
     ],
     hooks: &[&ebbtide_percpu::PERCPU, &ebbtide_exit::EXIT],
 };

@@ -70,6 +70,10 @@ settings! {
     threshold => threshold: u32 = 256 << 10;
     /// Number of zones; 0 chooses by the number of CPUs.
     zones => zones: usize = 0;
+    /// Bytes between two samples; 0: no sampling.
+    profile => profile_rate: usize = 0;
+    /// File for the profile at the end of the process.
+    profile_dump => profile_dump: Path = Path::EMPTY;
     /// Only mmap, munmap, mprotect, madvise and futex.
     syscalls => basic_syscalls: bool = false;
     /// The `vfork` guard. Switching it off shows the fault that it prevents.
@@ -251,7 +255,9 @@ impl Config {
             };
             refuse(![0, AUTO].contains(&config.workers), "workers");
             refuse(config.exit_detached, "exit=detached");
+            refuse(!config.profile_dump.as_bytes().is_empty(), "profile_dump");
             (config.workers, config.exit_detached) = (0, false);
+            config.profile_dump = Path::EMPTY;
         }
         config
     }
@@ -335,7 +341,8 @@ mod tests {
     /// describes the default in words.
     #[test]
     fn each_key_is_taken_and_has_its_default() {
-        const IN_WORDS: [&str; 7] = [
+        const IN_WORDS: [&str; 8] = [
+            "profile_dump",
             "limit",
             "workers",
             "stats_dir",
