@@ -191,7 +191,7 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "N", value_parser = values::time)]
     pub seconds: Option<Duration>,
     /// Bytes between two samples, on average: less is more exact and slower (default: 512K)
-    #[arg(long, value_name = "SIZE", value_parser = crate::profile::rate)]
+    #[arg(long, value_name = "SIZE", value_parser = values::rate)]
     pub rate: Option<String>,
     /// Show all allocations, freed or not: of the time, or since sampling began
     #[arg(long, group = "view")]

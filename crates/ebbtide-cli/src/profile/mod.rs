@@ -31,7 +31,6 @@ mod text;
 use std::path::Path;
 
 use anyhow::Result;
-use ebbtide_interface::keys;
 
 use crate::cli::ProfileArgs;
 use report::Report;
@@ -50,11 +49,4 @@ pub fn main(args: &ProfileArgs) -> Result<u8> {
         None => files::profile(Path::new(source), &mut report)?,
     }
     Ok(report.status())
-}
-
-/// A distance between samples.
-pub fn rate(text: &str) -> Result<String, String> {
-    let bytes = keys::size(text.as_bytes()).filter(|&bytes| bytes > 0);
-    let known = bytes.map(|_| text.to_owned());
-    known.ok_or_else(|| "it takes bytes, with a suffix K, M or G, such as 512K".into())
 }
