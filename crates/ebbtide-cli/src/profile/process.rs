@@ -25,7 +25,7 @@ use crate::top::request::answer;
 /// How long a process is sampled that was not sampled before.
 const SECONDS: Duration = Duration::from_secs(10);
 /// How long a process may take to switch sampling on or off.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 const STEP: Duration = Duration::from_millis(50);
 /// Time between two snapshots, one of which is used if the process ends.
 pub const SNAPSHOT: Duration = Duration::from_secs(1);
@@ -52,8 +52,10 @@ pub fn profile(args: &ProfileArgs, pid: u32, report: &mut Report) -> Result<()> 
             seconds.as_secs_f64()
         ));
         let sampled = wait(pid, seconds);
-        if sampled.as_ref().is_ok_and(|sampled| !sampled.has_ended) {
-            switch(pid, "off")?;
+        if sampled.as_ref().is_ok_and(|sampled| !sampled.has_ended)
+            && let Err(error) = switch(pid, "off")
+        {
+            out::warning(&format!("process {pid} goes on taking samples: {error:#}"));
         }
         sampled
     };
