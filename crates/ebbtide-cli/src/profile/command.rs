@@ -60,7 +60,7 @@ enum Watched {
     /// The profile was written after the time that was asked for.
     Written,
     /// The last snapshot of the command's first process.
-    Ended(Option<Raw>),
+    Ended(Option<Box<Raw>>),
 }
 
 /// Waits for the end of the command, without reaping it. After `--seconds` it writes the profile.
@@ -87,12 +87,12 @@ fn watch(args: &ProfileArgs, pid: Pid, report: &mut Report) -> Result<Watched> {
     }
     match written {
         Some(written) => written.map(|()| Watched::Written),
-        None => Ok(Watched::Ended(last)),
+        None => Ok(Watched::Ended(last.map(Box::new))),
     }
 }
 
 /// Writes the profile from the dumps in the directory, or else from the last snapshot.
-fn at_the_end(dir: &Path, last: Option<Raw>, report: &mut Report) -> Result<()> {
+fn at_the_end(dir: &Path, last: Option<Box<Raw>>, report: &mut Report) -> Result<()> {
     let view = report.shown.view() as usize;
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let dumps = files.filter_map(|file| Raw::parse_dump(&fs::read(file.path()).ok()?).ok());
@@ -109,7 +109,7 @@ fn at_the_end(dir: &Path, last: Option<Raw>, report: &mut Report) -> Result<()> 
                 "the command did not end in order (a signal, or _exit), so it wrote no profile; this is its first process at most a second before"
                     .into(),
             );
-            last
+            *last
         }
         (None, None) => bail!(
             "no process of the command wrote a profile: a signal or _exit ended it within a second, or Ebbtide was not loaded; \
