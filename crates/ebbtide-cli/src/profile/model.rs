@@ -287,12 +287,29 @@ const PASSING: [&str; 18] = [
     "<ebbtide::Ebbtide as",
 ];
 
-/// Whether a function only passes a request on.
+/// Containers of the languages' libraries: the place that allocated is their user.
+const CONTAINERS: [&str; 11] = [
+    "std::",
+    "void std::",
+    "__gnu_cxx::",
+    "alloc::",
+    "core::",
+    "hashbrown::",
+    "<alloc::",
+    "<core::",
+    "<hashbrown::",
+    "<std::",
+    "<T as alloc::",
+];
+
+/// Whether a function asks for memory only for its caller.
 pub fn is_passing(function: &str) -> bool {
-    PASSING.iter().any(|prefix| function.starts_with(prefix))
+    let mut prefixes = PASSING.iter().chain(&CONTAINERS);
+    prefixes.any(|prefix| function.starts_with(prefix))
 }
 
-/// The same for readers of pprof files: a regular expression for whole names.
+/// For readers of pprof files, a regular expression for whole names. They drop also all that such a function calls, so it has no containers, which
+/// may call the program.
 pub fn passing_pattern() -> String {
     let quoted = PASSING.map(|prefix| prefix.replace('[', "\\["));
     format!("({}).*", quoted.join("|"))
@@ -391,6 +408,8 @@ pub mod tests {
     fn callers_of_operator_new_allocate() {
         assert!(is_passing("operator new(unsigned long)") && is_passing("g_malloc0"));
         assert!(is_passing("alloc::raw_vec::finish_grow") && !is_passing("main"));
+        assert!(is_passing("std::vector<int>::push_back(int&&)"));
+        assert!(!passing_pattern().contains("std::|"));
         assert!(passing_pattern().starts_with("(operator new|"));
     }
 }

@@ -16,6 +16,8 @@ const MOST_SITES: usize = 30;
 const LEAST_SHARE: f64 = 0.01;
 /// Most lines of the tree.
 const MOST_LINES: usize = 60;
+/// Longer names are cut.
+const LONGEST_NAME: usize = 60;
 /// Calls in a row, without a branch, that are shown by name.
 const MOST_IN_ROW: usize = 3;
 
@@ -37,7 +39,7 @@ pub fn of(profile: &Profile, view: View, is_change: bool) -> String {
             share(amount.bytes.abs() / all),
             error(amount),
             count(amount.objects, is_change),
-            line.shown(),
+            shown(line),
         ]);
     }
     right(&mut table, 4);
@@ -56,9 +58,9 @@ pub fn of(profile: &Profile, view: View, is_change: bool) -> String {
     text.push_str("\nCalls, the outermost first:\n");
     let mut tree = Tree::default();
     for stack in &profile.stacks {
-        let lines = profile.lines(stack).rev();
+        let lines: Vec<Line> = profile.lines(stack).collect();
         tree.add(
-            lines.filter(|line| !is_passing(&line.function)),
+            lines[site_of(&lines)..].iter().rev(),
             stack.amounts[view as usize].bytes,
         );
     }
@@ -111,7 +113,7 @@ pub fn lifetimes(profile: &Profile) -> String {
             below(0.1),
             below(0.5),
             below(0.9),
-            line.shown(),
+            shown(line),
         ]);
     }
     right(&mut table, 6);
@@ -151,16 +153,33 @@ fn time(ns: u64) -> String {
     format!("{} {unit}", (ns + unit_ns / 2) / unit_ns)
 }
 
-/// The place that allocated: the innermost call that does not only pass the request on.
+/// Which call allocated: the innermost one that does not only pass a request on.
+fn site_of(lines: &[Line]) -> usize {
+    let site = lines.iter().position(|line| !is_passing(&line.function));
+    site.unwrap_or(0)
+}
+
+/// The place that allocated.
 fn site(profile: &Profile, stack: &Stack) -> Line {
-    let mut lines = profile.lines(stack).peekable();
-    let innermost = lines.peek().cloned();
-    let site = lines.find(|line| !is_passing(&line.function));
-    site.or(innermost).unwrap_or_else(|| Line {
-        function: "unknown".into(),
-        file: String::new(),
-        line: 0,
-    })
+    let mut lines: Vec<Line> = profile.lines(stack).collect();
+    match lines.is_empty() {
+        false => lines.swap_remove(site_of(&lines)),
+        true => Line {
+            function: "unknown".into(),
+            file: String::new(),
+            line: 0,
+        },
+    }
+}
+
+/// A place in a table.
+fn shown(line: &Line) -> String {
+    let function = short(&line.function);
+    Line {
+        function,
+        ..line.clone()
+    }
+    .shown()
 }
 
 /// The places with their amounts, most bytes first.
@@ -188,11 +207,11 @@ struct Tree {
 }
 
 impl Tree {
-    fn add(&mut self, calls: impl Iterator<Item = Line>, bytes: f64) {
+    fn add<'a>(&mut self, calls: impl Iterator<Item = &'a Line>, bytes: f64) {
         self.bytes += bytes;
         let mut tree = self;
         for call in calls {
-            tree = tree.children.entry(call.function).or_default();
+            tree = tree.children.entry(short(&call.function)).or_default();
             tree.bytes += bytes;
         }
     }
@@ -257,6 +276,38 @@ impl Printer<'_> {
             row.join(" → ")
         );
     }
+}
+
+/// A name without arguments of templates and functions, if it is long.
+fn short(name: &str) -> String {
+    if name.chars().count() <= LONGEST_NAME {
+        return name.into();
+    }
+    let (mut short, mut depth, mut before) = (String::new(), 0, ' ');
+    for sign in name.chars() {
+        // Operators, and a type that a name begins with, have such signs too.
+        let is_name = short.ends_with(|c: char| c.is_alphanumeric() || "_>]".contains(c));
+        let is_inside = depth > 0 || is_name && !short.ends_with("operator");
+        match sign {
+            '<' | '(' if is_inside => {
+                if depth == 0 {
+                    short.push_str(&format!("{sign}…"));
+                }
+                depth += 1;
+            }
+            '>' if before == '-' && depth > 0 => {}
+            '>' | ')' if depth > 0 => {
+                depth -= 1;
+                if depth == 0 {
+                    short.push(sign);
+                }
+            }
+            _ if depth == 0 => short.push(sign),
+            _ => {}
+        }
+        before = sign;
+    }
+    short
 }
 
 /// Bytes with a sign, if they are a change.
@@ -362,6 +413,26 @@ mod tests {
                 "1.0 GiB 25.0 % d → (2 calls) → a → burst",
             ]
         );
+    }
+
+    #[test]
+    fn long_names_lose_their_arguments() {
+        let long = "std::map<int, std::string, std::less<int> >::operator[](int const&) const";
+        assert_eq!(short(long), "std::map<…>::operator[](…) const");
+        let long =
+            "<demo::Service<alloc::string::String> as demo::Handler<demo::Request>>::handle_all";
+        assert_eq!(
+            short(long),
+            "<demo::Service<…> as demo::Handler<…>>::handle_all"
+        );
+        let long = "std::ostream& std::operator<< <char, std::char_traits<char> >(std::ostream&)";
+        assert_eq!(
+            short(long),
+            "std::ostream& std::operator<< <char, std::char_traits<…> >(…)"
+        );
+        let long = "demo::Service<T>::call<fn(demo::Request) -> demo::Answer>::with_all_options";
+        assert_eq!(short(long), "demo::Service<…>::call<…>::with_all_options");
+        assert_eq!(short("f<int>(int)"), "f<int>(int)");
     }
 
     #[test]
