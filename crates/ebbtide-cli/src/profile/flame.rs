@@ -12,6 +12,7 @@ use super::model::{Profile, View};
 const STYLE: &str = "
 #background stop { stop-color:#fff; }
 text { fill:#111; }
+#title { font-size:14px; }
 #frames text { fill:#000; }
 #search { opacity:0.6; }
 #frames > *:hover { stroke:#111; }

@@ -115,7 +115,8 @@ impl Report {
                 if profile.total(view).bytes <= 0.0 {
                     bail!("there is nothing to draw: no samples; a smaller --rate takes more");
                 }
-                let sum = summary(&profile, view);
+                // A phone is as wide as this.
+                let sum = sum(&profile, view);
                 flame::draw(&profile, self.old.as_ref(), view, [&title, &sum])?.into_bytes()
             }
             form => {
@@ -172,17 +173,23 @@ fn form_of(path: Option<&Path>) -> ProfileFormat {
     }
 }
 
-/// The sum of a profile in words.
-fn summary(profile: &Profile, view: View) -> String {
+/// The sum of a profile, with its error.
+fn sum(profile: &Profile, view: View) -> String {
     let total = profile.total(view);
     let error = match total.bytes {
         0.0 => 0.0,
         bytes => 100.0 * total.error() / bytes.abs(),
     };
+    let bytes = out::bytes(total.bytes.max(0.0).round() as u64);
+    format!("{bytes} (estimated, ± {error:.1} %)")
+}
+
+/// The sum of a profile, its objects and its rate.
+fn summary(profile: &Profile, view: View) -> String {
     format!(
-        "{} in {} objects (estimated, ± {error:.1} %; a sample every {})",
-        out::bytes(total.bytes.max(0.0).round() as u64),
-        out::count(total.objects.max(0.0).round() as u64),
+        "{} in {} objects; a sample every {}",
+        sum(profile, view),
+        out::count(profile.total(view).objects.max(0.0).round() as u64),
         out::bytes(profile.rate)
     )
 }
