@@ -498,6 +498,12 @@ fn errors_name_the_remedy() {
             && off.contains("EBBTIDE_CONF=profile=512K"),
         "{off}"
     );
+    let idle = Waiting::start(1, "stats_dir=DIR,dev=pages:all,workers=0");
+    let late = said(&[&idle.pid(), "--seconds", "0.1"]).expect("text");
+    assert!(
+        late.contains("has taken no samples yet") && late.contains("profile=off' takes that back"),
+        "{late}"
+    );
     let failed = said(&["--", "sh", "-c", "kill -9 $$"]).expect("text");
     assert!(
         failed.contains("no process of the command wrote a profile"),
