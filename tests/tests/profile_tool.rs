@@ -117,7 +117,11 @@ impl Waiting {
 
     /// Lets it keep as much again.
     fn more(&mut self) {
-        self.stdin.write_all(b"x\n").expect("a pipe");
+        self.ask("x\n");
+    }
+
+    fn ask(&mut self, line: &str) {
+        self.stdin.write_all(line.as_bytes()).expect("a pipe");
         self.read_line("more");
     }
 
@@ -377,6 +381,43 @@ fn samples_are_switched_on_for_a_time() {
     let text = String::from_utf8(again.stdout).expect("text");
     let more = bytes_of(&text, "keep") - sampled;
     assert!((0.0..34.0 * MIB).contains(&more), "{text}");
+}
+
+/// `ebbtide explain` names the place whose objects are left in sparse pages.
+#[test]
+fn sparse_pages_are_pinned_by_a_place() {
+    if !only_ebbtide("takes samples") || !needs_root("reads the memory of a process") {
+        return;
+    }
+    let Some(program) = command_line() else {
+        return;
+    };
+    for (conf, is_known) in [("profile=64K", true), ("profile=off", false)] {
+        let mut waiting = Waiting::start(64, conf);
+        waiting.ask("f\n");
+        let explained = |flags: &[&str]| {
+            let pid = waiting.pid();
+            let output = Command::new(&program)
+                .args(["explain", &pid])
+                .args(flags)
+                .output();
+            let output = output.expect("ebbtide");
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).expect("text")
+        };
+        let json: serde_json::Value = serde_json::from_str(&explained(&["--json"])).expect("JSON");
+        let classes = json["classes"].as_array().expect("classes");
+        let class = classes.iter().find(|class| class["object_bytes"] == 1024);
+        let place = class.expect("a class")["pinned_by"].as_str();
+        let is_named = |place: &str| place.starts_with("keep (profile_sites.c:");
+        assert_eq!(place.map(is_named), is_known.then_some(true), "{json:#}");
+        let text = explained(&[]);
+        assert_eq!(
+            text.contains("pinned by") && text.contains("keep ("),
+            is_known,
+            "{text}"
+        );
+    }
 }
 
 #[test]

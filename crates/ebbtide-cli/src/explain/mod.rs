@@ -17,6 +17,8 @@ mod residency;
 mod runtimes;
 mod text;
 
+use std::collections::HashMap;
+
 use anyhow::{Result, bail};
 use ebbtide_interface::records::{CLASSES, Owner, class_bytes};
 use ebbtide_interface::{Figures, page};
@@ -27,6 +29,7 @@ use serde::Serialize;
 
 use crate::cli::ExplainArgs;
 use crate::memory::{self, Memory, Range};
+use crate::profile;
 use crate::smaps::{self, Mapping};
 use crate::top::find::{self, Scope};
 use advice::{Advice, Process};
@@ -68,6 +71,8 @@ pub struct Class {
     pub live_bytes: u64,
     /// Free between live objects.
     pub free_bytes: u64,
+    /// The place that allocated most live objects of the class, if the process takes samples.
+    pub pinned_by: Option<String>,
 }
 
 /// Prints where the memory of a process is.
@@ -131,7 +136,7 @@ fn explain(pid: u32) -> Result<Explained> {
             View::Figures(_) => "figures",
             View::Nothing => "kernel",
         },
-        classes: classes(&view),
+        classes: classes(&view, &profile::places_by_size(pid)),
         advice: advice::list(&parts, &view, &process),
         conclusion: advice::conclusion(&parts, &view, &process),
         parts,
@@ -228,7 +233,7 @@ fn read_records(
 }
 
 /// The size classes of the heap.
-fn classes(view: &View) -> Vec<Class> {
+fn classes(view: &View, places: &HashMap<u64, String>) -> Vec<Class> {
     let View::Records(sorted) = view else {
         return Vec::new();
     };
@@ -237,6 +242,7 @@ fn classes(view: &View) -> Vec<Class> {
         object_bytes: class_bytes(class) as u64,
         live_bytes: classes[class].0,
         free_bytes: classes[class].1,
+        pinned_by: places.get(&(class_bytes(class) as u64)).cloned(),
     };
     let mut classes: Vec<Class> = (1..CLASSES)
         .map(class)

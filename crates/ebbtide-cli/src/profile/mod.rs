@@ -28,6 +28,7 @@ mod report;
 mod symbols;
 mod text;
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::Result;
@@ -49,4 +50,12 @@ pub fn main(args: &ProfileArgs) -> Result<u8> {
         None => files::profile(Path::new(source), &mut report)?,
     }
     Ok(report.status())
+}
+
+/// For each size class with sampled live objects, the place that allocated most of them. Empty if the process takes no samples.
+pub fn places_by_size(pid: u32) -> HashMap<u64, String> {
+    match process::read(pid) {
+        Ok(Some(raw)) => text::places_by_size(&symbols::name(&raw, Some(pid), &mut Vec::new())),
+        _ => HashMap::new(),
+    }
 }

@@ -182,6 +182,20 @@ fn shown(line: &Line) -> String {
     .shown()
 }
 
+/// For each size of objects, the place with most live ones.
+pub fn places_by_size(profile: &Profile) -> HashMap<u64, String> {
+    let mut sums: HashMap<(u64, Line), f64> = HashMap::new();
+    for stack in &profile.stacks {
+        let live = stack.amounts[View::Live as usize].objects;
+        *sums.entry((stack.size, site(profile, stack))).or_default() += live;
+    }
+    let mut sums: Vec<_> = sums.into_iter().filter(|&(_, live)| live > 0.0).collect();
+    // The last one of a size stays.
+    sums.sort_by(|(a_place, a), (b_place, b)| a.total_cmp(b).then_with(|| b_place.cmp(a_place)));
+    let places = sums.iter().map(|((size, line), _)| (*size, shown(line)));
+    places.collect()
+}
+
 /// The places with their amounts, most bytes first.
 fn sites(profile: &Profile, amount: impl Fn(&Stack) -> Amount) -> Vec<(Line, Amount)> {
     let mut sums: HashMap<Line, Amount> = HashMap::new();
@@ -412,6 +426,21 @@ mod tests {
                 "3.0 GiB 75.0 % run → keep",
                 "1.0 GiB 25.0 % d → (2 calls) → a → burst",
             ]
+        );
+    }
+
+    #[test]
+    fn each_size_has_a_place() {
+        let profile = profile(&[
+            (&["few"], 64, [1, 9, 9]),
+            (&["many"], 64, [3, 3, 3]),
+            (&["freed"], 32, [0, 3, 3]),
+            (&["large"], 4096, [1, 1, 1]),
+        ]);
+        let expected = [(64, "many (test.c:3)"), (4096, "large (test.c:3)")];
+        assert_eq!(
+            places_by_size(&profile),
+            HashMap::from(expected.map(|(size, place)| (size, place.into())))
         );
     }
 
