@@ -37,6 +37,9 @@ pub enum Command {
     /// Show where the resident memory of a process is, and what would free how much
     #[command(after_help = EXPLAIN_HELP)]
     Explain(ExplainArgs),
+    /// Show which code allocated the memory of a process, from samples
+    #[command(after_help = PROFILE_HELP)]
+    Profile(ProfileArgs),
     /// Let a running process give all its free memory back now
     Release(ReleaseArgs),
     /// Change a setting of a running process
@@ -163,6 +166,70 @@ pub struct ExplainArgs {
     pub json: bool,
 }
 
+const PROFILE_HELP: &str = "\
+The live heap is shown, or the heap of COMMAND at its peak. If a process takes no samples, they are switched on for the time of --seconds; then \
+only memory that was allocated meanwhile is shown. Sums are estimates with a sampling error (±, one standard deviation). The process is not stopped; reading its memory needs \
+root or the right to trace it. COMMAND writes to stdout as always: use --output to keep its output apart.";
+
+/// `ebbtide profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// A process, or a file: a dump (profile_dump=PATH) or a stored pprof file
+    #[arg(
+        value_name = "PID|FILE",
+        required_unless_present = "command",
+        conflicts_with = "command"
+    )]
+    pub source: Option<OsString>,
+    /// Write to this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// The form (default: by the ending of the output file: .pb.gz or .pprof, .svg, else text)
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub format: Option<ProfileFormat>,
+    /// Sample for this time, then write the profile; COMMAND runs on (default: its whole run, or 10 s if the process took no samples)
+    #[arg(long, value_name = "N", value_parser = values::time)]
+    pub seconds: Option<Duration>,
+    /// Bytes between two samples, on average: less is more exact and slower (default: 512K)
+    #[arg(long, value_name = "SIZE", value_parser = values::rate)]
+    pub rate: Option<String>,
+    /// Show all allocations, freed or not: of the time, or since sampling began
+    #[arg(long, group = "view")]
+    pub allocated: bool,
+    /// Show what was live at the highest total
+    #[arg(long, group = "view")]
+    pub peak: bool,
+    /// Show how long objects lived
+    #[arg(long, group = "view", conflicts_with = "against")]
+    pub lifetimes: bool,
+    /// Show what COMMAND had not freed at its end
+    #[arg(long, group = "view", conflicts_with_all = ["source", "seconds"])]
+    pub leaks: bool,
+    /// Show the change since this profile, a stored file
+    #[arg(long, value_name = "OLD")]
+    pub against: Option<PathBuf>,
+    /// Settings for the library; they override those in EBBTIDE_CONF
+    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, conflicts_with = "source")]
+    pub conf: Vec<String>,
+    /// The library.
+    #[command(flatten)]
+    pub lib: LibArgs,
+    /// A program to run, with its arguments; its exit status is this program's
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Form of a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProfileFormat {
+    /// For 'go tool pprof' and other readers
+    Pprof,
+    /// A flame graph
+    Svg,
+    /// Lines for people
+    Text,
+}
+
 /// `ebbtide release`.
 #[derive(Debug, Args)]
 pub struct ReleaseArgs {
@@ -281,6 +348,35 @@ mod tests {
         assert_eq!(args.command, ["ls", "-l"]);
         for bad in [&["7", "--", "ls"][..], &["--interval", "0"], &["x"]] {
             assert!(top(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn profile_takes_a_source_or_a_command() {
+        let profile = |words: &[&str]| {
+            let cli = Cli::try_parse_from([&["ebbtide", "profile"], words].concat())?;
+            let Command::Profile(args) = cli.command else {
+                panic!()
+            };
+            Ok::<_, clap::Error>(args)
+        };
+        let args = profile(&["7", "--seconds", "5", "--rate", "64K"]).unwrap();
+        assert_eq!(args.seconds, Some(Duration::from_secs(5)));
+        assert_eq!(
+            (args.source, args.rate),
+            (Some("7".into()), Some("64K".into()))
+        );
+        let args = profile(&["--leaks", "-o", "x.svg", "--", "ls", "-o"]).unwrap();
+        assert_eq!((args.leaks, args.command.len()), (true, 2));
+        for bad in [
+            &[][..],
+            &["7", "--", "ls"],
+            &["7", "--leaks"],
+            &["7", "--peak", "--allocated"],
+            &["7", "--rate", "0"],
+            &["7", "--lifetimes", "--against", "x"],
+        ] {
+            assert!(profile(bad).is_err(), "{bad:?}");
         }
     }
 

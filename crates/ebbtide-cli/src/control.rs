@@ -40,7 +40,7 @@ pub fn set(args: &SetArgs) -> Result<u8> {
 }
 
 /// Writes the request and waits for the answer: the figures after it. `None`: there was none in time.
-fn ask(args: &ReleaseArgs, text: &str) -> Result<Option<StatsPage>> {
+pub fn ask(args: &ReleaseArgs, text: &str) -> Result<Option<StatsPage>> {
     let pid = args.pid;
     let found = find::search(&Scope::Pids(vec![pid])).found.pop();
     let page = match found.map(|found| found.page) {

@@ -6,10 +6,12 @@
 //! | `run` | starts a program, passes signals and its exit status on, and measures it |
 //! | `top` | watches the processes that run under Ebbtide |
 //! | `control` | asks a running process to release memory, or to change a setting |
+//! | `profile` | shows which code allocated memory, by sampled stacks |
 //! | `explain` | shows where the resident memory of a process is |
 //! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
+//! | `memory`, `smaps` | read the memory and the mappings of another process |
 //! | `library` | finds the library, and checks its symbols |
 //! | `elf` | reads from an ELF file whether a preloaded library takes effect |
 //! | `emulator` | finds the emulator that this program runs under |
@@ -24,8 +26,11 @@ mod emulator;
 mod explain;
 mod laboratory;
 mod library;
+mod memory;
 mod metrics;
+mod profile;
 mod run;
+mod smaps;
 mod top;
 
 use std::path::Path;
@@ -45,6 +50,7 @@ fn main() -> ExitCode {
     program::ended(match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Top(args) => top::main(&args),
+        Command::Profile(args) => profile::main(&args),
         Command::Explain(args) => explain::main(&args),
         Command::Release(args) => control::release(&args),
         Command::Set(args) => control::set(&args),

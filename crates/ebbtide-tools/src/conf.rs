@@ -176,7 +176,7 @@ mod tests {
             ("limit=101%", "100%"),
             ("stats_dir=here", "absolute"),
             ("retain_ms=3600001", "3600000"),
-            ("profile=1", "later version"),
+            ("profile=0", "64K"),
             ("thp", "key=value"),
         ] {
             let text = format!("{:#}", Conf::parse(bad).unwrap_err());

@@ -39,6 +39,14 @@ pub fn time_text(text: &str) -> Result<String, String> {
     time(text).map(|_| text.into())
 }
 
+/// The bytes between two sampled allocations, as they were written.
+pub fn rate(text: &str) -> Result<String, String> {
+    match keys::size(text.as_bytes()) {
+        Some(1..=keys::MAX_RATE) => Ok(text.into()),
+        _ => Err("it takes bytes, with a suffix K, M or G, such as 512K".into()),
+    }
+}
+
 /// The time between two samples.
 pub fn interval(text: &str) -> Result<Duration, String> {
     let range = Duration::from_millis(100)..=Duration::from_secs(3600);

@@ -20,8 +20,8 @@ use ebbtide_interface::records::{
     BLOCK_FRAMES, CLASSES, FRAME_BYTES, LARGE, Places, block_word, class_bytes, pageblock, span,
 };
 
-use super::memory::{Readable, words_of};
 use super::residency::{Bits, Block, Residency, has};
+use crate::memory::{Readable, words_of};
 use sorted::Where;
 pub use sorted::{Bytes, Sorted};
 

@@ -11,19 +11,15 @@
 
 mod advice;
 mod heap;
-mod memory;
 mod owners;
 mod parts;
 mod residency;
 mod runtimes;
-mod smaps;
 mod text;
 
-use std::fs;
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
+use std::collections::HashMap;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use ebbtide_interface::records::{CLASSES, Owner, class_bytes};
 use ebbtide_interface::{Figures, page};
 use ebbtide_tools::proc::Stat;
@@ -32,13 +28,14 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::cli::ExplainArgs;
+use crate::memory::{self, Memory, Range};
+use crate::profile;
+use crate::smaps::{self, Mapping};
 use crate::top::find::{self, Scope};
 use advice::{Advice, Process};
 use heap::Sorted;
-use memory::{Memory, Range};
 use parts::{About, Part, View};
 use residency::Residency;
-use smaps::Mapping;
 
 /// What is printed.
 #[derive(Debug, Serialize)]
@@ -74,6 +71,8 @@ pub struct Class {
     pub live_bytes: u64,
     /// Free between live objects.
     pub free_bytes: u64,
+    /// The place that allocated most live objects of the class, if the process takes samples.
+    pub pinned_by: Option<String>,
 }
 
 /// Prints where the memory of a process is.
@@ -91,7 +90,7 @@ fn explain(pid: u32) -> Result<Explained> {
         bail!("there is no process {pid}, or it has ended");
     };
     let page = Page::find(pid)?;
-    let mappings = read_mappings(pid, "smaps")?;
+    let mappings = smaps::read(pid, "smaps")?;
     if mappings.is_empty() {
         bail!("process {pid} has no memory of its own: it is a thread of the kernel, or has ended");
     }
@@ -137,7 +136,7 @@ fn explain(pid: u32) -> Result<Explained> {
             View::Figures(_) => "figures",
             View::Nothing => "kernel",
         },
-        classes: classes(&view),
+        classes: classes(&view, &profile::places_by_size(pid)),
         advice: advice::list(&parts, &view, &process),
         conclusion: advice::conclusion(&parts, &view, &process),
         parts,
@@ -161,7 +160,7 @@ struct Page {
 
 impl Page {
     fn find(pid: u32) -> Result<Self> {
-        let mappings = read_mappings(pid, "maps")?;
+        let mappings = smaps::read(pid, "maps")?;
         let file = find::search(&Scope::Pids(vec![pid])).found.pop();
         let file = file.and_then(|found| found.page.ok()?.words());
         let has_library = mappings.iter().any(|it| library::is_named(it.file_name()));
@@ -175,9 +174,7 @@ impl Page {
         if let Err(error) = &memory
             && has_ebbtide
         {
-            notes.push(format!(
-                "the memory of process {pid} may not be read ({error}): that needs root or the right to trace it, see /proc/sys/kernel/yama/ptrace_scope"
-            ));
+            notes.push(memory::refused(pid, error));
         }
         let has_file = file.is_some();
         let words = inside.or(file);
@@ -236,7 +233,7 @@ fn read_records(
 }
 
 /// The size classes of the heap.
-fn classes(view: &View) -> Vec<Class> {
+fn classes(view: &View, places: &HashMap<u64, String>) -> Vec<Class> {
     let View::Records(sorted) = view else {
         return Vec::new();
     };
@@ -245,6 +242,7 @@ fn classes(view: &View) -> Vec<Class> {
         object_bytes: class_bytes(class) as u64,
         live_bytes: classes[class].0,
         free_bytes: classes[class].1,
+        pinned_by: places.get(&(class_bytes(class) as u64)).cloned(),
     };
     let mut classes: Vec<Class> = (1..CLASSES)
         .map(class)
@@ -264,19 +262,4 @@ fn estimate(figures: &Figures) -> String {
         age_ms / 1000,
         age_ms % 1000 / 100
     )
-}
-
-/// Reads the mappings. Another user's process refuses that.
-fn read_mappings(pid: u32, file: &str) -> Result<Vec<Mapping>> {
-    let refused = |error: io::Error| match error.kind() {
-        ErrorKind::PermissionDenied => {
-            let owner = fs::metadata(format!("/proc/{pid}")).map_or(0, |about| about.uid());
-            anyhow!(
-                "process {pid} belongs to user {owner}, or forbids reading its memory: run this command as that user, or as root"
-            )
-        }
-        _ => anyhow::Error::new(error).context(format!("process {pid} has ended")),
-    };
-    let text = fs::read(format!("/proc/{pid}/{file}")).map_err(refused)?;
-    Ok(smaps::parse(&String::from_utf8_lossy(&text)))
 }

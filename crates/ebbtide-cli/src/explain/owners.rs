@@ -6,8 +6,8 @@ use ebbtide_interface::records::Owner;
 use ebbtide_tools::library;
 use ebbtide_tools::proc;
 
-use super::memory::Range;
-use super::smaps::{Counted, Mapping};
+use crate::memory::Range;
+use crate::smaps::{Counted, Mapping};
 
 /// What a mapping is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +168,7 @@ pub fn guess_heap(mappings: &[Mapping]) -> Option<Range> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::explain::smaps::parse;
+    use crate::smaps::parse;
 
     const MAPS: &str = "\
 400000-401000 r-xp 00000000 08:01 4 /usr/bin/x

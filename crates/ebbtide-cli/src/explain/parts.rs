@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::heap::{Bytes, Sorted};
 use super::owners::{Kind, Sides};
-use super::smaps::Counted;
+use crate::smaps::Counted;
 pub use about::About;
 
 /// The name of the memory that the program has.

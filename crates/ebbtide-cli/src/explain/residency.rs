@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use ebbtide_interface::records::{BLOCK_FRAMES, FRAME_BYTES};
 use ebbtide_tools::machine::page_bytes;
 
-use super::memory::words_of;
+use crate::memory::words_of;
 
 /// A bit for each frame of a pageblock.
 pub type Bits = [u64; 8];

@@ -1,6 +1,6 @@
 //! Runtimes that have a heap of their own beside malloc, and the setting that limits it.
 
-use super::smaps::Mapping;
+use crate::smaps::Mapping;
 
 /// A runtime, recognised by a mapped file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub fn find(mappings: &[Mapping]) -> Option<Runtime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::explain::smaps::parse;
+    use crate::smaps::parse;
 
     #[test]
     fn a_runtime_is_known_by_its_code() {

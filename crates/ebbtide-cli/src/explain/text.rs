@@ -50,10 +50,16 @@ pub fn of(explained: &Explained) -> String {
     if !explained.classes.is_empty() {
         text.push_str("\nSize classes with the most free memory between live objects:\n");
         let mut table = self::table();
-        table.set_header(vec!["objects", "in use", "free"]);
-        for class in explained.classes.iter().take(MOST_CLASSES) {
-            let row = [class.object_bytes, class.live_bytes, class.free_bytes];
-            table.add_row(row.map(out::bytes));
+        let classes = || explained.classes.iter().take(MOST_CLASSES);
+        let has_places = classes().any(|class| class.pinned_by.is_some());
+        let mut header = vec!["objects", "in use", "free"];
+        header.extend(has_places.then_some("pinned by"));
+        table.set_header(header);
+        for class in classes() {
+            let sizes = [class.object_bytes, class.live_bytes, class.free_bytes];
+            let mut row = sizes.map(out::bytes).to_vec();
+            row.extend(class.pinned_by.clone());
+            table.add_row(row);
         }
         right(&mut table, 3);
         add(&mut text, &table);

@@ -74,6 +74,35 @@ fn manual_pages() {
     assert!(all.contains("ebbtide\\-bench(1)"), "{all}");
 }
 
+#[test]
+fn profile_says_what_to_give() {
+    ebbtide(&["profile", "--help"])
+        .assert()
+        .success()
+        .stdout(says("--leaks").and(says("one standard deviation")));
+    ebbtide(&["profile"])
+        .assert()
+        .code(125)
+        .stderr(says("PID|FILE"));
+    ebbtide(&["profile", "/no/such/file"])
+        .assert()
+        .code(125)
+        .stderr(says("give a process number, or a file with a profile"));
+    ebbtide(&["profile", "/dev/null"])
+        .assert()
+        .code(125)
+        .stderr(says("neither a dump (profile_dump=PATH"));
+    ebbtide(&["profile", "7", "--leaks"])
+        .assert()
+        .code(125)
+        .stderr(says("--leaks"));
+    let own = std::process::id().to_string();
+    ebbtide(&["profile", &own])
+        .assert()
+        .code(125)
+        .stderr(says("does not run under Ebbtide").or(says("may not be read")));
+}
+
 /// A copy of the program where no other program of the project is, and a directory for `PATH`.
 fn alone() -> (tempfile::TempDir, Command) {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use ebbtide_interface::records::{BLOCK_FRAMES, CLASSES, FRAME_BYTES, class_bytes, slab};
 
 use super::Heap;
-use crate::explain::memory::Readable;
+use crate::memory::Readable;
 
 impl<R: Readable> Heap<'_, R> {
     /// Reads the stacks of all CPUs. A slab that was never used cannot be read.

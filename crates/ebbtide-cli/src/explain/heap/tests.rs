@@ -68,6 +68,7 @@ fn places() -> Places {
         spans: SPANS,
         slabs: SLABS,
         cpus: 2,
+        profile: 0,
     }
 }
 

@@ -1,7 +1,7 @@
 use super::*;
-use crate::explain::memory::Range;
 use crate::explain::owners;
-use crate::explain::smaps::parse;
+use crate::memory::Range;
+use crate::smaps::parse;
 
 /// A heap of 10 MiB, with 2 MiB of it lazy and 1 MiB swapped out; records, a stack, a library, another heap.
 const MAPS: &str = "\

@@ -1,5 +1,10 @@
 //! The mappings of a process, as the kernel counts them: `/proc/PID/smaps`.
 
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+
+use anyhow::{Result, anyhow};
 use ebbtide_tools::proc::kib_field;
 
 /// One mapping.
@@ -11,6 +16,8 @@ pub struct Mapping {
     pub end: u64,
     /// Such as `rw-p`.
     pub permissions: String,
+    /// Where its first byte is in the file.
+    pub offset: u64,
     /// The file, or a name in brackets; empty for anonymous memory.
     pub path: String,
     /// What the kernel counts of it, in bytes.
@@ -69,10 +76,26 @@ impl Mapping {
             start: address(start)?,
             end: address(end)?,
             permissions: fields.next()?.into(),
-            path: fields.nth(3).unwrap_or_default().trim().into(),
+            offset: address(fields.next()?)?,
+            path: fields.nth(2).unwrap_or_default().trim().into(),
             counted: Counted::default(),
         })
     }
+}
+
+/// Reads the mappings of a process from `maps`, or with counts from `smaps`. Another user's process refuses that.
+pub fn read(pid: u32, file: &str) -> Result<Vec<Mapping>> {
+    let refused = |error: io::Error| match error.kind() {
+        ErrorKind::PermissionDenied => {
+            let owner = fs::metadata(format!("/proc/{pid}")).map_or(0, |about| about.uid());
+            anyhow!(
+                "process {pid} belongs to user {owner}, or forbids reading its memory: run this command as that user, or as root"
+            )
+        }
+        _ => anyhow::Error::new(error).context(format!("process {pid} has ended")),
+    };
+    let text = fs::read(format!("/proc/{pid}/{file}")).map_err(refused)?;
+    Ok(parse(&String::from_utf8_lossy(&text)))
 }
 
 /// Parses the file. Each mapping is a line with addresses, and lines `Name: value` below it.
@@ -141,6 +164,7 @@ Rss:                   4 kB
         assert!(mappings[0].is_private_data() && mappings[0].is_anonymous());
         assert_eq!(mappings[1].file_name(), "lib.so");
         assert_eq!(mappings[1].end - mappings[1].start, 4096);
+        assert_eq!(mappings[1].offset, 4096);
         assert!(!mappings[1].is_private_data());
     }
 

@@ -8,7 +8,7 @@ use ebbtide_interface::records::{Owner, Places, RANGE_WORDS};
 use ebbtide_interface::{figures, page, word};
 use ebbtide_tools::library;
 
-use super::smaps::Mapping;
+use crate::smaps::Mapping;
 
 /// Something whose memory can be read.
 pub trait Readable {
@@ -53,6 +53,13 @@ impl Readable for Memory {
         self.file.read_exact_at(&mut read, address)?;
         Ok(read)
     }
+}
+
+/// Why the memory of a process may not be read, and the remedy.
+pub fn refused(pid: u32, error: &io::Error) -> String {
+    format!(
+        "the memory of process {pid} may not be read ({error}): that needs root or the right to trace it, see /proc/sys/kernel/yama/ptrace_scope"
+    )
 }
 
 /// Little-endian words.
@@ -145,7 +152,7 @@ pub fn places(words: &[u64]) -> Option<Places> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::explain::smaps::parse;
+    use crate::smaps::parse;
 
     #[test]
     fn data_of_a_file_include_the_zeroes_behind() {
