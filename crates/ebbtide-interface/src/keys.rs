@@ -16,6 +16,8 @@ pub enum Kind {
     Size,
     /// Bytes as in `Size`, or a number up to 100 with a % behind it.
     SizeOrPercent,
+    /// One of so many allocations: `off` is 0, `on` is [`GUARD_RATE`], `all` is 1.
+    OneOf,
     /// An absolute path without a comma.
     Path,
 }
@@ -33,6 +35,8 @@ pub enum Value<'a> {
     Path(&'a [u8]),
 }
 
+/// One of so many allocations is guarded with `guard=on`.
+pub const GUARD_RATE: u64 = 5000;
 /// The longest path, in bytes.
 pub const MAX_PATH_BYTES: usize = 199;
 
@@ -54,6 +58,13 @@ impl Kind {
                     .map(Value::Percent),
                 None => size(text).map(Value::Number),
             },
+            Kind::OneOf => match text {
+                b"off" => Some(0),
+                b"on" => Some(GUARD_RATE),
+                b"all" => Some(1),
+                _ => number(text).filter(|&number| (1..=u64::from(u32::MAX)).contains(&number)),
+            }
+            .map(Value::Number),
             Kind::Path => (text.starts_with(b"/") && text.len() <= MAX_PATH_BYTES)
                 .then_some(Value::Path(text)),
         }
@@ -72,6 +83,7 @@ impl fmt::Display for Kind {
             Kind::Number(..) => f.write_str("N"),
             Kind::Size => f.write_str("SIZE"),
             Kind::SizeOrPercent => f.write_str("SIZE|PERCENT%"),
+            Kind::OneOf => f.write_str("off|on|all|N"),
             Kind::Path => f.write_str("/PATH"),
         }
     }
@@ -214,6 +226,12 @@ pub const KEYS: &[Key] = &[
         "Finds double frees and short overflows at once, and writes after a free soon",
     ),
     Key::user(
+        "guard",
+        Kind::OneOf,
+        "off",
+        "Puts one of so many allocations between pages without access, and reports misuse of it with stacks. on: one of 5000; all: each, for tests",
+    ),
+    Key::user(
         "stats_dir",
         Kind::Path,
         "none",
@@ -318,7 +336,7 @@ pub const KEYS: &[Key] = &[
 ];
 
 /// Names that later versions will have.
-pub const RESERVED: [&str; 3] = ["profile", "profile_dump", "guard"];
+pub const RESERVED: [&str; 2] = ["profile", "profile_dump"];
 
 /// The key of that name.
 pub fn key(name: &[u8]) -> Option<&'static Key> {
@@ -368,6 +386,7 @@ impl fmt::Display for Problem {
                     Kind::SizeOrPercent => {
                         f.write_str("bytes, also with K, M or G behind, such as 64M, or up to 100%")
                     }
+                    Kind::OneOf => f.write_str("on, off, all, or a whole number from 1 on"),
                     Kind::Path => write!(f, "an absolute path of at most {MAX_PATH_BYTES} bytes"),
                 }
             }
@@ -442,6 +461,10 @@ mod tests {
         is("exit_threshold", "4K", Value::Number(4096));
         is("limit", "64m", Value::Number(64 << 20));
         is("limit", "100%", Value::Percent(100));
+        is("guard", "off", Value::Number(0));
+        is("guard", "on", Value::Number(GUARD_RATE));
+        is("guard", "all", Value::Number(1));
+        is("guard", "300", Value::Number(300));
         is("stats_dir", "/tmp", Value::Path(b"/tmp"));
         let long = std::format!("/{}", "x".repeat(MAX_PATH_BYTES));
         for (name, text) in [
@@ -458,6 +481,9 @@ mod tests {
             ("exit_threshold", ""),
             ("limit", "101%"),
             ("limit", "%"),
+            ("guard", "0"),
+            ("guard", "4294967296"),
+            ("guard", ""),
             ("stats_dir", "here"),
             ("stats_dir", &long),
         ] {

@@ -2,7 +2,7 @@
 
 use crate::call::{Errno, Sysno, syscall};
 use crate::file::{Digits, PathText};
-pub use crate::identity::{auxv, id, program, thread_id};
+pub use crate::identity::{auxv, id, program, thread_id, thread_name};
 pub use crate::libc_symbols::install_fork_handlers;
 use core::ffi::CStr;
 

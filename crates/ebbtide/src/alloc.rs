@@ -117,6 +117,10 @@ fn serve(
         return (ptr::null_mut(), false);
     };
     let (address, clean) = match front.enter() {
+        Some(heap) if heap.config.guard == 1 => match heap.take_guarded(size, align) {
+            Some(object) => (object, false),
+            None => inside(&heap),
+        },
         Some(heap) => inside(&heap),
         None => match front.reserve().allocate(size, align) {
             Some(object) => (object, false),
@@ -219,6 +223,7 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
         Allocation::Object(class) => CLASS[class].size as usize,
         Allocation::Large(head) => heap.large_bytes(head),
         Allocation::Reserve => heap.reserve().size(address as usize, "size asked of "),
+        Allocation::Guarded => heap.size_guarded(address as usize, "size asked of "),
         Allocation::None => heap.mistaken(address as usize, "size asked of "),
     }
 }
@@ -260,6 +265,7 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
             heap.large_bytes(head)
         }
         Allocation::Reserve => heap.reserve().size(address as usize, "realloc of "),
+        Allocation::Guarded => heap.size_guarded(address as usize, "realloc of "),
         Allocation::None => heap.mistaken(address as usize, "realloc of "),
     };
     let fresh = allocate(size);

@@ -61,6 +61,7 @@ static PARTS: Parts = Parts {
         &ebbtide_percpu::PERCPU,
         &reclaim::depopulate::Spans,
         &reclaim::zones::Zones,
+        &objects::guarded::Slots,
     ],
     hooks: &[&ebbtide_percpu::PERCPU, &ebbtide_exit::EXIT],
 };

@@ -90,6 +90,8 @@ settings! {
     lockstat => lockstat: Option<Holds> = None;
     /// Heap misuse is found at once or soon: see `harden`.
     harden => harden: bool = false;
+    /// One allocation of so many is guarded; 0: none.
+    guard => guard: u32 = 0;
     /// `RTLD_DEEPBIND` is kept when a library is opened with it.
     deepbind => deepbind_kept: bool = false;
     /// Directory for one statistics file per process.
@@ -251,7 +253,8 @@ impl Config {
             };
             refuse(![0, AUTO].contains(&config.workers), "workers");
             refuse(config.exit_detached, "exit=detached");
-            (config.workers, config.exit_detached) = (0, false);
+            refuse(config.guard > 0, "guard");
+            (config.workers, config.exit_detached, config.guard) = (0, false, 0);
         }
         config
     }

@@ -125,6 +125,7 @@ pub fn heap() -> Option<&'static Front> {
         holders: &[
             &crate::reclaim::depopulate::Spans,
             &crate::reclaim::zones::Zones,
+            &crate::objects::guarded::Slots,
         ],
         hooks: &[],
     };
@@ -229,6 +230,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     };
     // SAFETY: no thread reads before READY.
     unsafe { heap.begin(parts, settings) };
+    heap.guarded.start(config.guard);
     heap.workers.begin();
     if let Some(holds) = config.lockstat {
         ebbtide_sys::lockstat::start(holds);
@@ -253,7 +255,9 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     if heap.caches.uses_sections() && !config.harden {
         let units = region.blocks as usize * (BLOCK_BYTES / MIN_ALIGN);
         FAST.units.store(units, Ordering::Release);
-        FAST.sizes.store(TABLE_MAX + 1, Ordering::Release);
+        if config.guard == 0 {
+            FAST.sizes.store(TABLE_MAX + 1, Ordering::Release);
+        }
     }
     Ok(())
 }
@@ -288,6 +292,11 @@ impl Front {
     /// Finds which kind of allocation an address is.
     pub fn find(&self, address: usize) -> Allocation {
         self.heap().find(address)
+    }
+
+    /// The requested bytes of a guarded object.
+    pub fn size_guarded(&self, address: usize, what: &str) -> usize {
+        self.heap().guarded.size(address, what)
     }
 
     /// Ends the process over a pointer that is no allocation, with a message that describes the address.
