@@ -291,9 +291,13 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     // SAFETY: by contract.
     let usable = unsafe { usable_size(address) };
     let heap = heap_with(address as usize);
-    let is_exact = heap.is_hardened() || heap.reserve().contains(address as usize);
+    let is_exact = heap.is_hardened()
+        || matches!(
+            heap.find(address as usize),
+            Allocation::Reserve | Allocation::Guarded
+        );
     let fits = if is_exact {
-        // A large allocation has at least one byte.
+        // A large allocation with `harden=on` has at least one byte.
         size == usable || size == 0 && usable == 1
     } else if aligned {
         size <= usable

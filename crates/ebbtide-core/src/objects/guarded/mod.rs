@@ -83,8 +83,9 @@ static POOL: AtomicPtr<Guarded> = AtomicPtr::new(core::ptr::null_mut());
 /// The slots that may be taken.
 struct Free {
     queues: [Queue; KINDS],
-    /// More bytes that live objects may have.
-    room_bytes: usize,
+    /// Bytes of the pages of live objects, and their bound.
+    live_bytes: usize,
+    most_bytes: usize,
     random: u64,
 }
 
@@ -138,7 +139,8 @@ impl Guarded {
     pub const fn new() -> Self {
         let free = Free {
             queues: [Queue::EMPTY; KINDS],
-            room_bytes: 0,
+            live_bytes: 0,
+            most_bytes: 0,
             random: 0,
         };
         Self {
@@ -193,7 +195,7 @@ impl Guarded {
             (queue.fresh, queue.end) = (first, first + count as u32);
             first = queue.end;
         }
-        free.room_bytes = most.live_bytes;
+        free.most_bytes = most.live_bytes;
         free.random = clock::precise_ns() | 1;
         for (place, count) in self.counts.iter().zip(layout.counts) {
             place.store(count, Ordering::Relaxed);
@@ -258,9 +260,12 @@ impl Guarded {
     /// A slot's number, and on which side its object lies.
     fn take_number(&self, kind: usize, bytes: usize) -> Option<(usize, bool)> {
         let mut free = self.free.lock();
-        free.room_bytes.checked_sub(bytes)?;
+        let live_bytes = free.live_bytes + bytes;
+        if live_bytes > free.most_bytes {
+            return None;
+        }
         let number = free.queues[kind].take(self)?;
-        free.room_bytes -= bytes;
+        free.live_bytes = live_bytes;
         // Numerical Recipes' generator; the upper bits are good.
         let next = free.random.wrapping_mul(6_364_136_223_846_793_005);
         free.random = next.wrapping_add(1_442_695_040_888_963_407);
@@ -269,7 +274,7 @@ impl Guarded {
 
     fn put_number(&self, kind: usize, bytes: usize, number: usize) {
         let mut free = self.free.lock();
-        free.room_bytes += bytes;
+        free.live_bytes -= bytes;
         free.queues[kind].put(self, number);
     }
 
@@ -315,6 +320,11 @@ impl Guarded {
             self.put_number(slots::kind_for(size), bytes, slot.number);
         }
         // Otherwise the kernel refuses mmap, and the slot is lost: see `INV-GUARDED-2`.
+    }
+
+    /// Bytes of the pages of live objects.
+    pub fn live_bytes(&self) -> usize {
+        self.free.lock().live_bytes
     }
 
     /// The requested bytes of a live object.
