@@ -169,7 +169,6 @@ fn each_key_is_silent_with_its_values() {
     for (item, remedy) in [
         ("zones=2", "write dev=zones:VALUE"),
         ("dev=thp:on", "write thp=VALUE"),
-        ("profile=1", "a key of a later version"),
         ("nosuchkey=1", "the keys are"),
     ] {
         let lines = conf_lines(item);

@@ -18,6 +18,8 @@ pub enum Kind {
     SizeOrPercent,
     /// One of so many allocations: `off` is 0, `on` is [`GUARD_RATE`], `all` is 1.
     OneOf,
+    /// Bytes between two samples: as in `Size`, from 1 to [`MAX_RATE`]; `on` is [`RATE`], `off` is 0.
+    Rate,
     /// An absolute path without a comma.
     Path,
 }
@@ -37,6 +39,10 @@ pub enum Value<'a> {
 
 /// One of so many allocations is guarded with `guard=on`.
 pub const GUARD_RATE: u64 = 5000;
+/// Bytes between two samples on average, if the user does not say.
+pub const RATE: u64 = 512 << 10;
+/// The most bytes between two samples.
+pub const MAX_RATE: u64 = 1 << 40;
 /// The longest path, in bytes.
 pub const MAX_PATH_BYTES: usize = 199;
 
@@ -65,6 +71,12 @@ impl Kind {
                 _ => number(text).filter(|&number| (1..=u64::from(u32::MAX)).contains(&number)),
             }
             .map(Value::Number),
+            Kind::Rate => match text {
+                b"off" => Some(0),
+                b"on" => Some(RATE),
+                _ => size(text).filter(|rate| (1..=MAX_RATE).contains(rate)),
+            }
+            .map(Value::Number),
             Kind::Path => (text.starts_with(b"/") && text.len() <= MAX_PATH_BYTES)
                 .then_some(Value::Path(text)),
         }
@@ -84,6 +96,7 @@ impl fmt::Display for Kind {
             Kind::Size => f.write_str("SIZE"),
             Kind::SizeOrPercent => f.write_str("SIZE|PERCENT%"),
             Kind::OneOf => f.write_str("off|on|all|N"),
+            Kind::Rate => f.write_str("off|on|SIZE"),
             Kind::Path => f.write_str("/PATH"),
         }
     }
@@ -238,6 +251,18 @@ pub const KEYS: &[Key] = &[
         "Directory in which each process keeps a page of figures while it runs, PID.ebb, for ebbtide top",
     ),
     Key::user(
+        "profile",
+        Kind::Rate,
+        "off",
+        "Samples allocations for ebbtide profile: one for this many allocated bytes on average; on: 512K; 1: each of them",
+    ),
+    Key::user(
+        "profile_dump",
+        Kind::Path,
+        "none",
+        "File to which a process writes its profile when it ends; %p is the number of the process",
+    ),
+    Key::user(
         "syscalls",
         Kind::Word(&["basic", "all"]),
         "all",
@@ -335,9 +360,6 @@ pub const KEYS: &[Key] = &[
     ),
 ];
 
-/// Names that later versions will have.
-pub const RESERVED: [&str; 2] = ["profile", "profile_dump"];
-
 /// The key of that name.
 pub fn key(name: &[u8]) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name.as_bytes() == name)
@@ -365,8 +387,6 @@ pub enum Problem {
     NeedsDev(&'static Key),
     /// A key for users behind `dev=`.
     NeedsNoDev(&'static Key),
-    /// A name that a later version will have.
-    Reserved,
 }
 
 impl fmt::Display for Problem {
@@ -387,6 +407,9 @@ impl fmt::Display for Problem {
                         f.write_str("bytes, also with K, M or G behind, such as 64M, or up to 100%")
                     }
                     Kind::OneOf => f.write_str("on, off, all, or a whole number from 1 on"),
+                    Kind::Rate => {
+                        f.write_str("on, off, or bytes, also with K, M or G behind, such as 64K")
+                    }
                     Kind::Path => write!(f, "an absolute path of at most {MAX_PATH_BYTES} bytes"),
                 }
             }
@@ -396,7 +419,6 @@ impl fmt::Display for Problem {
             Problem::NeedsNoDev(key) => {
                 write!(f, "no switch for developers; write {}=VALUE", key.name)
             }
-            Problem::Reserved => f.write_str("a key of a later version"),
         }
     }
 }
@@ -418,9 +440,6 @@ pub fn read(item: &[u8]) -> Result<Setting<'_>, Problem> {
     let split = rest.iter().position(|&byte| byte == separator);
     let (name, text) = split.map_or((rest, &b""[..]), |at| (&rest[..at], &rest[at + 1..]));
     let (name, text) = (name.trim_ascii(), text.trim_ascii());
-    if RESERVED.iter().any(|reserved| reserved.as_bytes() == name) {
-        return Err(Problem::Reserved);
-    }
     let key = key(name).ok_or(Problem::UnknownKey)?;
     if key.is_dev != is_dev {
         return Err(if is_dev {
@@ -465,6 +484,10 @@ mod tests {
         is("guard", "on", Value::Number(GUARD_RATE));
         is("guard", "all", Value::Number(1));
         is("guard", "300", Value::Number(300));
+        is("profile", "off", Value::Number(0));
+        is("profile", "on", Value::Number(RATE));
+        is("profile", "1", Value::Number(1));
+        is("profile", "64k", Value::Number(64 << 10));
         is("stats_dir", "/tmp", Value::Path(b"/tmp"));
         let long = std::format!("/{}", "x".repeat(MAX_PATH_BYTES));
         for (name, text) in [
@@ -484,6 +507,9 @@ mod tests {
             ("guard", "0"),
             ("guard", "4294967296"),
             ("guard", ""),
+            ("profile", "0"),
+            ("profile", "1025G"),
+            ("profile", ""),
             ("stats_dir", "here"),
             ("stats_dir", &long),
         ] {
@@ -501,7 +527,6 @@ mod tests {
         assert_eq!((zones.key.name, zones.value), ("zones", Value::Number(3)));
         assert!(matches!(read(b"zones=3"), Err(Problem::NeedsDev(_))));
         assert!(matches!(read(b"dev=rseq:on"), Err(Problem::NeedsNoDev(_))));
-        assert!(matches!(read(b"profile=1"), Err(Problem::Reserved)));
         assert!(matches!(read(b"dev=zones=3"), Err(Problem::UnknownKey)));
         assert!(matches!(read(b"rsek=on"), Err(Problem::UnknownKey)));
         assert!(matches!(read(b"thp"), Err(Problem::BadValue(key)) if key.name == "thp"));
@@ -530,7 +555,7 @@ mod tests {
     fn names_are_unique_and_words_are_shown() {
         for (at, one) in KEYS.iter().enumerate() {
             assert!(KEYS[at + 1..].iter().all(|other| other.name != one.name));
-            assert!(!RESERVED.contains(&one.name) && !one.meaning.ends_with('.'));
+            assert!(!one.meaning.ends_with('.'));
         }
         assert_eq!(Kind::Word(&["a", "b"]).to_string(), "a|b");
     }

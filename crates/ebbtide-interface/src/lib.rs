@@ -71,7 +71,7 @@ pub mod ranks {
 }
 
 /// Optional kernel features in the order of their bits in [`Figures::worked`] and [`Figures::refused`].
-pub const FEATURES: [&str; 15] = [
+pub const FEATURES: [&str; 16] = [
     "membarrier",
     "mremap",
     "hugepage",
@@ -87,6 +87,7 @@ pub const FEATURES: [&str; 15] = [
     "rseq_unregister",
     "process_vm_writev",
     "rseq_register",
+    "process_vm_readv",
 ];
 
 /// Sources of memory pressure in the order of their bits in [`Figures::pressure_sources`].

@@ -15,7 +15,8 @@
 //! # What is counted
 //!
 //! Each byte that the program asks for is the first of a sample with the same probability, 1 / rate. So an object of `s` bytes is sampled with
-//! probability `1 - exp(-s / rate)`, and a sampled object stands for `1 / (1 - exp(-s / rate))` objects. The words hold the sampled objects
+//! probability `1 - exp(-s / rate)`, and a sampled object stands for `1 / (1 - exp(-s / rate))` objects. With rate 1 each object is sampled and stands
+//! for itself. The words hold the sampled objects
 //! themselves: a tool multiplies. All objects of a `Stack` have the same rate and nearly the same size, so it may use their mean size.
 //!
 //! # Stacks

@@ -92,9 +92,11 @@ pub static UNREGISTER: Feature = Feature::new("rseq_unregister");
 /// Copies the statistics page to its file by `process_vm_writev` on the own process, so no store of this process
 /// touches the file.
 pub static COPY_PAGE: Feature = Feature::new("process_vm_writev");
+/// Reads stacks of this process without a fault: `process_vm_readv` on the own process. Only while objects are sampled.
+pub static READ_STACK: Feature = Feature::new("process_vm_readv");
 
 /// All features, for messages and statistics.
-pub static ALL: [&Feature; 15] = [
+pub static ALL: [&Feature; 16] = [
     &MEMBARRIER,
     &MOVE_PAGES,
     &HUGE_PAGES,
@@ -110,6 +112,7 @@ pub static ALL: [&Feature; 15] = [
     &UNREGISTER,
     &COPY_PAGE,
     &REGISTER,
+    &READ_STACK,
 ];
 
 #[cfg(test)]

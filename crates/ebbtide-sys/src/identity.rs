@@ -31,14 +31,6 @@ pub fn program() -> &'static [u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
-/// The name of this thread, with zeros behind it; empty if a filter refuses the call.
-pub fn thread_name() -> [u8; 16] {
-    let mut name = [0; 16];
-    // SAFETY: the kernel writes at most this many bytes.
-    let _ = unsafe { syscall!(Sysno::prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
-    name
-}
-
 /// The thread id.
 pub fn thread_id() -> u32 {
     // SAFETY: no arguments.

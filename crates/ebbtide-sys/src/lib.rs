@@ -6,6 +6,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`unwind`] | the return addresses on the own stack |
 //! | [`vm`] | reserve, commit, release and move address space |
 //! | [`loader`] | a `dlopen` that runs before the C library's |
 //! | [`fault`] | a handler of SIGSEGV that runs before the program's |
@@ -47,6 +48,7 @@ pub mod rseq;
 pub mod shared_file;
 pub mod streams;
 pub mod thread;
+pub mod unwind;
 pub mod vm;
 
 mod call;

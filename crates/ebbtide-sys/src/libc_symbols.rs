@@ -63,6 +63,10 @@ weak!(
     /// Since 2.35: the size of `struct rseq`, 0 where nothing is registered.
     rseq_size, "__rseq_size", u32
 );
+weak!(
+    /// Since 2.35: finds the object that has an address, without a lock.
+    find_object, "_dl_find_object", ()
+);
 
 weak!(
     /// Locks the list of all streams for the calling thread. The lock is recursive.

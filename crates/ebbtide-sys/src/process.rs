@@ -2,7 +2,7 @@
 
 use crate::call::{Errno, Sysno, syscall};
 use crate::file::{Digits, PathText};
-pub use crate::identity::{auxv, id, program, thread_id, thread_name};
+pub use crate::identity::{auxv, id, program, thread_id};
 pub use crate::libc_symbols::install_fork_handlers;
 use core::ffi::CStr;
 
@@ -242,6 +242,20 @@ pub fn current_cpu() -> usize {
     // SAFETY: no arguments; the call cannot fail here and leaves `errno` alone then.
     let cpu = unsafe { libc::sched_getcpu() };
     cpu.max(0) as usize
+}
+
+/// This thread, as a number that stays the same in its child. No system call.
+pub fn this_thread() -> usize {
+    // SAFETY: no arguments; it only reads the thread pointer.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// The name of this thread, ended by zeros.
+pub fn thread_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    // SAFETY: the kernel writes at most 16 bytes.
+    let _ = unsafe { syscall!(Sysno::prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name
 }
 
 /// Whether the C library says that this process has had only one thread. glibc before 2.32 never says so.

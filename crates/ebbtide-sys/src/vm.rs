@@ -415,6 +415,39 @@ pub unsafe fn copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> 
     }
 }
 
+/// Copies memory of this process from `from` to `into` by a system call. Memory that cannot be read is an error and not a signal.
+///
+/// # Errors
+/// `EFAULT`: the first byte cannot be read. `EPERM` from a filter, `ENOSYS` from kernels built without the call.
+pub fn peek(from: usize, into: &mut [u64]) -> Result<usize, Errno> {
+    let range = |base, len| Range {
+        iov_base: base,
+        iov_len: len,
+    };
+    let len = size_of_val(into);
+    let to = range(into.as_mut_ptr().cast(), len);
+    let from = range(from as *mut _, len);
+    let peek_as = |own: u32| {
+        // SAFETY: the kernel writes at most `len` bytes to `into`, and reads the other range as far as it can be read.
+        unsafe {
+            syscall!(
+                Sysno::process_vm_readv,
+                own,
+                &raw const to,
+                1,
+                &raw const from,
+                1,
+                0
+            )
+        }
+    };
+    match peek_as(crate::identity::id()) {
+        // The first thread has ended. This thread has the same memory.
+        Err(Errno::ESRCH) => peek_as(crate::identity::thread_id()),
+        result => result,
+    }
+}
+
 /// Moves the pages of `from` to `to` without copying; `from` stays mapped and reads zero.
 ///
 /// # Errors

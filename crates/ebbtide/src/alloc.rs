@@ -9,6 +9,7 @@
 use crate::heap;
 use core::ptr;
 use core::sync::atomic::Ordering;
+use ebbtide_core::base::countdown::{COUNTDOWN, GUARD_COUNTDOWN};
 use ebbtide_core::base::message::Message;
 pub use ebbtide_core::base::size_class::MIN_ALIGN;
 use ebbtide_core::base::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
@@ -17,6 +18,7 @@ use ebbtide_core::front::{FAST, Front, fork};
 use ebbtide_core::objects::find::Allocation;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::rseq::{SECTIONS, Stacks, section};
+use ebbtide_sys::unwind::Registers;
 use ebbtide_sys::vm;
 use ebbtide_zone::FRAME_BYTES;
 
@@ -61,6 +63,9 @@ fn fast_stacks() -> Stacks {
 /// mode, `harden=on`, and the first call.
 #[inline(never)]
 pub fn allocate_slow(size: usize) -> *mut u8 {
+    if FAST.counts() {
+        return allocate_counted(size, MIN_ALIGN).0;
+    }
     if size > MAX_SMALL {
         return allocate_large(size, 1).0;
     }
@@ -73,8 +78,8 @@ pub fn allocate_slow(size: usize) -> *mut u8 {
 /// Allocates an object of the class for a request: from the CPU's cache if it has one.
 #[inline]
 fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
-    if SECTIONS && FAST.sizes.load(Ordering::Acquire) != 0 {
-        // SAFETY: not zero only in the section mode.
+    if FAST.uses_sections() {
+        // SAFETY: just asked.
         let object = unsafe { section::pop(&fast_stacks(), class) };
         if object != 0 {
             return object as *mut u8;
@@ -94,8 +99,70 @@ fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
     serve(size, align, |heap| (inside(heap), false)).0
 }
 
+/// Serves a request while requests are sampled or guarded. Returns the address, and whether the memory reads zero.
+#[inline(never)]
+fn allocate_counted(size: usize, align: usize) -> (*mut u8, bool) {
+    let guard = FAST.guard.load(Ordering::Relaxed);
+    if guard != 0
+        && GUARD_COUNTDOWN.counts(1, guard)
+        && let Some(object) = allocate_guarded(size, align)
+    {
+        return (object, false);
+    }
+    let rate = FAST.rate.load(Ordering::Relaxed);
+    if rate != 0
+        && COUNTDOWN.counts(size, rate)
+        && let Some(sampled) = allocate_sampled(size, align, rate)
+    {
+        return sampled;
+    }
+    let class = match align <= MIN_ALIGN && size <= MAX_SMALL {
+        true => Some(class_of(size)),
+        false => aligned_class_of(size, align),
+    };
+    match class {
+        Some(class) => (allocate_class(class, size, align), false),
+        None => allocate_frames(size.max(1), align),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn allocate_guarded(size: usize, align: usize) -> Option<*mut u8> {
+    let object = heap()?.enter()?.take_guarded(size, align)?;
+    Some(object as *mut u8)
+}
+
+#[cold]
+#[inline(never)]
+fn allocate_sampled(size: usize, align: usize, rate: usize) -> Option<(*mut u8, bool)> {
+    if size > isize::MAX as usize {
+        return None;
+    }
+    let start = Registers::here();
+    let heap = heap()?.enter()?;
+    let sampled = heap.allocate_sampled(size, align, rate, &start)?;
+    Some((sampled.address as *mut u8, sampled.clean))
+}
+
+/// Counts a large allocation that was resized as a request of its new size.
+#[inline(never)]
+fn count_resized(heap: &Heap, address: usize, size: usize, rate: usize) {
+    if COUNTDOWN.counts(size, rate) {
+        heap.sample_large(address, size, rate, &Registers::here());
+    }
+}
+
 /// Allocates whole frames. Returns the address, and whether the memory reads zero.
+#[inline(never)]
 fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
+    match FAST.counts() {
+        false => allocate_frames(size, align),
+        true => allocate_counted(size, align),
+    }
+}
+
+fn allocate_frames(size: usize, align: usize) -> (*mut u8, bool) {
     if size > isize::MAX as usize {
         return (ptr::null_mut(), false);
     }
@@ -117,10 +184,6 @@ fn serve(
         return (ptr::null_mut(), false);
     };
     let (address, clean) = match front.enter() {
-        Some(heap) if heap.config.guard == 1 => match heap.take_guarded(size, align) {
-            Some(object) => (object, false),
-            None => inside(&heap),
-        },
         Some(heap) => inside(&heap),
         None => match front.reserve().allocate(size, align) {
             Some(object) => (object, false),
@@ -151,6 +214,9 @@ pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
     debug_assert!(align.is_power_of_two());
     if align <= MIN_ALIGN {
         return allocate(size);
+    }
+    if FAST.counts() && align <= MAX_ALIGN {
+        return allocate_counted(size, align).0;
     }
     match aligned_class_of(size, align) {
         Some(class) => allocate_class(class, size, align),
@@ -260,6 +326,10 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
                 && let Some(heap) = heap.enter()
                 && let Some(moved) = heap.resize_large(head, size)
             {
+                let rate = FAST.rate.load(Ordering::Relaxed);
+                if rate != 0 {
+                    count_resized(&heap, moved, size, rate);
+                }
                 return moved as *mut u8;
             }
             heap.large_bytes(head)

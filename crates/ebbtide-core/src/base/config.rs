@@ -70,6 +70,10 @@ settings! {
     threshold => threshold: u32 = 256 << 10;
     /// Number of zones; 0 chooses by the number of CPUs.
     zones => zones: usize = 0;
+    /// Bytes between two samples; 0: no sampling.
+    profile => profile_rate: usize = 0;
+    /// File for the profile at the end of the process.
+    profile_dump => profile_dump: Path = Path::EMPTY;
     /// Only mmap, munmap, mprotect, madvise and futex.
     syscalls => basic_syscalls: bool = false;
     /// The `vfork` guard. Switching it off shows the fault that it prevents.
@@ -255,6 +259,8 @@ impl Config {
             refuse(config.exit_detached, "exit=detached");
             refuse(config.guard > 0, "guard");
             (config.workers, config.exit_detached, config.guard) = (0, false, 0);
+            refuse(!config.profile_dump.as_bytes().is_empty(), "profile_dump");
+            config.profile_dump = Path::EMPTY;
         }
         config
     }
@@ -338,7 +344,8 @@ mod tests {
     /// describes the default in words.
     #[test]
     fn each_key_is_taken_and_has_its_default() {
-        const IN_WORDS: [&str; 7] = [
+        const IN_WORDS: [&str; 8] = [
+            "profile_dump",
             "limit",
             "workers",
             "stats_dir",

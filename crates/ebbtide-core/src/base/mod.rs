@@ -3,7 +3,9 @@
 //! | module | contents |
 //! |---|---|
 //! | [`config`] | the keys of `EBBTIDE_CONF` |
+//! | [`countdown`] | chooses the requests that are sampled |
 //! | [`domains`] | zones by CPUs and nodes |
+//! | [`fast`] | the words that the fast paths read |
 //! | [`ranks`] | the one order of locks |
 //! | [`releaser`] | the thread that releases memory |
 //! | [`message`] | the one line before an abort |
@@ -12,7 +14,9 @@
 //! | [`stats`] | the statistics, and the page that shows them |
 
 pub mod config;
+pub mod countdown;
 pub mod domains;
+pub mod fast;
 pub mod message;
 pub mod ranks;
 pub mod releaser;

@@ -30,6 +30,8 @@ pub const FREED: Rank = Rank(ranks::FREED);
 pub const GUARDED: Rank = Rank(ranks::GUARDED);
 /// A CPU's cache in the portable mode; one lock a CPU.
 pub const CPU: Rank = Rank(ranks::CPU);
+/// The profile of sampled objects.
+pub const PROFILE: Rank = Rank(ranks::PROFILE);
 
 /// The interface of a lock for the fork handlers.
 pub trait ForkLock {

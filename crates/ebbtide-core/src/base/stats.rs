@@ -9,7 +9,9 @@ mod page;
 pub use ebbtide_interface::records::Owner;
 pub use ebbtide_interface::{Figures, word};
 pub use locks::locks;
-pub use page::{Request, is_open, note_range, publish, publish_released, request, set_places};
+pub use page::{
+    Request, is_open, note_range, publish, publish_released, request, set_place, set_places,
+};
 
 use crate::base::config::Config;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -47,6 +47,7 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use ebbtide_sys::lock::Lock;
+use ebbtide_sys::process::this_thread;
 use ebbtide_sys::{process, rseq, streams};
 use gate::Inside;
 
@@ -83,12 +84,6 @@ impl Forks {
             depth: AtomicUsize::new(0),
         }
     }
-}
-
-/// This thread, as a number that stays the same in its child.
-fn this_thread() -> usize {
-    // SAFETY: no arguments; it only reads the thread pointer.
-    unsafe { libc::pthread_self() as usize }
 }
 
 /// Whether `forking` says that this thread has prepared a fork. In a copied process, this thread counts as the

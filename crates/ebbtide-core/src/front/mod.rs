@@ -2,13 +2,15 @@
 //!
 //! The first call can come from the dynamic loader, before libc is ready, and from several threads at once. One thread
 //! starts the heap with raw system calls only; the others wait. Until the heap has started, the first compare of the fast
-//! paths fails ([`Fast`]), and they take the slow paths, which call [`heap_of`].
+//! paths fails ([`Fast`](crate::base::fast::Fast)), and they take the slow paths, which call [`heap_of`].
 //!
 //! [`heap_of`] returns only the [`Front`]. A thread that needs more enters first ([`crate::front::fork`]), and gets a
 //! [`Heap`].
 
 pub mod fork;
 pub mod requests;
+
+pub use crate::base::fast::FAST;
 
 use crate::base::config::Config;
 use crate::base::domains::Domains;
@@ -26,7 +28,7 @@ use crate::reclaim::workers::Workers;
 use crate::reclaim::{Heap, the_heap};
 use core::ops::Deref;
 use core::ptr;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use ebbtide_interface::known::{self, Known};
 use ebbtide_interface::records::Places;
 use ebbtide_sys::features::{self, HUGE_PAGES, RELEASE, WIPE_ON_FORK};
@@ -51,49 +53,6 @@ pub(crate) static FRONT: Front = Front {
     gate: Gate::new(),
     forks: Forks::new(),
 };
-
-/// The words that the fast paths read: a few words in one cache line, zero until the heap has started.
-///
-/// The limits are stored last (release) and read first (acquire): a thread that passes a compare with them sees the
-/// rest. They stay zero in the portable mode and with `harden=on`.
-///
-/// The words are 1 KiB behind a multiple of 2 KiB. A processor first compares the low 12 bits of addresses to find
-/// out whether a load waits for a store before it. No stack header in a slab has the low 12 bits of these words.
-/// `malloc` and `free` write a header each time, so the next call does not wait for nothing.
-#[repr(C, align(2048))]
-pub struct Fast {
-    _apart: [u8; 1024],
-    /// Requests below this size may be popped at once: [`TABLE_MAX`] + 1, or 0.
-    pub sizes: AtomicUsize,
-    /// An address may be pushed at once if it is a multiple of 16, and, less `base`, below 16 times this:
-    /// sixteenths of the region, or 0.
-    pub units: AtomicUsize,
-    /// [`Region::base`].
-    pub base: AtomicUsize,
-    /// [`Region::classes`].
-    pub classes: AtomicUsize,
-    /// See [`ebbtide_sys::rseq::Stacks`].
-    pub table: AtomicUsize,
-    /// See there.
-    pub parked: AtomicUsize,
-    /// See there.
-    pub rseq_offset: AtomicUsize,
-}
-
-/// The fast paths' words.
-pub static FAST: Fast = Fast {
-    _apart: [0; 1024],
-    sizes: AtomicUsize::new(0),
-    units: AtomicUsize::new(0),
-    base: AtomicUsize::new(0),
-    classes: AtomicUsize::new(0),
-    table: AtomicUsize::new(0),
-    parked: AtomicUsize::new(0),
-    rseq_offset: AtomicUsize::new(0),
-};
-
-/// See [`Fast`]: headers are one word for each stack, from a page's start on.
-const _: () = assert!(ebbtide_sys::rseq::STACKS * 8 <= core::mem::offset_of!(Fast, sizes));
 
 const COLD: u32 = 0;
 const STARTING: u32 = 1;
@@ -126,6 +85,7 @@ pub fn heap() -> Option<&'static Front> {
             &crate::reclaim::depopulate::Spans,
             &crate::reclaim::zones::Zones,
             &crate::objects::guarded::Slots,
+            &crate::pages::samples::Profile,
         ],
         hooks: &[],
     };
@@ -230,7 +190,6 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     };
     // SAFETY: no thread reads before READY.
     unsafe { heap.begin(parts, settings) };
-    heap.guarded.start(config.guard);
     heap.workers.begin();
     if let Some(holds) = config.lockstat {
         ebbtide_sys::lockstat::start(holds);
@@ -255,9 +214,13 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     if heap.caches.uses_sections() && !config.harden {
         let units = region.blocks as usize * (BLOCK_BYTES / MIN_ALIGN);
         FAST.units.store(units, Ordering::Release);
-        if config.guard == 0 {
-            FAST.sizes.store(TABLE_MAX + 1, Ordering::Release);
-        }
+        FAST.sizes.store(TABLE_MAX + 1, Ordering::Release);
+    }
+    if config.guard != 0 {
+        heap.guarded.start(config.guard as usize);
+    }
+    if config.profile_rate != 0 {
+        heap.sample(config.profile_rate);
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use crate::objects::find::Allocation;
 use crate::pages::large::{self, Large, Resized};
 use crate::reclaim::Heap;
 use core::num::NonZeroUsize;
+use ebbtide_sys::unwind::Registers;
 use ebbtide_zone::Frame;
 
 impl Heap {
@@ -60,6 +61,33 @@ impl Heap {
         taken
     }
 
+    /// Allocates a sampled object for a request of `size` bytes that was made at `start`. `None`: it is not sampled.
+    #[cold]
+    pub fn allocate_sampled(
+        &self,
+        size: usize,
+        align: usize,
+        rate: usize,
+        start: &Registers,
+    ) -> Option<Large> {
+        let origin = self.origin(start)?;
+        let Some(large) = self.allocate_large(size.max(1), align) else {
+            self.miss_sample();
+            return None;
+        };
+        let head = self.region().frame(large.address);
+        self.begin_sample(head, size, rate, &origin);
+        Some(large)
+    }
+
+    /// Makes a large allocation a sampled object, after it was resized.
+    #[cold]
+    pub fn sample_large(&self, address: usize, size: usize, rate: usize, start: &Registers) {
+        if let Some(origin) = self.origin(start) {
+            self.begin_sample(self.region().frame(address), size, rate, &origin);
+        }
+    }
+
     /// Frees a large allocation. `false`: another thread just freed it.
     pub fn free_large(&self, head: Frame) -> bool {
         let freed = self.give_up_large(head, true);
@@ -81,6 +109,7 @@ impl Heap {
             return None;
         };
         self.large_changed(size.abs_diff(before));
+        self.end_sample_of(self.region().frame(address));
         Some(address)
     }
 }

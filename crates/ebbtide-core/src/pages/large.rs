@@ -23,6 +23,7 @@ pub mod guard;
 mod moves;
 
 use crate::base::message::Message;
+use crate::base::size_class::{CLASS, MAX_SMALL, class_of};
 use crate::base::stats;
 use crate::pages::region::{LARGE, Region};
 use crate::pages::span::{self, Span};
@@ -103,6 +104,7 @@ impl Pages {
             let span = span::record(region, index);
             (span.class, span.first, span.frames, span.blocks) = (0, first.0, frames, blocks);
             (span.moved_frames, span.tail) = (0, 0);
+            span.forget_sample();
             self.guard_large(span, size);
             self.slack.fetch_add(span.slack(), Ordering::Relaxed);
             region.span_of(first).store(index, Ordering::Relaxed);
@@ -159,9 +161,15 @@ impl Settings {
         unsafe { span::of_frame(self.region(), head) }.1
     }
 
-    /// Usable bytes of a large allocation.
+    /// Usable bytes of a large allocation. A small sampled object has those of other objects of its size.
     pub fn large_bytes(&self, head: Frame) -> usize {
         let span = self.large_span(head);
+        if let Some(sample) = span.sample()
+            && sample.size <= MAX_SMALL as u64
+            && !self.is_hardened()
+        {
+            return CLASS[class_of(sample.size as usize)].size as usize;
+        }
         span.frames as usize * FRAME_BYTES - span.tail as usize
     }
 }
@@ -186,6 +194,7 @@ impl Pages {
         if touched {
             self.check_large(span, "free");
         }
+        self.end_sample(span);
         self.slack.fetch_sub(span.slack(), Ordering::Relaxed);
         let (frames, blocks, moved) = (span.frames, span.blocks, span.moved_frames > 0);
         let bytes = frames as usize * FRAME_BYTES;

@@ -8,12 +8,14 @@
 //! | [`unsplit`] | blocks whose huge page could not be split |
 //! | [`allowance`] | how much free memory may be kept, how many frames may be taken fresh |
 //! | [`large`] | large allocations: whole frames, without spans |
+//! | [`samples`] | sampled objects, and the profile that they make |
 //! | [`spare`] | the last run that each CPU freed |
 
 pub mod allowance;
 pub mod frames;
 pub mod large;
 pub mod region;
+pub mod samples;
 pub mod span;
 pub mod spare;
 pub mod unsplit;
@@ -25,6 +27,7 @@ use crate::pages::allowance::Allowance;
 use crate::pages::frames::ZoneSlot;
 use crate::pages::large::guard::Kept;
 use crate::pages::region::Region;
+use crate::pages::samples::Samples;
 use crate::pages::span::SpanTable;
 use crate::pages::spare::SpareRuns;
 use crate::pages::unsplit::UnsplitBlocks;
@@ -90,6 +93,8 @@ pub struct Pages {
     pub kept: Lock<Kept>,
     /// Runs freed lately.
     pub spares: SpareRuns,
+    /// Sampled objects.
+    pub samples: Samples,
 }
 
 // SAFETY: `settings` is written once, before any other thread has the heap; the other fields guard themselves.
@@ -118,6 +123,7 @@ impl Pages {
             records: Lock::new(ranks::RECORDS, SpanTable::NEW),
             kept: Lock::new(ranks::FREED, Kept::NONE),
             spares: SpareRuns::new(),
+            samples: Samples::new(),
         }
     }
 

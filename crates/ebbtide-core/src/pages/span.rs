@@ -59,7 +59,7 @@ pub struct Span {
     /// Bytes of a large allocation's last page beyond the requested size, with `harden=on`; 0 without.
     pub tail: u16,
     spare: [u8; 10],
-    /// One bit per object, set = in the span.
+    /// One bit per object, set = in the span. Of a large allocation: its sample.
     pub map: [u64; MAX_OBJECTS / 64],
 }
 

@@ -103,6 +103,10 @@ impl Heap {
                     group()
                 });
             }
+            ("profile", Value::Number(rate)) => {
+                let done = self.sample(rate as usize);
+                return done.then_some(()).ok_or(KeyProblem::Fixed);
+            }
             _ => return Err(KeyProblem::Fixed),
         }
         // What is kept beyond the new values goes on the next slow path, by a worker where there can be one.
@@ -127,6 +131,7 @@ impl Heap {
         match keys::key(name).ok_or(KeyProblem::Unknown)?.name {
             "retain_ms" => Ok(self.control.retain_ms().into()),
             "limit" => Ok(limit().unwrap_or(u64::MAX)),
+            "profile" => Ok(self.sampling_rate() as u64),
             _ => Err(KeyProblem::Fixed),
         }
     }

@@ -87,6 +87,11 @@ pub fn note_range(owner: Owner, address: usize, bytes: usize) {
     }
 }
 
+/// Stores the address of a part that came later; `offset` is that of its field.
+pub fn set_place(offset: usize, address: usize) {
+    set(PLACES + offset / 8, address as u64);
+}
+
 /// Stores the addresses of the heap's records.
 pub fn set_places(places: &Places) {
     let words = places.words().into_iter().enumerate();

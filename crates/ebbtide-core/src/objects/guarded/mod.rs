@@ -9,7 +9,6 @@
 //! |---|---|
 //! | [`slots`] | where slots and objects lie |
 //! | [`record`] | what is known about the object in a slot |
-//! | [`stack`] | the return addresses of a thread |
 //! | [`report`] | the lines about a mistake |
 //!
 //! The slots lie outside of the region, so the fast path of `free` leaves them to the slow path. A slot is used again only
@@ -24,8 +23,9 @@
 mod record;
 mod report;
 mod slots;
-mod stack;
 
+use crate::base::countdown::GUARD_COUNTDOWN;
+use crate::base::fast::FAST;
 use crate::base::message::Message;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
@@ -57,9 +57,9 @@ static SAMPLED: Most = Most {
     slots: [768, 256],
     live_bytes: 64 << 20,
 };
-/// Each live object splits a mapping in three, so these are half of the mappings that the kernel allows a process.
+/// Each live object splits a mapping in three, so these are a quarter of the mappings that the kernel allows a process.
 static ALL: Most = Most {
-    slots: [12 << 10, 4 << 10],
+    slots: [6 << 10, 2 << 10],
     live_bytes: 1 << 30,
 };
 
@@ -154,12 +154,8 @@ impl Guarded {
     }
 
     /// Reserves the slots, and begins to see faults. With little address space there are fewer slots.
-    pub fn start(&'static self, rate: u32) {
-        let most = match rate {
-            0 => return,
-            1 => &ALL,
-            _ => &SAMPLED,
-        };
+    pub fn start(&'static self, rate: usize) {
+        let most = if rate == 1 { &ALL } else { &SAMPLED };
         if self.reserve(most).is_none() {
             return line("there is no room for slots; no allocation is guarded");
         }
@@ -168,6 +164,9 @@ impl Guarded {
             line("no handler of SIGSEGV is possible; accesses to guarded memory are not reported");
         }
         self.process.store(process::id(), Ordering::Relaxed);
+        GUARD_COUNTDOWN.reserve();
+        GUARD_COUNTDOWN.begin(rate, clock::precise_ns());
+        FAST.set_guard(rate);
     }
 
     fn reserve(&self, most: &Most) -> Option<()> {

@@ -1,8 +1,8 @@
 //! What is known about the object in a slot. A fault handler reads it at any time, so all fields are atomic.
 
-use super::stack;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_sys::process;
+use ebbtide_sys::unwind::{self, Registers};
 
 /// No object was in the slot so far. Zeroed memory is such a record.
 pub const UNUSED: u32 = 0;
@@ -36,7 +36,7 @@ pub struct Trace {
     thread: AtomicU32,
     depth: AtomicU32,
     name: [AtomicU64; 2],
-    frames: [AtomicUsize; MAX_FRAMES],
+    frames: [AtomicU64; MAX_FRAMES],
 }
 
 impl Record {
@@ -67,7 +67,7 @@ impl Trace {
     /// Takes this thread's stack.
     pub fn take(&self) {
         let mut frames = [0; MAX_FRAMES];
-        let depth = stack::take(&mut frames);
+        let depth = unwind::frames(&Registers::here(), &mut frames);
         for (place, frame) in self.frames.iter().zip(&frames[..depth]) {
             place.store(*frame, Ordering::Relaxed);
         }
@@ -98,6 +98,6 @@ impl Trace {
     pub fn frames(&self) -> impl Iterator<Item = usize> + '_ {
         let depth = self.depth.load(Ordering::Relaxed) as usize;
         let frames = self.frames.iter().take(depth);
-        frames.map(|frame| frame.load(Ordering::Relaxed))
+        frames.map(|frame| frame.load(Ordering::Relaxed) as usize)
     }
 }

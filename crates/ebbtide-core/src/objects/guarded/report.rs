@@ -10,11 +10,12 @@
 //!
 //! Nothing here allocates or takes a lock. [`watch`] runs in a signal handler, on a stack that may be small.
 
-use super::record::{FREED, LIVE, Record, Trace, UNUSED};
-use super::{Guarded, POOL, stack};
+use super::record::{FREED, LIVE, MAX_FRAMES, Record, Trace, UNUSED};
+use super::{Guarded, POOL};
 use crate::base::message::Message;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::fault::Fault;
+use ebbtide_sys::unwind::{self, Registers};
 use ebbtide_sys::{file, process, vm};
 
 /// Reports a fault in a slot or a guard. Other faults are the program's own.
@@ -162,10 +163,12 @@ pub fn no_object(address: usize, call: &str) -> ! {
 /// Writes the line about a mistake that this call has found, and the stack of the call.
 fn found(line: Message) {
     line.report();
-    let mut frames = [0; super::record::MAX_FRAMES];
-    let depth = stack::take(&mut frames);
+    let mut frames = [0; MAX_FRAMES];
+    let depth = unwind::frames(&Registers::here(), &mut frames);
     thread_line("found by", this_thread());
-    frames[..depth].iter().for_each(|&frame| frame_line(frame));
+    frames[..depth]
+        .iter()
+        .for_each(|&frame| frame_line(frame as usize));
 }
 
 /// The stacks of allocation and free.
