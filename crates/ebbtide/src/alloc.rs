@@ -92,6 +92,10 @@ fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
+    // The first request has started the heap, and the configuration may say that each request counts.
+    if FAST.base.load(Ordering::Relaxed) == 0 && heap().is_some() && FAST.counts() {
+        return allocate_counted(size, align).0;
+    }
     let inside = |heap: &Heap| match heap.is_hardened() {
         true => heap.allocate_hardened(size, align),
         false => heap.allocate_object(class),
