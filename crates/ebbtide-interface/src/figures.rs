@@ -114,7 +114,7 @@ figures! {
     Fact end_ns: "when the end began, if it was in order, on CLOCK_MONOTONIC";
     Fact left_ns: "when the main thread left the memory at the end, as the helper saw it, on CLOCK_MONOTONIC";
     Fact request_done: "the number of the last request of an observer that was done; 0: none";
-    Fact request_result: "its result: bytes released, or for a key 0: changed, 1: no such key or value, 2: fixed at the start";
+    Fact request_result: "its result: bytes released, or for a key 0: changed, 1: no such key or value, 2: fixed at the start, 3: failed";
     Fact retain_ms: "for how long a recent peak keeps freed memory (key retain_ms)";
     Fact written_ms: "when the page was last written, on CLOCK_MONOTONIC";
     // The kernel walks the page tables for these: only for a caller that asks, and never on the page.

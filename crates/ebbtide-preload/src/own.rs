@@ -28,7 +28,7 @@ pub unsafe extern "C" fn ebb_unmap(address: *mut c_void, len: usize) -> c_int {
 }
 
 /// Longest text of a key and its value.
-const ITEM_BYTES: usize = 64;
+const ITEM_BYTES: usize = 256;
 
 /// Changes a key that can change while the program runs. Returns 0, or -1 with `EINVAL` or `EOPNOTSUPP`.
 ///
@@ -64,6 +64,38 @@ pub unsafe extern "C" fn ebb_get(key: *const c_char, value: *mut u64) -> c_int {
     }))
 }
 
+/// Switches sampling on: a sample for `rate` allocated bytes on average, 0 for 512 KiB. Returns 0, or -1 with `EINVAL` or `EIO`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ebb_profile_start(rate: usize) -> c_int {
+    told(ebbtide::profile::start(rate))
+}
+
+/// Switches sampling off.
+#[unsafe(no_mangle)]
+pub extern "C" fn ebb_profile_stop() {
+    ebbtide::profile::stop();
+}
+
+/// Writes the profile to a file. Returns 0, or -1 with the error.
+///
+/// # Safety
+/// `path` is null, or a text that ends with a NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_profile_dump(path: *const c_char) -> c_int {
+    // SAFETY: by contract.
+    let done = match unsafe { text(path) } {
+        Some(path) => ebbtide::profile::dump(path),
+        None => Err(libc::EINVAL),
+    };
+    done.map_or_else(
+        |error| {
+            set_errno(error);
+            -1
+        },
+        |()| 0,
+    )
+}
+
 /// # Safety
 /// It is null, or ends with a NUL.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a [u8]> {
@@ -87,6 +119,7 @@ fn told(done: Result<(), KeyProblem>) -> c_int {
             set_errno(match problem {
                 KeyProblem::Unknown => libc::EINVAL,
                 KeyProblem::Fixed => libc::EOPNOTSUPP,
+                KeyProblem::Failed => libc::EIO,
             });
             -1
         }

@@ -17,12 +17,17 @@ pub fn thread_cpu_ns() -> u64 {
     now_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// Nanoseconds since 1970.
+pub fn unix_ns() -> u64 {
+    now_ns(libc::CLOCK_REALTIME)
+}
+
 fn now_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is a valid place to write to. All three clocks exist on every supported kernel,
+    // SAFETY: `time` is a valid place to write to. All these clocks exist on every supported kernel,
     // so the call succeeds and leaves `errno` alone.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -310,6 +310,32 @@ pub fn write(fd: i32, mut text: &[u8]) {
     }
 }
 
+/// Writes a file that only its owner may read, in place of what it has had.
+///
+/// # Errors
+/// The error of openat(2) or write(2). `EFBIG`: the process may not make files of that size; a write would raise a signal.
+pub fn write_new(path: &CStr, content: &[u8]) -> Result<(), Errno> {
+    let limit = crate::process::soft_limit(libc::RLIMIT_FSIZE);
+    if limit.is_some_and(|limit| limit < content.len()) {
+        return Err(Errno::EFBIG);
+    }
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: `path` ends with a NUL.
+    let file = unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) };
+    let file = Descriptor(file?);
+    let mut rest = content;
+    while !rest.is_empty() {
+        // SAFETY: `rest` is readable for its length.
+        match unsafe { syscall!(Sysno::write, file.0, rest.as_ptr(), rest.len()) } {
+            Ok(0) => return Err(Errno::ENOSPC),
+            Ok(written) => rest = &rest[written..],
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     extern crate std;

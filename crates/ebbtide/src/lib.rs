@@ -31,6 +31,7 @@
 pub mod alloc;
 mod global;
 pub mod percpu;
+pub mod profile;
 
 /// The memory that the process holds, and what it has released.
 pub mod stats {
@@ -83,7 +84,8 @@ pub fn release_all() -> usize {
     })
 }
 
-/// Changes a key of `EBBTIDE_CONF` while the program runs: `retain_ms` or `limit`, as `key=value` in the form of the variable.
+/// Changes a key of `EBBTIDE_CONF` while the program runs: `retain_ms`, `limit` or `profile`, as `key=value` in the form of the variable.
+/// `profile_dump=/PATH` writes the profile to that file at once.
 ///
 /// Any thread may call it at any time; of several calls the last one takes effect. Memory that is kept beyond the new value goes on the next
 /// slow path, or by a worker at once.

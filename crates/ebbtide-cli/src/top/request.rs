@@ -31,8 +31,9 @@ pub fn answer(text: &str, result: u64) -> String {
         bytes if text == RELEASE_TEXT => format!("≤ {} released", out::bytes(bytes)),
         0 => format!("{text} is set"),
         1 => format!("the process does not know '{text}': its library has another version"),
+        3 => format!("the process could not do '{text}'; a line on its stderr says why"),
         _ => format!(
-            "'{text}' cannot change while the program runs; these can: retain_ms, limit. Set it in EBBTIDE_CONF and start the program again"
+            "'{text}' cannot change while the program runs; these can: retain_ms, limit, profile, profile_dump. Set it in EBBTIDE_CONF and start the program again"
         ),
     }
 }

@@ -112,6 +112,7 @@ pub fn end() {
     let heap = &heap.enter_uncounted();
     stats::ends();
     heap.leave_unattended();
+    heap.dump_at_end();
     heap.parts()
         .hooks
         .iter()

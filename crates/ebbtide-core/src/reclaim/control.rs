@@ -23,6 +23,8 @@ pub enum KeyProblem {
     Unknown = 1,
     /// The key is read once, at the start.
     Fixed = 2,
+    /// It could not be done; a line on stderr says why.
+    Failed = 3,
 }
 
 /// The keys that can change, and the last time at which an observer's request was looked for.
@@ -105,7 +107,11 @@ impl Heap {
             }
             ("profile", Value::Number(rate)) => {
                 let done = self.sample(rate as usize);
-                return done.then_some(()).ok_or(KeyProblem::Fixed);
+                return done.then_some(()).ok_or(KeyProblem::Failed);
+            }
+            // At once. The file for the end of the process stays as it is.
+            ("profile_dump", Value::Path(path)) => {
+                return self.dump_profile(path).map_err(|_| KeyProblem::Failed);
             }
             _ => return Err(KeyProblem::Fixed),
         }

@@ -19,6 +19,7 @@
 //!
 //! - `INV-SAMPLE-1`: a record has a sample only while its allocation is live. The thread that frees the allocation removes it.
 
+pub mod dump;
 mod table;
 
 use crate::base::countdown::COUNTDOWN;
