@@ -145,7 +145,9 @@ impl Action {
         // SAFETY: all zeros is an action without flags and mask.
         let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
         action.sa_sigaction = self.handler;
-        action.sa_flags = (self.flags & !RESTORER) as c_int;
+        action.sa_flags = self.flags as c_int;
+        // SAFETY: as C libraries do. Null, or a function that programs do not call.
+        action.sa_restorer = unsafe { transmute::<usize, Option<extern "C" fn()>>(self.restorer) };
         // SAFETY: as in `from_libc`.
         unsafe {
             (&raw mut action.sa_mask)
@@ -421,7 +423,7 @@ mod tests {
             assert_eq!(front.flags & (RESET | INFO), INFO);
             let seen = Action::from_libc(&front.seen_by_program().to_libc());
             assert_eq!(
-                (seen.handler, seen.flags, seen.mask),
+                (seen.handler, seen.flags & !RESTORER, seen.mask),
                 (program.handler, program.flags, program.mask)
             );
         }
