@@ -63,7 +63,10 @@ static BEGIN: extern "C" fn() = {
             target_pointer_width = "64",
             not(feature = "static")
         ))]
-        loader::prepare();
+        {
+            loader::prepare();
+            signals::prepare();
+        }
         if rseq::is_left_to_us() {
             rseq::note_first_thread();
             #[cfg(all(

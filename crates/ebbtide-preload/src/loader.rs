@@ -15,7 +15,6 @@ static DLOPEN: NextFunction = NextFunction::new(c"dlopen");
 /// Searches before `main`: a later search in a forked child could wait for a lock that no thread will free.
 pub(crate) fn prepare() {
     DLOPEN.address();
-    crate::signals::prepare();
 }
 
 /// The function that the program would call without this library.
