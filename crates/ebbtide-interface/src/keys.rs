@@ -16,6 +16,8 @@ pub enum Kind {
     Size,
     /// Bytes as in `Size`, or a number up to 100 with a % behind it.
     SizeOrPercent,
+    /// One of so many allocations: `off` is 0, `on` is [`GUARD_RATE`], `all` is 1.
+    OneOf,
     /// Bytes between two samples: as in `Size`, from 1 to [`MAX_RATE`]; `on` is [`RATE`], `off` is 0.
     Rate,
     /// An absolute path without a comma.
@@ -35,6 +37,8 @@ pub enum Value<'a> {
     Path(&'a [u8]),
 }
 
+/// One of so many allocations is guarded with `guard=on`.
+pub const GUARD_RATE: u64 = 5000;
 /// Bytes between two samples on average, if the user does not say.
 pub const RATE: u64 = 512 << 10;
 /// The most bytes between two samples.
@@ -60,6 +64,13 @@ impl Kind {
                     .map(Value::Percent),
                 None => size(text).map(Value::Number),
             },
+            Kind::OneOf => match text {
+                b"off" => Some(0),
+                b"on" => Some(GUARD_RATE),
+                b"all" => Some(1),
+                _ => number(text).filter(|&number| (1..=u64::from(u32::MAX)).contains(&number)),
+            }
+            .map(Value::Number),
             Kind::Rate => match text {
                 b"off" => Some(0),
                 b"on" => Some(RATE),
@@ -84,6 +95,7 @@ impl fmt::Display for Kind {
             Kind::Number(..) => f.write_str("N"),
             Kind::Size => f.write_str("SIZE"),
             Kind::SizeOrPercent => f.write_str("SIZE|PERCENT%"),
+            Kind::OneOf => f.write_str("off|on|all|N"),
             Kind::Rate => f.write_str("off|on|SIZE"),
             Kind::Path => f.write_str("/PATH"),
         }
@@ -227,6 +239,12 @@ pub const KEYS: &[Key] = &[
         "Finds double frees and short overflows at once, and writes after a free soon",
     ),
     Key::user(
+        "guard",
+        Kind::OneOf,
+        "off",
+        "Puts one of so many allocations between pages without access, and reports misuse of it with stacks. on: one of 5000; all: each, for tests",
+    ),
+    Key::user(
         "stats_dir",
         Kind::Path,
         "none",
@@ -342,9 +360,6 @@ pub const KEYS: &[Key] = &[
     ),
 ];
 
-/// Names that later versions will have.
-pub const RESERVED: [&str; 1] = ["guard"];
-
 /// The key of that name.
 pub fn key(name: &[u8]) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name.as_bytes() == name)
@@ -372,8 +387,6 @@ pub enum Problem {
     NeedsDev(&'static Key),
     /// A key for users behind `dev=`.
     NeedsNoDev(&'static Key),
-    /// A name that a later version will have.
-    Reserved,
 }
 
 impl fmt::Display for Problem {
@@ -393,6 +406,7 @@ impl fmt::Display for Problem {
                     Kind::SizeOrPercent => {
                         f.write_str("bytes, also with K, M or G behind, such as 64M, or up to 100%")
                     }
+                    Kind::OneOf => f.write_str("on, off, all, or a whole number from 1 on"),
                     Kind::Rate => {
                         f.write_str("on, off, or bytes, also with K, M or G behind, such as 64K")
                     }
@@ -405,7 +419,6 @@ impl fmt::Display for Problem {
             Problem::NeedsNoDev(key) => {
                 write!(f, "no switch for developers; write {}=VALUE", key.name)
             }
-            Problem::Reserved => f.write_str("a key of a later version"),
         }
     }
 }
@@ -427,9 +440,6 @@ pub fn read(item: &[u8]) -> Result<Setting<'_>, Problem> {
     let split = rest.iter().position(|&byte| byte == separator);
     let (name, text) = split.map_or((rest, &b""[..]), |at| (&rest[..at], &rest[at + 1..]));
     let (name, text) = (name.trim_ascii(), text.trim_ascii());
-    if RESERVED.iter().any(|reserved| reserved.as_bytes() == name) {
-        return Err(Problem::Reserved);
-    }
     let key = key(name).ok_or(Problem::UnknownKey)?;
     if key.is_dev != is_dev {
         return Err(if is_dev {
@@ -470,6 +480,10 @@ mod tests {
         is("exit_threshold", "4K", Value::Number(4096));
         is("limit", "64m", Value::Number(64 << 20));
         is("limit", "100%", Value::Percent(100));
+        is("guard", "off", Value::Number(0));
+        is("guard", "on", Value::Number(GUARD_RATE));
+        is("guard", "all", Value::Number(1));
+        is("guard", "300", Value::Number(300));
         is("profile", "off", Value::Number(0));
         is("profile", "on", Value::Number(RATE));
         is("profile", "1", Value::Number(1));
@@ -490,6 +504,9 @@ mod tests {
             ("exit_threshold", ""),
             ("limit", "101%"),
             ("limit", "%"),
+            ("guard", "0"),
+            ("guard", "4294967296"),
+            ("guard", ""),
             ("profile", "0"),
             ("profile", "1025G"),
             ("profile", ""),
@@ -510,7 +527,6 @@ mod tests {
         assert_eq!((zones.key.name, zones.value), ("zones", Value::Number(3)));
         assert!(matches!(read(b"zones=3"), Err(Problem::NeedsDev(_))));
         assert!(matches!(read(b"dev=rseq:on"), Err(Problem::NeedsNoDev(_))));
-        assert!(matches!(read(b"guard=1"), Err(Problem::Reserved)));
         assert!(matches!(read(b"dev=zones=3"), Err(Problem::UnknownKey)));
         assert!(matches!(read(b"rsek=on"), Err(Problem::UnknownKey)));
         assert!(matches!(read(b"thp"), Err(Problem::BadValue(key)) if key.name == "thp"));
@@ -539,7 +555,7 @@ mod tests {
     fn names_are_unique_and_words_are_shown() {
         for (at, one) in KEYS.iter().enumerate() {
             assert!(KEYS[at + 1..].iter().all(|other| other.name != one.name));
-            assert!(!RESERVED.contains(&one.name) && !one.meaning.ends_with('.'));
+            assert!(!one.meaning.ends_with('.'));
         }
         assert_eq!(Kind::Word(&["a", "b"]).to_string(), "a|b");
     }

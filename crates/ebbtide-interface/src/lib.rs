@@ -64,6 +64,7 @@ pub mod ranks {
         BATCHES = 50;
         PERCPU = 56;
         FREED = 58;
+        GUARDED = 59;
         CPU = 60;
         PROFILE = 62;
     }

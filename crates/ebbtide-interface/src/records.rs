@@ -138,6 +138,7 @@ owners! {
     PerCpu = 3: "Per-CPU data.";
     Reserve = 4: "The memory that serves threads during a fork.";
     Profile = 5: "The profile of sampled objects.";
+    Guarded = 6: "Guarded allocations.";
 }
 
 /// Words of the record of a mapping of the library: owner, address, bytes.
@@ -168,12 +169,13 @@ mod tests {
             Owner::PerCpu,
             Owner::Reserve,
             Owner::Profile,
+            Owner::Guarded,
         ];
         assert!(
             all.iter()
                 .all(|&owner| Owner::of(owner as u64) == Some(owner))
         );
-        assert_eq!((Owner::of(0), Owner::of(6)), (None, None));
+        assert_eq!((Owner::of(0), Owner::of(7)), (None, None));
     }
 
     #[test]

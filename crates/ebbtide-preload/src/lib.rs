@@ -10,6 +10,7 @@
 //! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
 //! | [`confine`] | `prctl`, `unshare`, `setns`, which apply to one thread or need a single one |
 //! | `loader` | `dlopen`, where glibc is the C library; not in the archive for static programs |
+//! | `signals` | `sigaction` and `signal`, which leave SIGSEGV to guarded allocations first; where `dlopen` is |
 //! | [`percpu`] | `ebb_percpu_*`, see there |
 #![no_std]
 #![warn(missing_docs)]
@@ -25,6 +26,13 @@ pub mod info;
 pub mod loader;
 pub mod own;
 pub mod percpu;
+#[cfg(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    target_env = "gnu",
+    target_pointer_width = "64",
+    not(feature = "static")
+))]
+pub mod signals;
 pub mod standard;
 
 use ebbtide_sys::rseq;
@@ -55,7 +63,10 @@ static BEGIN: extern "C" fn() = {
             target_pointer_width = "64",
             not(feature = "static")
         ))]
-        loader::prepare();
+        {
+            loader::prepare();
+            signals::prepare();
+        }
         if rseq::is_left_to_us() {
             rseq::note_first_thread();
             #[cfg(all(

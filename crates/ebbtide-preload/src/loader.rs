@@ -4,36 +4,52 @@
 //! `dlopen` removes the flag, and the library finds the program's symbols first, as it does without the flag.
 //! `deepbind=keep` keeps the flag.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ebbtide_sys::loader::{Onward, another_defines_variable, next_function};
 
 ebbtide_sys::define_dlopen!(onward);
 
-/// The address of the next `dlopen`, if it does not change; 0: not known. (`INV-LOADER-2`)
-static NEXT: AtomicUsize = AtomicUsize::new(0);
+static DLOPEN: NextFunction = NextFunction::new(c"dlopen");
 
 /// Searches before `main`: a later search in a forked child could wait for a lock that no thread will free.
 pub(crate) fn prepare() {
-    next_dlopen();
+    DLOPEN.address();
+}
+
+/// The function that the program would call without this library.
+pub(crate) struct NextFunction {
+    name: &'static CStr,
+    /// Its address, if it does not change; 0: not known. (`INV-LOADER-2`)
+    address: AtomicUsize,
+}
+
+impl NextFunction {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            address: AtomicUsize::new(0),
+        }
+    }
+
+    /// Its address.
+    pub(crate) fn address(&self) -> Option<usize> {
+        let known = self.address.load(Ordering::Relaxed);
+        if known != 0 {
+            return Some(known);
+        }
+        let next = next_function(self.name)?;
+        if next.stays {
+            self.address.store(next.address, Ordering::Relaxed);
+        }
+        Some(next.address)
+    }
 }
 
 /// Whether another library of the program registers threads for restartable sequences, by the convention of tcmalloc
 /// and of early versions of librseq.
 pub(crate) fn another_registers() -> bool {
     another_defines_variable(c"__rseq_abi")
-}
-
-fn next_dlopen() -> Option<usize> {
-    let known = NEXT.load(Ordering::Relaxed);
-    if known != 0 {
-        return Some(known);
-    }
-    let next = next_function(c"dlopen")?;
-    if next.stays {
-        NEXT.store(next.address, Ordering::Relaxed);
-    }
-    Some(next.address)
 }
 
 extern "C" fn onward(flags: c_int) -> Onward {
@@ -43,7 +59,7 @@ extern "C" fn onward(flags: c_int) -> Onward {
         false => flags,
     };
     Onward {
-        function: next_dlopen().unwrap_or(no_loader as *const () as usize),
+        function: DLOPEN.address().unwrap_or(no_loader as *const () as usize),
         flags: flags as usize,
     }
 }

@@ -9,6 +9,7 @@
 //! | [`unwind`] | the return addresses on the own stack |
 //! | [`vm`] | reserve, commit, release and move address space |
 //! | [`loader`] | a `dlopen` that runs before the C library's |
+//! | [`fault`] | a handler of SIGSEGV that runs before the program's |
 //! | [`lock`] | futex lock with a rank, usable before libc is ready |
 //! | [`lockstat`] | lock cost by rank; off by default |
 //! | [`rseq`] | per-CPU object stacks: restartable sections and their portable model |
@@ -27,6 +28,7 @@
 #![warn(missing_docs)]
 
 pub mod clock;
+pub mod fault;
 pub mod features;
 pub mod file;
 #[cfg(feature = "fuzzing")]

@@ -170,6 +170,19 @@ pub unsafe fn forbid(addr: usize, len: usize) -> Result<(), Errno> {
     unsafe { protect(addr, len, libc::PROT_NONE) }
 }
 
+/// Makes a range of a reservation as it was at first: without memory, access, advice and lock.
+///
+/// # Errors
+/// The error of mmap(2); the range is then unchanged.
+///
+/// # Safety
+/// The caller owns the range, and no thread uses it before it is committed again.
+pub unsafe fn reserve_again(addr: usize, len: usize) -> Result<(), Errno> {
+    expect_whole(addr, len)?;
+    // SAFETY: over the caller's own range.
+    unsafe { map_private(addr, len, libc::PROT_NONE, libc::MAP_FIXED) }.map(drop)
+}
+
 /// Makes a reserved range readable: it reads zero and takes no memory.
 ///
 /// # Errors

@@ -9,7 +9,7 @@
 use crate::heap;
 use core::ptr;
 use core::sync::atomic::Ordering;
-use ebbtide_core::base::countdown::COUNTDOWN;
+use ebbtide_core::base::countdown::{COUNTDOWN, GUARD_COUNTDOWN};
 use ebbtide_core::base::message::Message;
 pub use ebbtide_core::base::size_class::MIN_ALIGN;
 use ebbtide_core::base::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
@@ -63,9 +63,8 @@ fn fast_stacks() -> Stacks {
 /// mode, `harden=on`, and the first call.
 #[inline(never)]
 pub fn allocate_slow(size: usize) -> *mut u8 {
-    let rate = FAST.rate.load(Ordering::Relaxed);
-    if rate != 0 {
-        return allocate_counted(size, MIN_ALIGN, rate).0;
+    if FAST.counts() {
+        return allocate_counted(size, MIN_ALIGN).0;
     }
     if size > MAX_SMALL {
         return allocate_large(size, 1).0;
@@ -93,6 +92,10 @@ fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
+    // The first request has started the heap, and the configuration may say that each request counts.
+    if FAST.base.load(Ordering::Relaxed) == 0 && heap().is_some() && FAST.counts() {
+        return allocate_counted(size, align).0;
+    }
     let inside = |heap: &Heap| match heap.is_hardened() {
         true => heap.allocate_hardened(size, align),
         false => heap.allocate_object(class),
@@ -100,10 +103,19 @@ fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
     serve(size, align, |heap| (inside(heap), false)).0
 }
 
-/// Serves a request while requests are sampled. Returns the address, and whether the memory reads zero.
+/// Serves a request while requests are sampled or guarded. Returns the address, and whether the memory reads zero.
 #[inline(never)]
-fn allocate_counted(size: usize, align: usize, rate: usize) -> (*mut u8, bool) {
-    if COUNTDOWN.counts(size, rate)
+fn allocate_counted(size: usize, align: usize) -> (*mut u8, bool) {
+    let guard = FAST.guard.load(Ordering::Relaxed);
+    if guard != 0
+        && GUARD_COUNTDOWN.counts(1, guard)
+        && let Some(object) = allocate_guarded(size, align)
+    {
+        return (object, false);
+    }
+    let rate = FAST.rate.load(Ordering::Relaxed);
+    if rate != 0
+        && COUNTDOWN.counts(size, rate)
         && let Some(sampled) = allocate_sampled(size, align, rate)
     {
         return sampled;
@@ -116,6 +128,13 @@ fn allocate_counted(size: usize, align: usize, rate: usize) -> (*mut u8, bool) {
         Some(class) => (allocate_class(class, size, align), false),
         None => allocate_frames(size.max(1), align),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn allocate_guarded(size: usize, align: usize) -> Option<*mut u8> {
+    let object = heap()?.enter()?.take_guarded(size, align)?;
+    Some(object as *mut u8)
 }
 
 #[cold]
@@ -141,9 +160,9 @@ fn count_resized(heap: &Heap, address: usize, size: usize, rate: usize) {
 /// Allocates whole frames. Returns the address, and whether the memory reads zero.
 #[inline(never)]
 fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
-    match FAST.rate.load(Ordering::Relaxed) {
-        0 => allocate_frames(size, align),
-        rate => allocate_counted(size, align, rate),
+    match FAST.counts() {
+        false => allocate_frames(size, align),
+        true => allocate_counted(size, align),
     }
 }
 
@@ -200,9 +219,8 @@ pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
     if align <= MIN_ALIGN {
         return allocate(size);
     }
-    let rate = FAST.rate.load(Ordering::Relaxed);
-    if rate != 0 && align <= MAX_ALIGN {
-        return allocate_counted(size, align, rate).0;
+    if FAST.counts() && align <= MAX_ALIGN {
+        return allocate_counted(size, align).0;
     }
     match aligned_class_of(size, align) {
         Some(class) => allocate_class(class, size, align),
@@ -275,6 +293,7 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
         Allocation::Object(class) => CLASS[class].size as usize,
         Allocation::Large(head) => heap.large_bytes(head),
         Allocation::Reserve => heap.reserve().size(address as usize, "size asked of "),
+        Allocation::Guarded => heap.size_guarded(address as usize, "size asked of "),
         Allocation::None => heap.mistaken(address as usize, "size asked of "),
     }
 }
@@ -320,6 +339,7 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
             heap.large_bytes(head)
         }
         Allocation::Reserve => heap.reserve().size(address as usize, "realloc of "),
+        Allocation::Guarded => heap.size_guarded(address as usize, "realloc of "),
         Allocation::None => heap.mistaken(address as usize, "realloc of "),
     };
     let fresh = allocate(size);
@@ -345,9 +365,13 @@ pub unsafe fn check_size(address: *mut u8, size: usize, aligned: bool) {
     // SAFETY: by contract.
     let usable = unsafe { usable_size(address) };
     let heap = heap_with(address as usize);
-    let is_exact = heap.is_hardened() || heap.reserve().contains(address as usize);
+    let is_exact = heap.is_hardened()
+        || matches!(
+            heap.find(address as usize),
+            Allocation::Reserve | Allocation::Guarded
+        );
     let fits = if is_exact {
-        // A large allocation has at least one byte.
+        // A large allocation with `harden=on` has at least one byte.
         size == usable || size == 0 && usable == 1
     } else if aligned {
         size <= usable

@@ -62,6 +62,7 @@ static PARTS: Parts = Parts {
         &ebbtide_percpu::PERCPU,
         &reclaim::depopulate::Spans,
         &reclaim::zones::Zones,
+        &objects::guarded::Slots,
         &pages::samples::Profile,
     ],
     hooks: &[&ebbtide_percpu::PERCPU, &ebbtide_exit::EXIT],

@@ -94,6 +94,8 @@ settings! {
     lockstat => lockstat: Option<Holds> = None;
     /// Heap misuse is found at once or soon: see `harden`.
     harden => harden: bool = false;
+    /// One allocation of so many is guarded; 0: none.
+    guard => guard: u32 = 0;
     /// `RTLD_DEEPBIND` is kept when a library is opened with it.
     deepbind => deepbind_kept: bool = false;
     /// Directory for one statistics file per process.
@@ -255,8 +257,9 @@ impl Config {
             };
             refuse(![0, AUTO].contains(&config.workers), "workers");
             refuse(config.exit_detached, "exit=detached");
+            refuse(config.guard > 0, "guard");
+            (config.workers, config.exit_detached, config.guard) = (0, false, 0);
             refuse(!config.profile_dump.as_bytes().is_empty(), "profile_dump");
-            (config.workers, config.exit_detached) = (0, false);
             config.profile_dump = Path::EMPTY;
         }
         config

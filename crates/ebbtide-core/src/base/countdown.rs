@@ -32,14 +32,20 @@ pub struct Countdown {
 }
 
 /// The countdown of this process. A forked child goes on with its copy.
-pub static COUNTDOWN: Countdown = Countdown {
-    words: AtomicUsize::new(0),
-    cpus: AtomicUsize::new(0),
-    shared: [const { Shared(AtomicI64::new(0)) }; SHARED],
-    random: AtomicU64::new(0),
-};
+pub static COUNTDOWN: Countdown = Countdown::new();
+/// That of guarded allocations. It counts each request as one byte: a mistake is as likely with a small object.
+pub static GUARD_COUNTDOWN: Countdown = Countdown::new();
 
 impl Countdown {
+    const fn new() -> Self {
+        Self {
+            words: AtomicUsize::new(0),
+            cpus: AtomicUsize::new(0),
+            shared: [const { Shared(AtomicI64::new(0)) }; SHARED],
+            random: AtomicU64::new(0),
+        }
+    }
+
     /// Makes the words of CPUs, where there are sections. Without address space for them, the shared words serve.
     pub fn reserve(&self) {
         if !FAST.uses_sections() || self.words.load(Ordering::Relaxed) != 0 {
@@ -180,12 +186,7 @@ mod tests {
         const RATE: usize = 1000;
         const ROUNDS: usize = 400_000;
         let sizes = [1, 16, 100, 900, 1000, 5000];
-        let countdown = Countdown {
-            words: AtomicUsize::new(0),
-            cpus: AtomicUsize::new(0),
-            shared: [const { Shared(AtomicI64::new(0)) }; SHARED],
-            random: AtomicU64::new(0),
-        };
+        let countdown = Countdown::new();
         countdown.begin(RATE, 7);
         let mut sampled = [0; 6];
         for _ in 0..ROUNDS {

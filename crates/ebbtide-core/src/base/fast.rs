@@ -32,6 +32,8 @@ pub struct Fast {
     pub rseq_offset: AtomicUsize,
     /// Bytes between two samples; 0: sampling is off. While it is on, `sizes` is 0, so that each request is counted.
     pub rate: AtomicUsize,
+    /// One of so many requests is guarded; 0: none. Otherwise `sizes` is 0 too.
+    pub guard: AtomicUsize,
 }
 
 /// The fast paths' words.
@@ -45,6 +47,7 @@ pub static FAST: Fast = Fast {
     parked: AtomicUsize::new(0),
     rseq_offset: AtomicUsize::new(0),
     rate: AtomicUsize::new(0),
+    guard: AtomicUsize::new(0),
 };
 
 /// See [`Fast`]: headers are one word for each stack, from a page's start on.
@@ -60,7 +63,23 @@ impl Fast {
     /// Sets the mean distance of samples, 0 for none. The caller excludes other callers.
     pub fn set_rate(&self, rate: usize) {
         self.rate.store(rate, Ordering::Relaxed);
-        let sizes = match rate == 0 && self.uses_sections() {
+        self.set_sizes();
+    }
+
+    /// Sets how many requests there are to one that is guarded. Called once, by the start of the heap.
+    pub fn set_guard(&self, rate: usize) {
+        self.guard.store(rate, Ordering::Relaxed);
+        self.set_sizes();
+    }
+
+    /// Whether each request is counted.
+    #[inline]
+    pub fn counts(&self) -> bool {
+        self.rate.load(Ordering::Relaxed) | self.guard.load(Ordering::Relaxed) != 0
+    }
+
+    fn set_sizes(&self) {
+        let sizes = match !self.counts() && self.uses_sections() {
             true => TABLE_MAX + 1,
             false => 0,
         };

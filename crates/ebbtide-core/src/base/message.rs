@@ -76,9 +76,14 @@ impl Message {
         ebbtide_sys::file::write_stderr(&self.bytes[..=self.len]);
     }
 
-    /// Writes the line, with the program and the process, and aborts the process. It makes no system call that an abort does not make anyway.
-    pub fn abort(self) -> ! {
+    /// Writes the line, with the program and the process.
+    pub fn report(self) {
         self.of(process::program(), process::id()).write();
+    }
+
+    /// The same, and aborts the process. It makes no system call that an abort does not make anyway.
+    pub fn abort(self) -> ! {
+        self.report();
         process::abort()
     }
 

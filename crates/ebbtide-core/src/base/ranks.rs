@@ -26,6 +26,8 @@ pub const PERCPU: Rank = Rank(ranks::PERCPU);
 /// Memory that a CPU freed lately: its spare run, one lock a CPU up to 64; with `harden=on` its quarantine, one
 /// lock a CPU.
 pub const FREED: Rank = Rank(ranks::FREED);
+/// Slots of guarded allocations, one lock; and the action of SIGSEGV.
+pub const GUARDED: Rank = Rank(ranks::GUARDED);
 /// A CPU's cache in the portable mode; one lock a CPU.
 pub const CPU: Rank = Rank(ranks::CPU);
 /// The profile of sampled objects.

@@ -85,6 +85,7 @@ pub fn heap() -> Option<&'static Front> {
         holders: &[
             &crate::reclaim::depopulate::Spans,
             &crate::reclaim::zones::Zones,
+            &crate::objects::guarded::Slots,
             &crate::pages::samples::Profile,
         ],
         hooks: &[],
@@ -218,6 +219,9 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
         FAST.units.store(units, Ordering::Release);
         FAST.sizes.store(TABLE_MAX + 1, Ordering::Release);
     }
+    if config.guard != 0 {
+        heap.guarded.start(config.guard as usize);
+    }
     if config.profile_rate != 0 {
         heap.sample(config.profile_rate);
     }
@@ -254,6 +258,11 @@ impl Front {
     /// Finds which kind of allocation an address is.
     pub fn find(&self, address: usize) -> Allocation {
         self.heap().find(address)
+    }
+
+    /// The requested bytes of a guarded object.
+    pub fn size_guarded(&self, address: usize, what: &str) -> usize {
+        self.heap().guarded.size(address, what)
     }
 
     /// Ends the process over a pointer that is no allocation, with a message that describes the address.

@@ -123,6 +123,7 @@ pub fn free_inside(heap: &Heap, address: usize) {
         Allocation::Large(head) if heap.free_large(head) => return,
         Allocation::Large(head) => large::double_free(heap.region(), head),
         Allocation::Reserve => return heap.reserve.free(address),
+        Allocation::Guarded => heap.free_guarded(address),
         Allocation::None => heap.mistaken(address, "free of "),
     }
     heap.tick();

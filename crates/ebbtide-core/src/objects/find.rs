@@ -15,6 +15,8 @@ pub enum Allocation {
     Large(ebbtide_zone::Frame),
     /// Memory of the reserve.
     Reserve,
+    /// A place in a slot for guarded objects.
+    Guarded,
     /// No allocation.
     None,
 }
@@ -32,8 +34,11 @@ impl Objects {
                 class => return Allocation::Object(class as usize),
             }
         }
-        match self.reserve.contains(address) {
-            true => Allocation::Reserve,
+        if self.reserve.contains(address) {
+            return Allocation::Reserve;
+        }
+        match self.guarded.contains(address) {
+            true => Allocation::Guarded,
             false => Allocation::None,
         }
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`central`] | the central lists of a class: full batches, and spans by fullness |
 //! | [`cpu_cache`] | per-CPU stacks of objects; refill and overflow |
+//! | [`guarded`] | a few objects between pages without access |
 //! | [`harden`] | detection of heap misuse |
 //! | [`reserve`] | memory for threads that allocate while another thread forks |
 //! | [`find`] | the kind of allocation at an address |
@@ -11,6 +12,7 @@
 pub mod central;
 pub mod cpu_cache;
 pub mod find;
+pub mod guarded;
 pub mod harden;
 pub mod reserve;
 
@@ -19,6 +21,7 @@ use crate::objects::central::Central;
 use crate::objects::central::reclaimable::ReclaimableClasses;
 use crate::objects::central::transfer::Nodes;
 use crate::objects::cpu_cache::CpuCaches;
+use crate::objects::guarded::Guarded;
 use crate::objects::harden::quarantine::Quarantine;
 use crate::objects::reserve::Reserve;
 use crate::pages::Pages;
@@ -29,6 +32,8 @@ pub struct Objects {
     pages: Pages,
     /// Serves requests while another thread forks.
     pub reserve: Reserve,
+    /// Objects between pages without access, with `guard`.
+    pub guarded: Guarded,
     /// By class.
     pub central: [Central; CLASSES],
     /// The storage of their full batches.
@@ -47,6 +52,7 @@ impl Objects {
         Self {
             pages: Pages::new(),
             reserve: Reserve::new(),
+            guarded: Guarded::new(),
             central: [const { Central::new() }; CLASSES],
             nodes: Nodes::new(),
             reclaimable: ReclaimableClasses::new(),

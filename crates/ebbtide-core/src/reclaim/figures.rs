@@ -66,7 +66,8 @@ impl Heap {
             + self.caches.slab_bytes()
             + batches / 64;
         let mut figures = Figures {
-            live_bytes: (small + large + self.reserve.live_bytes()) as u64,
+            live_bytes: (small + large + self.reserve.live_bytes() + self.guarded.live_bytes())
+                as u64,
             large_bytes: large as u64,
             // Spare runs are read once: the page's figures subtract the same value again.
             cached_bytes: (cached + frames.spare) as u64,
