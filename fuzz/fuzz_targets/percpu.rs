@@ -13,10 +13,14 @@ fn op(bytes: &mut Bytes) -> Op {
     let most = u64::from(UNIT_GRANULES);
     let scope =
         |bytes: &mut Bytes| [Scope::Due, Scope::Everything, Scope::FreeChunks][bytes.below(3)];
-    match bytes.below(12) {
-        0..=2 => {
-            let granules = bytes.of(&[1..=20, 20..=300, 300..=3000, 1..=most]);
-            Op::Take(granules as u32, 1 << bytes.of(&[0..=0, 0..=9]))
+    match bytes.below(13) {
+        kind @ (0..=2 | 12) => {
+            let granules = bytes.of(&[1..=20, 20..=300, 300..=3000, 1..=most]) as u32;
+            let align = 1 << bytes.of(&[0..=0, 0..=9]);
+            match kind {
+                12 => Op::TakePopulated(granules, align),
+                _ => Op::Take(granules, align),
+            }
         }
         3..=4 => Op::Put(bytes.below(64)),
         5 => Op::Disown(bytes.below(64)),
