@@ -315,7 +315,7 @@ pub fn write(fd: i32, mut text: &[u8]) {
 /// # Errors
 /// The error of openat(2) or write(2). `EFBIG`: the process may not make files of that size; a write would raise a signal.
 pub fn write_new(path: &CStr, content: &[u8]) -> Result<(), Errno> {
-    let limit = crate::process::soft_limit(libc::RLIMIT_FSIZE);
+    let limit = crate::process::soft_limit(crate::process::Resource::FileSize);
     if limit.is_some_and(|limit| limit < content.len()) {
         return Err(Errno::EFBIG);
     }

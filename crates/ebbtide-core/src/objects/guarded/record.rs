@@ -67,7 +67,8 @@ impl Trace {
     /// Takes this thread's stack.
     pub fn take(&self) {
         let mut frames = [0; MAX_FRAMES];
-        let depth = unwind::frames(&Registers::here(), &mut frames);
+        let thread = process::thread_id();
+        let depth = unwind::frames(&Registers::here(), thread, &mut frames);
         for (place, frame) in self.frames.iter().zip(&frames[..depth]) {
             place.store(*frame, Ordering::Relaxed);
         }
@@ -76,7 +77,7 @@ impl Trace {
         for (place, bytes) in self.name.iter().zip(name.as_chunks().0) {
             place.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
-        self.thread.store(process::thread_id(), Ordering::Relaxed);
+        self.thread.store(thread, Ordering::Relaxed);
     }
 
     fn forget(&self) {

@@ -164,7 +164,7 @@ pub fn no_object(address: usize, call: &str) -> ! {
 fn found(line: Message) {
     line.report();
     let mut frames = [0; MAX_FRAMES];
-    let depth = unwind::frames(&Registers::here(), &mut frames);
+    let depth = unwind::frames(&Registers::here(), process::thread_id(), &mut frames);
     thread_line("found by", this_thread());
     frames[..depth]
         .iter()
