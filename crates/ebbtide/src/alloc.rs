@@ -219,6 +219,10 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
         Allocation::Object(class) => CLASS[class].size as usize,
         Allocation::Large(head) => heap.large_bytes(head),
         Allocation::Reserve => heap.reserve().size(address as usize, "size asked of "),
+        Allocation::Empty => {
+            heap.empties().check(address as usize, "size asked of ");
+            0
+        }
         Allocation::None => heap.mistaken(address as usize, "size asked of "),
     }
 }
@@ -260,6 +264,10 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
             heap.large_bytes(head)
         }
         Allocation::Reserve => heap.reserve().size(address as usize, "realloc of "),
+        Allocation::Empty => {
+            heap.empties().check(address as usize, "realloc of ");
+            0
+        }
         Allocation::None => heap.mistaken(address as usize, "realloc of "),
     };
     let fresh = allocate(size);

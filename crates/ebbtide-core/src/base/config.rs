@@ -90,6 +90,8 @@ settings! {
     lockstat => lockstat: Option<Holds> = None;
     /// Heap misuse is found at once or soon: see `harden`.
     harden => harden: bool = false;
+    /// Guard pages are used where the kernel has them.
+    guard_pages => guard_pages: bool = true;
     /// `RTLD_DEEPBIND` is kept when a library is opened with it.
     deepbind => deepbind_kept: bool = false;
     /// Directory for one statistics file per process.

@@ -15,6 +15,8 @@ pub enum Allocation {
     Large(ebbtide_zone::Frame),
     /// Memory of the reserve.
     Reserve,
+    /// An address without memory ([`crate::objects::harden::empty`]).
+    Empty,
     /// No allocation.
     None,
 }
@@ -32,9 +34,12 @@ impl Objects {
                 class => return Allocation::Object(class as usize),
             }
         }
-        match self.reserve.contains(address) {
-            true => Allocation::Reserve,
-            false => Allocation::None,
+        if self.reserve.contains(address) {
+            Allocation::Reserve
+        } else if self.empties.contains(address) {
+            Allocation::Empty
+        } else {
+            Allocation::None
         }
     }
 
