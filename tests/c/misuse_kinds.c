@@ -52,20 +52,28 @@ static void beside(const char *c, size_t n, size_t by)
     returned();
 }
 
-/* Both operators are the C++ library's, or the ones that stand before it. */
+/* C++'s operators: the C++ library's, or those that stand before it. */
+extern void *new_one(size_t) __asm__("_Znwm");
+extern void *new_many(size_t) __asm__("_Znam");
+extern void delete_one(void *) __asm__("_ZdlPv");
+extern void delete_many(void *) __asm__("_ZdaPv");
+extern void delete_sized(void *, size_t) __asm__("_ZdlPvm");
+
 static void forms(const char *c, size_t n)
 {
-    CHECK(dlopen("libstdc++.so.6", RTLD_NOW | RTLD_GLOBAL), "%s", dlerror());
-    void *(*one)(size_t) = function("_Znwm"), *(*many)(size_t) = function("_Znam");
-    void (*drop_one)(void *) = function("_ZdlPv"), (*drop_many)(void *) = function("_ZdaPv");
-    void (*drop_sized)(void *, size_t) = function("_ZdlPvm");
-    if (is(c, "form-one-many")) drop_many(one(n));
-    else if (is(c, "form-many-one")) drop_one(many(n));
-    else if (is(c, "form-one-free")) free(one(n));
-    else if (is(c, "form-malloc-one")) drop_one(malloc(n));
-    else if (is(c, "form-wrong-size")) drop_sized(one(n), n + 71);
-    else if (is(c, "form-right")) { drop_sized(one(n), n); drop_one(one(n)); drop_many(many(n)); }
-    else CHECK(0, "%s", c);
+    if (is(c, "form-one-many")) delete_many(new_one(n));
+    else if (is(c, "form-many-one")) delete_one(new_many(n));
+    else if (is(c, "form-one-free")) free(new_one(n));
+    else if (is(c, "form-wrong-size")) delete_sized(new_one(n), n + 71);
+    else if (is(c, "form-many-sized")) delete_sized(new_many(n), 1);
+    else if (is(c, "form-right")) {
+        delete_sized(new_one(n), n);
+        delete_sized(new_one(0), 0);
+        delete_one(new_one(n));
+        delete_many(new_many(n));
+        delete_sized(NULL, n);
+        exit(0);
+    } else CHECK(0, "%s", c);
     returned();
 }
 

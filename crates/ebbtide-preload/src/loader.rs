@@ -3,10 +3,12 @@
 //! A library that is opened with that flag finds libc's `free` before ours, and calls it with pointers of ours. So this
 //! `dlopen` removes the flag, and the library finds the program's symbols first, as it does without the flag.
 //! `deepbind=keep` keeps the flag.
+//!
+//! Also C++'s `operator delete(void *, size_t)`, which with `harden=on` compares the size with that of the allocation.
 
 use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
-use ebbtide_sys::loader::{Onward, another_defines_variable, next_function};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use ebbtide_sys::loader::{Onward, another_defines_variable, next_function, one_object_defines};
 
 ebbtide_sys::define_dlopen!(onward);
 
@@ -16,6 +18,9 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// Searches before `main`: a later search in a forked child could wait for a lock that no thread will free.
 pub(crate) fn prepare() {
     next_dlopen();
+    let operators = [c"_Znwm", c"_ZdlPv", c"__cxa_throw"];
+    let checks = ebbtide::is_hardened() && one_object_defines(&operators);
+    CHECKS_DELETE.store(checks, Ordering::Relaxed);
 }
 
 /// Whether another library of the program registers threads for restartable sequences, by the convention of tcmalloc
@@ -34,6 +39,19 @@ fn next_dlopen() -> Option<usize> {
         NEXT.store(next.address, Ordering::Relaxed);
     }
     Some(next.address)
+}
+
+ebbtide_sys::define_sized_delete!(CHECKS_DELETE, check_delete);
+
+/// Whether `operator delete(void *, size_t)` compares sizes: with `harden=on`, if only the C++ library defines the operators
+/// that allocate and free one object. An operator of the program may ask for another size than the C++ code did.
+static CHECKS_DELETE: AtomicBool = AtomicBool::new(false);
+
+/// Ends the process if the size is wrong.
+extern "C" fn check_delete(address: *mut c_void, size: usize) {
+    // `operator new(0)` asks for one byte.
+    // SAFETY: the caller of the operator promises that it is an allocation.
+    unsafe { ebbtide::alloc::check_size(address.cast(), size.max(1), false) };
 }
 
 extern "C" fn onward(flags: c_int) -> Onward {

@@ -17,11 +17,11 @@
 //!
 //! ```text
 //!  small     │ 32 guard │ n bytes │ guard ≥ 32 │
-//!  paged     │ guard, 0 or more │ n bytes │ < align │ page without access │
+//!  paged     │ page without access │ guard, 0 or more │ n bytes │ < align │ page without access │
 //! ```
 //!
-//! Paged places serve requests that fill most of their pages, where the kernel has guard pages. The page without access
-//! is there from the span's first moment to its last, so it costs no system call per request.
+//! Paged places serve requests that fill most of their pages, where the kernel has guard pages. The pages without access
+//! are there from the span's first moment to its last, so they cost no system call per request.
 //!
 //! Each place has a word outside of it. [`STATES_BYTES`] of words lie beside each span record. A [`Word`] is:
 //!
@@ -85,10 +85,10 @@ impl Objects {
             // The caches are corrupt, by the program's fault or ours.
             line("about to hand out what is no free object: ", object, class).abort();
         }
-        let front_guard = front.min(GUARD_BYTES);
+        let before = self.before(class, front);
         // SAFETY: inside the place, in front of and behind the bytes that the program may use.
         unsafe {
-            fill(object - front_guard, front_guard, GUARD);
+            fill(object - before, before, GUARD);
             fill(object + size, self.behind(class, front, size), GUARD);
         }
         object
@@ -119,19 +119,19 @@ impl Objects {
     fn close_place(&self, class: usize, place: usize, now: u64) -> bool {
         self.quarantine.may_close(now)
             // SAFETY: whole pages of the place, whose object's life has just ended.
-            && unsafe { vm::close(place, self.end(class)) }.is_ok()
+            && unsafe { vm::close(place + FRAME_BYTES, memory_of(class, true)) }.is_ok()
     }
 
     /// Ends the time of an object in the quarantine. `false`: its place has no access, and is lost.
     fn check_left(&self, entry: Entry) -> bool {
-        let (class, place) = (entry.class(), entry.place());
+        let class = entry.class();
         if !entry.is_closed() {
             self.check_poison(class, entry.object(), entry.front());
             return true;
         }
-        let bytes = self.end(class);
+        let (start, bytes) = (entry.place() + FRAME_BYTES, memory_of(class, true));
         // SAFETY: whole pages of the place, which only the quarantine has.
-        unsafe { vm::open(place, bytes).is_ok() || vm::remap_fresh(place, bytes).is_ok() }
+        unsafe { vm::open(start, bytes).is_ok() || vm::remap_fresh(start, bytes).is_ok() }
     }
 }
 
@@ -141,9 +141,13 @@ impl Objects {
     pub fn close_guard_pages(&self, class: usize, first: Frame) {
         let about = &CLASS[class];
         let start = self.region().address(first);
-        for number in 1..=about.objects as usize {
-            self.close_guard_page(start + number * about.size as usize - FRAME_BYTES);
+        let last = about.objects as usize;
+        self.close_guard_pages_at(start, 1);
+        for number in 1..last {
+            // The last page of a place and the first of the next.
+            self.close_guard_pages_at(start + number * about.size as usize - FRAME_BYTES, 2);
         }
+        self.close_guard_pages_at(start + last * about.size as usize - FRAME_BYTES, 1);
     }
 }
 
@@ -154,7 +158,7 @@ impl Settings {
         let pages = room.next_multiple_of(FRAME_BYTES);
         let fills = size * 4 > pages * PAGED_QUARTERS || align > MOST_ALIGN;
         if self.has_guard_pages && fills {
-            let class = aligned_class_of(pages + FRAME_BYTES, align.max(FRAME_BYTES))?;
+            let class = aligned_class_of(pages + 2 * FRAME_BYTES, align.max(FRAME_BYTES))?;
             debug_assert!(self.is_paged(class));
             let front = CLASS[class].size as usize - FRAME_BYTES - room;
             return Some(Layout { class, front });
@@ -165,7 +169,7 @@ impl Settings {
         Some(Layout { class, front })
     }
 
-    /// Whether the last page of each place of a class is a guard page (`INV-HARDEN-3`).
+    /// Whether the first and the last page of each place of a class are guard pages (`INV-HARDEN-3`).
     pub fn is_paged(&self, class: usize) -> bool {
         self.has_guard_pages && is_pages(class)
     }
@@ -226,9 +230,16 @@ impl Settings {
         }
     }
 
-    /// The bytes of a place up to its guard page, or all of them.
+    /// The bytes of a place up to its last guard page, or all of them.
     fn end(&self, class: usize) -> usize {
-        end_of(class, self.has_guard_pages)
+        let page = if self.is_paged(class) { FRAME_BYTES } else { 0 };
+        CLASS[class].size as usize - page
+    }
+
+    /// Guard bytes in front of the object.
+    fn before(&self, class: usize, front: usize) -> usize {
+        let page = if self.is_paged(class) { FRAME_BYTES } else { 0 };
+        (front - page).min(GUARD_BYTES)
     }
 
     /// Guard bytes behind the object.
@@ -243,7 +254,7 @@ impl Settings {
 
     /// Ends the process if the program wrote beside the requested bytes.
     fn check_guards(&self, class: usize, object: usize, front: usize, size: usize, by: &str) {
-        let before = front.min(GUARD_BYTES);
+        let before = self.before(class, front);
         // SAFETY: as in `begin_life`.
         let (in_front, behind) = unsafe {
             (
@@ -272,7 +283,7 @@ impl Settings {
             let line = line("write behind the end of ", object, class);
             abort_by_guard(line, size, at, by)
         }
-        let before = front.min(GUARD_BYTES);
+        let before = self.before(class, front);
         // SAFETY: as above.
         let at = unsafe { first_other(object - before, before, GUARD) }.unwrap_or(0);
         line("write before the start of ", object, class)
@@ -303,16 +314,16 @@ impl Settings {
     }
 }
 
-/// Whether places of a class are two whole pages or more.
+/// Whether places of a class are three whole pages or more.
 fn is_pages(class: usize) -> bool {
     let size = CLASS[class].size as usize;
-    size > FRAME_BYTES && size.is_multiple_of(FRAME_BYTES)
+    size > 2 * FRAME_BYTES && size.is_multiple_of(FRAME_BYTES)
 }
 
-/// The bytes of a place that can have memory.
-fn end_of(class: usize, has_guard_pages: bool) -> usize {
+/// The bytes of a place that can have memory: all but its guard pages.
+fn memory_of(class: usize, has_guard_pages: bool) -> usize {
     let is_paged = has_guard_pages && is_pages(class);
-    CLASS[class].size as usize - if is_paged { FRAME_BYTES } else { 0 }
+    CLASS[class].size as usize - if is_paged { 2 * FRAME_BYTES } else { 0 }
 }
 
 /// Sixteen bytes at any address: one register on every processor.

@@ -7,7 +7,7 @@
 //! The objects of an idle ring go to the spans. So do all objects when everything is released, and at the end of the
 //! program.
 
-use super::end_of;
+use super::memory_of;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::size_class::{CLASSES, MAX_BATCH, MIN_ALIGN};
@@ -119,7 +119,7 @@ impl Ring {
     }
 
     fn bytes_of(&self, entry: Entry) -> usize {
-        end_of(entry.class(), self.has_guard_pages)
+        memory_of(entry.class(), self.has_guard_pages)
     }
 
     /// There is always space for one entry ([`Self::is_over`]).

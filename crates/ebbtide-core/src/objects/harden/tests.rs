@@ -17,7 +17,7 @@ fn word_of(heap: &Heap, class: usize, object: usize) -> Word {
 /// Whether the bytes on both sides of the requested `size` are guards.
 fn is_guarded(heap: &Heap, layout: Layout, object: usize, size: usize) -> bool {
     let Layout { class, front } = layout;
-    let before = front.min(GUARD_BYTES);
+    let before = heap.before(class, front);
     let behind = heap.end(class) - front - size;
     let enough = heap.is_paged(class) || (before == GUARD_BYTES && behind >= GUARD_BYTES);
     enough
@@ -71,7 +71,7 @@ fn each_request_has_a_place_with_room() {
                 let room = heap.end(class) - front;
                 if heap.is_paged(class) {
                     assert!(size <= room && room < size.max(1) + align.max(MIN_ALIGN));
-                    assert!(align > MOST_ALIGN || size * 4 > heap.end(class) / 2);
+                    assert!(align > MOST_ALIGN || size * 2 > memory_of(class, true) / 2);
                 } else {
                     assert!(front >= GUARD_BYTES && size + GUARD_BYTES <= room);
                 }

@@ -96,7 +96,7 @@ impl Pages {
             // SAFETY: the end of the last frame, behind the bytes that the program may use.
             unsafe { start.write_bytes(GUARD, count) };
             if self.has_guard_pages {
-                self.close_guard_page(start as usize + count);
+                self.close_guard_pages_at(start as usize + count, 1);
             }
         }
     }
@@ -117,10 +117,10 @@ impl Pages {
         ((end - count) as *mut u8, count - page)
     }
 
-    /// Closes a frame as a guard page. If that is refused, misuse beyond the guard bytes is not found.
-    pub fn close_guard_page(&self, address: usize) {
-        // SAFETY: the frame belongs to the caller's allocation or span, and no requested byte lies in it.
-        let _ = unsafe { vm::close(address, FRAME_BYTES) };
+    /// Closes frames as guard pages. If that is refused, misuse beyond the guard bytes is not found.
+    pub fn close_guard_pages_at(&self, address: usize, frames: usize) {
+        // SAFETY: the frames belong to the caller's allocation or span, and no requested byte lies in them.
+        let _ = unsafe { vm::close(address, frames * FRAME_BYTES) };
     }
 
     /// Gives access to frames that were just taken from their zone (`harden=on`). `false`: refused.
