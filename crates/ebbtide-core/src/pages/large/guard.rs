@@ -245,10 +245,11 @@ impl Pages {
 
     fn put_kept(&self, place: Place) {
         let address = self.region().address(place.head);
-        // SAFETY: inside the region; no allocation has these frames. A closed place stays closed in its zone.
-        if !self.has_guard_pages
-            && unsafe { vm::commit(address, place.owned() * FRAME_BYTES) }.is_err()
-        {
+        // A closed place stays closed in its zone.
+        let has_access = self.has_guard_pages
+            // SAFETY: inside the region; no allocation has these frames.
+            || unsafe { vm::commit(address, place.owned() * FRAME_BYTES) }.is_ok();
+        if !has_access {
             // A limit was lowered meanwhile, or there are too many mappings: the place is lost.
             return;
         }
