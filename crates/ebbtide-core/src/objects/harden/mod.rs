@@ -115,11 +115,13 @@ impl Objects {
         self.put_in_quarantine(entry, now);
     }
 
-    /// Takes memory and access from a paged place whose object was freed, unless many were closed lately.
+    /// Takes memory and access from a paged place whose object was freed, unless many were closed lately. Returns whether
+    /// the place has no access now: a call that is refused may have closed a part of it, if the program has locked another.
     fn close_place(&self, class: usize, place: usize, now: u64) -> bool {
+        let (start, bytes) = (place + FRAME_BYTES, memory_of(class, true));
         self.quarantine.may_close(now)
             // SAFETY: whole pages of the place, whose object's life has just ended.
-            && unsafe { vm::close(place + FRAME_BYTES, memory_of(class, true)) }.is_ok()
+            && unsafe { vm::close(start, bytes).is_ok() || !reopen(start, bytes) }
     }
 
     /// Ends the time of an object in the quarantine. `false`: its place has no access, and is lost.
@@ -131,7 +133,7 @@ impl Objects {
         }
         let (start, bytes) = (entry.place() + FRAME_BYTES, memory_of(class, true));
         // SAFETY: whole pages of the place, which only the quarantine has.
-        unsafe { vm::open(start, bytes).is_ok() || vm::remap_fresh(start, bytes).is_ok() }
+        unsafe { reopen(start, bytes) }
     }
 }
 
@@ -330,13 +332,13 @@ fn memory_of(class: usize, has_guard_pages: bool) -> usize {
 type Chunk = [u8; 16];
 const CHUNK: usize = size_of::<Chunk>();
 
-/// The chunks that cover `count` bytes, at least a chunk: the last one may overlap the one before.
-fn chunks(start: usize, count: usize) -> impl Iterator<Item = *mut Chunk> {
-    let last = start + count - CHUNK;
-    (start..last)
-        .step_by(CHUNK)
-        .chain([last])
-        .map(|at| at as *mut Chunk)
+/// Gives closed pages access again. Their content is not needed. `false`: refused.
+///
+/// # Safety
+/// As [`vm::remap_fresh`].
+unsafe fn reopen(start: usize, bytes: usize) -> bool {
+    // SAFETY: by contract.
+    unsafe { vm::open(start, bytes).is_ok() || vm::remap_fresh(start, bytes).is_ok() }
 }
 
 /// Sets `count` bytes from `start` on.
@@ -349,9 +351,14 @@ unsafe fn fill(start: usize, count: usize, value: u8) {
         if count < CHUNK {
             return (start as *mut u8).write_bytes(value, count);
         }
-        for chunk in chunks(start, count) {
-            chunk.write_unaligned([value; CHUNK]);
+        // The last chunk may overlap the one before.
+        let last = start + count - CHUNK;
+        let mut at = start;
+        while at < last {
+            (at as *mut Chunk).write_unaligned([value; CHUNK]);
+            at += CHUNK;
         }
+        (last as *mut Chunk).write_unaligned([value; CHUNK]);
     }
 }
 
@@ -366,8 +373,14 @@ unsafe fn holds(start: usize, count: usize, value: u8) -> bool {
             return first_other(start, count, value).is_none();
         }
         let wanted = u128::from_ne_bytes([value; CHUNK]);
-        let other = |chunk: *mut Chunk| u128::from_ne_bytes(chunk.read_unaligned()) ^ wanted;
-        chunks(start, count).fold(0, |others, chunk| others | other(chunk)) == 0
+        let other = |at: usize| u128::from_ne_bytes((at as *const Chunk).read_unaligned()) ^ wanted;
+        let last = start + count - CHUNK;
+        let (mut at, mut others) = (start, other(last));
+        while at < last {
+            others |= other(at);
+            at += CHUNK;
+        }
+        others == 0
     }
 }
 
