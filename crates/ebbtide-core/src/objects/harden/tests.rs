@@ -67,7 +67,10 @@ fn each_request_has_a_place_with_room() {
                     continue;
                 };
                 let Layout { class, front } = layout;
-                assert!(front.is_multiple_of(align) && CLASS[class].size as usize % align == 0);
+                assert!(
+                    front.is_multiple_of(align)
+                        && (CLASS[class].size as usize).is_multiple_of(align)
+                );
                 let room = heap.end(class) - front;
                 if heap.is_paged(class) {
                     assert!(size <= room && room < size.max(1) + align.max(MIN_ALIGN));
@@ -142,6 +145,21 @@ fn aligned_objects_have_guards_too() {
         assert!(large.is_multiple_of(8192));
         assert!(all_are(large + 100, FRAME_BYTES - 100, GUARD));
         assert!(heap.free_large(heap.region().frame(large)));
+    });
+}
+
+/// The kernel closes the pages in front of the locked one, and then refuses.
+#[test]
+fn a_place_that_is_closed_in_part_is_opened_again() {
+    alone(HARDENED, |heap| {
+        let (size, layout) = (4 * FRAME_BYTES, heap.layout(4 * FRAME_BYTES, 1).unwrap());
+        let object = heap.allocate_hardened(size, 1);
+        let page = (object + 2 * FRAME_BYTES) as *const core::ffi::c_void;
+        // SAFETY: a page of the object.
+        assert_eq!(unsafe { libc::mlock(page, 1) }, 0);
+        free(heap, layout.class, object);
+        assert!(all_are(object, POISON_BYTES, POISON));
+        heap.drain_quarantine();
     });
 }
 
