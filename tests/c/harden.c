@@ -115,8 +115,8 @@ static void closed_in_part(void)
         return;
     }
     fclose(file);
-    char *block = malloc(BYTES);
-    CHECK(block);
+    char *block = malloc(BYTES), *behind = malloc(BYTES); /* not at the end of the memory with access */
+    CHECK(block && behind);
     memset(block, 1, BYTES);
     CHECK(madvise(block, BYTES / 2, MADV_DONTDUMP) == 0);
     char *pages = fill_mappings(most);

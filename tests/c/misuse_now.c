@@ -126,6 +126,8 @@ int main(int argc, char **argv)
     else if (is(c, "now-behind-100")) { free(behind(100, 100)); returned(); }
     else if (is(c, "now-behind-4096")) { free(behind(4096, 4096)); returned(); }
     else if (is(c, "now-behind-5000-by-9")) { free(behind(5000, 5008)); returned(); }
+    else if (is(c, "now-behind-by-32")) { free(behind(100, 131)); returned(); }
+    else if (is(c, "now-before")) { volatile char *q = tell(malloc(100)); q[-32] = 0; free((void *)q); returned(); }
     else if (is(c, "now-behind-realloc")) { if (realloc(behind(100, 100), 3000)) returned(); }
     else if (is(c, "now-write-freed")) write_freed(100, 0);
     else if (is(c, "now-write-freed-inside")) write_freed(1000, 999);

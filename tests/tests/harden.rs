@@ -1,7 +1,10 @@
 //! Tests `harden=on`: each mistake is found in the call that makes it, or soon after; correct programs run as usual.
 //! Only Ebbtide has it: skipped on stand-ins.
 
-use ebbtide_tests::{Outcome, Run, c_program, ensure_installed, names_process, only_ebbtide};
+use ebbtide_tests::{
+    Outcome, Run, c_program, c_program_with, ensure_installed, names_process, only_ebbtide,
+};
+use std::os::unix::process::ExitStatusExt;
 
 const ON: &str = "harden=on";
 
@@ -53,12 +56,13 @@ const TWICE: [(&str, &str); 5] = [
     ("now-realloc-to-0-twice", "double free of "),
 ];
 
-const BEHIND: [(&str, &str); 7] = [
+const BEHIND: [(&str, &str); 8] = [
     ("now-behind-16", "write behind the end of "),
     ("now-behind-100", ", byte 100 of 100, found by free"),
-    ("now-behind-4096", ", byte 4096 of 4096, found by free"),
     ("now-behind-5000-by-9", ", byte 5008 of 5000, found by free"),
     ("now-behind-realloc", ", byte 100 of 100, found by realloc"),
+    ("now-behind-by-32", ", byte 131 of 100, found by free"),
+    ("now-before", "write before the start of "),
     ("now-behind-large", ", byte 300000 of 300000, found by free"),
     (
         "now-behind-large-realloc",
@@ -84,6 +88,23 @@ fn double_free_at_once() {
 #[test]
 fn writes_behind_the_end() {
     are_found(&BEHIND);
+}
+
+/// Where the kernel has no guard pages, the object has guard bytes instead.
+#[test]
+fn writes_behind_a_page() {
+    if !is_there() {
+        return;
+    }
+    let without = misuse("now-behind-4096", &format!("{ON},dev=guard_pages:off"));
+    judge(&without, ", byte 4096 of 4096, found by free").unwrap_or_else(|why| panic!("{why}"));
+    let with = misuse("now-behind-4096", ON);
+    let is_found = if has_guard_pages() {
+        with.killed_by(libc::SIGSEGV)
+    } else {
+        with.killed_by(libc::SIGABRT)
+    };
+    assert!(is_found, "{}", with.describe("should be found"));
 }
 
 #[test]
@@ -197,6 +218,223 @@ fn nothing_of_it_is_found_without() {
     }
 }
 
+/// Whether the kernel has guard pages (Linux 6.13): `madvise` knows `MADV_GUARD_INSTALL`.
+fn has_guard_pages() -> bool {
+    const GUARD_INSTALL: i32 = 102;
+    // SAFETY: a fresh mapping of this function's own, unmapped again.
+    unsafe {
+        let page = libc::sysconf(libc::_SC_PAGESIZE) as usize;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let at = libc::mmap(std::ptr::null_mut(), page, libc::PROT_READ, flags, -1, 0);
+        let has = page == 4096 && libc::madvise(at, page, GUARD_INSTALL) == 0;
+        libc::munmap(at, page);
+        has
+    }
+}
+
+/// What is known about a kind of misuse before it is tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Expected {
+    Stopped,
+    NotStopped,
+    /// It depends on what lies where it goes.
+    Either,
+}
+use Expected::{Either, NotStopped, Stopped};
+
+/// A kind of misuse: the arguments of `misuse_kinds` after the first, and what is expected.
+type Kind = (String, Expected);
+
+const FAR: usize = 1 << 20;
+
+/// What is expected of an access `by` bytes beside an object.
+fn beside(access: &str, size: usize, by: usize, pages: bool) -> Expected {
+    let is_paged = pages && size == 4096;
+    let is_large = size >= 256 << 10;
+    let unused = size.next_multiple_of(4096) - size;
+    let (what, side) = access.split_once('-').expect("an access and a side");
+    match (what, side) {
+        // A copy has no call behind it: only a page without access stops it.
+        ("copy", _) if is_paged && by <= 4096 => Stopped,
+        ("copy", "behind") if is_large && pages => Stopped,
+        ("copy", _) if is_paged || is_large || by == FAR => Either,
+        ("copy", _) => NotStopped,
+        _ if is_paged && by <= 4096 => Stopped,
+        (_, "behind") if is_large && pages && by > unused && by <= unused + 4096 => Stopped,
+        ("write", "behind") if is_large && by <= unused => Stopped,
+        ("write", _) if by <= 32 && !is_large => Stopped,
+        ("read", "behind") if by <= unused && is_large => NotStopped,
+        ("read", "behind") if by <= 32 && !is_large => NotStopped,
+        _ => Either,
+    }
+}
+
+/// The kinds that a public collection of such programs has, with its three sizes and its forms of C++.
+fn common_kinds(pages: bool, used: bool) -> Vec<Kind> {
+    let mut kinds = Vec::new();
+    for size in [8, 4096, 256 << 10] {
+        let closed = size > 4096 || pages && size == 4096 && !used;
+        let freed = match closed {
+            true => Stopped,
+            // Only so many are closed at a time, and a used heap has just freed others.
+            false if pages && size == 4096 => Either,
+            false => NotStopped,
+        };
+        for side in ["behind", "before"] {
+            for by in [1, 32, FAR] {
+                for what in ["write", "copy"] {
+                    let access = format!("{what}-{side}");
+                    let expected = beside(&access, size, by, pages);
+                    kinds.push((format!("{access} {size} {by}"), expected));
+                }
+            }
+        }
+        for kind in [
+            "twice",
+            "twice-later",
+            "twice-around",
+            "twice-reused",
+            "twice-taken",
+            "execute",
+            "huge",
+            "wrong-one",
+            "wrong-alloca",
+            "wrong-stack",
+            "wrong-close",
+            "wrong-far",
+            "wrong-by-1",
+            "wrong-by-8",
+            "reuse",
+            "reuse-half",
+            "reuse-moved",
+            "zero-read",
+            "zero-read-free",
+            "zero-write",
+            "zero-write-free",
+            "freed-write-reused",
+        ] {
+            kinds.push((format!("{kind} {size}"), Stopped));
+        }
+        kinds.push((format!("freed-write {size}"), freed));
+        kinds.push((format!("freed-read-zero {size}"), freed));
+        // Fresh memory reads zero. That is no property of `harden=on`.
+        kinds.push((format!("new-content {size}"), Either));
+    }
+    kinds.push(("form-wrong-size 40".into(), Stopped));
+    kinds.push(("form-many-sized 40".into(), Stopped));
+    kinds.push(("form-one-many 40".into(), NotStopped));
+    kinds
+}
+
+/// More sizes, distances and ways.
+fn more_kinds(pages: bool) -> Vec<Kind> {
+    let mut kinds = Vec::new();
+    for size in [8, 100, 4096, 5000, 300_000] {
+        for access in ["write-behind", "write-before", "read-behind", "read-before"] {
+            for by in [1, 8, 16, 32, 64, 128, 4096] {
+                let expected = beside(access, size, by, pages);
+                kinds.push((format!("{access} {size} {by}"), expected));
+            }
+        }
+        for kind in ["wrong-by-16", "wrong-size", "zero-twice"] {
+            kinds.push((format!("{kind} {size}"), Stopped));
+        }
+        if size < 300_000 {
+            // A large allocation grows in place.
+            kinds.push((format!("moved-twice {size}"), Stopped));
+            kinds.push((format!("moved-write-reused {size}"), Stopped));
+        }
+    }
+    // Within the first 1,024 bytes.
+    kinds.push(("freed-read 100".into(), Stopped));
+    kinds.push(("form-one-free 40".into(), NotStopped));
+    kinds
+}
+
+/// Tries all kinds, and returns how many were stopped. Panics over an outcome that was not expected.
+fn try_kinds(heap: &str, conf: &str, kinds: &[Kind]) -> usize {
+    let flags = ["-ldl", "-Wl,--no-as-needed", "-l:libstdc++.so.6"];
+    let program = c_program_with("misuse_kinds", &flags);
+    let is_stopped = |(args, expected): &&Kind| {
+        let run = Run::new(&program).arg(heap).args(args).conf(conf);
+        let outcome = run.timeout(60).run();
+        let stopped = !outcome.stdout.contains("returned");
+        let ended_well = outcome.status.success() || outcome.status.signal().is_some();
+        assert!(
+            ended_well && !outcome.timed_out,
+            "{}",
+            outcome.describe("failed")
+        );
+        let wanted = if stopped { Stopped } else { NotStopped };
+        let is_right = *expected == Either || *expected == wanted;
+        assert!(
+            is_right,
+            "{}",
+            outcome.describe(&format!("should be {expected:?}"))
+        );
+        stopped
+    };
+    kinds.iter().filter(is_stopped).count()
+}
+
+/// The figures of the documentation come from here: run it with `--nocapture`.
+#[test]
+fn kinds_of_misuse_that_are_stopped() {
+    if !is_there() || !ensure_installed("g++", "g++") {
+        return;
+    }
+    for pages in [true, false] {
+        if pages && !has_guard_pages() {
+            continue;
+        }
+        let switch = if pages { "on" } else { "off" };
+        let conf = format!("{ON},dev=guard_pages:{switch}");
+        let common = common_kinds(pages, false);
+        let stopped = try_kinds("fresh", &conf, &common);
+        println!(
+            "guard pages {switch}: {stopped} of {} kinds are stopped",
+            common.len()
+        );
+        let least = if pages { 107 } else { 97 };
+        assert!(stopped >= least, "{stopped} of {}", common.len());
+        let used = common_kinds(pages, true);
+        let stopped = try_kinds("used", &conf, &used);
+        println!(
+            "guard pages {switch}, used heap: {stopped} of {}",
+            used.len()
+        );
+        let more = more_kinds(pages);
+        let stopped = try_kinds("used", &conf, &more);
+        println!(
+            "guard pages {switch}, more kinds: {stopped} of {}",
+            more.len()
+        );
+    }
+    // Positive control.
+    let program = c_program_with("misuse_kinds", &[]);
+    for kind in [
+        "fresh zero-write 8",
+        "fresh copy-behind 4096 1",
+        "fresh wrong-size 8",
+    ] {
+        let outcome = Run::new(&program).args(kind).run();
+        assert!(outcome.stdout.contains("returned"), "{kind}: no control");
+    }
+}
+
+/// What C++ programs do with their operators is no misuse.
+#[test]
+fn right_forms_of_delete() {
+    if is_there() && ensure_installed("g++", "g++") {
+        let flags = ["-ldl", "-Wl,--no-as-needed", "-l:libstdc++.so.6"];
+        let program = c_program_with("misuse_kinds", &flags);
+        for conf in ["", ON, "harden=on,rseq=off"] {
+            let run = Run::new(&program).args("fresh form-right 40").conf(conf);
+            run.run().ok();
+        }
+    }
+}
+
 fn on(program: &str, args: &str, more: &str) {
     if is_there() {
         let run = Run::new(c_program(program)).args(args).timeout(150);
@@ -217,7 +455,7 @@ fn freed_memory_is_not_handed_out_at_once() {
 /// If the kernel refuses in the middle, no allocation gets memory without access.
 #[test]
 fn what_is_closed_in_part_is_opened_again() {
-    on("harden", "part", "");
+    on("harden", "part", ",dev=guard_pages:off");
 }
 
 #[test]

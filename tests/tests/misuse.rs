@@ -157,6 +157,7 @@ fn each_key_is_silent_with_its_values() {
             }
             Kind::Size => &["64M"],
             Kind::SizeOrPercent => &["64M", "10%"],
+            Kind::Rate => &["off", "on", "512K"],
             Kind::OneOf => &["off", "on", "all", "300"],
             Kind::Path => &["/tmp"],
         };

@@ -77,7 +77,10 @@ impl Sampled {
 /// The addresses of a function, which the program prints.
 fn site(outcome: &Outcome, name: &str) -> (u64, u64) {
     let line = format!("site {name} 0x");
-    let found = outcome.stdout.lines().find_map(|row| row.strip_prefix(&line));
+    let found = outcome
+        .stdout
+        .lines()
+        .find_map(|row| row.strip_prefix(&line));
     let (start, end) = found.and_then(|row| row.split_once(" 0x")).expect("a site");
     let number = |text| u64::from_str_radix(text, 16).expect("an address");
     (number(start), number(end))
@@ -124,7 +127,11 @@ fn live_memory_is_that_of_the_function_that_keeps_it() {
         let total = |stack: &Stack| (stack.total_bytes, stack.total_objects);
         // 2,300 samples are expected, within 2 %: six times that, and more for the rest.
         let is_near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.15;
-        assert!(is_near(bytes("keep", live), 20e6), "{}", bytes("keep", live));
+        assert!(
+            is_near(bytes("keep", live), 20e6),
+            "{}",
+            bytes("keep", live)
+        );
         assert_eq!(bytes("spend", live), 0.0);
         let spent = bytes("spend", total);
         assert!(is_near(spent, 99.0 * 20e6), "{spent}");
@@ -145,7 +152,10 @@ fn each_size_is_sampled_by_its_probability() {
     for mode in ["", ",rseq=off"] {
         let (outcome, profile) = run("sizes 100 4", &format!("profile=64k{mode}"));
         let many = site(&outcome, "many");
-        let rows = outcome.stdout.lines().filter_map(|line| line.strip_prefix("size "));
+        let rows = outcome
+            .stdout
+            .lines()
+            .filter_map(|line| line.strip_prefix("size "));
         let (mut chi_square, mut count) = (0.0, 0);
         for row in rows {
             let (size, objects) = row.split_once(' ').expect("two numbers");
@@ -153,7 +163,9 @@ fn each_size_is_sampled_by_its_probability() {
             let in_class = |class: usize| {
                 class_bytes(class) as f64 >= size && (class_bytes(class - 1) as f64) < size
             };
-            let of_size = profile.at(many).filter(|one| in_class(one.stack.class as usize));
+            let of_size = profile
+                .at(many)
+                .filter(|one| in_class(one.stack.class as usize));
             let found: u64 = of_size.map(|one| one.stack.total_objects).sum();
             let p = probability(size, 65536.0);
             let off = found as f64 - p * objects;
@@ -174,7 +186,12 @@ fn every_object_comes_and_goes() {
     if !only_ebbtide(PROMISE) {
         return;
     }
-    for mode in ["", ",rseq=off", ",harden=on", ",syscalls=basic,profile_dump=/x"] {
+    for mode in [
+        "",
+        ",rseq=off",
+        ",harden=on",
+        ",syscalls=basic,profile_dump=/x",
+    ] {
         let conf = format!("profile=1{mode}");
         if mode.contains("basic") {
             let run = Run::new(c_program("profile")).args("balance 4");
@@ -183,14 +200,24 @@ fn every_object_comes_and_goes() {
         }
         let (outcome, profile) = run("balance 4", &conf);
         let balance = site(&outcome, "balance");
-        let made = outcome.stdout.lines().find_map(|line| line.strip_prefix("made "));
+        let made = outcome
+            .stdout
+            .lines()
+            .find_map(|line| line.strip_prefix("made "));
         let made: u64 = made.expect("a number").parse().expect("a number");
         let live: u64 = profile.at(balance).map(|one| one.stack.live_objects).sum();
         let live_bytes: u64 = profile.at(balance).map(|one| one.stack.live_bytes).sum();
         let total: u64 = profile.at(balance).map(|one| one.stack.total_objects).sum();
         assert_eq!((live, live_bytes), (0, 0), "{mode}");
-        assert!(total >= made, "{total} {made}{mode}: resized objects count again");
-        assert_eq!((profile.area.missed, profile.area.dropped), (0, 0), "{mode}");
+        assert!(
+            total >= made,
+            "{total} {made}{mode}: resized objects count again"
+        );
+        assert_eq!(
+            (profile.area.missed, profile.area.dropped),
+            (0, 0),
+            "{mode}"
+        );
         let names = |one: &Sampled| one.stack.name_low == u64::from_le_bytes(*b"profile\0");
         assert!(profile.at(balance).all(names));
     }
@@ -249,7 +276,12 @@ fn a_file_that_cannot_be_written_is_one_line() {
     let keep = site(&outcome, "keep");
     let dumped = Profile::read(&dir.path().join("dumped"));
     let by_key = Profile::read(&dir.path().join(format!("by_key.{}", dumped.file.pid)));
-    let live = |profile: &Profile| profile.at(keep).map(|one| one.stack.live_bytes).sum::<u64>();
+    let live = |profile: &Profile| {
+        profile
+            .at(keep)
+            .map(|one| one.stack.live_bytes)
+            .sum::<u64>()
+    };
     assert_eq!((live(&by_key), live(&dumped)), (5000, 0));
     assert_eq!(dumped.file.name_low, u64::from_le_bytes(*b"profile\0"));
     assert!(dumped.maps.lines().any(|line| line.ends_with("/profile")));
@@ -261,8 +293,16 @@ fn a_file_that_cannot_be_written_is_one_line() {
 }
 
 /// The stack of the object of this size: the site of each frame, the innermost first.
-fn sites_of<'a>(profile: &Profile, outcome: &Outcome, size: u64, names: &[&'a str]) -> Vec<&'a str> {
-    let mut stacks = profile.stacks.iter().filter(|one| one.stack.total_bytes == size);
+fn sites_of<'a>(
+    profile: &Profile,
+    outcome: &Outcome,
+    size: u64,
+    names: &[&'a str],
+) -> Vec<&'a str> {
+    let mut stacks = profile
+        .stacks
+        .iter()
+        .filter(|one| one.stack.total_bytes == size);
     let sampled = stacks.next().expect("a stack");
     let of = |frame: usize| {
         let is_there = |name: &&&str| sampled.is_in(frame, site(outcome, name));
@@ -282,12 +322,18 @@ fn stacks_go_through_libraries_and_signals() {
     if profile.area.unwinder != Unwinder::Tables as u64 {
         return ebbtide_tests::skip("this C library does not tell where tables are");
     }
-    let mut short = profile.at(site(&outcome, "keep")).filter(|one| one.stack.total_bytes == 700);
+    let mut short = profile
+        .at(site(&outcome, "keep"))
+        .filter(|one| one.stack.total_bytes == 700);
     let (first, second) = (short.next().unwrap(), short.next().unwrap());
     let deepest = first.frames.len().max(second.frames.len());
     assert_eq!(deepest, 64, "100 calls are cut off");
     let of = |size| sites_of(&profile, &outcome, size, &DEEP);
-    assert!(of(800).starts_with(&["keep", "compare", "deep"]), "{:?}", of(800));
+    assert!(
+        of(800).starts_with(&["keep", "compare", "deep"]),
+        "{:?}",
+        of(800)
+    );
     assert_eq!(of(900), ["keep", "handler", "deep"]);
 }
 
@@ -299,7 +345,10 @@ fn a_filter_refuses_to_read_stacks() {
     }
     let (outcome, profile) = run("refused", "profile=1");
     let keep: Vec<_> = profile.at(site(&outcome, "keep")).collect();
-    assert_eq!(keep.iter().map(|one| one.stack.live_objects).sum::<u64>(), 100);
+    assert_eq!(
+        keep.iter().map(|one| one.stack.live_objects).sum::<u64>(),
+        100
+    );
     assert!(keep.iter().all(|one| one.frames.len() == 1));
     assert_eq!(profile.area.unwinder, Unwinder::None as u64);
 }
@@ -314,7 +363,12 @@ fn forked_children_go_on_with_their_copy() {
         let (outcome, profiles) = run_program(c_program("profile"), "forks", &conf);
         assert_eq!(profiles.len(), 21, "{mode}");
         let keep = site(&outcome, "keep");
-        let live = |profile: &Profile| profile.at(keep).map(|one| one.stack.live_bytes).sum::<u64>();
+        let live = |profile: &Profile| {
+            profile
+                .at(keep)
+                .map(|one| one.stack.live_bytes)
+                .sum::<u64>()
+        };
         let mut all: Vec<u64> = profiles.iter().map(live).collect();
         all.sort_unstable();
         assert_eq!(all[0], 2000, "the parent has what it had");

@@ -347,6 +347,12 @@ pub const KEYS: &[Key] = &[
         "Lower bound for the number of copies of per-CPU data, 1 to 1024",
     ),
     Key::dev(
+        "guard_pages",
+        ON_OFF,
+        "on",
+        "With harden=on, closes pages without mappings (Linux 6.13). off: as before Linux 6.13",
+    ),
+    Key::dev(
         "pages",
         Kind::Word(&["all", "live"]),
         "live",

@@ -9,7 +9,7 @@
 //! | [`info`] | `malloc_trim`, `mallinfo2`, `malloc_info`, `malloc_stats`, `mallopt` |
 //! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
 //! | [`confine`] | `prctl`, `unshare`, `setns`, which apply to one thread or need a single one |
-//! | `loader` | `dlopen`, where glibc is the C library; not in the archive for static programs |
+//! | `loader` | `dlopen`, and C++'s sized `delete`, where glibc is the C library; not in the archive for static programs |
 //! | `signals` | `sigaction` and `signal`, which leave SIGSEGV to guarded allocations first; where `dlopen` is |
 //! | [`percpu`] | `ebb_percpu_*`, see there |
 #![no_std]

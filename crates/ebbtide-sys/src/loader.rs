@@ -91,6 +91,110 @@ macro_rules! define_dlopen {
     };
 }
 
+/// Defines C++'s `operator delete(void *, size_t)` in the crate that calls this. If `$wanted`, an `AtomicBool`, is set, it
+/// calls `$check`, an `extern "C" fn(*mut c_void, usize)`. It continues with the program's `operator delete(void *)`, as the
+/// C++ library does. That operator is a weak reference: a program that calls one of them has both.
+#[cfg(target_arch = "x86_64")]
+#[macro_export]
+macro_rules! define_sized_delete {
+    ($wanted:path, $check:path) => {
+        /// `operator delete(void *, size_t)`.
+        ///
+        /// # Safety
+        /// `address` is null or comes from `operator new(size)`.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn _ZdlPvm(address: *mut core::ffi::c_void, size: usize) {
+            core::arch::naked_asm!(
+                ".weak _ZdlPv",
+                "cmp byte ptr [rip + {wanted}], 0",
+                "jne 2f",
+                "jmp qword ptr [rip + _ZdlPv@GOTPCREL]",
+                "2:",
+                "push rdi", // also aligns the stack for the call
+                "call {check}",
+                "pop rdi",
+                "jmp qword ptr [rip + _ZdlPv@GOTPCREL]",
+                wanted = sym $wanted,
+                check = sym $check,
+            )
+        }
+    };
+}
+
+/// Defines C++'s `operator delete(void *, size_t)`, as for the other processor.
+#[cfg(target_arch = "aarch64")]
+#[macro_export]
+macro_rules! define_sized_delete {
+    ($wanted:path, $check:path) => {
+        /// `operator delete(void *, size_t)`.
+        ///
+        /// # Safety
+        /// `address` is null or comes from `operator new(size)`.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn _ZdlPvm(address: *mut core::ffi::c_void, size: usize) {
+            core::arch::naked_asm!(
+                ".weak _ZdlPv",
+                "adrp x16, {wanted}",
+                "ldrb w16, [x16, :lo12:{wanted}]",
+                "cbz w16, 2f",
+                "stp x29, x30, [sp, #-32]!",
+                "mov x29, sp",
+                "str x0, [sp, #16]",
+                "bl {check}",
+                "ldr x0, [sp, #16]",
+                "ldp x29, x30, [sp], #32",
+                "2:",
+                "adrp x16, :got:_ZdlPv",
+                "ldr x16, [x16, :got_lo12:_ZdlPv]",
+                "br x16", // x16: a target with branch protection accepts it
+                wanted = sym $wanted,
+                check = sym $check,
+            )
+        }
+    };
+}
+
+/// Whether exactly one other object defines each of the functions, and the same object all of them.
+///
+/// Only objects in the namespace of this library are searched, and only those with a GNU hash table.
+pub fn one_object_defines(names: &[&CStr]) -> bool {
+    struct Count<'a> {
+        names: &'a [&'a CStr],
+        some: usize,
+        all: usize,
+    }
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        count: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader's own record, and the value passed below; both stay during the call.
+        unsafe {
+            let count = &mut *count.cast::<Count>();
+            let object = Object::new(&*info);
+            if !object.contains(visit as *const () as usize)
+                && let Some(tables) = object.tables()
+            {
+                let defines = |name: &&&CStr| tables.find(name, STT_FUNC).is_some();
+                let found = count.names.iter().filter(defines).count();
+                count.some += usize::from(found > 0);
+                count.all += usize::from(found == count.names.len());
+            }
+        }
+        0
+    }
+    let mut count = Count {
+        names,
+        some: 0,
+        all: 0,
+    };
+    // SAFETY: `visit` has the signature that is asked for, and gets the address of a live value.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut count).cast()) };
+    (count.some, count.all) == (1, 1)
+}
+
 /// The address of the function `name` as the program would see it without this library. The first object behind this
 /// one that defines the function wins, in load order; otherwise the first of all objects.
 ///

@@ -183,6 +183,52 @@ pub unsafe fn reserve_again(addr: usize, len: usize) -> Result<(), Errno> {
     unsafe { map_private(addr, len, libc::PROT_NONE, libc::MAP_FIXED) }.map(drop)
 }
 
+/// Drops the memory of a range, and removes all access until [`open`]. No mapping is split: the state is in the page
+/// tables only. A release of the range keeps it closed.
+///
+/// # Errors
+/// Before Linux 6.13, and for locked memory. The range is then as before, or a part of it is closed.
+///
+/// # Safety
+/// The caller owns the range, needs nothing in it, and no thread uses it before it is opened again.
+pub unsafe fn close(addr: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    unsafe { advise(addr, len, MADV_GUARD_INSTALL) }
+}
+
+/// Gives a range access again, whatever parts of it are closed. A page that was closed reads zero, others keep their
+/// content.
+///
+/// # Errors
+/// A filter refuses the call.
+///
+/// # Safety
+/// The caller owns the range.
+pub unsafe fn open(addr: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: by contract.
+    unsafe { advise(addr, len, MADV_GUARD_REMOVE) }
+}
+
+/// Whether ranges can be closed. Tries it on a page, whose content is then checked: a filter or an emulator may report
+/// success for a call that does nothing.
+pub fn can_close() -> bool {
+    let Ok(start) = map(page()) else { return false };
+    let word = start as *mut usize;
+    // SAFETY: the page was just mapped, and only this thread knows it; it is touched while it is open.
+    let closed = unsafe {
+        word.write_volatile(1);
+        let done = close(start, page()).and_then(|()| open(start, page()));
+        done.is_ok() && word.read_volatile() == 0
+    };
+    unmap(start, page());
+    closed
+}
+
+/// `MADV_GUARD_INSTALL`, Linux 6.13.
+const MADV_GUARD_INSTALL: i32 = 102;
+/// `MADV_GUARD_REMOVE`, Linux 6.13.
+const MADV_GUARD_REMOVE: i32 = 103;
+
 /// Makes a reserved range readable: it reads zero and takes no memory.
 ///
 /// # Errors

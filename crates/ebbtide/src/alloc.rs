@@ -294,6 +294,10 @@ pub unsafe fn usable_size(address: *const u8) -> usize {
         Allocation::Large(head) => heap.large_bytes(head),
         Allocation::Reserve => heap.reserve().size(address as usize, "size asked of "),
         Allocation::Guarded => heap.size_guarded(address as usize, "size asked of "),
+        Allocation::Empty => {
+            heap.empties().check(address as usize, "size asked of ");
+            0
+        }
         Allocation::None => heap.mistaken(address as usize, "size asked of "),
     }
 }
@@ -340,6 +344,10 @@ pub unsafe fn reallocate(address: *mut u8, size: usize) -> *mut u8 {
         }
         Allocation::Reserve => heap.reserve().size(address as usize, "realloc of "),
         Allocation::Guarded => heap.size_guarded(address as usize, "realloc of "),
+        Allocation::Empty => {
+            heap.empties().check(address as usize, "realloc of ");
+            0
+        }
         Allocation::None => heap.mistaken(address as usize, "realloc of "),
     };
     let fresh = allocate(size);

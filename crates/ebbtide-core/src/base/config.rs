@@ -96,6 +96,8 @@ settings! {
     harden => harden: bool = false;
     /// One allocation of so many is guarded; 0: none.
     guard => guard: u32 = 0;
+    /// Guard pages are used where the kernel has them.
+    guard_pages => guard_pages: bool = true;
     /// `RTLD_DEEPBIND` is kept when a library is opened with it.
     deepbind => deepbind_kept: bool = false;
     /// Directory for one statistics file per process.

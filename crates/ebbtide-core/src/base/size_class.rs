@@ -53,6 +53,13 @@ impl Class {
         let begins = index < self.objects as usize && index * self.size as usize == offset;
         begins.then_some(index)
     }
+
+    /// The number of the object around `offset`, a multiple of 16 bytes. `None`: there is none.
+    #[inline]
+    pub fn object_around(&self, offset: usize) -> Option<usize> {
+        let index = ((offset as u64 / 16 * self.reciprocal) >> 32) as usize;
+        (index < self.objects as usize).then_some(index)
+    }
 }
 
 /// All classes, with the spans for the kernel's page size.
@@ -284,6 +291,8 @@ mod tests {
                 let number = offset / size;
                 let begins = offset % size == 0 && number < class.objects as usize;
                 assert_eq!(class.object_at(offset), begins.then_some(number));
+                let around = (number < class.objects as usize).then_some(number);
+                assert_eq!(class.object_around(offset), around);
             }
             assert_eq!(class.object_at(8), None);
         }

@@ -21,6 +21,7 @@ use crate::base::stats::{self, Figures};
 use crate::front::fork::Forks;
 use crate::front::fork::gate::Gate;
 use crate::objects::find::Allocation;
+use crate::objects::harden::empty::Empties;
 use crate::objects::reserve::Reserve;
 use crate::pages::Settings;
 use crate::pages::region::Region;
@@ -173,7 +174,9 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     let stacks = unsafe { heap.caches.start(&config) }.ok_or(no_room)?;
     heap.nodes.start().ok_or(no_room)?;
     let region = Region::reserve(config.harden).map_err(|_| no_room)?;
-    if config.harden && !heap.quarantine.start() {
+    let has_guard_pages =
+        config.harden && config.guard_pages && vm::page_frames() == 1 && vm::can_close();
+    if config.harden && !(heap.quarantine.start(has_guard_pages) && heap.empties.start()) {
         return Err(no_room);
     }
     heap.spares.start(&config, heap.caches.cpus());
@@ -189,6 +192,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
         domains,
         request_limit: ram.saturating_add(swap),
         ram,
+        has_guard_pages,
     };
     // SAFETY: no thread reads before READY.
     unsafe { heap.begin(parts, settings) };
@@ -248,6 +252,11 @@ impl Front {
     /// The reserve: serves requests while another thread forks.
     pub fn reserve(&self) -> &'static Reserve {
         &self.heap().reserve
+    }
+
+    /// Allocations of 0 bytes, with `harden=on`.
+    pub fn empties(&self) -> &'static Empties {
+        &self.heap().empties
     }
 
     /// Threads that release memory.

@@ -4,7 +4,7 @@
 //! [`tick`](crate::reclaim::Heap::tick); the thread holds no lock at that point.
 
 use crate::base::releaser::Releaser;
-use crate::base::size_class::aligned_class_of;
+use crate::base::size_class::MIN_ALIGN;
 use crate::objects::find::Allocation;
 use crate::pages::large::{self, Large, Resized};
 use crate::reclaim::Heap;
@@ -36,19 +36,24 @@ impl Heap {
     }
 
     /// With `harden=on`: an object for `size` bytes (at most [`crate::base::size_class::MAX_SMALL`]) at a multiple of `align`,
-    /// or a large allocation if there is no class for it. 0: out of memory.
+    /// an address without memory for 0 bytes, or a large allocation if there is no class for it. 0: out of memory.
     #[cold]
     #[inline(never)]
     pub fn allocate_hardened(&self, size: usize, align: usize) -> usize {
-        let Some(class) = aligned_class_of(size + 1, align) else {
+        if size == 0
+            && align <= MIN_ALIGN
+            && let Some(empty) = self.empties.allocate()
+        {
+            return empty;
+        }
+        let Some(layout) = self.layout(size, align) else {
             let large = self.allocate_large(size.max(1), align);
             return large.map_or(0, |large| large.address);
         };
-        let object = self.allocate_object(class);
-        if object != 0 {
-            self.begin_life(class, object, size);
+        match self.allocate_object(layout.class) {
+            0 => 0,
+            place => self.begin_life(layout, place, size),
         }
-        object
     }
 
     /// Allocates `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
@@ -124,6 +129,7 @@ pub fn free_inside(heap: &Heap, address: usize) {
         Allocation::Large(head) => large::double_free(heap.region(), head),
         Allocation::Reserve => return heap.reserve.free(address),
         Allocation::Guarded => heap.free_guarded(address),
+        Allocation::Empty => heap.empties.free(address),
         Allocation::None => heap.mistaken(address, "free of "),
     }
     heap.tick();

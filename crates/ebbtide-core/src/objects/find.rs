@@ -17,6 +17,8 @@ pub enum Allocation {
     Reserve,
     /// A place in a slot for guarded objects.
     Guarded,
+    /// An address without memory ([`crate::objects::harden::empty`]).
+    Empty,
     /// No allocation.
     None,
 }
@@ -35,11 +37,13 @@ impl Objects {
             }
         }
         if self.reserve.contains(address) {
-            return Allocation::Reserve;
-        }
-        match self.guarded.contains(address) {
-            true => Allocation::Guarded,
-            false => Allocation::None,
+            Allocation::Reserve
+        } else if self.empties.contains(address) {
+            Allocation::Empty
+        } else if self.guarded.contains(address) {
+            Allocation::Guarded
+        } else {
+            Allocation::None
         }
     }
 

@@ -22,6 +22,7 @@ use crate::objects::central::reclaimable::ReclaimableClasses;
 use crate::objects::central::transfer::Nodes;
 use crate::objects::cpu_cache::CpuCaches;
 use crate::objects::guarded::Guarded;
+use crate::objects::harden::empty::Empties;
 use crate::objects::harden::quarantine::Quarantine;
 use crate::objects::reserve::Reserve;
 use crate::pages::Pages;
@@ -42,6 +43,8 @@ pub struct Objects {
     pub reclaimable: ReclaimableClasses,
     /// Objects freed lately, with `harden=on`.
     pub quarantine: Quarantine,
+    /// Allocations of 0 bytes, with `harden=on`.
+    pub empties: Empties,
     /// Per-CPU caches.
     pub caches: CpuCaches,
 }
@@ -57,6 +60,7 @@ impl Objects {
             nodes: Nodes::new(),
             reclaimable: ReclaimableClasses::new(),
             quarantine: Quarantine::new(),
+            empties: Empties::new(),
             caches: CpuCaches::new(),
         }
     }

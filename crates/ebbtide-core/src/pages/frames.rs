@@ -41,6 +41,8 @@ pub struct ZoneSlot {
     pub lock: Lock<ZoneData>,
     /// The end of all blocks that any thread has begun to open. Stored before the memory can be touched.
     opening: AtomicU32,
+    /// With `harden=on`, frames from this one on have no access yet: none of them was taken so far.
+    pub(super) accessible: AtomicU32,
 }
 
 /// The data that a zone's lock guards, beside the zone's records.
@@ -70,6 +72,7 @@ impl ZoneSlot {
         Self {
             lock: Lock::new(ranks::ZONE, data),
             opening: AtomicU32::new(0),
+            accessible: AtomicU32::new(0),
         }
     }
 
@@ -86,6 +89,8 @@ impl ZoneSlot {
         let mut data = self.lock.lock();
         data.state = ZoneState::with_group(first, limit, vm::page_frames());
         data.lazied = Recent::new(u64::from(lazy_ms));
+        self.accessible
+            .store(first * BLOCK_FRAMES, Ordering::Relaxed);
     }
 
     /// Works on the zone under its lock: bounded work without system calls.
@@ -141,7 +146,12 @@ impl Pages {
     /// Takes a run inside one pageblock. `None`: out of memory or address space.
     pub fn take_run(&self, frames: u32, align_frames: u32) -> Option<Run> {
         let mode = self.take_mode();
-        self.take(1, 0, |zone| zone.take_run(frames, align_frames, mode))
+        let run = self.take(1, 0, |zone| zone.take_run(frames, align_frames, mode))?;
+        if !self.give_access(run.first, run.frames) {
+            self.put_run(run.first, run.frames, 0);
+            return None;
+        }
+        Some(run)
     }
 
     /// Takes whole pageblocks, with `slack` address space behind them if it is free.
@@ -233,7 +243,8 @@ impl Pages {
         let step = opened.clamp(STEPS.0, STEPS.1).max(need).min(room);
         let open = |&step: &u32| {
             slot.opening.fetch_max(start + step, Ordering::Relaxed);
-            self.open_records(step * PER_BLOCK).is_some() && region.open(start, step).is_ok()
+            self.open_records(step * PER_BLOCK).is_some()
+                && region.open(start, step, !self.is_hardened()).is_ok()
         };
         // Under a limit, opens only as much as needed.
         let Some(step) = [step, need].into_iter().find(open) else {
@@ -333,6 +344,8 @@ impl Pages {
     /// Returns a run. The first `touched` frames of it are dirty, the rest as clean as before.
     pub fn put_run(&self, first: Frame, frames: u32, touched: u32) {
         let mode = self.take_mode();
+        let is_clean = touched > 0 && self.close_frames(first, frames);
+        let touched = if is_clean { 0 } else { touched };
         let put = self.zone_of(first.block()).with(self.region(), |zone| {
             if touched > 0 {
                 zone.put_run(first, touched, true, mode)?;
@@ -349,6 +362,8 @@ impl Pages {
     /// it is dirty.
     pub fn put_cluster(&self, first: Frame, frames: u32, dirty: u64) {
         let mode = self.take_mode();
+        let is_clean = dirty != 0 && self.close_frames(first, frames);
+        let dirty = if is_clean { 0 } else { dirty };
         let put = self.zone_of(first.block()).with(self.region(), |zone| {
             let mut at = 0;
             while at < frames {
@@ -365,6 +380,8 @@ impl Pages {
 
     /// Returns whole pageblocks, the first `dirty` of them dirty.
     pub fn put_blocks(&self, first: Block, blocks: u32, dirty: u32) {
+        let is_clean = dirty > 0 && self.close_frames(first.first_frame(), blocks * BLOCK_FRAMES);
+        let dirty = if is_clean { 0 } else { dirty };
         let put = self.zone_of(first).with(self.region(), |zone| {
             zone.put_blocks(first, blocks, dirty).map(drop)
         });

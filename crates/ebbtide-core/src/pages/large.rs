@@ -78,7 +78,7 @@ impl Place {
 impl Pages {
     /// Takes `size` bytes (above 0) in whole frames at a multiple of `align` (a power of two).
     pub fn take_large(&self, size: usize, align: usize) -> Option<Large> {
-        let frames = frames_for(size);
+        let frames = self.large_frames(size);
         let align_frames = ((align / FRAME_BYTES) as u32).max(vm::page_frames());
         let region = self.region();
         let is_run = frames < BLOCK_FRAMES && align_frames <= BLOCK_FRAMES;
@@ -123,6 +123,10 @@ impl Pages {
         let slack = if has_slack { blocks } else { 0 };
         let extent = self.take_blocks(blocks, align_blocks, slack)?;
         let first = extent.first.first_frame();
+        if !self.give_access(first, frames) {
+            self.put_blocks(extent.first, extent.blocks, 0);
+            return None;
+        }
         if owns_last {
             return Some((first, extent.blocks, extent.clean));
         }
@@ -155,6 +159,11 @@ impl Pages {
 }
 
 impl Settings {
+    /// Frames of an allocation of `size` bytes: whole pages of the kernel, with its guard page.
+    fn large_frames(&self, size: usize) -> u32 {
+        (vm::whole_pages(size) / FRAME_BYTES) as u32 + self.guard_frames()
+    }
+
     #[allow(clippy::mut_from_ref)]
     fn large_span(&self, head: Frame) -> &mut Span {
         // SAFETY: a head has a record, which belongs to the allocation's owner: the caller.
@@ -253,7 +262,7 @@ impl Pages {
         if size > self.region().blocks as usize * BLOCK_BYTES {
             return Resized::Never;
         }
-        let frames = frames_for(size);
+        let frames = self.large_frames(size);
         let (old, before) = {
             let span = self.large_span(head);
             self.check_large(span, "realloc");
@@ -299,6 +308,11 @@ impl Pages {
                 span.blocks = new;
             }
         }
+        // From the old guard page on. If access is refused, the caller copies, and the new frames are lost.
+        let from = span.frames - self.guard_frames();
+        if !self.give_access(Frame(head.0 + from), frames - from) {
+            return None;
+        }
         self.allowance.count_fresh(u64::from(frames - span.frames));
         span.frames = frames;
         Some(())
@@ -337,11 +351,6 @@ impl Pages {
         }
         true
     }
-}
-
-/// Frames of an allocation of `size` bytes: whole pages of the kernel.
-fn frames_for(size: usize) -> u32 {
-    (vm::whole_pages(size) / FRAME_BYTES) as u32
 }
 
 /// Whether the machine grants requests beyond all its memory: `vm.overcommit_memory` is 1.

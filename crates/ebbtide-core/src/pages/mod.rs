@@ -50,6 +50,8 @@ pub struct Settings {
     pub request_limit: usize,
     /// Bytes of RAM; `usize::MAX` when unknown.
     pub ram: usize,
+    /// Whether ranges can be closed to access without a mapping of their own (`harden=on`, Linux 6.13).
+    pub has_guard_pages: bool,
 }
 
 impl Settings {
@@ -110,6 +112,7 @@ impl Pages {
                 domains: Domains::ONE,
                 request_limit: usize::MAX,
                 ram: usize::MAX,
+                has_guard_pages: false,
             }),
             abandoned: AtomicBool::new(false),
             slack: AtomicUsize::new(0),

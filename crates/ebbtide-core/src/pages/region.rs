@@ -217,12 +217,12 @@ impl Region {
         self.base + frame.0 as usize * FRAME_BYTES
     }
 
-    /// Makes the blocks `[first, first + count)` and their array entries readable and writable. A second call for
-    /// the same blocks does no harm.
+    /// Makes the array entries of the blocks `[first, first + count)` readable and writable, and with `access` the blocks
+    /// too. A second call for the same blocks does no harm.
     ///
     /// # Errors
     /// `ENOMEM` under a limit; parts may have been opened, which does no harm either.
-    pub fn open(&self, first: u32, count: u32) -> Result<(), Errno> {
+    pub fn open(&self, first: u32, count: u32, access: bool) -> Result<(), Errno> {
         let (first, count) = (first as usize, count as usize);
         let frames = BLOCK_FRAMES as usize;
         self.open_entries(self.classes, first * frames, count * frames, 1)?;
@@ -231,6 +231,9 @@ impl Region {
         self.open_entries(self.flags, first, count, 1)?;
         let words = first / 64..(first + count).div_ceil(64);
         self.open_entries(self.words, words.start, words.len(), size_of::<BlockWord>())?;
+        if !access {
+            return Ok(());
+        }
         // SAFETY: the blocks lie in the reservation.
         unsafe { vm::commit(self.base + first * BLOCK_BYTES, count * BLOCK_BYTES) }
     }

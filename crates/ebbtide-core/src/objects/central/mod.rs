@@ -181,6 +181,9 @@ impl Objects {
                 region.class_of(frame).store(class as u8, Ordering::Relaxed);
             }
         }
+        if self.is_paged(class) {
+            self.close_guard_pages(class, run.first);
+        }
         // SAFETY: a fresh record, known to no other thread yet.
         let span = unsafe { span::record(region, index) };
         span.begin(class, about, run.first, run.clean);

@@ -3,11 +3,26 @@
 //! The part of the last page behind the requested size is a guard. It is checked when the allocation is freed or resized.
 //! A freed allocation keeps its place for a while, without memory and without access: any use of it causes SIGSEGV. Its
 //! frames count as frames that large allocations own and do not use ([`Pages::slack`]).
+//!
+//! ```text
+//!  │ size bytes │ guard bytes │ guard page │      the last two are the `tail` of the span record
+//! ```
+//!
+//! A guard page is a *closed* frame: without memory and access, by a mark in the page tables (Linux 6.13). The same mark
+//! closes frames that go back to their zone. Frames that no allocation has had yet lie behind [`ZoneSlot::accessible`]
+//! and have no access either. So frames get access when they are taken ([`Pages::give_access`]).
+//!
+//! - `INV-CLOSED-1`: a closed frame belongs to the thread that closed it, to a zone, or is a guard page; so no object and
+//!   no requested byte lies in it.
+//! - `INV-CLOSED-2`: a frame that was closed reads zero when it gets access again.
+//!
+//! [`ZoneSlot::accessible`]: crate::pages::frames::ZoneSlot
 
 use super::Place;
 use crate::base::message::Message;
-use crate::pages::Pages;
+use crate::base::stats;
 use crate::pages::span::Span;
+use crate::pages::{Pages, Settings};
 use core::sync::atomic::Ordering;
 use ebbtide_sys::vm;
 use ebbtide_zone::{BLOCK_FRAMES, FRAME_BYTES, Frame};
@@ -64,6 +79,13 @@ impl Kept {
     }
 }
 
+impl Settings {
+    /// Frames of a large allocation's guard page.
+    pub(super) fn guard_frames(&self) -> u32 {
+        self.has_guard_pages.into()
+    }
+}
+
 impl Pages {
     /// Notes that a large allocation is for `size` bytes, and writes the guard.
     #[inline]
@@ -73,6 +95,9 @@ impl Pages {
             let (start, count) = self.tail(span);
             // SAFETY: the end of the last frame, behind the bytes that the program may use.
             unsafe { start.write_bytes(GUARD, count) };
+            if self.has_guard_pages {
+                self.close_guard_pages_at(start as usize + count, 1);
+            }
         }
     }
 
@@ -84,10 +109,62 @@ impl Pages {
         }
     }
 
+    /// The guard bytes: the tail without the guard page.
     fn tail(&self, span: &Span) -> (*mut u8, usize) {
         let end = self.region().address(Frame(span.first + span.frames));
+        let page = self.guard_frames() as usize * FRAME_BYTES;
         let count = span.tail as usize;
-        ((end - count) as *mut u8, count)
+        ((end - count) as *mut u8, count - page)
+    }
+
+    /// Closes frames as guard pages. If that is refused, misuse beyond the guard bytes is not found.
+    pub fn close_guard_pages_at(&self, address: usize, frames: usize) {
+        // SAFETY: the frames belong to the caller's allocation or span, and no requested byte lies in them.
+        let _ = unsafe { vm::close(address, frames * FRAME_BYTES) };
+    }
+
+    /// Gives access to frames that were just taken from their zone (`harden=on`). `false`: refused.
+    #[inline]
+    pub fn give_access(&self, first: Frame, frames: u32) -> bool {
+        !self.is_hardened() || self.open_frames(first, frames)
+    }
+
+    #[cold]
+    fn open_frames(&self, first: Frame, frames: u32) -> bool {
+        let zone = self.zone_of(first.block());
+        let (region, end) = (self.region(), first.0 + frames);
+        let reached = zone.accessible.load(Ordering::Acquire);
+        if end > reached {
+            let (from, count) = (region.address(Frame(reached)), end - reached);
+            // SAFETY: opened blocks of the reservation. The frames in between belong to other threads or to the zone:
+            // their content does not change.
+            let done = unsafe { vm::commit_around(from, count as usize * FRAME_BYTES) };
+            if done.is_err() {
+                return false;
+            }
+            zone.accessible.fetch_max(end, Ordering::Release);
+        }
+        if !self.has_guard_pages {
+            return true;
+        }
+        let (address, bytes) = (region.address(first), frames as usize * FRAME_BYTES);
+        // SAFETY: the caller's frames; nothing in them is needed yet.
+        unsafe { vm::open(address, bytes).is_ok() || vm::remap_fresh(address, bytes).is_ok() }
+    }
+
+    /// Closes frames before they go back to their zone, unless there are so many that workers should release them.
+    /// `true`: they are clean now.
+    #[inline]
+    pub fn close_frames(&self, first: Frame, frames: u32) -> bool {
+        self.has_guard_pages && frames <= MOST_FRAMES && self.close_range(first, frames as usize)
+    }
+
+    #[cold]
+    fn close_range(&self, first: Frame, frames: usize) -> bool {
+        let bytes = frames * FRAME_BYTES;
+        // SAFETY: the caller's frames, which no allocation has any more.
+        let closed = unsafe { vm::close(self.region().address(first), bytes) };
+        closed.inspect(|()| stats::count_released(bytes)).is_ok()
     }
 
     #[cold]
@@ -115,21 +192,14 @@ impl Pages {
 
     #[cold]
     fn keep(&self, place: Place) -> bool {
-        let address = self.region().address(place.head);
-        let bytes = place.owned() * FRAME_BYTES;
-        // SAFETY: frames of an allocation that has just been freed, and that cannot be allocated before `put_kept`.
-        if !unsafe { super::release_range(address, bytes) } {
-            return false;
-        }
-        // SAFETY: as above.
-        let closed = unsafe { vm::forbid(address, bytes) }.is_ok();
-        // SAFETY: as above. If the allocation is several mappings, a part of it may be closed now.
-        if !closed && unsafe { vm::commit(address, bytes) }.is_ok() {
-            return false;
-        }
+        let closed = match self.has_guard_pages {
+            true => self.close_range(place.head, place.owned()).then_some(true),
+            false => self.forbid(place),
+        };
+        let Some(closed) = closed else { return false };
         self.slack.fetch_add(place.owned(), Ordering::Relaxed);
         if !closed {
-            // There are too many mappings for either call: the place is lost.
+            // There are too many mappings: the place is lost.
             return true;
         }
         let most = (self.region().blocks / SHARE * BLOCK_FRAMES) as usize;
@@ -145,6 +215,24 @@ impl Pages {
         true
     }
 
+    /// Takes memory and access from a place, by a mapping of its own. `None`: refused, and the place is as before.
+    /// `Some(false)`: refused, and a part of the place may have no access.
+    fn forbid(&self, place: Place) -> Option<bool> {
+        let address = self.region().address(place.head);
+        let bytes = place.owned() * FRAME_BYTES;
+        // SAFETY: frames of an allocation that has just been freed, and that cannot be allocated before `put_kept`.
+        if !unsafe { super::release_range(address, bytes) } {
+            return None;
+        }
+        // SAFETY: as above.
+        let closed = unsafe { vm::forbid(address, bytes) }.is_ok();
+        // SAFETY: as above. If the allocation is several mappings, a part of it may be closed now.
+        if !closed && unsafe { vm::commit(address, bytes) }.is_ok() {
+            return None;
+        }
+        Some(closed)
+    }
+
     /// Puts back all kept allocations.
     pub fn put_all_kept(&self) {
         for _ in 0..ENTRIES {
@@ -157,8 +245,11 @@ impl Pages {
 
     fn put_kept(&self, place: Place) {
         let address = self.region().address(place.head);
-        // SAFETY: inside the region; no allocation has these frames.
-        if unsafe { vm::commit(address, place.owned() * FRAME_BYTES) }.is_err() {
+        // A closed place stays closed in its zone.
+        let has_access = self.has_guard_pages
+            // SAFETY: inside the region; no allocation has these frames.
+            || unsafe { vm::commit(address, place.owned() * FRAME_BYTES) }.is_ok();
+        if !has_access {
             // A limit was lowered meanwhile, or there are too many mappings: the place is lost.
             return;
         }

@@ -26,12 +26,14 @@ const MOVED_TWICE: u32 = u32::MAX;
 
 impl Pages {
     /// Whether the pages of an allocation can be moved. They must lie in one mapping (two after a move; the third
-    /// time they are copied), and there must not be too many moved places yet.
+    /// time they are copied), and there must not be too many moved places yet. With guard pages they are copied, so that
+    /// a use of the old address is found.
     pub(super) fn can_move(&self, head: Frame, bytes: usize) -> bool {
         let moved = self.large_span(head).moved_frames;
         let address = self.region().address(head);
         let last = address + bytes == self.region().end();
         bytes >= MOVE_BYTES
+            && !self.has_guard_pages
             && moved != MOVED_TWICE
             && !vm::is_locked()
             && MOVE_PAGES.may_work()

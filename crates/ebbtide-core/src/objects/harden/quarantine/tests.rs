@@ -27,10 +27,13 @@ fn taken(ring: &mut Ring, room: usize) -> std::vec::Vec<usize> {
 #[test]
 fn an_entry_is_an_object_and_its_class() {
     for class in [1, CLASSES - 1] {
-        for object in [16, 0x7fff_ffff_fff0] {
-            let entry = Entry::new(class, object);
-            assert_eq!((entry.class(), entry.object()), (class, object));
-            assert_eq!(entry.bytes(), CLASS[class].size as usize);
+        for front in [0, 32, 32752] {
+            for object in [front + 16, 0x7fff_ffff_fff0] {
+                let entry = Entry::new(class, object, front, front > 0);
+                assert_eq!((entry.class(), entry.object()), (class, object));
+                assert_eq!((entry.front(), entry.place()), (front, object - front));
+                assert_eq!(entry.is_closed(), front > 0);
+            }
         }
     }
 }
@@ -40,18 +43,18 @@ fn the_oldest_objects_leave_a_full_ring_round_and_round() {
     let mut ring = ring();
     let mut next = 0;
     for n in 0..3 * ENTRIES {
-        ring.put(Entry::new(1, n + 1), n as u64);
+        ring.put(Entry::new(1, 16 * (n + 1), 0, false), n as u64);
         let left = taken(&mut ring, LEAVING);
         assert!(ring.count < ENTRIES && ring.bytes == ring.count * 16);
         assert_eq!(left.len(), usize::from(n >= ENTRIES - 1));
         for object in left {
-            assert_eq!(object, next + 1);
+            assert_eq!(object, 16 * (next + 1));
             next += 1;
         }
         assert_eq!(ring.used_ms, n as u64);
     }
     while let Some(entry) = ring.take() {
-        assert_eq!(entry.object(), next + 1);
+        assert_eq!(entry.object(), 16 * (next + 1));
         next += 1;
     }
     assert_eq!((next, ring.count, ring.bytes), (3 * ENTRIES, 0, 0));
@@ -62,19 +65,19 @@ fn a_ring_is_bounded_in_bytes_as_well() {
     let mut ring = ring();
     let class = class_of(BYTES / 4);
     for n in 1..=4 {
-        ring.put(Entry::new(class, n), 0);
+        ring.put(Entry::new(class, 16 * n, 0, false), 0);
         assert!(taken(&mut ring, LEAVING).is_empty());
     }
     assert_eq!(ring.bytes, BYTES);
-    ring.put(Entry::new(1, 5), 0);
-    assert_eq!(taken(&mut ring, LEAVING), [1]);
+    ring.put(Entry::new(1, 80, 0, false), 0);
+    assert_eq!(taken(&mut ring, LEAVING), [16]);
     for n in 6..9 {
-        ring.put(Entry::new(class, n), 0);
+        ring.put(Entry::new(class, 16 * n, 0, false), 0);
     }
     // At most as many as the caller's slice can hold.
     assert_eq!(
         (taken(&mut ring, 1), taken(&mut ring, 9)),
-        (vec![2], vec![3, 4])
+        (vec![32], vec![48, 64])
     );
     assert_eq!(ring.count, 4);
 }
@@ -86,10 +89,10 @@ fn objects_of_rings(heap: &Heap) -> usize {
 #[test]
 fn a_freed_object_waits_before_it_is_handed_out_again() {
     alone(HARDENED, |heap| {
-        let class = class_of(64);
+        let class = class_of(50 + 64);
         let first = heap.allocate_hardened(50, 1);
         heap.free_hardened(class, first);
-        assert_eq!((objects_of_rings(heap), heap.quarantine.bytes()), (1, 64));
+        assert_eq!((objects_of_rings(heap), heap.quarantine.bytes()), (1, 128));
         for _ in 0..200 {
             let object = heap.allocate_hardened(50, 1);
             assert_ne!(object, first);
@@ -106,20 +109,20 @@ fn a_freed_object_waits_before_it_is_handed_out_again() {
 fn an_idle_ring_is_emptied() {
     alone(HARDENED, |heap| {
         let object = heap.allocate_hardened(50, 1);
-        heap.free_hardened(class_of(64), object);
+        heap.free_hardened(class_of(50 + 64), object);
         let freed_ms = heap
             .quarantine
             .rings()
             .map(|ring| ring.lock().used_ms)
             .max();
         let freed_ms = freed_ms.unwrap();
-        assert_eq!(heap.drain_idle_quarantine(freed_ms + IDLE_MS - 1), 64);
-        assert_eq!(heap.quarantine.bytes(), 64);
+        assert_eq!(heap.drain_idle_quarantine(freed_ms + IDLE_MS - 1), 128);
+        assert_eq!(heap.quarantine.bytes(), 128);
         // The program's calls scan at intervals.
         let scanned = &heap.quarantine.scanned_ms;
         scanned.store(freed_ms + IDLE_MS, Ordering::Relaxed);
         heap.scan_quarantine(freed_ms + IDLE_MS + SCAN_MS - 1);
-        assert_eq!(heap.quarantine.bytes(), 64);
+        assert_eq!(heap.quarantine.bytes(), 128);
         heap.scan_quarantine(freed_ms + IDLE_MS + SCAN_MS);
         assert_eq!(heap.quarantine.bytes(), 0);
         let scanned_ms = freed_ms + IDLE_MS + SCAN_MS;
@@ -127,13 +130,13 @@ fn an_idle_ring_is_emptied() {
         // The next ring becomes idle exactly at its time, to the millisecond.
         scanned.store(u64::MAX, Ordering::Relaxed);
         let object = heap.allocate_hardened(50, 1);
-        heap.free_hardened(class_of(64), object);
+        heap.free_hardened(class_of(50 + 64), object);
         let used = heap
             .quarantine
             .rings()
             .map(|ring| ring.lock().used_ms)
             .max();
-        assert_eq!(heap.quarantine.bytes(), 64);
+        assert_eq!(heap.quarantine.bytes(), 128);
         assert_eq!(heap.drain_idle_quarantine(used.unwrap() + IDLE_MS), 0);
         assert_eq!(heap.quarantine.bytes(), 0);
     });
@@ -143,7 +146,7 @@ fn an_idle_ring_is_emptied() {
 fn a_ring_that_is_forgotten_keeps_its_memory() {
     alone(HARDENED, |heap| {
         let object = heap.allocate_hardened(50, 1);
-        heap.free_hardened(class_of(64), object);
+        heap.free_hardened(class_of(50 + 64), object);
         let large = heap.allocate_large(100 << 12, 1).unwrap();
         assert!(heap.free_large(heap.region().frame(large.address)));
         // SAFETY: the test's process has no other thread that uses the heap.
@@ -153,7 +156,7 @@ fn a_ring_that_is_forgotten_keeps_its_memory() {
         assert_eq!(slack, heap.slack.load(Ordering::Relaxed), "forgotten too");
         assert_eq!((objects_of_rings(heap), heap.quarantine.bytes()), (0, 0));
         let object = heap.allocate_hardened(50, 1);
-        heap.free_hardened(class_of(64), object);
+        heap.free_hardened(class_of(50 + 64), object);
         assert_eq!(objects_of_rings(heap), 1);
     });
 }
