@@ -8,9 +8,7 @@ use ebbtide_interface::profile::{
     STACK_BYTES, STACKS_BYTES, Stack, Unwinder, VERSION, used_bytes,
 };
 use ebbtide_interface::records::class_bytes;
-use ebbtide_tests::{
-    Outcome, Run, c_program, c_program_for_musl, c_static_program, ensure_installed, only_ebbtide,
-};
+use ebbtide_tests::{Outcome, Run, c_program, c_program_for_musl, ensure_installed, only_ebbtide};
 
 const PROMISE: &str = "samples allocations";
 
