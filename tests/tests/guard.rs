@@ -232,7 +232,7 @@ fn stacks_lead_to_lines() {
     ] {
         let found = functions(what);
         assert!(found.starts_with(function), "{}", outcome.describe(&found));
-        assert!(what == "accessed by" || found.contains("main\n"), "{found}");
+        assert!(what == "accessed by" || found.contains("make\n"), "{found}");
     }
 }
 

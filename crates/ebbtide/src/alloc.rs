@@ -92,8 +92,7 @@ fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
-    // The first request has started the heap, and the configuration may say that each request counts.
-    if FAST.base.load(Ordering::Relaxed) == 0 && heap().is_some() && FAST.counts() {
+    if is_first_counted() {
         return allocate_counted(size, align).0;
     }
     let inside = |heap: &Heap| match heap.is_hardened() {
@@ -101,6 +100,11 @@ fn refill(class: usize, size: usize, align: usize) -> *mut u8 {
         false => heap.allocate_object(class),
     };
     serve(size, align, |heap| (inside(heap), false)).0
+}
+
+/// Whether this is the first request, which starts the heap, and the configuration says that each request counts.
+fn is_first_counted() -> bool {
+    FAST.base.load(Ordering::Relaxed) == 0 && heap().is_some() && FAST.counts()
 }
 
 /// Serves a request while requests are sampled or guarded. Returns the address, and whether the memory reads zero.
@@ -160,7 +164,7 @@ fn count_resized(heap: &Heap, address: usize, size: usize, rate: usize) {
 /// Allocates whole frames. Returns the address, and whether the memory reads zero.
 #[inline(never)]
 fn allocate_large(size: usize, align: usize) -> (*mut u8, bool) {
-    match FAST.counts() {
+    match FAST.counts() || is_first_counted() {
         false => allocate_frames(size, align),
         true => allocate_counted(size, align),
     }
