@@ -65,7 +65,7 @@ pub mod ranks {
         PERCPU = 56;
         FREED = 58;
         CPU = 60;
-        PROFILE = 64;
+        PROFILE = 62;
     }
 }
 
