@@ -4,17 +4,19 @@
 #[path = "../../crates/ebbtide-cli/src/explain"]
 mod explain {
     pub mod heap;
-    pub mod memory;
     pub mod residency;
-    pub mod smaps;
 }
+#[path = "../../crates/ebbtide-cli/src/memory.rs"]
+mod memory;
+#[path = "../../crates/ebbtide-cli/src/smaps.rs"]
+mod smaps;
 
 use ebbtide_fuzz::Bytes;
 use ebbtide_interface::records::{FRAME_BYTES, Places};
 use ebbtide_interface::{figures, page, word};
-use explain::memory::Readable;
 use explain::residency::Residency;
-use explain::{heap, memory, smaps};
+use explain::heap;
+use memory::Readable;
 use libfuzzer_sys::fuzz_target;
 use std::io;
 

@@ -39,14 +39,14 @@ SITE(keep) static void *keep(size_t size)
 
 SITE(spend) static void spend(size_t size)
 {
-    sink = malloc(size);
-    free(sink);
+    void *volatile object = malloc(size);
+    free(object);
 }
 
 SITE(many) static void many(size_t size)
 {
-    sink = size % 3 ? malloc(size) : calloc(1, size);
-    free(sink);
+    void *volatile object = size % 3 ? malloc(size) : calloc(1, size);
+    free(object);
 }
 
 static int sites(long rounds)

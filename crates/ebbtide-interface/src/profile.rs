@@ -97,7 +97,7 @@ words! {
     Stack
     hash: "For the library.";
     rate: "The rate at which its objects were sampled.";
-    class: "Their size class as [`class_bytes`](crate::records::class_bytes) has it, which for this purpose goes on beyond 256 KiB.";
+    class: "Their size class as `records::class_bytes` has it, which for this purpose goes on beyond 256 KiB.";
     frames: "How many frames it has, at most [`MAX_FRAMES`].";
     name_low: "The first eight bytes of the threads' name, ended by zeros. Each run of digits in it is one `#`. 0: not known.";
     name_high: "The other eight bytes.";

@@ -108,7 +108,7 @@ words! {
     spans: "The span records.";
     slabs: "The slab of CPU 0.";
     cpus: "The number of slabs.";
-    profile: "The profile's area ([`profile`](crate::profile)); 0: sampling was never on.";
+    profile: "The profile's area, as `profile::Area` has it; 0: sampling was never on.";
 }
 
 macro_rules! owners {

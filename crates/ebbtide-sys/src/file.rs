@@ -313,12 +313,8 @@ pub fn write(fd: i32, mut text: &[u8]) {
 /// Writes a file that only its owner may read, in place of what it has had.
 ///
 /// # Errors
-/// The error of openat(2) or write(2). `EFBIG`: the process may not make files of that size; a write would raise a signal.
+/// The error of openat(2) or write(2). Beyond `RLIMIT_FSIZE` a write raises a signal: the caller has looked.
 pub fn write_new(path: &CStr, content: &[u8]) -> Result<(), Errno> {
-    let limit = crate::process::soft_limit(crate::process::Resource::FileSize);
-    if limit.is_some_and(|limit| limit < content.len()) {
-        return Err(Errno::EFBIG);
-    }
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: `path` ends with a NUL.
     let file = unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) };

@@ -146,8 +146,8 @@ fn distance(rate: u64, random: u64) -> i64 {
         mantissa = (square >> if is_two { 64 } else { 63 }) as u64;
         below -= u64::from(is_two) << bit;
     }
-    let natural = u128::from(below) * u128::from(LN_2) >> FRACTION;
-    let bytes = natural * u128::from(rate) >> FRACTION;
+    let natural = (u128::from(below) * u128::from(LN_2)) >> FRACTION;
+    let bytes = (natural * u128::from(rate)) >> FRACTION;
     i64::try_from(bytes).unwrap_or(i64::MAX - 1) + 1
 }
 

@@ -89,7 +89,12 @@ impl Pages {
         for (bytes, word) in head.chunks_exact_mut(8).zip(words.words()) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        file::write_new(path, &copy[..FILE_BYTES + area_bytes + maps_bytes])
+        let content = &copy[..FILE_BYTES + area_bytes + maps_bytes];
+        let limit = process::soft_limit(process::Resource::FileSize);
+        if limit.is_some_and(|limit| limit < content.len()) {
+            return Err(Errno::EFBIG);
+        }
+        file::write_new(path, content)
     }
 }
 

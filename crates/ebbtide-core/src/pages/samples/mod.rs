@@ -223,7 +223,11 @@ impl Pages {
             class: table::class_of(size),
             name: origin.name,
         };
-        let stack = self.samples.table.lock().began(&key, size, origin.time_ns);
+        let mut table = self.samples.table.lock();
+        // A filter may have refused to read the stack meanwhile.
+        table.area().unwinder = unwind::unwinder() as u64;
+        let stack = table.began(&key, size, origin.time_ns);
+        drop(table);
         // SAFETY: a head has a record, which belongs to the allocation's owner: the caller.
         let (_, span) = unsafe { span::of_frame(self.region(), head) };
         span.set_sample(Sample {
