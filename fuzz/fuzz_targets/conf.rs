@@ -56,6 +56,20 @@ fn check_value(text: &str) {
                 .map(Value::Number),
             Kind::Number(..) => None,
             Kind::Word(words) => words.iter().position(|&word| word == text).map(Value::Word),
+            Kind::OneOf => match text {
+                "off" => Some(0),
+                "on" => Some(keys::GUARD_RATE),
+                "all" => Some(1),
+                _ if text.ends_with(char::is_alphabetic) => None,
+                _ => bytes_of(text).filter(|n| (1..=u64::from(u32::MAX)).contains(n)),
+            }
+            .map(Value::Number),
+            Kind::Rate => match text {
+                "off" => Some(0),
+                "on" => Some(keys::RATE),
+                _ => bytes_of(text).filter(|n| (1..=keys::MAX_RATE).contains(n)),
+            }
+            .map(Value::Number),
             Kind::Path => (text.starts_with('/') && text.len() <= keys::MAX_PATH_BYTES)
                 .then_some(Value::Path(text.as_bytes())),
         };
