@@ -176,7 +176,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     let region = Region::reserve(config.harden).map_err(|_| no_room)?;
     let has_guard_pages =
         config.harden && config.guard_pages && vm::page_frames() == 1 && vm::can_close();
-    if config.harden && !(heap.quarantine.start() && heap.empties.start()) {
+    if config.harden && !(heap.quarantine.start(has_guard_pages) && heap.empties.start()) {
         return Err(no_room);
     }
     heap.spares.start(&config, heap.caches.cpus());

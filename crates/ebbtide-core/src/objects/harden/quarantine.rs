@@ -7,9 +7,9 @@
 //! The objects of an idle ring go to the spans. So do all objects when everything is released, and at the end of the
 //! program.
 
+use super::memory_of;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
-use crate::base::size_class::CLASS;
 use crate::base::size_class::{CLASSES, MAX_BATCH, MIN_ALIGN};
 use crate::base::source::{Cached, Outside, Round, Source};
 use crate::base::stats::{self, Owner};
@@ -56,8 +56,9 @@ struct Ring {
     entries: usize,
     first: usize,
     count: usize,
-    /// Bytes of the objects' places, with guard pages: as the figures count live objects.
+    /// Bytes of the objects' places that can have memory.
     bytes: usize,
+    has_guard_pages: bool,
     /// When the last object was put in.
     used_ms: u64,
 }
@@ -109,6 +110,7 @@ impl Ring {
         first: 0,
         count: 0,
         bytes: 0,
+        has_guard_pages: false,
         used_ms: 0,
     };
 
@@ -116,12 +118,16 @@ impl Ring {
         (self.entries + (self.first + number) % ENTRIES * size_of::<Entry>()) as *mut Entry
     }
 
+    fn bytes_of(&self, entry: Entry) -> usize {
+        memory_of(entry.class(), self.has_guard_pages)
+    }
+
     /// There is always space for one entry ([`Self::is_over`]).
     fn put(&mut self, entry: Entry, now: u64) {
         // SAFETY: the entries are mapped from the start on, and the lock of the ring is held.
         unsafe { self.at(self.count).write(entry) };
         self.count += 1;
-        self.bytes += CLASS[entry.class()].size as usize;
+        self.bytes += self.bytes_of(entry);
         self.used_ms = now;
     }
 
@@ -130,7 +136,7 @@ impl Ring {
         // SAFETY: as in `put`.
         let entry = unsafe { self.at(0).read() };
         self.first = (self.first + 1) % ENTRIES;
-        self.bytes -= CLASS[entry.class()].size as usize;
+        self.bytes -= self.bytes_of(entry);
         Some(entry)
     }
 
@@ -163,7 +169,7 @@ impl Quarantine {
     }
 
     /// Makes the rings. `false`: no memory.
-    pub fn start(&self) -> bool {
+    pub fn start(&self, has_guard_pages: bool) -> bool {
         let count = process::cpu_limit().clamp(1, MAX_RINGS);
         let bytes = ENTRIES * size_of::<Entry>();
         let Ok(entries) = vm::map(count * bytes) else {
@@ -173,6 +179,7 @@ impl Quarantine {
         for (index, ring) in self.rings[..count].iter().enumerate() {
             let mut ring = ring.0.lock();
             ring.entries = entries + index * bytes;
+            ring.has_guard_pages = has_guard_pages;
         }
         self.count.store(count, Ordering::Relaxed);
         true
