@@ -10,6 +10,7 @@
 use super::memory_of;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
+use crate::base::size_class::CLASS;
 use crate::base::size_class::{CLASSES, MAX_BATCH, MIN_ALIGN};
 use crate::base::source::{Cached, Outside, Round, Source};
 use crate::base::stats::{self, Owner};
@@ -59,6 +60,8 @@ struct Ring {
     /// Bytes of the objects' places that can have memory.
     bytes: usize,
     has_guard_pages: bool,
+    /// Bytes of the objects' places with their guard pages, as the figures count live objects.
+    places: usize,
     /// When the last object was put in.
     used_ms: u64,
 }
@@ -111,6 +114,7 @@ impl Ring {
         count: 0,
         bytes: 0,
         has_guard_pages: false,
+        places: 0,
         used_ms: 0,
     };
 
@@ -128,6 +132,7 @@ impl Ring {
         unsafe { self.at(self.count).write(entry) };
         self.count += 1;
         self.bytes += self.bytes_of(entry);
+        self.places += CLASS[entry.class()].size as usize;
         self.used_ms = now;
     }
 
@@ -137,6 +142,7 @@ impl Ring {
         let entry = unsafe { self.at(0).read() };
         self.first = (self.first + 1) % ENTRIES;
         self.bytes -= self.bytes_of(entry);
+        self.places -= CLASS[entry.class()].size as usize;
         Some(entry)
     }
 
@@ -202,7 +208,7 @@ impl Quarantine {
 
     /// Bytes of objects in all rings.
     pub fn bytes(&self) -> usize {
-        self.rings().map(|ring| ring.lock().bytes).sum()
+        self.rings().map(|ring| ring.lock().places).sum()
     }
 }
 
@@ -244,7 +250,7 @@ impl<H: AsRef<Objects>> Source<H> for Quarantined {
         *heap.kept.lock() = Kept::NONE;
         for ring in heap.quarantine.rings() {
             let mut ring = ring.lock();
-            (ring.count, ring.bytes) = (0, 0);
+            (ring.count, ring.bytes, ring.places) = (0, 0, 0);
         }
     }
 }
