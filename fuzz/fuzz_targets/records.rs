@@ -14,10 +14,10 @@ mod smaps;
 use ebbtide_fuzz::Bytes;
 use ebbtide_interface::records::{FRAME_BYTES, Places};
 use ebbtide_interface::{figures, page, word};
-use explain::residency::Residency;
 use explain::heap;
-use memory::Readable;
+use explain::residency::Residency;
 use libfuzzer_sys::fuzz_target;
+use memory::Readable;
 use std::io;
 
 /// Memory with the fuzzer's bytes over and over.
