@@ -73,6 +73,7 @@ const SIGNAL: c_int = libc::SIGSEGV;
 const INFO: usize = libc::SA_SIGINFO as usize;
 const RESET: usize = libc::SA_RESETHAND as u32 as usize;
 /// The kernel's flag for a restorer.
+#[cfg(any(target_arch = "x86_64", test))]
 const RESTORER: usize = 0x0400_0000;
 
 impl Action {

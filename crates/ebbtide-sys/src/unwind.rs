@@ -95,6 +95,10 @@ struct Walk {
 }
 
 /// What a step finds.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack for one step; some processors have many registers"
+)]
 enum Step {
     /// The caller.
     Caller(Registers, bool),

@@ -6,7 +6,7 @@
 //!                                  docs/results/suites-DATE.md, docs/results/big-DATE.md ◀──────────────────┘
 //! ```
 //!
-//! A script is an entry. Its first lines describe it ([`Entry`]). Nothing of a suite or of a program is kept in this repository.
+//! A script is an entry. Its first lines describe it (`Entry`). Nothing of a suite or of a program is kept in this repository.
 //!
 //! Invariants:
 //! - INV-TESTS-5: no result counts as passed unless the library was seen in the process that matters.
