@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The kernel has this handler with the flags and the mask of the program's action. So stack, blocked signals and restarted
-//! calls are those that the program asked for. Only `SA_RESETHAND` is done here. [`TARGET`] has the rest of the program's
+//! calls are those that the program asked for. Only `SA_RESETHAND` is done here. `TARGET` has the rest of the program's
 //! action, in one word: a handler may run at any time in any thread.
 //!
 //! A library that defines `sigaction` calls [`change`], and so stays first. Where the program changes the action in another
