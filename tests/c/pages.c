@@ -16,13 +16,13 @@
 
 static const char *dir;
 
-/* The page's inode number; 0: there is none. */
+/* The page's inode number; 0: there is none, or its maker has not written it yet. */
 static ino_t has_page(pid_t pid)
 {
     char path[300];
     struct stat known;
     snprintf(path, sizeof path, "%s/%d.ebb", dir, (int)pid);
-    return stat(path, &known) ? 0 : known.st_ino;
+    return stat(path, &known) || !known.st_size ? 0 : known.st_ino;
 }
 
 static void grow(size_t mib)
