@@ -18,14 +18,19 @@ pub(crate) fn today() -> Result<String, String> {
 /// The first lines of a result file: title, commit, the paths whose changes make it outdated, and the command that
 /// makes a new one.
 pub(crate) fn head(title: &str, date: &str, covers: &str, again: &str) -> String {
+    let commit = commit(covers);
+    format!("# {title}, {date}\n\ncommit: {commit}  \ncovers: {covers}  \nagain: {again}\n\n")
+}
+
+/// The commit that is checked out, and whether there are changes below these paths.
+pub(crate) fn commit(covers: &str) -> String {
     let paths: Vec<&str> = covers.split(' ').collect();
     let changes = git(&[&["status", "--porcelain", "--"], &paths[..]].concat());
-    let commit = match (git(&["rev-parse", "HEAD"]), changes.as_deref()) {
+    match (git(&["rev-parse", "HEAD"]), changes.as_deref()) {
         (Some(commit), Some("")) => commit,
         (Some(commit), _) => format!("{commit} with changes"),
         (None, _) => "unknown".into(),
-    };
-    format!("# {title}, {date}\n\ncommit: {commit}  \ncovers: {covers}  \nagain: {again}\n\n")
+    }
 }
 
 /// Writes a result file, and returns its path from the repository's root.

@@ -260,7 +260,8 @@ mod tests {
         assert!(seen.holds.longest_ns >= 19_000_000, "{seen:?}");
         assert!(seen.waits.sum_ns >= 10_000_000, "{seen:?}");
         assert_eq!(seen.holds.buckets.iter().sum::<u64>(), 3);
-        assert_eq!(seen.holds.buckets[BUCKETS - 1], 1);
+        // A short hold is a long one if the thread is preempted.
+        assert!(seen.holds.buckets[BUCKETS - 1] >= 1);
         forget();
         assert_eq!(figures(RANK), Figures::default());
     }

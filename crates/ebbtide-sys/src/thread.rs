@@ -203,7 +203,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     /// Waits until `is_so` holds. A joined thread stays in the kernel's list a moment longer.
-    pub(super) fn comes(is_so: impl Fn() -> bool) -> bool {
+    pub(crate) fn comes(is_so: impl Fn() -> bool) -> bool {
         let end = Instant::now() + Duration::from_secs(10);
         while !is_so() {
             if Instant::now() > end {

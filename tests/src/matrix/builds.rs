@@ -167,7 +167,8 @@ fn key(library: &Path, units: &[PathBuf], checks: &[Check]) -> Result<String, St
     let mut files = vec![library.to_owned()];
     files.extend_from_slice(units);
     files.extend(checks::sources(checks));
-    files.push(build::sources().join("check.h"));
+    let is_header = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "h");
+    files.extend(entries(&build::sources())?.into_iter().filter(is_header));
     files.extend(entries(&checks::directory())?);
     for path in files {
         let content = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;

@@ -244,6 +244,27 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_unit_test_is_named_with_its_message() {
+        let said = |output: &str| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            std::io::Write::write_all(&mut file, output.as_bytes()).unwrap();
+            let run = std::process::Command::new("awk")
+                .args(["-v", "program=unit", "-f"])
+                .args([directory().join("failed.awk").as_path(), file.path()])
+                .output()
+                .unwrap();
+            String::from_utf8(run.stdout).unwrap()
+        };
+        let output = "running 2 tests\ntest a::b ... ok\ntest a::c ... FAILED\n\nfailures:\n\n\
+             ---- a::c stdout ----\nstep 1\n\nthread 'a::c' (7) panicked at a.rs:1:2:\n\
+             assertion failed: x\nnote: run with `RUST_BACKTRACE=1`\n\nfailures:\n    a::c\n\n\
+             test result: FAILED. 1 passed; 1 failed\n";
+        let expected = "unit: a::c | thread 'a::c' (7) panicked at a.rs:1:2: assertion failed: x\n";
+        assert_eq!(said(output), expected);
+        assert_eq!(said("running 2 tests\nkilled\n\n"), "unit: | killed\n");
+    }
+
+    #[test]
     fn a_line_of_the_list() {
         let checks = parse("# x\n\nvfork  30  any  a=1 c/vfork 2 8\n").unwrap();
         assert_eq!(checks[0].command, "a=1 vfork 2 8");

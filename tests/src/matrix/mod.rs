@@ -9,7 +9,8 @@
 //! ```
 //!
 //! KEY is computed from the library and from everything that runs with it. An interrupted run continues where it was;
-//! a new library starts from the beginning. A cell ends at its time limit and then counts as failed.
+//! a new library starts from the beginning. A cell ends at its time limit and then counts as failed. A repeated cell
+//! (`matrix only`) keeps what failed before, and the result file says at which commit each cell ran.
 
 pub(crate) mod apt;
 mod boot;
@@ -28,7 +29,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::run::target_dir;
-use crate::{Processor, guest, skip};
+use crate::{Processor, guest, results, skip};
 use builds::Built;
 use cells::{Cell, Libc, Pages};
 use checks::Check;
@@ -214,9 +215,11 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
             (Some(outcome), _) if !again => outcome,
             (None, Ok(_)) if which == Which::Kept => Outcome::skipped(&label, "not run"),
             (_, Err(why)) => Outcome::skipped(&label, &why),
-            (_, Ok(((kernel, root), built))) => {
+            (before, Ok(((kernel, root), built))) => {
                 ran += 1;
-                let outcome = boot::run_cell(&work, &built, &cell, &label, &kernel, &root);
+                let commit = results::commit(report::COVERS);
+                let mut outcome = boot::run_cell(&work, &built, &cell, &label, &kernel, &root);
+                outcome.ran_at(&commit, before);
                 if outcome.skipped.is_none() && !work.short {
                     fs::write(built.results.join(cell.id()), outcome.text())
                         .map_err(|e| e.to_string())?;

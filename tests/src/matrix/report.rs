@@ -1,5 +1,6 @@
 //! Writes the results: a file for each cell, a dated result file, and the table in `docs/platforms.md`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use super::checks::Verdict;
 use crate::{Processor, library, results};
 
 /// Inputs of a result: changes below these directories make it outdated.
-const COVERS: &str = "crates tests/c tests/guest tests/matrix tests/src/matrix";
+pub(super) const COVERS: &str = "crates tests/c tests/guest tests/matrix tests/src/matrix";
 const BEGIN: &str = "<!-- matrix -->";
 const END: &str = "<!-- /matrix -->";
 /// Number of kernel log lines that are kept for a failed cell.
@@ -19,6 +20,10 @@ const TAIL: usize = 15;
 pub(super) struct Outcome {
     label: String,
     kernel: String,
+    /// The commit at which it ran.
+    commit: String,
+    /// What failed in earlier runs with the same library, programs and tests.
+    earlier: Vec<String>,
     /// The reason why it did not run.
     pub skipped: Option<String>,
     /// The reason why it ended before its last check.
@@ -34,6 +39,8 @@ impl Outcome {
         Outcome {
             label: label.to_owned(),
             kernel: kernel.to_owned(),
+            commit: String::new(),
+            earlier: Vec::new(),
             skipped: None,
             ended: None,
             lines: Vec::new(),
@@ -57,6 +64,26 @@ impl Outcome {
             Verdict::FailsAnyway(why) => ("anyway", why.clone()),
         };
         self.lines.push((word.into(), check.into(), why));
+    }
+
+    /// Notes the commit, and what failed in the run that this one repeats.
+    pub fn ran_at(&mut self, commit: &str, before: Option<Outcome>) {
+        self.commit = commit.to_owned();
+        if let Some(before) = before {
+            let failed = before.failures();
+            self.earlier = before.earlier;
+            self.earlier.extend(failed);
+        }
+    }
+
+    /// One line for each check that failed.
+    fn failures(&self) -> Vec<String> {
+        let failed = self.lines.iter().filter(|line| line.0 == "FAIL");
+        let mut lines: Vec<String> = failed
+            .map(|(_, check, why)| format!("FAIL {check}: {why}"))
+            .collect();
+        lines.extend(self.ended.iter().map(|why| format!("ENDED: {why}")));
+        lines
     }
 
     /// Marks the cell as ended too early.
@@ -115,6 +142,11 @@ impl Outcome {
             })
             .collect();
         lines.extend(self.ended.iter().map(|why| format!("ENDED: {why}")));
+        lines.extend(
+            self.earlier
+                .iter()
+                .map(|why| format!("an earlier run: {why}")),
+        );
         if self.is_failed() {
             lines.extend(self.log.lines().map(|line| format!("| {line}")));
         }
@@ -125,9 +157,12 @@ impl Outcome {
     pub fn text(&self) -> String {
         let seconds = self.took.as_secs();
         let mut text = format!(
-            "cell {}\nkernel {}\ntook {seconds}\n",
-            self.label, self.kernel
+            "cell {}\nkernel {}\ncommit {}\ntook {seconds}\n",
+            self.label, self.kernel, self.commit
         );
+        for line in &self.earlier {
+            let _ = writeln!(text, "earlier {line}");
+        }
         for (word, check, why) in &self.lines {
             let _ = writeln!(text, "check {word} {check} {why}");
         }
@@ -149,6 +184,8 @@ impl Outcome {
             match key {
                 "cell" => outcome.label = rest.to_owned(),
                 "kernel" => outcome.kernel = rest.to_owned(),
+                "commit" => outcome.commit = rest.to_owned(),
+                "earlier" => outcome.earlier.push(rest.to_owned()),
                 "took" => outcome.took = Duration::from_secs(rest.parse().ok()?),
                 "check" => {
                     let mut words = rest.splitn(3, ' ').map(str::to_owned);
@@ -256,19 +293,20 @@ pub(super) fn table(all: &[(Cell, Outcome)]) -> String {
 
 /// Writes the dated result file, and its table into `docs/platforms.md`.
 pub(super) fn write(all: &[(Cell, Outcome)]) -> Result<(), String> {
-    let table = table(all);
+    let (date, commit) = (results::today()?, results::commit(COVERS));
+    let table = format!("Written on {date} at commit {commit}.\n\n{}", table(all));
     let times = || all.iter().map(|(_, outcome)| outcome.took.as_secs());
     let (slowest, sum) = (times().max().unwrap_or(0), times().sum::<u64>());
     let library = library().and_then(|path| fs::metadata(path).ok());
     let bytes = library.map_or(0, |meta| meta.len());
-    let date = results::today()?;
     let head = results::head("Kernels and C libraries", &date, COVERS, "make matrix");
     let mut text = format!(
         "{head}\
          The library (`libebbtide.so`, {bytes} bytes on x86-64) in emulated machines of 2 GiB, with 2 CPUs on x86-64 and \
          4 on aarch64. The slowest cell took {slowest} s, all together {sum} s.\n\
          A cell says how many checks of `tests/matrix/list` passed. `–` is a pair that is left out, as `cells.rs` says.\n\n\
-         {BEGIN}\n{table}{END}\n\n## What did not pass\n"
+         {BEGIN}\n{table}{END}\n\n{}## What did not pass\n",
+        other_commits(all, &commit)
     );
     let before = text.len();
     for (_, outcome) in all {
@@ -305,6 +343,28 @@ pub(super) fn write(all: &[(Cell, Outcome)]) -> Result<(), String> {
     Ok(())
 }
 
+/// Lists the cells that ran at other commits. A result is kept under a key that is computed from the content of library,
+/// programs and tests, so these were the same.
+fn other_commits(all: &[(Cell, Outcome)], commit: &str) -> String {
+    let mut labels: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (_, outcome) in all {
+        if outcome.skipped.is_none() && outcome.commit != commit {
+            let labels = labels.entry(&outcome.commit).or_default();
+            labels.push(&outcome.label);
+        }
+    }
+    let mut text = String::new();
+    for (commit, labels) in labels {
+        let _ = writeln!(text, "- {commit}: {}", labels.join(", "));
+    }
+    match text.is_empty() {
+        true => text,
+        false => format!(
+            "These cells ran at other commits, with byte for byte the same library, programs and tests:\n\n{text}\n"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,5 +399,21 @@ mod tests {
         assert!(again.is_failed());
         assert_eq!(again.mark(), "1 ok, **1 failed**: dash");
         assert!(Outcome::parse(&text[..text.len() - 6]).is_none());
+    }
+
+    #[test]
+    fn a_repeated_cell_says_what_failed_before() {
+        let mut first = Outcome::new("7.2/2.43", "7.2.13");
+        first.add("dash", &Verdict::Failed("x".into()), Duration::ZERO);
+        first.ran_at("aaaa", None);
+        let mut second = Outcome::new("7.2/2.43", "7.2.13");
+        second.add("dash", &Verdict::Passed, Duration::ZERO);
+        second.ran_at("bbbb", Outcome::parse(&first.text()));
+        let kept = Outcome::parse(&second.text()).expect("whole");
+        assert_eq!(kept.details(), ["an earlier run: FAIL dash: x"]);
+        assert!(!kept.is_failed());
+        let all = [(NEWEST_CELL, kept)];
+        assert_eq!(other_commits(&all, "bbbb"), "");
+        assert!(other_commits(&all, "cccc").contains("- bbbb: 7.2/2.43\n"));
     }
 }
