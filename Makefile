@@ -39,6 +39,7 @@ help:
 	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
+	@echo 'make book       the pages of docs/ as a book, in target/book; needs mdbook'
 	@echo 'make packages   Debian packages, an RPM package and an archive, in $(TARGET)/packages'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make install-bench  the benchmarks (ebbtide-bench) too; the same PREFIX and DESTDIR'
@@ -99,6 +100,10 @@ lint: need-cargo
 	scripts/aarch64 lint
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
 
+book:
+	@command -v mdbook >/dev/null || { echo 'mdbook not found: cargo install mdbook --locked'; exit 1; }
+	mdbook build
+
 packages: build static
 	scripts/packages
 	scripts/test-packages
@@ -151,5 +156,5 @@ clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build static demo test fuzz soak sanitize matrix bench lint packages install install-bench \
+.PHONY: all help need-cargo need-cc build static demo test fuzz soak sanitize matrix bench lint book packages install install-bench \
     uninstall clean

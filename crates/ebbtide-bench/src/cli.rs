@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Command, FromArgMatches, Subcommand};
+use ebbtide_tools::manual::Page;
 use ebbtide_tools::program::Shell;
 
 use crate::families::{self, Asked, FAMILIES};
@@ -51,6 +52,71 @@ pub fn command() -> Command {
         .arg_required_else_help(true)
         .subcommands(FAMILIES.iter().map(|family| family.command()));
     Other::augment_subcommands(command)
+}
+
+/// What the manual page of a command says beside its options.
+pub fn page(name: &str) -> Page {
+    let example = |command: &str, meaning: &str| (command.to_owned(), meaning.to_owned());
+    let examples = match name.strip_prefix("ebbtide-bench-") {
+        Some("report") => vec![
+            example(
+                "ebbtide-bench report",
+                "All families in their quick form, and one page about them in ebbtide-report.html:",
+            ),
+            example(
+                "ebbtide-bench report --only free --against glibc --keep results",
+                "One family, with its figures kept in results/free.json:",
+            ),
+        ],
+        Some("completions") => vec![example(
+            "source <(ebbtide-bench completions bash)",
+            "Completions for this shell only:",
+        )],
+        Some("man") => vec![example(
+            "ebbtide-bench man --dir pages",
+            "All pages, into a directory:",
+        )],
+        Some(family) => vec![
+            example(
+                &format!("ebbtide-bench {family} --quick --against glibc"),
+                "A first result beside one peer:",
+            ),
+            example(
+                &format!("ebbtide-bench {family} --time-limit 10m --html page.html"),
+                "Full rounds for ten minutes, with plots:",
+            ),
+        ],
+        None => vec![
+            example(
+                "ebbtide-bench micro --quick",
+                "Single operations beside all installed peers:",
+            ),
+            example(
+                "ebbtide-bench report",
+                "All families in their quick form, and one page about them in ebbtide-report.html:",
+            ),
+        ],
+    };
+    Page {
+        status: &[
+            (
+                "0",
+                "The benchmark has run. An interrupted one prints what it has.",
+            ),
+            (
+                "125",
+                "An error of this program, such as an unknown option, an unknown peer or a missing library; the line on stderr names the remedy.",
+            ),
+        ],
+        environment: &[
+            ("EBBTIDE_LIB", "Path of libebbtide.so; --lib overrides it."),
+            (
+                "EBBTIDE_CONF, LD_PRELOAD, MALLOC_CONF, GLIBC_TUNABLES, MALLOC_ARENA_MAX",
+                "Have no effect on measured processes.",
+            ),
+        ],
+        examples,
+    }
 }
 
 /// Reads a command line.

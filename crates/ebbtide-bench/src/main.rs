@@ -24,11 +24,12 @@ mod stats;
 
 use std::process::ExitCode;
 
-use ebbtide_tools::program;
+use ebbtide_tools::{complete, program};
 
 use cli::{Line, Other};
 
 fn main() -> ExitCode {
+    complete::answer(cli::command);
     let line = match cli::parse(std::env::args_os()) {
         Ok(line) => line,
         Err(error) => return program::told(&error),
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         Line::Family(asked) => families::main(&asked),
         Line::Other(Other::Report(args)) => report::main(&args),
         Line::Other(Other::Worker(args)) => families::worker::main(&args),
-        Line::Other(Other::Completions { shell }) => program::completions(cli::command(), shell),
-        Line::Other(Other::Man { dir }) => program::man(cli::command(), dir.as_deref()),
+        Line::Other(Other::Completions { shell }) => program::completions(&cli::command(), shell),
+        Line::Other(Other::Man { dir }) => program::man(cli::command(), cli::page, dir.as_deref()),
     })
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use ebbtide_tools::complete::{self, ArgValueCompleter, ProgramCompleter};
 use ebbtide_tools::library::LibArgs;
 use ebbtide_tools::program::Shell;
 use ebbtide_tools::{conf, values};
@@ -85,7 +86,7 @@ pub struct Words {
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// Settings for the library; they override those in EBBTIDE_CONF
-    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append)]
+    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, add = ArgValueCompleter::new(complete::conf))]
     pub conf: Vec<String>,
     /// How the program ends; the same as --conf exit=…. A program whose memory is not from malloc
     /// may need --conf exit_threshold=0
@@ -115,7 +116,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub lib: LibArgs,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", add = ArgValueCompleter::new(ProgramCompleter))]
     pub command: Vec<OsString>,
 }
 
@@ -128,7 +129,7 @@ The output of COMMAND is held back while the terminal shows the view; with --onc
 #[derive(Debug, Args)]
 pub struct TopArgs {
     /// Show only these processes
-    #[arg(value_name = "PID", value_parser = values::process, conflicts_with = "command")]
+    #[arg(value_name = "PID", value_parser = values::process_or_program, conflicts_with = "command")]
     pub pids: Vec<u32>,
     /// Print one plain table and end; with COMMAND, after an interval or its end
     #[arg(long)]
@@ -140,13 +141,13 @@ pub struct TopArgs {
     #[arg(long, value_name = "TIME", value_parser = values::interval)]
     pub interval: Option<Duration>,
     /// Settings for the library; they override those in EBBTIDE_CONF
-    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, requires = "command")]
+    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, add = ArgValueCompleter::new(complete::conf), requires = "command")]
     pub conf: Vec<String>,
     /// The library.
     #[command(flatten)]
     pub lib: LibArgs,
     /// A program to start and watch, with its arguments; its exit status is this program's
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(last = true, value_name = "COMMAND", add = ArgValueCompleter::new(ProgramCompleter))]
     pub command: Vec<OsString>,
 }
 
@@ -209,13 +210,13 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "OLD")]
     pub against: Option<PathBuf>,
     /// Settings for the library; they override those in EBBTIDE_CONF
-    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, conflicts_with = "source")]
+    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, add = ArgValueCompleter::new(complete::conf), conflicts_with = "source")]
     pub conf: Vec<String>,
     /// The library.
     #[command(flatten)]
     pub lib: LibArgs,
     /// A program to run, with its arguments; its exit status is this program's
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(last = true, value_name = "COMMAND", add = ArgValueCompleter::new(ProgramCompleter))]
     pub command: Vec<OsString>,
 }
 
@@ -248,7 +249,7 @@ pub struct SetArgs {
     #[command(flatten)]
     pub request: ReleaseArgs,
     /// The setting: retain_ms or limit, in the form of EBBTIDE_CONF
-    #[arg(value_name = "KEY=VALUE")]
+    #[arg(value_name = "KEY=VALUE", add = ArgValueCompleter::new(complete::settable))]
     pub item: String,
 }
 

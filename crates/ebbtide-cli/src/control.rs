@@ -46,9 +46,7 @@ pub fn ask(args: &ReleaseArgs, text: &str) -> Result<Option<StatsPage>> {
     let page = match found.map(|found| found.page) {
         Some(Ok(page)) => page,
         Some(Err(why)) => bail!("{}", why.sentence(pid)),
-        None => bail!(
-            "process {pid} keeps no statistics page that this user can read; 'ebbtide top {pid}' says why"
-        ),
+        None => bail!("{}", find::absent(pid)),
     };
     // Kept open until the answer: other observers wait.
     let (number, _file) = send(&page, pid, text)?;

@@ -2,20 +2,24 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `complete` | candidates for shell completions |
 //! | `conf` | the keys of `EBBTIDE_CONF` |
 //! | `library` | finds `libebbtide.so` |
 //! | `lock_figures` | the cost of the library's locks |
 //! | `machine` | facts about the machine, to be stored with a measurement |
 //! | `out` | printing that tolerates a closed pipe; units |
 //! | `proc` | reads files of `/proc` |
+//! | `manual` | manual pages: examples, environment, exit status |
 //! | `program` | exit status, completions and manual pages |
 //! | `stats_page` | the statistics page of a process under Ebbtide |
 //! | `values` | values of flags: sizes, times |
 
+pub mod complete;
 pub mod conf;
 pub mod library;
 pub mod lock_figures;
 pub mod machine;
+pub mod manual;
 pub mod out;
 pub mod proc;
 pub mod program;

@@ -8,8 +8,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Command;
 pub use clap_complete::Shell;
+use clap_complete::env::Shells;
 
-use crate::out;
+use crate::manual::{self, Pages};
+use crate::{complete, out};
 
 /// Exit status for an error of the program itself, as in `env` and `timeout`.
 pub const EXIT_OWN: u8 = 125;
@@ -51,37 +53,34 @@ pub fn ended(result: Result<u8>) -> ExitCode {
     }
 }
 
-/// Prints a completion script.
-pub fn completions(mut command: Command, shell: Shell) -> Result<u8> {
+/// Prints the completion script of a program. Candidates come from the program itself: see [`complete`].
+pub fn completions(command: &Command, shell: Shell) -> Result<u8> {
+    let name = command.get_name();
+    let shells = Shells::builtins();
+    let script = shells
+        .completer(&shell.to_string())
+        .context("no completions for this shell")?;
     let mut text = Vec::new();
-    let name = command.get_name().to_owned();
-    clap_complete::generate(shell, &mut command, name, &mut text);
+    script.write_registration(complete::ENV, name, name, name, &mut text)?;
+    if shell == Shell::Zsh {
+        // In a file of `fpath`, the script is the function itself, called at the first Tab.
+        let function = name.replace('-', "_");
+        let call = format!(
+            "[[ $funcstack[1] = _{name} ]] && _clap_dynamic_completer_{function} \"$@\" || true\n"
+        );
+        text.extend(call.bytes());
+    }
     out::stdout(&text);
     Ok(0)
 }
 
 /// Prints the manual page, or writes one for the command and each of its subcommands to a directory.
-pub fn man(command: Command, dir: Option<&Path>) -> Result<u8> {
+pub fn man(command: Command, pages: Pages, dir: Option<&Path>) -> Result<u8> {
     match dir {
-        Some(dir) => std::fs::create_dir_all(dir)
-            .and_then(|()| clap_mangen::generate_to(command, dir))
-            .with_context(|| told_of(dir))?,
+        Some(dir) => manual::write_all(command, pages, dir)?,
         None => {
-            let mut text = Vec::new();
-            clap_mangen::Man::new(command).render(&mut text)?;
-            out::stdout(&text);
+            out::stdout(&manual::text(command, pages)?);
         }
     }
     Ok(0)
-}
-
-/// Writes the manual page of the command, without those of its subcommands.
-pub fn man_page(command: Command, dir: &Path) -> Result<u8> {
-    let page = clap_mangen::Man::new(command);
-    page.generate_to(dir).with_context(|| told_of(dir))?;
-    Ok(0)
-}
-
-fn told_of(dir: &Path) -> String {
-    format!("cannot write manual pages to {}", dir.display())
 }

@@ -58,7 +58,12 @@ pub fn interval(text: &str) -> Result<Duration, String> {
 /// A process number.
 pub fn process(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
-    number.ok_or_else(|| "it takes a process number; write a program to start behind '--'".into())
+    number.ok_or_else(|| format!("it takes a process number; 'pgrep {text}' may find it"))
+}
+
+/// A process number, where a program to start may stand too.
+pub fn process_or_program(text: &str) -> Result<u32, String> {
+    process(text).map_err(|error| format!("{error}. A program to start stands behind '--'"))
 }
 
 /// `90`, `1.5`, `250ms`, `5m`; at most some 30,000 years.

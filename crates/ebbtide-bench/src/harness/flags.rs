@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use ebbtide_tools::complete::ArgValueCompleter;
 use ebbtide_tools::library::LibArgs;
 use ebbtide_tools::values;
 
-use crate::harness::Rounds;
+use crate::harness::{Rounds, peers};
 
 /// Flags that all benchmark families share.
 #[derive(Debug, Args)]
@@ -20,7 +21,7 @@ pub struct BenchArgs {
     pub json: bool,
     /// Peers to measure: a name from the list, or the path of a library
     /// (default: every peer that is installed)
-    #[arg(long, value_name = "NAME|PATH", num_args = 1..)]
+    #[arg(long, value_name = "NAME|PATH", num_args = 1.., add = ArgValueCompleter::new(peers::candidates))]
     pub against: Vec<String>,
     /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT")]

@@ -1,10 +1,12 @@
 //! The allocators that are compared, and the places of their libraries.
 
 use std::env;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail, ensure};
+use ebbtide_tools::complete::{CompletionCandidate, PathCompleter, ValueCompleter, candidate};
 use ebbtide_tools::{library, out};
 use serde::Deserialize;
 
@@ -44,6 +46,19 @@ pub fn label(name: &str) -> Option<&'static str> {
 fn names() -> String {
     let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
     names.join(", ")
+}
+
+/// The known peers whose names begin like this, then libraries, for completions.
+pub fn candidates(current: &OsStr) -> Vec<CompletionCandidate> {
+    let text = current.to_string_lossy();
+    let known = KNOWN.iter().filter(|known| known.name.starts_with(&*text));
+    let mut found: Vec<_> = known
+        .map(|known| candidate(known.name, known.label))
+        .collect();
+    if text.contains('/') {
+        found.extend(PathCompleter::file().complete(current));
+    }
+    found
 }
 
 /// Variables of the caller's environment that would change an allocator's behaviour.

@@ -24,11 +24,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use ebbtide_tools::complete::ArgValueCompleter;
 use ebbtide_tools::library::LibArgs;
 use ebbtide_tools::{out, values};
 
 use crate::families::{self, Asked, FAMILIES, Registered};
 use crate::figures::{self, Report, SCHEMA, html, place, tables};
+use crate::harness::peers::candidates;
 use crate::harness::progress::minutes;
 use crate::outside::interrupt::{self, Listening};
 use pace::Pace;
@@ -59,7 +61,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "FAMILY", value_parser = names(), conflicts_with = "from")]
     pub only: Vec<String>,
     /// Peers to measure, as for 'ebbtide bench' (default: glibc)
-    #[arg(long, value_name = "NAME|PATH", num_args = 1.., conflicts_with = "from")]
+    #[arg(long, value_name = "NAME|PATH", num_args = 1.., add = ArgValueCompleter::new(candidates), conflicts_with = "from")]
     pub against: Vec<String>,
     /// Make the page from results that --keep has written, or 'ebbtide bench FAMILY --json' has printed
     #[arg(long, value_name = "FILE", num_args = 1..)]

@@ -61,7 +61,12 @@ fn processes(scope: &Scope) -> Vec<Process> {
 
 /// Replaces a file as a whole: node_exporter may read it at any time.
 fn replace(path: &Path, text: &str) -> Result<()> {
-    let cannot = || format!("cannot write {}", path.display());
+    let cannot = || {
+        format!(
+            "cannot write {}; give a file in a directory in which you may write",
+            path.display()
+        )
+    };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     let mut file =
         tempfile::NamedTempFile::new_in(dir.unwrap_or(Path::new("."))).with_context(cannot)?;

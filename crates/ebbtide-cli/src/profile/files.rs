@@ -34,7 +34,7 @@ pub fn read(path: &Path) -> Result<(Profile, Vec<String>)> {
             "{shown} has version {version}, and this program reads version {VERSION}: use the 'ebbtide' that belongs to the library"
         ),
         Err(Bad::NoProfile) => bail!(
-            "{shown} is neither a dump (profile_dump=PATH in EBBTIDE_CONF) nor a pprof file (.pb.gz)"
+            "{shown} is neither a dump (profile_dump=PATH in EBBTIDE_CONF) nor a pprof file (.pb.gz); a program to run stands behind '--'"
         ),
     };
     let mut notes = report::notes_of(&raw);

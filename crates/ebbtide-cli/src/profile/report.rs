@@ -220,7 +220,12 @@ pub fn notes_of(raw: &Raw) -> Vec<String> {
 
 impl Output {
     fn open(path: &Path) -> Result<Self> {
-        let cannot = || format!("cannot write {}", path.display());
+        let cannot = || {
+            format!(
+                "cannot write {}; give a file in a directory in which you may write",
+                path.display()
+            )
+        };
         if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
             let file = fs::File::options().write(true).open(path);
             return Ok(Self::Other(file.with_context(cannot)?, path.into()));
@@ -245,7 +250,12 @@ impl Output {
             }
             Self::Other(mut file, path) => (file.write_all(bytes), path),
         };
-        written.with_context(|| format!("cannot write {}", path.display()))
+        written.with_context(|| {
+            format!(
+                "cannot write {}; give a file in a directory in which you may write",
+                path.display()
+            )
+        })
     }
 }
 

@@ -158,6 +158,11 @@ impl<'a> Launch<'a> {
     }
 }
 
+/// Whether this names a program that can be started.
+pub fn is_program(name: &OsStr) -> bool {
+    program::resolve(name).is_ok()
+}
+
 /// The entries of `LD_PRELOAD` other than Ebbtide.
 fn other_preloads(list: Option<&OsStr>) -> Vec<OsString> {
     list.unwrap_or_default()

@@ -18,7 +18,7 @@ use rustix::fs::{Access, access};
 
 use crate::elf::{self, Obstacle};
 use crate::emulator::emulator;
-use ebbtide_interface::known;
+use ebbtide_interface::{keys, known};
 
 /// The kinds of reasons why a program is not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,14 +92,31 @@ pub fn resolve(program: &OsStr) -> Result<PathBuf, Refusal> {
     }
     Err(match unusable {
         Some(path) => not_executable(&path),
-        None if is_path => {
+        None if is_path && !shown.contains([' ', '=']) => {
             Kind::NotFound.because(format!("no such program: {shown}; check the path"))
         }
-        None => Kind::NotFound.because(format!(
-            "no such program: {shown}; it is in no directory of PATH. Give its path, \
-             or install it (a shell builtin needs: sh -c '{shown} …')"
-        )),
+        None => Kind::NotFound.because(format!("no such program: {shown}; {}", remedy(&shown))),
     })
+}
+
+/// What helps if a name is in no directory of `PATH`.
+fn remedy(name: &str) -> String {
+    if name.starts_with('-') {
+        return "options stand before '--', and the program behind it".into();
+    }
+    if let Some((key, _)) = name.split_once('=') {
+        let is_key = keys::key(key.as_bytes()).is_some() || key == "dev";
+        return match is_key {
+            true => format!("a setting stands before the program: --conf {name}"),
+            false => format!("for a variable of the environment, write: env {name} PROGRAM"),
+        };
+    }
+    if name.contains(' ') {
+        return format!("leave out the quotes, or let a shell run it: sh -c '{name}'");
+    }
+    format!(
+        "it is in no directory of PATH. Give its path, or install it (a shell builtin needs: sh -c '{name} …')"
+    )
 }
 
 /// Whether a preloaded library takes effect in the program at `path`.
@@ -319,6 +336,21 @@ mod tests {
         assert_eq!(status(OsStr::new("/etc")), 126);
         let plain = file(dir.path(), "plain", b"x", 0o644);
         assert_eq!(status(plain.as_os_str()), 126);
+    }
+
+    #[test]
+    fn a_name_that_is_none_gets_its_remedy() {
+        for (name, wanted) in [
+            ("--summary", "before '--'"),
+            ("retain_ms=5", "--conf retain_ms=5"),
+            ("dev=zones:2", "--conf dev=zones:2"),
+            ("LD_PRELOAD=x", "env LD_PRELOAD=x PROGRAM"),
+            ("ls -l /", "sh -c 'ls -l /'"),
+            ("no-such-program-x", "Give its path"),
+        ] {
+            let text = resolve(OsStr::new(name)).unwrap_err().text;
+            assert!(text.contains(wanted), "{text}");
+        }
     }
 
     #[test]

@@ -4,12 +4,14 @@
 //! has the library mapped. If the library is linked in and there is no statistics page, the process cannot be
 //! recognised from outside.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use ebbtide_tools::complete::{CompletionCandidate, PathCompleter, ValueCompleter, candidate};
 use ebbtide_tools::proc::{self, HELPER, Stat, numbers_in};
 use ebbtide_tools::stats_page::StatsPage;
 use ebbtide_tools::{conf, library};
@@ -172,8 +174,39 @@ pub fn search(scope: &Scope) -> Search {
     search
 }
 
+/// The processes under Ebbtide whose numbers begin like this, for completions.
+pub fn candidates(current: &OsStr) -> Vec<CompletionCandidate> {
+    let text = current.to_string_lossy();
+    let found = search(&Scope::All).found.into_iter();
+    found
+        .map(|found| (found.pid.to_string(), found.stat.name))
+        .filter(|(number, _)| number.starts_with(&*text))
+        .map(|(number, name)| candidate(number, name))
+        .collect()
+}
+
+/// The same, then files.
+pub fn candidates_or_files(current: &OsStr) -> Vec<CompletionCandidate> {
+    let mut all = candidates(current);
+    all.extend(PathCompleter::any().complete(current));
+    all
+}
+
+/// Why a process was not found.
+pub fn absent(pid: u32) -> String {
+    if Stat::read(pid).is_none() {
+        return format!("there is no process {pid}; 'ebbtide top' lists those under Ebbtide");
+    }
+    match is_open(pid) {
+        true => format!("process {pid} does not run under Ebbtide; start it with 'ebbtide run'"),
+        false => format!(
+            "process {pid} cannot be read: it belongs to another user (root can read it), or no user may read it"
+        ),
+    }
+}
+
 /// Whether this user may read the mappings of a process.
-pub fn is_open(pid: u32) -> bool {
+fn is_open(pid: u32) -> bool {
     let read = File::open(format!("/proc/{pid}/maps")).and_then(|mut maps| maps.read(&mut [0]));
     !read.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }

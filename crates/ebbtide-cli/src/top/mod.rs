@@ -27,7 +27,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use ebbtide_tools::proc::Stat;
 use ebbtide_tools::{conf, out, stats_page};
 
 use crate::cli::TopArgs;
@@ -103,13 +102,9 @@ fn check_pids(args: &TopArgs, watch: &Watch) -> Result<()> {
     let mut reasons = Vec::new();
     for &pid in watch.missing(&args.pids) {
         let untold = watch.untold.iter().find(|u| u.pid == pid);
-        reasons.push(match (Stat::read(pid), untold) {
-            (None, _) => format!("there is no process {pid}"),
-            (_, Some(untold)) => untold.why.sentence(pid),
-            _ if !find::is_open(pid) => format!(
-                "process {pid} cannot be read: it belongs to another user (root can read it), or no user may read it"
-            ),
-            _ => format!("process {pid} does not run under Ebbtide"),
+        reasons.push(match untold {
+            Some(untold) => untold.why.sentence(pid),
+            None => find::absent(pid),
         });
     }
     if !args.pids.is_empty() && reasons.len() == args.pids.len() {

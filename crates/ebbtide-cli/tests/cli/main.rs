@@ -52,8 +52,25 @@ fn completions_for_every_shell() {
         ebbtide(&["completions", shell])
             .assert()
             .success()
-            .stdout(says("doctor").and(says("top")).and(says("interval")));
+            .stdout(says("EBBTIDE_COMPLETE").and(says("ebbtide")));
     }
+}
+
+#[test]
+fn a_shell_that_asks_gets_candidates() {
+    let ask = |words: &[&str]| {
+        let index = (words.len() - 1).to_string();
+        let words = [&["--"], words].concat();
+        let mut command = ebbtide(&words);
+        command
+            .env("EBBTIDE_COMPLETE", "bash")
+            .env("_CLAP_COMPLETE_INDEX", index);
+        command.assert().success()
+    };
+    ask(&["ebbtide", "set", "1", "l"]).stdout("limit=");
+    ask(&["ebbtide", "run", "--exit", "d"]).stdout("detached");
+    ask(&["ebbtide", "run", "--conf", "rseq=o"]).stdout("rseq=on\nrseq=off");
+    ask(&["ebbtide", "run", "env", "/et"]).stdout("/etc/");
 }
 
 #[test]
@@ -70,8 +87,49 @@ fn manual_pages() {
     assert!(top.contains("stats_dir") && top.contains("interval"));
     // That program writes its own.
     assert!(!dir.path().join("ebbtide-bench.1").exists());
+    for page in fs::read_dir(dir.path()).unwrap() {
+        let text = fs::read_to_string(page.unwrap().path()).unwrap();
+        for section in [".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", ".SH EXAMPLES"] {
+            assert!(text.contains(section), "{section}: {text}");
+        }
+    }
     let all = fs::read_to_string(dir.path().join("ebbtide.1")).unwrap();
     assert!(all.contains("ebbtide\\-bench(1)"), "{all}");
+}
+
+#[test]
+fn errors_name_the_remedy() {
+    for (words, remedy) in [
+        (
+            &["sh", "-c", "true"][..],
+            "to run a program: ebbtide run sh -c true",
+        ),
+        (&["run"], "name a program: ebbtide run redis-server"),
+        (&["run", "--sumary", "true"], "'--summary'"),
+        (&["explain"], "'ebbtide top' lists"),
+        (
+            &["explain", "redis-server"],
+            "'pgrep redis-server' may find it",
+        ),
+        (&["top", "ls"], "behind '--'"),
+        (&["release", "4194999"], "there is no process 4194999"),
+        (&["set", "1", "retain_mx=1"], "retain_ms"),
+        (&["profile", "/etc/passwd"], "behind '--'"),
+        (&["profile", "-o", "/no/such/x"], "PID|FILE"),
+        (
+            &["metrics", "--textfile", "/no/such/x"],
+            "in which you may write",
+        ),
+        (&["metrics", "--listen", "9485"], "ADDRESS:PORT"),
+        (&["man", "--dir", "/proc/x"], "in which you may write"),
+        (&["completions", "ksh"], "bash, elvish, fish"),
+    ] {
+        ebbtide(words).assert().code(125).stderr(says(remedy));
+    }
+    let own = std::process::id().to_string();
+    ebbtide(&["release", &own]).assert().code(125).stderr(says(
+        "does not run under Ebbtide; start it with 'ebbtide run'",
+    ));
 }
 
 #[test]
