@@ -88,15 +88,19 @@ impl CpuCaches {
     }
 
     /// Since when a CPU's stack has not been used, or a little earlier: the last time at which this function, or
-    /// [`Objects::begin_freed`], saw another state.
+    /// [`Objects::begin_freed`], saw another state. 0: there is no stack.
     pub fn freed_unused_since(&self, cpu: usize, now: u64) -> u64 {
-        if !self.is_warm(cpu) {
-            return now;
+        if !self.uses_sections() || !self.is_warm(cpu) {
+            return 0;
         }
         let notes = self.notes(cpu);
-        let header = self.place().stacks.slab(cpu) + FREED * 8;
+        let slab = self.place().stacks.slab(cpu);
         // SAFETY: headers are words of a mapped page.
-        let header = unsafe { &*(header as *const AtomicUsize) }.load(Ordering::Relaxed);
+        let header = unsafe { &*((slab + FREED * 8) as *const AtomicUsize) };
+        let header = header.load(Ordering::Relaxed);
+        if header == rseq::unused_header(slab) {
+            return 0;
+        }
         let before = notes.freed_seen_ms.swap(now, Ordering::Relaxed);
         if notes.freed_seen.swap(header, Ordering::Relaxed) != header {
             let since = if before == 0 { now } else { before };
@@ -207,10 +211,10 @@ mod tests {
                 return;
             }
             let cpu = stay_here();
-            assert_eq!(heap.caches.freed_unused_since(cpu, 7), 7, "cold");
-            warm(heap, cpu);
             let since = |now| heap.caches.freed_unused_since(cpu, now);
-            assert_eq!((since(1000), since(1100)), (1000, 1000));
+            assert_eq!(since(7), 0, "cold");
+            warm(heap, cpu);
+            assert_eq!(since(1000), 0, "not begun");
             push(heap, 5);
             // It was begun at 1500.
             assert_eq!((since(2000), since(2100)), (1500, 1500));

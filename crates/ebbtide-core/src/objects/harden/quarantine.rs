@@ -239,6 +239,15 @@ impl Quarantine {
         self.rings[..count].iter().map(|ring| &ring.0)
     }
 
+    /// Notes that the ring of a CPU was in use at a time.
+    fn note_use(&self, cpu: usize, used_ms: u64) {
+        let count = self.count.load(Ordering::Relaxed);
+        if used_ms > 0 && count > 0 {
+            let mut ring = self.rings[shared(cpu, count)].0.lock();
+            ring.used_ms = ring.used_ms.max(used_ms);
+        }
+    }
+
     /// Bytes of objects in all rings.
     fn ring_bytes(&self) -> usize {
         self.rings().map(|ring| ring.lock().places).sum()
@@ -405,6 +414,8 @@ impl Objects {
         let mut in_use = 0;
         for cpu in 0..self.caches.cpus() {
             let since = self.caches.freed_unused_since(cpu, now);
+            // A ring is in use while the stack in front of it is.
+            self.quarantine.note_use(cpu, since);
             if now.saturating_sub(since) < IDLE_MS {
                 in_use += self.stacked_bytes(cpu);
             } else {

@@ -234,6 +234,30 @@ fn an_idle_stack_is_emptied() {
     });
 }
 
+/// Few objects are freed: a full stack is rare.
+#[test]
+fn a_ring_behind_a_stack_in_use_is_not_idle() {
+    alone(HARDENED, |heap| {
+        if !has_sections(heap) {
+            return;
+        }
+        stay_here();
+        let objects: Vec<usize> = (0..=FREED_MAX + 1).map(|_| allocate(heap, 50)).collect();
+        objects[1..].iter().for_each(|&object| free_at_once(object));
+        let in_ring = objects_of_rings(heap);
+        assert!(in_ring >= FREED_MAX);
+        let rings = heap.quarantine.rings();
+        let used_ms = rings.map(|ring| ring.lock().used_ms).max().unwrap();
+        heap.drain_idle_quarantine(used_ms + 300);
+        // The stack is used again.
+        free_at_once(objects[0]);
+        heap.drain_idle_quarantine(used_ms + IDLE_MS + 50);
+        assert_eq!(objects_of_rings(heap), in_ring);
+        heap.drain_idle_quarantine(used_ms + 2 * IDLE_MS);
+        assert_eq!(heap.quarantined_bytes(), 0);
+    });
+}
+
 #[test]
 fn a_drain_of_a_cpu_ends_the_quarantine_of_its_stack() {
     alone(HARDENED, |heap| {
