@@ -132,6 +132,66 @@ static void closed_in_part(void)
     CHECK(seen == 1, "it was not refused");
 }
 
+/* Bytes of anonymous memory of this process. */
+static size_t anonymous(void)
+{
+    char line[256];
+    size_t kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    CHECK(file);
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "RssAnon: %zu", &kib) == 1) break;
+    fclose(file);
+    return kib * KIB;
+}
+
+/* A server's process: connections that hold buffers while others come and go, and then nothing. */
+static void serve(double busy, int pause)
+{
+    enum { CONNECTIONS = 16 };
+    static const size_t sizes[] = {4096, 4096, 1024, 512, 256, 200, 100, 64, 48, 24, 2048, 16384};
+    enum { BUFFERS = sizeof sizes / sizeof sizes[0] };
+    static void *held[CONNECTIONS][BUFFERS];
+    uint64_t s = 3;
+    for (double end = now() + busy; now() < end;)
+        for (int i = 0; i < 100; i++) {
+            void **connection = held[rnd(&s) % CONNECTIONS];
+            for (int k = 0; k < BUFFERS; k++) {
+                free(connection[k]);
+                CHECK((connection[k] = malloc(sizes[k])));
+                memset(connection[k], k, sizes[k]);
+            }
+        }
+    for (int i = 1; i < CONNECTIONS; i++)
+        for (int k = 0; k < BUFFERS; k++) free(held[i][k]);
+    sleep(pause);
+}
+
+/* Prints the memory of four such processes after their work, in bytes. */
+static void idle(void)
+{
+    enum { PROCESSES = 4 };
+    int ends[2];
+    pid_t pids[PROCESSES];
+    CHECK(pipe(ends) == 0);
+    for (int i = 0; i < PROCESSES; i++) {
+        CHECK((pids[i] = fork()) >= 0);
+        if (pids[i] == 0) {
+            serve(1.5, 5);
+            size_t bytes = anonymous();
+            CHECK(write(ends[1], &bytes, sizeof bytes) == sizeof bytes);
+            _exit(0);
+        }
+    }
+    size_t sum = 0, bytes;
+    for (int i = 0; i < PROCESSES; i++) {
+        CHECK(read(ends[0], &bytes, sizeof bytes) == sizeof bytes);
+        sum += bytes;
+    }
+    for (int i = 0; i < PROCESSES; i++) must_end_well(pids[i]);
+    printf("%zu\n", sum);
+}
+
 int main(int argc, char **argv)
 {
     const char *topic = argc > 1 ? argv[1] : "";
@@ -139,6 +199,7 @@ int main(int argc, char **argv)
     else if (!strcmp(topic, "sizes")) sizes();
     else if (!strcmp(topic, "released")) released(argc > 2 ? atof(argv[2]) : 3);
     else if (!strcmp(topic, "forks")) forks(60);
+    else if (!strcmp(topic, "idle")) idle();
     else if (!strcmp(topic, "part")) closed_in_part();
     else CHECK(0, "harden TOPIC");
     return passed();

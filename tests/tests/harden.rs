@@ -452,6 +452,31 @@ fn freed_memory_is_not_handed_out_at_once() {
     }
 }
 
+/// Four processes that pause after their work, as those of a server do. Quarantines and free memory go, although too little is
+/// free for a worker without `harden=on`.
+#[test]
+fn idle_processes_keep_little() {
+    if !is_there() {
+        return;
+    }
+    let anonymous_bytes = |conf: &str| {
+        let run = Run::new(c_program("harden")).arg("idle").conf(conf);
+        let outcome = run.timeout(60).ok();
+        let first = outcome.stdout.lines().next();
+        let bytes = first.and_then(|line| line.parse::<usize>().ok());
+        bytes.expect("a number of bytes")
+    };
+    let plain = anonymous_bytes("");
+    for mode in ["", ",rseq=off"] {
+        let hardened = anonymous_bytes(&format!("{ON}{mode}"));
+        println!("{hardened} bytes with {ON}{mode}, {plain} without");
+        assert!(
+            hardened <= plain / 2 * 3 + (1 << 20),
+            "{hardened} bytes with {ON}{mode}, {plain} without"
+        );
+    }
+}
+
 /// If the kernel refuses in the middle, no allocation gets memory without access.
 #[test]
 fn what_is_closed_in_part_is_opened_again() {

@@ -14,7 +14,7 @@ use ebbtide_core::base::message::Message;
 pub use ebbtide_core::base::size_class::MIN_ALIGN;
 use ebbtide_core::base::size_class::{CLASS, MAX_SMALL, TABLE_MAX, aligned_class_of, class_of};
 use ebbtide_core::front::requests::free_inside;
-use ebbtide_core::front::{FAST, Front, fork};
+use ebbtide_core::front::{FAST, Front, fork, started_heap};
 use ebbtide_core::objects::find::Allocation;
 use ebbtide_core::reclaim::Heap;
 use ebbtide_sys::rseq::{SECTIONS, Stacks, section};
@@ -69,10 +69,21 @@ pub fn allocate_slow(size: usize) -> *mut u8 {
     if size > MAX_SMALL {
         return allocate_large(size, 1).0;
     }
+    let hardened = allocate_at_once(size, MIN_ALIGN);
+    if hardened != 0 {
+        return hardened as *mut u8;
+    }
     if size <= TABLE_MAX {
         return refill(class_of(size), size, MIN_ALIGN);
     }
     allocate_class(class_of(size), size, MIN_ALIGN)
+}
+
+/// With `harden=on`: an object that needs no lock. 0: none.
+#[inline]
+fn allocate_at_once(size: usize, align: usize) -> usize {
+    // The first request starts the heap further on, where it is counted.
+    started_heap().map_or(0, |front| front.allocate_at_once(size, align))
 }
 
 /// Allocates an object of the class for a request: from the CPU's cache if it has one.
@@ -227,7 +238,10 @@ pub fn allocate_aligned(size: usize, align: usize) -> *mut u8 {
         return allocate_counted(size, align).0;
     }
     match aligned_class_of(size, align) {
-        Some(class) => allocate_class(class, size, align),
+        Some(class) => match allocate_at_once(size, align) {
+            0 => allocate_class(class, size, align),
+            hardened => hardened as *mut u8,
+        },
         None if align <= MAX_ALIGN => allocate_large(size.max(1), align).0,
         None => ptr::null_mut(),
     }
@@ -270,6 +284,9 @@ unsafe fn free_slow(address: *mut u8) {
     }
     let heap = heap_with(address as usize);
     let address = address as usize;
+    if heap.free_at_once(address) {
+        return;
+    }
     if heap.reserve().contains(address) {
         return heap.reserve().free(address);
     }

@@ -109,16 +109,18 @@ pub const fn class_of(size: usize) -> usize {
     (doubling - 7) * 8 + (last >> (doubling - 3)) + 1
 }
 
-/// The smallest class for `size` bytes whose objects all lie at multiples of `align` (at most a frame). `None`:
-/// whole frames must serve the request.
+/// The smallest class for `size` bytes whose objects all lie at multiples of `align`, a power of two (at most a frame).
+/// `None`: whole frames must serve the request.
 pub const fn aligned_class_of(size: usize, align: usize) -> Option<usize> {
     if align > FRAME_BYTES || size > MAX_SMALL {
         return None;
     }
+    // Masks, because a division takes longer than the rest.
+    let below = align - 1;
     let rounded = if size == 0 {
         align
     } else {
-        size.next_multiple_of(align)
+        (size + below) & !below
     };
     let mut class = if rounded > MAX_SMALL {
         CLASSES
@@ -126,7 +128,7 @@ pub const fn aligned_class_of(size: usize, align: usize) -> Option<usize> {
         class_of(rounded)
     };
     while class < CLASSES {
-        if CLASS_SIZES[class].is_multiple_of(align) {
+        if CLASS_SIZES[class] & below == 0 {
             return Some(class);
         }
         class += 1;

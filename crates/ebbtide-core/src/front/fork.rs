@@ -278,7 +278,7 @@ impl Front {
     }
 
     #[inline]
-    fn try_enter(&self) -> Option<Entered<'_>> {
+    pub(super) fn try_enter(&self) -> Option<Entered<'_>> {
         // Checked before this thread is counted: a child's counters begin anew.
         check_fork().caches.join_sections();
         match self.gate.enter(this_thread()) {

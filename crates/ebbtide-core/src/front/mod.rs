@@ -7,6 +7,7 @@
 //! [`heap_of`] returns only the [`Front`]. A thread that needs more enters first ([`crate::front::fork`]), and gets a
 //! [`Heap`].
 
+mod at_once;
 pub mod fork;
 pub mod requests;
 
@@ -95,6 +96,7 @@ pub fn heap() -> Option<&'static Front> {
 }
 
 /// The heap, if it has started.
+#[inline]
 pub fn started_heap() -> Option<&'static Front> {
     (STATE.load(Ordering::Acquire) == READY).then_some(&FRONT)
 }

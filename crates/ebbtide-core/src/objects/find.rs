@@ -25,6 +25,7 @@ pub enum Allocation {
 
 impl Objects {
     /// The kind of allocation at `address`. Takes no lock.
+    #[inline]
     pub fn find(&self, address: usize) -> Allocation {
         let region = self.region();
         if region.contains(address) && address.is_multiple_of(MIN_ALIGN) {

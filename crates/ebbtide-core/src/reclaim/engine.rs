@@ -91,6 +91,14 @@ impl Heap {
         if cfg!(feature = "plan-log") || !tick.is_quiet(spare, waiting, &bounds) {
             self.give_on_tick(&tick, outside, &bounds);
         }
+        if tick.asks_outside()
+            && self.max_workers() > 0
+            && self.workers.count() == 0
+            && self.quarantines_much()
+        {
+            // If the program stops now, nothing else finds the quarantine idle.
+            self.wake(Wake::Call);
+        }
         stats::publish_released(&self.config);
     }
 
@@ -336,7 +344,7 @@ impl Heap {
             source.give_due(self, &round, &mut left);
         }
         // The program continued meanwhile.
-        left.quarantined_bytes = self.quarantine.bytes() as u64;
+        left.quarantined_bytes = self.quarantined_bytes() as u64;
         self.refresh_page(now);
         stats::publish(&self.config);
         let pace = Pace {
@@ -373,9 +381,9 @@ mod tests {
         alone("workers=0,pressure=off,harden=on", |heap| {
             let object = heap.allocate_hardened(100, 16);
             free_inside(heap, object);
-            assert!(heap.quarantine.bytes() > 0);
+            assert!(heap.quarantined_bytes() > 0);
             heap.tick_now(clock::now_ms() + 1000);
-            assert_eq!(heap.quarantine.bytes(), 0);
+            assert_eq!(heap.quarantined_bytes(), 0);
         });
     }
 

@@ -238,6 +238,17 @@ pub unsafe fn cpu_id(rseq_offset: isize) -> i32 {
     unsafe { processor::cpu_id(rseq_offset) }
 }
 
+/// Whether this thread was switched out, or had a signal, since its last section: the kernel then clears the address of the
+/// descriptor. A hint: sections of other code count too.
+///
+/// # Safety
+/// As [`cpu_id`].
+#[inline(always)]
+pub unsafe fn was_switched(rseq_offset: isize) -> bool {
+    // SAFETY: by contract.
+    unsafe { processor::descriptor(rseq_offset) == 0 }
+}
+
 /// What the thread in [`linger`] and the test around it say to each other.
 #[derive(Default)]
 pub struct Lingering {

@@ -263,6 +263,36 @@ fn the_same_entry_twice_is_refused() {
     rig.assert_equal();
 }
 
+#[test]
+fn a_thread_knows_that_it_was_switched_out() {
+    let Some(rig) = rig() else { return };
+    let offset = rig.stacks.rseq_offset;
+    // SAFETY: the rig's stacks are live, and this thread is registered.
+    let is_switched = || unsafe {
+        section::pop(&rig.stacks, 0);
+        section::was_switched(offset)
+    };
+    assert!((0..1000).any(|_| !is_switched()), "not without a reason");
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    // SAFETY: as above.
+    assert!(unsafe { section::was_switched(offset) });
+}
+
+#[test]
+fn a_copy_leaves_the_entries() {
+    let Some(mut rig) = rig() else { return };
+    let mut copy = [9; 3];
+    assert_eq!(rig.model.peek(0, &mut copy), 0);
+    rig.model.push_batch(0, &[16, 32], 8);
+    assert_eq!(
+        (rig.model.peek(0, &mut copy), copy[..2] == [32, 16]),
+        (2, true)
+    );
+    rig.model.push_batch(0, &[48, 64], 8);
+    assert_eq!((rig.model.peek(0, &mut copy), copy), (3, [64, 48, 32]));
+    assert_eq!(rig.model.len(0), 4);
+}
+
 /// Another thread runs on the CPU while one is in its section: that section must not take effect any more. Kernels that
 /// are known to fail here are refused, and this says what they do.
 #[test]

@@ -18,6 +18,7 @@ use ebbtide_sys::{membarrier, rseq};
 use ebbtide_zone::low_water::LowWater;
 use ebbtide_zone::plan::Remaining;
 
+use super::freed::{FREED_MAX, take_freed};
 use super::{LIVE, PARKED};
 
 /// A CPU's stacks are left alone if fewer surplus bytes than this are in them.
@@ -48,26 +49,46 @@ impl Objects {
             });
             return true;
         }
+        let mut freed = [0; FREED_MAX];
+        let taken = self.with_parked(cpu, |slab| {
+            self.empty_stacks(most, |class, objects| slab.pop_batch(class, objects));
+            if most.is_some() {
+                return 0;
+            }
+            let count = take_freed(slab, &mut freed);
+            // SAFETY: this thread has the slab, whose stacks are empty now.
+            unsafe { caches.reset(cpu) };
+            count
+        });
+        if let Some(count) = taken {
+            // Not under the lock: places may need system calls.
+            self.end_quarantine_of(&freed[..count]);
+        }
+        taken.is_some()
+    }
+
+    /// Stops the sections of a warm CPU while `work` has its slab. `None`: the fence was refused, and nothing was done.
+    pub(super) fn with_parked<R>(
+        &self,
+        cpu: usize,
+        work: impl FnOnce(&mut Slab) -> R,
+    ) -> Option<R> {
+        let caches = &self.caches;
         if !caches.may_fence() {
-            return false;
+            return None;
         }
         let _draining = caches.drain.lock();
         let state = &caches.states[cpu];
         state.store(PARKED, Ordering::Relaxed);
         caches.table_entry(cpu).store(0, Ordering::SeqCst);
         let fenced = MEMBARRIER.may_work() && MEMBARRIER.latch(membarrier::fence_cpu(cpu)).is_ok();
-        if fenced {
+        let done = fenced.then(|| {
             // SAFETY: `INV-RSEQ-3`: parked, and fenced after that.
-            let mut slab = unsafe { Slab::new(place.stacks.slab(cpu)) };
-            self.empty_stacks(most, |class, objects| slab.pop_batch(class, objects));
-            if most.is_none() {
-                // SAFETY: as above.
-                unsafe { caches.reset(cpu) };
-            }
-        }
+            work(&mut unsafe { Slab::new(caches.place().stacks.slab(cpu)) })
+        });
         state.store(LIVE, Ordering::Release);
         caches.unpark(cpu);
-        fenced
+        done
     }
 
     /// Puts the objects that `pop` takes from a stack into the spans, class by class: `most` objects of each, or

@@ -20,11 +20,14 @@
 //! capacity of one batch. The capacity doubles when an empty stack is refilled, while the CPU's budget lasts. A drain
 //! resets all capacities.
 //!
+//! With `harden=on` each slab has one more stack ([`freed`]), for objects that the program freed.
+//!
 //! - `INV-CLASS-1`: no object has class 0 or [`LARGE`](crate::pages::region::LARGE). The stacks of these two are always
 //!   empty and full in every slab, because nothing is added to them in batches. So `free` pushes without a check of the
 //!   class.
 
 pub mod drain;
+pub mod freed;
 mod traffic;
 
 use crate::base::config::Config;
@@ -32,7 +35,7 @@ use crate::base::ranks;
 use crate::base::size_class::{CLASS, CLASSES};
 use crate::base::stats::{self, Owner};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use ebbtide_interface::records::slab;
 use ebbtide_sys::features::{MEMBARRIER, WIPE_ON_FORK};
 use ebbtide_sys::lock::Lock;
@@ -96,6 +99,11 @@ struct SlabNotes {
     /// The sum of the headers at the last round, and the number of rounds with this sum.
     seen: AtomicUsize,
     idle_rounds: AtomicUsize,
+    /// The header of the stack of freed objects when it was last seen, and when that was: see [`freed`].
+    freed_seen: AtomicUsize,
+    freed_seen_ms: AtomicU64,
+    /// Since when that header has not changed.
+    freed_since_ms: AtomicU64,
 }
 
 const _: () = assert!(MAX_CPUS <= TABLE_CPUS);
@@ -160,6 +168,7 @@ impl CpuCaches {
         Some(stacks)
     }
 
+    #[inline]
     fn place(&self) -> &Place {
         // SAFETY: written once, before the heap is handed out.
         unsafe { &*self.place.get() }
@@ -176,8 +185,17 @@ impl CpuCaches {
     }
 
     /// Whether restartable sections are in use.
+    #[inline]
     pub fn uses_sections(&self) -> bool {
         self.place().stacks.rseq_offset != 0
+    }
+
+    /// See [`rseq::section::was_switched`]. Only for the section mode.
+    #[inline]
+    pub fn was_switched(&self) -> bool {
+        debug_assert!(self.uses_sections());
+        // SAFETY: by contract the section mode.
+        unsafe { rseq::section::was_switched(self.place().stacks.rseq_offset) }
     }
 
     /// Registers this thread for sections, if it has no registration and the C library makes none. For slow paths that

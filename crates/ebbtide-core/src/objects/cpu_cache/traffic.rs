@@ -52,7 +52,9 @@ impl Objects {
 
     fn operate_portable(&self, class: usize, operation: &mut Operation) -> SectionResult {
         let caches = &self.caches;
-        let cpu = process::current_cpu() % caches.place().cpus;
+        let (cpu, cpus) = (process::current_cpu(), caches.place().cpus);
+        // Mostly without a division.
+        let cpu = if cpu < cpus { cpu } else { cpu % cpus };
         if !self.warm(cpu as i32) {
             return SectionResult::Parked;
         }
@@ -127,6 +129,15 @@ impl Objects {
             SectionResult::Done(1) => object[0],
             _ => 0,
         }
+    }
+
+    /// Pops an object from this CPU's stack by one section. 0: the stack is empty, or the section was interrupted. Only for
+    /// the section mode.
+    #[inline]
+    pub fn pop_at_once(&self, class: usize) -> usize {
+        debug_assert!(self.caches.uses_sections());
+        // SAFETY: by contract the section mode.
+        unsafe { section::pop(&self.caches.place().stacks, class) }
     }
 
     /// The push of the portable mode. `false`: the stack is full, or the fast path has found that already.

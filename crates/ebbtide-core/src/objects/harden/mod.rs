@@ -4,6 +4,10 @@
 //! of the crate `ebbtide`. They call this module for objects of a class. Large allocations are handled in
 //! [`crate::pages::large::guard`], requests for 0 bytes in [`empty`].
 //!
+//! In the section mode, most calls do not enter the heap either (`Front::allocate_at_once`, `Front::free_at_once`): they need
+//! no lock. A fork may copy the process in the middle of such a call. In the child the object is then lost, as with the fast
+//! paths: it is in no list, and its word says freed or live.
+//!
 //! ```text
 //!  malloc(n)   a place for 32 + n + 32 bytes ──▶ its word: live, 32, n ──▶ guard bytes on both sides of the n
 //!  free        the word: freed ──▶ guards read ──▶ poisoned ──▶ quarantine, first in, first out
@@ -41,7 +45,7 @@ pub mod empty;
 pub mod quarantine;
 mod word;
 
-use crate::base::size_class::{CLASS, MIN_ALIGN, aligned_class_of};
+use crate::base::size_class::{CLASS, MIN_ALIGN, SMALL_TABLE, TABLE_MAX, aligned_class_of};
 use crate::objects::Objects;
 use crate::pages::Settings;
 use crate::pages::large::guard::{GUARD, abort_by_guard};
@@ -66,6 +70,11 @@ const PAGED_QUARTERS: usize = 3;
 /// Requests of a greater alignment get a paged place in any case. So no class has both kinds of places.
 const MOST_ALIGN: usize = 256;
 
+/// Requests of up to so many bytes, of ordinary alignment, have no paged place, and [`SMALL_TABLE`] covers their places.
+const UNPAGED_MAX: usize = TABLE_MAX - 2 * GUARD_BYTES;
+
+const _: () = assert!(UNPAGED_MAX * 4 <= FRAME_BYTES * PAGED_QUARTERS);
+
 /// A place for a request: the class, and the bytes of the place in front of the object.
 #[derive(Clone, Copy)]
 pub struct Layout {
@@ -74,45 +83,113 @@ pub struct Layout {
     front: usize,
 }
 
+/// The parts of a place that are the same for its whole class.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Bytes of the place up to its last guard page.
+    end: usize,
+    /// Bytes of the guard page in front.
+    page: usize,
+}
+
+impl Shape {
+    /// Guard bytes in front of the object.
+    fn before(self, front: usize) -> usize {
+        (front - self.page).min(GUARD_BYTES)
+    }
+
+    /// Guard bytes behind the object.
+    fn behind(self, front: usize, size: usize) -> usize {
+        (self.end - front - size).min(MOST_BEHIND)
+    }
+
+    /// How many bytes of a freed object are poisoned: a multiple of 16.
+    fn poisoned(self, front: usize) -> usize {
+        (self.end - front).min(POISON_BYTES)
+    }
+}
+
 impl Objects {
     /// Marks a place live that is about to be handed out for `size` bytes. Returns the object.
+    #[inline]
     pub fn begin_life(&self, layout: Layout, place: usize, size: usize) -> usize {
         let Layout { class, front } = layout;
-        let word = self.word(class, place);
-        let before = word.map(|(word, _)| word.swap(Word::live(size, front).0, Ordering::AcqRel));
         let object = place + front;
-        if !before.is_some_and(|before| Word(before).state() != State::Live) {
+        match self.word(class, place) {
+            // Nothing else has the place, so the word needs no exchange.
+            Some((word, _)) if Word(word.load(Ordering::Acquire)).state() != State::Live => {
+                word.store(Word::live(size, front).0, Ordering::Release);
+            }
             // The caches are corrupt, by the program's fault or ours.
-            line("about to hand out what is no free object: ", object, class).abort();
+            _ => line("about to hand out what is no free object: ", object, class).abort(),
         }
-        let before = self.before(class, front);
+        let shape = self.shape(class);
+        let before = shape.before(front);
         // SAFETY: inside the place, in front of and behind the bytes that the program may use.
         unsafe {
             fill(object - before, before, GUARD);
-            fill(object + size, self.behind(class, front, size), GUARD);
+            fill(object + size, shape.behind(front, size), GUARD);
         }
         object
     }
 
-    /// Frees an object.
+    /// Frees an object. The caller has entered the heap.
     #[cold]
     #[inline(never)]
     pub fn free_hardened(&self, class: usize, object: usize) {
+        let shape = self.shape(class);
+        let front = self.end_life(class, shape, object);
+        let now = clock::now_ms();
+        let is_closed = shape.page > 0 && self.close_place(class, object - front, now);
+        if !is_closed {
+            // SAFETY: an object has at least this many bytes, and this call has just ended its life.
+            unsafe { fill(object, shape.poisoned(front), POISON) };
+        }
+        let entry = Entry::new(class, object, front, is_closed);
+        self.put_in_quarantine(entry, now);
+    }
+
+    /// Ends the life of an object of a [stacked](Self::is_stacked) class and poisons it. The caller puts the entry into the
+    /// quarantine. It need not have entered the heap.
+    #[inline]
+    pub fn end_stacked(&self, class: usize, object: usize) -> Entry {
+        let shape = self.shape(class);
+        let front = self.end_life(class, shape, object);
+        // SAFETY: as in `free_hardened`.
+        unsafe { fill(object, shape.poisoned(front), POISON) };
+        Entry::new(class, object, front, false)
+    }
+
+    /// Undoes [`Self::end_stacked`], except for the object's content, which the program does not need any more. The object can
+    /// be freed again then.
+    #[cold]
+    pub fn revive(&self, entry: Entry) {
+        let (class, object, front) = (entry.class(), entry.object(), entry.front());
+        let Some((word, _)) = self.word(class, object) else {
+            return;
+        };
+        let size = Word(word.load(Ordering::Relaxed)).size();
+        // SAFETY: as in `begin_life`: only this call has the object.
+        unsafe {
+            fill(object + size, self.shape(class).behind(front, size), GUARD);
+        }
+        word.store(Word::live(size, front).0, Ordering::Release);
+    }
+
+    /// Marks an object freed and checks its guards. Returns the bytes of its place in front of it. Ends the process if no live
+    /// object begins at `object`.
+    #[inline]
+    fn end_life(&self, class: usize, shape: Shape, object: usize) -> usize {
         let (word, now) = self.word_of(class, object, "free of ");
         let before = Word(word.swap(now.freed().0, Ordering::AcqRel));
         if before.state() != State::Live {
             not_live(before, class, object, "free of ");
         }
         let (front, size) = (before.front(), before.size());
-        self.check_guards(class, object, front, size, "free");
-        let now = clock::now_ms();
-        let is_closed = self.is_paged(class) && self.close_place(class, object - front, now);
-        if !is_closed {
-            // SAFETY: an object has at least this many bytes, and this call has just ended its life.
-            unsafe { fill(object, self.poisoned(class, front), POISON) };
+        if !guards_hold(shape, object, front, size) {
+            self.written_beside(class, object, front, size, "free");
         }
-        let entry = Entry::new(class, object, front, is_closed);
-        self.put_in_quarantine(entry, now);
+        front
     }
 
     /// Takes memory and access from a paged place whose object was freed, unless many were closed lately. Returns whether
@@ -125,6 +202,7 @@ impl Objects {
     }
 
     /// Ends the time of an object in the quarantine. `false`: its place has no access, and is lost.
+    #[inline]
     fn check_left(&self, entry: Entry) -> bool {
         let class = entry.class();
         if !entry.is_closed() {
@@ -154,9 +232,35 @@ impl Objects {
 }
 
 impl Settings {
+    #[inline]
+    fn shape(&self, class: usize) -> Shape {
+        let size = CLASS[class].size as usize;
+        let page = if self.has_guard_pages && is_pages(size) {
+            FRAME_BYTES
+        } else {
+            0
+        };
+        Shape {
+            end: size - page,
+            page,
+        }
+    }
+
     /// The place for `size` bytes at a multiple of `align`. `None`: whole frames must serve the request.
+    #[inline]
     pub fn layout(&self, size: usize, align: usize) -> Option<Layout> {
-        let room = size.max(1).next_multiple_of(align.max(MIN_ALIGN));
+        debug_assert!(align.is_power_of_two());
+        if size <= UNPAGED_MAX && align <= MIN_ALIGN {
+            let class = SMALL_TABLE[(size + 2 * GUARD_BYTES).div_ceil(MIN_ALIGN)] as usize;
+            let front = GUARD_BYTES;
+            return Some(Layout { class, front });
+        }
+        self.layout_of_any(size, align)
+    }
+
+    fn layout_of_any(&self, size: usize, align: usize) -> Option<Layout> {
+        let below = align.max(MIN_ALIGN) - 1;
+        let room = (size.max(1) + below) & !below;
         let pages = room.next_multiple_of(FRAME_BYTES);
         let fills = size * 4 > pages * PAGED_QUARTERS || align > MOST_ALIGN;
         if self.has_guard_pages && fills {
@@ -173,7 +277,7 @@ impl Settings {
 
     /// Whether the first and the last page of each place of a class are guard pages (`INV-HARDEN-3`).
     pub fn is_paged(&self, class: usize) -> bool {
-        self.has_guard_pages && is_pages(class)
+        self.has_guard_pages && is_pages(CLASS[class].size as usize)
     }
 
     /// The requested bytes of an object.
@@ -189,19 +293,23 @@ impl Settings {
     pub fn resize_hardened(&self, class: usize, object: usize, size: usize) -> Result<(), usize> {
         let (word, now) = self.word_of(class, object, "realloc of ");
         let (front, old) = (now.front(), now.size());
-        self.check_guards(class, object, front, old, "realloc");
-        let least = if self.is_paged(class) { 0 } else { GUARD_BYTES };
-        let room = self.end(class) - front - least;
+        let shape = self.shape(class);
+        if !guards_hold(shape, object, front, old) {
+            self.written_beside(class, object, front, old, "realloc");
+        }
+        let least = if shape.page > 0 { 0 } else { GUARD_BYTES };
+        let room = shape.end - front - least;
         if size > room || size < room / 2 {
             return Err(old);
         }
         word.store(Word::live(size, front).0, Ordering::Release);
         // SAFETY: as in `begin_life`.
-        unsafe { fill(object + size, self.behind(class, front, size), GUARD) };
+        unsafe { fill(object + size, shape.behind(front, size), GUARD) };
         Ok(())
     }
 
     /// The word of a live object. Ends the process if no live object begins at `object`.
+    #[inline]
     fn word_of(&self, class: usize, object: usize, call: &str) -> (&AtomicU32, Word) {
         let Some((word, place)) = self.word(class, object) else {
             inside(class, object, call)
@@ -217,6 +325,7 @@ impl Settings {
     }
 
     /// The word of the place around `address`, in a frame of `class`, and the place. `None`: there is none.
+    #[inline]
     fn word(&self, class: usize, address: usize) -> Option<(&AtomicU32, usize)> {
         let (region, about) = (self.region(), &CLASS[class]);
         let frame = region.frame(address);
@@ -232,43 +341,6 @@ impl Settings {
         }
     }
 
-    /// The bytes of a place up to its last guard page, or all of them.
-    fn end(&self, class: usize) -> usize {
-        let page = if self.is_paged(class) { FRAME_BYTES } else { 0 };
-        CLASS[class].size as usize - page
-    }
-
-    /// Guard bytes in front of the object.
-    fn before(&self, class: usize, front: usize) -> usize {
-        let page = if self.is_paged(class) { FRAME_BYTES } else { 0 };
-        (front - page).min(GUARD_BYTES)
-    }
-
-    /// Guard bytes behind the object.
-    fn behind(&self, class: usize, front: usize, size: usize) -> usize {
-        (self.end(class) - front - size).min(MOST_BEHIND)
-    }
-
-    /// How many bytes of a freed object are poisoned: a multiple of 16.
-    fn poisoned(&self, class: usize, front: usize) -> usize {
-        (self.end(class) - front).min(POISON_BYTES)
-    }
-
-    /// Ends the process if the program wrote beside the requested bytes.
-    fn check_guards(&self, class: usize, object: usize, front: usize, size: usize, by: &str) {
-        let before = self.before(class, front);
-        // SAFETY: as in `begin_life`.
-        let (in_front, behind) = unsafe {
-            (
-                holds(object - before, before, GUARD),
-                holds(object + size, self.behind(class, front, size), GUARD),
-            )
-        };
-        if !(in_front && behind) {
-            self.written_beside(class, object, front, size, by);
-        }
-    }
-
     #[cold]
     #[inline(never)]
     fn written_beside(
@@ -279,13 +351,14 @@ impl Settings {
         size: usize,
         by: &str,
     ) -> ! {
-        let behind = self.behind(class, front, size);
+        let shape = self.shape(class);
+        let behind = shape.behind(front, size);
         // SAFETY: as in `begin_life`.
         if let Some(at) = unsafe { first_other(object + size, behind, GUARD) } {
             let line = line("write behind the end of ", object, class);
             abort_by_guard(line, size, at, by)
         }
-        let before = self.before(class, front);
+        let before = shape.before(front);
         // SAFETY: as above.
         let at = unsafe { first_other(object - before, before, GUARD) }.unwrap_or(0);
         line("write before the start of ", object, class)
@@ -297,9 +370,10 @@ impl Settings {
     }
 
     /// Ends the process if the poison of a freed object was changed: the program wrote to the object.
+    #[inline]
     fn check_poison(&self, class: usize, object: usize, front: usize) {
         // SAFETY: an object has this many bytes; only the caller has it.
-        if !unsafe { holds(object, self.poisoned(class, front), POISON) } {
+        if !unsafe { holds(object, self.shape(class).poisoned(front), POISON) } {
             self.written_after_free(class, object, front);
         }
     }
@@ -308,7 +382,7 @@ impl Settings {
     #[inline(never)]
     fn written_after_free(&self, class: usize, object: usize, front: usize) -> ! {
         // SAFETY: as in `check_poison`.
-        let at = unsafe { first_other(object, self.poisoned(class, front), POISON) };
+        let at = unsafe { first_other(object, self.shape(class).poisoned(front), POISON) };
         line("write after free to ", object, class)
             .text(", byte ")
             .number(at.unwrap_or(0))
@@ -316,21 +390,37 @@ impl Settings {
     }
 }
 
-/// Whether places of a class are three whole pages or more.
-fn is_pages(class: usize) -> bool {
-    let size = CLASS[class].size as usize;
+/// Whether the object's guards are whole.
+#[inline]
+fn guards_hold(shape: Shape, object: usize, front: usize, size: usize) -> bool {
+    let before = shape.before(front);
+    // SAFETY: as in `begin_life`.
+    let [in_front, behind] = unsafe {
+        [
+            difference(object - before, before, GUARD),
+            difference(object + size, shape.behind(front, size), GUARD),
+        ]
+    };
+    [in_front[0] | behind[0], in_front[1] | behind[1]] == [0; 2]
+}
+
+/// Whether places of so many bytes are three whole pages or more.
+const fn is_pages(size: usize) -> bool {
     size > 2 * FRAME_BYTES && size.is_multiple_of(FRAME_BYTES)
 }
 
 /// The bytes of a place that can have memory: all but its guard pages.
 fn memory_of(class: usize, has_guard_pages: bool) -> usize {
-    let is_paged = has_guard_pages && is_pages(class);
-    CLASS[class].size as usize - if is_paged { 2 * FRAME_BYTES } else { 0 }
+    let size = CLASS[class].size as usize;
+    let is_paged = has_guard_pages && is_pages(size);
+    size - if is_paged { 2 * FRAME_BYTES } else { 0 }
 }
 
 /// Sixteen bytes at any address: one register on every processor.
 type Chunk = [u8; 16];
 const CHUNK: usize = size_of::<Chunk>();
+/// Chunks of a step of a long loop.
+const STEP: usize = 4;
 
 /// Gives closed pages access again. Their content is not needed. `false`: refused.
 ///
@@ -345,6 +435,7 @@ unsafe fn reopen(start: usize, bytes: usize) -> bool {
 ///
 /// # Safety
 /// The bytes are the caller's.
+#[inline]
 unsafe fn fill(start: usize, count: usize, value: u8) {
     // SAFETY: by contract.
     unsafe {
@@ -354,6 +445,10 @@ unsafe fn fill(start: usize, count: usize, value: u8) {
         // The last chunk may overlap the one before.
         let last = start + count - CHUNK;
         let mut at = start;
+        while at + STEP * CHUNK <= last {
+            (at as *mut [Chunk; STEP]).write_unaligned([[value; CHUNK]; STEP]);
+            at += STEP * CHUNK;
+        }
         while at < last {
             (at as *mut Chunk).write_unaligned([value; CHUNK]);
             at += CHUNK;
@@ -366,21 +461,41 @@ unsafe fn fill(start: usize, count: usize, value: u8) {
 ///
 /// # Safety
 /// As [`fill`].
+#[inline]
 unsafe fn holds(start: usize, count: usize, value: u8) -> bool {
+    // SAFETY: by contract.
+    unsafe { difference(start, count, value) == [0; 2] }
+}
+
+/// Zero if all of `count` bytes from `start` on are `value`. Else some bits are set.
+///
+/// # Safety
+/// As [`fill`].
+#[inline]
+unsafe fn difference(start: usize, count: usize, value: u8) -> [u64; 2] {
     // SAFETY: by contract.
     unsafe {
         if count < CHUNK {
-            return first_other(start, count, value).is_none();
+            return [first_other(start, count, value).is_some().into(), 0];
         }
-        let wanted = u128::from_ne_bytes([value; CHUNK]);
-        let other = |at: usize| u128::from_ne_bytes((at as *const Chunk).read_unaligned()) ^ wanted;
+        let wanted = u64::from_ne_bytes([value; 8]);
+        let mut others = [0; 2];
+        let mut note = |at: usize| {
+            let [low, high] = (at as *const [u64; 2]).read_unaligned();
+            others = [others[0] | (low ^ wanted), others[1] | (high ^ wanted)];
+        };
         let last = start + count - CHUNK;
-        let (mut at, mut others) = (start, other(last));
+        let mut at = start;
+        while at + STEP * CHUNK <= last {
+            (0..STEP).for_each(|step| note(at + step * CHUNK));
+            at += STEP * CHUNK;
+        }
         while at < last {
-            others |= other(at);
+            note(at);
             at += CHUNK;
         }
-        others == 0
+        note(last);
+        others
     }
 }
 

@@ -17,8 +17,8 @@ fn word_of(heap: &Heap, class: usize, object: usize) -> Word {
 /// Whether the bytes on both sides of the requested `size` are guards.
 fn is_guarded(heap: &Heap, layout: Layout, object: usize, size: usize) -> bool {
     let Layout { class, front } = layout;
-    let before = heap.before(class, front);
-    let behind = heap.end(class) - front - size;
+    let before = heap.shape(class).before(front);
+    let behind = heap.shape(class).end - front - size;
     let enough = heap.is_paged(class) || (before == GUARD_BYTES && behind >= GUARD_BYTES);
     enough
         && all_are(object - before, before, GUARD)
@@ -71,7 +71,7 @@ fn each_request_has_a_place_with_room() {
                     front.is_multiple_of(align)
                         && (CLASS[class].size as usize).is_multiple_of(align)
                 );
-                let room = heap.end(class) - front;
+                let room = heap.shape(class).end - front;
                 if heap.is_paged(class) {
                     assert!(size <= room && room < size.max(1) + align.max(MIN_ALIGN));
                     assert!(align > MOST_ALIGN || size * 2 > memory_of(class, true) / 2);

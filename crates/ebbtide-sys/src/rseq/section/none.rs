@@ -58,6 +58,12 @@ pub unsafe fn cpu_id(_: isize) -> i32 {
 
 /// # Safety
 /// None.
+pub unsafe fn descriptor(_: isize) -> u64 {
+    0
+}
+
+/// # Safety
+/// None.
 pub unsafe fn linger(_: &Stacks, _: &Lingering, _: u32) -> bool {
     true
 }

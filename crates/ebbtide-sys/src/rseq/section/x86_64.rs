@@ -331,6 +331,23 @@ pub unsafe fn cpu_id(rseq_offset: isize) -> i32 {
 }
 
 /// # Safety
+/// As [`super::cpu_id`].
+#[inline(always)]
+pub unsafe fn descriptor(rseq_offset: isize) -> u64 {
+    let descriptor: u64;
+    // SAFETY: by contract.
+    unsafe {
+        asm!(
+            "mov {descriptor}, qword ptr fs:[{off} + 8]",
+            descriptor = out(reg) descriptor,
+            off = in(reg) rseq_offset,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    descriptor
+}
+
+/// # Safety
 /// As [`super::linger`].
 #[inline(always)]
 pub unsafe fn linger(stacks: &Stacks, words: &Lingering, attempt: u32) -> bool {
