@@ -39,7 +39,7 @@ help:
 	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
-	@echo 'make packages   Debian packages, an RPM package and an archive, in $(TARGET)/packages'
+	@echo 'make packages   packages for Debian, RPM and Python, an archive and an image, in $(TARGET)/packages; tests them'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make install-bench  the benchmarks (ebbtide-bench) too; the same PREFIX and DESTDIR'
 	@echo 'make uninstall  the same PREFIX and DESTDIR'
@@ -91,6 +91,7 @@ bench: build
 lint: need-cargo
 	scripts/check-docs
 	scripts/check-rooms
+	scripts/release --check
 	scripts/results-age
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
