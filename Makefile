@@ -40,7 +40,7 @@ help:
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
 	@echo 'make book       the pages of docs/ as a book, in target/book; needs mdbook'
-	@echo 'make packages   Debian packages, an RPM package and an archive, in $(TARGET)/packages'
+	@echo 'make packages   packages for Debian, RPM and Python, an archive and an image, in $(TARGET)/packages; tests them'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make install-bench  the benchmarks (ebbtide-bench) too; the same PREFIX and DESTDIR'
 	@echo 'make uninstall  the same PREFIX and DESTDIR'
@@ -92,6 +92,7 @@ bench: build
 lint: need-cargo
 	scripts/check-docs
 	scripts/check-rooms
+	scripts/release --check
 	scripts/results-age
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check

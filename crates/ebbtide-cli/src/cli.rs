@@ -48,6 +48,9 @@ pub enum Command {
     /// Write the figures of processes under Ebbtide as OpenMetrics text, for Prometheus
     #[command(after_help = METRICS_HELP)]
     Metrics(MetricsArgs),
+    /// Let a service of systemd run under Ebbtide, and undo it
+    #[command(subcommand)]
+    Service(ServiceCommand),
     /// Report what this system offers to Ebbtide, and what is missing
     Doctor(DoctorArgs),
     /// Measure Ebbtide beside other allocators: runs the program ebbtide-bench
@@ -269,6 +272,46 @@ pub struct MetricsArgs {
     /// Replace this file, for node_exporter's textfile collector
     #[arg(long, value_name = "FILE")]
     pub textfile: Option<PathBuf>,
+}
+
+/// `ebbtide service`.
+#[derive(Debug, Subcommand)]
+pub enum ServiceCommand {
+    /// Write a drop-in file that lets the service run under Ebbtide from its next start on
+    Enable(ServiceEnableArgs),
+    /// Remove the drop-in file
+    Disable(ServiceArgs),
+    /// Show whether the service is enabled, and whether its process has loaded the library. The exit status is 0 if both hold, or if it is
+    /// enabled and does not run; else 1
+    Status(ServiceArgs),
+}
+
+/// A service.
+#[derive(Debug, Args)]
+pub struct ServiceArgs {
+    /// The service, with or without .service
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The root of the system, such as that of an image that is being built
+    #[arg(long, value_name = "DIR", default_value = "/", value_hint = clap::ValueHint::DirPath)]
+    pub root: PathBuf,
+}
+
+/// `ebbtide service enable`.
+#[derive(Debug, Args)]
+pub struct ServiceEnableArgs {
+    /// Name and root.
+    #[command(flatten)]
+    pub service: ServiceArgs,
+    /// Settings for the library
+    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append)]
+    pub conf: Vec<String>,
+    /// Write the file even if Ebbtide cannot take effect in the service
+    #[arg(long)]
+    pub force: bool,
+    /// The library.
+    #[command(flatten)]
+    pub lib: LibArgs,
 }
 
 /// How a program ends.

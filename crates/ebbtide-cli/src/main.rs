@@ -9,6 +9,7 @@
 //! | `control` | asks a running process to release memory, or to change a setting |
 //! | `profile` | shows which code allocated memory, by sampled stacks |
 //! | `explain` | shows where the resident memory of a process is |
+//! | `service` | lets a service of systemd run under Ebbtide |
 //! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
@@ -32,6 +33,7 @@ mod metrics;
 mod pages;
 mod profile;
 mod run;
+mod service;
 mod smaps;
 mod top;
 
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Release(args) => control::release(&args),
         Command::Set(args) => control::set(&args),
         Command::Metrics(args) => metrics::main(&args),
+        Command::Service(args) => service::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(args) => laboratory::run(None, &args.words),
         Command::Report(args) => laboratory::run(Some("report"), &args.words),

@@ -19,7 +19,7 @@ pub struct LibArgs {
 pub const FILE_NAME: &str = "libebbtide.so";
 
 /// The name that programs linked with the library ask for. It is also accepted, if only this file is installed.
-const SONAME: &str = "libebbtide.so.0";
+pub const SONAME: &str = "libebbtide.so.0";
 
 /// Whether a file of this name is the library, in any version.
 pub fn is_named(name: &str) -> bool {
@@ -55,6 +55,30 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     )
 }
 
+/// The library's path in a system whose root is the directory `root`: `given`, else the first in the usual directories.
+pub fn find_under(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
+    let places = match given {
+        Some(path) => vec![path.to_owned()],
+        None => candidates(None),
+    };
+    let is_there = |place: &&PathBuf| {
+        root.join(place.strip_prefix("/").unwrap_or(place))
+            .is_file()
+    };
+    let Some(place) = places.iter().find(is_there) else {
+        let list: String = places
+            .iter()
+            .map(|place| format!(" {}", place.display()))
+            .collect();
+        bail!(
+            "{FILE_NAME} not found under {}; install it there, or give its path there with --lib PATH. Searched:{list}",
+            root.display()
+        );
+    };
+    carried(place)?;
+    Ok(place.clone())
+}
+
 /// The possible places of the library, best first, for a program at `exe`.
 fn candidates(exe: Option<&Path>) -> Vec<PathBuf> {
     let beside = exe.and_then(Path::parent);
@@ -87,7 +111,12 @@ fn checked(path: &Path) -> Result<PathBuf> {
             "this is not a file; give the path of the library, such as target/release/{FILE_NAME}"
         );
     }
-    // The loader splits LD_PRELOAD at these characters, and they cannot be escaped.
+    carried(&path)?;
+    Ok(path)
+}
+
+/// Whether `LD_PRELOAD` can carry the path: the loader splits it at these characters, and they cannot be escaped.
+fn carried(path: &Path) -> Result<()> {
     let text = path.to_string_lossy();
     if text.contains([' ', ':', '\t', '\n']) {
         bail!(
@@ -95,7 +124,7 @@ fn checked(path: &Path) -> Result<PathBuf> {
              link or copy the library to a path without these characters"
         );
     }
-    Ok(path)
+    Ok(())
 }
 
 #[cfg(test)]

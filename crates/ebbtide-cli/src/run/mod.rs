@@ -16,7 +16,7 @@
 mod captured;
 pub mod end;
 mod input;
-mod program;
+pub mod program;
 mod rounds;
 pub mod sample;
 pub mod signals;
