@@ -115,7 +115,7 @@ static void forms()
     for (int n = 0; n < 4; n++) threads.emplace_back(all);
     for (auto &one : threads) one.join();
     errno = 4711;
-    delete new int[100];
+    ::operator delete(hide(::operator new(100)));
     CHECK(errno == 4711);
 }
 

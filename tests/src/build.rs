@@ -153,7 +153,9 @@ pub fn c_variant(name: &str, variant: &str, flags: &[&str]) -> PathBuf {
 pub fn cxx_variant(compiler: &str, name: &str, variant: &str, flags: &[&str]) -> PathBuf {
     let output = outputs().join(format!("{name}-{compiler}-{variant}"));
     let source = sources().join(format!("{name}.cc"));
-    compile_with(compiler, &source, &output, flags)
+    // On by default in gcc only.
+    let flags = [&["-fsized-deallocation"], flags].concat();
+    compile_with(compiler, &source, &output, &flags)
 }
 
 /// The shared library made from `tests/c/<name>.c`.

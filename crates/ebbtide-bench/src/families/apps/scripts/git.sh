@@ -7,7 +7,7 @@ export GIT_CONFIG_NOSYSTEM=1 HOME="$dir"
 cd "$dir"
 quiet() { env -u LD_PRELOAD "$@"; }
 quiet git init -q -b main .
-quiet awk -v commits=$((500 * $1)) 'BEGIN {
+quiet awk -v commits=$((200 * $1)) 'BEGIN {
     for (c = 1; c <= commits; c++) {
         text = ""
         for (l = 0; l < 200; l++) text = text "line " l " of version " (l % 40 == c % 40 ? c : int(c / 40)) " " l * c % 9973 "\n"

@@ -2,7 +2,7 @@
 set -eu
 echo "@watch $$"
 SCALE=$1 exec lua5.4 -e '
-local rounds, kept, sum = 5 * tonumber(os.getenv("SCALE")), {}, 0
+local rounds, kept, sum = 2 * tonumber(os.getenv("SCALE")), {}, 0
 for round = 1, rounds do
     local rows = {}
     for n = 1, 60000 do
