@@ -39,13 +39,9 @@ pub fn sort(memory: &impl Readable, places: &Places, residency: &Residency) -> i
         sorted: Sorted::default(),
     };
     heap.read_caches();
-    let mut live_huge = 0;
     for (&number, block) in &residency.blocks {
-        let before = heap.sorted.live();
         heap.sort_block(number, block)?;
-        live_huge += (heap.sorted.live() - before) * u64::from(block.is_huge);
     }
-    heap.sorted.live_huge = residency.knows_huge.then_some(live_huge);
     Ok(heap.sorted)
 }
 

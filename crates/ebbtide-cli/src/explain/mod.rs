@@ -52,9 +52,6 @@ pub struct Explained {
     pub source: &'static str,
     /// The parts of the resident memory.
     pub parts: Vec<Part>,
-    /// Of what the program has of the heap, resident bytes in huge pages; missing if the records could not be read, or before Linux 6.7.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub live_huge_bytes: Option<u64>,
     /// Size classes with memory between live objects, most first.
     pub classes: Vec<Class>,
     /// What would free memory.
@@ -138,10 +135,6 @@ fn explain(pid: u32) -> Result<Explained> {
             View::Records(_) => "records",
             View::Figures(_) => "figures",
             View::Nothing => "kernel",
-        },
-        live_huge_bytes: match &view {
-            View::Records(sorted) => sorted.live_huge,
-            _ => None,
         },
         classes: classes(&view, &profile::places_by_size(pid)),
         advice: advice::list(&parts, &view, &process),

@@ -179,21 +179,17 @@ fn counted(
 /// The heap's parts by its records.
 fn of_records(sorted: &Sorted, heap: &Counted, about: &About) -> Vec<Part> {
     let live = Bytes {
-        resident: sorted.live(),
+        resident: sorted.small.resident + sorted.large.resident,
         swapped: sorted.small.swapped + sorted.large.swapped,
     };
     let large = out::bytes(sorted.large.resident);
-    let in_huge = sorted.live_huge.map_or(String::new(), |bytes| {
-        let percent = bytes as f64 * 100.0 / sorted.live().max(1) as f64;
-        format!("; {percent:.0} % of it in huge pages")
-    });
     let huge = out::bytes(heap.huge);
     let mut parts = vec![
         part(
             LIVE,
             "in use by the program",
             live,
-            &format!("allocated and touched; {large} in allocations above 256 KiB{in_huge}"),
+            &format!("allocated and touched; {large} in allocations above 256 KiB"),
         ),
         part(
             IN_SPANS,

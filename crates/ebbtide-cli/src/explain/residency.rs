@@ -1,9 +1,8 @@
-//! Which pages of a process are resident, swapped out or in huge pages: `/proc/PID/pagemap`.
+//! Which pages of a process are resident or swapped out: `/proc/PID/pagemap`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use ebbtide_interface::records::{BLOCK_FRAMES, FRAME_BYTES};
@@ -23,8 +22,6 @@ pub struct Block {
     pub own: Bits,
     /// Pages that are swapped out.
     pub swapped: Bits,
-    /// The pageblock is a huge page.
-    pub is_huge: bool,
 }
 
 /// The pageblocks of a region that have a page, by number.
@@ -36,8 +33,6 @@ pub struct Residency {
     pub page_frames: usize,
     /// The pageblocks.
     pub blocks: BTreeMap<u64, Block>,
-    /// Whether huge pages are known: from Linux 6.7 on.
-    pub knows_huge: bool,
 }
 
 impl Default for Residency {
@@ -46,63 +41,8 @@ impl Default for Residency {
             base: 0,
             page_frames: 1,
             blocks: BTreeMap::new(),
-            knows_huge: false,
         }
     }
-}
-
-/// `struct pm_scan_arg`.
-#[repr(C)]
-#[derive(Default)]
-struct ScanArgument {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    regions: u64,
-    regions_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_any_of: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Region {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: libc::c_ulong = 3 << 30
-    | (size_of::<ScanArgument>() << 16) as libc::c_ulong
-    | (b'f' as libc::c_ulong) << 8
-    | 16;
-/// `PAGE_IS_HUGE`.
-const IS_HUGE: u64 = 1 << 6;
-
-/// Ranges of huge pages from an address on, and the address up to which they are all. `None` if the kernel does not say.
-fn huge_pages(pagemap: &File, start: u64, end: u64) -> Option<(Vec<Region>, u64)> {
-    let mut regions = vec![Region::default(); 512];
-    let mut argument = ScanArgument {
-        size: size_of::<ScanArgument>() as u64,
-        start,
-        end,
-        regions: regions.as_mut_ptr() as u64,
-        regions_len: regions.len() as u64,
-        category_mask: IS_HUGE,
-        return_mask: IS_HUGE,
-        ..ScanArgument::default()
-    };
-    // SAFETY: the argument is as the kernel has it, and the regions have the length that it names.
-    let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
-    regions.truncate(usize::try_from(found).ok()?);
-    Some((regions, argument.walk_end))
 }
 
 const SWAPPED: u64 = 1 << 62;
@@ -116,40 +56,7 @@ impl Residency {
     pub fn read(pid: u32, base: u64, ranges: &[(u64, u64)]) -> io::Result<Self> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
         let read = |entries: &mut [u8], at| pagemap.read_exact_at(entries, at);
-        let mut residency = Self::read_from(read, page_bytes(), base, ranges)?;
-        residency.find_huge(&pagemap, ranges);
-        Ok(residency)
-    }
-
-    /// Asks which pageblocks are huge pages.
-    fn find_huge(&mut self, pagemap: &File, ranges: &[(u64, u64)]) {
-        self.knows_huge = ranges.iter().all(|&(start, end)| {
-            let mut at = start;
-            while at < end {
-                let Some((regions, walked)) = huge_pages(pagemap, at, end) else {
-                    return false;
-                };
-                for region in regions {
-                    self.add_huge(region.start, region.end);
-                }
-                // A walk that came no further would never end.
-                if walked <= at {
-                    return false;
-                }
-                at = walked;
-            }
-            true
-        });
-    }
-
-    /// Marks the whole pageblocks of a range.
-    fn add_huge(&mut self, start: u64, end: u64) {
-        let block_bytes = BLOCK_FRAMES * FRAME_BYTES;
-        let first = start.saturating_sub(self.base).div_ceil(block_bytes);
-        let last = end.saturating_sub(self.base) / block_bytes;
-        for (_, block) in self.blocks.range_mut(first..last.max(first)) {
-            block.is_huge = true;
-        }
+        Self::read_from(read, page_bytes(), base, ranges)
     }
 
     /// The same from any file of entries: a word for each page of `page_bytes`.
@@ -266,24 +173,6 @@ mod tests {
         let read = Residency::read_from(middle, 16 << 10, base, &blocks).unwrap();
         assert_eq!(read.blocks[&0].swapped[0], 0xf << 12);
         assert_eq!(read.blocks[&0].present, Bits::default());
-    }
-
-    /// Only whole pageblocks with pages, and none outside of the range.
-    #[test]
-    fn huge_pages_are_whole_pageblocks() {
-        let base = 1 << 30;
-        let at = |block: u64| base + (block << 21);
-        let mut residency = Residency {
-            base,
-            ..Residency::default()
-        };
-        for block in 0..5 {
-            residency.add(at(block), PRESENT);
-        }
-        residency.add_huge(at(1), at(3));
-        residency.add_huge(at(4), at(4) + 4096);
-        let huge = residency.blocks.iter().filter(|(_, block)| block.is_huge);
-        assert_eq!(huge.map(|(&number, _)| number).collect::<Vec<_>>(), [1, 2]);
     }
 
     /// A program that only reads memory from calloc has the page of zeroes there.

@@ -37,8 +37,6 @@ pub struct Sorted {
     pub small: Bytes,
     /// Large allocations.
     pub large: Bytes,
-    /// Resident bytes of both in huge pages, if the kernel says which pages are huge.
-    pub live_huge: Option<u64>,
     /// Objects in the caches of CPUs.
     pub cached: Bytes,
     /// Free between objects.
@@ -59,20 +57,12 @@ pub struct Sorted {
     pub classes: [(u64, u64); CLASSES],
 }
 
-impl Sorted {
-    /// Resident bytes that the program has.
-    pub fn live(&self) -> u64 {
-        self.small.resident + self.large.resident
-    }
-}
-
 impl Default for Sorted {
     fn default() -> Self {
         let none = Bytes::default();
         Self {
             small: none,
             large: none,
-            live_huge: None,
             cached: none,
             in_spans: none,
             empty_pages: none,

@@ -207,26 +207,3 @@ fn larger_pages_go_as_a_whole() {
     assert_eq!(kib(sorted.in_spans), 20);
     assert_eq!(kib(sorted.empty_pages), 16);
 }
-
-/// Two pageblocks of large allocations and one of free memory; only the second and the third are huge pages.
-#[test]
-fn live_bytes_in_huge_pages_are_counted() {
-    let mut memory = Fake::default();
-    memory.span(1, 0, 1024, LARGE, &[]);
-    for block in [2] {
-        memory.set_bit(block_word::FREE, block);
-        memory.set_bit(block_word::ALL, block);
-        memory.set_bit(block_word::DIRTY, block);
-    }
-    let mut residency = residency(0..3 * 512, &[]);
-    assert_eq!(
-        sort(&memory, &places(), &residency).unwrap().live_huge,
-        None
-    );
-    residency.knows_huge = true;
-    for block in [1, 2] {
-        residency.blocks.get_mut(&block).unwrap().is_huge = true;
-    }
-    let sorted = sort(&memory, &places(), &residency).unwrap();
-    assert_eq!((sorted.live(), sorted.live_huge), (4 << 20, Some(2 << 20)));
-}
