@@ -10,7 +10,6 @@ while [ $n -lt "$1" ]; do
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <regex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -18,9 +17,8 @@ template <int N> struct Step { std::map<std::string, std::vector<int>> rows; int
 template <> struct Step<0> { int run(int x) { return x; } };
 int file_$n(int x) {
     std::unordered_map<int, std::function<int(int)>> calls;
-    calls[$n] = [](int y) { return Step<60>().run(y); };
-    std::regex pattern("([a-z]+)([0-9]*)");
-    return std::regex_match(std::string("file$n"), pattern) ? calls[$n](x) : 0;
+    calls[$n] = [](int y) { return Step<20>().run(y); };
+    return calls[$n](x);
 }
 END
     clang++ -std=c++17 -O2 -c f$n.cc
