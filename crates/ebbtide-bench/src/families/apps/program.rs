@@ -56,7 +56,11 @@ static SCRIPTS: [Script; 15] = [
     script!("node", ["node"], "apt-get install nodejs"),
     script!("sort", ["sort", "awk"], "apt-get install coreutils mawk"),
     script!("git", ["git", "awk"], "apt-get install git mawk"),
-    script!("imagemagick", ["convert", "identify"], "apt-get install imagemagick"),
+    script!(
+        "imagemagick",
+        ["convert", "identify"],
+        "apt-get install imagemagick"
+    ),
     script!("ffmpeg", ["ffmpeg"], "apt-get install ffmpeg"),
     script!("json", ["python3"], "apt-get install python3"),
 ];
