@@ -239,4 +239,52 @@ const char *ebb_version(void);
 }
 #endif
 
+/*
+ * C++17, if EBBTIDE_PMR is defined before this header: a memory resource for the containers of std::pmr. It takes memory from malloc, whichever
+ * library that is, so it needs no library of its own. Alignments up to 16 cost no more than malloc; std::pmr::new_delete_resource may ask
+ * for each object by its alignment. Any thread may use it at any time. All of them are equal: one frees what another one allocated.
+ *
+ *     std::pmr::vector<int> numbers(ebbtide::resource());
+ */
+#if defined(EBBTIDE_PMR) && defined(__cplusplus) && __cplusplus >= 201703L
+#if __has_include(<memory_resource>)
+#include <cstdlib>
+#include <memory_resource>
+#include <new>
+
+namespace ebbtide {
+
+class memory_resource : public std::pmr::memory_resource {
+    void *do_allocate(std::size_t size, std::size_t align) override
+    {
+        void *memory = nullptr;
+        if (align <= 16)
+            memory = std::malloc(size ? size : 1);
+        else if (::posix_memalign(&memory, align, size ? size : 1))
+            memory = nullptr;
+        if (!memory)
+            throw std::bad_alloc();
+        return memory;
+    }
+
+    void do_deallocate(void *memory, std::size_t, std::size_t) override { std::free(memory); }
+
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
+    {
+        return dynamic_cast<const memory_resource *>(&other) != nullptr;
+    }
+};
+
+/* One of them, which is never destroyed. */
+inline memory_resource *resource()
+{
+    alignas(memory_resource) static unsigned char place[sizeof(memory_resource)];
+    static memory_resource *one = ::new (place) memory_resource;
+    return one;
+}
+
+} // namespace ebbtide
+#endif
+#endif
+
 #endif

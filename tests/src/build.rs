@@ -149,6 +149,15 @@ pub fn c_variant(name: &str, variant: &str, flags: &[&str]) -> PathBuf {
     )
 }
 
+/// The program made from `tests/c/<name>.cc` by this compiler, under another name.
+pub fn cxx_variant(compiler: &str, name: &str, variant: &str, flags: &[&str]) -> PathBuf {
+    let output = outputs().join(format!("{name}-{compiler}-{variant}"));
+    let source = sources().join(format!("{name}.cc"));
+    // On by default in gcc only.
+    let flags = [&["-fsized-deallocation"], flags].concat();
+    compile_with(compiler, &source, &output, &flags)
+}
+
 /// The shared library made from `tests/c/<name>.c`.
 pub fn c_library(name: &str) -> PathBuf {
     let output = outputs().join(format!("lib{}.so", name.replace('/', "-")));
@@ -193,16 +202,10 @@ fn try_compile(
         return Ok(output.to_owned());
     }
     let draft = output.with_extension(format!("draft{}", std::process::id()));
+    let is_cxx = source.extension().is_some_and(|ext| ext == "cc");
     let run = Command::new(compiler)
-        .args([
-            "-O1",
-            "-g",
-            "-std=gnu11",
-            "-pthread",
-            "-fno-builtin",
-            "-Wall",
-            "-Werror",
-        ])
+        .arg(if is_cxx { "-std=gnu++17" } else { "-std=gnu11" })
+        .args(["-O1", "-g", "-pthread", "-fno-builtin", "-Wall", "-Werror"])
         .args(INTENDED)
         .arg("-D_GNU_SOURCE")
         .arg("-I")

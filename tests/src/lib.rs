@@ -27,7 +27,7 @@ mod run;
 
 pub use build::{
     c_library, c_library_for_musl, c_program, c_program_for_musl, c_program_with, c_static_program,
-    c_static_program_for_musl, c_variant, compile,
+    c_static_program_for_musl, c_variant, compile, cxx_variant,
 };
 pub use guest::{Guest, Machine, by_hand};
 pub use machine::{Cgroup, Sysctl, core_files_here, ensure_installed, have, is_root, needs_root};

@@ -7,6 +7,7 @@
 //! the measured processes and the place in the report follow from that. A text, `cases.txt` or beside the file, has the
 //! family's cases and figures. `worker` is the measured process.
 
+mod apps;
 mod cluster;
 mod exit;
 mod family;
@@ -28,7 +29,7 @@ pub use family::{Asked, Family, Registered};
 
 /// All families in the order in which a report runs them: for each design one that shows it, then the others, short ones
 /// first.
-pub static FAMILIES: [Registered; 10] = [
+pub static FAMILIES: [Registered; 11] = [
     Registered::new::<free::Free>().core(),
     Registered::new::<cluster::Cluster>().core(),
     Registered::new::<exit::Exit>().core(),
@@ -39,6 +40,7 @@ pub static FAMILIES: [Registered; 10] = [
     Registered::new::<neighbour::Neighbour>(),
     Registered::new::<reuse::Reuse>(),
     Registered::new::<micro::Micro>(),
+    Registered::new::<apps::Apps>(),
 ];
 
 /// The family that the command line names, if any.
@@ -92,6 +94,7 @@ mod tests {
         has_unique_cases_with_figures::<neighbour::Neighbour>();
         has_unique_cases_with_figures::<reuse::Reuse>();
         has_unique_cases_with_figures::<micro::Micro>();
+        has_unique_cases_with_figures::<apps::Apps>();
     }
 
     #[test]

@@ -32,6 +32,11 @@ pub fn freed(began_ns: u64, ended_ns: u64) {
     tell(format_args!("@freed {began_ns} {ended_ns}\n"));
 }
 
+/// Mark: the work is done. Waits until the process may end.
+pub fn rest() {
+    tell(format_args!("@rest\n"));
+}
+
 /// Mark: the process ends now. The observer reads it only after the end, and there is no answer.
 pub fn ending(at_ns: u64) {
     say(format_args!("@ending {at_ns}\n"));

@@ -175,3 +175,47 @@ fn bench_reuse_has_times_and_what_is_held() {
     let again = values(&v, "reuse_100ms", "again_ms");
     assert!(again.iter().all(|(_, value)| value.unwrap() > 0.0));
 }
+
+/// A program and a shape, each with all figures; what is sealed stays closed.
+#[test]
+fn bench_apps_watches_programs_and_shapes() {
+    let Some(lib) = stand_in() else { return };
+    let measure = |cases: &[&str]| {
+        let mut command = program(&["apps", "--quick", "--json", "--rounds", "1"]);
+        command.args(["--lib", lib, "--against", "glibc"]);
+        for case in cases {
+            command.args(["--only", case]);
+        }
+        command
+    };
+    let output = measure(&["sort", "large", "churn"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(
+        v["notes"]
+            .to_string()
+            .contains("sealed, measured with --sealed: churn"),
+        "{v}"
+    );
+    assert!(!v["measurements"].to_string().contains("\"churn\""));
+    for case in ["sort", "large"] {
+        for metric in ["wall_s", "cpu_s", "peak_mib", "mib_s"] {
+            for (name, value) in values(&v, case, metric) {
+                assert!(value.unwrap() > 0.0, "{case} {metric} {name}");
+            }
+        }
+    }
+    // 20 blocks of 5 to 25 MB, of which two stay.
+    for (name, peak) in values(&v, "large", "peak_mib") {
+        let rest = values(&v, "large", "rest_mib");
+        let rest = rest.iter().find(|(n, _)| *n == name).unwrap().1.unwrap();
+        assert!(
+            peak.unwrap() > 200.0 && rest >= 10.0,
+            "{name} {peak:?} {rest}"
+        );
+    }
+    measure(&["churn"])
+        .assert()
+        .code(125)
+        .stderr(says("--sealed"));
+}
