@@ -71,6 +71,7 @@ extern "C" fn check_delete(address: *mut c_void, size: usize) {
 }
 
 extern "C" fn onward(flags: c_int) -> Onward {
+    ebbtide_sys::unwind::forget();
     let has_flag = flags & libc::RTLD_DEEPBIND != 0;
     let flags = match has_flag && !ebbtide::keeps_deepbind() {
         true => flags & !libc::RTLD_DEEPBIND,
