@@ -70,11 +70,32 @@ fn check_value(text: &str) {
                 _ => bytes_of(text).filter(|n| (1..=keys::MAX_RATE).contains(n)),
             }
             .map(Value::Number),
-            Kind::Path => (text.starts_with('/') && text.len() <= keys::MAX_PATH_BYTES)
-                .then_some(Value::Path(text.as_bytes())),
+            Kind::Path => is_path(text).then_some(Value::Path(text.as_bytes())),
+            Kind::Dump => {
+                let of = |name: &str| {
+                    let by_name = keys::SIGNALS.iter().find(|(known, _)| {
+                        name == *known || name.strip_prefix("SIG") == Some(known)
+                    });
+                    let number = bytes_of(name).filter(|_| !name.ends_with(char::is_alphabetic));
+                    let free = number.filter(|number| keys::FREE_SIGNALS.contains(number));
+                    by_name.map(|found| found.1).or(free.map(|number| number as u8))
+                };
+                let is_signal = |name: &&str| {
+                    !name.is_empty() && name.chars().all(|c| matches!(c, 'A'..='Z' | '0'..='9'))
+                };
+                let split = text.rsplit_once('@').filter(|(_, name)| is_signal(name));
+                let (path, signal) = split.map_or((text, Some(0)), |(path, name)| (path, of(name)));
+                signal
+                    .filter(|_| is_path(path))
+                    .map(|signal| Value::Dump(path.as_bytes(), signal))
+            }
         };
         assert_eq!(read, expected, "{}: {text}", key.name);
     }
+}
+
+fn is_path(text: &str) -> bool {
+    text.starts_with('/') && text.len() <= keys::MAX_PATH_BYTES
 }
 
 fuzz_target!(|bytes: &[u8]| {

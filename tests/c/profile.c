@@ -6,6 +6,9 @@
  *   switch                  sampling is switched on and off beside busy threads
  *   full                    more stacks than the profile has room for
  *   files DIRECTORY         dumps to files that work and to files that do not
+ *   asked PATH              a signal asks for dumps, also beside busy threads
+ *   handles                 the program takes that signal for itself
+ *   ignores PATH            that signal is ignored since the start
  *   deep                    stacks through recursion, a callback of the C library and a signal handler
  *   refused                 a filter refuses to read the stack
  *   forks                   children of busy threads go on with a profile of their own
@@ -18,6 +21,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 /* The test knows the functions by the sections that they are in. */
 #define SITE(name) __attribute__((noinline, noclone, section("site_" #name)))
@@ -231,6 +235,75 @@ static int files(const char *directory)
     return passed();
 }
 
+/* Waits until a file is whole, with requests of the least kind. */
+static void await_file(const char *path)
+{
+    struct stat now = {0};
+    off_t before = 0;
+    for (int i = 0; i < 1000; i++) {
+        spend(100);
+        usleep(20000);
+        if (stat(path, &now)) continue;
+        if (now.st_size && now.st_size == before) return;
+        before = now.st_size;
+    }
+    CHECK(0, "no %s", path);
+}
+
+static int asked(const char *path)
+{
+    pthread_t thread[4];
+    char moved[256];
+    sink = keep(5000);
+    for (int i = 0; i < 2; i++) {
+        CHECK(access(path, F_OK) && !raise(SIGUSR2));
+        await_file(path);
+        snprintf(moved, sizeof moved, "%s.%d", path, i);
+        CHECK(!rename(path, moved));
+        free(sink);
+        sink = NULL;
+    }
+    for (int t = 0; t < 4; t++) CHECK(!pthread_create(&thread[t], NULL, balance_thread, (void *)(uintptr_t)(t + 1)));
+    for (int i = 0; i < 200; i++) {
+        CHECK(!kill(getpid(), SIGUSR2));
+        usleep(500);
+    }
+    for (int t = 0; t < 4; t++) CHECK(!pthread_join(thread[t], NULL));
+    CHECK(made == ended);
+    TELL(keep);
+    return passed();
+}
+
+static atomic_int handled;
+
+static void handle(int number)
+{
+    handled += number == SIGUSR2;
+}
+
+static int handles(void)
+{
+    struct sigaction new = {.sa_handler = handle};
+    sink = keep(5000);
+    CHECK(!sigaction(SIGUSR2, &new, NULL) && signal(SIGUSR2, handle) == handle);
+    for (int i = 0; i < 3; i++) {
+        CHECK(!raise(SIGUSR2));
+        for (int j = 0; j < 100; j++) spend(100000);
+    }
+    CHECK(handled == 3);
+    return passed();
+}
+
+static int ignores(const char *path)
+{
+    for (int i = 0; i < 3; i++) {
+        CHECK(!raise(SIGUSR2));
+        for (int j = 0; j < 100; j++) spend(100000);
+    }
+    CHECK(access(path, F_OK));
+    return passed();
+}
+
 SITE(recurse) static int recurse(int depth)
 {
     if (depth == 0) {
@@ -313,6 +386,9 @@ int main(int argc, char **argv)
     if (is(argv[1], "switch")) return switched();
     if (is(argv[1], "full")) return full();
     if (is(argv[1], "files")) return files(argv[2]);
+    if (is(argv[1], "asked")) return asked(argv[2]);
+    if (is(argv[1], "handles")) return handles();
+    if (is(argv[1], "ignores")) return ignores(argv[2]);
     if (is(argv[1], "deep")) return deep();
     if (is(argv[1], "refused")) return refused();
     if (is(argv[1], "forks")) return forks();

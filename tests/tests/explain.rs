@@ -233,6 +233,26 @@ fn parts_of_real_programs_are_what_the_kernel_counts() {
     }
 }
 
+/// Each allocation is guarded as long as there are slots, and some of the others are sampled.
+#[test]
+fn guarded_and_sampled_objects_are_parts() {
+    if !only_ebbtide("has records") || !ensure_installed("perl", "perl") {
+        return;
+    }
+    let command = "perl -e '$h{$_} = \"x$_\" for 1..200000; <STDIN>'";
+    let waiting = Waiting::start(command, "", Some("guard=all,profile=64K"));
+    settle(|| waiting.worker(), 40);
+    let Some(json) = explained(waiting.worker()) else {
+        return;
+    };
+    // 6,144 slots of a page are in use.
+    assert!(mib(&json, "guarded") >= 20, "{json:#}");
+    let parts = json["parts"].as_array().expect("parts");
+    assert!(parts.iter().any(|it| it["name"] == "profile"), "{json:#}");
+    let conclusion = json["conclusion"].as_str().expect("a line");
+    assert!(conclusion.ends_with("guard=off"), "{conclusion}");
+}
+
 #[test]
 fn the_heap_of_java_is_not_from_malloc() {
     if !only_ebbtide("has records") || !ensure_installed("javac", "default-jdk-headless") {

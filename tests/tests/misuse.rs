@@ -160,6 +160,7 @@ fn each_key_is_silent_with_its_values() {
             Kind::Rate => &["off", "on", "512K"],
             Kind::OneOf => &["off", "on", "all", "300"],
             Kind::Path => &["/tmp"],
+            Kind::Dump => &["/tmp/x", "/tmp/x@USR2"],
         };
         for value in values {
             let lines = conf_lines(&item(value));

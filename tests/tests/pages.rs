@@ -79,6 +79,22 @@ fn a_process_without_a_page_leaves_those_of_others() {
     assert!(status.success(), "{stderr}");
 }
 
+/// Many short processes leave nothing behind: 10,000 with `EBBTIDE_TEST_LONG`.
+#[test]
+fn short_processes_leave_nothing() {
+    let Some(dir) = directory() else { return };
+    let count = match std::env::var_os("EBBTIDE_TEST_LONG") {
+        Some(_) => 10_000,
+        None => 500,
+    };
+    let script = format!("i=0; while [ $i -lt {count} ]; do /bin/true || exit 1; i=$((i+1)); done");
+    let conf = format!("stats_dir={}", dir.path().display());
+    let run = Run::new("sh").arg("-c").arg(&script).conf(&conf);
+    let outcome = run.timeout(600).run();
+    assert!(outcome.status.success(), "{}", outcome.describe("failed"));
+    assert_eq!(files(&dir), 0);
+}
+
 /// A process that could make no page writes to no memory at its end.
 #[test]
 fn a_process_without_a_page_writes_nowhere() {

@@ -133,6 +133,15 @@ fn live_memory_is_that_of_the_function_that_keeps_it() {
         assert_eq!(bytes("spend", live), 0.0);
         let spent = bytes("spend", total);
         assert!(is_near(spent, 99.0 * 20e6), "{spent}");
+        // Each of both is sampled as often as chance says: chi-square of 2 degrees, more is as likely as 1e-9.
+        let p = probability(1000.0, 8192.0);
+        let off = |name, objects: f64| {
+            let all = profile.at(site(&outcome, name));
+            let found: u64 = all.map(|one| one.stack.total_objects).sum();
+            (found as f64 - p * objects).powi(2) / (p * (1.0 - p) * objects)
+        };
+        let chi_square = off("keep", 20e3) + off("spend", 99.0 * 20e3);
+        assert!(chi_square < 42.0, "{chi_square}{mode}");
         let lives: u64 = profile
             .at(site(&outcome, "spend"))
             .flat_map(|sampled| &sampled.lifetimes)
@@ -285,6 +294,72 @@ fn a_file_that_cannot_be_written_is_one_line() {
         .run();
     assert!(outcome.status.success(), "{}", outcome.describe("failed"));
     assert_eq!(outcome.stderr.matches("no profile in").count(), 1);
+}
+
+/// A signal of the user's choice writes the profile; a worker does it, or the next request.
+#[test]
+fn a_signal_asks_for_a_dump() {
+    if !only_ebbtide(PROMISE) {
+        return;
+    }
+    for mode in ["", ",workers=0", ",rseq=off", ",harden=on"] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("dump");
+        let conf = format!("profile=1,profile_dump={}@USR2{mode}", path.display());
+        let run = Run::new(c_program("profile")).arg("asked").arg(&path);
+        let outcome = run.conf(&conf).timeout(150).ok();
+        let keep = site(&outcome, "keep");
+        let live = |name: &str| {
+            let profile = Profile::read(&dir.path().join(name));
+            profile
+                .at(keep)
+                .map(|one| one.stack.live_bytes)
+                .sum::<u64>()
+        };
+        assert_eq!(
+            ["dump.0", "dump.1", "dump"].map(live),
+            [5000, 0, 0],
+            "{mode}"
+        );
+    }
+}
+
+/// The signal is the program's where the program wants it, and stays ignored where it is ignored.
+#[test]
+fn a_signal_in_use_asks_for_nothing() {
+    if !only_ebbtide(PROMISE) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("dump");
+    let conf = format!("profile=1,profile_dump={}@USR2", path.display());
+    let run = Run::new(c_program("profile")).arg("handles").conf(&conf);
+    let outcome = run.run();
+    assert!(outcome.status.success(), "{}", outcome.describe("failed"));
+    let line = "profile_dump: the program now handles signal 12 itself";
+    assert_eq!(
+        outcome.stderr.matches(line).count(),
+        1,
+        "{}",
+        outcome.stderr
+    );
+
+    let _ = fs::remove_file(&path);
+    let program = c_program("profile");
+    let script = format!(
+        "trap '' USR2; exec {} ignores {}",
+        program.display(),
+        path.display()
+    );
+    let outcome = Run::new("sh").arg("-c").arg(&script).conf(&conf).run();
+    assert!(outcome.status.success(), "{}", outcome.describe("failed"));
+    let line = "nothing is written at signal 12, which this process ignores since its start";
+    assert_eq!(
+        outcome.stderr.matches(line).count(),
+        1,
+        "{}",
+        outcome.stderr
+    );
 }
 
 /// The stack of the object of this size: the site of each frame, the innermost first.

@@ -22,6 +22,8 @@ pub enum Kind {
     Rate,
     /// An absolute path without a comma.
     Path,
+    /// Such a path, and perhaps `@` and a signal of [`SIGNALS`] or [`FREE_SIGNALS`] behind it.
+    Dump,
 }
 
 /// A value that was read.
@@ -35,6 +37,8 @@ pub enum Value<'a> {
     Percent(u64),
     /// A path.
     Path(&'a [u8]),
+    /// A path, and the number of a signal or 0.
+    Dump(&'a [u8], u8),
 }
 
 /// One of so many allocations is guarded with `guard=on`.
@@ -45,6 +49,20 @@ pub const RATE: u64 = 512 << 10;
 pub const MAX_RATE: u64 = 1 << 40;
 /// The longest path, in bytes.
 pub const MAX_PATH_BYTES: usize = 199;
+
+/// Signals for [`Kind::Dump`], with the numbers that all supported processors have.
+pub const SIGNALS: [(&str, u8); 8] = [
+    ("HUP", 1),
+    ("QUIT", 3),
+    ("USR1", 10),
+    ("USR2", 12),
+    ("URG", 23),
+    ("WINCH", 28),
+    ("IO", 29),
+    ("PWR", 30),
+];
+/// Real-time signals that C libraries leave to programs.
+pub const FREE_SIGNALS: core::ops::RangeInclusive<u64> = 35..=64;
 
 impl Kind {
     /// Reads a value. `None`: it is none of this kind.
@@ -77,8 +95,11 @@ impl Kind {
                 _ => size(text).filter(|rate| (1..=MAX_RATE).contains(rate)),
             }
             .map(Value::Number),
-            Kind::Path => (text.starts_with(b"/") && text.len() <= MAX_PATH_BYTES)
-                .then_some(Value::Path(text)),
+            Kind::Path => is_path(text).then_some(Value::Path(text)),
+            Kind::Dump => {
+                let (path, signal) = dump(text)?;
+                is_path(path).then_some(Value::Dump(path, signal))
+            }
         }
     }
 }
@@ -98,8 +119,30 @@ impl fmt::Display for Kind {
             Kind::OneOf => f.write_str("off|on|all|N"),
             Kind::Rate => f.write_str("off|on|SIZE"),
             Kind::Path => f.write_str("/PATH"),
+            Kind::Dump => f.write_str("/PATH[@SIGNAL]"),
         }
     }
+}
+
+fn is_path(text: &[u8]) -> bool {
+    text.starts_with(b"/") && text.len() <= MAX_PATH_BYTES
+}
+
+/// Splits a path from a signal. Behind the last `@`, a word of capital letters and digits is a signal; all else is a part of the path.
+fn dump(text: &[u8]) -> Option<(&[u8], u8)> {
+    let Some(at) = text.iter().rposition(|&byte| byte == b'@') else {
+        return Some((text, 0));
+    };
+    let (path, name) = (&text[..at], &text[at + 1..]);
+    let is_word = |byte: &u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
+    if name.is_empty() || !name.iter().all(is_word) {
+        return Some((text, 0));
+    }
+    let short = name.strip_prefix(b"SIG").unwrap_or(name);
+    let named = SIGNALS.iter().find(|(known, _)| known.as_bytes() == short);
+    let free = || number(name).filter(|number| FREE_SIGNALS.contains(number));
+    let signal = named.map(|&(_, signal)| signal);
+    Some((path, signal.or_else(|| free().map(|number| number as u8))?))
 }
 
 /// Digits only: `parse` alone would take a sign.
@@ -258,9 +301,9 @@ pub const KEYS: &[Key] = &[
     ),
     Key::user(
         "profile_dump",
-        Kind::Path,
+        Kind::Dump,
         "none",
-        "File to which a process writes its profile when it ends; %p is the number of the process",
+        "File to which a process writes its profile when it ends, and at each signal of a kind if one is named, as in /PATH@USR2; %p is the number of the process",
     ),
     Key::user(
         "syscalls",
@@ -417,6 +460,17 @@ impl fmt::Display for Problem {
                         f.write_str("on, off, or bytes, also with K, M or G behind, such as 64K")
                     }
                     Kind::Path => write!(f, "an absolute path of at most {MAX_PATH_BYTES} bytes"),
+                    Kind::Dump => {
+                        write!(
+                            f,
+                            "an absolute path of at most {MAX_PATH_BYTES} bytes, also with @ and a signal behind:"
+                        )?;
+                        SIGNALS
+                            .iter()
+                            .try_for_each(|(name, _)| write!(f, " {name}"))?;
+                        let (first, last) = (FREE_SIGNALS.start(), FREE_SIGNALS.end());
+                        write!(f, ", or {first} to {last}")
+                    }
                 }
             }
             Problem::NeedsDev(key) => {
@@ -495,6 +549,17 @@ mod tests {
         is("profile", "1", Value::Number(1));
         is("profile", "64k", Value::Number(64 << 10));
         is("stats_dir", "/tmp", Value::Path(b"/tmp"));
+        for (text, path, signal) in [
+            ("/tmp", "/tmp", 0),
+            ("/a/%p@USR2", "/a/%p", 12),
+            ("/a@SIGHUP", "/a", 1),
+            ("/a@b@35", "/a@b", 35),
+            ("/a@b", "/a@b", 0),
+            ("/a@USR2/%p", "/a@USR2/%p", 0),
+            ("/a@", "/a@", 0),
+        ] {
+            is("profile_dump", text, Value::Dump(path.as_bytes(), signal));
+        }
         let long = std::format!("/{}", "x".repeat(MAX_PATH_BYTES));
         for (name, text) in [
             ("rseq", "maybe"),
@@ -516,6 +581,11 @@ mod tests {
             ("profile", "0"),
             ("profile", "1025G"),
             ("profile", ""),
+            ("profile_dump", "/a@USR3"),
+            ("profile_dump", "/a@KILL"),
+            ("profile_dump", "/a@34"),
+            ("profile_dump", "/a@65"),
+            ("profile_dump", "@USR2"),
             ("stats_dir", "here"),
             ("stats_dir", &long),
         ] {

@@ -53,6 +53,7 @@ pub(crate) fn another_registers() -> bool {
 }
 
 extern "C" fn onward(flags: c_int) -> Onward {
+    ebbtide_sys::unwind::forget();
     let has_flag = flags & libc::RTLD_DEEPBIND != 0;
     let flags = match has_flag && !ebbtide::keeps_deepbind() {
         true => flags & !libc::RTLD_DEEPBIND,

@@ -1,14 +1,16 @@
 //! `sigaction` and `signal`: with `guard`, the program's action of SIGSEGV stays behind Ebbtide's handler.
 //!
 //! The program sees its own action, as if there were no other handler ([`ebbtide_sys::fault`]). All other calls go to the
-//! C library: it has signals of its own, and its own record of handlers.
+//! C library: it has signals of its own, and its own record of handlers. A program that takes the signal of `profile_dump` gets it, and one
+//! line says so.
 
 use crate::loader::NextFunction;
 use crate::standard::set_errno;
 use core::ffi::c_int;
 use core::mem::{transmute, zeroed};
 use core::ptr;
-use ebbtide_sys::fault;
+use ebbtide::message::Message;
+use ebbtide_sys::{fault, request_signal};
 
 type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 type Signal = unsafe extern "C" fn(c_int, libc::sighandler_t) -> libc::sighandler_t;
@@ -24,6 +26,16 @@ pub(crate) fn prepare() {
 
 fn is_for_us(signal: c_int) -> bool {
     signal == libc::SIGSEGV && fault::is_installed()
+}
+
+fn take_from_us(signal: c_int, handler: usize) {
+    if request_signal::is_taken_by(signal, handler) {
+        Message::new()
+            .text("profile_dump: the program now handles signal ")
+            .number(signal as usize)
+            .text(" itself, so nothing is written at it; name another signal")
+            .write();
+    }
 }
 
 /// sigaction(2).
@@ -46,6 +58,10 @@ pub unsafe extern "C" fn sigaction(
             }
         };
     }
+    // SAFETY: by contract.
+    if let Some(new) = unsafe { new.as_ref() } {
+        take_from_us(signal, new.sa_sigaction);
+    }
     let Some(next) = SIGACTION.address() else {
         set_errno(libc::ENOSYS);
         return -1;
@@ -61,6 +77,7 @@ pub unsafe extern "C" fn sigaction(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
     if !is_for_us(signal) {
+        take_from_us(signal, handler);
         let Some(next) = SIGNAL.address() else {
             set_errno(libc::ENOSYS);
             return libc::SIG_ERR;

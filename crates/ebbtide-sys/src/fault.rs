@@ -61,8 +61,8 @@ pub fn lock() -> &'static Lock<()> {
 /// The kernel's `struct sigaction`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Action {
-    handler: usize,
+pub(crate) struct Action {
+    pub(crate) handler: usize,
     flags: usize,
     restorer: usize,
     mask: u64,
@@ -84,17 +84,26 @@ impl Action {
         mask: 0,
     };
 
+    /// An action that blocks no other signals.
+    pub(crate) fn new(handler: usize, flags: c_int) -> Self {
+        with_restorer(Self {
+            handler,
+            flags: flags as u32 as usize,
+            ..Self::DEFAULT
+        })
+    }
+
     /// The kernel's action now.
-    fn current() -> Result<Self, Errno> {
+    pub(crate) fn current(signal: c_int) -> Result<Self, Errno> {
         let mut action = Self::DEFAULT;
         // SAFETY: `action` can be written to.
-        unsafe { action_call(ptr::null(), &raw mut action) }?;
+        unsafe { action_call(signal, ptr::null(), &raw mut action) }?;
         Ok(action)
     }
 
-    fn install(&self) -> Result<(), Errno> {
+    pub(crate) fn install(&self, signal: c_int) -> Result<(), Errno> {
         // SAFETY: a valid action; its handler is the program's, or ours.
-        unsafe { action_call(self, ptr::null_mut()) }
+        unsafe { action_call(signal, self, ptr::null_mut()) }
     }
 
     fn is_ours(&self) -> bool {
@@ -160,10 +169,10 @@ impl Action {
 }
 
 /// # Safety
-/// As rt_sigaction(2), for SIGSEGV.
-unsafe fn action_call(new: *const Action, old: *mut Action) -> Result<(), Errno> {
+/// As rt_sigaction(2).
+unsafe fn action_call(signal: c_int, new: *const Action, old: *mut Action) -> Result<(), Errno> {
     // SAFETY: by contract.
-    unsafe { syscall!(Sysno::rt_sigaction, SIGNAL, new, old, MASK_BYTES) }.map(drop)
+    unsafe { syscall!(Sysno::rt_sigaction, signal, new, old, MASK_BYTES) }.map(drop)
 }
 
 /// Calls `change` with all signals blocked.
@@ -200,7 +209,7 @@ pub fn install(watcher: Watcher) -> bool {
     }
     without_signals(|| {
         let _changing = CHANGING.lock();
-        let Ok(program) = Action::current() else {
+        let Ok(program) = Action::current(SIGNAL) else {
             return false;
         };
         WATCHER.store(watcher as *const () as usize, Ordering::Relaxed);
@@ -211,10 +220,10 @@ pub fn install(watcher: Watcher) -> bool {
 
 fn put_in_front(program: &Action) -> Result<(), Errno> {
     if program.handler == libc::SIG_IGN {
-        return program.install();
+        return program.install(SIGNAL);
     }
     TARGET.store(program.target(), Ordering::Relaxed);
-    program.in_front().install()
+    program.in_front().install(SIGNAL)
 }
 
 /// The process that [`install`] was called in has forked, and this is the child.
@@ -243,13 +252,13 @@ pub unsafe fn change(new: *const libc::sigaction, old: *mut libc::sigaction) -> 
     let before = without_signals(|| {
         if OWNER.load(Ordering::Relaxed) != process::id() {
             // A `vfork` child: its actions are its own, the memory is its parent's.
-            let before = Action::current()?.seen_by_program();
+            let before = Action::current(SIGNAL)?.seen_by_program();
             return new
-                .map_or(Ok(()), |new| with_restorer(new).install())
+                .map_or(Ok(()), |new| with_restorer(new).install(SIGNAL))
                 .map(|()| before);
         }
         let _changing = CHANGING.lock();
-        let before = Action::current()?.seen_by_program();
+        let before = Action::current(SIGNAL)?.seen_by_program();
         new.map_or(Ok(()), |new| put_in_front(&new))
             .map(|()| before)
     })?;
@@ -336,7 +345,7 @@ unsafe fn die(info: *mut libc::siginfo_t) {
 
 /// Installs the default action. If a filter refuses that, a fault would happen for ever: the process ends.
 fn restore_default() {
-    if Action::DEFAULT.install().is_err() {
+    if Action::DEFAULT.install(SIGNAL).is_err() {
         process::exit_at_once(128 + SIGNAL);
     }
 }

@@ -10,6 +10,7 @@
 //! | [`vm`] | reserve, commit, release and move address space |
 //! | [`loader`] | a `dlopen` that runs before the C library's |
 //! | [`fault`] | a handler of SIGSEGV that runs before the program's |
+//! | [`request_signal`] | a signal by which a user asks for something |
 //! | [`lock`] | futex lock with a rank, usable before libc is ready |
 //! | [`lockstat`] | lock cost by rank; off by default |
 //! | [`rseq`] | per-CPU object stacks: restartable sections and their portable model |
@@ -46,6 +47,7 @@ pub mod membarrier;
 pub mod pages;
 pub mod pressure;
 pub mod process;
+pub mod request_signal;
 pub mod rseq;
 pub mod shared_file;
 pub mod streams;

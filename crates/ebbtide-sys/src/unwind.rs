@@ -9,6 +9,7 @@
 
 mod image;
 mod processor;
+mod rules;
 
 use crate::features::READ_STACK;
 use crate::libc_symbols;
@@ -22,6 +23,8 @@ use gimli::{
 use image::Tables;
 pub use processor::Registers;
 use processor::{COUNT, FRAME, RETURN, STACK, address_of};
+use rules::Rule;
+pub use rules::forget;
 
 type Bytes = EndianSlice<'static, NativeEndian>;
 
@@ -59,10 +62,19 @@ pub fn unwinder() -> Unwinder {
 /// Fills `frames` with return addresses, the innermost first, and returns their number. Those into this library are left out, if it is
 /// not part of the program. `thread` is the number of the calling thread.
 pub fn frames(start: &Registers, thread: u32, frames: &mut [u64]) -> usize {
+    let found = walk(start, thread, frames, true);
+    found.unwrap_or_else(|| walk(start, thread, frames, false).unwrap_or(0))
+}
+
+/// As [`frames`]. `None`: with known rules it does not go on, because a register is needed that these do not restore.
+fn walk(start: &Registers, thread: u32, frames: &mut [u64], uses_rules: bool) -> Option<usize> {
     let mut walk = Walk {
         registers: *start,
         is_call: false,
         window: Window::new(thread),
+        uses_rules,
+        is_partial: false,
+        lacks_register: false,
     };
     let own = image::own();
     let is_own = |pc| own.is_some_and(|own| own.has(pc));
@@ -74,6 +86,9 @@ pub fn frames(start: &Registers, thread: u32, frames: &mut [u64]) -> usize {
         if walk.step().is_none() {
             break;
         }
+        if walk.lacks_register {
+            return None;
+        }
         let pc = walk.registers.pc();
         if !is_own(pc) || is_part {
             frames[count] = pc as u64;
@@ -83,7 +98,7 @@ pub fn frames(start: &Registers, thread: u32, frames: &mut [u64]) -> usize {
             break;
         }
     }
-    count
+    (!walk.lacks_register).then_some(count)
 }
 
 /// A thread's registers at a place of its stack.
@@ -92,6 +107,12 @@ struct Walk {
     /// The address is a return address: the call lies before it.
     is_call: bool,
     window: Window,
+    /// Rules that were kept serve.
+    uses_rules: bool,
+    /// Only the registers of a [`Rule`] are those of this frame.
+    is_partial: bool,
+    /// Another register was needed.
+    lacks_register: bool,
 }
 
 /// What a step finds.
@@ -129,12 +150,44 @@ impl Walk {
 
     fn by_tables(&mut self) -> Step {
         let pc = self.registers.pc() - usize::from(self.is_call);
+        if self.uses_rules
+            && let Some(rule) = rules::find(pc)
+        {
+            return self.by_rule(rule).unwrap_or(Step::Unknown);
+        }
         let Some(tables) = image::of(pc).and_then(|image| image.tables()) else {
             return Step::Unknown;
         };
         self.by_rules(&tables, pc).unwrap_or(Step::Unknown)
     }
 
+    /// By a rule that was kept.
+    fn by_rule(&mut self, rule: Rule) -> gimli::Result<Step> {
+        let Rule::Plain {
+            register,
+            offset,
+            return_at,
+            frame_at,
+        } = rule
+        else {
+            return Ok(Step::Outermost);
+        };
+        self.is_partial = true;
+        let cfa = self.registers.get(register).wrapping_add(offset as usize);
+        let mut caller = self.registers;
+        caller.set(STACK, cfa);
+        if let Some(at) = frame_at {
+            caller.set(FRAME, self.read(cfa.wrapping_add_signed(at.into()))?);
+        }
+        caller.set(
+            RETURN,
+            self.read(cfa.wrapping_add_signed(return_at.into()))?,
+        );
+        caller.return_to(RETURN);
+        Ok(Step::Caller(caller, false))
+    }
+
+    #[inline(never)]
     fn by_rules(&mut self, tables: &Tables, pc: usize) -> gimli::Result<Step> {
         let (frames, bases) = (&tables.frames, &tables.bases);
         let entry = tables.entry(pc)?;
@@ -149,14 +202,19 @@ impl Walk {
         };
         let mut caller = self.registers;
         caller.set(STACK, cfa);
+        let mut plain = Plain::of(row.cfa());
         for (register, rule) in row.registers() {
             let place = usize::from(register.0);
             if place >= COUNT {
                 continue;
             }
+            plain.add(place, rule);
             let value = match rule {
                 // The program's first frame, and that of a thread.
-                RegisterRule::Undefined if place == RETURN => return Ok(Step::Outermost),
+                RegisterRule::Undefined if place == RETURN => {
+                    rules::keep(pc, Rule::Outermost);
+                    return Ok(Step::Outermost);
+                }
                 RegisterRule::Offset(offset) => {
                     self.read(cfa.wrapping_add_signed(*offset as isize))?
                 }
@@ -174,12 +232,20 @@ impl Walk {
             caller.set(place, value);
         }
         caller.return_to(RETURN);
-        Ok(Step::Caller(caller, entry.is_signal_trampoline()))
+        let is_signal = entry.is_signal_trampoline();
+        // A signal frame has all registers.
+        self.is_partial &= !is_signal;
+        if let Some(rule) = plain.rule().filter(|_| !is_signal) {
+            rules::keep(pc, rule);
+        }
+        Ok(Step::Caller(caller, is_signal))
     }
 
-    fn value(&self, register: Register) -> gimli::Result<usize> {
+    fn value(&mut self, register: Register) -> gimli::Result<usize> {
         let place = usize::from(register.0);
-        if place < COUNT {
+        if self.is_partial && ![FRAME, STACK, RETURN].contains(&place) {
+            self.lacks_register = true;
+        } else if place < COUNT {
             return Ok(self.registers.get(place));
         }
         Err(gimli::Error::UnsupportedEvaluation)
@@ -242,8 +308,61 @@ impl Walk {
     }
 }
 
+/// A row of a table that may be a [`Rule`].
+struct Plain {
+    /// The register and the offset of the caller's stack pointer.
+    cfa: Option<(usize, u32)>,
+    return_at: Option<i16>,
+    frame_at: Option<i16>,
+    /// A rule of these two is not an offset.
+    is_other: bool,
+}
+
+impl Plain {
+    fn of(cfa: &CfaRule<usize>) -> Self {
+        let cfa = match cfa {
+            CfaRule::RegisterAndOffset { register, offset } => u32::try_from(*offset)
+                .ok()
+                .map(|offset| (usize::from(register.0), offset)),
+            CfaRule::Expression(_) => None,
+        };
+        Self {
+            cfa,
+            return_at: None,
+            frame_at: None,
+            is_other: false,
+        }
+    }
+
+    fn add(&mut self, place: usize, rule: &RegisterRule<usize>) {
+        let at = match place {
+            RETURN => &mut self.return_at,
+            FRAME => &mut self.frame_at,
+            _ => return,
+        };
+        match rule {
+            RegisterRule::Offset(offset) => {
+                *at = i16::try_from(*offset).ok();
+                self.is_other |= at.is_none();
+            }
+            RegisterRule::SameValue => {}
+            _ => self.is_other = true,
+        }
+    }
+
+    fn rule(self) -> Option<Rule> {
+        let (register, offset) = self.cfa.filter(|_| !self.is_other)?;
+        Some(Rule::Plain {
+            register,
+            offset,
+            return_at: self.return_at?,
+            frame_at: self.frame_at,
+        })
+    }
+}
+
 /// Words of a part of the stack.
-const WINDOW_WORDS: usize = 128;
+const WINDOW_WORDS: usize = 256;
 
 /// Below the first word that is read of a frame, in bytes: words of the same frame that are read next.
 const BELOW_BYTES: usize = 8 * 8;

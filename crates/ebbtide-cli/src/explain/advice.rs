@@ -6,7 +6,9 @@ use ebbtide_tools::out;
 use serde::Serialize;
 
 use super::heap::Sorted;
-use super::parts::{CACHED, DIRTY, HUGE_FILL, IN_SPANS, LAZY, LIVE, Part, UNKNOWN, View, WAITING};
+use super::parts::{
+    CACHED, DIRTY, GUARDED, HUGE_FILL, IN_SPANS, LAZY, LIVE, Part, UNKNOWN, View, WAITING,
+};
 use super::runtimes::Runtime;
 
 /// Something that makes the process smaller.
@@ -152,7 +154,7 @@ struct Setting {
     price: &'static str,
 }
 
-fn settings(amounts: &Amounts<'_>, process: &Process) -> [Setting; 3] {
+fn settings(amounts: &Amounts<'_>, process: &Process) -> [Setting; 4] {
     [
         Setting {
             bytes: amounts.of(&[DIRTY]),
@@ -174,6 +176,12 @@ fn settings(amounts: &Amounts<'_>, process: &Process) -> [Setting; 3] {
             what: "is unused, inside huge pages",
             action: "EBBTIDE_CONF=thp=off".into(),
             price: "the program needs more time for its memory",
+        },
+        Setting {
+            bytes: amounts.of(&[GUARDED]),
+            what: "is in guarded objects, in pages of their own",
+            action: "EBBTIDE_CONF=guard=off".into(),
+            price: "misuse of the heap is not reported",
         },
     ]
 }

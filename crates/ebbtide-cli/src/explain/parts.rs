@@ -34,6 +34,9 @@ pub const PINNED: &str = "pinned";
 /// The name of unused memory inside huge pages.
 pub const HUGE_FILL: &str = "huge_fill";
 
+/// The name of guarded objects.
+pub const GUARDED: &str = "guarded";
+
 /// A part of the resident memory.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Part {
@@ -83,6 +86,12 @@ pub fn all(sides: &Sides, view: &View, about: &About) -> Vec<Part> {
     };
     let rest = [
         (
+            Owner::Guarded,
+            GUARDED,
+            "guarded objects",
+            "live objects of guard, each in pages of its own",
+        ),
+        (
             Owner::PerCpu,
             "percpu",
             "per-CPU data",
@@ -93,6 +102,12 @@ pub fn all(sides: &Sides, view: &View, about: &About) -> Vec<Part> {
             "metadata",
             "records of Ebbtide",
             "records of pages and objects, and the stacks of CPUs' caches",
+        ),
+        (
+            Owner::Profile,
+            "profile",
+            "the profile",
+            "stacks and counts of sampled objects",
         ),
         (
             Owner::Reserve,

@@ -72,8 +72,8 @@ settings! {
     zones => zones: usize = 0;
     /// Bytes between two samples; 0: no sampling.
     profile => profile_rate: usize = 0;
-    /// File for the profile at the end of the process.
-    profile_dump => profile_dump: Path = Path::EMPTY;
+    /// File for the profile at the end of the process, and at a signal.
+    profile_dump => profile_dump: Dump = Dump::NONE;
     /// Only mmap, munmap, mprotect, madvise and futex.
     syscalls => basic_syscalls: bool = false;
     /// The `vfork` guard. Switching it off shows the fault that it prevents.
@@ -174,6 +174,18 @@ impl Read for Path {
     }
 }
 
+impl Read for Dump {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Dump(path, signal) => Self {
+                path: Read::from(Value::Path(path)),
+                signal,
+            },
+            _ => Self::NONE,
+        }
+    }
+}
+
 /// See [`Config::lazyfree`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LazyFree {
@@ -229,6 +241,22 @@ impl Path {
     }
 }
 
+/// See [`Config::profile_dump`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Dump {
+    /// The file; empty when none was set.
+    pub path: Path,
+    /// The number of the signal, or 0.
+    pub signal: u8,
+}
+
+impl Dump {
+    const NONE: Self = Self {
+        path: Path::EMPTY,
+        signal: 0,
+    };
+}
+
 impl Config {
     /// Reads the variable of this process.
     pub fn from_environment() -> Self {
@@ -261,8 +289,8 @@ impl Config {
             refuse(config.exit_detached, "exit=detached");
             refuse(config.guard > 0, "guard");
             (config.workers, config.exit_detached, config.guard) = (0, false, 0);
-            refuse(!config.profile_dump.as_bytes().is_empty(), "profile_dump");
-            config.profile_dump = Path::EMPTY;
+            refuse(config.profile_dump != Dump::NONE, "profile_dump");
+            config.profile_dump = Dump::NONE;
         }
         config
     }
@@ -369,7 +397,7 @@ mod tests {
                     .copied()
                     .find(|&word| word != key.default)
                     .unwrap(),
-                keys::Kind::Path => "/tmp",
+                keys::Kind::Path | keys::Kind::Dump => "/tmp",
                 _ => "7",
             };
             assert_ne!(parse(&item(other)).0, Config::DEFAULT, "{}", key.name);

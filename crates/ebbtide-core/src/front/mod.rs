@@ -231,6 +231,7 @@ unsafe fn start(parts: &'static Parts) -> Result<(), &'static Known> {
     if config.profile_rate != 0 {
         heap.sample(config.profile_rate);
     }
+    heap.take_dump_signal();
     Ok(())
 }
 

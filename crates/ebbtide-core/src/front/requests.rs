@@ -75,6 +75,10 @@ impl Heap {
         rate: usize,
         start: &Registers,
     ) -> Option<Large> {
+        if self.look_for_dump(Releaser::SlowPath) {
+            // The signal made this request due, not chance.
+            return None;
+        }
         let origin = self.origin(start)?;
         let Some(large) = self.allocate_large(size.max(1), align) else {
             self.miss_sample();
@@ -88,6 +92,9 @@ impl Heap {
     /// Makes a large allocation a sampled object, after it was resized.
     #[cold]
     pub fn sample_large(&self, address: usize, size: usize, rate: usize, start: &Registers) {
+        if self.look_for_dump(Releaser::SlowPath) {
+            return;
+        }
         if let Some(origin) = self.origin(start) {
             self.begin_sample(self.region().frame(address), size, rate, &origin);
         }

@@ -2,13 +2,16 @@
 
 use super::pacing::is_time;
 use crate::base::config::{Config, Limit};
+use crate::base::countdown::COUNTDOWN;
+use crate::base::message::Message;
 use crate::base::releaser::Releaser;
 use crate::base::stats;
-use crate::reclaim::Heap;
+use crate::reclaim::{Heap, the_heap};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_interface::keys::{self, Value};
 use ebbtide_interface::page::RELEASE;
 use ebbtide_sys::pressure;
+use ebbtide_sys::request_signal::{self, Problem};
 use ebbtide_zone::FRAME_BYTES;
 
 /// An observer waits no longer than twice this time for a worker.
@@ -81,6 +84,15 @@ impl Control {
     }
 }
 
+/// Notes that a signal asks for a dump: for a worker that sleeps, and for the next request on this CPU.
+fn note_dump() {
+    // SAFETY: the heap has started, and this takes no lock.
+    let heap = unsafe { the_heap() };
+    heap.samples.asked.store(true, Ordering::Relaxed);
+    COUNTDOWN.hurry();
+    heap.workers.nudge();
+}
+
 impl Heap {
     /// Changes a key, given as `key=value`.
     ///
@@ -109,8 +121,8 @@ impl Heap {
                 let done = self.sample(rate as usize);
                 return done.then_some(()).ok_or(KeyProblem::Failed);
             }
-            // At once. The file for the end of the process stays as it is.
-            ("profile_dump", Value::Path(path)) => {
+            // At once. The file for the end of the process stays as it is, and so does the signal.
+            ("profile_dump", Value::Dump(path, 0)) => {
                 return self.dump_profile(path).map_err(|_| KeyProblem::Failed);
             }
             _ => return Err(KeyProblem::Fixed),
@@ -142,8 +154,39 @@ impl Heap {
         }
     }
 
+    /// Takes the signal at which the profile is written, if the user wants that and the signal is free. Otherwise one line says why not.
+    pub fn take_dump_signal(&self) {
+        let signal = self.config.profile_dump.signal;
+        if signal == 0 {
+            return;
+        }
+        if let Err(problem) = request_signal::install(signal.into(), note_dump) {
+            let line = Message::new()
+                .text("profile_dump: nothing is written at signal ")
+                .number(signal.into());
+            match problem {
+                Problem::IsIgnored => line.text(", which this process ignores since its start"),
+                Problem::HasHandler => line.text(", which the program handles itself"),
+                Problem::Refused(error) => line.text(": ").display(&error),
+            }
+            .text("; name another signal")
+            .write();
+        }
+    }
+
+    /// Writes the profile if a signal has asked for it. A slow path leaves that to a worker if it can. Returns whether it was asked for.
+    #[inline]
+    pub fn look_for_dump(&self, by: Releaser) -> bool {
+        let is_asked = self.is_dump_asked();
+        if is_asked && (by.is_worker() || !self.call_worker()) {
+            self.dump_if_asked();
+        }
+        is_asked
+    }
+
     /// Does what an observer asks for. `by` is a worker, or a slow path that hands the request to one if it can.
     pub fn look_for_request(&self, now: u64, by: Releaser) {
+        self.look_for_dump(by);
         if !stats::is_open() || !is_time(&self.control.looked_ms, now, OBSERVER_MS) {
             return;
         }

@@ -186,6 +186,13 @@ impl Workers {
         count > 0
     }
 
+    /// Lets workers that sleep look for requests. A signal handler may call it.
+    pub fn nudge(&self) {
+        if self.asleep.load(Ordering::SeqCst) > 0 {
+            ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
+        }
+    }
+
     /// Makes the first worker in advance, in a call that takes long anyway. While the heap grows, this worker
     /// checks every [`SAMPLE_MS`](ebbtide_zone::plan::pressure::SAMPLE_MS) whether there is much to release, so
     /// that `free` need not even wake it (30 µs). When the heap no longer grows, the checks become rarer, and

@@ -12,6 +12,11 @@ LazyFree: 2048 kB
 Swap: 1024 kB
 60000000-60100000 rw-p 00000000 00:00 0 
 Rss: 100 kB
+61000000-61001000 rw-p 00000000 00:00 0 
+Rss: 4 kB
+61001000-61003000 ---p 00000000 00:00 0 
+62000000-62100000 rw-p 00000000 00:00 0 
+Rss: 16 kB
 7f0000000000-7f0000100000 rw-p 00000000 00:00 0 
 Rss: 900 kB
 7f0001000000-7f0001100000 r-xp 00000000 08:01 9 /usr/lib/libc.so.6
@@ -26,6 +31,8 @@ fn sides() -> Sides {
     let ranges = [
         range(Owner::Heap, 0x4000_0000, 0x5000_0000),
         range(Owner::Records, 0x6000_0000, 0x6010_0000),
+        range(Owner::Guarded, 0x6100_0000, 0x6100_3000),
+        range(Owner::Profile, 0x6200_0000, 0x6210_0000),
     ];
     owners::sort(&parse(MAPS), &ranges, &[])
 }
@@ -53,7 +60,7 @@ fn sum(parts: &[Part]) -> u64 {
     parts.iter().map(|part| part.bytes).sum()
 }
 
-const ALL: u64 = (10240 + 100 + 900 + 600 + 40) << 10;
+const ALL: u64 = (10240 + 100 + 4 + 16 + 900 + 600 + 40) << 10;
 
 #[test]
 fn parts_by_records_are_what_the_kernel_counts() {
@@ -74,6 +81,7 @@ fn parts_by_records_are_what_the_kernel_counts() {
         "{heap:?}"
     );
     assert_eq!(of(&parts, "metadata"), 100);
+    assert_eq!((of(&parts, "guarded"), of(&parts, "profile")), (4, 16));
     assert_eq!(of(&parts, "other_heaps"), 900);
     assert_eq!(of(&parts, "files"), 600);
     assert_eq!(of(&parts, "stacks"), 40);

@@ -7,6 +7,7 @@ use crate::base::message::Message;
 use crate::pages::Pages;
 use core::ffi::CStr;
 use core::slice;
+use core::sync::atomic::Ordering;
 use ebbtide_interface::keys::MAX_PATH_BYTES;
 use ebbtide_interface::profile::{
     AREA_BYTES, FILE_BYTES, FILE_MAGIC, File, NAME_BYTES, VERSION, used_bytes,
@@ -46,10 +47,24 @@ impl Pages {
 
     /// The end of the process: writes the profile if the user wants that, and if there is one.
     pub fn dump_at_end(&self) {
-        let path = self.config.profile_dump;
+        let path = self.config.profile_dump.path;
         if !path.as_bytes().is_empty() && self.samples.table.lock().address().is_some() {
             let _ = self.dump_profile(path.as_bytes());
         }
+    }
+
+    /// Writes the profile if a signal has asked for it.
+    #[inline]
+    pub fn dump_if_asked(&self) {
+        if self.is_dump_asked() && self.samples.asked.swap(false, Ordering::Relaxed) {
+            let _ = self.dump_profile(self.config.profile_dump.path.as_bytes());
+        }
+    }
+
+    /// Whether a signal has asked for a dump.
+    #[inline]
+    pub fn is_dump_asked(&self) -> bool {
+        self.samples.asked.load(Ordering::Relaxed)
     }
 
     fn dump(&self, path: &[u8]) -> Result<(), Errno> {

@@ -32,7 +32,7 @@ use crate::base::stats::{self, Owner};
 use crate::pages::Pages;
 use crate::pages::span::{self, Span};
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use ebbtide_interface::profile::{Area, MAX_FRAMES, NAME_BYTES};
 use ebbtide_interface::records::{Places, sample, span as layout};
 use ebbtide_sys::lock::{Lock, Rank};
@@ -50,6 +50,8 @@ const TURNS: usize = 32;
 pub struct Samples {
     table: Lock<Table>,
     turns: Turns,
+    /// A signal has asked for a dump, which nobody has written yet.
+    pub asked: AtomicBool,
 }
 
 /// The threads that are taking a sample.
@@ -96,6 +98,7 @@ impl Samples {
         Self {
             table: Lock::new(ranks::PROFILE, Table::NONE),
             turns: Turns([const { AtomicUsize::new(0) }; TURNS]),
+            asked: AtomicBool::new(false),
         }
     }
 }
@@ -292,6 +295,7 @@ impl<H: AsRef<Pages>> Source<H> for Profile {
 
     unsafe fn child(&self, heap: &H) {
         heap.as_ref().samples.turns.clear();
+        heap.as_ref().samples.asked.store(false, Ordering::Relaxed);
     }
 
     /// The table may have been in the middle of a change. Samples of the parent stay where they are, and never end.
