@@ -36,6 +36,8 @@ help:
 	@echo 'make fuzz       fuzzers, MINUTES=10 in total; writes docs/results/fuzz-DATE.md'
 	@echo 'make soak       all kinds of work at once for MINUTES=10; writes docs/results/soak-DATE.md'
 	@echo 'make sanitize   valgrind, sanitizers and Miri; writes docs/results/sanitize-DATE.md'
+	@echo 'make suites     tests of glibc, jemalloc, mimalloc, redis and others; ONLY="glibc redis" for some; writes docs/results/suites-DATE.md'
+	@echo 'make big        large programs, with glibc and with Ebbtide; ONLY="nginx java" for some; writes docs/results/big-DATE.md'
 	@echo 'make matrix     kernels and C libraries in emulated machines; ONLY="7.2/2.43 …" for some of them'
 	@echo 'make bench      build the peers and compare single operations with them'
 	@echo 'make lint       formatting, clippy, rustdoc, and whether the docs are true'
@@ -83,6 +85,10 @@ soak: build
 
 sanitize: build
 	scripts/sanitize
+
+# Other people's tests and programs. As root on Debian they install what they need. Half an hour each on 2 CPUs.
+suites big: build
+	$(CARGO) run -q -p ebbtide-tests --bin $@ -- $(ONLY)
 
 bench: build
 	$(MAKE) -C bench/peers
@@ -157,5 +163,5 @@ clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build static demo test fuzz soak sanitize matrix bench lint book packages install install-bench \
-    uninstall clean
+.PHONY: all help need-cargo need-cc build static demo test fuzz soak sanitize suites big matrix bench lint book packages install \
+    install-bench uninstall clean

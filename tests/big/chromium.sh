@@ -1,6 +1,7 @@
 # what: Chromium without a window, in its sandbox: a page with scripts, regular expressions and a canvas
 # needs: chromium:chromium
 # loaded: chromium
+# limit_s: 600
 
 cat > page.html <<'END'
 <!doctype html><title>t</title><p id=p></p><canvas id=c width=200 height=200></canvas>

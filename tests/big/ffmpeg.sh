@@ -1,6 +1,7 @@
 # what: ffmpeg: encodes, filters and decodes with threads
 # needs: ffmpeg:ffmpeg
 # loaded: ffmpeg
+# limit_s: 600
 
 make_it() { ffmpeg -nostdin -v error -threads 2 "$@"; }
 make_it -f lavfi -i testsrc2=duration=3:size=640x360:rate=25 -f lavfi -i sine=frequency=440:duration=3 \

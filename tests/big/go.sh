@@ -1,9 +1,12 @@
 # what: Go with cgo: C memory that goroutines on many threads pass on
 # needs: go:golang-go gcc:gcc
 # loaded: work
+# prepare: yes
+# limit_s: 600
 
-export GOCACHE=$SCRATCH/go-cache GOPATH=$SCRATCH/go GOFLAGS=-mod=mod GO111MODULE=off CGO_ENABLED=1
-cat > work.go <<'END'
+[ "$1" = prepare ] || exec "$SCRATCH/work"
+export GOCACHE=$SCRATCH/go-cache GOPATH=$SCRATCH/go GO111MODULE=off CGO_ENABLED=1
+cat > "$SCRATCH/work.go" <<'END'
 package main
 
 /*
@@ -64,5 +67,4 @@ func main() {
 	time.Sleep(200 * time.Millisecond)
 }
 END
-go build -o work work.go
-./work
+go build -o "$SCRATCH/work" "$SCRATCH/work.go"

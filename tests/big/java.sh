@@ -1,7 +1,10 @@
 # what: a Java virtual machine: direct buffers, threads, compression, child processes
 # needs: javac:default-jdk-headless
 # loaded: java
+# limit_s: 600
+# prepare: yes
 
+[ "$1" = prepare ] || exec java -Xmx256m -XX:MaxDirectMemorySize=256m -cp "$SCRATCH" Work
 cat > Work.java <<'END'
 import java.nio.ByteBuffer;
 import java.util.*;
@@ -45,5 +48,4 @@ public class Work {
     }
 }
 END
-[ -f "$SCRATCH/Work.class" ] || javac -d "$SCRATCH" Work.java
-java -Xmx256m -XX:MaxDirectMemorySize=256m -cp "$SCRATCH" Work
+javac -d "$SCRATCH" Work.java

@@ -1,8 +1,9 @@
-# what: make -j4 over 150 files with gcc
+# what: make -j4 over 500 files with gcc
 # needs: make:make gcc:gcc
 # loaded: make cc1
+# limit_s: 900
 
-for i in $(seq 150); do
+for i in $(seq 500); do
     {
         echo '#include <stdio.h>'
         echo '#include <stdlib.h>'
@@ -15,9 +16,9 @@ for i in $(seq 150); do
 done
 {
     echo '#include <stdio.h>'
-    for i in $(seq 150); do echo "long g$i(long);"; done
+    for i in $(seq 500); do echo "long g$i(long);"; done
     echo 'int main(void) { long s = 0;'
-    for i in $(seq 150); do echo "s += g$i(s + $i);"; done
+    for i in $(seq 500); do echo "s += g$i(s + $i);"; done
     echo 'printf("%ld\n", s); return 0; }'
 } > main.c
 printf 'it: $(patsubst %%.c,%%.o,$(wildcard *.c))\n\t$(CC) $^ -o $@\n%%.o: %%.c\n\t$(CC) -O1 -c $< -o $@\n' > Makefile

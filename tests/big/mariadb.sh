@@ -1,6 +1,7 @@
 # what: MariaDB: a server, 4 clients, joins, an index, dump and restore
 # needs: mariadbd:mariadb-server-core mariadb-install-db:mariadb-server-core mariadb:mariadb-client-core mariadb-dump:mariadb-client
 # loaded: mariadbd
+# limit_s: 900
 
 mariadb-install-db --no-defaults --datadir="$PWD/data" --auth-root-authentication-method=normal --skip-test-db > install.log 2>&1
 mariadbd --no-defaults --datadir="$PWD/data" --socket="$PWD/s" --pid-file="$PWD/pid" --skip-networking --innodb-buffer-pool-size=64M > log 2>&1 &

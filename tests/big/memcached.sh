@@ -1,6 +1,7 @@
 # what: memcached: 4 threads, 8 clients, values of all sizes, more than fit
 # needs: memcached:memcached python3:python3
 # loaded: memcached
+# limit_s: 600
 
 memcached -s "$PWD/s" -m 24 -t 4 -u nobody > log 2>&1 &
 pid=$!

@@ -1,6 +1,7 @@
 # what: nginx: compressed pages to 16 clients, with a reload between
 # needs: nginx:nginx-light ab:apache2-utils
 # loaded: nginx
+# limit_s: 600
 
 port=$((20000 + $$ % 10000))
 mkdir pages

@@ -1,6 +1,7 @@
 # what: PHP: its server with 4 workers, strings, regular expressions and serialisation
 # needs: php:php-cli ab:apache2-utils curl:curl
 # loaded: php
+# limit_s: 600
 
 port=$((30000 + $$ % 10000))
 cat > page.php <<'END'

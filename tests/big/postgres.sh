@@ -1,6 +1,7 @@
 # what: PostgreSQL: initdb, pgbench, a parallel query, kill -9 of a backend, dump and restore
 # needs: psql:postgresql pgbench:postgresql
 # loaded: postgres
+# limit_s: 900
 
 bin=$(ls -d /usr/lib/postgresql/*/bin 2> /dev/null | tail -1)
 [ -x "$bin/postgres" ] || { echo 'no PostgreSQL server'; exit 77; }
@@ -16,6 +17,7 @@ pgbench -i -q -s 2 > pgbench.log 2>&1
 pgbench -c 4 -j 2 -t 250 >> pgbench.log 2>&1
 ask 'select count(*), sum(abalance) = (select sum(bbalance) from pgbench_branches) from pgbench_accounts'
 ask 'explain select count(*) from pgbench_accounts where aid % 3 = 0' | grep -c 'Workers Planned'
+ask 'select count(*), sum(aid) from pgbench_accounts where aid % 3 = 0'
 ask "select count(*), md5(string_agg(x, ',' order by x)) from (select md5(aid::text) x from pgbench_accounts) s"
 
 psql -At -c 'select pg_sleep(60)' > sleep.log 2>&1 &

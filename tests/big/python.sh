@@ -2,16 +2,18 @@
 # needs: python3:python3
 # loaded: python3
 # user: any
-# limit_s: 600
+# limit_s: 900
+# prepare: yes
 
 venv=$CACHE/venv
-if [ ! -f "$venv/complete" ]; then
+if [ "$1" = prepare ] && [ ! -f "$venv/complete" ]; then
     python3 -m venv "$venv" && "$venv/bin/pip" install -q numpy pandas pyarrow duckdb > pip.log 2>&1 || {
         echo "pip cannot install the packages: $(tail -1 pip.log)"
         exit 77
     }
     touch "$venv/complete"
 fi
+[ "$1" != prepare ] || exit 0
 cat > work.py <<'END'
 import concurrent.futures, hashlib, numpy as np, pandas as pd, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq, duckdb
 pa.set_memory_pool(pa.system_memory_pool())

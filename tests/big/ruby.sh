@@ -1,6 +1,7 @@
 # what: Ruby: threads, forks and garbage collections
 # needs: ruby:ruby
 # loaded: ruby
+# limit_s: 600
 
 cat > work.rb <<'END'
 def work(seed)

@@ -81,7 +81,8 @@ pub fn ensure_installed(program: &str, packages: &str) -> bool {
 
 fn apt_get(arguments: &[&str]) -> bool {
     Command::new("timeout")
-        .args(["120", "apt-get"])
+        // Another apt may be at work.
+        .args(["300", "apt-get", "-o", "DPkg::Lock::Timeout=120"])
         .args(arguments)
         .env("DEBIAN_FRONTEND", "noninteractive")
         .stdin(Stdio::null())

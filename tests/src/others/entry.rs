@@ -6,6 +6,8 @@
 //! # needs: gcc:gcc /usr/include/gtest/gtest.h:libgtest-dev      (program or file, and its Debian package)
 //! # loaded: redis-server            (processes in which the library must be seen)
 //! # limit_s: 120                    (time limit of one run)
+//! # conf: harden=on                 (settings of Ebbtide, for suites)
+//! # prepare: yes                    (is called with `prepare` first, which is not measured)
 //! # user: any                       (root will do; otherwise it runs as nobody)
 //! ```
 
@@ -16,7 +18,9 @@ use std::time::Duration;
 
 use crate::{ensure_installed, is_root, results};
 
-const KEYS: [&str; 6] = ["what", "source", "needs", "loaded", "limit_s", "user"];
+const KEYS: [&str; 8] = [
+    "what", "source", "needs", "loaded", "limit_s", "user", "conf", "prepare",
+];
 
 /// A script and its description.
 pub(super) struct Entry {
@@ -94,9 +98,19 @@ impl Entry {
         Duration::from_secs(self.field("limit_s").parse().unwrap_or(180))
     }
 
-    /// Whether it may run as root.
-    pub fn is_for_any_user(&self) -> bool {
-        self.field("user") == "any"
+    /// Settings of Ebbtide for its tests.
+    pub fn conf(&self) -> &str {
+        self.field("conf")
+    }
+
+    /// Whether it prepares what both runs use.
+    pub fn is_prepared(&self) -> bool {
+        self.field("prepare") == "yes"
+    }
+
+    /// Whether root runs it as nobody.
+    pub fn is_for_nobody(&self) -> bool {
+        is_root() && self.field("user") != "any"
     }
 
     /// Installs what is missing, as root on Debian; otherwise says what is missing.

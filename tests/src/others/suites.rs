@@ -6,20 +6,27 @@
 //! ```text
 //! test NAME: COMMAND               must pass
 //! linked NAME: COMMAND             the same; the program links Ebbtide itself. {allocator} becomes ebbtide or glibc
+//! stops NAME: COMMAND              must be ended by SIGABRT or SIGSEGV
 //! differs NAME (REASON): COMMAND   must fail with Ebbtide and pass with glibc
 //! leave NAME (REASON)              is not run
 //! ```
+//!
+//! A script that cannot build its tests here prints why and exits with 77. Any other status but 0 is an error.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::entry::Entry;
 use super::source::{self, Source};
 use super::watch::{self, Seen};
-use super::{cell, each, last_line, machine, repository, section, status};
+use super::{Outcome, Unrun, cell, each, last_line, machine, repository, section, status, unrun};
 use crate::matrix::apt;
 use crate::results;
 
@@ -27,12 +34,15 @@ use crate::results;
 const COVERS: &str = "crates tests/suites tests/src/others";
 /// Preloaded for the control run: some suites link their own allocator, and this puts the C library's in front of it.
 const CONTROL: &str = "libc.so.6";
+/// Time limit of a build.
+const BUILD: Duration = Duration::from_secs(1200);
 
 /// What a line of a script says about a test.
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     Test,
     Linked,
+    Stops,
     Differs(String),
     Leave(String),
 }
@@ -45,7 +55,7 @@ struct Test {
 }
 
 /// The result of a test.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Verdict {
     Passed,
     Failed(String),
@@ -57,16 +67,16 @@ enum Verdict {
 }
 
 /// The results of a suite, or why it did not run.
+#[derive(Serialize, Deserialize)]
 struct Results {
     source: String,
-    tests: Result<Vec<(String, Verdict)>, String>,
+    tests: Result<Vec<(String, Verdict)>, Unrun>,
 }
 
 /// `suites [NAME…]`.
 #[must_use]
 pub fn main(names: &[String]) -> ExitCode {
-    let is_all = names.iter().all(|name| name.trim().is_empty());
-    let done = each("suites", names, run, Results::line, |done| {
+    let done = each("suites", names, run, |done, is_all| {
         for (entry, results) in done {
             for (name, verdict) in results.tests.iter().flatten() {
                 if let Verdict::Failed(why) = verdict {
@@ -86,19 +96,19 @@ pub fn main(names: &[String]) -> ExitCode {
                 .map(|(_, results)| results.count(kind))
                 .sum::<usize>()
         };
-        let not_run = done
-            .iter()
-            .filter(|(_, results)| results.tests.is_err())
-            .count();
+        let (not_run, broken) = unrun(
+            done.iter()
+                .filter_map(|(_, results)| results.tests.as_ref().err()),
+        );
         println!(
-            "suites: {} passed, {} failed, {} differ, {} fail with glibc too, {} not applicable, {not_run} suites not run",
+            "suites: {} passed, {} failed, {} differ, {} fail with glibc too, {} not applicable; {not_run} suites not run, {broken} broken",
             count(0),
             count(1),
             count(2),
             count(3),
             count(4)
         );
-        Ok(count(1) == 0)
+        Ok(count(1) + broken == 0)
     });
     status("suites", done)
 }
@@ -111,6 +121,7 @@ fn run(entry: &Entry, library: &Path) -> Results {
     results.tests = entry
         .ensure_needs()
         .and_then(|()| source::fetch(entry.source()))
+        .map_err(Unrun::NotRun)
         .and_then(|source| {
             results.source.clone_from(&source.label);
             tests_of(entry, &source, library)
@@ -123,41 +134,49 @@ fn tests_of(
     entry: &Entry,
     source: &Source,
     library: &Path,
-) -> Result<Vec<(String, Verdict)>, String> {
-    let dir = empty_directory(&entry.name)?;
-    let build = Command::new("bash")
-        .args(["-euo", "pipefail"])
-        .arg(&entry.script)
-        .current_dir(&dir)
-        .env("SRC", &source.dir)
-        .env("LIBRARY", library)
-        .env("REPOSITORY", repository()?)
-        .env_remove("LD_PRELOAD")
-        .output()
-        .map_err(|e| format!("bash: {e}"))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    fs::write(dir.join("build.log"), &build.stderr).map_err(|e| e.to_string())?;
-    if !build.status.success() {
-        let why = text(&build.stderr);
-        let log = dir.join("build.log");
-        return Err(format!(
-            "the build fails: {} (log: {})",
-            last_line(&why),
-            log.display()
-        ));
-    }
+) -> Result<Vec<(String, Verdict)>, Unrun> {
+    let dir = empty_directory(&entry.name).map_err(Unrun::NotRun)?;
+    let lines = build(entry, source, library, &dir)?;
     let mut done = Vec::new();
-    for line in text(&build.stdout).lines() {
-        let test = Test::parse(line).ok_or(format!("the script prints: {line}"))?;
-        let verdict = test.verdict(entry, &dir, library)?;
+    for line in lines.lines() {
+        let broken = || Unrun::Broken(format!("the script prints: {line}"));
+        let test = Test::parse(line).ok_or_else(broken)?;
+        let verdict = test.verdict(entry, &dir, library).map_err(Unrun::Broken)?;
         if verdict != Verdict::Passed {
             eprintln!("        {}: {verdict:?}", test.name);
         }
         done.push((test.name, verdict));
     }
     match done.is_empty() {
-        true => Err("the script lists no test".into()),
+        true => Err(Unrun::Broken("the script lists no test".into())),
         false => Ok(done),
+    }
+}
+
+/// Runs a script, and returns the lines that it prints.
+fn build(entry: &Entry, source: &Source, library: &Path, dir: &Path) -> Result<String, Unrun> {
+    let mut script = Command::new("bash");
+    script
+        .args(["-euo", "pipefail"])
+        .arg(&entry.script)
+        .current_dir(dir)
+        .env("SRC", &source.dir)
+        .env("LIBRARY", library)
+        .env("REPOSITORY", repository().map_err(Unrun::Broken)?)
+        .env_remove("LD_PRELOAD")
+        .env_remove("EBBTIDE_CONF");
+    let seen = watch::run(&mut script, BUILD).map_err(Unrun::Broken)?;
+    let log = dir.join("build.log");
+    fs::write(&log, &seen.stderr).map_err(|e| Unrun::Broken(e.to_string()))?;
+    if seen.is_skip() {
+        return Err(Unrun::NotRun(last_line(&seen.stdout).to_owned()));
+    }
+    match seen.failure() {
+        Some(why) => Err(Unrun::Broken(format!(
+            "the build fails: {why} (log: {})",
+            log.display()
+        ))),
+        None => Ok(seen.stdout),
     }
 }
 
@@ -187,6 +206,7 @@ impl Test {
         let kind = match word {
             "test" => Kind::Test,
             "linked" => Kind::Linked,
+            "stops" => Kind::Stops,
             "differs" => Kind::Differs(reason.to_owned()),
             "leave" => Kind::Leave(reason.to_owned()),
             _ => return None,
@@ -204,7 +224,10 @@ impl Test {
             return Ok(Verdict::NotApplicable(reason.clone()));
         }
         let pages = tempfile::tempdir().map_err(|e| e.to_string())?;
-        let conf = format!("stats_dir={},dev=pages:all", pages.path().display());
+        let mut conf = format!("stats_dir={},dev=pages:all", pages.path().display());
+        if !entry.conf().is_empty() {
+            conf = format!("{},{conf}", entry.conf());
+        }
         let with = self.run(entry, dir, "ebbtide", |command| {
             command.env("EBBTIDE_CONF", &conf);
             if self.kind != Kind::Linked {
@@ -214,8 +237,8 @@ impl Test {
         if with.is_skip() {
             return Ok(Verdict::NotApplicable(with.failure().unwrap_or_default()));
         }
-        let why = with
-            .failure()
+        let why = self
+            .failure(&with)
             .or_else(|| not_loaded(entry, &with, pages.path()));
         let (why, reason) = match (why, &self.kind) {
             (None, Kind::Differs(reason)) => {
@@ -232,11 +255,25 @@ impl Test {
                 command.env("LD_PRELOAD", CONTROL);
             }
         })?;
-        Ok(match (without.failure(), reason) {
+        Ok(match (self.failure(&without), reason) {
             (Some(why), _) => Verdict::FailsAnyway(why),
             (None, Some(reason)) => Verdict::Differs(reason.clone()),
             (None, None) => Verdict::Failed(why),
         })
+    }
+
+    /// Why a run does not do what the test asks for, if so.
+    fn failure(&self, seen: &Seen) -> Option<String> {
+        if self.kind != Kind::Stops {
+            return seen.failure();
+        }
+        let Some(status) = seen.status else {
+            return seen.failure();
+        };
+        match status.signal() {
+            Some(libc::SIGABRT | libc::SIGSEGV) => None,
+            _ => Some(format!("is not stopped: {status}")),
+        }
     }
 
     /// Runs its command without a shell, which would load the library too.
@@ -301,10 +338,19 @@ impl Results {
             .filter(|(_, verdict)| verdict.number() == number)
             .count()
     }
+}
+
+impl Outcome for Results {
+    fn unrun(why: Unrun) -> Self {
+        Results {
+            source: String::new(),
+            tests: Err(why),
+        }
+    }
 
     fn line(&self) -> String {
         match &self.tests {
-            Err(why) => format!("not run: {why}"),
+            Err(why) => why.line(),
             Ok(tests) => format!(
                 "{} of {} passed, {} failed",
                 self.count(0),
@@ -312,6 +358,10 @@ impl Results {
                 self.count(1)
             ),
         }
+    }
+
+    fn has_run(&self) -> bool {
+        self.tests.is_ok()
     }
 }
 
@@ -334,7 +384,7 @@ fn report(done: &[(Entry, Results)], date: &str) -> String {
         );
         match &results.tests {
             Err(why) => {
-                let _ = writeln!(text, " not run: {} | | | | |", cell(why));
+                let _ = writeln!(text, " {} | | | | |", cell(&why.line()));
             }
             Ok(_) => {
                 for number in 0..5 {
@@ -387,6 +437,7 @@ fn rows(done: &[(Entry, Results)], number: usize) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::ExitStatus;
 
     #[test]
     fn the_lines_of_a_script() {
@@ -395,6 +446,7 @@ mod tests {
         assert_eq!(test("test a: ./a 1 2"), is("a", Kind::Test, "./a 1 2"));
         assert_eq!(test("test a (b): ./a"), is("a (b)", Kind::Test, "./a"));
         assert_eq!(test("linked a: ./a"), is("a", Kind::Linked, "./a"));
+        assert_eq!(test("stops a: ./a"), is("a", Kind::Stops, "./a"));
         let why = || "other text (of all)".to_owned();
         assert_eq!(
             test("differs a (other text (of all)): ./a"),
@@ -416,6 +468,47 @@ mod tests {
         }
     }
 
+    fn seen(status: i32) -> Seen {
+        Seen {
+            status: Some(ExitStatus::from_raw(status)),
+            stdout: String::new(),
+            stderr: String::new(),
+            took: Duration::ZERO,
+            peak_bytes: 0,
+            loaded: BTreeSet::from(["sh".to_owned()]),
+            left: Vec::new(),
+        }
+    }
+
+    fn entry(name: &str) -> Entry {
+        let mut all = super::super::entry::all("suites", &[name]).expect("it is there");
+        all.pop().expect("it is there")
+    }
+
+    #[test]
+    fn a_test_without_the_library_fails() {
+        let pages = tempfile::tempdir().expect("a directory");
+        let missing = |name| not_loaded(&entry(name), &seen(0), pages.path());
+        assert!(missing("glibc").is_some());
+        fs::write(pages.path().join("1"), "").expect("it is written");
+        assert_eq!(missing("glibc"), None);
+        let why = "Ebbtide was not loaded in redis-server".to_owned();
+        assert_eq!(missing("redis"), Some(why));
+    }
+
+    #[test]
+    fn only_a_signal_stops_a_mistake() {
+        let test = Test::parse("stops a: ./a").expect("it is a line");
+        assert_eq!(test.failure(&seen(libc::SIGABRT)), None);
+        assert!(test.failure(&seen(libc::SIGKILL)).is_some());
+        assert!(test.failure(&seen(0)).is_some());
+        let hangs = Seen {
+            status: None,
+            ..seen(0)
+        };
+        assert!(test.failure(&hangs).is_some());
+    }
+
     #[test]
     fn the_report_counts_each_verdict() {
         let tests = vec![
@@ -423,12 +516,11 @@ mod tests {
             ("two".to_owned(), Verdict::Failed("a|b".into())),
             ("three".to_owned(), Verdict::Differs("c".into())),
         ];
-        let entries = super::super::entry::all("suites", &["glibc"]).expect("it is there");
         let results = Results {
             source: "s".into(),
             tests: Ok(tests),
         };
-        let done: Vec<_> = entries.into_iter().zip([results]).collect();
+        let done = [(entry("glibc"), results)];
         let text = report(&done, "2026-01-01");
         assert!(text.contains("| s | 1 | 1 | 1 | 0 | 0 |\n"), "{text}");
         assert!(text.contains("| glibc two | a\\|b |"), "{text}");

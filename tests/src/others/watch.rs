@@ -9,8 +9,11 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Interval of the samples.
+/// Interval while processes end.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// Intervals of the samples: a twentieth of the time so far, within these bounds. A sample reads all of `/proc`.
+const SHORTEST: Duration = Duration::from_millis(5);
+const LONGEST: Duration = Duration::from_millis(100);
 /// Time that processes have to end after the command has ended.
 const GRACE: Duration = Duration::from_secs(3);
 /// Number of samples in which the library is looked for in a process.
@@ -79,7 +82,7 @@ pub(super) fn run(command: &mut Command, limit: Duration) -> Result<Seen, String
             None if start.elapsed() > limit => break None,
             None => watch.sample(),
         }
-        std::thread::sleep(INTERVAL);
+        std::thread::sleep((start.elapsed() / 20).clamp(SHORTEST, LONGEST));
     };
     let took = start.elapsed();
     let grace = if status.is_some() {
