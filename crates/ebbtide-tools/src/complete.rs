@@ -71,7 +71,9 @@ fn items<'a>(item: &str, keys: impl Iterator<Item = &'a Key>) -> Vec<CompletionC
                 Kind::Word(words) => words,
                 Kind::OneOf => &["off", "on", "all"],
                 Kind::Rate => &["off", "on"],
-                Kind::Number(..) | Kind::Size | Kind::SizeOrPercent | Kind::Path => &[],
+                Kind::Number(..) | Kind::Size | Kind::SizeOrPercent | Kind::Path | Kind::Dump => {
+                    &[]
+                }
             };
             let fitting = words.iter().filter(|word| word.starts_with(value));
             found.extend(fitting.map(|word| candidate(format!("{form}{word}"), key.meaning)));
