@@ -197,7 +197,7 @@ pub fn wait(word: &AtomicU32, value: u32, timeout_ms: u64) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     extern crate std;
     use super::*;
     use std::time::{Duration, Instant};
