@@ -284,10 +284,8 @@ fn grow(most: usize) -> Result<u64> {
                 unsafe { block.add(at).write_volatile(1) };
             }
             // SAFETY: inside the block, written in an earlier step or just now.
-            ensure!(
-                unsafe { block.read_volatile() } == 1,
-                "the block has changed"
-            );
+            let first = unsafe { block.read_volatile() };
+            ensure!(first == 1, "the block has changed");
             sum = sum.wrapping_mul(31).wrapping_add(next as u64);
             small.push(Object::new(100));
             size = next;
