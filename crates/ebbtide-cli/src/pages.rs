@@ -189,6 +189,28 @@ pub fn page(name: &str) -> Page {
                 ),
             ],
         ),
+        "ebbtide-service" => (
+            &[
+                (
+                    "0",
+                    "It is done. For status: the service is enabled, and has loaded the library if it runs.",
+                ),
+                ("1", "For status: one of these does not hold."),
+                OWN,
+            ],
+            &[LIB],
+            &[
+                (
+                    "ebbtide service enable redis-server",
+                    "Let a service run under Ebbtide from its next start on:",
+                ),
+                (
+                    "ebbtide service status redis-server",
+                    "See whether it does:",
+                ),
+                ("ebbtide service disable redis-server", "Undo it:"),
+            ],
+        ),
         "ebbtide-metrics" => (
             SIMPLE,
             NONE,

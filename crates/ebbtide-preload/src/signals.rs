@@ -58,16 +58,18 @@ pub unsafe extern "C" fn sigaction(
             }
         };
     }
-    // SAFETY: by contract.
-    if let Some(new) = unsafe { new.as_ref() } {
-        take_from_us(signal, new.sa_sigaction);
-    }
     let Some(next) = SIGACTION.address() else {
         set_errno(libc::ENOSYS);
         return -1;
     };
+    // SAFETY: by contract. Read before `old` is written, which may be the same.
+    let handler = unsafe { new.as_ref() }.map(|new| new.sa_sigaction);
     // SAFETY: the C library's function, or that of a library between.
-    unsafe { transmute::<usize, Sigaction>(next)(signal, new, old) }
+    let result = unsafe { transmute::<usize, Sigaction>(next)(signal, new, old) };
+    if let Some(handler) = handler.filter(|_| result == 0) {
+        take_from_us(signal, handler);
+    }
+    result
 }
 
 /// signal(2), with the semantics of BSD.
@@ -77,13 +79,16 @@ pub unsafe extern "C" fn sigaction(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
     if !is_for_us(signal) {
-        take_from_us(signal, handler);
         let Some(next) = SIGNAL.address() else {
             set_errno(libc::ENOSYS);
             return libc::SIG_ERR;
         };
         // SAFETY: as in `sigaction`.
-        return unsafe { transmute::<usize, Signal>(next)(signal, handler) };
+        let before = unsafe { transmute::<usize, Signal>(next)(signal, handler) };
+        if before != libc::SIG_ERR {
+            take_from_us(signal, handler);
+        }
+        return before;
     }
     // SAFETY: all zeros is an action with an empty mask.
     let (mut new, mut old): (libc::sigaction, libc::sigaction) = unsafe { zeroed() };

@@ -5,15 +5,18 @@
 
 use crate::call::Errno;
 use crate::fault::Action;
+use crate::process;
 use core::ffi::c_int;
 use core::mem::transmute;
-use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 /// Notes a request. It runs in a signal handler: it may store to atomic words and make system calls, and take no lock.
 pub type Note = fn();
 
 static NOTE: AtomicUsize = AtomicUsize::new(0);
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// The process that [`install`] was called in. A `vfork` child has other actions in the same memory.
+static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Why there is no handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,14 +44,16 @@ pub fn install(signal: c_int, note: Note) -> Result<(), Problem> {
     let flags = libc::SA_RESTART | libc::SA_ONSTACK;
     let ours = Action::new(on_signal as *const () as usize, flags);
     ours.install(signal).map_err(Problem::Refused)?;
+    OWNER.store(process::id(), Ordering::Relaxed);
     SIGNAL.store(signal, Ordering::Relaxed);
     Ok(())
 }
 
-/// Says once that the program takes the signal for itself: it sets an action with `handler`.
+/// Says once that the program has taken the signal for itself: it has set an action with `handler`.
 pub fn is_taken_by(signal: c_int, handler: usize) -> bool {
     SIGNAL.load(Ordering::Relaxed) == signal
         && handler != on_signal as *const () as usize
+        && OWNER.load(Ordering::Relaxed) == process::id()
         && SIGNAL.swap(0, Ordering::Relaxed) == signal
 }
 
@@ -62,7 +67,6 @@ unsafe extern "C" fn on_signal(_signal: c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::sync::atomic::AtomicU32;
 
     static NOTED: AtomicU32 = AtomicU32::new(0);
 

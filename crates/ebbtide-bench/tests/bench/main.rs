@@ -64,8 +64,14 @@ fn completions_and_manual_pages() {
         program(&["completions", shell])
             .assert()
             .success()
-            .stdout(says("neighbour").and(says("against")));
+            .stdout(says("EBBTIDE_COMPLETE").and(says("ebbtide-bench")));
     }
+    program(&["--", "ebbtide-bench", "neigh"])
+        .env("EBBTIDE_COMPLETE", "bash")
+        .env("_CLAP_COMPLETE_INDEX", "1")
+        .assert()
+        .success()
+        .stdout("neighbour");
     let dir = tempfile::tempdir().unwrap();
     program(&["man", "--dir", dir.path().to_str().unwrap()])
         .assert()

@@ -10,7 +10,7 @@ use crate::reclaim::{Heap, the_heap};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_interface::keys::{self, Value};
 use ebbtide_interface::page::RELEASE;
-use ebbtide_sys::pressure;
+use ebbtide_sys::{file, pressure};
 use ebbtide_sys::request_signal::{self, Problem};
 use ebbtide_zone::FRAME_BYTES;
 
@@ -174,14 +174,13 @@ impl Heap {
         }
     }
 
-    /// Writes the profile if a signal has asked for it. A slow path leaves that to a worker if it can. Returns whether it was asked for.
+    /// Writes the profile if a signal has asked for it. A worker without descriptors of its own leaves that to a slow path: the program may
+    /// close the file's number, and use it again. Returns whether this call did it.
     #[inline]
     pub fn look_for_dump(&self, by: Releaser) -> bool {
-        let is_asked = self.is_dump_asked();
-        if is_asked && (by.is_worker() || !self.call_worker()) {
-            self.dump_if_asked();
-        }
-        is_asked
+        self.is_dump_asked()
+            && (!by.is_worker() || file::has_own_descriptors())
+            && self.dump_if_asked()
     }
 
     /// Does what an observer asks for. `by` is a worker, or a slow path that hands the request to one if it can.

@@ -188,6 +188,8 @@ impl Workers {
 
     /// Lets workers that sleep look for requests. A signal handler may call it.
     pub fn nudge(&self) {
+        // A worker that is about to sleep or to end notices that.
+        self.wake.fetch_add(1, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) > 0 {
             ebbtide_sys::lock::futex_wake(&self.wake, u32::MAX >> 1);
         }

@@ -136,7 +136,9 @@ pub fn watch(
             limit.as_secs()
         );
         if let Some(rests_at_s) = rests_at {
-            if at_s - rests_at_s <= RESTED_S || rest_mib.is_none() {
+            // After the answer the process ends.
+            let is_at_rest = answer.is_some() && at_s - rests_at_s <= RESTED_S;
+            if is_at_rest || rest_mib.is_none() {
                 rest_mib = Some(mib);
             }
             if at_s - rests_at_s >= rest.as_secs_f64()

@@ -1,19 +1,19 @@
 //! Writes the profile to a file: a copy of the area, and the list of the process's mappings.
 //!
-//! The copy is made under the table's lock, the file is written without it. Nothing is allocated, and the profile stays as it is whatever
+//! The copy is made under the table's lock, the file is written without it, by one thread at a time. Nothing is allocated, and the profile stays as it is whatever
 //! happens to the file.
 
 use crate::base::message::Message;
 use crate::pages::Pages;
 use core::ffi::CStr;
 use core::slice;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use ebbtide_interface::keys::MAX_PATH_BYTES;
 use ebbtide_interface::profile::{
     AREA_BYTES, FILE_BYTES, FILE_MAGIC, File, NAME_BYTES, VERSION, used_bytes,
 };
 use ebbtide_sys::file::{self, Digits};
-use ebbtide_sys::{Errno, clock, process, vm};
+use ebbtide_sys::{Errno, clock, helper, process, vm};
 
 /// Room for the list of mappings. A longer one is cut.
 const MAPS_BYTES: usize = 16 << 20;
@@ -22,14 +22,25 @@ const COPY_BYTES: usize = FILE_BYTES + AREA_BYTES + MAPS_BYTES;
 const PID: &[u8] = b"%p";
 /// A path with that number, and a NUL.
 const PATH_BYTES: usize = MAX_PATH_BYTES + 20 + 1;
+/// How long a dump waits for another one.
+const PATIENCE_MS: u64 = 2000;
 
 impl Pages {
     /// Writes the profile to `path`. If that fails, one line on stderr says why.
     ///
     /// # Errors
-    /// `ENODATA`: sampling was never on. `EPERM`: `syscalls=basic`. Otherwise the error of a system call.
+    /// `ENODATA`: sampling was never on. `EPERM`: `syscalls=basic`. `EBUSY`: another thread writes a dump all the time. Otherwise the error of
+    /// a system call.
     pub fn dump_profile(&self, path: &[u8]) -> Result<(), Errno> {
-        let done = self.dump(path);
+        let mut writer = self.begin_dump();
+        for _ in 0..PATIENCE_MS {
+            if writer.is_some() {
+                break;
+            }
+            helper::pause(1000);
+            writer = self.begin_dump();
+        }
+        let done = writer.map_or(Err(Errno::EBUSY), |_writer| self.dump(path));
         if let Err(error) = done {
             let error: &dyn core::fmt::Display = match error {
                 Errno::ENODATA => &"sampling was never on; set profile=on",
@@ -53,12 +64,19 @@ impl Pages {
         }
     }
 
-    /// Writes the profile if a signal has asked for it.
-    #[inline]
-    pub fn dump_if_asked(&self) {
-        if self.is_dump_asked() && self.samples.asked.swap(false, Ordering::Relaxed) {
+    /// Writes the profile if a signal has asked for it. Returns whether this call did.
+    pub fn dump_if_asked(&self) -> bool {
+        let is_ours = self.is_dump_asked() && self.samples.asked.swap(false, Ordering::Relaxed);
+        if is_ours {
             let _ = self.dump_profile(self.config.profile_dump.path.as_bytes());
         }
+        is_ours
+    }
+
+    /// `None`: another thread writes a dump.
+    fn begin_dump(&self) -> Option<Writer<'_>> {
+        let is_writing = &self.samples.is_writing;
+        (!is_writing.swap(true, Ordering::Acquire)).then_some(Writer(is_writing))
     }
 
     /// Whether a signal has asked for a dump.
@@ -110,6 +128,15 @@ impl Pages {
             return Err(Errno::EFBIG);
         }
         file::write_new(path, content)
+    }
+}
+
+/// The thread that writes a dump.
+struct Writer<'a>(&'a AtomicBool);
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Samples {
     turns: Turns,
     /// A signal has asked for a dump, which nobody has written yet.
     pub asked: AtomicBool,
+    /// A thread writes a dump.
+    is_writing: AtomicBool,
 }
 
 /// The threads that are taking a sample.
@@ -99,6 +101,7 @@ impl Samples {
             table: Lock::new(ranks::PROFILE, Table::NONE),
             turns: Turns([const { AtomicUsize::new(0) }; TURNS]),
             asked: AtomicBool::new(false),
+            is_writing: AtomicBool::new(false),
         }
     }
 }
@@ -294,8 +297,10 @@ impl<H: AsRef<Pages>> Source<H> for Profile {
     fn give_all(&self, _heap: &H, _by: Releaser) {}
 
     unsafe fn child(&self, heap: &H) {
-        heap.as_ref().samples.turns.clear();
-        heap.as_ref().samples.asked.store(false, Ordering::Relaxed);
+        let samples = &heap.as_ref().samples;
+        samples.turns.clear();
+        samples.asked.store(false, Ordering::Relaxed);
+        samples.is_writing.store(false, Ordering::Relaxed);
     }
 
     /// The table may have been in the middle of a change. Samples of the parent stay where they are, and never end.
