@@ -222,11 +222,6 @@ int main(int, char **arguments)
         auto called = reinterpret_cast<void (*)(std::size_t *, std::size_t *)>(dlsym(RTLD_DEFAULT, "operators_called"));
         CHECK(called);
         replaced(called);
-    } else if (mode == "direct") {
-        /* The program's new and malloc come from the same object. */
-        Dl_info one, two;
-        CHECK(dladdr(dlsym(RTLD_DEFAULT, "_Znwm"), &one) && dladdr(dlsym(RTLD_DEFAULT, "malloc"), &two));
-        CHECK(one.dli_fbase == two.dli_fbase);
 #if __cplusplus >= 201703L && __has_include(<memory_resource>)
     } else if (mode == "resource") {
         resource();

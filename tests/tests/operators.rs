@@ -1,8 +1,8 @@
-//! Tests C++'s operators, which the library defines, and the memory resource of its header: `c/operators.cc`.
+//! Tests C++'s operators, which the C++ library defines by `malloc`, and the memory resource of the header: `c/operators.cc`.
 
 use std::path::{Path, PathBuf};
 
-use ebbtide_tests::{Run, cxx_variant, have, only_ebbtide, skip};
+use ebbtide_tests::{Run, cxx_variant, have, skip};
 
 /// The C++ compilers of this machine.
 fn compilers() -> Vec<&'static str> {
@@ -36,15 +36,6 @@ fn without_memory_they_do_what_the_language_says() {
     for compiler in compilers() {
         for conf in ["", "harden=on", "profile=4K"] {
             run(&plain(compiler), "out-of-memory", conf);
-        }
-    }
-}
-
-#[test]
-fn the_operators_are_those_of_malloc() {
-    if only_ebbtide("defines operators") {
-        for compiler in compilers() {
-            run(&plain(compiler), "direct", "");
         }
     }
 }

@@ -9,8 +9,7 @@
 //! | [`info`] | `malloc_trim`, `mallinfo2`, `malloc_info`, `malloc_stats`, `mallopt` |
 //! | [`own`] | `ebb_*`, see `include/ebbtide.h` |
 //! | [`confine`] | `prctl`, `unshare`, `setns`, which apply to one thread or need a single one |
-//! | `loader` | `dlopen`, where glibc is the C library; not in the archive for static programs |
-//! | `operators` | C++'s `operator new` and `operator delete` in all forms; where `dlopen` is |
+//! | `loader` | `dlopen`, and C++'s sized `delete`, where glibc is the C library; not in the archive for static programs |
 //! | `signals` | `sigaction` and `signal`, which leave SIGSEGV to guarded allocations first; where `dlopen` is |
 //! | [`percpu`] | `ebb_percpu_*`, see there |
 #![no_std]
@@ -25,13 +24,6 @@ pub mod info;
     not(feature = "static")
 ))]
 pub mod loader;
-#[cfg(all(
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    target_env = "gnu",
-    target_pointer_width = "64",
-    not(feature = "static")
-))]
-pub mod operators;
 pub mod own;
 pub mod percpu;
 #[cfg(all(
@@ -73,7 +65,6 @@ static BEGIN: extern "C" fn() = {
         ))]
         {
             loader::prepare();
-            operators::prepare();
             signals::prepare();
         }
         if rseq::is_left_to_us() {

@@ -74,11 +74,6 @@ weak!(
 );
 
 weak!(
-    /// C++'s `std::get_new_handler`.
-    new_handler, "_ZSt15get_new_handlerv", ()
-);
-
-weak!(
     /// Locks the list of all streams for the calling thread. The lock is recursive.
     list_lock, "_IO_list_lock", ()
 );

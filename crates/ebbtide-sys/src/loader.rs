@@ -23,8 +23,6 @@
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr;
 
-use crate::libc_symbols;
-
 /// The address and the flags with which the wrapper continues. Two words, which both ABIs return in registers.
 #[repr(C)]
 pub struct Onward {
@@ -93,56 +91,69 @@ macro_rules! define_dlopen {
     };
 }
 
-/// Defines a function that continues with another one, as if its caller had called that: with up to three arguments, and
-/// with the caller's return address. `$find` is an `extern "C" fn() -> usize` that returns the other one's address.
+/// Defines C++'s `operator delete(void *, size_t)` in the crate that calls this. If `$wanted`, an `AtomicBool`, is set, it
+/// calls `$check`, an `extern "C" fn(*mut c_void, usize)`. It continues with the program's `operator delete(void *)`, as the
+/// C++ library does. That operator is a weak reference: a program that calls one of them has both.
 #[cfg(target_arch = "x86_64")]
 #[macro_export]
-macro_rules! define_onward {
-    ($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?, $find:path) => {
+macro_rules! define_sized_delete {
+    ($wanted:path, $check:path) => {
+        /// `operator delete(void *, size_t)`.
+        ///
+        /// # Safety
+        /// `address` is null or comes from `operator new(size)`.
+        #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        unsafe extern "C-unwind" fn $name($($argument: $type),*) $(-> $result)? {
+        pub unsafe extern "C" fn _ZdlPvm(address: *mut core::ffi::c_void, size: usize) {
             core::arch::naked_asm!(
-                "push rdi", // three of them also align the stack for the call
-                "push rsi",
-                "push rdx",
-                "call {find}",
-                "pop rdx",
-                "pop rsi",
+                ".weak _ZdlPv",
+                "cmp byte ptr [rip + {wanted}], 0",
+                "jne 2f",
+                "jmp qword ptr [rip + _ZdlPv@GOTPCREL]",
+                "2:",
+                "push rdi", // also aligns the stack for the call
+                "call {check}",
                 "pop rdi",
-                "jmp rax",
-                find = sym $find,
+                "jmp qword ptr [rip + _ZdlPv@GOTPCREL]",
+                wanted = sym $wanted,
+                check = sym $check,
             )
         }
     };
 }
 
-/// Defines a function that continues with another one, as for the other processor.
+/// Defines C++'s `operator delete(void *, size_t)`, as for the other processor.
 #[cfg(target_arch = "aarch64")]
 #[macro_export]
-macro_rules! define_onward {
-    ($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?, $find:path) => {
+macro_rules! define_sized_delete {
+    ($wanted:path, $check:path) => {
+        /// `operator delete(void *, size_t)`.
+        ///
+        /// # Safety
+        /// `address` is null or comes from `operator new(size)`.
+        #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        unsafe extern "C-unwind" fn $name($($argument: $type),*) $(-> $result)? {
+        pub unsafe extern "C" fn _ZdlPvm(address: *mut core::ffi::c_void, size: usize) {
             core::arch::naked_asm!(
-                "stp x29, x30, [sp, #-48]!",
+                ".weak _ZdlPv",
+                "adrp x16, {wanted}",
+                "ldrb w16, [x16, :lo12:{wanted}]",
+                "cbz w16, 2f",
+                "stp x29, x30, [sp, #-32]!",
                 "mov x29, sp",
-                "stp x0, x1, [sp, #16]",
-                "str x2, [sp, #32]",
-                "bl {find}",
-                "mov x16, x0",
-                "ldr x2, [sp, #32]",
-                "ldp x0, x1, [sp, #16]",
-                "ldp x29, x30, [sp], #48",
+                "str x0, [sp, #16]",
+                "bl {check}",
+                "ldr x0, [sp, #16]",
+                "ldp x29, x30, [sp], #32",
+                "2:",
+                "adrp x16, :got:_ZdlPv",
+                "ldr x16, [x16, :got_lo12:_ZdlPv]",
                 "br x16", // x16: a target with branch protection accepts it
-                find = sym $find,
+                wanted = sym $wanted,
+                check = sym $check,
             )
         }
     };
-}
-
-/// Whether the C++ library was loaded when the loader bound this library's symbols: with the program.
-pub fn has_cxx_library() -> bool {
-    !libc_symbols::new_handler().is_null()
 }
 
 /// Whether exactly one other object defines each of the functions, and the same object all of them.
@@ -182,33 +193,6 @@ pub fn one_object_defines(names: &[&CStr]) -> bool {
     // SAFETY: `visit` has the signature that is asked for, and gets the address of a live value.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut count).cast()) };
     (count.some, count.all) == (1, 1)
-}
-
-/// Whether this library is the first object that defines the function `name`, in load order: the program and all others
-/// find it here.
-///
-/// Only objects in the namespace of this library are searched, and only those with a GNU hash table.
-pub fn is_first_to_define(name: &CStr) -> bool {
-    unsafe extern "C" fn visit(
-        info: *mut libc::dl_phdr_info,
-        _size: libc::size_t,
-        name: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader's own record, and the name passed below; both stay during the call.
-        let (is_own, is_other) = unsafe {
-            let object = Object::new(&*info);
-            let is_own = object.contains(visit as *const () as usize);
-            let name = &**name.cast::<&CStr>();
-            let tables = (!is_own).then(|| object.tables()).flatten();
-            let found = tables.and_then(|tables| tables.find(name, STT_FUNC));
-            (is_own, found.is_some())
-        };
-        // The first of them ends the search.
-        c_int::from(is_own) + 2 * c_int::from(is_other)
-    }
-    let mut name = name;
-    // SAFETY: `visit` has the signature that is asked for, and gets the address of a live value.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut name).cast()) == 1 }
 }
 
 /// The address of the function `name` as the program would see it without this library. The first object behind this

@@ -150,7 +150,9 @@ impl Walk {
 
     fn by_tables(&mut self) -> Step {
         let pc = self.registers.pc() - usize::from(self.is_call);
+        // A frame that is read where it is needs a rule that is certain.
         if self.uses_rules
+            && !self.window.is_trusted
             && let Some(rule) = rules::find(pc)
         {
             return self.by_rule(rule).unwrap_or(Step::Unknown);

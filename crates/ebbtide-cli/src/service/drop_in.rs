@@ -16,6 +16,7 @@ const OWN_FOLDER: &str = "# Its folder was made for it.";
 
 /// The drop-in of a unit, there or not.
 pub struct DropIn {
+    root: PathBuf,
     path: PathBuf,
     name: String,
 }
@@ -25,6 +26,7 @@ impl DropIn {
     pub fn of(root: &Path, name: &str) -> Self {
         let folder = root.join("etc/systemd/system").join(format!("{name}.d"));
         DropIn {
+            root: root.into(),
             path: folder.join("ebbtide.conf"),
             name: name.into(),
         }
@@ -40,7 +42,27 @@ impl DropIn {
         Ok(self.text()?.is_some())
     }
 
+    /// An error if a link of another system leads out of its root, to this system's files.
+    fn stay_inside(&self) -> Result<()> {
+        let root = fs::canonicalize(&self.root);
+        let root = root.with_context(|| format!("cannot read {}", self.root.display()))?;
+        let existing = self.path.ancestors().skip(1).find_map(|folder| {
+            let real = fs::canonicalize(folder).ok()?;
+            Some((folder, real))
+        });
+        match existing {
+            Some((folder, real)) if !real.starts_with(&root) => bail!(
+                "{} leads to {}, outside of {}; make the link relative",
+                folder.display(),
+                real.display(),
+                self.root.display()
+            ),
+            _ => Ok(()),
+        }
+    }
+
     fn text(&self) -> Result<Option<String>> {
+        self.stay_inside()?;
         let shown = self.path.display();
         match fs::read_to_string(&self.path) {
             Ok(text) if text.starts_with(MARK) => Ok(Some(text)),
@@ -157,6 +179,20 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         assert!(drop_in.write(library, &conf).unwrap() && drop_in.remove().unwrap());
         assert!(folder.is_dir());
+    }
+
+    #[test]
+    fn links_do_not_lead_out_of_a_root() {
+        let (root, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let systemd = root.path().join("etc/systemd");
+        fs::create_dir_all(&systemd).unwrap();
+        std::os::unix::fs::symlink(host.path(), systemd.join("system")).unwrap();
+        let drop_in = DropIn::of(root.path(), "a.service");
+        let library = Path::new("/usr/lib/libebbtide.so.0");
+        let told = drop_in.write(library, &Conf::default()).unwrap_err();
+        assert!(told.to_string().contains("outside of"), "{told}");
+        assert!(host.path().read_dir().unwrap().next().is_none());
+        assert!(drop_in.remove().is_err());
     }
 
     #[test]

@@ -10,8 +10,8 @@ use crate::reclaim::{Heap, the_heap};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ebbtide_interface::keys::{self, Value};
 use ebbtide_interface::page::RELEASE;
-use ebbtide_sys::{file, pressure};
 use ebbtide_sys::request_signal::{self, Problem};
+use ebbtide_sys::{file, pressure};
 use ebbtide_zone::FRAME_BYTES;
 
 /// An observer waits no longer than twice this time for a worker.

@@ -1,8 +1,8 @@
 //! Rules of addresses that were unwound lately. Reading the tables again takes most of a microsecond for a frame.
 //!
 //! A place has two words, `address ^ rule` and `rule`. Threads and signal handlers read and write them without a lock. A mixture of two rules
-//! would fit an address only by chance, and makes a stack wrong, not a read unsafe. The same holds for an address whose library was unloaded, until
-//! the next `dlopen` clears the places ([`forget`]).
+//! would fit an address only by chance, and makes a stack wrong, not a read unsafe: what a rule leads to is read by the kernel. The same holds for an
+//! address whose library was unloaded. The next `dlopen` of the program clears the places ([`forget`]).
 
 use super::processor::{FRAME, STACK};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
