@@ -78,7 +78,9 @@ fn check_value(text: &str) {
                     });
                     let number = bytes_of(name).filter(|_| !name.ends_with(char::is_alphabetic));
                     let free = number.filter(|number| keys::FREE_SIGNALS.contains(number));
-                    by_name.map(|found| found.1).or(free.map(|number| number as u8))
+                    by_name
+                        .map(|found| found.1)
+                        .or(free.map(|number| number as u8))
                 };
                 let is_signal = |name: &&str| {
                     !name.is_empty() && name.chars().all(|c| matches!(c, 'A'..='Z' | '0'..='9'))

@@ -33,11 +33,11 @@ fn python_tests(modules: &[&str]) {
     for module in modules {
         let run = || {
             Run::new(&python)
-                .args("-m test -q --timeout 100 -i test_import_from_another_thread")
+                .args("-m test -q --timeout 300 -i test_import_from_another_thread")
                 .arg(module)
                 .env("PYTHONMALLOC", "malloc")
                 .dir(dir.path())
-                .timeout(110)
+                .timeout(310)
         };
         let Err(why) = run().run().verdict() else {
             continue;

@@ -239,7 +239,7 @@ pub unsafe fn cpu_id(rseq_offset: isize) -> i32 {
 }
 
 /// Whether this thread was switched out, or had a signal, since its last section: the kernel then clears the address of the
-/// descriptor. A hint: sections of other code count too.
+/// descriptor. A hint: sections of other code count too, and newer kernels may leave the address of a thread that slept in a system call.
 ///
 /// # Safety
 /// As [`cpu_id`].
