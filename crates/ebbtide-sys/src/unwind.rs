@@ -66,7 +66,8 @@ pub fn frames(start: &Registers, thread: u32, frames: &mut [u64]) -> usize {
     found.unwrap_or_else(|| walk(start, thread, frames, false).unwrap_or(0))
 }
 
-/// As [`frames`]. `None`: with known rules it does not go on, because a register is needed that these do not restore.
+/// As [`frames`]. `None`: with known rules it does not go on, because a register is needed that these do not restore, or the kernel does not read
+/// a frame of this library.
 fn walk(start: &Registers, thread: u32, frames: &mut [u64], uses_rules: bool) -> Option<usize> {
     let mut walk = Walk {
         registers: *start,
@@ -74,7 +75,7 @@ fn walk(start: &Registers, thread: u32, frames: &mut [u64], uses_rules: bool) ->
         window: Window::new(thread),
         uses_rules,
         is_partial: false,
-        lacks_register: false,
+        needs_tables: false,
     };
     let own = image::own();
     let is_own = |pc| own.is_some_and(|own| own.has(pc));
@@ -86,7 +87,7 @@ fn walk(start: &Registers, thread: u32, frames: &mut [u64], uses_rules: bool) ->
         if walk.step().is_none() {
             break;
         }
-        if walk.lacks_register {
+        if walk.needs_tables {
             return None;
         }
         let pc = walk.registers.pc();
@@ -98,7 +99,7 @@ fn walk(start: &Registers, thread: u32, frames: &mut [u64], uses_rules: bool) ->
             break;
         }
     }
-    (!walk.lacks_register).then_some(count)
+    (!walk.needs_tables).then_some(count)
 }
 
 /// A thread's registers at a place of its stack.
@@ -111,8 +112,8 @@ struct Walk {
     uses_rules: bool,
     /// Only the registers of a [`Rule`] are those of this frame.
     is_partial: bool,
-    /// Another register was needed.
-    lacks_register: bool,
+    /// Kept rules do not lead on.
+    needs_tables: bool,
 }
 
 /// What a step finds.
@@ -150,12 +151,15 @@ impl Walk {
 
     fn by_tables(&mut self) -> Step {
         let pc = self.registers.pc() - usize::from(self.is_call);
-        // A frame that is read where it is needs a rule that is certain.
         if self.uses_rules
-            && !self.window.is_trusted
             && let Some(rule) = rules::find(pc)
         {
-            return self.by_rule(rule).unwrap_or(Step::Unknown);
+            // A kept rule is not certain enough to read where it leads to: the kernel reads.
+            let was_trusted = core::mem::take(&mut self.window.is_trusted);
+            let step = self.by_rule(rule).unwrap_or(Step::Unknown);
+            // Where the kernel does not read, the tables know the frames of this library.
+            self.needs_tables |= was_trusted && matches!(step, Step::Unknown);
+            return step;
         }
         let Some(tables) = image::of(pc).and_then(|image| image.tables()) else {
             return Step::Unknown;
@@ -246,7 +250,7 @@ impl Walk {
     fn value(&mut self, register: Register) -> gimli::Result<usize> {
         let place = usize::from(register.0);
         if self.is_partial && ![FRAME, STACK, RETURN].contains(&place) {
-            self.lacks_register = true;
+            self.needs_tables = true;
         } else if place < COUNT {
             return Ok(self.registers.get(place));
         }
