@@ -41,18 +41,7 @@ impl Pages {
             writer = self.begin_dump();
         }
         let done = writer.map_or(Err(Errno::EBUSY), |_writer| self.dump(path));
-        if let Err(error) = done {
-            let error: &dyn core::fmt::Display = match error {
-                Errno::ENODATA => &"sampling was never on; set profile=on",
-                ref error => error,
-            };
-            Message::new()
-                .text("no profile in ")
-                .bytes(path)
-                .text(": ")
-                .display(error)
-                .write();
-        }
+        tell(path, done);
         done
     }
 
@@ -64,11 +53,18 @@ impl Pages {
         }
     }
 
-    /// Writes the profile if a signal has asked for it. Returns whether this call did.
+    /// Writes the profile if a signal has asked for it. While another thread writes one, the request stays. Returns whether this call wrote it.
     pub fn dump_if_asked(&self) -> bool {
-        let is_ours = self.is_dump_asked() && self.samples.asked.swap(false, Ordering::Relaxed);
+        if !self.is_dump_asked() {
+            return false;
+        }
+        let Some(_writer) = self.begin_dump() else {
+            return false;
+        };
+        let is_ours = self.samples.asked.swap(false, Ordering::Relaxed);
         if is_ours {
-            let _ = self.dump_profile(self.config.profile_dump.path.as_bytes());
+            let path = self.config.profile_dump.path.as_bytes();
+            tell(path, self.dump(path));
         }
         is_ours
     }
@@ -76,7 +72,7 @@ impl Pages {
     /// `None`: another thread writes a dump.
     fn begin_dump(&self) -> Option<Writer<'_>> {
         let is_writing = &self.samples.is_writing;
-        (!is_writing.swap(true, Ordering::Acquire)).then_some(Writer(is_writing))
+        (!is_writing.swap(true, Ordering::Acquire)).then(|| Writer(is_writing))
     }
 
     /// Whether a signal has asked for a dump.
@@ -131,6 +127,21 @@ impl Pages {
     }
 }
 
+/// One line on stderr if a dump has failed.
+fn tell(path: &[u8], done: Result<(), Errno>) {
+    let Err(error) = done else { return };
+    let error: &dyn core::fmt::Display = match error {
+        Errno::ENODATA => &"sampling was never on; set profile=on",
+        ref error => error,
+    };
+    Message::new()
+        .text("no profile in ")
+        .bytes(path)
+        .text(": ")
+        .display(error)
+        .write();
+}
+
 /// The thread that writes a dump.
 struct Writer<'a>(&'a AtomicBool);
 
@@ -179,6 +190,20 @@ fn name() -> [u64; 2] {
 mod tests {
     extern crate std;
     use super::*;
+    use crate::alone::alone;
+
+    #[test]
+    fn one_thread_writes_and_a_request_stays_meanwhile() {
+        alone("profile_dump=/dev/null@USR2", |heap| {
+            heap.samples.asked.store(true, Ordering::Relaxed);
+            let writer = heap.begin_dump().expect("nobody writes");
+            assert!(heap.begin_dump().is_none());
+            assert!(!heap.dump_if_asked() && heap.is_dump_asked());
+            drop(writer);
+            assert!(heap.dump_if_asked() && !heap.is_dump_asked());
+            assert!(!heap.dump_if_asked());
+        });
+    }
 
     #[test]
     fn a_path_has_the_number_once() {
