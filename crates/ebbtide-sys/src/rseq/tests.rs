@@ -273,9 +273,29 @@ fn a_thread_knows_that_it_was_switched_out() {
         section::was_switched(offset)
     };
     assert!((0..1000).any(|_| !is_switched()), "not without a reason");
-    std::thread::sleep(std::time::Duration::from_millis(5));
-    // SAFETY: as above.
-    assert!(unsafe { section::was_switched(offset) });
+    // As many busy threads as CPUs, so that this one is preempted. Sleep would not do: newer kernels leave the address of
+    // the descriptor when a thread is switched out in a system call.
+    let done = core::sync::atomic::AtomicBool::new(false);
+    let told = std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            scope.spawn(|| {
+                while !done.load(core::sync::atomic::Ordering::Relaxed) {
+                    core::hint::spin_loop();
+                }
+            });
+        }
+        let told = (0..500).any(|_| {
+            // SAFETY: the rig's stacks are live, and this thread is registered.
+            unsafe { section::pop(&rig.stacks, 0) };
+            let start = std::time::Instant::now();
+            while start.elapsed() < std::time::Duration::from_millis(5) {}
+            // SAFETY: as above.
+            unsafe { section::was_switched(offset) }
+        });
+        done.store(true, core::sync::atomic::Ordering::Relaxed);
+        told
+    });
+    assert!(told, "preempted, and not told");
 }
 
 #[test]
