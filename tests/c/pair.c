@@ -1,7 +1,5 @@
 /* Times malloc and free of one object, to compare C libraries: pair PAIRS [SIZE]
- * Prints the nanoseconds of a pair, the best of ten runs. On an idle machine:
- *   cc -O2 -fno-builtin -D_GNU_SOURCE tests/c/pair.c -o /tmp/pair && LD_PRELOAD=target/release/libebbtide.so /tmp/pair 50000000
- *   musl-gcc ... -o /tmp/pair-musl, then the same */
+ * Prints the nanoseconds of a pair, the best of ten runs. scripts/musl-pair runs it. */
 #include "check.h"
 
 int main(int argc, char **argv)
