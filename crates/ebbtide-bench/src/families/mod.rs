@@ -11,6 +11,7 @@ mod apps;
 mod cluster;
 mod exit;
 mod family;
+mod fleet;
 mod free;
 mod give_back;
 mod lazyfree;
@@ -29,7 +30,7 @@ pub use family::{Asked, Family, Registered};
 
 /// All families in the order in which a report runs them: for each design one that shows it, then the others, short ones
 /// first.
-pub static FAMILIES: [Registered; 11] = [
+pub static FAMILIES: [Registered; 12] = [
     Registered::new::<free::Free>().core(),
     Registered::new::<cluster::Cluster>().core(),
     Registered::new::<exit::Exit>().core(),
@@ -41,6 +42,7 @@ pub static FAMILIES: [Registered; 11] = [
     Registered::new::<reuse::Reuse>(),
     Registered::new::<micro::Micro>(),
     Registered::new::<apps::Apps>(),
+    Registered::new::<fleet::Days>(),
 ];
 
 /// The family that the command line names, if any.
@@ -95,6 +97,7 @@ mod tests {
         has_unique_cases_with_figures::<reuse::Reuse>();
         has_unique_cases_with_figures::<micro::Micro>();
         has_unique_cases_with_figures::<apps::Apps>();
+        has_unique_cases_with_figures::<fleet::Days>();
     }
 
     #[test]

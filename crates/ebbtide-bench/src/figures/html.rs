@@ -9,11 +9,11 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 use ebbtide_tools::out;
 
-use crate::figures::plot::{self, Bar, Line};
+use crate::figures::plot::{self, Bar, Line, Panel};
 use crate::figures::{Measurement, Report, Row, failures, labels, place, tables};
 use crate::harness::Drawn;
 use crate::harness::flags::BenchArgs;
-use crate::harness::peers::{OWN, TWIN};
+use crate::harness::peers::{AGAIN, OWN};
 use crate::measured::Curve;
 
 /// One picture.
@@ -46,6 +46,11 @@ pub fn check_plots(dir: &Path) -> Result<()> {
 
 /// Writes each picture into a file, `FAMILY-CASE-WHAT.svg`.
 pub fn write_plots(dir: &Path, report: &Report) -> Result<()> {
+    if let Some(svg) = overview(report) {
+        let file = dir.join(format!("{}.svg", report.family));
+        fs::write(&file, plot::file(&svg))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
     for case in report.cases() {
         for picture in pictures(report, case) {
             let file = dir.join(format!("{}-{}.svg", report.family, picture.name));
@@ -90,6 +95,18 @@ impl Section<'_> {
         let mut reasons: Vec<String> = self.report.broken_off.iter().cloned().collect();
         reasons.extend(failures::summary(&self.report.failures));
         reasons
+    }
+
+    fn overview(&self) -> Option<Table> {
+        let overview = tables::overview(self.report)?;
+        let names = overview.names.iter().map(|name| labels::allocator(name));
+        let header = ["", ""].map(String::from).into_iter().chain(names);
+        Some(Table {
+            caption: "All cases: figures of the first allocator, and multiples of them, lower is better",
+            header: header.collect(),
+            rows: overview.rows,
+            is_cards: false,
+        })
     }
 
     /// All figures of a case: a row for each allocator, a column for each metric.
@@ -151,17 +168,17 @@ fn pictures(report: &Report, case: &[Measurement]) -> Vec<Picture> {
         (
             "rss",
             "Resident memory of the process",
-            lines(report, id, |c| &c.rss_mib, |c| c.base_mib + c.live_mib),
+            lines(report, id, |c| &c.rss_mib, must_stay),
         ),
         (
             "system",
             "Memory that the system lacks compared with before",
-            lines(report, id, |c| &c.system_mib, |c| c.live_mib),
+            lines(report, id, |c| &c.system_mib, |c| Some(c.live_mib)),
         ),
         (
             "swap",
             "Swap in use",
-            lines(report, id, |c| &c.swap_mib, |_| 0.0),
+            lines(report, id, |c| &c.swap_mib, |_| Some(0.0)),
         ),
     ];
     let over_time = over_time.iter().filter(|(.., lines)| !lines.is_empty());
@@ -211,7 +228,7 @@ fn not_drawn(m: &Measurement) -> Option<String> {
     let others = m
         .results
         .iter()
-        .filter(|row| row.allocator != OWN && row.allocator != TWIN);
+        .filter(|row| row.allocator != OWN && !row.allocator.ends_with(AGAIN));
     let (measured, missing): (Vec<&Row>, Vec<&Row>) = others.partition(|row| row.has_figure());
     if missing.len() > measured.len() {
         let (missing, all) = (missing.len(), missing.len() + measured.len());
@@ -229,14 +246,39 @@ fn not_drawn(m: &Measurement) -> Option<String> {
     shows_nothing.then(|| "every difference is within the noise".into())
 }
 
+/// Resident memory that a process cannot return, where that is known.
+fn must_stay(curve: &Curve) -> Option<f64> {
+    Some(curve.base_mib + curve.live_mib).filter(|mib| *mib > 0.0)
+}
+
+/// Memory over time in all cases, if the report has an overview.
+fn overview(report: &Report) -> Option<String> {
+    report.base.as_ref()?;
+    let panels = report.cases().map(|case| {
+        let mut lines = lines(report, &case[0].case, |c| &c.rss_mib, |_| None);
+        for point in lines.iter_mut().flat_map(|line| &mut line.points) {
+            point.0 /= 60.0;
+        }
+        Panel {
+            name: case[0].case.clone(),
+            lines,
+        }
+    });
+    let panels: Vec<Panel> = panels.filter(|panel| !panel.lines.is_empty()).collect();
+    let title = format!("ebbtide bench {}: memory over time", report.family);
+    let caption = "Memory over time: MiB over minutes (lower is better)";
+    (!panels.is_empty()).then(|| plot::panels(&title, caption, &panels))
+}
+
 /// One line per entry, from the round in the middle by the size at the end, and the reference.
 fn lines(
     report: &Report,
     case: &str,
     of: fn(&Curve) -> &Vec<f64>,
-    must_stay: fn(&Curve) -> f64,
+    must_stay: fn(&Curve) -> Option<f64>,
 ) -> Vec<Line> {
-    let is_drawn = |c: &&Drawn| c.case == case && c.allocator != TWIN && !of(&c.curve).is_empty();
+    let is_drawn =
+        |c: &&Drawn| c.case == case && !c.allocator.ends_with(AGAIN) && !of(&c.curve).is_empty();
     let drawn: Vec<&Drawn> = report.curves.iter().filter(is_drawn).collect();
     let points = |curve: &Curve| -> Vec<(f64, f64)> {
         let step_s = curve.step_ms as f64 / 1e3;
@@ -268,9 +310,10 @@ fn lines(
         is_reference: false,
     };
     // The pages with a live byte are nearly the same in all; Ebbtide's stand for them.
-    let reference = middles.first().map(|(_, curve)| Line {
+    let reference = middles.first().and_then(|(_, curve)| must_stay(curve));
+    let reference = reference.map(|mib| Line {
         name: "must stay".into(),
-        points: [0.0, window_s].map(|at| (at, must_stay(curve))).into(),
+        points: [0.0, window_s].map(|at| (at, mib)).into(),
         is_reference: true,
     });
     middles.iter().map(line).chain(reference).collect()
@@ -348,7 +391,7 @@ mod tests {
             ..Results::default()
         };
         let report = figures::new(Measured::new("f", results), "ebbtide bench f", true);
-        let rss = lines(&report, "c", |c| &c.rss_mib, |c| c.base_mib + c.live_mib);
+        let rss = lines(&report, "c", |c| &c.rss_mib, must_stay);
         assert_eq!(rss.len(), 3);
         assert_eq!(rss[0].points, [(0.0, 100.0), (0.05, 20.0)]);
         assert_eq!(rss[2].points[0].1, 12.0);

@@ -1,6 +1,6 @@
 //! Names for a reader in place of those in JSON and on the command line.
 
-use crate::harness::peers::{self, TWIN};
+use crate::harness::peers::{self, AGAIN};
 
 /// Entries that call the kernel, or that measure a case without the process in question.
 const REFERENCES: [(&str, &str); 3] = [
@@ -33,8 +33,8 @@ fn of(list: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
 
 /// An allocator, or a variant of Ebbtide with its settings.
 pub fn allocator(name: &str) -> String {
-    if name == TWIN {
-        return "Ebbtide again (for the noise)".into();
+    if let Some(once) = name.strip_suffix(AGAIN) {
+        return format!("{} again (for the noise)", allocator(once));
     }
     let Some(settings) = name.strip_prefix("ebbtide") else {
         let known = peers::label(name).or_else(|| of(&REFERENCES, name));
@@ -62,9 +62,9 @@ fn setting(text: &str) -> String {
         .unwrap_or_else(|| text.into())
 }
 
-/// Whether it is another allocator: neither a variant of Ebbtide nor a reference.
+/// Whether it is another allocator: neither a variant of Ebbtide nor a reference, nor there for the noise.
 pub fn is_peer(name: &str) -> bool {
-    !name.starts_with("ebbtide") && of(&REFERENCES, name).is_none()
+    !name.starts_with("ebbtide") && !name.ends_with(AGAIN) && of(&REFERENCES, name).is_none()
 }
 
 /// A sentence or a caption begins with it.
@@ -77,11 +77,14 @@ pub fn capital(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::peers::TWIN;
 
     #[test]
     fn peers_are_neither_variants_nor_references() {
         assert!(is_peer("glibc") && is_peer("/a/lib.so") && !is_peer("munmap"));
         assert!(!is_peer(TWIN) && !is_peer("ebbtide, workers=0"));
+        assert!(!is_peer("glibc (again)"));
+        assert_eq!(allocator(TWIN), "Ebbtide again (for the noise)");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::figures::tables::render;
 use crate::harness::flags::BenchArgs;
-use crate::harness::peers::{OWN, TWIN};
+use crate::harness::peers::{AGAIN, OWN};
 use crate::harness::{Drawn, Results, Series};
 use crate::stats::{self, Spread};
 
@@ -66,6 +66,9 @@ pub struct Report {
     pub machine: Vec<(String, String)>,
     /// One per case and metric, those of a case together.
     pub measurements: Vec<Measurement>,
+    /// The allocator to which an overview of all cases relates the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// How memory went back.
     pub curves: Vec<Drawn>,
     /// Lines below the tables.
@@ -191,6 +194,7 @@ pub fn new(measured: Measured, command: &str, quick: bool) -> Report {
         machine: [version].into_iter().chain(machine::facts()).collect(),
         measurements: series.map(|s| measurement(s, &results)).collect(),
         broken_off: results.broken_off.map(|(_, why)| why),
+        base: results.base.map(String::from),
         curves: results.curves,
         notes: results.notes,
         failures: results.failures,
@@ -211,6 +215,10 @@ fn measurement(series: &Series, results: &Results) -> Measurement {
         let values = at.and_then(|i| series.values[i].as_deref());
         values.unwrap_or_default()
     };
+    // The noise is the difference between an allocator and the same again.
+    let mut names = results.entries.iter().map(|entry| entry.name.as_str());
+    let again = names.find(|name| name.ends_with(AGAIN)).unwrap_or_default();
+    let once = again.trim_end_matches(AGAIN);
     let (own, _) = reached(values_of(OWN));
     let own = own.filter(|own| own.median > 0.0);
     let entries = results.entries.iter().zip(&series.values);
@@ -230,7 +238,7 @@ fn measurement(series: &Series, results: &Results) -> Measurement {
         about: series.about.into(),
         metric: series.metric.id.into(),
         unit: series.metric.unit.into(),
-        noise: stats::noise(values_of(OWN), values_of(TWIN)),
+        noise: stats::noise(values_of(once), values_of(again)),
         results: rows.collect(),
     }
 }
@@ -239,7 +247,7 @@ fn measurement(series: &Series, results: &Results) -> Measurement {
 mod tests {
     use super::*;
     use crate::harness::Metric;
-    use crate::harness::peers::Entry;
+    use crate::harness::peers::{Entry, TWIN};
 
     #[test]
     fn ratio_and_noise() {
@@ -277,6 +285,7 @@ mod tests {
             quick: true,
             machine: vec![("kernel".into(), "1".into())],
             measurements: vec![m],
+            base: None,
             curves: Vec::new(),
             notes: vec!["a note".into()],
             failures: Vec::new(),
@@ -312,6 +321,46 @@ mod tests {
             "{text}"
         );
         assert_eq!(text.matches("not in 9 s").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn an_overview_relates_all_to_the_base() {
+        let series = |case, values: [f64; 4]| Series {
+            case,
+            about: "a",
+            metric: Metric {
+                id: "m",
+                unit: "unit",
+            },
+            values: values.map(|v| Some(vec![v])).to_vec(),
+        };
+        let results = Results {
+            entries: [OWN, "x", "base (again)", "base"]
+                .map(Entry::plain)
+                .to_vec(),
+            series: vec![
+                series("one", [50.0, 104.0, 105.0, 100.0]),
+                series("two", [1.0, 1.0, 1.0, 0.0]),
+            ],
+            rounds: 1,
+            base: Some("base"),
+            ..Results::default()
+        };
+        let report = new(Measured::new("f", results), "ebbtide bench f", false);
+        assert!((report.measurements[0].noise.unwrap() - 0.05).abs() < 1e-9);
+        let overview = tables::overview(&report).unwrap();
+        assert_eq!(overview.names, ["base", "base (again)", OWN, "x"]);
+        let row = ["one", "m", "100", "1.05", "0.50", "≈ 1.04"];
+        assert_eq!(overview.rows[0], row);
+        // Nothing is a multiple of zero.
+        assert_eq!(overview.rows[1][2..], ["0.000", "1.00", "1.00", "1.00"]);
+        let text = render(&report);
+        assert!(
+            text.contains(" m: unit\n") && !text.contains("— a"),
+            "{text}"
+        );
+        let again: Report = serde_json::from_str(&report.json().unwrap()).unwrap();
+        assert_eq!(render(&again), text);
     }
 
     #[test]

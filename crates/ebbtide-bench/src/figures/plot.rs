@@ -1,7 +1,7 @@
 //! Pictures of results as SVG: memory over time, and figures side by side.
 //!
 //! A picture is [`WIDTH`] units wide and its text 13 units high, so the text stays readable where a picture fills the
-//! width of a phone. The templates `curves.svg` and `bars.svg` draw; `plot.css` has the colours of a light page and of
+//! width of a phone. The templates `curves.svg`, `bars.svg` and `panels.svg` draw; `plot.css` has the colours of a light page and of
 //! a dark one.
 
 use std::ops::Range;
@@ -138,6 +138,113 @@ impl Curves<'_> {
     fn early_end(&self, line: &Line) -> Option<(f64, f64)> {
         let (x, y) = line.points.last()?;
         Some((self.x(x), self.y(y))).filter(|(x, _)| *x < ACROSS.end - 1.0)
+    }
+}
+
+/// One of several small plots.
+#[derive(Debug)]
+pub struct Panel {
+    /// Its name, above it.
+    pub name: String,
+    /// Its lines; those of the same name have the same colour in all panels.
+    pub lines: Vec<Line>,
+}
+
+/// Panels side by side.
+const PANELS: usize = 2;
+/// Where the curves of a panel are.
+const PANEL_ACROSS: Range<f64> = 34.0..186.0;
+const PANEL_DOWN: Range<f64> = 18.0..106.0;
+/// Height of a panel with its name and axis.
+const PANEL_ROW: usize = 138;
+
+#[derive(Template)]
+#[template(path = "panels.svg")]
+struct Panels<'a> {
+    frame: Frame,
+    panels: Vec<Small<'a>>,
+    names: Vec<&'a str>,
+    /// Of the list of names.
+    columns: usize,
+    legend: usize,
+}
+
+/// A panel with its axes.
+struct Small<'a> {
+    name: &'a str,
+    /// Each with its colour. The last one is above the others.
+    lines: Vec<(usize, Vec<(f64, f64)>)>,
+    x_axis: Range<f64>,
+    y_axis: Range<f64>,
+}
+
+/// Small plots with a common list of names. The first line of the first panel is Ebbtide's.
+pub fn panels(title: &str, caption: &str, panels: &[Panel]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for line in panels.iter().flat_map(|panel| &panel.lines) {
+        if !names.contains(&line.name.as_str()) {
+            names.push(&line.name);
+        }
+    }
+    let ends = panels.iter().flat_map(|panel| {
+        let highest = |line: &Line| line.points.iter().map(|p| p.1).fold(0.0, f64::max);
+        let told = |line: &Line| {
+            format!(
+                "{}, {}: at most {:.0}",
+                panel.name,
+                line.name,
+                highest(line)
+            )
+        };
+        panel.lines.iter().map(told).collect::<Vec<_>>()
+    });
+    let small = panels.iter().map(|panel| {
+        let points = || panel.lines.iter().flat_map(|line| &line.points);
+        let colour = |line: &Line| names.iter().position(|name| *name == line.name);
+        let lines = panel.lines.iter().rev();
+        Small {
+            name: &panel.name,
+            lines: lines
+                .map(|line| (colour(line).unwrap_or(0) % COLOURS, thinned(&line.points)))
+                .collect(),
+            x_axis: axis(points().map(|p| p.0)),
+            y_axis: axis(points().map(|p| p.1 * HEADROOM)),
+        }
+    });
+    let small = small.collect();
+    let is_short = |name: &&str| width(name) + 40 <= WIDTH / 2;
+    let columns = if names.iter().all(is_short) { 2 } else { 1 };
+    let legend = panels.len().div_ceil(PANELS) * PANEL_ROW + MARGIN;
+    let height = legend + names.len().div_ceil(columns) * ROW;
+    let panels = Panels {
+        frame: Frame::new(title, caption, ends.collect(), height),
+        panels: small,
+        names,
+        columns,
+        legend,
+    };
+    panels.to_string()
+}
+
+/// As many points as a panel can show, the highest of each part.
+fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let room = (PANEL_ACROSS.end - PANEL_ACROSS.start) as usize;
+    let parts = points.chunks(points.len().div_ceil(room).max(1));
+    let highest = parts.filter_map(|part| {
+        part.iter()
+            .copied()
+            .reduce(|a, b| if b.1 > a.1 { b } else { a })
+    });
+    highest.collect()
+}
+
+impl Small<'_> {
+    fn x(&self, value: &f64) -> f64 {
+        place(*value, &self.x_axis, PANEL_ACROSS)
+    }
+
+    fn y(&self, value: &f64) -> f64 {
+        place(*value, &self.y_axis, PANEL_DOWN.end..PANEL_DOWN.start)
     }
 }
 
@@ -330,6 +437,31 @@ mod tests {
         assert_eq!(rectangles(&two), rectangles(&one) + 1);
         let long = bars("t", "c", &[bar(&"x".repeat(99), None)]);
         assert!(long.contains("x…</text>") && long.contains(&"x".repeat(99)));
+    }
+
+    #[test]
+    fn panels_share_colours_and_names() {
+        let falls = [(0.0, 100.0), (9.0, 10.0)];
+        let panel = |name: &str, lines: &[&str]| Panel {
+            name: name.into(),
+            lines: lines.iter().map(|name| line(name, &falls, false)).collect(),
+        };
+        let three = [
+            panel("one & one", &["a", "b"]),
+            panel("two", &["b"]),
+            panel("three", &[]),
+        ];
+        let drawn = panels("t", "memory, MiB", &three);
+        // Three lines, and two in the list of names.
+        assert_eq!(drawn.matches("<polyline class=\"c0\"").count(), 2);
+        assert_eq!(drawn.matches("<polyline class=\"c1\"").count(), 3);
+        assert!(drawn.contains("one &#38; one") && drawn.contains("two, b: at most 100"));
+        assert!(!drawn.contains("NaN") && !drawn.contains("inf"));
+        // Ebbtide's line is above the others.
+        assert!(drawn.find("\"c1\"").unwrap() < drawn.find("\"c0\"").unwrap());
+        let many: Vec<(f64, f64)> = (0..1000).map(|n| (n as f64, (n % 7) as f64)).collect();
+        let few = thinned(&many);
+        assert!((100..=152).contains(&few.len()) && few.iter().all(|p| p.1 == 6.0));
     }
 
     #[test]

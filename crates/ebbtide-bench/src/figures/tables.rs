@@ -3,11 +3,14 @@
 //! A case with one metric has a table with quartiles; one with more has a column
 //! per metric, each figure with its ratio to Ebbtide's.
 
+use std::iter::repeat;
+
 use askama::Template;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
 use crate::figures::{Measurement, Report, Row};
+use crate::harness::peers::{AGAIN, OWN};
 
 /// Wider tables are cut into parts of so many metrics.
 const COLUMNS: usize = 4;
@@ -37,6 +40,24 @@ impl Results<'_> {
         lines(table)
     }
 
+    /// All figures in one table, if the report relates them to one allocator; below it the meaning of the rows.
+    fn overview(&self) -> Option<String> {
+        let overview = overview(self.report)?;
+        let names = overview.names.iter().map(|name| (*name).to_owned());
+        let mut table = Table::new();
+        table.set_header(["", ""].map(String::from).into_iter().chain(names));
+        table.add_rows(overview.rows);
+        let mut text = lines(table) + "\n";
+        let mut told: Vec<&str> = Vec::new();
+        for m in &self.report.measurements {
+            if !told.contains(&m.metric.as_str()) {
+                told.push(&m.metric);
+                text += &format!(" {}: {}\n", m.metric, m.unit);
+            }
+        }
+        Some(text)
+    }
+
     fn matrix(&self, metrics: &[Measurement]) -> String {
         let mut table = Table::new();
         let names = metrics.iter().map(|m| m.metric.as_str());
@@ -49,6 +70,52 @@ impl Results<'_> {
         table.add_row(["A/A noise".to_owned()].into_iter().chain(noises));
         lines(table)
     }
+}
+
+/// All cases in one table.
+pub struct Overview<'a> {
+    /// The allocators: the base, the base again, Ebbtide, the others.
+    pub names: Vec<&'a str>,
+    /// Case, metric, the base's figure, and the others' as multiples of it.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// None if the report relates nothing to a base.
+pub fn overview(report: &Report) -> Option<Overview<'_>> {
+    let base = report.base.as_deref()?;
+    let mut names: Vec<&str> = Vec::new();
+    for row in report.measurements.iter().flat_map(|m| &m.results) {
+        if !names.contains(&row.allocator.as_str()) {
+            names.push(&row.allocator);
+        }
+    }
+    names.sort_by_key(|name| (*name != base, !name.ends_with(AGAIN), *name != OWN));
+    let rows = report.cases().flat_map(|case| {
+        let firsts = [case[0].case.as_str()].into_iter().chain(repeat(""));
+        case.iter().zip(firsts).map(|(m, first)| {
+            let row = |name: &str| m.results.iter().find(|row| row.allocator == name);
+            let base_is = row(base).and_then(|row| row.spread).map(|s| s.median);
+            let cells = names.iter().map(|name| {
+                let Some(row) = row(name) else {
+                    return String::new();
+                };
+                let of_base = row.spread.zip(base_is).map(|(s, base)| s.median / base);
+                match of_base {
+                    Some(_) if *name == base => median(report, row),
+                    // The pair itself is the noise.
+                    Some(r) if r.is_finite() && name.ends_with(AGAIN) => factor(r),
+                    Some(r) if r.is_finite() => ratio(m, r),
+                    _ => median(report, row),
+                }
+            });
+            [first.to_owned(), m.metric.clone()]
+                .into_iter()
+                .chain(cells)
+                .collect()
+        })
+    });
+    let rows = rows.collect();
+    Some(Overview { names, rows })
 }
 
 /// Without frame, numbers to the right.

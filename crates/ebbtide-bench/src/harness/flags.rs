@@ -23,8 +23,8 @@ pub struct BenchArgs {
     /// (default: every peer that is installed)
     #[arg(long, value_name = "NAME|PATH", num_args = 1.., add = ArgValueCompleter::new(peers::candidates))]
     pub against: Vec<String>,
-    /// Only cases whose name contains this text
-    #[arg(long, value_name = "TEXT")]
+    /// Only cases whose name contains this text, or one of several with commas between them
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Rounds, each with one process per case and allocator
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -58,6 +58,11 @@ pub trait Run: Debug {
     /// Runs one process, or several that belong together, under the entry's allocator. Returns the figures.
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output>;
 
+    /// Runs all entries at the same time, where that is the work. Returns a result for each.
+    fn together(&self, _starter: &Starter, _entries: &[&Entry]) -> Option<Vec<Result<Output>>> {
+        None
+    }
+
     /// Minimum time for which one measurement waits.
     fn idle(&self) -> Duration {
         Duration::ZERO
@@ -143,6 +148,8 @@ pub struct Results {
     pub wait: Duration,
     /// Number of rounds that were begun.
     pub rounds: u32,
+    /// The entry to which an overview of all cases relates the others; none without an overview.
+    pub base: Option<&'static str>,
     /// The signal that interrupted the run, and when.
     pub broken_off: Option<(libc::c_int, String)>,
 }
@@ -158,6 +165,25 @@ pub fn select(cases: &mut Vec<Case>, only: &[String]) -> Result<()> {
         bail!("--only matches no case; the cases are: {}", all.join(", "));
     }
     Ok(())
+}
+
+/// Removes the cases for which something is missing. Returns a note for each, with its remedy.
+pub fn leave_out(
+    cases: &mut Vec<Case>,
+    missing: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    cases.retain(|case| match missing(case.id) {
+        Some(missing) => {
+            let note = format!("{} is left out: {missing}", case.id);
+            out::warning(&note);
+            notes.push(note);
+            false
+        }
+        None => true,
+    });
+    ensure!(!cases.is_empty(), "no case is left: {}", notes.join("; "));
+    Ok(notes)
 }
 
 /// Runs `cases` for `rounds` rounds, after touching `warm_bytes` of memory once.
@@ -203,18 +229,21 @@ pub fn run(
         let round = results.rounds;
         results.rounds += 1;
         for (c, case) in cases.iter().enumerate() {
-            for e in order(kept.len(), round as usize * cases.len() + c) {
-                if !(kept[e].takes)(case.id) {
-                    continue;
-                }
+            let mut order = order(kept.len(), round as usize * cases.len() + c);
+            order.retain(|&e| (kept[e].takes)(case.id));
+            progress.begin(case.id.to_owned());
+            let turn: Vec<&Entry> = order.iter().map(|&e| &kept[e]).collect();
+            let mut outputs = case.run.together(&starter, &turn).map(Vec::into_iter);
+            for e in order {
                 if interrupt::came().is_some() {
                     break 'rounds;
                 }
                 let entry = &kept[e];
+                let output = outputs.as_mut().and_then(Iterator::next);
                 progress.begin(format!("{} {}", case.id, entry.name));
                 let is_broken = &mut broken[c][e];
                 if !*is_broken {
-                    let output = case.run.measure(&starter, entry);
+                    let output = output.unwrap_or_else(|| case.run.measure(&starter, entry));
                     match output.and_then(|output| checked(output, &mut checksums[c])) {
                         Ok(output) => keep(&mut results, case, e, round, output),
                         // This program ended the process.

@@ -39,8 +39,11 @@ static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
 
 /// The name of a known peer for a reader.
 pub fn label(name: &str) -> Option<&'static str> {
-    let known = KNOWN.iter().find(|known| known.name == name);
-    known.map(|known| known.label)
+    known(name).map(|known| known.label)
+}
+
+fn known(name: &str) -> Option<&'static Known> {
+    KNOWN.iter().find(|known| known.name == name)
 }
 
 fn names() -> String {
@@ -153,6 +156,8 @@ pub fn known_list() -> String {
 pub const OWN: &str = "ebbtide";
 /// Name of the second entry: the same library again.
 pub const TWIN: &str = "ebbtide (again)";
+/// End of the name of an entry that is there again, for the noise.
+pub const AGAIN: &str = " (again)";
 
 /// The rotation: Ebbtide, Ebbtide again, then the peers that the user named, or all that are installed. With
 /// `is_waiting`, they have the settings that matter only if time passes.
@@ -178,8 +183,42 @@ pub fn rotation(args: &BenchArgs, is_waiting: bool) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
+/// Ebbtide, then `base` and the same again for the noise, then the peers that the user named, or the first of each group
+/// that is installed.
+pub fn one_of_each(args: &BenchArgs, base: &str, groups: &[&[&str]]) -> Result<Vec<Entry>> {
+    let own = library::find(args.lib.lib.as_deref())?;
+    let folders = folders();
+    let first = named(base, &folders)?;
+    let again = Entry {
+        name: format!("{base}{AGAIN}"),
+        ..first.clone()
+    };
+    let own = Entry {
+        is_own: true,
+        ..Entry::path(OWN, own)
+    };
+    let mut entries = vec![own, first, again];
+    for name in args.against.iter().filter(|name| *name != base) {
+        entries.push(named(name, &folders)?);
+    }
+    if args.against.is_empty() {
+        for group in groups {
+            let known = group.iter().filter_map(|name| known(name));
+            let entries_of = known.map(|known| known.entry(&folders));
+            match entries_of.reduce(|first, next| first.or(next)) {
+                Some(Ok(entry)) => entries.push(entry),
+                Some(Err(error)) => {
+                    out::warning(&format!("{} is left out: {error}", group.join(" or ")));
+                }
+                None => {}
+            }
+        }
+    }
+    Ok(entries)
+}
+
 fn named(name: &str, folders: &[PathBuf]) -> Result<Entry> {
-    if let Some(known) = KNOWN.iter().find(|known| known.name == name) {
+    if let Some(known) = known(name) {
         let entry = known.entry(folders);
         return entry.with_context(|| format!("--against {name}"));
     }
@@ -266,6 +305,30 @@ mod tests {
         assert!((one.takes)("a") && !(one.takes)("b") && (own.takes)("b"));
         assert_eq!(one.name, "ebbtide, workers=0");
         assert_eq!(Entry::reference("munmap", ANY).method, "munmap");
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    #[test]
+    fn the_base_is_there_twice() {
+        // Any file stands for the library here.
+        let line = ["bench", "--lib", "/proc/self/exe"];
+        let names = |against: &[&str], groups: &[&[&str]]| -> Vec<String> {
+            let words = line.iter().chain(against);
+            let args = <Line as clap::Parser>::parse_from(words).args;
+            let entries = one_of_each(&args, "glibc", groups).unwrap();
+            entries.into_iter().map(|entry| entry.name).collect()
+        };
+        let three = [OWN, "glibc", "glibc (again)"];
+        assert_eq!(names(&["--against", "glibc"], &[&["mimalloc3"]]), three);
+        assert_eq!(names(&[], &[&["nonesuch"]]), three);
+        // The C library is always there.
+        let found = names(&[], &[&["nonesuch", "glibc", "jemalloc"]]);
+        assert_eq!(found[3..], ["glibc"]);
     }
 
     #[test]

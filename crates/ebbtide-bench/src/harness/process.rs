@@ -59,6 +59,16 @@ impl Starter {
         command
     }
 
+    /// The same for a shell that starts other programs. Some are linked with an allocator, as Debian's redis-server is
+    /// with jemalloc: without a library to preload, the C library comes before it.
+    pub fn shell(&self, entry: &Entry, conf: &str) -> Command {
+        let mut command = self.command(Path::new("/bin/sh"), entry, conf);
+        if entry.library.is_none() {
+            command.env("LD_PRELOAD", "libc.so.6");
+        }
+        command
+    }
+
     /// This program as a measured process that runs the named case. If `conf` has `thp=off`, the process has no huge
     /// pages under any allocator.
     pub fn worker(&self, case: &str, amount: u64, entry: &Entry, conf: &str) -> Command {
@@ -96,6 +106,13 @@ impl Starter {
             _ => Ok(()),
         }
     }
+}
+
+/// The file of a program, if it is installed.
+pub fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&path).map(|dir| dir.join(name));
+    files.find(|file| file.is_file())
 }
 
 /// The library's own default.

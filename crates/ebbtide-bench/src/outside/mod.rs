@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `observe`, `sample` | watches a process while its memory returns; one sample |
 //! | `pidfd` | processes by descriptor |
+//! | `tree` | a process with all below it |
 //! | `interrupt` | interruption by a signal |
 //! | `swap` | swap and a memory cgroup for the time of a run |
 
@@ -12,3 +13,4 @@ pub mod observe;
 pub mod pidfd;
 pub mod sample;
 pub mod swap;
+pub mod tree;

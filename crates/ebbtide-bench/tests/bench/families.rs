@@ -219,3 +219,55 @@ fn bench_apps_watches_programs_and_shapes() {
         .code(125)
         .stderr(says("--sealed"));
 }
+
+/// A workload with three copies for a few seconds: all figures, the same again for the noise, and a picture.
+#[test]
+fn bench_fleet_compares_copies_that_are_busy_in_turn() {
+    let Some(lib) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let measure = |more: &[&str]| {
+        let mut command = program(&["fleet", "--quick"]);
+        command.args([
+            "--lib",
+            lib,
+            "--against",
+            "glibc",
+            "--only",
+            "sidecars,nonesuch",
+        ]);
+        command.args(more);
+        command
+    };
+    let plots = dir.path().to_str().unwrap();
+    let output = measure(&["--minutes", "0.1", "--json", "--plots", plots]).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let v: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(v["base"], "glibc");
+    for metric in ["mib_h", "peak_mib", "p50_ms", "p99_ms"] {
+        let found = values(&v, "sidecars", metric);
+        let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["ebbtide", "glibc", "glibc (again)"]);
+        assert!(
+            found.iter().all(|(_, value)| value.unwrap() > 0.0),
+            "{found:?}"
+        );
+    }
+    // Four servers of python need more than 10 MiB, and all copies did the same.
+    let peaks = values(&v, "sidecars", "peak_mib");
+    assert!(
+        peaks.iter().all(|(_, mib)| mib.unwrap() > 10.0),
+        "{peaks:?}"
+    );
+    assert_eq!(v["curves"].as_array().unwrap().len(), 3);
+    let plot = fs::read_to_string(dir.path().join("fleet.svg")).unwrap();
+    assert!(plot.contains("sidecars") && !plot.contains("again"));
+    measure(&["--minutes", "0.05"])
+        .assert()
+        .success()
+        .stdout(says("mib_h").and(says("glibc (again)")));
+    measure(&["--minutes", "0"])
+        .assert()
+        .code(125)
+        .stderr(says("minutes"));
+}

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use ebbtide_tools::{out, values};
+use ebbtide_tools::values;
 
 use crate::families::Family;
 use crate::harness::flags::BenchArgs;
@@ -80,16 +80,7 @@ fn cases(args: &AppsArgs) -> Result<(Vec<Case>, Vec<String>)> {
             closed.join(", ")
         );
     }
-    cases.retain(|case| match program::missing(case.id) {
-        Some(missing) => {
-            let note = format!("{} is left out: {missing}", case.id);
-            out::warning(&note);
-            notes.push(note);
-            false
-        }
-        None => true,
-    });
-    ensure!(!cases.is_empty(), "no case is left: {}", notes.join("; "));
+    notes.extend(harness::leave_out(&mut cases, program::missing)?);
     Ok((cases, notes))
 }
 

@@ -3,8 +3,6 @@
 //! A script's last line is `done N`, and N is the same whenever the script did its work. [`watch`](super::watch)
 //! describes the marks that it may print before.
 
-use std::env;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -12,7 +10,7 @@ use anyhow::{Context, Result};
 use super::watch::watch;
 use crate::harness::Run;
 use crate::harness::peers::Entry;
-use crate::harness::process::{Starter, TIMEOUT};
+use crate::harness::process::{Starter, TIMEOUT, on_path};
 use crate::measured::Output;
 
 /// A script: its case, its text, the programs that it needs, and the command that installs them.
@@ -72,9 +70,7 @@ fn script(case: &str) -> Option<&'static Script> {
 /// Why the program of a case cannot run here, with a remedy.
 pub fn missing(case: &str) -> Option<String> {
     let (_, _, needs, remedy) = script(case)?;
-    let path = env::var_os("PATH").unwrap_or_default();
-    let is_there = |name: &&&str| env::split_paths(&path).any(|dir| dir.join(name).is_file());
-    let missing = needs.iter().find(|name| !is_there(name))?;
+    let missing = needs.iter().find(|name| on_path(name).is_none())?;
     Some(format!("{missing} is missing ({remedy})"))
 }
 
@@ -102,7 +98,7 @@ impl Program {
 
 impl Run for Program {
     fn measure(&self, starter: &Starter, entry: &Entry) -> Result<Output> {
-        let mut command = starter.command(Path::new("/bin/sh"), entry, "");
+        let mut command = starter.shell(entry, "");
         let scale = if self.is_quick { "1" } else { "4" };
         command.args(["-c", self.text, "sh", scale]);
         let (last, figures) = watch(command, self.rest, self.rest + TIMEOUT)?;

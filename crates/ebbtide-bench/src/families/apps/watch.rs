@@ -10,18 +10,17 @@
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ebbtide_tools::proc::{self, children_of_main_thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::measured::MIB;
 use crate::measured::calls::{cpu_us, now_ns, page_bytes, wait_with_usage};
 use crate::outside::observe::parse_mark;
+use crate::outside::tree::Group;
 
 /// Time between two samples.
 const STEP: Duration = Duration::from_millis(5);
@@ -95,18 +94,6 @@ fn cpu_s(pid: u32) -> Option<f64> {
     Some(ticks as f64 / per_s as f64)
 }
 
-/// A process group that is ended when this is dropped.
-struct Group(Child);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
-            let _ = kill_process_group(pid, Signal::KILL);
-        }
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs a case to its end, which must come within `limit`. Returns its last line and the figures.
 pub fn watch(
     mut command: Command,
@@ -117,9 +104,8 @@ pub fn watch(
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(errors.try_clone()?)
-        .process_group(0);
-    let mut group = Group(command.spawn().context("cannot start")?);
+        .stderr(errors.try_clone()?);
+    let mut group = Group::start(&mut command)?;
     let began_s = now_s();
     let mut memory = Memory::new();
     let (mut rests_at, mut cpu, mut rest_mib) = (None, None, None);

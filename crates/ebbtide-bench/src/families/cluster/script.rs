@@ -41,7 +41,7 @@ impl Run for Script {
         let counts = entry.is_own() && entry.conf.contains("lockstat");
         let conf = format!("stats_dir={},dev=pages:all", pages.path().display());
         let conf = if counts { &conf } else { "" };
-        let command = starter.command(Path::new("/bin/sh"), entry, conf);
+        let command = starter.shell(entry, conf);
         run(
             command,
             self.name,
