@@ -54,8 +54,12 @@ need-cargo:
 need-cc:
 	@command -v $(CC) >/dev/null || { echo '$(CC) not found: install a C compiler (Debian: apt install gcc libc6-dev)'; exit 1; }
 
-build: need-cargo need-cc
-	$(CARGO) build --release -p ebbtide-preload -p ebbtide-cli -p ebbtide-bench
+build: library
+	$(CARGO) build --release -p ebbtide-cli -p ebbtide-bench
+
+# The library alone, with a link to it by its soname.
+library: need-cargo need-cc
+	$(CARGO) build --release -p ebbtide-preload
 	ln -sfn libebbtide.so '$(TARGET)/release/$(SONAME)'
 
 # libebbtide.a, for static programs of glibc and of musl: cc -static prog.c libebbtide.a
@@ -68,18 +72,21 @@ demo: build
 test: need-cargo need-cc
 	scripts/test
 
+# For scripts/test: all tests, and the programs, as debug builds.
+tests: need-cargo
+	$(CARGO) test --workspace --no-run
+
 # An interrupted run goes on where it was. Some 40 minutes on 2 CPUs.
-matrix: need-cargo need-cc
-	$(CARGO) build --release -p ebbtide-preload
+matrix: library
 	scripts/aarch64
 	$(CARGO) run -q -p ebbtide-tests --bin matrix -- $(if $(ONLY),only $(ONLY))
 
-# Fuzzers. A minute of them is a part of `make test`.
+# Fuzzers. Some seconds of each are a part of `make test`.
 MINUTES ?= 10
 fuzz: need-cargo
 	scripts/fuzz $(MINUTES)
 
-# A minute of it is a part of `make test`.
+# Half a minute of it is a part of `make test`.
 soak: build
 	scripts/soak $(MINUTES)
 
@@ -103,7 +110,7 @@ lint: need-cargo
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir '$(TARGET)/fuzz' -- -D warnings
+	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir '$(TARGET)' -- -D warnings
 	scripts/aarch64 lint
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
 
@@ -163,5 +170,5 @@ clean: need-cargo
 	$(CARGO) clean
 	$(MAKE) -C bench/peers clean
 
-.PHONY: all help need-cargo need-cc build static demo test fuzz soak sanitize suites big matrix bench lint book packages install \
+.PHONY: all help need-cargo need-cc build library static demo test tests fuzz soak sanitize suites big matrix bench lint book packages install \
     install-bench uninstall clean

@@ -3,7 +3,8 @@
 //! A test compiles a small C program ([`c_program`]), runs it or any other program with the library
 //! preloaded ([`Run`]) and judges exit status, output and time ([`Outcome`]).
 //!
-//! The library under test is `EBBTIDE_LIB`, else `$CARGO_TARGET_DIR/release/libebbtide.so`, else `target/release`.
+//! The library under test is `EBBTIDE_LIB`, else `release/libebbtide.so` in `EBBTIDE_BUILT`, `CARGO_TARGET_DIR` or
+//! `target`. The program `ebbtide` lies beside it.
 //! `EBBTIDE_LIB=none` runs everything on libc's own malloc, any other path on that library. Tests of promises that
 //! only Ebbtide makes are skipped there ([`is_ebbtide`]).
 //!
@@ -33,7 +34,7 @@ pub use guest::{Guest, Machine, by_hand};
 pub use machine::{Cgroup, Sysctl, core_files_here, ensure_installed, have, is_root, needs_root};
 pub use processor::Processor;
 pub use run::{
-    Outcome, Run, command_line, is_ebbtide, known, library, names_process, only_ebbtide,
+    Outcome, Run, command_line, is_ebbtide, known, library, make, names_process, only_ebbtide,
 };
 
 use std::io::Write;

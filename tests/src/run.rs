@@ -20,7 +20,7 @@ pub fn library() -> Option<PathBuf> {
     let path = match std::env::var_os("EBBTIDE_LIB") {
         Some(value) if value == "none" => return None,
         Some(value) => PathBuf::from(value),
-        None => target_dir().join("release/libebbtide.so"),
+        None => built().join("release/libebbtide.so"),
     };
     let Ok(path) = path.canonicalize() else {
         panic!(
@@ -38,12 +38,29 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
+/// The directory whose `release` holds what is tested: `EBBTIDE_BUILT`, else the target directory.
+pub(crate) fn built() -> PathBuf {
+    std::env::var_os("EBBTIDE_BUILT").map_or_else(target_dir, PathBuf::from)
+}
+
+/// `make TARGET` for what is tested.
+pub fn make(target: &str) -> Command {
+    let mut command = Command::new("make");
+    command
+        .arg("-C")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+        .args(["--silent", target])
+        .env("CARGO_TARGET_DIR", built())
+        .env_remove("DESTDIR");
+    command
+}
+
 /// The program `ebbtide` beside the library under test, else the one that was built here. If there is none, prints
 /// `skipped: …`.
 pub fn command_line() -> Option<PathBuf> {
     let path = match library() {
         Some(library) => library.with_file_name("ebbtide"),
-        None => target_dir().join("release/ebbtide"),
+        None => built().join("release/ebbtide"),
     };
     let path = path.canonicalize().ok();
     if path.is_none() {

@@ -102,8 +102,8 @@ fn sizes_that_wrap() {
 
 #[test]
 fn a_lock_held_across_fork() {
-    is_found("fork_lock", "fork", "main 6 120");
-    is_found("fork_lock", "fork", "_fork 6 120");
+    is_found("fork_lock", "fork", "main 6 20");
+    is_found("fork_lock", "fork", "_fork 6 20");
     is_found("fork_lock", "soak", "seed=1 threads=4 seconds=5");
 }
 

@@ -1,9 +1,24 @@
-//! Tests all kinds of fork: `c/fork.c` and `c/vfork.c`. A child that hangs on a lock shows as a time-out.
+//! Tests all kinds of fork: `c/fork.c` and `c/vfork.c`. A child that hangs on a lock shows as a time-out. `make soak` forks
+//! for longer, as these do with `EBBTIDE_TEST_LONG`.
 
 use ebbtide_tests::{Outcome, Run, c_program, only_ebbtide};
 
+fn is_long() -> bool {
+    std::env::var_os("EBBTIDE_TEST_LONG").is_some()
+}
+
 fn fork(args: &str) -> Outcome {
     Run::new(c_program("fork")).args(args).timeout(150).ok()
+}
+
+/// Forks beside threads that take the CPUs: each fork takes long.
+fn busy(args: &str, rounds: u32, conf: &str) {
+    let rounds = if is_long() { rounds * 5 } else { rounds };
+    Run::new(c_program("fork"))
+        .args(&format!("{args} {rounds}"))
+        .conf(conf)
+        .timeout(150)
+        .ok();
 }
 
 fn vfork(args: &str) -> Outcome {
@@ -11,10 +26,8 @@ fn vfork(args: &str) -> Outcome {
 }
 
 /// Under an allocator that relies on atfork handlers, these children inherit other threads' locks.
-fn raw(args: &str) {
-    if only_ebbtide("recovers children that skip atfork") {
-        fork(args);
-    }
+fn skips_atfork() -> bool {
+    only_ebbtide("recovers children that skip atfork")
 }
 
 #[test]
@@ -24,31 +37,27 @@ fn quiet_parent() {
 
 #[test]
 fn busy_parent() {
-    fork("main 6 120");
+    busy("main 6", 40, "");
 }
 
 #[test]
 fn busy_parent_without_rseq() {
-    Run::new(c_program("fork"))
-        .args("main 6 60")
-        .conf("rseq=off")
-        .timeout(150)
-        .ok();
+    busy("main 6", 20, "rseq=off");
 }
 
 #[test]
 fn from_another_thread() {
-    fork("thread 6 120");
+    busy("thread 6", 40, "");
 }
 
 #[test]
 fn children_with_threads_fork_again() {
-    fork("nested 4 40");
+    busy("nested 4", 12, "");
 }
 
 #[test]
 fn exec_after_fork() {
-    fork("exec 6 60");
+    busy("exec 6", 20, "");
 }
 
 #[test]
@@ -68,17 +77,23 @@ fn raw_clone_single_threaded() {
 
 #[test]
 fn underscore_fork_busy() {
-    raw("_fork 6 100");
+    if skips_atfork() {
+        busy("_fork 6", 35, "");
+    }
 }
 
 #[test]
 fn raw_clone_busy() {
-    raw("clone 6 100");
+    if skips_atfork() {
+        busy("clone 6", 35, "");
+    }
 }
 
 #[test]
 fn at_the_border_of_a_page_of_records() {
-    raw("border 1");
+    if skips_atfork() {
+        fork("border 1");
+    }
 }
 
 /// The program's handlers run while Ebbtide's handlers hold all locks, in every mode.
@@ -124,7 +139,6 @@ fn threads_fork_beside_handlers_that_lock_and_allocate() {
 /// Other threads hold locks that libc takes inside `fork`, and allocate. 10,000 forks each with `EBBTIDE_TEST_LONG`.
 #[test]
 fn beside_threads_in_libc() {
-    let is_long = std::env::var_os("EBBTIDE_TEST_LONG").is_some();
     for (mode, few) in [
         ("flush", 100),
         ("popen", 30),
@@ -134,7 +148,7 @@ fn beside_threads_in_libc() {
         ("setlocale", 30),
         ("all", 100),
     ] {
-        let forks = if is_long { 10_000 } else { few };
+        let forks = if is_long() { 10_000 } else { few };
         Run::new(c_program("forklocks"))
             .args(&format!("{mode} {forks}"))
             .timeout(600)

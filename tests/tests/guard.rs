@@ -312,11 +312,11 @@ fn forks() {
     sound("guard", "vfork", ALL);
     sound("vfork", "4 40 hop", "guard=20");
     for args in [
-        "thread 6 60",
-        "nested 4 20",
-        "exec 4 30",
-        "_fork 6 60",
-        "clone 6 40",
+        "thread 6 20",
+        "nested 4 8",
+        "exec 4 12",
+        "_fork 6 20",
+        "clone 6 15",
     ] {
         sound("fork", args, "guard=20");
     }

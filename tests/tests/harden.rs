@@ -547,13 +547,13 @@ fn everything_at_once() {
 #[test]
 fn forks() {
     for args in [
-        "main 6 60",
-        "thread 6 60",
-        "nested 4 20",
-        "exec 4 30",
+        "main 6 20",
+        "thread 6 20",
+        "nested 4 8",
+        "exec 4 12",
         "_fork 0 30",
-        "_fork 6 60",
-        "clone 6 40",
+        "_fork 6 20",
+        "clone 6 15",
     ] {
         on("fork", args, "");
     }

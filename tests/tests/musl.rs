@@ -80,7 +80,7 @@ fn children_stay_out() {
 #[test]
 fn forked_children() {
     run("registers", "fork", "");
-    run("fork", "main 4 40", "");
+    run("fork", "main 4 20", "");
     run("fork", "nested 3 10", "");
     run("forkers", "2 10", "");
 }

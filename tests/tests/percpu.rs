@@ -1,8 +1,7 @@
 //! Tests per-CPU data in C programs built against the installed header and library: `c/areas.c`.
 
-use ebbtide_tests::{Outcome, Run, c_program_with, library, only_ebbtide};
+use ebbtide_tests::{Outcome, Run, c_program_with, library, make, only_ebbtide};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
 /// The program, built with the files that `make install` put into a directory.
@@ -15,10 +14,8 @@ fn program() -> Option<&'static Path> {
         let library = library().expect("Ebbtide's own");
         let target = library.parent().and_then(Path::parent).expect("target");
         let root = target.join("installed");
-        let done = Command::new("make")
-            .arg("-C")
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
-            .args(["--silent", "install", "PREFIX=/usr"])
+        let done = make("install")
+            .arg("PREFIX=/usr")
             .arg(format!("DESTDIR={}", root.display()))
             .status()
             .expect("make");

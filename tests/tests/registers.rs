@@ -101,8 +101,8 @@ fn also(program: &str, args: &str) {
 
 #[test]
 fn forks_of_a_busy_parent() {
-    also("fork", "main 6 60");
-    also("fork", "nested 4 20");
+    also("fork", "main 6 20");
+    also("fork", "nested 4 8");
 }
 
 #[test]

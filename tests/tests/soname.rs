@@ -173,13 +173,8 @@ fn the_build_has_a_link() {
 }
 
 fn make(target: &str, prefix: &Path) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let run = Command::new("make")
-        .arg("-C")
-        .arg(root)
-        .arg(target)
+    let run = ebbtide_tests::make(target)
         .arg(format!("PREFIX={}", prefix.display()))
-        .env_remove("DESTDIR")
         .output()
         .expect("make");
     assert!(

@@ -53,38 +53,38 @@ fn one_cpu() {
     Run::new("taskset")
         .args("-c 0")
         .arg(program)
-        .args("seed=7 threads=8 seconds=3 gens=4 trim")
+        .args("seed=7 threads=8 seconds=2 gens=4 trim")
         .ok();
 }
 
 #[test]
 fn without_rseq() {
-    stress_in("rseq=off", "seed=8 threads=8 seconds=3 gens=4 migrate trim");
+    stress_in("rseq=off", "seed=8 threads=8 seconds=2 gens=4 migrate trim");
 }
 
 #[test]
 fn glibc_registers_no_rseq() {
-    stress("seed=9 threads=8 seconds=3 gens=4 migrate trim")
+    stress("seed=9 threads=8 seconds=2 gens=4 migrate trim")
         .without_libc_rseq()
         .ok();
 }
 
 #[test]
 fn frame_by_frame() {
-    stress_in("dev=cluster:off", "seed=10 threads=8 seconds=3 gens=4 trim");
+    stress_in("dev=cluster:off", "seed=10 threads=8 seconds=2 gens=4 trim");
 }
 
 #[test]
 fn no_workers_inline_gather() {
     stress_in(
         "workers=0,dev=gather:inline",
-        "seed=11 threads=8 seconds=3 gens=4 trim",
+        "seed=11 threads=8 seconds=2 gens=4 trim",
     );
 }
 
 #[test]
 fn lazyfree_always() {
-    stress_in("lazyfree=always", "seed=12 threads=4 seconds=3 gens=4 trim");
+    stress_in("lazyfree=always", "seed=12 threads=4 seconds=2 gens=4 trim");
 }
 
 #[test]

@@ -14,14 +14,17 @@
 //! | `stats_page` | the statistics page of a process under Ebbtide |
 //! | `values` | values of flags: sizes, times |
 
+#[cfg(feature = "arguments")]
 pub mod complete;
 pub mod conf;
 pub mod library;
 pub mod lock_figures;
 pub mod machine;
+#[cfg(feature = "arguments")]
 pub mod manual;
 pub mod out;
 pub mod proc;
+#[cfg(feature = "arguments")]
 pub mod program;
 pub mod stats_page;
 pub mod values;

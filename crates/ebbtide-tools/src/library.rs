@@ -4,10 +4,10 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
 
 /// The flag for the place of the library.
-#[derive(Clone, Debug, Default, Args)]
+#[cfg(feature = "arguments")]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct LibArgs {
     /// Path of libebbtide.so (default: EBBTIDE_LIB, then beside this program,
     /// then the usual library directories)

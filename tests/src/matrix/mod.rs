@@ -155,8 +155,8 @@ fn run(labels: &[&str], which: Which) -> Result<bool, String> {
         return Ok(true);
     }
     let mut work = Work::new()?;
-    // Beside the newest cell, which runs all.
-    work.short = which == Which::One(cells::NEWEST_ON_AARCH64);
+    // In `make test`. `make matrix` runs all checks.
+    work.short = matches!(which, Which::One(_));
     // Compiles no more than needed: a single cell whose libc is newer than this machine's takes the programs made
     // here.
     let mut parts = Parts::new(!matches!(which, Which::One(_)));
