@@ -110,7 +110,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub compare: bool,
     /// Number of rounds with Ebbtide, and of rounds without
-    #[arg(long, value_name = "N", default_value_t = 3, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "compare", value_parser = values::rounds)]
     pub rounds: u32,
     /// Run the program even if Ebbtide cannot take effect in it
     #[arg(long)]
@@ -304,7 +304,7 @@ pub struct ServiceEnableArgs {
     #[command(flatten)]
     pub service: ServiceArgs,
     /// Settings for the library
-    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append)]
+    #[arg(long, value_name = "KEY=VALUE,…", action = clap::ArgAction::Append, add = ArgValueCompleter::new(complete::conf))]
     pub conf: Vec<String>,
     /// Write the file even if Ebbtide cannot take effect in the service
     #[arg(long)]

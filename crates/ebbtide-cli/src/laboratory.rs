@@ -59,7 +59,7 @@ pub fn run(subcommand: Option<&str>, words: &[OsString]) -> Result<u8> {
     Err(match error.kind() {
         ErrorKind::NotFound => anyhow!(
             "{PROGRAM} is neither beside this program nor in PATH: build it with 'make', install it with \
-             'make install-bench', or install the package that has it"
+             'make install-bench', or the package ebbtide-bench"
         ),
         _ => anyhow!("cannot start {}: {error}", program.display()),
     })

@@ -16,7 +16,7 @@ const MARKS: [&str; 2] = ["ebb_version", "ebb_stats"];
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     let path = library::find(given)?;
     let shown = path.display();
-    let remedy = "give the path of libebbtide.so with --lib PATH, or build it with 'cargo build --release -p ebbtide-preload'";
+    let remedy = "give the path of libebbtide.so with --lib PATH";
     match File::open(&path).map(|file| elf::exports(&file, &MARKS)) {
         Ok(Ok(true)) => Ok(path),
         Ok(Ok(false)) => {

@@ -12,6 +12,7 @@
 //! | `service` | lets a service of systemd run under Ebbtide |
 //! | `metrics` | writes their figures as OpenMetrics text |
 //! | `doctor` | checks the kernel, the limits and the library |
+//! | `output` | writes files as a whole |
 //! | `laboratory` | finds and runs the program `ebbtide-bench` |
 //! | `memory`, `smaps` | read the memory and the mappings of another process |
 //! | `library` | finds the library, and checks its symbols |
@@ -30,6 +31,7 @@ mod laboratory;
 mod library;
 mod memory;
 mod metrics;
+mod output;
 mod pages;
 mod profile;
 mod run;
@@ -95,6 +97,11 @@ fn tip(error: &clap::Error) -> Option<String> {
             "explain" | "release" | "set" => {
                 Some("'ebbtide top' lists the processes under Ebbtide".into())
             }
+            "profile" => {
+                Some("name a program or a process: ebbtide profile -- redis-server".into())
+            }
+            "service" => Some("'systemctl list-unit-files' lists the services".into()),
+            "completions" => Some("name a shell: ebbtide completions bash".into()),
             _ => None,
         },
         _ => None,

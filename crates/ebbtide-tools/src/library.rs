@@ -50,7 +50,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
         .map(|place| format!("\n  {}", place.display()));
     let list: String = places.collect();
     bail!(
-        "{FILE_NAME} not found; build it with 'cargo build --release -p ebbtide-preload', \
+        "{FILE_NAME} not found; install the package libebbtide0, or build it with 'make' in a checkout, \
          or give its path with --lib PATH or {ENV}=PATH. Searched:{list}"
     )
 }
@@ -103,9 +103,9 @@ fn candidates(exe: Option<&Path>) -> Vec<PathBuf> {
 }
 
 fn checked(path: &Path) -> Result<PathBuf> {
-    let path = path
-        .canonicalize()
-        .context("no such library; check the path, or build it with 'cargo build --release -p ebbtide-preload'")?;
+    let path = path.canonicalize().context(
+        "cannot find this library; check the path, or leave it out to search the usual directories",
+    )?;
     if !path.is_file() {
         bail!(
             "this is not a file; give the path of the library, such as target/release/{FILE_NAME}"

@@ -35,9 +35,18 @@ impl Error for Failure {}
 
 /// Prints a usage error, or the requested help. Returns the exit status.
 pub fn told(error: &clap::Error) -> ExitCode {
-    // Help and version go to stdout and are no errors.
-    let _ = error.print();
-    ExitCode::from(if error.use_stderr() { EXIT_OWN } else { 0 })
+    if error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::from(EXIT_OWN);
+    }
+    // Help and version are no errors.
+    let text = error.render();
+    let text = match out::is_fancy(&std::io::stdout()) {
+        true => text.ansi().to_string(),
+        false => text.to_string(),
+    };
+    out::stdout(text.as_bytes());
+    ended(Ok(0))
 }
 
 /// Prints the error, if there is one. Returns the exit status.

@@ -47,6 +47,15 @@ pub fn rate(text: &str) -> Result<String, String> {
     }
 }
 
+/// The number of rounds of a comparison.
+pub fn rounds(text: &str) -> Result<u32, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|number| (1..=100).contains(number));
+    number.ok_or_else(|| "it takes a whole number from 1 to 100".into())
+}
+
 /// The time between two samples.
 pub fn interval(text: &str) -> Result<Duration, String> {
     let range = Duration::from_millis(100)..=Duration::from_secs(3600);
@@ -58,7 +67,10 @@ pub fn interval(text: &str) -> Result<Duration, String> {
 /// A process number.
 pub fn process(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
-    number.ok_or_else(|| format!("it takes a process number; 'pgrep {text}' may find it"))
+    number.ok_or_else(|| match text.contains(char::is_alphabetic) {
+        true => format!("it takes a process number; 'pgrep {text}' may find it"),
+        false => "it takes a process number; 'ebbtide top' lists processes under Ebbtide".into(),
+    })
 }
 
 /// A process number, where a program to start may stand too.

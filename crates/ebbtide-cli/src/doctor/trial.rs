@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait for a process that was killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-const REINSTALL: &str = "build it again with 'cargo build --release -p ebbtide-preload', \
+const REINSTALL: &str = "install it again, or build it again with 'make' in a checkout, \
      and check it with: LD_PRELOAD=PATH /bin/true";
 
 /// The results of the trial.

@@ -82,12 +82,13 @@ pub fn main(args: &ExplainArgs) -> Result<u8> {
         true => serde_json::to_string_pretty(&explained)? + "\n",
         false => text::of(&explained),
     };
-    Ok(u8::from(!out::stdout(text.as_bytes())))
+    out::stdout(text.as_bytes());
+    Ok(0)
 }
 
 fn explain(pid: u32) -> Result<Explained> {
     let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_over()) else {
-        bail!("there is no process {pid}, or it has ended");
+        bail!("{}", find::gone(pid));
     };
     let page = Page::find(pid)?;
     let mappings = smaps::read(pid, "smaps")?;

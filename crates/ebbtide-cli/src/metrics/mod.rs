@@ -10,14 +10,11 @@ mod owner;
 mod server;
 mod text;
 
-use std::fs;
-use std::io::Write;
-use std::path::Path;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use ebbtide_tools::out;
 
 use crate::cli::MetricsArgs;
+use crate::output::Output;
 use crate::top::find::{self, Scope};
 use text::{Form, Process};
 
@@ -30,22 +27,29 @@ pub fn main(args: &MetricsArgs) -> Result<u8> {
     if let Some(address) = &args.listen {
         return server::serve(address, &scope);
     }
-    let processes = processes(&scope);
-    if !args.pids.is_empty() && processes.is_empty() {
-        bail!("none of these processes keeps a statistics page; 'ebbtide top PID' says why");
+    let found = find::search(&scope).found;
+    let reasons = find::without_figures(&args.pids, &found);
+    if !args.pids.is_empty() && reasons.len() == args.pids.len() {
+        bail!("{}", reasons.join("; "));
     }
+    reasons.iter().for_each(|reason| out::warning(reason));
+    let processes = with_figures(found);
     match &args.textfile {
-        Some(path) => replace(path, &text::of(&processes, Form::Classic)).map(|()| 0),
+        Some(path) => {
+            // node_exporter may read the file at any time, as another user.
+            let file = Output::open(path)?;
+            file.let_all_read()?;
+            file.write(text::of(&processes, Form::Classic).as_bytes())?;
+        }
         None => {
-            let text = text::of(&processes, Form::OpenMetrics);
-            Ok(u8::from(!out::stdout(text.as_bytes())))
+            out::stdout(text::of(&processes, Form::OpenMetrics).as_bytes());
         }
     }
+    Ok(0)
 }
 
 /// The processes with figures. Those that end meanwhile are left out.
-fn processes(scope: &Scope) -> Vec<Process> {
-    let found = find::search(scope).found.into_iter();
+fn with_figures(found: Vec<find::Found>) -> Vec<Process> {
     let read = |one: find::Found| {
         let page = one.page.ok()?.read()?;
         let labels = owner::labels(one.pid, &one.stat.name);
@@ -56,24 +60,5 @@ fn processes(scope: &Scope) -> Vec<Process> {
             figures: page.figures,
         })
     };
-    found.filter_map(read).collect()
-}
-
-/// Replaces a file as a whole: node_exporter may read it at any time.
-fn replace(path: &Path, text: &str) -> Result<()> {
-    let cannot = || {
-        format!(
-            "cannot write {}; give a file in a directory in which you may write",
-            path.display()
-        )
-    };
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let mut file =
-        tempfile::NamedTempFile::new_in(dir.unwrap_or(Path::new("."))).with_context(cannot)?;
-    file.write_all(text.as_bytes()).with_context(cannot)?;
-    // The exporter runs as another user.
-    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    fs::set_permissions(file.path(), readable).with_context(cannot)?;
-    file.persist(path).with_context(cannot)?;
-    Ok(())
+    found.into_iter().filter_map(read).collect()
 }

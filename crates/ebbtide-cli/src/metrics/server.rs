@@ -2,19 +2,19 @@
 //!
 //! Each connection has a thread and a time limit, and there are few at once: a client that sends or reads nothing costs only its own answer.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use ebbtide_tools::out;
 
-use super::processes;
 use super::text::{self, Form};
-use crate::top::find::Scope;
+use super::with_figures;
+use crate::top::find::{self, Scope};
 
 /// The content type that Prometheus asks for.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -27,8 +27,13 @@ const MAX_HEAD: u64 = 8192;
 
 /// Serves until a signal ends this program.
 pub fn serve(address: &str, scope: &Scope) -> Result<u8> {
-    let listener = TcpListener::bind(address).with_context(|| {
-        format!("cannot listen on {address}; give ADDRESS:PORT of this machine that is free")
+    let listener = TcpListener::bind(address).map_err(|error| {
+        let remedy = match error.kind() {
+            ErrorKind::PermissionDenied => "only root may use ports below 1024: give a higher one",
+            ErrorKind::AddrInUse => "another program has this port: give another one",
+            _ => "give an ADDRESS:PORT of this machine, such as 127.0.0.1:9485",
+        };
+        Error::new(error).context(format!("cannot listen on {address}; {remedy}"))
     })?;
     let address = listener.local_addr().context("no address")?;
     out::stderr(&format!("ebbtide: serving http://{address}/metrics\n"));
@@ -72,7 +77,7 @@ fn answer(mut stream: TcpStream, scope: &Scope) -> std::io::Result<()> {
         matches!(method, Some("GET" | "HEAD")) && target.split('?').next() == Some("/metrics");
     let (status, kind, text) = match is_known {
         true => {
-            let text = text::of(&processes(scope), Form::OpenMetrics);
+            let text = text::of(&with_figures(find::search(scope).found), Form::OpenMetrics);
             ("200 OK", CONTENT_TYPE, text)
         }
         false => ("404 Not Found", "text/plain", "see /metrics\n".into()),

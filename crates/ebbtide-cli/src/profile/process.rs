@@ -134,7 +134,7 @@ fn switch(pid: u32, value: &str) -> Result<()> {
 /// Reads the samples of a process. `None`: it never took any.
 pub fn read(pid: u32) -> Result<Option<Raw>> {
     let Some(stat) = Stat::read(pid).filter(|stat| !stat.is_over()) else {
-        bail!("there is no process {pid}, or it has ended");
+        bail!("{}", find::gone(pid));
     };
     let mappings = smaps::read(pid, "maps")?;
     let memory = match Memory::open(pid, &mappings) {

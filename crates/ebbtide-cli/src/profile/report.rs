@@ -1,18 +1,16 @@
 //! Writes a profile: its form, its file, its title.
 
-use std::fs::{self, Permissions};
-use std::io::{IsTerminal, Write, stdout};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::io::{IsTerminal, stdout};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ebbtide_tools::out;
-use tempfile::NamedTempFile;
 
 use super::model::{Profile, View};
 use super::raw::{Raw, Unwinder};
 use super::{files, flame, pprof, text};
 use crate::cli::{ProfileArgs, ProfileFormat};
+use crate::output::Output;
 
 /// What a profile shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,14 +54,6 @@ pub struct Report {
     form: ProfileFormat,
     output: Option<Output>,
     old: Option<Profile>,
-    is_lost: bool,
-}
-
-/// A file that appears as a whole.
-enum Output {
-    New(NamedTempFile, PathBuf),
-    /// What is no ordinary file cannot be replaced.
-    Other(fs::File, PathBuf),
 }
 
 impl Report {
@@ -100,7 +90,6 @@ impl Report {
             form,
             output: args.output.as_deref().map(Output::open).transpose()?,
             old,
-            is_lost: false,
         })
     }
 
@@ -138,7 +127,7 @@ impl Report {
         match self.output.take() {
             Some(output) => output.write(&bytes),
             None => {
-                self.is_lost |= !out::stdout(&bytes);
+                out::stdout(&bytes);
                 Ok(())
             }
         }
@@ -155,11 +144,6 @@ impl Report {
             shown => text::of(profile, shown.view(), is_change),
         };
         Ok(format!("{title}\n\n{body}").into_bytes())
-    }
-
-    /// The exit status.
-    pub fn status(&self) -> u8 {
-        self.is_lost.into()
     }
 }
 
@@ -216,47 +200,6 @@ pub fn notes_of(raw: &Raw) -> Vec<String> {
         ),
     }
     notes
-}
-
-impl Output {
-    fn open(path: &Path) -> Result<Self> {
-        let cannot = || {
-            format!(
-                "cannot write {}; give a file in a directory in which you may write",
-                path.display()
-            )
-        };
-        if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
-            let file = fs::File::options().write(true).open(path);
-            return Ok(Self::Other(file.with_context(cannot)?, path.into()));
-        }
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-        let file = tempfile::Builder::new()
-            // The umask applies.
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(dir.unwrap_or(Path::new(".")))
-            .with_context(cannot)?;
-        Ok(Self::New(file, path.into()))
-    }
-
-    fn write(self, bytes: &[u8]) -> Result<()> {
-        let (written, path) = match self {
-            Self::New(mut file, path) => {
-                let written = file.write_all(bytes);
-                (
-                    written.and_then(|()| Ok(file.persist(&path).map(drop)?)),
-                    path,
-                )
-            }
-            Self::Other(mut file, path) => (file.write_all(bytes), path),
-        };
-        written.with_context(|| {
-            format!(
-                "cannot write {}; give a file in a directory in which you may write",
-                path.display()
-            )
-        })
-    }
 }
 
 #[cfg(test)]

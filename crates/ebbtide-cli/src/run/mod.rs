@@ -242,7 +242,10 @@ fn report(args: &RunArgs, summary: &Summary) {
         Some(path) => {
             if let Err(error) = std::fs::write(path, &text) {
                 // The program's exit status counts more than this.
-                out::warning(&format!("cannot write {}: {error}", path.display()));
+                out::warning(&format!(
+                    "cannot write {}: {error}; the summary follows here",
+                    path.display()
+                ));
                 out::stderr(&text);
             }
         }

@@ -78,6 +78,12 @@ impl Unit {
     /// Finds the unit under `root`; the name may lack `.service`.
     pub fn find(root: &Path, name: &str) -> Result<Self> {
         let name = full_name(name)?;
+        if !root.is_dir() {
+            bail!(
+                "--root {}: there is no such directory; give the root of a system",
+                root.display()
+            );
+        }
         let names: Vec<String> = [Some(name.clone()), template(&name)]
             .into_iter()
             .flatten()
@@ -89,8 +95,8 @@ impl Unit {
         };
         let Some(file) = names.iter().find_map(first) else {
             bail!(
-                "no unit {name} in {}{}; 'systemctl list-unit-files' lists the services",
-                root.join(DIRS[0]).display(),
+                "no unit {name} under {}{}; 'systemctl list-unit-files' lists the services",
+                root.display(),
                 similar(root, &name)
             );
         };

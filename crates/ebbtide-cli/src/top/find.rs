@@ -192,10 +192,17 @@ pub fn candidates_or_files(current: &OsStr) -> Vec<CompletionCandidate> {
     all
 }
 
+/// What to do about a process that does not exist.
+pub fn gone(pid: u32) -> String {
+    format!(
+        "there is no process {pid}; 'ebbtide top' lists those under Ebbtide, 'pgrep NAME' finds others"
+    )
+}
+
 /// Why a process was not found.
 pub fn absent(pid: u32) -> String {
     if Stat::read(pid).is_none() {
-        return format!("there is no process {pid}; 'ebbtide top' lists those under Ebbtide");
+        return gone(pid);
     }
     match is_open(pid) {
         true => format!("process {pid} does not run under Ebbtide; start it with 'ebbtide run'"),
@@ -203,6 +210,15 @@ pub fn absent(pid: u32) -> String {
             "process {pid} cannot be read: it belongs to another user (root can read it), or no user may read it"
         ),
     }
+}
+
+/// Why each of these processes has no figures, if it has none.
+pub fn without_figures(pids: &[u32], found: &[Found]) -> Vec<String> {
+    let reason = |&pid: &u32| match found.iter().find(|found| found.pid == pid) {
+        Some(found) => found.page.as_ref().err().map(|why| why.sentence(pid)),
+        None => Some(absent(pid)),
+    };
+    pids.iter().filter_map(reason).collect()
 }
 
 /// Whether this user may read the mappings of a process.

@@ -112,7 +112,23 @@ fn errors_name_the_remedy() {
             "'pgrep redis-server' may find it",
         ),
         (&["top", "ls"], "behind '--'"),
+        (&["explain", "0"], "'ebbtide top' lists"),
+        (&["explain", "4194999"], "'pgrep NAME' finds"),
+        (&["profile"], "ebbtide profile -- redis-server"),
+        (&["profile", "4194999"], "there is no process 4194999"),
         (&["release", "4194999"], "there is no process 4194999"),
+        (&["metrics", "4194999"], "there is no process 4194999"),
+        (&["run", "--lib", "/no/x.so", "true"], "check the path"),
+        (
+            &["run", "--compare", "--rounds", "x", "true"],
+            "from 1 to 100",
+        ),
+        (&["service", "enable"], "'systemctl list-unit-files'"),
+        (
+            &["service", "enable", "x", "--root", "/no/such"],
+            "give the root of a system",
+        ),
+        (&["completions"], "ebbtide completions bash"),
         (&["set", "1", "retain_mx=1"], "retain_ms"),
         (&["profile", "/etc/passwd"], "behind '--'"),
         (&["profile", "-o", "/no/such/x"], "PID|FILE"),
@@ -120,7 +136,8 @@ fn errors_name_the_remedy() {
             &["metrics", "--textfile", "/no/such/x"],
             "in which you may write",
         ),
-        (&["metrics", "--listen", "9485"], "ADDRESS:PORT"),
+        (&["metrics", "--listen", "9485"], "127.0.0.1:9485"),
+        (&["metrics", "--textfile", "/"], "not a directory"),
         (&["man", "--dir", "/proc/x"], "in which you may write"),
         (&["completions", "ksh"], "bash, elvish, fish"),
     ] {
@@ -130,6 +147,26 @@ fn errors_name_the_remedy() {
     ebbtide(&["release", &own]).assert().code(125).stderr(says(
         "does not run under Ebbtide; start it with 'ebbtide run'",
     ));
+}
+
+#[test]
+fn lost_output_is_an_error() {
+    let own = std::process::id().to_string();
+    for words in [
+        &["--help"][..],
+        &["--version"],
+        &["top", "--once"],
+        &["explain", &own, "--json"],
+        &["metrics"],
+        &["man"],
+        &["completions", "fish"],
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full");
+        let output = ebbtide(words).stdout(full.unwrap()).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains("cannot write to stdout"), "{words:?}: {told}");
+        assert_eq!(output.status.code(), Some(125), "{words:?}");
+    }
 }
 
 #[test]
