@@ -6,6 +6,7 @@
 mkdir include
 cp "$SRC/include/mimalloc-override.h" include
 cat > include/mimalloc.h <<'END'
+#pragma once
 #include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,9 +59,9 @@ sed '/CHECK_BODY("malloc_aligned11")/,/^  }/d; /CHECK_BODY("malloc-aligned-at/,/
     "$tests/test-api.c" > test-api.c
 gcc -O2 -w -Iinclude -DUSE_STD_MALLOC "$tests/test-stress.c" -lpthread -o stress
 gcc -O2 -w -Iinclude "$tests/main-override.c" -o override
-# Its main leaves most parts out. All but those of heaps run here.
+# Its main leaves most parts out. All but those of heaps and its measurement run here.
 sed '/^  \/\*$/d; /^  \*\/$/d; /^static void heap_no_delete_worker() {/,/^}/d; /^static void heap_no_delete() {/,/^}/d; /heap_no_delete();/d
-    /^static void t1main() {/,/^}/d; /^static void heap_late_free() {/,/^}/d; /heap_late_free();/d' "$tests/main-override.cpp" > override.cpp
+    /^static void t1main() {/,/^}/d; /^static void heap_late_free() {/,/^}/d; /heap_late_free();/d; /^  bench_alloc_large();/d' "$tests/main-override.cpp" > override.cpp
 g++ -std=c++17 -O2 -w -fno-builtin -fno-allocation-dce -Iinclude override.cpp -lpthread -o override-cpp
 gcc -O1 -w -fno-builtin -Iinclude -I. test-api.c -o api
 
