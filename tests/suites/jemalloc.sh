@@ -28,6 +28,7 @@ for path in test/integration/*.c test/integration/cpp/*.cpp; do
     name=${path#test/integration/}
     name=${name%.c*}
     own=
+    why=
     case $name in
         aligned_alloc | malloc | overflow | posix_memalign) gcc $flags -std=gnu11 "$path" shared_*.o -lpthread -lm -o "../$name" ;;
         cpp/basic | cpp/infallible_new_false)
@@ -41,7 +42,14 @@ for path in test/integration/*.c test/integration/cpp/*.cpp; do
         thread_tcache_enabled) own="a switch of jemalloc's cache of a thread" ;;
         *) echo "unknown test $name" >&2; exit 1 ;;
     esac
-    if [ -n "$own" ]; then echo "leave $name ($own)"; else echo "test $name: ./${name#cpp/}"; fi
+    [ "$name" != aligned_alloc ] || why="expects EINVAL for an alignment that is no power of two, as glibc from 2.38 on"
+    if [ -n "$own" ]; then
+        echo "leave $name ($own)"
+    elif [ -n "$why" ]; then
+        echo "differs $name ($why): ./$name"
+    else
+        echo "test $name: ./${name#cpp/}"
+    fi
 done
 echo "leave unit (jemalloc's parts)"
 echo "leave stress (measurements, of jemalloc's parts)"

@@ -75,9 +75,9 @@ done
 cargo +nightly test --no-run --message-format=json > messages
 cd ..
 grep '"executable":"' alloctests/messages | while read -r message; do
-    # The library's unit tests have the name of one of the others.
-    name=$(grep -oP '"target":{"kind":\["\K[a-z]+' <<< "$message")
-    [ "$name" = lib ] || name=$(basename "$(grep -oP '"src_path":"\K[^"]+' <<< "$message")" .rs | sed 's/^lib$/alloctests/')
+    name=$(basename "$(grep -oP '"src_path":"\K[^"]+' <<< "$message")" .rs)
+    # The library's file has the name of one of the others.
+    ! grep -qF '"target":{"kind":["lib"]' <<< "$message" || name=unit
     cp "$(grep -oP '"executable":"\K[^"]+' <<< "$message")" "$name"
     # Without the tests that are marked as ignored.
     comm -23 <("./$name" --list --format terse | sort) <("./$name" --list --format terse --ignored | sort) |
