@@ -243,8 +243,7 @@ impl Test {
         let why = self
             .failure(&with)
             .or_else(|| not_loaded(entry, &with, pages.path()));
-        let passes =
-            |reason: &str| Verdict::Failed(format!("passes, but the list says: {reason}"));
+        let passes = |reason: &str| Verdict::Failed(format!("passes, but the list says: {reason}"));
         let (why, reason) = match (why, &self.kind) {
             // The mistake was not stopped.
             (None, Kind::Misses(reason)) => return Ok(Verdict::Differs(reason.clone())),
