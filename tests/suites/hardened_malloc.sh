@@ -22,7 +22,11 @@ while IFS=: read -r name status; do
     else
         gcc -std=c17 $flags "$tests/$name.c" -lpthread -o "$name"
     fi
-    if [ "$status" = ' 0' ]; then echo "test $name: ./$name"; else echo "stops $name: ./$name"; fi
+    case $name in
+        invalid_aligned_sized_delete_*) echo "misses $name (the size of an aligned object in operator delete is not compared; docs/limits.md): ./$name" ;;
+        read_after_free_small) echo "differs $name (expects that freed memory reads as zero; Ebbtide fills it with 0xdb): ./$name" ;;
+        *) if [ "$status" = ' 0' ]; then echo "test $name: ./$name"; else echo "stops $name: ./$name"; fi ;;
+    esac
 done < expected
 for name in mallinfo mallinfo2 malloc_info; do
     gcc -std=c17 $flags "$tests/$name.c" -lpthread -o "$name"

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! # what: the C library's own tests of malloc
-//! # source: debian glibc            (or: crate NAME VERSION; or none)
+//! # source: debian glibc            (or: crate NAME VERSION; rust TOOLCHAIN; or none)
 //! # needs: gcc:gcc /usr/include/gtest/gtest.h:libgtest-dev      (program or file, and its Debian package)
 //! # loaded: redis-server            (processes in which the library must be seen)
 //! # limit_s: 120                    (time limit of one run)

@@ -1,4 +1,5 @@
-//! Fetches the sources of suites: Debian's source packages and crates, kept in `~/.cache/ebbtide/suites`.
+//! Fetches the sources of suites: Debian's source packages and crates, kept in `~/.cache/ebbtide/suites`. Those of Rust's own
+//! libraries are a component of a toolchain.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ pub(super) fn fetch(source: &str) -> Result<Source, String> {
         }),
         ["debian", package] => of_debian(package),
         ["crate", name, version] => of_crates_io(name, version),
+        ["rust", toolchain] => of_toolchain(toolchain),
         _ => Err(format!("unknown source {source}")),
     }
 }
@@ -53,6 +55,30 @@ fn of_crates_io(name: &str, version: &str) -> Result<Source, String> {
         dir: made.join("vendor").join(name),
         label: format!("{name} {version} of crates.io"),
     })
+}
+
+/// Rust's own libraries, as they lie beside a toolchain of rustup.
+fn of_toolchain(toolchain: &str) -> Result<Source, String> {
+    let missing = || {
+        format!(
+            "no rust-src for {toolchain}: rustup toolchain install {toolchain} --component rust-src"
+        )
+    };
+    let said = |option: &[&str]| {
+        let run = Command::new("rustc")
+            .arg(format!("+{toolchain}"))
+            .args(option)
+            .output()
+            .ok()
+            .filter(|run| run.status.success())?;
+        Some(String::from_utf8_lossy(&run.stdout).trim().to_owned())
+    };
+    let root = said(&["--print", "sysroot"]).ok_or_else(missing)?;
+    let dir = Path::new(&root).join("lib/rustlib/src/rust/library");
+    match said(&["--version"]) {
+        Some(label) if dir.is_dir() => Ok(Source { dir, label }),
+        _ => Err(missing()),
+    }
 }
 
 /// Lets cargo fetch a crate as the dependency of an empty one.
