@@ -112,7 +112,7 @@ fn live_memory_is_that_of_the_function_that_keeps_it() {
     if !only_ebbtide(PROMISE) {
         return;
     }
-    for mode in ["", ",rseq=off", ",harden=on"] {
+    for mode in ["", ",rseq=off", ",harden=on", ",guard=100000"] {
         let (outcome, profile) = run("sites 20000", &format!("profile=8k{mode}"));
         let bytes = |name, of: fn(&Stack) -> (u64, u64)| {
             let all = profile.at(site(&outcome, name)).map(|sampled| {

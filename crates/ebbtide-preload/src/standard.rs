@@ -35,9 +35,29 @@ pub extern "C" fn malloc(size: usize) -> *mut c_void {
     object.cast()
 }
 
+/// While requests are counted for a profile, this is their fast path.
 #[inline(never)]
 extern "C" fn malloc_slow(size: usize) -> *mut c_void {
-    or_no_memory(alloc::allocate_slow(size))
+    let object = alloc::allocate_fast_sized(size);
+    if object.is_null() {
+        return malloc_unsized(size);
+    }
+    object.cast()
+}
+
+/// The same for guarded allocations.
+#[inline(never)]
+extern "C" fn malloc_unsized(size: usize) -> *mut c_void {
+    let object = alloc::allocate_fast_guarded(size);
+    if object.is_null() {
+        return malloc_slowly(size);
+    }
+    object.cast()
+}
+
+#[inline(never)]
+extern "C" fn malloc_slowly(size: usize) -> *mut c_void {
+    or_no_memory(alloc::allocate_slowly(size))
 }
 
 /// free(3); keeps `errno`.

@@ -17,7 +17,7 @@ use ebbtide_core::front::requests::free_inside;
 use ebbtide_core::front::{FAST, Front, fork, started_heap};
 use ebbtide_core::objects::find::Allocation;
 use ebbtide_core::reclaim::Heap;
-use ebbtide_sys::rseq::{SECTIONS, Stacks, section};
+use ebbtide_sys::rseq::{Counting, SECTIONS, section};
 use ebbtide_sys::unwind::Registers;
 use ebbtide_sys::vm;
 use ebbtide_zone::FRAME_BYTES;
@@ -45,24 +45,73 @@ pub fn allocate_fast(size: usize) -> *mut u8 {
         let class =
             unsafe { *ebbtide_core::base::size_class::SMALL_TABLE.get_unchecked(steps) } as usize;
         // SAFETY: only the section mode passes the compare.
-        return unsafe { section::pop(&fast_stacks(), class) } as *mut u8;
+        return unsafe { section::pop(&FAST.stacks(), class) } as *mut u8;
     }
     ptr::null_mut()
 }
 
+/// [`allocate_fast`] while requests are counted for a profile. Null: call [`allocate_fast_guarded`].
 #[inline(always)]
-fn fast_stacks() -> Stacks {
-    Stacks {
-        table: FAST.table.load(Ordering::Relaxed),
-        parked: FAST.parked.load(Ordering::Relaxed),
-        rseq_offset: FAST.rseq_offset.load(Ordering::Relaxed) as isize,
+pub fn allocate_fast_sized(size: usize) -> *mut u8 {
+    match SECTIONS && size.wrapping_sub(1) < FAST.sized.load(Ordering::Acquire) {
+        // SAFETY: only the section mode passes the compare, with a size of 1 to `TABLE_MAX`.
+        true => unsafe { pop_counted(size, Counting::Size(size)) },
+        false => ptr::null_mut(),
     }
 }
 
-/// [`allocate`] after [`allocate_fast`] returned null: for an empty stack, sizes above the table, the portable
-/// mode, `harden=on`, and the first call.
+/// [`allocate_fast`] while requests are counted for guarded allocations. Null: call [`allocate_slowly`].
+#[inline(always)]
+pub fn allocate_fast_guarded(size: usize) -> *mut u8 {
+    let less = size.wrapping_sub(1);
+    if SECTIONS && less < FAST.numbered.load(Ordering::Acquire) {
+        // SAFETY: as in `allocate_fast_sized`.
+        return unsafe { pop_counted(size, Counting::Call) };
+    }
+    if SECTIONS && less < FAST.both.load(Ordering::Acquire) {
+        // SAFETY: as above.
+        return unsafe { pop_counted(size, Counting::Both(size)) };
+    }
+    ptr::null_mut()
+}
+
+/// Requests for nothing are counted elsewhere: they count as one byte.
+///
+/// # Safety
+/// The section mode; `size` is 1 to [`TABLE_MAX`].
+#[inline(always)]
+unsafe fn pop_counted(size: usize, counting: Counting) -> *mut u8 {
+    let steps = ((size - 1) >> MIN_ALIGN.ilog2()) + 1;
+    // SAFETY: by contract.
+    unsafe {
+        let class = *ebbtide_core::base::size_class::SMALL_TABLE.get_unchecked(steps);
+        section::pop_counted(&FAST.stacks(), class as usize, counting) as *mut u8
+    }
+}
+
+/// [`allocate`] after [`allocate_fast`] returned null.
 #[inline(never)]
 pub fn allocate_slow(size: usize) -> *mut u8 {
+    let object = allocate_fast_sized(size);
+    if object.is_null() {
+        return allocate_unsized(size);
+    }
+    object
+}
+
+#[inline(never)]
+fn allocate_unsized(size: usize) -> *mut u8 {
+    let object = allocate_fast_guarded(size);
+    if object.is_null() {
+        return allocate_slowly(size);
+    }
+    object
+}
+
+/// [`allocate`] without the fast paths: for an empty stack, a sample, sizes above the table, the portable mode,
+/// `harden=on`, and the first call.
+#[inline(never)]
+pub fn allocate_slowly(size: usize) -> *mut u8 {
     if FAST.counts() {
         return allocate_counted(size, MIN_ALIGN).0;
     }
@@ -91,7 +140,7 @@ fn allocate_at_once(size: usize, align: usize) -> usize {
 fn allocate_class(class: usize, size: usize, align: usize) -> *mut u8 {
     if FAST.uses_sections() {
         // SAFETY: just asked.
-        let object = unsafe { section::pop(&fast_stacks(), class) };
+        let object = unsafe { section::pop(&FAST.stacks(), class) };
         if object != 0 {
             return object as *mut u8;
         }
@@ -266,7 +315,7 @@ pub unsafe fn free(address: *mut u8) {
             let class = unsafe { *((classes + unit / (FRAME_BYTES / MIN_ALIGN)) as *const u8) };
             // SAFETY: the limit is only above 0 in the section mode; an object is not 0. If there is no object, the
             // class is 0 or `LARGE`, and nothing is pushed (`INV-CLASS-1`).
-            if unsafe { section::push(&fast_stacks(), class as usize, address as usize) } {
+            if unsafe { section::push(&FAST.stacks(), class as usize, address as usize) } {
                 return;
             }
         }

@@ -1,19 +1,22 @@
 //! Chooses the requests that are sampled: each byte that is asked for is the first of a sample with the same probability.
 //!
-//! Each CPU counts down the bytes of its requests. The request at which its word is no longer above zero is sampled, and the word gets a new
-//! distance. Distances are exponential, so it does not matter to which CPU a thread moves, or that the rest of a request goes unused: from
-//! any byte on, the distance to the next sample has the same distribution.
+//! Each CPU counts down the bytes of its requests, in a word of its slab. The request at which its word is no longer above zero is sampled,
+//! and the word gets a new distance. Distances are exponential, so it does not matter to which CPU a thread moves, when a word is drawn anew,
+//! or that the rest of a request goes unused: from any byte on, the distance to the next sample has the same distribution.
 //!
-//! A word is written by sections and, on its own CPU, by a plain store: a section that the store interrupts begins again. A store that comes
-//! from another CPU, because the thread was moved, may be lost. Then the next request there is sampled. Threads without sections, and the
-//! portable mode, count in words that many CPUs share, by atomic instructions.
+//! Small requests are counted by the section that pops their object ([`section::pop_counted`]). Where it ends without one, because the
+//! countdown is at its end, the request comes here. The word is below zero then, so that it does not matter that it counts once more.
+//!
+//! A word is written by sections on its CPU, and by plain stores, as when its countdown begins. A store that comes from another CPU may be lost, or
+//! a count. A lost distance makes the next request there due, or leaves the distance from before: one that is too long for the rate is drawn
+//! anew. Threads without sections, and the portable mode, count in words that many CPUs share, by atomic instructions.
 
 use crate::base::fast::FAST;
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_sys::rseq::{UNIT_SHIFT, section};
-use ebbtide_sys::{process, vm};
+use ebbtide_sys::process;
+use ebbtide_sys::rseq::{CALLS_OFFSET, NO_COUNTDOWN, SIZES_OFFSET, section};
 
-/// CPUs with a word of their own. Threads on higher CPUs count in the shared words.
+/// CPUs that may have a slab.
 const MAX_CPUS: usize = 1024;
 /// Words for threads without sections.
 const SHARED: usize = 16;
@@ -23,53 +26,34 @@ struct Shared(AtomicI64);
 
 /// The words of all CPUs.
 pub struct Countdown {
-    /// The address of the word of CPU 0; 0: there are only shared words.
-    words: AtomicUsize,
-    /// How many CPUs have a word.
-    cpus: AtomicUsize,
+    /// Where the word is in each slab.
+    offset: usize,
     shared: [Shared; SHARED],
     random: AtomicU64,
 }
 
 /// The countdown of this process. A forked child goes on with its copy.
-pub static COUNTDOWN: Countdown = Countdown::new();
+pub static COUNTDOWN: Countdown = Countdown::new(SIZES_OFFSET);
 /// That of guarded allocations. It counts each request as one byte: a mistake is as likely with a small object.
-pub static GUARD_COUNTDOWN: Countdown = Countdown::new();
+pub static GUARD_COUNTDOWN: Countdown = Countdown::new(CALLS_OFFSET);
 
 impl Countdown {
-    const fn new() -> Self {
+    const fn new(offset: usize) -> Self {
         Self {
-            words: AtomicUsize::new(0),
-            cpus: AtomicUsize::new(0),
+            offset,
             shared: [const { Shared(AtomicI64::new(0)) }; SHARED],
             random: AtomicU64::new(0),
         }
     }
 
-    /// Makes the words of CPUs, where there are sections. Without address space for them, the shared words serve.
-    pub fn reserve(&self) {
-        if !FAST.uses_sections() || self.words.load(Ordering::Relaxed) != 0 {
-            return;
-        }
-        let cpus = process::cpu_limit().clamp(1, MAX_CPUS);
-        let bytes = cpus << UNIT_SHIFT;
-        if let Ok(words) = vm::map(bytes) {
-            self.cpus.store(cpus, Ordering::Relaxed);
-            let first = self
-                .words
-                .compare_exchange(0, words, Ordering::Release, Ordering::Relaxed);
-            if first.is_err() {
-                vm::unmap(words, vm::whole_pages(bytes));
-            }
-        }
-    }
-
-    /// Sets all words for a rate. The caller excludes other callers.
+    /// Sets all words for a rate. The caller excludes other callers. A slab that becomes live later begins by itself.
     pub fn begin(&self, rate: usize, seed: u64) {
         self.random.fetch_add(seed, Ordering::Relaxed);
-        let cpus = self.cpus.load(Ordering::Relaxed);
-        for word in (0..cpus).filter_map(|cpu| self.word(cpu)) {
-            word.store(self.draw(rate), Ordering::Relaxed);
+        if FAST.uses_sections() {
+            let cpus = process::cpu_limit().min(MAX_CPUS);
+            for word in (0..cpus).filter_map(|cpu| self.word(cpu)) {
+                word.store(self.draw(rate), Ordering::Relaxed);
+            }
         }
         for word in &self.shared {
             word.0.store(self.draw(rate), Ordering::Relaxed);
@@ -85,11 +69,17 @@ impl Countdown {
         self.shared[cpu % SHARED].0.store(0, Ordering::Relaxed);
     }
 
+    /// The word in the slab of a CPU, if the slab is live.
     fn word(&self, cpu: usize) -> Option<&AtomicI64> {
-        let words = self.words.load(Ordering::Acquire);
-        let exists = words != 0 && cpu < self.cpus.load(Ordering::Relaxed);
-        // SAFETY: the words of these CPUs are mapped for ever.
-        exists.then(|| unsafe { &*((words + (cpu << UNIT_SHIFT)) as *const AtomicI64) })
+        if !FAST.uses_sections() || cpu >= MAX_CPUS {
+            return None;
+        }
+        let stacks = FAST.stacks();
+        // SAFETY: the table has an entry for each CPU (`INV-RSEQ-5`).
+        let entry = unsafe { &*((stacks.table + cpu * 8) as *const AtomicUsize) };
+        let slab = entry.load(Ordering::Acquire);
+        // SAFETY: a slab that was live once is mapped for ever.
+        (slab != 0).then(|| unsafe { &*((stacks.parked + slab + self.offset) as *const AtomicI64) })
     }
 
     /// Counts a request. Returns whether it is sampled.
@@ -97,26 +87,35 @@ impl Countdown {
     pub fn counts(&self, size: usize, rate: usize) -> bool {
         // A request for nothing takes memory too.
         let size = size.clamp(1, isize::MAX as usize);
-        let words = self.words.load(Ordering::Acquire);
-        let offset = FAST.rseq_offset.load(Ordering::Relaxed) as isize;
-        let cpus = self.cpus.load(Ordering::Relaxed);
-        let less = (size as u64).wrapping_neg();
-        // SAFETY: the words are mapped, which implies the section mode.
-        if words != 0 && unsafe { section::add(words, cpus, less, offset) } {
-            // SAFETY: as above.
-            let cpu = unsafe { section::cpu_id(offset) } as usize;
-            let word = self.word(cpu);
-            return word.is_some_and(|word| self.is_due(word, word.load(Ordering::Relaxed), rate));
+        if FAST.uses_sections()
+            // SAFETY: just asked; the offset is that of a countdown.
+            && let Some(counted) = unsafe { section::count(&FAST.stacks(), self.offset, size) }
+        {
+            // SAFETY: as in `word`.
+            let word = unsafe { &*(counted.word as *const AtomicI64) };
+            return self.is_due(word, counted.left, size, rate);
         }
         let word = &self.shared[process::current_cpu() % SHARED].0;
         let left = word.fetch_sub(size as i64, Ordering::Relaxed) - size as i64;
-        self.is_due(word, left, rate)
+        self.is_due(word, left, size, rate)
     }
 
+    /// Whether a request is due that has left so much of a word.
     #[inline]
-    fn is_due(&self, word: &AtomicI64, left: i64, rate: usize) -> bool {
-        if left > 0 && rate != 1 {
-            return false;
+    fn is_due(&self, word: &AtomicI64, left: i64, size: usize, rate: usize) -> bool {
+        let is_under_way = 0 < left && left <= longest(rate) && rate != 1;
+        !is_under_way && self.is_due_now(word, left, size, rate)
+    }
+
+    /// The same where a countdown is at its end, or has not begun.
+    #[cold]
+    fn is_due_now(&self, word: &AtomicI64, left: i64, size: usize, rate: usize) -> bool {
+        if !(NO_COUNTDOWN / 2..=longest(rate)).contains(&left) && rate != 1 {
+            let left = self.draw(rate) - size as i64;
+            word.store(left, Ordering::Relaxed);
+            if left > 0 {
+                return false;
+            }
         }
         word.store(self.draw(rate), Ordering::Relaxed);
         true
@@ -141,6 +140,11 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 const FRACTION: u32 = 32;
 /// The natural logarithm of 2.
 const LN_2: u64 = 2_977_044_472;
+
+/// No distance of this rate is longer: see [`distance`], of which 2^-64 is the least chance.
+fn longest(rate: usize) -> i64 {
+    (rate as i64).saturating_mul(45).saturating_add(1)
+}
 
 /// `-rate * ln(random / 2^64)`, rounded up: exponential with the mean `rate`, if all values of `random` are as likely.
 fn distance(rate: u64, random: u64) -> i64 {
@@ -180,6 +184,7 @@ mod tests {
             for rate in [1, 64, 512 << 10, 1 << 40] {
                 let expected = -(random as f64 / 2f64.powi(64)).ln() * rate as f64;
                 let found = distance(rate, random) as f64;
+                assert!(distance(rate, random) <= longest(rate as usize));
                 let error = (found - expected).abs();
                 assert!(
                     error <= 1.0 + expected * 1e-6 + rate as f64 * 1e-8,
@@ -195,7 +200,7 @@ mod tests {
         const RATE: usize = 1000;
         const ROUNDS: usize = 400_000;
         let sizes = [1, 16, 100, 900, 1000, 5000];
-        let countdown = Countdown::new();
+        let countdown = Countdown::new(SIZES_OFFSET);
         countdown.begin(RATE, 7);
         let mut sampled = [0; 6];
         for _ in 0..ROUNDS {
@@ -217,7 +222,7 @@ mod tests {
     #[test]
     fn a_hurried_request_is_due() {
         const RATE: usize = 1 << 40;
-        let countdown = Countdown::new();
+        let countdown = Countdown::new(SIZES_OFFSET);
         countdown.begin(RATE, 7);
         assert!((0..SHARED).all(|_| !countdown.counts(1, RATE)));
         countdown.hurry();
@@ -227,6 +232,29 @@ mod tests {
             countdown.counts(1, RATE)
         };
         assert!((0..100).any(due));
+    }
+
+    /// A word that was reset, and one of a much lower rate, begin anew; so the request is as likely to be due as any other.
+    #[test]
+    fn a_word_without_a_distance_begins_anew() {
+        const RATE: usize = 1000;
+        const SIZE: usize = 100;
+        const ROUNDS: usize = 100_000;
+        let countdown = Countdown::new(SIZES_OFFSET);
+        countdown.begin(RATE, 7);
+        for before in [NO_COUNTDOWN, longest(RATE) + 1 + SIZE as i64, i64::MAX] {
+            let word = AtomicI64::new(0);
+            let due = (0..ROUNDS)
+                .filter(|_| countdown.is_due(&word, before - SIZE as i64, SIZE, RATE))
+                .count();
+            let p = 1.0 - (-(SIZE as f64) / RATE as f64).exp();
+            let (expected, spread) = (p * ROUNDS as f64, (p * (1.0 - p) * ROUNDS as f64).sqrt());
+            assert!(
+                (due as f64 - expected).abs() < 6.0 * spread,
+                "{before}: {due} {expected}"
+            );
+            assert!((1..=longest(RATE)).contains(&word.load(Ordering::Relaxed)));
+        }
     }
 
     #[test]

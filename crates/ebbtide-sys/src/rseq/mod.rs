@@ -31,13 +31,18 @@
 //! - [`model`]: plain Rust on one slab, under the caller's lock. The fallback, and the oracle of
 //!   the tests.
 //!
+//! In each header page, behind the headers, are two words that count down: the bytes that pops were asked for, and the
+//! pops ([`Counting`]). A pop that counts, and finds its word no longer above zero, takes nothing: the caller decides
+//! what the end of a countdown means. Other CPUs may store to these words, and a count or such a store may be lost then.
+//!
 //! Beside the stacks: counters, one word a CPU ([`section::add`], [`section::add_unless`]), for the per-CPU data
 //! of the user. They need no table: whoever has no CPU of its own adds elsewhere.
 //!
 //! Invariants:
 //! - `INV-RSEQ-1`: every operation takes effect with one store, the new header. Interrupted before
 //!   it, no entry has come or gone. (Moving the start of an empty stack is a step before that with
-//!   a store of its own: the new entries may be written over the old guard.)
+//!   a store of its own: the new entries may be written over the old guard. So is each count of a pop: if the pop is
+//!   interrupted behind it and repeated, the request counts twice.)
 //! - `INV-RSEQ-2`: entries from the start up to the header are owned by the stack; nothing else is.
 //! - `INV-RSEQ-3`: a slab is touched either by sections, or, with its entry zero and after a fence,
 //!   by one drainer.
@@ -45,6 +50,8 @@
 //! - `INV-RSEQ-5`: every `cpu_id` from −2 to 8,191 has a table entry, 0 where the CPU has no slab.
 //!
 //! Sources: rseq(2) and librseq; the per-CPU stacks of tcmalloc, with another layout.
+
+use core::sync::atomic::{AtomicI64, Ordering};
 
 pub mod model;
 mod own;
@@ -69,6 +76,12 @@ pub const STACK_BYTES: usize = 8192;
 pub const SLAB_SKEW: usize = STACK_BYTES - HEADER_BYTES;
 /// In the header page, the bytes from here on are the user's; all but the last eight (a guard).
 pub const SLAB_USER_OFFSET: usize = 1024;
+/// In the header page, the word that counts down bytes. No header is in its cache line.
+pub const SIZES_OFFSET: usize = 832;
+/// In the header page, the word that counts down requests.
+pub const CALLS_OFFSET: usize = 840;
+/// These words after a reset: no countdown has begun. Whatever is counted from here stays far below zero.
+pub const NO_COUNTDOWN: i64 = i64::MIN / 2;
 /// Most entries of one stack: its space less the guard.
 pub const MAX_CAPACITY: usize = STACK_BYTES / 8 - 1;
 
@@ -100,6 +113,26 @@ pub enum SectionResult {
     Parked,
 }
 
+/// What a pop counts down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counting {
+    /// The bytes that the program asked for.
+    Size(usize),
+    /// The request.
+    Call,
+    /// The request, and then its bytes if the first word is still above zero.
+    Both(usize),
+}
+
+/// A word after a count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Counted {
+    /// Its address.
+    pub word: usize,
+    /// Its value.
+    pub left: i64,
+}
+
 /// How an addition ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Added {
@@ -128,7 +161,7 @@ pub fn unused_header(slab: usize) -> usize {
     slab + HEADER_BYTES
 }
 
-/// Sets all headers of a slab to the unused state.
+/// Sets all headers of a slab to the unused state, and ends its countdowns.
 ///
 /// # Safety
 /// The header page is writable, and nobody else uses the slab now.
@@ -137,7 +170,13 @@ pub unsafe fn reset_slab(slab: usize) {
         // SAFETY: headers lie in the first page.
         unsafe { ((slab + class * 8) as *mut usize).write(unused_header(slab)) };
     }
+    for offset in [SIZES_OFFSET, CALLS_OFFSET] {
+        // SAFETY: words of the first page, behind the headers; other threads store to them as to an atomic.
+        unsafe { &*((slab + offset) as *const AtomicI64) }.store(NO_COUNTDOWN, Ordering::Relaxed);
+    }
 }
+
+const _: () = assert!(STACKS * 8 <= SIZES_OFFSET && CALLS_OFFSET + 8 <= SLAB_USER_OFFSET);
 
 /// The address of the first entry of a stack with room for `capacity` entries.
 #[inline]

@@ -3,7 +3,7 @@
 //! This is the pseudo-code of [`super::section`]: each line there names the line here that it
 //! implements.
 
-use super::{STACK_BYTES, STACKS, stack_start};
+use super::{CALLS_OFFSET, Counting, SIZES_OFFSET, STACK_BYTES, STACKS, stack_start};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// A slab held alone: by the lock of the portable mode, by a drainer, or by a test.
@@ -49,6 +49,37 @@ impl Slab {
         }
         self.commit(class, header - 8);
         Some(entry)
+    }
+
+    /// Takes the newest entry, unless the countdown is at its end then. Each count is a step of its own.
+    pub fn pop_counted(&mut self, class: usize, counting: Counting) -> Option<usize> {
+        let header = self.header(class);
+        let entry = Self::entry(header - 8);
+        if entry == 0 {
+            return None;
+        }
+        let is_due = match counting {
+            Counting::Size(size) => self.count(SIZES_OFFSET, size) <= 0,
+            Counting::Call => self.count(CALLS_OFFSET, 1) <= 0,
+            Counting::Both(size) => {
+                self.count(CALLS_OFFSET, 1) <= 0 || self.count(SIZES_OFFSET, size) <= 0
+            }
+        };
+        if is_due {
+            return None;
+        }
+        self.commit(class, header - 8);
+        Some(entry)
+    }
+
+    /// Counts a word down: the one store is the commit. Returns what is left.
+    pub fn count(&mut self, offset: usize, value: usize) -> i64 {
+        let word = (self.address + offset) as *mut i64;
+        // SAFETY: a word of the first page, behind the headers.
+        unsafe {
+            *word = (*word).wrapping_sub(value as i64);
+            *word
+        }
     }
 
     /// Puts an entry on top. `false`: full, or the top is the same entry.

@@ -35,11 +35,12 @@
 //!    pops it accesses it behind. Between the two lies one of the hand-overs 1 to 3, or a lock.
 //! 5. *Words.* An aligned word is loaded and stored as a whole, so a sum may read it at any time. `add_unless` reads its
 //!    flag inside the section, so the setter's fence (2) ends each section that has read it unset, or sees its addition.
+//!    Nothing is ordered by the words of countdowns, and no exact value of them is needed.
 //!
 //! `tests/litmus` has 2 to 5 as litmus tests, which `scripts/litmus` checks on a model of aarch64. The kernel's part is from
 //! membarrier(2) and its source.
 
-use super::{Added, SectionResult, Stacks};
+use super::{Added, Counted, Counting, SectionResult, Stacks};
 use core::sync::atomic::AtomicU32;
 
 const _: () = assert!(super::STACK_BYTES == 0x1fff + 1 && super::UNIT_SHIFT == 18);
@@ -144,6 +145,29 @@ pub(super) use processor::{BREAKS_ON_SOME_KERNELS, SIGNATURE, own_area, thread_p
 pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
     // SAFETY: by contract.
     unsafe { processor::pop(stacks, class) }
+}
+
+/// As [`pop`], and counts in this CPU's slab. 0: also where a countdown is at its end; then it has counted.
+///
+/// An empty or parked stack counts nothing. Of an aborted pop the counts may have been made (`INV-RSEQ-1`).
+///
+/// # Safety
+/// As [`pop`].
+#[inline(always)]
+pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> usize {
+    // SAFETY: by contract.
+    unsafe { processor::pop_counted(stacks, class, counting) }
+}
+
+/// Counts down the word at `offset` in this CPU's slab: [`super::SIZES_OFFSET`] or [`super::CALLS_OFFSET`]. `None`:
+/// parked or aborted; nothing was counted.
+///
+/// # Safety
+/// As [`pop`]; `offset` is one of these.
+#[inline(always)]
+pub unsafe fn count(stacks: &Stacks, offset: usize, value: usize) -> Option<Counted> {
+    // SAFETY: by contract.
+    unsafe { processor::count(stacks, offset, value) }
 }
 
 /// Puts `entry` on this CPU's stack. `false`: full, parked, aborted, or the top is `entry` itself.

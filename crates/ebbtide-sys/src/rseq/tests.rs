@@ -3,8 +3,8 @@
 extern crate std;
 use super::model::Slab;
 use super::{
-    MAX_CAPACITY, Registration, SLAB_BYTES, SLAB_SKEW, STACK_BYTES, SectionResult, Stacks,
-    reset_slab, section,
+    CALLS_OFFSET, Counting, MAX_CAPACITY, NO_COUNTDOWN, Registration, SIZES_OFFSET, SLAB_BYTES,
+    SLAB_SKEW, STACK_BYTES, SectionResult, Stacks, reset_slab, section,
 };
 use std::vec::Vec;
 
@@ -87,6 +87,19 @@ impl Rig {
                 at -= 8;
             }
             (header - slab, entries)
+        }
+    }
+
+    /// The countdowns of a slab: bytes, requests.
+    fn counts(slab: usize) -> [i64; 2] {
+        // SAFETY: reads of a mapped slab.
+        [SIZES_OFFSET, CALLS_OFFSET].map(|offset| unsafe { *((slab + offset) as *const i64) })
+    }
+
+    fn set_counts(slab: usize, counts: [i64; 2]) {
+        for (offset, count) in [SIZES_OFFSET, CALLS_OFFSET].into_iter().zip(counts) {
+            // SAFETY: as above; the slab is this thread's.
+            unsafe { *((slab + offset) as *mut i64) = count };
         }
     }
 
@@ -423,6 +436,161 @@ fn an_abort_at_any_point_changes_nothing() {
         }
     }
     rig.assert_equal();
+}
+
+fn random_counting(random: &mut Random) -> Counting {
+    let size = 1 + random.below(1024);
+    match random.below(3) {
+        0 => Counting::Size(size),
+        1 => Counting::Call,
+        _ => Counting::Both(size),
+    }
+}
+
+#[test]
+fn counting_pops_do_what_the_model_does() {
+    let Some(mut rig) = rig() else { return };
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let (mut taken, mut due) = (0, 0);
+    for step in 0..50_000 {
+        let class = random.below(CLASSES);
+        if random.below(8) == 0 {
+            let operation = Operation::PushBatch(1 + random.below(16), 64);
+            let expected = by_model(&mut rig, class, operation, 16 + step * 1024);
+            let answer = settled(&rig, class, operation, 16 + step * 1024, &expected);
+            assert_eq!(answer, expected);
+        }
+        if random.below(4) == 0 {
+            let counts = [random.below(4000), random.below(4)].map(|count| count as i64);
+            Rig::set_counts(rig.live, counts);
+            Rig::set_counts(rig.model_address, counts);
+        }
+        let counting = random_counting(&mut random);
+        let before = Rig::counts(rig.live);
+        let is_empty = rig.model.is_empty(class);
+        let expected = rig.model.pop_counted(class, counting).unwrap_or(0);
+        // A real interruption may leave the counts made, and nothing else.
+        for tries in 0.. {
+            // SAFETY: the rig's stacks are live and this thread is pinned.
+            let answer = unsafe { section::pop_counted(&rig.stacks, class, counting) };
+            let counts = Rig::counts(rig.live);
+            if answer == expected && counts == Rig::counts(rig.model_address) {
+                break;
+            }
+            assert!(answer == 0 && tries < 1000, "step {step}: {counting:?}");
+            Rig::set_counts(rig.live, before);
+        }
+        taken += u32::from(expected != 0);
+        due += u32::from(expected == 0 && !is_empty);
+        rig.assert_equal();
+    }
+    assert!(taken > 5000 && due > 5000, "{taken} taken, {due} due");
+}
+
+#[test]
+fn a_slab_without_objects_counts_no_pop() {
+    let Some(rig) = rig() else { return };
+    let cpu = crate::process::current_cpu();
+    let all = [Counting::Size(1), Counting::Call, Counting::Both(1)];
+    for is_live in [true, false] {
+        for counting in all {
+            // SAFETY: the rig's stacks; this thread is pinned.
+            assert_eq!(unsafe { section::pop_counted(&rig.stacks, 0, counting) }, 0);
+        }
+        for slab in [rig.live, rig.stacks.parked] {
+            assert_eq!(Rig::counts(slab), [NO_COUNTDOWN; 2]);
+        }
+        if is_live {
+            // SAFETY: the rig's own table.
+            unsafe { ((rig.stacks.table + cpu * 8) as *mut usize).write(0) };
+        }
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { section::count(&rig.stacks, SIZES_OFFSET, 1) }, None);
+    assert_eq!(Rig::counts(rig.stacks.parked), [NO_COUNTDOWN; 2]);
+}
+
+#[test]
+fn counts_do_what_the_model_does() {
+    let Some(mut rig) = rig() else { return };
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    for _ in 0..20_000 {
+        let offset = [SIZES_OFFSET, CALLS_OFFSET][random.below(2)];
+        let value = random.below(usize::MAX >> 1);
+        let left = rig.model.count(offset, value);
+        let counted = loop {
+            // SAFETY: the rig's stacks are live and this thread is pinned.
+            if let Some(counted) = unsafe { section::count(&rig.stacks, offset, value) } {
+                break counted;
+            }
+        };
+        assert_eq!((counted.word, counted.left), (rig.live + offset, left));
+        assert_eq!(Rig::counts(rig.live), Rig::counts(rig.model_address));
+    }
+}
+
+/// An aborted pop that counts has taken nothing. It has counted if it was aborted behind its counts (`INV-RSEQ-1`).
+#[cfg(feature = "inject")]
+#[test]
+fn an_aborted_counting_pop_takes_nothing() {
+    use core::sync::atomic::Ordering;
+    use section::INJECT;
+
+    extern "C" fn disarm(_: libc::c_int) {
+        INJECT.store(0, Ordering::Relaxed);
+    }
+    let Some(mut rig) = rig() else { return };
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::signal(libc::SIGTRAP, disarm as *const () as libc::sighandler_t) };
+    let mut random = Random(0x1234_5678_9abc_def1);
+    let mut aborted = [[0u32; 5]; 4];
+    let full = Operation::PushBatch(64, 64);
+    let expected = by_model(&mut rig, 0, full, 16);
+    settled(&rig, 0, full, 16, &expected);
+    for step in 0..8000 {
+        let counts = [1 + random.below(2000), 1 + random.below(3)].map(|count| count as i64);
+        Rig::set_counts(rig.live, counts);
+        let before = Rig::state(rig.live, 0);
+        let point = 1 + random.below(4);
+        let counting = random_counting(&mut random);
+        let less = match counting {
+            Counting::Size(size) => [size as i64, 0],
+            Counting::Call => [0, 1],
+            Counting::Both(size) => [size as i64, 1],
+        };
+        let all = [counts[0] - less[0], counts[1] - less[1]];
+        INJECT.store(point as u32, Ordering::Relaxed);
+        let (kind, is_none) = if step % 4 == 0 {
+            // SAFETY: the rig's stacks are live and this thread is pinned.
+            let counted = unsafe { section::count(&rig.stacks, SIZES_OFFSET, 1) };
+            (3, counted.is_none())
+        } else {
+            // SAFETY: as above.
+            let entry = unsafe { section::pop_counted(&rig.stacks, 0, counting) };
+            let kind = match counting {
+                Counting::Size(_) => 0,
+                Counting::Call => 1,
+                Counting::Both(_) => 2,
+            };
+            (kind, entry == 0)
+        };
+        if INJECT.swap(0, Ordering::Relaxed) != 0 {
+            // It ended before the point: a count has three, and a pop is due. Or a real interruption came first.
+            if !is_none && kind != 3 {
+                panic!("step {step}: {counting:?} passed point {point}");
+            }
+            continue;
+        }
+        assert!(is_none, "step {step}: {counting:?} aborted at {point}");
+        assert_eq!(Rig::state(rig.live, 0), before);
+        let expected = if point == 4 { all } else { counts };
+        assert_eq!(Rig::counts(rig.live), expected, "{counting:?} at {point}");
+        aborted[kind][point] += 1;
+    }
+    for (kind, points) in aborted.iter().enumerate() {
+        let reached = if kind == 3 { &points[1..4] } else { &points[1..] };
+        assert!(reached.iter().all(|&count| count > 50), "{kind}: {points:?}");
+    }
 }
 
 /// Words for every CPU, and the flag of [`section::add_unless`].

@@ -164,7 +164,6 @@ impl Guarded {
             line("no handler of SIGSEGV is possible; accesses to guarded memory are not reported");
         }
         self.process.store(process::id(), Ordering::Relaxed);
-        GUARD_COUNTDOWN.reserve();
         GUARD_COUNTDOWN.begin(rate, clock::precise_ns());
         FAST.set_guard(rate);
     }

@@ -170,9 +170,6 @@ impl Pages {
                 vm::unmap(fresh, vm::whole_pages(TABLE_BYTES));
             }
         }
-        if rate != 0 {
-            COUNTDOWN.reserve();
-        }
         let mut table = self.samples.table.lock();
         if table.address().is_some() {
             let area = table.area();

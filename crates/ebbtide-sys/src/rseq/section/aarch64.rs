@@ -4,7 +4,7 @@
 //! function: a conditional one reaches 1 MiB, and the abort handlers lie elsewhere. Only the kernel enters those. They
 //! come back by `b`, which reaches 128 MiB.
 
-use super::super::{Stacks, stack_start};
+use super::super::{CALLS_OFFSET, Counted, Counting, SIZES_OFFSET, Stacks, stack_start};
 use super::Lingering;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
@@ -93,6 +93,133 @@ pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
         }
     }
     entry
+}
+
+/// `pop` with the lines of its counts, which leave by `5f` with `entry` 0 where a countdown is at its end.
+macro_rules! counting_pop {
+    ($stacks:ident, $class:ident, [$($count:expr,)*], $($operands:tt)*) => {{
+        let entry: usize;
+        // SAFETY: as in `pop`; the counted words are in the header page.
+        unsafe {
+            with_inject! {
+                body: [
+                    point!("1"),
+                    "ldrsw {slab}, [{area}, #4]",
+                    "ldr {slab}, [{table}, {slab}, lsl #3]",
+                    "add {slab}, {slab}, {parked}",
+                    "add {place}, {slab}, {class}, lsl #3",
+                    point!("2"),
+                    "ldr {t}, [{place}]",            // let header = self.header(class)
+                    "ldr {entry}, [{t}, #-8]!",      // let entry = Self::entry(header - 8); t: header - 8
+                    point!("3"),
+                    "cbz {entry}, 5f",               // if entry == 0: return None
+                    $($count,)*
+                    point!("4"),
+                    "str {t}, [{place}]",            // commit(header - 8)
+                    "4:",
+                ],
+                abort: ["mov {entry}, xzr", "b 5f",],
+                entry = out(reg) entry,
+                slab = out(reg) _,
+                place = out(reg) _,
+                left = out(reg) _,
+                t = out(reg) _,
+                area = out(reg) _,
+                table = in(reg) $stacks.table,
+                parked = in(reg) $stacks.parked,
+                class = in(reg) $class,
+                off = in(reg) $stacks.rseq_offset,
+                $($operands)*
+            }
+        }
+        entry
+    }};
+}
+
+/// # Safety
+/// As [`super::pop_counted`].
+#[inline(always)]
+pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> usize {
+    match counting {
+        Counting::Size(size) => counting_pop!(
+            stacks, class,
+            [
+                "ldr {left}, [{slab}, #{sizes}]",        // self.count(SIZES_OFFSET, size)
+                "subs {left}, {left}, {size}",
+                "str {left}, [{slab}, #{sizes}]",
+                "csel {entry}, {entry}, xzr, gt",        // <= 0: return None
+                "b.le 5f",
+            ],
+            size = in(reg) size,
+            sizes = const SIZES_OFFSET,
+        ),
+        Counting::Call => counting_pop!(
+            stacks, class,
+            [
+                "ldr {left}, [{slab}, #{calls}]",        // self.count(CALLS_OFFSET, 1)
+                "subs {left}, {left}, #1",
+                "str {left}, [{slab}, #{calls}]",
+                "csel {entry}, {entry}, xzr, gt",
+                "b.le 5f",
+            ],
+            calls = const CALLS_OFFSET,
+        ),
+        Counting::Both(size) => counting_pop!(
+            stacks, class,
+            [
+                "ldr {left}, [{slab}, #{calls}]",
+                "subs {left}, {left}, #1",
+                "str {left}, [{slab}, #{calls}]",
+                "csel {entry}, {entry}, xzr, gt",
+                "b.le 5f",
+                "ldr {left}, [{slab}, #{sizes}]",
+                "subs {left}, {left}, {size}",
+                "str {left}, [{slab}, #{sizes}]",
+                "csel {entry}, {entry}, xzr, gt",
+                "b.le 5f",
+            ],
+            size = in(reg) size,
+            sizes = const SIZES_OFFSET,
+            calls = const CALLS_OFFSET,
+        ),
+    }
+}
+
+/// # Safety
+/// As [`super::count`].
+#[inline(always)]
+pub unsafe fn count(stacks: &Stacks, offset: usize, value: usize) -> Option<Counted> {
+    let (done, word, left): (usize, usize, i64);
+    // SAFETY: by contract.
+    unsafe {
+        with_inject! {
+            body: [
+                point!("1"),
+                "mov {t}, xzr",
+                "ldrsw {word}, [{area}, #4]",
+                "ldr {word}, [{table}, {word}, lsl #3]",
+                "cbz {word}, 5f",                // parked
+                "add {word}, {word}, {place}",
+                point!("2"),
+                "ldr {left}, [{word}]",          // (*word).wrapping_sub(value)
+                "sub {left}, {left}, {value}",
+                "mov {t}, #1",
+                point!("3"),
+                "str {left}, [{word}]",          // *word = …
+                "4:",
+            ],
+            abort: ["mov {t}, xzr", "b 5f",],
+            word = out(reg) word,
+            left = out(reg) left,
+            t = out(reg) done,
+            area = out(reg) _,
+            table = in(reg) stacks.table,
+            place = in(reg) stacks.parked + offset,
+            value = in(reg) value,
+            off = in(reg) stacks.rseq_offset,
+        }
+    }
+    (done != 0).then_some(Counted { word, left })
 }
 
 /// # Safety

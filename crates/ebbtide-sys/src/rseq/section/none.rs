@@ -3,7 +3,7 @@
 //! Nothing is registered here ([`super::super::registration`]), so the manager works in the portable mode. An operation
 //! that is called all the same finds what a thread without registration finds: a parked slab, no word.
 
-use super::super::Stacks;
+use super::super::{Counted, Counting, Stacks};
 use super::{Lingering, PARKED};
 use core::sync::atomic::AtomicU32;
 
@@ -18,6 +18,18 @@ pub const SIGNATURE: u32 = 0;
 /// None.
 pub unsafe fn pop(_: &Stacks, _: usize) -> usize {
     0
+}
+
+/// # Safety
+/// None.
+pub unsafe fn pop_counted(_: &Stacks, _: usize, _: Counting) -> usize {
+    0
+}
+
+/// # Safety
+/// None.
+pub unsafe fn count(_: &Stacks, _: usize, _: usize) -> Option<Counted> {
+    None
 }
 
 /// # Safety

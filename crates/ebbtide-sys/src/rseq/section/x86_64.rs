@@ -1,6 +1,6 @@
 //! x86-64.
 
-use super::super::{Stacks, stack_start};
+use super::super::{CALLS_OFFSET, Counted, Counting, SIZES_OFFSET, Stacks, stack_start};
 use super::Lingering;
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
@@ -83,6 +83,119 @@ pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
         }
     }
     entry
+}
+
+/// `pop` with the lines of its counts, which leave by `6b` where a countdown is at its end.
+macro_rules! counting_pop {
+    ($stacks:ident, $class:ident, [$($count:expr,)*], $($operands:tt)*) => {{
+        let entry: usize;
+        // SAFETY: as in `pop`; the counted words are in the header page.
+        unsafe {
+            with_inject! {
+                body: [
+                    point!("1"),
+                    "movsxd {slab}, dword ptr fs:[{off} + 4]",
+                    "mov {slab}, [{table} + {slab}*8]",
+                    "add {slab}, {parked}",
+                    "lea {place}, [{slab} + {class}*8]",
+                    point!("2"),
+                    "mov {t}, [{place}]",            // let header = self.header(class)
+                    "mov {entry}, [{t} - 8]",        // let entry = Self::entry(header - 8)
+                    point!("3"),
+                    "test {entry}, {entry}",         // if entry == 0
+                    "jz 5f",                         //     return None
+                    $($count,)*
+                    "sub {t}, 8",
+                    point!("4"),
+                    "mov [{place}], {t}",            // commit(header - 8)
+                    "4:",
+                ],
+                abort: ["xor {entry:e}, {entry:e}", "jmp 5f",],
+                entry = out(reg) entry,
+                slab = out(reg) _,
+                place = out(reg) _,
+                t = out(reg) _,
+                table = in(reg) $stacks.table,
+                parked = in(reg) $stacks.parked,
+                class = in(reg) $class,
+                off = in(reg) $stacks.rseq_offset,
+                $($operands)*
+            }
+        }
+        entry
+    }};
+}
+
+/// # Safety
+/// As [`super::pop_counted`].
+#[inline(always)]
+pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> usize {
+    match counting {
+        Counting::Size(size) => counting_pop!(
+            stacks, class,
+            [
+                "sub qword ptr [{slab} + {sizes}], {size}", // self.count(SIZES_OFFSET, size)
+                "jle 6b",                                   // <= 0: return None
+            ],
+            size = in(reg) size,
+            sizes = const SIZES_OFFSET,
+        ),
+        Counting::Call => counting_pop!(
+            stacks, class,
+            [
+                "sub qword ptr [{slab} + {calls}], 1", // self.count(CALLS_OFFSET, 1)
+                "jle 6b",
+            ],
+            calls = const CALLS_OFFSET,
+        ),
+        Counting::Both(size) => counting_pop!(
+            stacks, class,
+            [
+                "sub qword ptr [{slab} + {calls}], 1",
+                "jle 6b",
+                "sub qword ptr [{slab} + {sizes}], {size}",
+                "jle 6b",
+            ],
+            size = in(reg) size,
+            sizes = const SIZES_OFFSET,
+            calls = const CALLS_OFFSET,
+        ),
+    }
+}
+
+/// # Safety
+/// As [`super::count`].
+#[inline(always)]
+pub unsafe fn count(stacks: &Stacks, offset: usize, value: usize) -> Option<Counted> {
+    let (done, word, left): (usize, usize, i64);
+    // SAFETY: by contract.
+    unsafe {
+        with_inject! {
+            body: [
+                point!("1"),
+                "movsxd {word}, dword ptr fs:[{off} + 4]",
+                "mov {word}, [{table} + {word}*8]",
+                "test {word}, {word}",
+                "jz 6b",                         // parked
+                "add {word}, {place}",
+                point!("2"),
+                "mov {left}, [{word}]",          // (*word).wrapping_sub(value)
+                "sub {left}, {value}",
+                point!("3"),
+                "mov [{word}], {left}",          // *word = …
+                "4:",
+            ],
+            abort: ["xor {t:e}, {t:e}", "jmp 5f",],
+            word = out(reg) word,
+            left = out(reg) left,
+            t = out(reg) done,
+            table = in(reg) stacks.table,
+            place = in(reg) stacks.parked + offset,
+            value = in(reg) value,
+            off = in(reg) stacks.rseq_offset,
+        }
+    }
+    (done != 0).then_some(Counted { word, left })
 }
 
 /// # Safety
