@@ -144,7 +144,11 @@ mod tests {
         assert_eq!(limits(0, 1000, units), [0, 0, of(TABLE_MAX), 0]);
         assert_eq!(limits(512 << 10, 1000, units), [0, 0, 0, of(TABLE_MAX)]);
         for (rate, guard) in [(1, 0), (0, 1), (1, 1000), (1000, 1)] {
-            assert_eq!(limits(rate, guard, units), [0; 4], "nothing is to be counted");
+            assert_eq!(
+                limits(rate, guard, units),
+                [0; 4],
+                "nothing is to be counted"
+            );
         }
         assert_eq!(limits(512 << 10, 0, 0), [0; 4], "no sections");
     }

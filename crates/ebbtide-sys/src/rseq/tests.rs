@@ -506,7 +506,10 @@ fn a_slab_without_objects_counts_no_pop() {
         }
     }
     // SAFETY: as above.
-    assert_eq!(unsafe { section::count(&rig.stacks, SIZES_OFFSET, 1) }, None);
+    assert_eq!(
+        unsafe { section::count(&rig.stacks, SIZES_OFFSET, 1) },
+        None
+    );
     assert_eq!(Rig::counts(rig.stacks.parked), [NO_COUNTDOWN; 2]);
 }
 
@@ -588,8 +591,15 @@ fn an_aborted_counting_pop_takes_nothing() {
         aborted[kind][point] += 1;
     }
     for (kind, points) in aborted.iter().enumerate() {
-        let reached = if kind == 3 { &points[1..4] } else { &points[1..] };
-        assert!(reached.iter().all(|&count| count > 50), "{kind}: {points:?}");
+        let reached = if kind == 3 {
+            &points[1..4]
+        } else {
+            &points[1..]
+        };
+        assert!(
+            reached.iter().all(|&count| count > 50),
+            "{kind}: {points:?}"
+        );
     }
 }
 
