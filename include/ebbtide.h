@@ -92,7 +92,7 @@ int ebb_unmap(void *address, size_t length);
  * is as of no one moment. live + cached + in_spans + dirty + lazy + pending + metadata is what the kernel counts, within what was never
  * touched of each part and what huge pages hold beside it. Names end with the unit where it is bytes, nanoseconds or milliseconds.
  */
-#define EBB_STATS_VERSION 4
+#define EBB_STATS_VERSION 5
 
 struct ebb_stats {
     uint64_t version;               /* version of this struct and of the statistics page; a later one only adds fields at the end */
@@ -118,10 +118,13 @@ struct ebb_stats {
     uint64_t refaulted_bytes;       /* empty pages of spans that were released and then needed again */
     uint64_t lazied_bytes;          /* made lazy since the process began */
     uint64_t lazy_reused_bytes;     /* lazy pages that were needed again; the kernel had taken some of them */
+    uint64_t lazy_taken_bytes;      /* lazy pages that the kernel had taken when a worker came to release them; a lower bound: it had taken some of the reused ones too */
     uint64_t paid_bytes;            /* released by calls that had taken more fresh memory than a limit had room for */
     uint64_t worker_ns;             /* time that workers spent releasing */
     uint64_t longest_stall_ns;      /* longest time that a thread of the program spent releasing at once */
     uint64_t fallovers;             /* runs of pages that another zone than the CPU's own provided */
+    uint64_t exits_detached;        /* ends whose memory a helper released (exit=detached): 0 while the process lives */
+    uint64_t exits_fallen_back;     /* ends that should have been detached and were not; without a helper, ends by a signal are not seen */
     uint64_t pressure_events;       /* checks that found memory short */
     uint64_t pressure_state;        /* 0: never checked, 1: calm, 2: short, so nothing is kept for reuse */
     uint64_t pressure_sources;      /* what is watched, a bit each: machine, cgroup limit, PSI, pressure level, event channel, events not wanted */

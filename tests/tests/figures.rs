@@ -11,6 +11,8 @@ const REFUSED: usize = word!(refused);
 const HELPER: usize = word!(helper);
 const END_NS: usize = word!(end_ns);
 const LEFT_NS: usize = word!(left_ns);
+const DETACHED: usize = word!(exits_detached);
+const FALLEN_BACK: usize = word!(exits_fallen_back);
 
 const PROMISE: &str = "keeps figures";
 
@@ -108,7 +110,42 @@ fn the_last_figures_are_there() {
             assert!(std::time::Instant::now() < end, "the helper said nothing");
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
+        while word(DETACHED) == 0 {
+            assert!(std::time::Instant::now() < end, "the end is not counted");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(word(FALLEN_BACK), 0);
     });
+}
+
+/// An end counts as fallen back where a helper was wanted and is not possible: as for the first process of a container.
+#[test]
+fn an_end_without_its_helper_is_counted() {
+    leaves("kept", ",exit=inline", |word| {
+        assert_eq!((word(DETACHED), word(FALLEN_BACK)), (0, 0), "none wanted");
+    });
+    leaves("kept", ",exit=detached,exit_threshold=64G", |word| {
+        assert_eq!((word(DETACHED), word(FALLEN_BACK)), (0, 0), "too small");
+    });
+    if !only_ebbtide(PROMISE) || !needs_root("a process namespace") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let place = dir.path().display();
+    let program = c_program("figures");
+    let conf = format!("stats_dir={place},dev=pages:all,exit=detached,exit_threshold=32M");
+    Run::new("unshare")
+        .args(&format!(
+            "-pf --mount-proc {} kept {place}",
+            program.display()
+        ))
+        .conf(&conf)
+        .timeout(60)
+        .ok();
+    let page = std::fs::read(dir.path().join("1.ebb")).expect("the page of process 1");
+    let value =
+        |place: usize| u64::from_le_bytes(page[place * 8..][..8].try_into().expect("8 bytes"));
+    assert_eq!((value(DETACHED), value(FALLEN_BACK)), (0, 1));
 }
 
 /// A process continues after its first thread has ended. That thread has no memory any more.

@@ -25,7 +25,7 @@
 //!   kernel confirms that ([`ebbtide_sys::helper::is_alone`]).
 //! - `INV-REAPER-2`: the helper touches only its arena, its own stacks and code that it keeps mapped. From libc it uses
 //!   only the functions that the compiler calls (`memcpy` and similar ones), which it keeps mapped too. Before it unmaps
-//!   anything it writes one word of the statistics.
+//!   anything it writes two words of the statistics.
 
 #![no_std]
 #![warn(missing_docs)]
@@ -43,7 +43,7 @@ mod teardown_threads;
 
 use arena::Arena;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use ebbtide_core::base::owner;
+use ebbtide_core::base::{owner, stats};
 use ebbtide_core::reclaim::Heap;
 use ebbtide_core::reclaim::sources::Hook;
 use ebbtide_sys::features::REAPER;
@@ -130,6 +130,7 @@ impl Hook for ExitHelper {
             self.retry_at.store(0, Ordering::Relaxed);
         }
         self.on_growth(heap);
+        self.note_fallback(heap);
     }
 }
 
@@ -162,6 +163,21 @@ impl ExitHelper {
             && process::resident_quickly().is_some_and(|now| now >= threshold)
     }
 
+    /// Notes that this end is not detached, if it should be.
+    fn note_fallback(&self, heap: &Heap) {
+        if !heap.config.exit_detached || !owner::is_own() {
+            return;
+        }
+        let is_served = self.helper.load(Ordering::Relaxed) != 0 && {
+            let arena = Arena::at(self.arena.load(Ordering::Relaxed));
+            !arena.control().stuck.is_set()
+        };
+        self.checked_ms.store(0, Ordering::Relaxed);
+        if !is_served && self.is_large(heap) {
+            stats::note_exit(false);
+        }
+    }
+
     fn retry_in(&self, ms: u64) {
         let at = clock::now_ms().saturating_add(ms);
         self.retry_at.store(at, Ordering::Relaxed);
@@ -184,7 +200,7 @@ impl ExitHelper {
             }
         } else if helper::collect(helper) {
             self.helper.store(0, Ordering::Relaxed);
-            ebbtide_core::base::stats::set_helper(0);
+            stats::set_helper(0);
             if !control.watching.is_set() {
                 REAPER.refuse();
             }
@@ -221,7 +237,7 @@ impl ExitHelper {
         match unsafe { helper::spawn_process(arena.seat(0), lifecycle::main, arena.address()) } {
             Ok(id) => {
                 self.helper.store(id, Ordering::Relaxed);
-                ebbtide_core::base::stats::set_helper(id);
+                stats::set_helper(id);
                 // Otherwise, if the program ended now, its ports and pipes would stay open for a while.
                 arena.control().apart.wait_at_most(APART_MS);
                 // The next check sees whether the helper came to work.

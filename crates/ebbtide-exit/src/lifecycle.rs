@@ -13,6 +13,7 @@ use crate::memory_shortage::MemoryShortage;
 use crate::resources::Resources;
 use crate::teardown::{SMALL_BYTES, Survey};
 use core::sync::atomic::Ordering;
+use ebbtide_core::base::stats;
 use ebbtide_sys::file::{Digits, PathText};
 use ebbtide_sys::helper::{self, Descriptor, Waited};
 use ebbtide_sys::pressure::Kept;
@@ -111,15 +112,20 @@ fn live(resources: &Resources) -> Option<()> {
     let mut grace = Grace::default();
     grace.give(resources, FIRST_GRACE_US);
     let mut shortage = MemoryShortage::begin(&resources.pressure);
-    join_watcher(resources.arena)?;
+    if join_watcher(resources.arena).is_none() {
+        stats::note_exit(false);
+        return None;
+    }
     let left_ns = match control.left_ns.load(Ordering::Acquire) {
         // The watcher was late, or gave up because other threads seemed to go on.
         0 if helper::holds(control.word, 0) => ended_ns,
         left_ns => left_ns.min(ended_ns),
     };
-    ebbtide_core::base::stats::set_left(left_ns);
+    stats::set_left(left_ns);
     // INV-REAPER-1
-    if !helper::is_alone() {
+    let is_alone = helper::is_alone();
+    stats::note_exit(is_alone);
+    if !is_alone {
         return None;
     }
     let survey = Survey::make(resources, main as *const () as usize);

@@ -87,10 +87,13 @@ figures! {
     Total refaulted_bytes: "empty pages of spans that were released and then needed again";
     Total lazied_bytes: "made lazy since the process began";
     Total lazy_reused_bytes: "lazy pages that were needed again; the kernel had taken some of them";
+    Total lazy_taken_bytes: "lazy pages that the kernel had taken when a worker came to release them; a lower bound: it had taken some of the reused ones too";
     Total paid_bytes: "released by calls that had taken more fresh memory than a limit had room for";
     Total worker_ns: "time that workers spent releasing";
     Peak longest_stall_ns: "longest time that a thread of the program spent releasing at once";
     Total fallovers: "runs of pages that another zone than the CPU's own provided";
+    Total exits_detached: "ends whose memory a helper released (exit=detached): 0 while the process lives";
+    Total exits_fallen_back: "ends that should have been detached and were not; without a helper, ends by a signal are not seen";
     Total pressure_events: "checks that found memory short";
     Fact pressure_state: "0: never checked, 1: calm, 2: short, so nothing is kept for reuse";
     Fact pressure_sources: "what is watched, a bit each: machine, cgroup limit, PSI, pressure level, event channel, events not wanted";
@@ -124,7 +127,7 @@ figures! {
 }
 
 /// [`Figures::version`].
-pub const VERSION: u64 = 4;
+pub const VERSION: u64 = 5;
 
 impl Figures {
     /// Adds the figures of another process, each by its kind; facts become 0.

@@ -552,9 +552,47 @@ pub fn is_block_resident(addr: usize) -> bool {
     asked.is_ok() && answers.iter().all(|answer| answer & 1 == 1)
 }
 
+/// How many bytes of a range of whole pages are resident. `None` if the kernel does not say.
+pub fn resident_bytes(addr: usize, bytes: usize) -> Option<usize> {
+    /// No answer of the kernel.
+    const NONE: u8 = u8::MAX;
+    let mut resident = 0;
+    for start in (addr..addr + bytes).step_by(HUGE) {
+        let asked_bytes = HUGE.min(addr + bytes - start);
+        let mut answers = [NONE; HUGE / SMALLEST_PAGE];
+        // SAFETY: the kernel writes one byte a page.
+        let asked = unsafe { syscall!(Sysno::mincore, start, asked_bytes, answers.as_mut_ptr()) };
+        asked.ok()?;
+        let pages = answers.iter().filter(|&&answer| answer != NONE);
+        let (count, here) = pages.fold((0, 0), |(count, here), answer| {
+            (count + 1, here + usize::from(answer & 1))
+        });
+        resident += asked_bytes / count * here;
+    }
+    Some(resident)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn resident_pages_are_counted() {
+        let bytes = HUGE + 5 * page();
+        let start = map(bytes).unwrap();
+        assert_eq!(resident_bytes(start, bytes), Some(0));
+        for at in [0, 3 * page(), HUGE + 4 * page()] {
+            // SAFETY: our own mapping. It has no huge page, as it is not aligned for one, or is touched in part only.
+            unsafe {
+                let _ = advise(start, bytes, libc::MADV_NOHUGEPAGE);
+                ((start + at) as *mut u8).write(1);
+            }
+        }
+        assert_eq!(resident_bytes(start, bytes), Some(3 * page()));
+        assert_eq!(resident_bytes(start + page(), HUGE), Some(page()));
+        unmap(start, bytes);
+        assert_eq!(resident_bytes(start, bytes), None);
+    }
 
     #[test]
     fn ranges_are_cut_where_they_are_done_in_part() {

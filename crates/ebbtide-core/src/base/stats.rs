@@ -258,6 +258,15 @@ pub fn set_left(ns: u64) {
     page::tell(word!(left_ns), ns);
 }
 
+/// Stores whether a helper releases the memory after the end, or the end is as without one. Called by the helper too, as [`set_left`].
+pub fn note_exit(is_detached: bool) {
+    let place = match is_detached {
+        true => word!(exits_detached),
+        false => word!(exits_fallen_back),
+    };
+    page::tell(place, 1);
+}
+
 /// Stores the state of each optional kernel call so far.
 fn write_features() {
     set(word!(worked), features_that(true));

@@ -8,13 +8,14 @@ use super::slots::Owned;
 use crate::base::ranks::{self, ForkLock};
 use crate::base::releaser::Releaser;
 use crate::base::source::{Round, Source};
+use crate::base::stats::{self, word};
 use crate::pages::frames::view;
 use crate::reclaim::Heap;
 use core::sync::atomic::Ordering;
 use ebbtide_sys::lock::Rank;
-use ebbtide_sys::process;
+use ebbtide_sys::{process, vm};
 use ebbtide_zone::plan::Remaining;
-use ebbtide_zone::{BLOCK_FRAMES, Claim, Counters};
+use ebbtide_zone::{BLOCK_FRAMES, Claim, Counters, FRAME_BYTES, Frame};
 
 /// Least frames of a piece for one worker: 32 MiB.
 const PIECE_FRAMES: u64 = 8192;
@@ -51,6 +52,7 @@ impl Heap {
                 break;
             };
             left -= self.gather_zone(zone, owned.gather(), left, take).min(left);
+            self.count_taken(owned.gather(), take, by);
             release_owned(self, owned, by);
         }
         frames - left
@@ -83,6 +85,7 @@ impl Heap {
                 if claimed == 0 {
                     break;
                 }
+                self.count_taken(owned.gather(), take, by);
                 left -= claimed.min(left);
                 to_share -= claimed.min(to_share);
                 if left > 0 && self.slots.queued() < helpers {
@@ -94,6 +97,20 @@ impl Heap {
                 release_owned(self, owned, by);
             }
         }
+    }
+
+    /// Counts what the kernel has taken of lazy frames. That is a system call for each pageblock, so only workers ask.
+    fn count_taken(&self, gather: &mut Gather, take: Take, by: Releaser) {
+        if take != Take::Lazy || !by.is_worker() || self.config.basic_syscalls {
+            return;
+        }
+        gather.for_each(|range| {
+            let bytes = range.frames() as usize * FRAME_BYTES;
+            let address = self.region().address(Frame(range.first));
+            if let Some(resident) = vm::resident_bytes(address, bytes) {
+                stats::count(word!(lazy_taken_bytes), (bytes - resident) as u64);
+            }
+        });
     }
 
     /// Hands a piece to the `helpers` workers. `Err`: there is no worker.

@@ -1,7 +1,9 @@
 //! How much is released at once, and which frames.
 
+extern crate std;
 use super::*;
 use crate::alone::{CALM, alone, dirty_blocks, dirty_run, fill, holds, resident};
+use crate::base::releaser::Owner;
 use crate::base::stats;
 use crate::pages::region::flag;
 use crate::reclaim::Heap;
@@ -228,5 +230,37 @@ fn the_rest_of_a_huge_page_is_claimed_with_it() {
         assert_eq!(claimed(heap), 100, "split before");
         flags.store(0, core::sync::atomic::Ordering::Relaxed);
         assert_eq!(claimed(heap), 511, "all but the one in use");
+    });
+}
+
+/// The kernel takes lazy pages at once where it is asked to, as it does where memory is short.
+#[test]
+fn lazy_frames_that_the_kernel_took_are_counted() {
+    let conf = "workers=0,pressure=off,lazyfree=always,thp=off,retain_ms=3600000,dev=zones:1";
+    alone(conf, |heap| {
+        let taken = || crate::front::figures().lazy_taken_bytes as usize;
+        let by = Releaser::Worker {
+            map: None,
+            owner: Owner::worker(0, 1),
+        };
+        let become_lazy = |frames| {
+            let address = heap.region().address(dirty_run(heap, frames));
+            heap.release_in_place(frames.into(), Take::Due { lazy_first: true }, by);
+            assert_eq!(heap.zones[0].counters().lazy, u64::from(frames));
+            address
+        };
+        become_lazy(64);
+        heap.release_in_place(64, Take::Lazy, by);
+        assert_eq!(taken(), 0, "all of them were resident");
+        let address = become_lazy(64);
+        let bytes = 16 * FRAME_BYTES;
+        // SAFETY: free memory of the heap.
+        let advised = unsafe { vm::advise(address, bytes, libc::MADV_PAGEOUT) };
+        if advised.is_err() || vm::resident_bytes(address, bytes) != Some(0) {
+            std::eprintln!("skipped: the kernel takes no lazy pages when it is asked to");
+            return;
+        }
+        heap.release_in_place(64, Take::Lazy, by);
+        assert_eq!(taken(), bytes);
     });
 }
