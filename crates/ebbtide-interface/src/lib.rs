@@ -35,6 +35,7 @@ macro_rules! words {
 }
 
 pub mod figures;
+pub mod guard;
 pub mod kernels;
 pub mod keys;
 pub mod known;

@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use ebbtide_interface::figures::{self, FIGURES, Kind};
+use ebbtide_interface::records::{Owner, RANGE_WORDS};
 use ebbtide_interface::{Figures, page};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -33,6 +34,8 @@ pub struct StatsPage {
     pub figures: Figures,
     /// The lock cost of each rank; empty without `lockstat`.
     pub locks: Vec<RankFigures>,
+    /// What the library's own mappings are for.
+    pub mappings: Vec<Owner>,
 }
 
 impl Deref for StatsPage {
@@ -78,7 +81,13 @@ impl StatsPage {
         }
         let figures = Figures::from_values(|at| words[page::FIRST + at]);
         let locks = lock_figures::parse(&words[page::LOCKS..]);
-        (figures.version == figures::VERSION).then_some(StatsPage { figures, locks })
+        let ranges = words[page::RANGES..page::PLACES].chunks_exact(RANGE_WORDS);
+        let mappings = ranges.filter_map(|range| Owner::of(range[0])).collect();
+        (figures.version == figures::VERSION).then_some(StatsPage {
+            figures,
+            locks,
+            mappings,
+        })
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `limits` | resource limits and control groups |
 //! | `ending` | whether `exit=detached` works |
 //! | `admission` | the directory where helpers wait for admission |
+//! | `sampling` | whether profiles and guarded allocations work, and whether they are on |
 //! | `sandbox` | filters, containers, emulators |
 //! | `combinations` | which of the known-broken combinations apply here |
 //! | `running` | the processes that run under Ebbtide now |
@@ -23,6 +24,7 @@ mod machine;
 mod probe;
 mod rseq;
 mod running;
+mod sampling;
 mod sandbox;
 mod trial;
 
@@ -198,6 +200,10 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
             ending::all(trial.path.as_deref()),
         ),
         (
+            "profiles and guarded allocations (profile, guard)",
+            sampling::all(trial.path.as_deref(), trial.mode),
+        ),
+        (
             "combinations that are known not to work, or to work only in part",
             combinations,
         ),
@@ -370,6 +376,7 @@ mod tests {
             sandbox::all(),
             limits::all(),
             ending::all(None),
+            sampling::all(None, None),
         ]
         .concat();
         assert!(all.len() > 20);

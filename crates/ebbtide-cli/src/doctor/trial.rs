@@ -114,8 +114,21 @@ fn refused_for(said: &str) -> Option<&'static Known> {
     all.find(|known| line.starts_with(known.what))
 }
 
+/// What a process under the library left.
+pub struct Watched {
+    /// Its statistics page.
+    pub page: Option<StatsPage>,
+    /// Its first line on stderr.
+    pub said: String,
+}
+
 /// Runs a command under the library with this configuration, and reads its statistics page.
-pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<StatsPage>> {
+pub fn watch(command: Command, library: &Path, conf: &str) -> Result<Option<StatsPage>> {
+    watch_saying(command, library, conf).map(|watched| watched.page)
+}
+
+/// The same, with what the process said.
+pub fn watch_saying(mut command: Command, library: &Path, conf: &str) -> Result<Watched> {
     let dir = stats_page::private_dir()?;
     // A file, not a pipe: then there is no wait for a process that still has it open.
     let mut stderr = tempfile::tempfile_in(dir.path())?;
@@ -147,9 +160,11 @@ pub fn watch(mut command: Command, library: &Path, conf: &str) -> Result<Option<
     if said.contains("cannot be preloaded") {
         bail!("the loader refuses the library: {said}");
     }
-    Ok(stats_page::read_all(dir.path(), SystemTime::UNIX_EPOCH)
-        .into_iter()
-        .next())
+    let pages = stats_page::read_all(dir.path(), SystemTime::UNIX_EPOCH);
+    Ok(Watched {
+        page: pages.into_iter().next(),
+        said: said.to_owned(),
+    })
 }
 
 /// Kills and reaps the process when dropped.

@@ -23,7 +23,7 @@ mod flame;
 mod model;
 mod pprof;
 mod process;
-mod raw;
+pub mod raw;
 mod report;
 mod symbols;
 mod text;

@@ -110,7 +110,7 @@ mod tests {
     fn page_of(figures: Figures) -> StatsPage {
         StatsPage {
             figures,
-            locks: Vec::new(),
+            ..StatsPage::default()
         }
     }
 

@@ -460,11 +460,14 @@ fn library_rows(figures: &Figures) -> Vec<(&'static str, String)> {
         ("release calls", out::count(sum.release_calls)),
         ("used again", out::bytes(sum.refaulted_bytes)),
         ("made lazy", out::bytes(sum.lazied_bytes)),
+        ("taken by kernel", out::bytes(sum.lazy_taken_bytes)),
         ("worker time", out::duration(sum.worker_ns)),
         ("longest stall", out::duration(sum.longest_stall_ns)),
         ("from other zones", out::count(sum.fallovers)),
         ("kept at the end", out::bytes(kept)),
         ("processes", processes),
+        ("detached ends", out::count(sum.exits_detached)),
+        ("inline instead", out::count(sum.exits_fallen_back)),
         ("pressure sources", sources),
         ("pressure events", out::count(sum.pressure_events)),
     ]
@@ -575,7 +578,7 @@ mod tests {
         };
         with.ebbtide = LibraryFigures::sum(&[StatsPage {
             figures: figures_of_library,
-            locks: Vec::new(),
+            ..StatsPage::default()
         }]);
         with.end_seen_ns = Some(41_000_000);
         let text = |figures: &Figures, is_verbose| {

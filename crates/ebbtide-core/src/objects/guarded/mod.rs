@@ -34,6 +34,7 @@ use crate::base::source::{Round, Source};
 use crate::base::stats::{self, Owner};
 use crate::objects::Objects;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use ebbtide_interface::guard::{ALL, Most, SAMPLED};
 use ebbtide_sys::lock::{Lock, Rank};
 use ebbtide_sys::{Errno, clock, fault, process, vm};
 use ebbtide_zone::plan::Remaining;
@@ -45,23 +46,7 @@ const PATTERN: u8 = crate::pages::large::guard::GUARD;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
-/// How much is guarded at most.
-struct Most {
-    /// Slots of each kind.
-    slots: [usize; KINDS],
-    /// Bytes of the pages of live objects.
-    live_bytes: usize,
-}
-
-static SAMPLED: Most = Most {
-    slots: [768, 256],
-    live_bytes: 64 << 20,
-};
-/// Each live object splits a mapping in three, so these are a quarter of the mappings that the kernel allows a process.
-static ALL: Most = Most {
-    slots: [6 << 10, 2 << 10],
-    live_bytes: 1 << 30,
-};
+const _: () = assert!(SAMPLED.slots.len() == KINDS);
 
 /// The slots of this process.
 pub struct Guarded {
