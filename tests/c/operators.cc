@@ -5,6 +5,7 @@
  *   replaced          the program's own `new(size_t)` and `delete(void *)`, compiled with -DREPLACED, serve all forms
  *   library           the same, where the operators are a shared library's
  *   resource          containers of std::pmr
+ * Compiled as a shared object, it is a plugin: forms_of_plugin().
  */
 #define EBBTIDE_PMR
 #include "../../include/ebbtide.h"
@@ -118,6 +119,9 @@ static void forms()
     ::operator delete(hide(::operator new(100)));
     CHECK(errno == 4711);
 }
+
+/* For a program that has no C++ library before it opens this. */
+extern "C" void forms_of_plugin() { forms(); }
 
 static int handled;
 

@@ -72,6 +72,22 @@ fn a_library_that_replaces_two_forms_gets_all_requests() {
     }
 }
 
+/// The C++ library comes with a plugin, long after Ebbtide. The second plugin brings its own operators, and calls them itself.
+#[test]
+fn a_plugin_brings_the_cxx_library() {
+    let symbolic = ["-DREPLACED", "-Wl,-Bsymbolic", "-shared", "-fPIC"];
+    for compiler in compilers() {
+        for (name, flags) in [("plugin.so", &symbolic[2..]), ("symbolic.so", &symbolic)] {
+            let plugin = cxx_variant(compiler, "operators", name, flags);
+            let open = format!("import ctypes; ctypes.CDLL({plugin:?}).forms_of_plugin()");
+            for conf in ["", "harden=on"] {
+                let python = Run::new("python3").args("-c").arg(&open).conf(conf);
+                python.timeout(120).ok();
+            }
+        }
+    }
+}
+
 #[test]
 fn containers_take_memory_from_the_resource() {
     for compiler in compilers() {

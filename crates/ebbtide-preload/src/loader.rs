@@ -3,12 +3,10 @@
 //! A library that is opened with that flag finds libc's `free` before ours, and calls it with pointers of ours. So this
 //! `dlopen` removes the flag, and the library finds the program's symbols first, as it does without the flag.
 //! `deepbind=keep` keeps the flag.
-//!
-//! Also C++'s `operator delete(void *, size_t)`, which with `harden=on` compares the size with that of the allocation.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use ebbtide_sys::loader::{Onward, another_defines_variable, next_function, one_object_defines};
+use core::sync::atomic::{AtomicUsize, Ordering};
+use ebbtide_sys::loader::{Onward, another_defines_variable, next_function};
 
 ebbtide_sys::define_dlopen!(onward);
 
@@ -17,9 +15,6 @@ static DLOPEN: NextFunction = NextFunction::new(c"dlopen");
 /// Searches before `main`: a later search in a forked child could wait for a lock that no thread will free.
 pub(crate) fn prepare() {
     DLOPEN.address();
-    let operators = [c"_Znwm", c"_ZdlPv", c"__cxa_throw"];
-    let checks = ebbtide::is_hardened() && one_object_defines(&operators);
-    CHECKS_DELETE.store(checks, Ordering::Relaxed);
 }
 
 /// The function that the program would call without this library.
@@ -55,19 +50,6 @@ impl NextFunction {
 /// and of early versions of librseq.
 pub(crate) fn another_registers() -> bool {
     another_defines_variable(c"__rseq_abi")
-}
-
-ebbtide_sys::define_sized_delete!(CHECKS_DELETE, check_delete);
-
-/// Whether `operator delete(void *, size_t)` compares sizes: with `harden=on`, if only the C++ library defines the operators
-/// that allocate and free one object. An operator of the program may ask for another size than the C++ code did.
-static CHECKS_DELETE: AtomicBool = AtomicBool::new(false);
-
-/// Ends the process if the size is wrong.
-extern "C" fn check_delete(address: *mut c_void, size: usize) {
-    // `operator new(0)` asks for one byte.
-    // SAFETY: the caller of the operator promises that it is an allocation.
-    unsafe { ebbtide::alloc::check_size(address.cast(), size.max(1), false) };
 }
 
 extern "C" fn onward(flags: c_int) -> Onward {
