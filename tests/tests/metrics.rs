@@ -97,7 +97,7 @@ fn figures_of_a_process() {
         .expect("ebbtide metrics");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && said.contains("ebbtide top"),
+        !output.status.success() && said.contains("ebbtide run"),
         "{said}"
     );
 }
