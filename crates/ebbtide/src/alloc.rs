@@ -333,9 +333,14 @@ unsafe fn free_slow(address: *mut u8) {
     }
     let heap = heap_with(address as usize);
     let address = address as usize;
-    if heap.free_at_once(address) {
-        return;
+    if !heap.free_at_once(address) {
+        free_entering(heap, address);
     }
+}
+
+/// [`free_slow`] for what the heap must free.
+#[inline(never)]
+fn free_entering(heap: &Front, address: usize) {
     if heap.reserve().contains(address) {
         return heap.reserve().free(address);
     }

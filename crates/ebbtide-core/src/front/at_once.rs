@@ -9,7 +9,8 @@ use crate::front::Front;
 use crate::front::fork::free_later;
 use crate::front::requests::free_inside;
 use crate::objects::find::Allocation;
-use crate::objects::harden::quarantine::Entry;
+use crate::objects::harden::quarantine::{Entry, has_small_places};
+use crate::pages::Settings;
 use crate::reclaim::Heap;
 use ebbtide_sys::clock;
 
@@ -23,14 +24,25 @@ impl Front {
         }
     }
 
-    #[inline(never)]
+    #[inline]
     fn take_at_once(heap: &Heap, size: usize, align: usize) -> usize {
-        let layout = if size > 0 {
-            heap.layout(size, align)
-        } else {
-            None
+        if size == 0 {
+            return 0;
+        }
+        let Some(layout) = Settings::small_layout(size, align) else {
+            return Self::take_any_at_once(heap, size, align);
         };
-        let Some(layout) = layout else { return 0 };
+        match heap.pop_at_once(layout.class) {
+            0 => 0,
+            place => heap.begin_small_life(layout, place, size),
+        }
+    }
+
+    #[inline(never)]
+    fn take_any_at_once(heap: &Heap, size: usize, align: usize) -> usize {
+        let Some(layout) = heap.layout(size, align) else {
+            return 0;
+        };
         match heap.pop_at_once(layout.class) {
             0 => 0,
             place => heap.begin_life(layout, place, size),
@@ -43,11 +55,11 @@ impl Front {
         let Some(heap) = self.stacked_heap() else {
             return false;
         };
-        let class = match heap.find(address) {
-            Allocation::Object(class) if heap.is_stacked(class) => class,
+        let entry = match heap.find(address) {
+            Allocation::Object(class) if has_small_places(class) => heap.end_small(class, address),
+            Allocation::Object(class) if heap.is_stacked(class) => heap.end_stacked(class, address),
             _ => return false,
         };
-        let entry = heap.end_stacked(class, address);
         if !heap.stack(entry) {
             self.keep_freed(entry);
         }

@@ -93,17 +93,30 @@ struct Shape {
 }
 
 impl Shape {
-    /// Guard bytes in front of the object.
+    /// That of a class without guard pages.
+    #[inline]
+    fn unpaged(class: usize) -> Self {
+        let end = CLASS[class].size as usize;
+        Self { end, page: 0 }
+    }
+
+    /// Guard bytes in front of the object. Without guard pages there is always room for all of them.
+    #[inline]
     fn before(self, front: usize) -> usize {
+        if self.page == 0 {
+            return GUARD_BYTES;
+        }
         (front - self.page).min(GUARD_BYTES)
     }
 
     /// Guard bytes behind the object.
+    #[inline]
     fn behind(self, front: usize, size: usize) -> usize {
         (self.end - front - size).min(MOST_BEHIND)
     }
 
     /// How many bytes of a freed object are poisoned: a multiple of 16.
+    #[inline]
     fn poisoned(self, front: usize) -> usize {
         (self.end - front).min(POISON_BYTES)
     }
@@ -113,6 +126,17 @@ impl Objects {
     /// Marks a place live that is about to be handed out for `size` bytes. Returns the object.
     #[inline]
     pub fn begin_life(&self, layout: Layout, place: usize, size: usize) -> usize {
+        self.begin_life_in(self.shape(layout.class), layout, place, size)
+    }
+
+    /// As [`Self::begin_life`], for what [`Settings::small_layout`] returned.
+    #[inline]
+    pub fn begin_small_life(&self, layout: Layout, place: usize, size: usize) -> usize {
+        self.begin_life_in(Shape::unpaged(layout.class), layout, place, size)
+    }
+
+    #[inline(always)]
+    fn begin_life_in(&self, shape: Shape, layout: Layout, place: usize, size: usize) -> usize {
         let Layout { class, front } = layout;
         let object = place + front;
         match self.word(class, place) {
@@ -120,15 +144,13 @@ impl Objects {
             Some((word, _)) if Word(word.load(Ordering::Acquire)).state() != State::Live => {
                 word.store(Word::live(size, front).0, Ordering::Release);
             }
-            // The caches are corrupt, by the program's fault or ours.
-            _ => line("about to hand out what is no free object: ", object, class).abort(),
+            _ => not_free(class, object),
         }
-        let shape = self.shape(class);
         let before = shape.before(front);
         // SAFETY: inside the place, in front of and behind the bytes that the program may use.
         unsafe {
-            fill(object - before, before, GUARD);
-            fill(object + size, shape.behind(front, size), GUARD);
+            fill::<GUARD>(object - before, before);
+            fill::<GUARD>(object + size, shape.behind(front, size));
         }
         object
     }
@@ -143,7 +165,7 @@ impl Objects {
         let is_closed = shape.page > 0 && self.close_place(class, object - front, now);
         if !is_closed {
             // SAFETY: an object has at least this many bytes, and this call has just ended its life.
-            unsafe { fill(object, shape.poisoned(front), POISON) };
+            unsafe { fill::<POISON>(object, shape.poisoned(front)) };
         }
         let entry = Entry::new(class, object, front, is_closed);
         self.put_in_quarantine(entry, now);
@@ -153,10 +175,20 @@ impl Objects {
     /// quarantine. It need not have entered the heap.
     #[inline]
     pub fn end_stacked(&self, class: usize, object: usize) -> Entry {
-        let shape = self.shape(class);
+        self.end_stacked_in(self.shape(class), class, object)
+    }
+
+    /// As [`Self::end_stacked`], for a class of [small places](quarantine::has_small_places).
+    #[inline]
+    pub fn end_small(&self, class: usize, object: usize) -> Entry {
+        self.end_stacked_in(Shape::unpaged(class), class, object)
+    }
+
+    #[inline(always)]
+    fn end_stacked_in(&self, shape: Shape, class: usize, object: usize) -> Entry {
         let front = self.end_life(class, shape, object);
         // SAFETY: as in `free_hardened`.
-        unsafe { fill(object, shape.poisoned(front), POISON) };
+        unsafe { fill::<POISON>(object, shape.poisoned(front)) };
         Entry::new(class, object, front, false)
     }
 
@@ -171,14 +203,14 @@ impl Objects {
         let size = Word(word.load(Ordering::Relaxed)).size();
         // SAFETY: as in `begin_life`: only this call has the object.
         unsafe {
-            fill(object + size, self.shape(class).behind(front, size), GUARD);
+            fill::<GUARD>(object + size, self.shape(class).behind(front, size));
         }
         word.store(Word::live(size, front).0, Ordering::Release);
     }
 
     /// Marks an object freed and checks its guards. Returns the bytes of its place in front of it. Ends the process if no live
     /// object begins at `object`.
-    #[inline]
+    #[inline(always)]
     fn end_life(&self, class: usize, shape: Shape, object: usize) -> usize {
         let (word, now) = self.word_of(class, object, "free of ");
         let before = Word(word.swap(now.freed().0, Ordering::AcqRel));
@@ -250,12 +282,20 @@ impl Settings {
     #[inline]
     pub fn layout(&self, size: usize, align: usize) -> Option<Layout> {
         debug_assert!(align.is_power_of_two());
-        if size <= UNPAGED_MAX && align <= MIN_ALIGN {
-            let class = SMALL_TABLE[(size + 2 * GUARD_BYTES).div_ceil(MIN_ALIGN)] as usize;
-            let front = GUARD_BYTES;
-            return Some(Layout { class, front });
+        Self::small_layout(size, align).or_else(|| self.layout_of_any(size, align))
+    }
+
+    /// The same, if no guard pages are needed and a table tells the class.
+    #[inline]
+    pub fn small_layout(size: usize, align: usize) -> Option<Layout> {
+        if size > UNPAGED_MAX || align > MIN_ALIGN {
+            return None;
         }
-        self.layout_of_any(size, align)
+        // Rounded up, as this cannot overflow.
+        let steps = (size + 2 * GUARD_BYTES + MIN_ALIGN - 1) >> MIN_ALIGN.trailing_zeros();
+        let class = SMALL_TABLE[steps] as usize;
+        let front = GUARD_BYTES;
+        Some(Layout { class, front })
     }
 
     fn layout_of_any(&self, size: usize, align: usize) -> Option<Layout> {
@@ -304,12 +344,12 @@ impl Settings {
         }
         word.store(Word::live(size, front).0, Ordering::Release);
         // SAFETY: as in `begin_life`.
-        unsafe { fill(object + size, shape.behind(front, size), GUARD) };
+        unsafe { fill::<GUARD>(object + size, shape.behind(front, size)) };
         Ok(())
     }
 
     /// The word of a live object. Ends the process if no live object begins at `object`.
-    #[inline]
+    #[inline(always)]
     fn word_of(&self, class: usize, object: usize, call: &str) -> (&AtomicU32, Word) {
         let Some((word, place)) = self.word(class, object) else {
             inside(class, object, call)
@@ -325,7 +365,7 @@ impl Settings {
     }
 
     /// The word of the place around `address`, in a frame of `class`, and the place. `None`: there is none.
-    #[inline]
+    #[inline(always)]
     fn word(&self, class: usize, address: usize) -> Option<(&AtomicU32, usize)> {
         let (region, about) = (self.region(), &CLASS[class]);
         let frame = region.frame(address);
@@ -373,7 +413,7 @@ impl Settings {
     #[inline]
     fn check_poison(&self, class: usize, object: usize, front: usize) {
         // SAFETY: an object has this many bytes; only the caller has it.
-        if !unsafe { holds(object, self.shape(class).poisoned(front), POISON) } {
+        if !unsafe { holds::<POISON>(object, self.shape(class).poisoned(front)) } {
             self.written_after_free(class, object, front);
         }
     }
@@ -391,14 +431,14 @@ impl Settings {
 }
 
 /// Whether the object's guards are whole.
-#[inline]
+#[inline(always)]
 fn guards_hold(shape: Shape, object: usize, front: usize, size: usize) -> bool {
     let before = shape.before(front);
     // SAFETY: as in `begin_life`.
     let [in_front, behind] = unsafe {
         [
-            difference(object - before, before, GUARD),
-            difference(object + size, shape.behind(front, size), GUARD),
+            difference::<GUARD>(object - before, before),
+            difference::<GUARD>(object + size, shape.behind(front, size)),
         ]
     };
     [in_front[0] | behind[0], in_front[1] | behind[1]] == [0; 2]
@@ -419,8 +459,8 @@ fn memory_of(class: usize, has_guard_pages: bool) -> usize {
 /// Sixteen bytes at any address: one register on every processor.
 type Chunk = [u8; 16];
 const CHUNK: usize = size_of::<Chunk>();
-/// Chunks of a step of a long loop.
-const STEP: usize = 4;
+/// Bytes of two chunks: there is a guard of so many bytes on both sides of most objects.
+const STEP: usize = 2 * CHUNK;
 
 /// Gives closed pages access again. Their content is not needed. `false`: refused.
 ///
@@ -431,78 +471,84 @@ unsafe fn reopen(start: usize, bytes: usize) -> bool {
     unsafe { vm::open(start, bytes).is_ok() || vm::remap_fresh(start, bytes).is_ok() }
 }
 
-/// Sets `count` bytes from `start` on.
+/// Sets `count` bytes from `start` on to `VALUE`.
 ///
 /// # Safety
 /// The bytes are the caller's.
-#[inline]
-unsafe fn fill(start: usize, count: usize, value: u8) {
-    // SAFETY: by contract.
-    unsafe {
-        if count < CHUNK {
-            return (start as *mut u8).write_bytes(value, count);
-        }
-        // The last chunk may overlap the one before.
-        let last = start + count - CHUNK;
-        let mut at = start;
-        while at + STEP * CHUNK <= last {
-            (at as *mut [Chunk; STEP]).write_unaligned([[value; CHUNK]; STEP]);
-            at += STEP * CHUNK;
-        }
-        while at < last {
-            (at as *mut Chunk).write_unaligned([value; CHUNK]);
-            at += CHUNK;
-        }
-        (last as *mut Chunk).write_unaligned([value; CHUNK]);
+#[inline(always)]
+unsafe fn fill<const VALUE: u8>(start: usize, count: usize) {
+    let set = |at: usize| {
+        // SAFETY: by contract, for each step below.
+        unsafe { (at as *mut [Chunk; 2]).write_unaligned([[VALUE; CHUNK]; 2]) }
+    };
+    if count < STEP {
+        // SAFETY: by contract.
+        return unsafe { fill_few(start, count, VALUE) };
     }
+    each_step(start, count, set);
 }
 
-/// Whether all of `count` bytes from `start` on are `value`.
+/// Fewer bytes than a step: guards beside guard pages.
+#[cold]
+#[inline(never)]
+unsafe fn fill_few(start: usize, count: usize, value: u8) {
+    // SAFETY: by the contract of `fill`.
+    unsafe { (start as *mut u8).write_bytes(value, count) }
+}
+
+/// Whether all of `count` bytes from `start` on are `VALUE`.
 ///
 /// # Safety
 /// As [`fill`].
-#[inline]
-unsafe fn holds(start: usize, count: usize, value: u8) -> bool {
+#[inline(always)]
+unsafe fn holds<const VALUE: u8>(start: usize, count: usize) -> bool {
     // SAFETY: by contract.
-    unsafe { difference(start, count, value) == [0; 2] }
+    unsafe { difference::<VALUE>(start, count) == [0; 2] }
 }
 
-/// Zero if all of `count` bytes from `start` on are `value`. Else some bits are set.
+/// Zero if all of `count` bytes from `start` on are `VALUE`. Else some bits are set.
 ///
 /// # Safety
 /// As [`fill`].
-#[inline]
-unsafe fn difference(start: usize, count: usize, value: u8) -> [u64; 2] {
-    // SAFETY: by contract.
-    unsafe {
-        if count < CHUNK {
-            return [first_other(start, count, value).is_some().into(), 0];
-        }
-        let wanted = u64::from_ne_bytes([value; 8]);
-        let mut others = [0; 2];
-        let mut note = |at: usize| {
-            let [low, high] = (at as *const [u64; 2]).read_unaligned();
-            others = [others[0] | (low ^ wanted), others[1] | (high ^ wanted)];
-        };
-        let last = start + count - CHUNK;
-        let mut at = start;
-        while at + STEP * CHUNK <= last {
-            (0..STEP).for_each(|step| note(at + step * CHUNK));
-            at += STEP * CHUNK;
-        }
-        while at < last {
-            note(at);
-            at += CHUNK;
-        }
-        note(last);
-        others
+#[inline(always)]
+unsafe fn difference<const VALUE: u8>(start: usize, count: usize) -> [u64; 2] {
+    if count < STEP {
+        // SAFETY: by contract.
+        return unsafe { [first_other(start, count, VALUE).is_some().into(), 0] };
     }
+    let wanted = u64::from_ne_bytes([VALUE; 8]);
+    let mut others = [0; 2];
+    each_step(start, count, |at| {
+        // SAFETY: by contract, for each step.
+        let [a, b, c, d] = unsafe { (at as *const [u64; 4]).read_unaligned() };
+        others[0] |= (a ^ wanted) | (c ^ wanted);
+        others[1] |= (b ^ wanted) | (d ^ wanted);
+    });
+    others
+}
+
+/// The steps that cover `count` bytes from `start` on, [`STEP`] or more. The last one may overlap the one before.
+#[inline(always)]
+fn each_step(start: usize, count: usize, mut step: impl FnMut(usize)) {
+    let last = start + count - STEP;
+    let mut at = start;
+    while at + STEP < last {
+        step(at);
+        step(at + STEP);
+        at += 2 * STEP;
+    }
+    if at < last {
+        step(at);
+    }
+    step(last);
 }
 
 /// The first of `count` bytes from `start` on that is not `value`.
 ///
 /// # Safety
 /// As [`fill`].
+#[cold]
+#[inline(never)]
 unsafe fn first_other(start: usize, count: usize, value: u8) -> Option<usize> {
     // SAFETY: by contract.
     let bytes = unsafe { core::slice::from_raw_parts(start as *const u8, count) };
@@ -518,6 +564,13 @@ fn inside(class: usize, object: usize, call: &str) -> ! {
     line(call, object, class)
         .text(", which is in the middle of an object")
         .abort()
+}
+
+/// The caches are corrupt, by the program's fault or ours.
+#[cold]
+#[inline(never)]
+fn not_free(class: usize, object: usize) -> ! {
+    line("about to hand out what is no free object: ", object, class).abort()
 }
 
 #[cold]

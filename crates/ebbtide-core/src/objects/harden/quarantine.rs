@@ -34,7 +34,7 @@ use ebbtide_zone::plan::Remaining;
 
 /// CPUs with a ring of their own; higher ones share them.
 const MAX_RINGS: usize = 64;
-/// Most objects in a ring, plus one.
+/// Most objects in a ring, plus one: a power of two.
 const ENTRIES: usize = 1024;
 /// Bytes of objects in a ring. [`LEAVING`] bounds how fast a ring shrinks to this size.
 const BYTES: usize = 1 << 20;
@@ -147,7 +147,7 @@ impl Ring {
         memory_of(entry.class(), self.has_guard_pages)
     }
 
-    /// There is always space for one entry ([`Self::is_over`]).
+    /// The caller has made room ([`Self::is_over`]).
     #[inline]
     fn put(&mut self, entry: Entry, now: u64) {
         // SAFETY: the entries are mapped from the start on, and the lock of the ring is held.
@@ -169,9 +169,10 @@ impl Ring {
         Some(entry)
     }
 
+    /// Whether there is too much in it to put in so many entries more.
     #[inline]
-    fn is_over(&self) -> bool {
-        self.count == ENTRIES || self.bytes > BYTES
+    fn is_over(&self, more: usize) -> bool {
+        self.count + more >= ENTRIES || self.bytes > BYTES
     }
 
     /// Takes the oldest entries out while `wanted` says so. Returns their number.
@@ -254,6 +255,13 @@ impl Quarantine {
     }
 }
 
+/// Whether the places of a class have so few bytes that they are always stacked, and so no guard pages.
+#[inline]
+pub fn has_small_places(class: usize) -> bool {
+    const { assert!(!is_pages(STACKED_BYTES)) };
+    class <= STACKED_CLASS
+}
+
 /// The ring of a CPU. Higher CPUs share the rings; for the others it takes no division.
 #[inline]
 fn shared(cpu: usize, count: usize) -> usize {
@@ -325,8 +333,7 @@ impl Objects {
     /// Whether freed objects of a class go to this CPU's stack, in the section mode. Places that should be closed do not.
     #[inline]
     pub fn is_stacked(&self, class: usize) -> bool {
-        const { assert!(!is_pages(STACKED_BYTES)) };
-        class <= STACKED_CLASS
+        has_small_places(class)
             || self.is_paged(class)
                 && memory_of(class, true) <= STACKED_BYTES
                 && !self.quarantine.has_closings()
@@ -350,20 +357,19 @@ impl Objects {
         if count == 0 && self.begin_freed(entry.0 as usize, now) {
             return;
         }
-        let oldest_first = entries[..count].iter().rev();
-        let all = oldest_first.map(|&entry| Entry(entry as u64));
-        self.put_in_ring::<LEAVING_ALL>(all.chain([entry]), now);
+        self.put_in_ring::<LEAVING_ALL>(&entries[..count], entry, now);
     }
 
     /// Keeps a poisoned object for a while, and takes older ones out. Entries that were idle before are taken out
     /// first: the program may have slept, without a worker.
     pub(super) fn put_in_quarantine(&self, entry: Entry, now: u64) {
         self.scan_quarantine(now);
-        self.put_in_ring::<LEAVING>([entry].into_iter(), now);
+        self.put_in_ring::<LEAVING>(&[], entry, now);
     }
 
-    /// Puts entries into this CPU's ring, at most as many as `MOST`, and takes the oldest ones out.
-    fn put_in_ring<const MOST: usize>(&self, entries: impl Iterator<Item = Entry>, now: u64) {
+    /// Puts the entries of a stack, the newest first, and then another one into this CPU's ring. Takes the oldest ones out,
+    /// at most `MOST`.
+    fn put_in_ring<const MOST: usize>(&self, stacked: &[usize], entry: Entry, now: u64) {
         let quarantine = &self.quarantine;
         quarantine.note_time(now);
         let count = quarantine.count.load(Ordering::Relaxed).max(1);
@@ -373,10 +379,13 @@ impl Objects {
             let mut ring = quarantine.rings[shared(process::current_cpu(), count)]
                 .0
                 .lock();
-            for entry in entries {
-                ring.put(entry, now);
-                left += ring.take_while(&mut leaving[left..], Ring::is_over);
+            let more = stacked.len() + 1;
+            left += ring.take_while(&mut leaving, |ring| ring.is_over(more));
+            for &entry in stacked.iter().rev() {
+                ring.put(Entry(entry as u64), now);
             }
+            ring.put(entry, now);
+            left += ring.take_while(&mut leaving[left..], |ring| ring.is_over(0));
         }
         let leaving = &leaving[..left];
         // The memory has not been used for long. So the caches of the processor load all of it at once.

@@ -165,16 +165,16 @@ fn a_place_that_is_closed_in_part_is_opened_again() {
 
 #[test]
 fn bytes_are_filled_and_compared_to_the_last() {
-    for count in 0..70 {
-        let mut bytes = [1u8; 100];
+    for count in 0..150 {
+        let mut bytes = [1u8; 180];
         let start = bytes.as_mut_ptr() as usize + 7;
         // SAFETY: inside of the array.
         unsafe {
-            fill(start, count, 9);
-            assert!(holds(start, count, 9) && first_other(start, count + 1, 9) == Some(count));
+            fill::<9>(start, count);
+            assert!(holds::<9>(start, count) && first_other(start, count + 1, 9) == Some(count));
             for wrong in 0..count {
                 *((start + wrong) as *mut u8) = 8;
-                assert!(!holds(start, count, 9));
+                assert!(!holds::<9>(start, count));
                 assert_eq!(first_other(start, count, 9), Some(wrong));
                 *((start + wrong) as *mut u8) = 9;
             }

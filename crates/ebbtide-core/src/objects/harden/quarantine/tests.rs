@@ -22,7 +22,7 @@ fn ring() -> Ring {
 
 fn taken(ring: &mut Ring, room: usize) -> std::vec::Vec<usize> {
     let mut into = vec![Entry::NONE; room];
-    let count = ring.take_while(&mut into, Ring::is_over);
+    let count = ring.take_while(&mut into, |ring| ring.is_over(0));
     into[..count].iter().map(|entry| entry.object()).collect()
 }
 
