@@ -126,11 +126,6 @@ pub fn keeps_deepbind() -> bool {
     heap().is_some_and(|heap| heap.config.deepbind_kept)
 }
 
-/// Whether misuse is looked for (`harden=on`). Starts the heap, which reads the configuration.
-pub fn is_hardened() -> bool {
-    heap().is_some_and(|heap| heap.is_hardened())
-}
-
 /// Ends the threads that release memory, and waits until they are gone. It is for a program that is about to
 /// restrict itself, or that must be single-threaded for a call. No such thread is made for 100 ms. Most calls
 /// return at once, because most processes have no such thread. If one is at work, the call waits until it is done.
