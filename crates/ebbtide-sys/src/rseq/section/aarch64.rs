@@ -58,53 +58,16 @@ macro_rules! injected {
     ($($section:tt)*) => { section! { $($section)* inject = sym super::INJECT, out("x16") _, } };
 }
 
-/// # Safety
-/// As [`super::pop`].
-#[inline(always)]
-pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
-    let entry: usize;
-    // SAFETY: by contract; INV-RSEQ-2 and -3 make the addresses valid.
-    unsafe {
-        with_inject! {
-            body: [
-                point!("1"),
-                "ldrsw {place}, [{area}, #4]",   // cpu_id, −1 or −2 when unregistered
-                "ldr {place}, [{table}, {place}, lsl #3]",
-                "add {place}, {place}, {parked}",
-                "add {place}, {place}, {class}, lsl #3",
-                point!("2"),
-                "ldr {t}, [{place}]",            // let header = self.header(class)
-                "ldr {entry}, [{t}, #-8]!",      // let entry = Self::entry(header - 8); t: header - 8
-                point!("3"),
-                "cbz {entry}, 5f",               // if entry == 0: return None
-                point!("4"),
-                "str {t}, [{place}]",            // commit(header - 8)
-                "4:",
-            ],
-            abort: ["mov {entry}, xzr", "b 5f",],
-            entry = out(reg) entry,
-            place = out(reg) _,
-            t = out(reg) _,
-            area = out(reg) _,
-            table = in(reg) stacks.table,
-            parked = in(reg) stacks.parked,
-            class = in(reg) class,
-            off = in(reg) stacks.rseq_offset,
-        }
-    }
-    entry
-}
-
-/// `pop` with the lines of its counts, which leave by `5f` with `entry` 0 where a countdown is at its end.
-macro_rules! counting_pop {
+/// A pop, with the lines of its counts. They leave by `5f` with `entry` 0 where a countdown is at its end.
+macro_rules! popping {
     ($stacks:ident, $class:ident, [$($count:expr,)*], $($operands:tt)*) => {{
         let entry: usize;
-        // SAFETY: as in `pop`; the counted words are in the header page.
+        // SAFETY: by the caller's contract; INV-RSEQ-2 and -3 make the addresses valid. Counted words are in the header page.
         unsafe {
             with_inject! {
                 body: [
                     point!("1"),
-                    "ldrsw {slab}, [{area}, #4]",
+                    "ldrsw {slab}, [{area}, #4]",    // cpu_id, −1 or −2 when unregistered
                     "ldr {slab}, [{table}, {slab}, lsl #3]",
                     "add {slab}, {slab}, {parked}",
                     "add {place}, {slab}, {class}, lsl #3",
@@ -122,7 +85,6 @@ macro_rules! counting_pop {
                 entry = out(reg) entry,
                 slab = out(reg) _,
                 place = out(reg) _,
-                left = out(reg) _,
                 t = out(reg) _,
                 area = out(reg) _,
                 table = in(reg) $stacks.table,
@@ -137,11 +99,18 @@ macro_rules! counting_pop {
 }
 
 /// # Safety
+/// As [`super::pop`].
+#[inline(always)]
+pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
+    popping!(stacks, class, [],)
+}
+
+/// # Safety
 /// As [`super::pop_counted`].
 #[inline(always)]
 pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> usize {
     match counting {
-        Counting::Size(size) => counting_pop!(
+        Counting::Size(size) => popping!(
             stacks, class,
             [
                 "ldr {left}, [{slab}, #{sizes}]",        // self.count(SIZES_OFFSET, size)
@@ -151,9 +120,10 @@ pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> 
                 "b.le 5f",
             ],
             size = in(reg) size,
+            left = out(reg) _,
             sizes = const SIZES_OFFSET,
         ),
-        Counting::Call => counting_pop!(
+        Counting::Call => popping!(
             stacks, class,
             [
                 "ldr {left}, [{slab}, #{calls}]",        // self.count(CALLS_OFFSET, 1)
@@ -162,9 +132,10 @@ pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> 
                 "csel {entry}, {entry}, xzr, gt",
                 "b.le 5f",
             ],
+            left = out(reg) _,
             calls = const CALLS_OFFSET,
         ),
-        Counting::Both(size) => counting_pop!(
+        Counting::Both(size) => popping!(
             stacks, class,
             [
                 "ldr {left}, [{slab}, #{calls}]",
@@ -179,6 +150,7 @@ pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> 
                 "b.le 5f",
             ],
             size = in(reg) size,
+            left = out(reg) _,
             sizes = const SIZES_OFFSET,
             calls = const CALLS_OFFSET,
         ),

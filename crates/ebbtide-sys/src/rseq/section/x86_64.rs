@@ -47,54 +47,16 @@ macro_rules! injected {
     ($($section:tt)*) => { section! { $($section)* inject = sym super::INJECT, } };
 }
 
-/// # Safety
-/// As [`super::pop`].
-#[inline(always)]
-pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
-    let entry: usize;
-    // SAFETY: by contract; INV-RSEQ-2 and -3 make the addresses valid.
-    unsafe {
-        with_inject! {
-            body: [
-                point!("1"),
-                "movsxd {place}, dword ptr fs:[{off} + 4]", // cpu_id, −1 or −2 when unregistered
-                "mov {place}, [{table} + {place}*8]",
-                "add {place}, {parked}",
-                "lea {place}, [{place} + {class}*8]",
-                point!("2"),
-                "mov {t}, [{place}]",            // let header = self.header(class)
-                "mov {entry}, [{t} - 8]",        // let entry = Self::entry(header - 8)
-                point!("3"),
-                "test {entry}, {entry}",         // if entry == 0
-                "jz 5f",                         //     return None
-                "sub {t}, 8",
-                point!("4"),
-                "mov [{place}], {t}",            // commit(header - 8)
-                "4:",
-            ],
-            abort: ["xor {entry:e}, {entry:e}", "jmp 5f",],
-            entry = out(reg) entry,
-            place = out(reg) _,
-            t = out(reg) _,
-            table = in(reg) stacks.table,
-            parked = in(reg) stacks.parked,
-            class = in(reg) class,
-            off = in(reg) stacks.rseq_offset,
-        }
-    }
-    entry
-}
-
-/// `pop` with the lines of its counts, which leave by `6b` where a countdown is at its end.
-macro_rules! counting_pop {
+/// A pop, with the lines of its counts. They leave by `6b` where a countdown is at its end.
+macro_rules! popping {
     ($stacks:ident, $class:ident, [$($count:expr,)*], $($operands:tt)*) => {{
         let entry: usize;
-        // SAFETY: as in `pop`; the counted words are in the header page.
+        // SAFETY: by the caller's contract; INV-RSEQ-2 and -3 make the addresses valid. Counted words are in the header page.
         unsafe {
             with_inject! {
                 body: [
                     point!("1"),
-                    "movsxd {slab}, dword ptr fs:[{off} + 4]",
+                    "movsxd {slab}, dword ptr fs:[{off} + 4]", // cpu_id, −1 or −2 when unregistered
                     "mov {slab}, [{table} + {slab}*8]",
                     "add {slab}, {parked}",
                     "lea {place}, [{slab} + {class}*8]",
@@ -127,11 +89,18 @@ macro_rules! counting_pop {
 }
 
 /// # Safety
+/// As [`super::pop`].
+#[inline(always)]
+pub unsafe fn pop(stacks: &Stacks, class: usize) -> usize {
+    popping!(stacks, class, [],)
+}
+
+/// # Safety
 /// As [`super::pop_counted`].
 #[inline(always)]
 pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> usize {
     match counting {
-        Counting::Size(size) => counting_pop!(
+        Counting::Size(size) => popping!(
             stacks, class,
             [
                 "sub qword ptr [{slab} + {sizes}], {size}", // self.count(SIZES_OFFSET, size)
@@ -140,7 +109,7 @@ pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> 
             size = in(reg) size,
             sizes = const SIZES_OFFSET,
         ),
-        Counting::Call => counting_pop!(
+        Counting::Call => popping!(
             stacks, class,
             [
                 "sub qword ptr [{slab} + {calls}], 1", // self.count(CALLS_OFFSET, 1)
@@ -148,7 +117,7 @@ pub unsafe fn pop_counted(stacks: &Stacks, class: usize, counting: Counting) -> 
             ],
             calls = const CALLS_OFFSET,
         ),
-        Counting::Both(size) => counting_pop!(
+        Counting::Both(size) => popping!(
             stacks, class,
             [
                 "sub qword ptr [{slab} + {calls}], 1",
