@@ -104,7 +104,7 @@ pub const NO_RSEQ: Known = Known {
     id: "no_rseq",
     what: "a kernel without rseq, or a filter that refuses it",
     happens: "the portable mode: locks in place of restartable sequences",
-    remedy: "use Linux 4.18 or later, and allow rseq in the sandbox",
+    remedy: "use Linux 5.10 or later, and allow rseq in the sandbox",
     refused: Refused::No,
 };
 

@@ -302,6 +302,6 @@ mod tests {
             assert!(matches!(owner, Owner::Ebbtide(_)), "{owner:?}");
         }
         assert!(matches!(wrong, Owner::Nobody(_)), "{wrong:?}");
-        assert!(check(&wrong).remedy.contains("4.18"));
+        assert!(check(&wrong).remedy.contains("5.10"));
     }
 }
